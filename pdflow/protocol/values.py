@@ -1,0 +1,44 @@
+"""The base of every hot value, and the few types that all of them share.
+
+Cells, events, effects and messages are frozen msgspec structs: an illegal event then leaves the state unchanged for
+free, and the same structs are the wire format (measured in a trial: attrs' frozen constructor alone costs more than
+all protocol logic together).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+Instant: TypeAlias = int
+"""Nanoseconds on one node's monotonic clock. Only durations cross a process boundary, never instants."""
+
+Address: TypeAlias = str
+"""Names one endpoint: an engine's scheduler ("prefill-0"), one of its ranks ("prefill-0.r1"), or "router"."""
+
+EngineId: TypeAlias = str
+RequestId: TypeAlias = str
+"""One engine's internal id of one attempt of one request."""
+
+Xid: TypeAlias = str
+"""Names one prefill product: a transfer id and the prefill attempt, minted by the router."""
+
+US = 1_000
+MS = 1_000_000
+S = 1_000_000_000
+
+
+class Value(msgspec.Struct, frozen=True, gc=False):
+    """Base of cells, events, effects and messages. gc=False: values are trees, reference counting frees them."""
+
+
+class Allocation(Value, frozen=True, gc=False):
+    """KV blocks that one request holds in one engine's pool, named once for the life of their content.
+
+    `generation` is unique within the pool's life, so a late write into a later allocation of the same blocks can be
+    told apart. One generation per allocation, not per block.
+    """
+
+    generation: int
+    blocks: tuple[int, ...]
