@@ -1,0 +1,184 @@
+"""One engine's paged KV pool: which blocks are free, held by a request, or held still until no write can reach them.
+
+It decides names (block ids, generations) and counts; it does not decide when a block may be released or how long it
+stays quarantined: that is `pdflow.protocol`. It has no prefix cache: two allocations never share a block.
+
+Blocks are reused first in, first out. A stale write that escaped every other guard then lands in a block that has
+been free for as long as the pool allows, rather than in the one that was handed out a moment ago, and it costs no more
+than a stack: the free blocks are a list behind a cursor, taken by one slice and given back by one extend. The order is
+a function of the calls alone.
+
+Blocks that decoding needs one by one are only counted (`grow`): the protocol never names them, no peer can write to
+them, and a simulator has no use for their ids.
+
+Sources: PROTOCOL.md section 6 (S1 and S6: exclusive destinations, one release), issue 2 section 2.
+"""
+
+from __future__ import annotations
+
+from pdflow.protocol.values import Allocation
+
+_COMPACT_AT = 1024
+"""Taken ids that may linger before the cursor; below this, moving the rest costs more than the memory saved."""
+
+
+class PoolError(ValueError):
+    """The caller's mistake: a double release, a stranger's allocation, an impossible count. The pool is unchanged."""
+
+
+class PagedPool:
+    """`num_blocks` blocks, each free, held, quarantined, or counted as grown: `free + held + quarantined + grown`."""
+
+    __slots__ = ("_allocated", "_cursor", "_free_ids", "_generation", "_grown", "_held", "_num_blocks", "_quarantine")
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 0:
+            raise PoolError(f"a pool of {num_blocks} blocks: the number of blocks must be 0 or more")
+        self._num_blocks = num_blocks
+        self._free_ids = list(range(num_blocks))
+        self._cursor = 0
+        self._generation = 0
+        self._grown = 0
+        self._allocated = 0
+        self._held: dict[int, Allocation] = {}
+        self._quarantine: dict[int, Allocation] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def free(self) -> int:
+        """Blocks that `allocate` or `grow` could still take."""
+        return len(self._free_ids) - self._cursor - self._grown
+
+    @property
+    def allocated(self) -> int:
+        """Named blocks that requests hold; quarantined and grown ones are not among them."""
+        return self._allocated
+
+    @property
+    def quarantined(self) -> int:
+        return self._num_blocks - (len(self._free_ids) - self._cursor) - self._allocated
+
+    @property
+    def grown(self) -> int:
+        """Blocks in use that were only counted, never named."""
+        return self._grown
+
+    def allocate(self, count: int) -> Allocation | None:
+        """Take `count` blocks under a new generation, or return None and change nothing if fewer are free.
+
+        A count of 0 gives an empty allocation with a generation of its own. O(count), at the speed of a slice.
+        """
+        ids = self._free_ids
+        start = self._cursor
+        end = start + count
+        if end > len(ids) - self._grown:
+            return None
+        if count < 0:
+            raise PoolError(f"allocate({count}): the count must be 0 or more")
+        self._generation = generation = self._generation + 1
+        allocation = Allocation(generation, tuple(ids[start:end]))
+        self._held[generation] = allocation
+        self._allocated += count
+        if end > _COMPACT_AT and 2 * end > len(ids):
+            # Fewer ids move than were taken since the last time, so a block still costs O(1).
+            del ids[:end]
+            end = 0
+        self._cursor = end
+        return allocation
+
+    def release(self, allocation: Allocation) -> None:
+        """Make the blocks free again, whether they were held or quarantined.
+
+        Raises PoolError on a second release and on an allocation that this pool did not make.
+        """
+        generation = allocation.generation
+        mine = self._held.get(generation)
+        if mine is not None:
+            self._demand_same(mine, allocation)
+            del self._held[generation]
+            self._allocated -= len(mine.blocks)
+        else:
+            mine = self._quarantine.get(generation)
+            if mine is None:
+                raise self._unknown(allocation, "release")
+            self._demand_same(mine, allocation)
+            del self._quarantine[generation]
+        self._free_ids.extend(mine.blocks)
+
+    def quarantine(self, allocation: Allocation) -> None:
+        """Hold the blocks still: no request owns them, and nobody else gets them until `release`.
+
+        Raises PoolError if the allocation is not held (already released or quarantined, or a stranger's).
+        """
+        generation = allocation.generation
+        mine = self._held.get(generation)
+        if mine is None:
+            raise self._unknown(allocation, "quarantine")
+        self._demand_same(mine, allocation)
+        del self._held[generation]
+        self._quarantine[generation] = mine
+        self._allocated -= len(mine.blocks)
+
+    def grow(self, count: int) -> bool:
+        """Count `count` more blocks as in use without naming them; False, and nothing changed, if fewer are free."""
+        if count < 0:
+            raise PoolError(f"grow({count}): the count must be 0 or more; use shrink to give blocks back")
+        if count > len(self._free_ids) - self._cursor - self._grown:
+            return False
+        self._grown += count
+        return True
+
+    def shrink(self, count: int) -> None:
+        """Give back `count` blocks that were grown. Raises PoolError for more than are grown."""
+        if not 0 <= count <= self._grown:
+            raise PoolError(f"shrink({count}): between 0 and the {self._grown} grown blocks can be given back")
+        self._grown -= count
+
+    def holds(self, allocation: Allocation) -> bool:
+        """Whether these blocks, in this generation, are still held or quarantined here. O(1) for our own object."""
+        generation = allocation.generation
+        mine = self._held.get(generation) or self._quarantine.get(generation)
+        return mine is not None and (mine is allocation or mine == allocation)
+
+    def is_quarantined(self, allocation: Allocation) -> bool:
+        mine = self._quarantine.get(allocation.generation)
+        return mine is not None and (mine is allocation or mine == allocation)
+
+    def owner_of(self, block: int) -> int | None:
+        """The generation that now holds or quarantines a block, None if it is free.
+
+        For checking only: it looks through every allocation. Callers that ask for many blocks want `owners()`.
+        """
+        if not 0 <= block < self._num_blocks:
+            raise PoolError(f"owner_of({block}): this pool has blocks 0 to {self._num_blocks - 1}")
+        for table in (self._held, self._quarantine):
+            for generation, allocation in table.items():
+                if block in allocation.blocks:
+                    return generation
+        return None
+
+    def owners(self) -> dict[int, int]:
+        """block -> generation, for every named block that is not free. O(blocks in use); for checking only."""
+        owners: dict[int, int] = {}
+        for table in (self._held, self._quarantine):
+            for generation, allocation in table.items():
+                owners.update(dict.fromkeys(allocation.blocks, generation))
+        return owners
+
+    def _demand_same(self, mine: Allocation, given: Allocation) -> None:
+        if mine is not given and mine.blocks != given.blocks:
+            raise PoolError(
+                f"generation {given.generation} holds other blocks in this pool: "
+                "the allocation comes from another pool or was altered"
+            )
+
+    def _unknown(self, allocation: Allocation, verb: str) -> PoolError:
+        generation = allocation.generation
+        if generation in self._quarantine:
+            return PoolError(f"{verb}: generation {generation} is already in quarantine")
+        if 0 < generation <= self._generation:
+            return PoolError(f"{verb}: generation {generation} was already released")
+        return PoolError(f"{verb}: generation {generation} was never allocated by this pool (last: {self._generation})")
