@@ -1,0 +1,71 @@
+"""What can go wrong, and whose fault it is.
+
+    PdflowError                  anything that pdflow says to a person
+    ├── ScenarioError            bad input: every problem found, each with its place           exit 2
+    ├── MissingBackend           something optional that was asked for is not installed        exit 2
+    ├── InvariantViolated        a safety invariant did not hold: a fault was found             exit 1
+    └── BudgetExhausted          a limit on time or work came first                             exit 3
+
+`LocalProtocolError` (our caller misused the state machine) lives with the protocol; what a peer sends is data and
+raises nothing. KeyboardInterrupt is no error of ours: the command exits with 130 and keeps what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+EXIT_DONE: Final = 0
+EXIT_NOT_SO: Final = 1
+"""The thing asked about is not so: an invariant was violated, no design meets the SLO, a fault was found."""
+EXIT_BAD_INPUT: Final = 2
+EXIT_BUDGET: Final = 3
+EXIT_INTERRUPTED: Final = 130
+
+
+@attrs.frozen(order=True)
+class Problem:
+    """One thing wrong with the input: `place` is "file:line" or "--set key=value", `path` a dotted key or ""."""
+
+    place: str
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.place, self.path, self.message) if part)
+
+
+class PdflowError(Exception):
+    """Base of the errors that a person should read without a traceback."""
+
+    exit_code: int = EXIT_NOT_SO
+
+
+class ScenarioError(PdflowError):
+    """The input is wrong. Holds every problem that was found, in the order of the file."""
+
+    exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class MissingBackend(PdflowError):
+    """Something optional is not installed; the message is one sentence with the command that installs it."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class InvariantViolated(PdflowError):
+    """A safety invariant did not hold."""
+
+    exit_code = EXIT_NOT_SO
+
+
+class BudgetExhausted(PdflowError):
+    """A limit on time or work was reached before an answer."""
+
+    exit_code = EXIT_BUDGET

@@ -1,0 +1,317 @@
+"""What a scenario file can say, as attrs classes: one class per table, one field per key.
+
+It decides names, types, bounds and defaults. What the parts mean together (does the model fit, do the TP sizes divide)
+is `validate.py`; reading files is `load.py`. Units stand at the end of names: `_s`, `_ms`, `_bytes`, `_bytes_per_s`.
+Engine keys have vLLM's names; the transfer's timers have the defaults of the protocol's own text.
+
+A table that names a `preset` (model, gpu, network) starts from its values and overrides some; what is here is the
+result, so that a reader of a Scenario never looks anything up.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import attrs
+from attrs import field
+
+from pdflow.cost.specs import GpuSpec, ModelSpec
+from pdflow.scenario.fields import (
+    AT_LEAST_ONE,
+    FRACTION,
+    NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RATE_OR_UNLIMITED,
+    about,
+)
+
+
+@attrs.frozen(kw_only=True)
+class Header:
+    """[scenario]: what the run is called, and where its randomness starts."""
+
+    name: str = field(default="", metadata=about("name of the run; the file's name without .toml if absent"))
+    seed: int = field(default=0, metadata=about("seed of every random stream of the run", NOT_NEGATIVE))
+
+
+@attrs.frozen(kw_only=True)
+class PoissonArrival:
+    """Independent arrivals: exponential gaps."""
+
+    rate_rps: float = field(metadata=about("mean requests per second", POSITIVE))
+
+
+@attrs.frozen(kw_only=True)
+class ConstantArrival:
+    """One arrival every 1/rate_rps seconds."""
+
+    rate_rps: float = field(metadata=about("requests per second", POSITIVE))
+
+
+@attrs.frozen(kw_only=True)
+class ClosedArrival:
+    """A fixed number of clients, each of which sends its next request when its last one has ended."""
+
+    concurrency: int = field(metadata=about("requests in the system at any time", AT_LEAST_ONE))
+
+
+Arrival: TypeAlias = PoissonArrival | ConstantArrival | ClosedArrival
+
+
+@attrs.frozen(kw_only=True)
+class FixedLength:
+    """Every request has the same length. A bare integer in the file means this."""
+
+    tokens: int = field(metadata=about("tokens", AT_LEAST_ONE))
+
+    @property
+    def low(self) -> int:
+        """The least length that can be drawn."""
+        return self.tokens
+
+    @property
+    def high(self) -> int:
+        """The greatest length that can be drawn."""
+        return self.tokens
+
+
+@attrs.frozen(kw_only=True)
+class UniformLength:
+    """Whole numbers from low to high, both included, equally likely."""
+
+    low: int = field(metadata=about("least tokens", AT_LEAST_ONE))
+    high: int = field(metadata=about("most tokens, included", AT_LEAST_ONE))
+
+
+Length: TypeAlias = FixedLength | UniformLength
+
+
+@attrs.frozen(kw_only=True)
+class Trace:
+    """A recorded workload: arrival times, lengths and, where it has them, prefix hashes."""
+
+    path: str = field(metadata=about("the trace file, relative to the scenario file", NOT_EMPTY))
+    format: Literal["mooncake", "azure"] = field(
+        metadata=about("mooncake: JSON lines (timestamp, input_length, output_length, hash_ids); azure: CSV")
+    )
+    time_scale: float = field(
+        default=1.0, metadata=about("arrival times are multiplied by it: 0.5 doubles the rate", POSITIVE)
+    )
+
+
+Like: TypeAlias = Literal["mooncake-conversation", "azure-code", "azure-conv"]
+
+
+@attrs.frozen(kw_only=True)
+class Workload:
+    """[workload]: who asks for what, and when. Exactly one of `arrival`, `trace` and `like`."""
+
+    requests: int | None = field(
+        default=None,
+        metadata=about("how many requests; of a trace the first ones (all if absent)", AT_LEAST_ONE),
+    )
+    arrival: Arrival | None = field(
+        default=None, metadata=about("a synthetic arrival process; lengths are then needed")
+    )
+    input_tokens: Length | None = field(default=None, metadata=about("prompt length: a number or a distribution"))
+    output_tokens: Length | None = field(default=None, metadata=about("output length: a number or a distribution"))
+    trace: Trace | None = field(default=None, metadata=about("replay a recorded trace"))
+    like: Like | None = field(default=None, metadata=about("draw from a bundled model of a published trace"))
+    rate_rps: float | None = field(default=None, metadata=about("with `like`: requests per second, absolute", POSITIVE))
+    rate_scale: float | None = field(
+        default=None, metadata=about("with `like`: requests per second, as a multiple of the trace's", POSITIVE)
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ConstantCost:
+    """Times that depend on nothing, for tests against queueing theory."""
+
+    prefill_s: float = field(default=0.0, metadata=about("one prefill, whatever its length", NOT_NEGATIVE))
+    decode_step_s: float = field(default=0.0, metadata=about("one decode step, whatever its batch", NOT_NEGATIVE))
+
+
+@attrs.frozen(kw_only=True)
+class RooflineCost:
+    """Times from data sheets: the larger of arithmetic and memory traffic, plus host time. None: the GPU's own."""
+
+    compute_efficiency: float | None = field(
+        default=None, metadata=about("share of the GPU's peak FLOP/s that is reached", FRACTION)
+    )
+    memory_efficiency: float | None = field(
+        default=None, metadata=about("share of the GPU's peak memory bandwidth that is reached", FRACTION)
+    )
+    host_step_s: float | None = field(default=None, metadata=about("host time of each step", NOT_NEGATIVE))
+    host_per_sequence_s: float | None = field(
+        default=None, metadata=about("host time of each step for each running sequence", NOT_NEGATIVE)
+    )
+
+
+Cost: TypeAlias = ConstantCost | RooflineCost
+
+Role: TypeAlias = Literal["prefill", "decode"]
+
+
+@attrs.frozen(kw_only=True)
+class Pool:
+    """[[pool]]: engines that are alike."""
+
+    name: str = field(metadata=about("name of the pool; its engines are NAME-0, NAME-1, ...", NOT_EMPTY))
+    role: Role = field(metadata=about("what its engines do"))
+    replicas: int = field(default=1, metadata=about("how many engines", AT_LEAST_ONE))
+    gpu: GpuSpec = field(metadata=about("a GPU preset's name, or a table { preset, ... } that overrides some of it"))
+    tp: int = field(default=1, metadata=about("tensor-parallel size of each engine", AT_LEAST_ONE))
+    pp: int = field(default=1, metadata=about("pipeline-parallel size of each engine; prefill only", AT_LEAST_ONE))
+    cost: Cost = field(factory=RooflineCost, metadata=about("what a step takes"))
+    max_num_seqs: int = field(default=256, metadata=about("most sequences in one step", AT_LEAST_ONE))
+    max_num_batched_tokens: int = field(default=8192, metadata=about("most tokens in one step", AT_LEAST_ONE))
+    block_size: int = field(default=16, metadata=about("tokens in one KV block", AT_LEAST_ONE))
+    gpu_memory_utilization: float = field(
+        default=0.9, metadata=about("share of the GPU's memory that the engine may use", FRACTION)
+    )
+    kv_tokens: int | None = field(
+        default=None,
+        metadata=about("KV capacity of one engine in tokens; computed from the GPU's memory if absent", AT_LEAST_ONE),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Transfer:
+    """[transfer]: how KV moves, and the protocol's timers."""
+
+    method: Literal["nixl-push", "nixl-pull"] = field(
+        default="nixl-push", metadata=about("who moves the bytes: P writes (push) or D reads (pull)")
+    )
+    dialect: Literal["strict", "vllm-compat"] = field(
+        default="strict", metadata=about("whose frames and rules: ours, or vLLM 0.32's with the fixes C1 to C13")
+    )
+    kv_lease_duration_s: float = field(
+        default=30.0, metadata=about("P holds finished blocks this long unless renewed", POSITIVE)
+    )
+    deadline_s: float = field(default=600.0, metadata=about("a request's total deadline", POSITIVE))
+    sync_s: float = field(default=1.0, metadata=about("between SYNCs of a pair with something open", POSITIVE))
+    stall_s: float = field(default=30.0, metadata=about("no progress of a ready or running transfer", POSITIVE))
+    suspect_s: float = field(default=5.0, metadata=about("silence after which a peer is suspect", POSITIVE))
+    dead_s: float = field(default=15.0, metadata=about("silence after which a peer's requests are given up", POSITIVE))
+    registration_ttl_s: float = field(default=60.0, metadata=about("P keeps an unrenewed registration", POSITIVE))
+    no_request_s: float = field(
+        default=10.0,
+        metadata=about("P answers NO_REQUEST when a registration finds no prefill for this long", POSITIVE),
+    )
+    release_lease_s: float = field(default=2.0, metadata=about("the lease that RELEASE shortens to", POSITIVE))
+    cancel_rto_min_s: float = field(default=0.2, metadata=about("first retransmission of CANCEL", POSITIVE))
+    cancel_rto_max_s: float = field(default=2.0, metadata=about("longest gap between CANCELs", POSITIVE))
+    handshake_timeout_s: float = field(default=5.0, metadata=about("a handshake's reply, per rank", POSITIVE))
+    push_registration_timeout_s: float = field(
+        default=480.0, metadata=about("vllm-compat: D's watchdog over a registration", POSITIVE)
+    )
+    rank_join_s: float = field(
+        default=2.0, metadata=about("vllm-compat: P waits this long for the other ranks' registrations", POSITIVE)
+    )
+    writer_poll_s: float = field(
+        default=0.001, metadata=about("vllm-compat push: the writer thread's poll", NOT_NEGATIVE)
+    )
+    quarantine_fraction: float = field(
+        default=0.25, metadata=about("share of D's pool that one peer may hold registered or quarantined", FRACTION)
+    )
+    quarantine_suspect_fraction: float = field(
+        default=0.10, metadata=about("share of D's pool in quarantine above which suspect peers get nothing", FRACTION)
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Link:
+    """One shared resource on a path: a switch port, an uplink."""
+
+    name: str = field(metadata=about("name that paths refer to", NOT_EMPTY))
+    bandwidth_bytes_per_s: float = field(metadata=about("capacity, shared max-min fairly", RATE_OR_UNLIMITED))
+    latency_s: float = field(default=0.0, metadata=about("delay that it adds", NOT_NEGATIVE))
+
+
+@attrs.frozen(kw_only=True)
+class Path:
+    """What bytes between two pools pass, besides the two NICs."""
+
+    from_pool: str = field(metadata=about("pool that sends", NOT_EMPTY, key="from"))
+    to_pool: str = field(metadata=about("pool that receives", NOT_EMPTY, key="to"))
+    via: tuple[str, ...] = field(metadata=about("names of links, in order", NOT_EMPTY))
+
+
+@attrs.frozen(kw_only=True)
+class Network:
+    """[network]: one NIC per GPU, the control channel, and explicit links. A preset supplies what is not said."""
+
+    preset: str | None = field(default="rdma-400g", metadata=about("a link preset's name"))
+    bandwidth_bytes_per_s: float = field(
+        metadata=about("each NIC, each direction; inf is unlimited", RATE_OR_UNLIMITED, preset=True)
+    )
+    latency_s: float = field(metadata=about("one way, between two NICs", NOT_NEGATIVE, preset=True))
+    per_message_s: float = field(metadata=about("posting one transfer", NOT_NEGATIVE, preset=True))
+    per_descriptor_s: float = field(metadata=about("each descriptor of a transfer", NOT_NEGATIVE, preset=True))
+    control_latency_s: float = field(metadata=about("one control message, one way", NOT_NEGATIVE, preset=True))
+    handshake_s: float = field(metadata=about("first contact of two engines", NOT_NEGATIVE, preset=True))
+    http_latency_s: float = field(metadata=about("one hop of HTTP, one way", NOT_NEGATIVE, preset=True))
+    poll: bool = field(metadata=about("whether what a protocol polls waits for the poll", preset=True))
+    links: tuple[Link, ...] = field(default=(), metadata=about("shared resources"))
+    paths: tuple[Path, ...] = field(default=(), metadata=about("which pools' bytes pass which links"))
+
+
+@attrs.frozen(kw_only=True)
+class Router:
+    """[router]: which engines serve a request, and in which order its two legs start."""
+
+    policy: Literal["round-robin", "least-loaded"] = field(
+        default="round-robin", metadata=about("how a request's engines are chosen")
+    )
+    dispatch: Literal["sequential", "concurrent"] = field(
+        default="sequential", metadata=about("the decode leg starts after the prefill leg's reply, or with it")
+    )
+    first_token: Literal["decode", "prefill"] = field(
+        default="decode", metadata=about("whose first token the client gets: TTFT ends with it")
+    )
+    max_attempts: int = field(default=1, metadata=about("attempts of a request, the first included", AT_LEAST_ONE))
+
+
+@attrs.frozen(kw_only=True)
+class Slo:
+    """[slo]: what each request must meet to count as good."""
+
+    ttft_ms: float | None = field(default=None, metadata=about("time to first token", POSITIVE))
+    tpot_ms: float | None = field(default=None, metadata=about("time per output token after the first", POSITIVE))
+    e2e_ms: float | None = field(default=None, metadata=about("whole request", POSITIVE))
+
+
+@attrs.frozen(kw_only=True)
+class Scenario:
+    """A whole scenario, presets resolved and checked."""
+
+    name: str
+    seed: int
+    workload: Workload
+    model: ModelSpec
+    pools: tuple[Pool, ...]
+    transfer: Transfer
+    network: Network
+    router: Router
+    slo: Slo
+    path: str
+
+    def pool(self, name: str) -> Pool:
+        """The pool of that name."""
+        return next(pool for pool in self.pools if pool.name == name)
+
+    @property
+    def prefill_pools(self) -> tuple[Pool, ...]:
+        """The pools whose engines prefill, in the file's order."""
+        return tuple(pool for pool in self.pools if pool.role == "prefill")
+
+    @property
+    def decode_pools(self) -> tuple[Pool, ...]:
+        """The pools whose engines decode, in the file's order."""
+        return tuple(pool for pool in self.pools if pool.role == "decode")
+
+
+def seconds_to_ns(seconds: float) -> int:
+    """A duration of the edge as the inside counts it, rounded to the nearest nanosecond."""
+    return round(seconds * 1_000_000_000)
