@@ -1,0 +1,147 @@
+"""What a model and a GPU are, as far as the duration of a step and the size of a KV cache depend on them.
+
+Decides the derived sizes: parameters, weight bytes, KV bytes per token, whole and per tensor-parallel rank (a KV head
+that is replicated because `tp` exceeds the KV heads counts on every rank that holds it). Does not decide durations
+(`roofline.py`) or what fits (`capacity.py`), and holds no preset: those are TOML data elsewhere.
+
+Rates are per second and per GPU, links per direction; sizes are bytes. Sources: GPU_COST_MODELS.md sections 4 and 5
+for the meaning of every factor; SEED_SYSTEMS trap 11 for replicated heads.
+"""
+
+from __future__ import annotations
+
+import attrs
+from attrs import validators
+
+_COUNT = validators.ge(1)
+_RATE = validators.gt(0.0)
+
+
+@attrs.frozen(kw_only=True)
+class MlaDims:
+    """Multi-head latent attention: one compressed KV vector per token and layer, the same on every rank."""
+
+    kv_lora_rank: int = attrs.field(validator=_COUNT)
+    qk_nope_head_dim: int = attrs.field(validator=_COUNT)
+    qk_rope_head_dim: int = attrs.field(validator=_COUNT)
+    v_head_dim: int = attrs.field(validator=_COUNT)
+    q_lora_rank: int = attrs.field(default=0, validator=validators.ge(0))
+    """0: queries are projected directly."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelSpec:
+    """A dense decoder with a gated MLP (gate, up, down) and grouped-query or latent attention, without biases."""
+
+    name: str
+    num_layers: int = attrs.field(validator=_COUNT)
+    hidden_size: int = attrs.field(validator=_COUNT)
+    intermediate_size: int = attrs.field(validator=_COUNT)
+    num_heads: int = attrs.field(validator=_COUNT)
+    num_kv_heads: int = attrs.field(validator=_COUNT)
+    head_dim: int = attrs.field(validator=_COUNT)
+    vocab_size: int = attrs.field(validator=_COUNT)
+    tie_embeddings: bool = False
+    weight_bytes_per_param: float = attrs.field(default=2.0, validator=_RATE)
+    """2 for bf16, 1 for fp8, 0.5 for 4-bit weights."""
+    kv_bytes_per_value: int = attrs.field(default=2, validator=_COUNT)
+    mla: MlaDims | None = None
+    source: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"model {self.name!r}: num_kv_heads {self.num_kv_heads} must divide num_heads {self.num_heads}"
+            )
+
+    @property
+    def attention_parameters_per_layer(self) -> int:
+        heads, hidden, mla = self.num_heads, self.hidden_size, self.mla
+        if mla is None:
+            return hidden * self.head_dim * (2 * heads + 2 * self.num_kv_heads)
+        query_width = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+        query = hidden * query_width if not mla.q_lora_rank else mla.q_lora_rank * (hidden + query_width)
+        compress = hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim)
+        expand = mla.kv_lora_rank * heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+        return query + compress + expand + heads * mla.v_head_dim * hidden
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights that multiply every token of a step: no embedding, no LM head, no norms."""
+        return self.num_layers * (self.attention_parameters_per_layer + 3 * self.hidden_size * self.intermediate_size)
+
+    @property
+    def head_parameters(self) -> int:
+        """The LM head: read once per step (it is the embedding when `tie_embeddings`)."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        embeddings = self.head_parameters * (1 if self.tie_embeddings else 2)
+        norms = (2 * self.num_layers + 1) * self.hidden_size
+        return self.linear_parameters + embeddings + norms
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, of which each tensor- and pipeline-parallel rank holds its share."""
+        return round(self.parameters * self.weight_bytes_per_param)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token keeps in the cache, all layers, every KV head once."""
+        return self.num_layers * self._kv_values_per_layer(1) * self.kv_bytes_per_value
+
+    def kv_bytes_per_token_per_rank(self, tp: int, pp: int = 1) -> int:
+        """Bytes of one token on one rank: its share of the heads, or one whole head where heads are replicated.
+
+        With pipeline stages of unequal depth it is the deepest stage that counts. Raises ValueError where vLLM does.
+        """
+        self.check_parallel(tp, pp)
+        layers = -(-self.num_layers // pp)
+        return layers * self._kv_values_per_layer(tp) * self.kv_bytes_per_value
+
+    def check_parallel(self, tp: int, pp: int = 1) -> None:
+        if tp < 1 or pp < 1:
+            raise ValueError(f"model {self.name!r}: tp {tp} and pp {pp} must be at least 1")
+        if self.num_heads % tp:
+            raise ValueError(f"model {self.name!r}: tp {tp} does not divide its {self.num_heads} attention heads")
+        larger, smaller = max(tp, self.num_kv_heads), min(tp, self.num_kv_heads)
+        if self.mla is None and larger % smaller:
+            raise ValueError(
+                f"model {self.name!r}: tp {tp} neither divides nor is a multiple of its {self.num_kv_heads} KV heads"
+            )
+        if pp > self.num_layers:
+            raise ValueError(f"model {self.name!r}: pp {pp} is more than its {self.num_layers} layers")
+
+    def _kv_values_per_layer(self, tp: int) -> int:
+        if self.mla is not None:
+            return self.mla.kv_lora_rank + self.mla.qk_rope_head_dim
+        return 2 * max(1, self.num_kv_heads // tp) * self.head_dim
+
+
+@attrs.frozen(kw_only=True)
+class GpuSpec:
+    """One GPU's data sheet, the factors by which real kernels miss it, and the host time around each step."""
+
+    name: str
+    bf16_flops: float = attrs.field(validator=_RATE)
+    """Dense, without sparsity."""
+    fp8_flops: float | None = attrs.field(default=None, validator=validators.optional(_RATE))
+    hbm_bytes_per_s: float = attrs.field(validator=_RATE)
+    device_bytes: int = attrs.field(validator=_COUNT)
+    nvlink_bytes_per_s: float | None = attrs.field(default=None, validator=validators.optional(_RATE))
+    """Per direction; None where GPUs meet over PCIe only."""
+    pcie_bytes_per_s: float = attrs.field(default=32e9, validator=_RATE)
+    nic_bytes_per_s: float = attrs.field(default=50e9, validator=_RATE)
+    ec: float = attrs.field(default=0.65, validator=[_RATE, validators.le(1.0)])
+    """Share of the FLOP/s that large matrix products reach."""
+    em: float = attrs.field(default=0.80, validator=[_RATE, validators.le(1.0)])
+    """Share of the memory bandwidth that reading weights and KV reaches."""
+    allreduce_bytes_per_s: float = attrs.field(default=20e9, validator=_RATE)
+    """Effective rate of `roofline`'s all-reduce formula, not a link's speed."""
+    allreduce_latency_s: float = attrs.field(default=50e-6, validator=validators.ge(0.0))
+    host_step_s: float = attrs.field(default=1e-3, validator=validators.ge(0.0))
+    """Time per step in which the GPU waits for the engine's host code."""
+    host_seq_s: float = attrs.field(default=10e-6, validator=validators.ge(0.0))
+    """The same, per decoding sequence."""
+    source: str = ""
