@@ -2,9 +2,9 @@
 
     PdflowError                  anything that pdflow says to a person
     ├── ScenarioError            bad input: every problem found, each with its place           exit 2
-    ├── MissingBackend           something optional that was asked for is not installed        exit 2
-    ├── InvariantViolated        a safety invariant did not hold: a fault was found             exit 1
-    └── BudgetExhausted          a limit on time or work came first                             exit 3
+    ├── MissingBackendError      something optional that was asked for is not installed        exit 2
+    ├── InvariantError           a safety invariant did not hold: a fault was found            exit 1
+    └── BudgetError              a limit on time or work came first                            exit 3
 
 `LocalProtocolError` (our caller misused the state machine) lives with the protocol; what a peer sends is data and
 raises nothing. KeyboardInterrupt is no error of ours: the command exits with 130 and keeps what it has.
@@ -53,19 +53,19 @@ class ScenarioError(PdflowError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-class MissingBackend(PdflowError):
+class MissingBackendError(PdflowError):
     """Something optional is not installed; the message is one sentence with the command that installs it."""
 
     exit_code = EXIT_BAD_INPUT
 
 
-class InvariantViolated(PdflowError):
+class InvariantError(PdflowError):
     """A safety invariant did not hold."""
 
     exit_code = EXIT_NOT_SO
 
 
-class BudgetExhausted(PdflowError):
+class BudgetError(PdflowError):
     """A limit on time or work was reached before an answer."""
 
     exit_code = EXIT_BUDGET

@@ -22,7 +22,6 @@ from pdflow.scenario.fields import (
     NOT_EMPTY,
     NOT_NEGATIVE,
     POSITIVE,
-    RATE_OR_UNLIMITED,
     about,
 )
 
@@ -134,18 +133,7 @@ class ConstantCost:
 
 @attrs.frozen(kw_only=True)
 class RooflineCost:
-    """Times from data sheets: the larger of arithmetic and memory traffic, plus host time. None: the GPU's own."""
-
-    compute_efficiency: float | None = field(
-        default=None, metadata=about("share of the GPU's peak FLOP/s that is reached", FRACTION)
-    )
-    memory_efficiency: float | None = field(
-        default=None, metadata=about("share of the GPU's peak memory bandwidth that is reached", FRACTION)
-    )
-    host_step_s: float | None = field(default=None, metadata=about("host time of each step", NOT_NEGATIVE))
-    host_per_sequence_s: float | None = field(
-        default=None, metadata=about("host time of each step for each running sequence", NOT_NEGATIVE)
-    )
+    """Times from data sheets: what arithmetic and memory traffic take, plus host time. Its factors are the GPU's."""
 
 
 Cost: TypeAlias = ConstantCost | RooflineCost
@@ -200,13 +188,16 @@ class Transfer:
         metadata=about("P answers NO_REQUEST when a registration finds no prefill for this long", POSITIVE),
     )
     release_lease_s: float = field(default=2.0, metadata=about("the lease that RELEASE shortens to", POSITIVE))
-    cancel_rto_min_s: float = field(default=0.2, metadata=about("first retransmission of CANCEL", POSITIVE))
-    cancel_rto_max_s: float = field(default=2.0, metadata=about("longest gap between CANCELs", POSITIVE))
+    cancel_first_s: float = field(default=0.2, metadata=about("first retransmission of CANCEL", POSITIVE))
+    cancel_last_s: float = field(default=2.0, metadata=about("longest gap between CANCELs", POSITIVE))
+    orphan_s: float = field(default=5.0, metadata=about("a completion waits this long for its registration", POSITIVE))
     handshake_timeout_s: float = field(default=5.0, metadata=about("a handshake's reply, per rank", POSITIVE))
+    backoff_first_s: float = field(default=1.0, metadata=about("pause after a failed handshake", POSITIVE))
+    backoff_last_s: float = field(default=60.0, metadata=about("longest pause after failed handshakes", POSITIVE))
     push_registration_timeout_s: float = field(
         default=480.0, metadata=about("vllm-compat: D's watchdog over a registration", POSITIVE)
     )
-    rank_join_s: float = field(
+    join_s: float = field(
         default=2.0, metadata=about("vllm-compat: P waits this long for the other ranks' registrations", POSITIVE)
     )
     writer_poll_s: float = field(
@@ -225,7 +216,9 @@ class Link:
     """One shared resource on a path: a switch port, an uplink."""
 
     name: str = field(metadata=about("name that paths refer to", NOT_EMPTY))
-    bandwidth_bytes_per_s: float = field(metadata=about("capacity, shared max-min fairly", RATE_OR_UNLIMITED))
+    bandwidth_bytes_per_s: int | None = field(
+        metadata=about("capacity, shared max-min fairly; inf is unlimited (None)", AT_LEAST_ONE, rate=True)
+    )
     latency_s: float = field(default=0.0, metadata=about("delay that it adds", NOT_NEGATIVE))
 
 
@@ -242,9 +235,9 @@ class Path:
 class Network:
     """[network]: one NIC per GPU, the control channel, and explicit links. A preset supplies what is not said."""
 
-    preset: str | None = field(default="rdma-400g", metadata=about("a link preset's name"))
-    bandwidth_bytes_per_s: float = field(
-        metadata=about("each NIC, each direction; inf is unlimited", RATE_OR_UNLIMITED, preset=True)
+    preset: str = field(default="rdma-400g", metadata=about("a link preset's name"))
+    bandwidth_bytes_per_s: int | None = field(
+        metadata=about("each NIC, each direction; inf is unlimited (None)", AT_LEAST_ONE, preset=True, rate=True)
     )
     latency_s: float = field(metadata=about("one way, between two NICs", NOT_NEGATIVE, preset=True))
     per_message_s: float = field(metadata=about("posting one transfer", NOT_NEGATIVE, preset=True))

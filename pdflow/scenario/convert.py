@@ -1,0 +1,278 @@
+"""From plain TOML values to the classes of the schema, every error at once.
+
+cattrs does the walking and collects; the hooks here decide what a value must be (no number from a text, no integer
+from 8.0 or true) and say what was expected. A problem is a path and a sentence; where that path stands in a file is
+`locate.py`'s business.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from types import UnionType
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import attrs
+from cattrs import (
+    AttributeValidationNote,
+    BaseValidationError,
+    ClassValidationError,
+    Converter,
+    ForbiddenExtraKeysError,
+    IterableValidationNote,
+)
+from cattrs.gen import make_dict_structure_fn, override
+
+from pdflow.scenario import schema
+from pdflow.scenario.fields import Bound, key_of
+from pdflow.scenario.locate import KeyPath
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Complaint:
+    """What is wrong at one place of the document; `unknown` is a key that does not exist, which says no more."""
+
+    path: KeyPath
+    message: str
+    unknown: bool = False
+
+
+class Misfit(ValueError):
+    """A value that a hook refuses; `at` leads from the value to the part that is wrong."""
+
+    def __init__(self, message: str, at: KeyPath = ()) -> None:
+        super().__init__(message)
+        self.at = at
+
+
+@attrs.frozen
+class Tagged:
+    """A table of several kinds, told apart by one key; a bare integer may stand for one kind's only key."""
+
+    tag: str
+    kinds: Mapping[str, type]
+    bare: str | None = None
+
+
+TAGGED: Final[Mapping[Any, Tagged]] = {
+    schema.Arrival: Tagged(
+        "process",
+        {"poisson": schema.PoissonArrival, "constant": schema.ConstantArrival, "closed": schema.ClosedArrival},
+    ),
+    schema.Length: Tagged("dist", {"fixed": schema.FixedLength, "uniform": schema.UniformLength}, bare="fixed"),
+    schema.Cost: Tagged("model", {"constant": schema.ConstantCost, "roofline": schema.RooflineCost}),
+}
+
+
+def structure(value: object, into: type[T]) -> tuple[T | None, list[Complaint]]:
+    """`value` as an `into`, and everything wrong with it; None if more is wrong than keys that do not exist."""
+    try:
+        return _CONVERTER.structure(value, into), []
+    except (BaseValidationError, Misfit) as error:
+        found = list(_complaints(error, ()))
+    unknown = [complaint.path for complaint in found if complaint.unknown]
+    if len(unknown) < len(found):
+        return None, found
+    return _CONVERTER.structure(_without(value, unknown), into), found
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ " (did you mean X?)", or nothing where nothing is close."""
+    close = difflib.get_close_matches(word, sorted(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def one_of(value: object, known: Iterable[str]) -> Misfit:
+    """The refusal of a name that is not among those known."""
+    names = list(known)
+    hint = did_you_mean(value, names) if isinstance(value, str) else ""
+    return Misfit(f"is {shown(value)}, expected one of {', '.join(names)}{hint}")
+
+
+def shown(value: object) -> str:
+    """A value as its author wrote it, short."""
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, (list, tuple)):
+        return "an array"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _complaints(error: BaseException, path: KeyPath) -> Iterable[Complaint]:
+    """Walk cattrs' tree of errors; the notes on each say which attribute or index it belongs to."""
+    if isinstance(error, ForbiddenExtraKeysError):
+        known = [key_of(field) for field in attrs.fields(error.cl)] if attrs.has(error.cl) else []
+        for key in sorted(error.extra_fields):
+            hint = did_you_mean(key, known) or (f", expected one of {', '.join(known)}" if known else "")
+            yield Complaint((*path, key), "unknown key" + hint, unknown=True)
+    elif isinstance(error, BaseValidationError):
+        for inner in error.exceptions:
+            yield from _complaints(inner, path + _step(error, inner))
+    elif isinstance(error, KeyError):
+        yield Complaint(path, "is missing")
+    elif isinstance(error, Misfit):
+        yield Complaint((*path, *error.at), str(error))
+    elif isinstance(error, ValueError):
+        yield Complaint(path, str(error))
+    else:
+        raise error
+
+
+def _step(parent: BaseValidationError, error: BaseException) -> KeyPath:
+    for note in getattr(error, "__notes__", ()):
+        if isinstance(note, IterableValidationNote):
+            return (note.index,)
+        if isinstance(note, AttributeValidationNote) and isinstance(parent, ClassValidationError):
+            return (key_of(getattr(attrs.fields(parent.cl), note.name)),)
+    return ()
+
+
+def _without(value: Any, paths: list[KeyPath]) -> Any:
+    """A copy of a document value that lacks the keys at `paths`."""
+    if isinstance(value, dict):
+        kept = {key: inner for key, inner in value.items() if (key,) not in paths}
+        return {key: _without(inner, [p[1:] for p in paths if p[0] == key]) for key, inner in kept.items()}
+    if isinstance(value, list):
+        return [_without(inner, [p[1:] for p in paths if p[0] == index]) for index, inner in enumerate(value)]
+    return value
+
+
+def _whole(value: object, _type: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        as_integer = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+        hint = f" (write {int(value)})" if as_integer and isinstance(value, float) else ""
+        raise Misfit(f"is {shown(value)}, expected an integer{hint}")
+    if abs(value) >= 1 << 63:
+        raise Misfit(f"is {shown(value)}, expected an integer of at most 64 bits")
+    return value
+
+
+def _real(value: object, _type: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Misfit(f"is {shown(value)}, expected a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise Misfit(f"is {shown(value)}, expected a number within the range of a double") from None
+
+
+def _text(value: object, _type: object) -> str:
+    if not isinstance(value, str):
+        raise Misfit(f"is {shown(value)}, expected a text in quotes")
+    return value
+
+
+def _truth(value: object, _type: object) -> bool:
+    if not isinstance(value, bool):
+        raise Misfit(f"is {shown(value)}, expected true or false")
+    return value
+
+
+def _rate(value: object, _type: object) -> int | None:
+    number = _real(value, float)
+    if number == math.inf:
+        return None
+    if not math.isfinite(number):
+        raise Misfit(f"is {shown(value)}, expected bytes per second of at least 1, or inf")
+    return value if isinstance(value, int) else int(number)
+
+
+def _literal(value: object, literal: Any) -> Any:
+    if isinstance(value, str) and value in get_args(literal):
+        return value
+    raise one_of(value, get_args(literal))
+
+
+def _tuple(value: object, into: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise Misfit(f"is {shown(value)}, expected an array")
+    return tuple(_CONVERTER.structure(list(value), list[get_args(into)[0]]))  # type: ignore[misc]
+
+
+def _tagged(value: object, union: Any) -> Any:
+    tagged = TAGGED[union]
+    if tagged.bare is not None and not isinstance(value, Mapping):
+        return _CONVERTER.structure({"tokens": _whole(value, int)}, tagged.kinds[tagged.bare])
+    if not isinstance(value, Mapping):
+        raise Misfit(f"is {shown(value)}, expected a table with the key {tagged.tag}")
+    if tagged.tag not in value:
+        raise Misfit(f"is missing, expected one of {', '.join(tagged.kinds)}", at=(tagged.tag,))
+    name = value[tagged.tag]
+    if not isinstance(name, str) or name not in tagged.kinds:
+        raise Misfit(str(one_of(name, tagged.kinds)), at=(tagged.tag,))
+    rest = {key: inner for key, inner in value.items() if key != tagged.tag}
+    return _CONVERTER.structure(rest, tagged.kinds[name])
+
+
+def _bounded(field: attrs.Attribute[Any], inner: Any) -> Any:
+    """A hook for one field: structure the value, then hold it against the field's bound or attrs validator."""
+    bound: Bound | None = field.metadata.get("bound")
+
+    def hook(value: object, _type: object) -> Any:
+        result = _rate(value, None) if field.metadata.get("rate") else _CONVERTER.structure(value, inner)
+        complaint = bound.complaint(result) if bound is not None and result is not None else None
+        if complaint is not None:
+            raise Misfit(complaint)
+        if field.validator is not None:
+            try:
+                field.validator(None, field, result)
+            except ValueError as error:
+                raise Misfit(f"is {shown(value)}, expected {str(error).partition(' must be ')[2]}") from None
+        if isinstance(result, float) and not math.isfinite(result):
+            raise Misfit(f"is {shown(value)}, expected a finite number")
+        return result
+
+    return hook
+
+
+def _class_hook(cls: type) -> Any:
+    """How a table becomes an attrs class: renamed keys, bounds, no key that the class does not have."""
+    hints = get_type_hints(cls)
+    overrides = {
+        field.name: override(rename=key_of(field), struct_hook=_bounded(field, _not_none(hints[field.name])))
+        for field in attrs.fields(cls)
+    }
+    from_table = make_dict_structure_fn(
+        cls,
+        _CONVERTER,
+        _cattrs_forbid_extra_keys=True,
+        _cattrs_detailed_validation=True,
+        **overrides,  # type: ignore[arg-type]
+    )
+
+    def hook(value: object, into: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise Misfit(f"is {shown(value)}, expected a table")
+        return from_table(value, into)
+
+    return hook
+
+
+def _not_none(hint: Any) -> Any:
+    """`X` of `X | None`: TOML has no null, absence is the default's business."""
+    if get_origin(hint) not in (Union, UnionType) or type(None) not in get_args(hint):
+        return hint
+    rest = tuple(arg for arg in get_args(hint) if arg is not type(None))
+    return rest[0] if len(rest) == 1 else Union[rest]  # noqa: UP007 (built from a tuple)
+
+
+def _converter() -> Converter:
+    converter = Converter(detailed_validation=True)
+    converter.register_structure_hook(int, _whole)
+    converter.register_structure_hook(float, _real)
+    converter.register_structure_hook(str, _text)
+    converter.register_structure_hook(bool, _truth)
+    converter.register_structure_hook_func(lambda t: get_origin(t) is Literal, _literal)
+    converter.register_structure_hook_func(lambda t: get_origin(t) is tuple, _tuple)
+    converter.register_structure_hook_func(lambda t: t in TAGGED, _tagged)
+    converter.register_structure_hook_factory(attrs.has, _class_hook)
+    return converter
+
+
+_CONVERTER: Final = _converter()
