@@ -1,1 +1,17 @@
+"""What a step takes: constant, roofline, and their closed forms; what a model and a GPU are; how much KV fits."""
 
+from pdflow.cost.capacity import kv_capacity_tokens
+from pdflow.cost.roofline import roofline
+from pdflow.cost.specs import GpuSpec, MlaDims, ModelSpec
+from pdflow.cost.step import LinearTime, StepCost, constant
+
+__all__ = [
+    "GpuSpec",
+    "LinearTime",
+    "MlaDims",
+    "ModelSpec",
+    "StepCost",
+    "constant",
+    "kv_capacity_tokens",
+    "roofline",
+]

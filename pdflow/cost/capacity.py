@@ -1,0 +1,43 @@
+"""How many tokens of KV an engine holds, and whether its model fits at all.
+
+Source: GPU_COST_MODELS.md section 4, last paragraph. It is an estimate: vLLM's log line "GPU KV cache size" is better,
+and scenarios take it as `kv_tokens`.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from pdflow.cost.specs import GpuSpec, ModelSpec
+
+RESERVE_BYTES = 1_240_000_000
+"""What vLLM keeps beside weights and KV: measured on an RTX 4090 with an 8B model, a token budget of 2048 and
+utilization 0.9. Judged 2 to 4 GB at a budget of 8192 or a large tp. GPU_COST_MODELS.md section 4."""
+
+
+def kv_capacity_tokens(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    tp: int = 1,
+    pp: int = 1,
+    gpu_memory_utilization: float = 0.9,
+    block_size: int = 16,
+    reserve_bytes: int = RESERVE_BYTES,
+) -> int:
+    """Tokens that fit in the KV pool of one engine of tp x pp GPUs, a whole number of blocks.
+
+    Raises ValueError, naming the sizes, if the weights leave no room for one block.
+    """
+    per_token = model.kv_bytes_per_token_per_rank(tp, pp)
+    usable = int(Fraction(gpu_memory_utilization) * gpu.device_bytes)
+    weights = -(-model.weight_bytes // (tp * pp))
+    room = usable - weights - reserve_bytes
+    blocks = room // (per_token * block_size)
+    if blocks < 1:
+        raise ValueError(
+            f"{model.name} does not fit on {tp * pp} x {gpu.name} (tp {tp}, pp {pp}): each GPU offers "
+            f"{usable / 1e9:.1f} GB (gpu_memory_utilization {gpu_memory_utilization:g} of {gpu.device_bytes / 1e9:.1f} "
+            f"GB), of which weights need {weights / 1e9:.1f} GB and the engine {reserve_bytes / 1e9:.2f} GB; "
+            f"raise tp, or gpu_memory_utilization, or take a larger GPU"
+        )
+    return blocks * block_size

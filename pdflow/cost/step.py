@@ -1,0 +1,127 @@
+"""The canonical cost of one engine step, in integers of a picosecond, and its closed forms for runs of decode steps.
+
+    t = h0 + h1*D + hp*[P>0] + L(P+D) + a1*P + a2*A + c0*[D>0] + c1*D + c2*C
+
+P prefill tokens in the step; A attended positions of these, the sum over chunks of n*prefix + n(n+1)/2; D decoding
+sequences; C context tokens that they read. L is what every token of the step passes through together: the linear
+layers, bound by weights read or by arithmetic, and the all-reduces.
+
+Coefficients are rounded to picoseconds once, when a cost is built; from there everything is exact, so k steps taken
+at once last as long as k steps taken one by one. `step_ps` is the door for the latter: it walks over requests and
+shares only the coefficients with the rest. Source: GPU_COST_MODELS.md section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from pdflow.cost.progression import span_of, steps_to_reach
+
+PS_PER_S = 10**12
+PS_PER_NS = 1000
+
+
+@attrs.frozen(kw_only=True)
+class LinearTime:
+    """L(T): arithmetic that grows with the tokens, never less than reading the weights, plus the all-reduces."""
+
+    slope_ps: int = 0
+    floor_ps: int = 0
+    allreduce_ps: int = 0
+    allreduce_slope_ps: int = 0
+
+    def of(self, tokens: int) -> int:
+        if tokens == 0:
+            return 0
+        compute = self.slope_ps * tokens
+        floor = self.floor_ps
+        return (compute if compute > floor else floor) + self.allreduce_ps + self.allreduce_slope_ps * tokens
+
+
+@attrs.frozen(kw_only=True)
+class StepCost:
+    """What one step takes. `chunks`: whether a prompt may be cut to fit the token budget (False: always whole)."""
+
+    h0: int = 0
+    h1: int = 0
+    hp: int = 0
+    a1: int = 0
+    a2: int = 0
+    c0: int = 0
+    c1: int = 0
+    c2: int = 0
+    linear: LinearTime = LinearTime()
+    chunks: bool = True
+    provenance: str = ""
+    """Where the coefficients come from; printed with every result."""
+    rel_error: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    """Metric -> how far off it may be, in words; printed with every result."""
+    _decode_base: list[int] = attrs.field(factory=list, init=False, eq=False, repr=False)
+
+    def step_ps(self, prefill: Sequence[tuple[int, int]], decode_contexts: Sequence[int]) -> int:
+        """One step, request by request: (new tokens, prefix) of each prompt chunk, the context of each decode."""
+        time = self.h0
+        tokens = 0
+        for new, prefix in prefill:
+            attended = sum(range(prefix + 1, prefix + new + 1))
+            time += self.a1 * new + self.a2 * attended
+            tokens += new
+        if prefill:
+            time += self.hp
+        for context in decode_contexts:
+            time += self.h1 + self.c1 + self.c2 * context
+            tokens += 1
+        if decode_contexts:
+            time += self.c0
+        return time + self.linear.of(tokens)
+
+    def step_sums_ps(self, prefill_tokens: int, attended: int, decodes: int, context: int) -> int:
+        """One step from the sums P, A, D, C."""
+        if decodes:
+            time = self.c0 + (self.h1 + self.c1) * decodes + self.c2 * context
+        else:
+            time = 0
+        if prefill_tokens:
+            time += self.hp + self.a1 * prefill_tokens + self.a2 * attended
+        return time + self.h0 + self.linear.of(prefill_tokens + decodes)
+
+    def decode_step_ps(self, decodes: int, context: int) -> int:
+        """One step of decodes only; all that depends on D alone is remembered. O(1)."""
+        base = self._decode_base
+        while len(base) <= decodes:
+            base.append(self.step_sums_ps(0, 0, len(base), 0))
+        return base[decodes] + self.c2 * context
+
+    def decode_growth_ps(self, decodes: int) -> int:
+        """By how much each decode step lasts longer than the one before it, at constant D."""
+        return self.c2 * decodes
+
+    def run_ps(self, decodes: int, context: int, steps: int) -> int:
+        """`steps` decode steps back to back at constant D; C grows by D with each."""
+        return span_of(self.decode_step_ps(decodes, context), self.c2 * decodes, steps)
+
+    def steps_until(self, decodes: int, context: int, span_ps: int) -> int:
+        """The least number of decode steps that last at least `span_ps`; for "strictly longer" ask `span_ps + 1`."""
+        return steps_to_reach(self.decode_step_ps(decodes, context), self.c2 * decodes, span_ps)
+
+
+def constant(prefill_s: float = 0.0, decode_step_s: float = 0.0) -> StepCost:
+    """A step that prefills takes `prefill_s`, one that decodes `decode_step_s`, one that does both the sum.
+
+    Neither lengths nor numbers matter, and prompts are never cut, so that queueing theory applies. Both may be 0.
+    """
+    if prefill_s < 0 or decode_step_s < 0:
+        raise ValueError(f"constant cost: prefill_s {prefill_s} and decode_step_s {decode_step_s} must not be negative")
+    return StepCost(
+        hp=to_ps(prefill_s),
+        c0=to_ps(decode_step_s),
+        chunks=False,
+        provenance=f"constant: {prefill_s} s per prefill step, {decode_step_s} s per decode step",
+        rel_error={"all": "not a model of a GPU"},
+    )
+
+
+def to_ps(seconds: float) -> int:
+    return round(seconds * PS_PER_S)

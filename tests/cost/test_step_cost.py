@@ -1,0 +1,156 @@
+"""Closed forms against step-by-step sums, the roofline against hand-made numbers, and what fits."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pdflow.cost import GpuSpec, LinearTime, ModelSpec, StepCost, constant, kv_capacity_tokens, roofline
+from pdflow.cost.progression import span_of, steps_to_reach
+
+LLAMA_8B = ModelSpec(
+    name="llama-3.1-8b",
+    num_layers=32,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+)
+LLAMA_70B = ModelSpec(
+    name="llama-3.1-70b",
+    num_layers=80,
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+)
+H100 = GpuSpec(
+    name="h100-sxm",
+    bf16_flops=989e12,
+    fp8_flops=1979e12,
+    hbm_bytes_per_s=3.35e12,
+    device_bytes=85_900_000_000,
+    ec=0.68,
+    em=0.77,
+    allreduce_bytes_per_s=270e9,
+    allreduce_latency_s=10e-6,
+)
+
+coefficient = st.integers(0, 10**9)
+costs = st.builds(
+    StepCost,
+    h0=coefficient,
+    h1=coefficient,
+    hp=coefficient,
+    a1=coefficient,
+    a2=coefficient,
+    c0=coefficient,
+    c1=coefficient,
+    c2=coefficient,
+    linear=st.builds(
+        LinearTime,
+        slope_ps=coefficient,
+        floor_ps=coefficient,
+        allreduce_ps=coefficient,
+        allreduce_slope_ps=coefficient,
+    ),
+)
+
+
+@given(costs, st.lists(st.tuples(st.integers(1, 50), st.integers(0, 99)), max_size=4), st.lists(st.integers(1, 99)))
+def test_sums_and_walk_agree(cost: StepCost, prefill: list[tuple[int, int]], contexts: list[int]) -> None:
+    tokens = sum(n for n, _ in prefill)
+    attended = sum(n * prefix + n * (n + 1) // 2 for n, prefix in prefill)
+    assert cost.step_ps(prefill, contexts) == cost.step_sums_ps(tokens, attended, len(contexts), sum(contexts))
+
+
+@given(costs, st.lists(st.integers(1, 5000), min_size=1, max_size=9), st.integers(0, 40))
+def test_a_run_lasts_as_long_as_its_steps(cost: StepCost, contexts: list[int], k: int) -> None:
+    total = sum(cost.step_ps([], [c + step for c in contexts]) for step in range(k))
+    assert cost.run_ps(len(contexts), sum(contexts), k) == total
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**9), st.integers(-5, 10**16))
+@example(1, 0, 10**6)
+@example(0, 1, 1)
+@example(3, 1000, 10**6)
+def test_steps_to_reach_is_least(first: int, delta: int, span: int) -> None:
+    if first == delta == 0 and span > 0:
+        with pytest.raises(ValueError, match="no time"):
+            steps_to_reach(first, delta, span)
+        return
+    k = steps_to_reach(first, delta, span)
+    assert span_of(first, delta, k) >= span
+    assert k == 0 or span_of(first, delta, k - 1) < span
+
+
+@given(st.integers(1, 200), st.integers(1, 10**5), st.integers(1, 10**6))
+def test_steps_until_inverts_run(decodes: int, context: int, span_us: int) -> None:
+    cost = roofline(LLAMA_8B, H100)
+    span = span_us * 10**6
+    k = cost.steps_until(decodes, context, span)
+    assert cost.run_ps(decodes, context, k - 1) < span <= cost.run_ps(decodes, context, k)
+
+
+def test_constant_adds_prefill_and_decode() -> None:
+    cost = constant(0.1, 0.02)
+    assert not cost.chunks
+    assert cost.step_sums_ps(512, 999, 0, 0) == 10**11
+    assert cost.step_sums_ps(0, 0, 7, 12345) == 2 * 10**10
+    assert cost.step_ps([(512, 0), (8, 0)], [100]) == 12 * 10**10
+    assert constant(0, 0).step_ps([(1, 0)], [1]) == 0
+    with pytest.raises(ValueError, match="negative"):
+        constant(-1.0)
+
+
+def test_roofline_by_hand_llama_8b_h100() -> None:
+    cost = roofline(LLAMA_8B, H100)
+    # 32 layers x (4096 x (2 x 4096 + 2 x 1024) + 3 x 4096 x 14336) = 6,979,321,856 linear weights.
+    assert LLAMA_8B.linear_parameters == 6_979_321_856
+    assert cost.linear.slope_ps == pytest.approx(2 * 6_979_321_856 / (0.68 * 989), abs=1)
+    assert cost.linear.floor_ps == pytest.approx(2 * (6_979_321_856 + 525_336_576) / (0.77 * 3.35), abs=1)
+    assert cost.c2 == round(131072 / (0.77 * 3.35))
+    assert cost.a2 == round(4 * 32 * 4096 / (0.68 * 989))
+    assert (cost.h0, cost.h1) == (10**9, 10**7)
+    assert cost.chunks
+
+
+def test_roofline_is_near_the_measured_kernels() -> None:
+    # GPU_COST_MODELS.md section 1: prefill 2048 / decode 32 x 2048 on H100: 8B 43.5 / 9.6 ms, 70B TP4 130 / 18.4 ms.
+    small, large = roofline(LLAMA_8B, H100, host_step_s=0), roofline(LLAMA_70B, H100, tp=4, host_step_s=0)
+    for cost, prefill_ms, decode_ms in ((small, 43.5, 9.6), (large, 130, 18.4)):
+        assert cost.step_ps([(2048, 0)], []) / 1e9 == pytest.approx(prefill_ms, rel=0.2)
+        assert cost.step_ps([], [2048] * 32) / 1e9 == pytest.approx(decode_ms, rel=0.2)
+
+
+def test_replicated_heads_are_read_on_every_rank() -> None:
+    per_rank = [roofline(LLAMA_8B, H100, tp=tp).c2 for tp in (1, 8, 16, 32)]
+    assert per_rank[0] == pytest.approx(8 * per_rank[1], abs=8)
+    assert per_rank[1] == per_rank[2] == per_rank[3]
+
+
+def test_fp8_needs_a_gpu_that_has_it() -> None:
+    assert roofline(LLAMA_8B, H100, fp8_compute=True).linear.slope_ps < roofline(LLAMA_8B, H100).linear.slope_ps
+    with pytest.raises(ValueError, match="no fp8"):
+        roofline(LLAMA_8B, attrs.evolve(H100, fp8_flops=None), fp8_compute=True)
+
+
+def test_kv_capacity() -> None:
+    # The run that the reserve was measured on had 41,408 tokens.
+    rtx_4090 = GpuSpec(name="rtx-4090", bf16_flops=165e12, hbm_bytes_per_s=1.008e12, device_bytes=25_250_000_000)
+    assert kv_capacity_tokens(LLAMA_8B, rtx_4090) == pytest.approx(41_408, rel=0.01)
+    tokens = kv_capacity_tokens(LLAMA_8B, H100, block_size=64)
+    assert tokens % 64 == 0
+    assert tokens == (int(0.9 * 85.9e9) - LLAMA_8B.weight_bytes - 1_240_000_000) // (131072 * 64) * 64
+
+
+def test_a_model_that_does_not_fit_says_so() -> None:
+    with pytest.raises(ValueError, match=r"llama-3\.1-70b does not fit on 1 x h100-sxm.*weights need 141\.1 GB"):
+        kv_capacity_tokens(LLAMA_70B, H100)
+    assert kv_capacity_tokens(LLAMA_70B, H100, tp=4) > 100_000
