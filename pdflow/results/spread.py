@@ -1,0 +1,99 @@
+"""How one quantity is spread over requests or tokens: mean, deviation and percentiles, in milliseconds.
+
+Computed as `vllm bench serve` does with numpy (population deviation, percentiles linear between the two nearest
+samples), but from exact integers, so that the bytes do not depend on the order of the samples. Of nothing, every
+figure is 0, as there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from pdflow.results.exact import Chunk, Ints, Moments, at_ranks, moments
+from pdflow.results.steps import Steps
+
+NS_PER_MS = 1_000_000
+PS_PER_MS = 1_000_000_000
+
+
+@attrs.frozen
+class Spread:
+    """`count` samples; the median is `p50_ms`."""
+
+    count: int = 0
+    mean_ms: float = 0.0
+    std_ms: float = 0.0
+    p50_ms: float = 0.0
+    p90_ms: float = 0.0
+    p99_ms: float = 0.0
+    max_ms: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields, in order."""
+        return attrs.asdict(self)
+
+
+def of_ints(values: Ints, per_ms: int = NS_PER_MS) -> Spread:
+    """The spread of whole numbers not below 0; `per_ms` of their unit make a millisecond."""
+    if not len(values):
+        return Spread()
+    ordered = np.sort(values)
+    at = {rank: int(ordered[rank]) for rank in _ranks_for(len(ordered))}
+    return _exact(moments(ordered), at, int(ordered[-1]), per_ms)
+
+
+def of_floats(values: npt.NDArray[np.float64], per_ms: int = NS_PER_MS) -> Spread:
+    """The spread of fractions (TPOT is one); sums are exactly rounded."""
+    count = len(values)
+    if not count:
+        return Spread()
+    ordered = np.sort(values)
+    samples: list[float] = ordered.tolist()
+    mean = math.fsum(samples) / count
+    std = math.sqrt(math.fsum(np.square(ordered - mean).tolist()) / count)
+    p50, p90, p99 = (
+        samples[rank] + (samples[upper] - samples[rank]) * (rest / 100) for rank, upper, rest in _positions(count)
+    )
+    return Spread(count, mean / per_ms, std / per_ms, p50 / per_ms, p90 / per_ms, p99 / per_ms, samples[-1] / per_ms)
+
+
+def of_steps(logs: Sequence[Steps]) -> Spread:
+    """The spread of inter-token latency over every output token but the first of each request."""
+
+    def chunks() -> Iterator[Chunk]:
+        for log in logs:
+            yield from log.chunks()
+
+    bounds = [found for log in logs if (found := log.bounds_ps()) is not None]
+    if not bounds:
+        return Spread()
+    low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
+    whole = sum((moments(values, weights) for values, weights in chunks()), Moments())
+    at = at_ranks(chunks, (low, high), whole.count, _ranks_for(whole.count))
+    return _exact(whole, at, high, PS_PER_MS)
+
+
+def _positions(count: int) -> Iterator[tuple[int, int, int]]:
+    """For p50, p90 and p99: the sample at or below, the one above, and how many hundredths lie between."""
+    for percent in (50, 90, 99):
+        rank, rest = divmod(percent * (count - 1), 100)
+        yield rank, min(rank + 1, count - 1), rest
+
+
+def _ranks_for(count: int) -> list[int]:
+    return sorted({rank for below, above, _ in _positions(count) for rank in (below, above)})
+
+
+def _exact(whole: Moments, at: dict[int, int], greatest: int, per_ms: int) -> Spread:
+    """One correctly rounded division at the end of each figure."""
+    p50, p90, p99 = (
+        (at[rank] * (100 - rest) + at[upper] * rest) / (100 * per_ms) for rank, upper, rest in _positions(whole.count)
+    )
+    std = math.sqrt(whole.scaled_variance) / (whole.count * per_ms)
+    return Spread(whole.count, whole.total / (whole.count * per_ms), std, p50, p90, p99, greatest / per_ms)
