@@ -1,0 +1,242 @@
+"""results.json: the keys of `vllm bench serve --save-result`, and everything of ours under one key, "pdflow".
+
+Tools that read vLLM's file (`vllm bench sweep plot_pareto`, dashboards) then read ours. Source of keys, order, units
+and nulls: vllm/benchmarks/serve.py as of November 2026 (`main_async`, `benchmark`), with its default
+`--percentile-metrics ttft,tpot,itl --metric-percentiles 99`. What has no counterpart keeps vLLM's neutral value:
+`queue_times` are zeros (a simulated client never waits for its own semaphore), `rtfx` is 0 (audio only). As in vLLM,
+a request that did not complete has 0 in the per-request lists. `latencies` and `queue_times` are always written;
+`input_lens output_lens start_times ttfts itls generated_texts errors` only if detailed.
+
+`date`. vLLM writes the wall time of the run. A simulation is a function of (scenario, seed) and its file must be one
+too, so the wall clock has no place in it: `date` is SOURCE_DATE_EPOCH in UTC where the caller passes one, and else the
+epoch itself, 19700101-000000: it parses wherever vLLM's does, nobody takes it for a real date, and it is what
+SOURCE_DATE_EPOCH=0 would say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import attrs
+import msgspec
+
+from pdflow.results.metrics import Metrics, Slo
+from pdflow.results.records import Records
+from pdflow.results.spread import Spread
+from pdflow.results.totals import NS_PER_S, Totals
+
+FORMAT_VERSION = 1
+DETAILED_KEYS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors")
+
+
+@attrs.frozen(kw_only=True)
+class CostStatement:
+    """Where one pool's step times come from, and how wrong they may be, in words for a person."""
+
+    pool: str
+    model: str
+    provenance: str
+    error_bar: str
+
+
+@attrs.frozen(kw_only=True)
+class About:
+    """What was run. Nothing here may come from the wall clock or the host.
+
+    `command_line` is what reproduces the run; leave out what does not change the results (--out, --quiet), or two
+    equal runs into two folders would differ. `request_rate_rps` None: as fast as possible, vLLM's "inf" (a trace or a
+    closed loop has no rate either). `burstiness` as in vLLM, 1.0 for Poisson, None for constant gaps ("inf").
+    """
+
+    scenario_name: str
+    scenario_sha256: str
+    seed: int
+    version: str
+    command_line: str = ""
+    world: str = "simulated"
+    model_id: str = ""
+    request_rate_rps: float | None = None
+    burstiness: float | None = 1.0
+    max_concurrency: int | None = None
+    source_date_epoch: int | None = None
+    slo: Slo | None = None
+    costs: tuple[CostStatement, ...] = ()
+    interrupted: bool = False
+
+
+def content_sha256(content: Any) -> str:
+    """The hash of a scenario's content: of its JSON with sorted keys, so layout and comments do not count."""
+    return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
+
+
+def bench_json(
+    about: About,
+    records: Records,
+    metrics: Metrics,
+    totals: Totals,
+    *,
+    itls_s: Iterable[list[float]] | None = None,
+) -> dict[str, Any]:
+    """The whole file as a dict, in the order in which it is written.
+
+    Per-request lists are iterators, to be written as a stream and consumed once. `itls_s` switches --save-detailed on:
+    the inter-token latencies in seconds of each request in turn, [] for those that did not complete.
+    """
+    return {
+        **_header(about, records),
+        **_body(about, records, metrics, itls_s),
+        "pdflow": _ours(about, metrics, totals),
+    }
+
+
+def bench_date(source_date_epoch: int | None) -> str:
+    """vLLM's "%Y%m%d-%H%M%S", in UTC, by the calendar rule of days since the epoch (civil-from-days)."""
+    days, seconds = divmod(source_date_epoch or 0, 86_400)
+    era, day_of_era = divmod(days + 719_468, 146_097)
+    year_of_era = (day_of_era - day_of_era // 1_460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    shifted = (5 * day_of_year + 2) // 153
+    day = day_of_year - (153 * shifted + 2) // 5 + 1
+    month = shifted + 3 if shifted < 10 else shifted - 9
+    year = year_of_era + era * 400 + (month <= 2)
+    return f"{year:04}{month:02}{day:02}-{seconds // 3_600:02}{seconds // 60 % 60:02}{seconds % 60:02}"
+
+
+def _header(about: About, records: Records) -> dict[str, Any]:
+    return {
+        "date": bench_date(about.source_date_epoch),
+        "endpoint_type": "pdflow",
+        "backend": "pdflow",
+        "label": about.scenario_name,
+        "model_id": about.model_id,
+        "tokenizer_id": about.model_id,
+        "num_prompts": len(records),
+        "request_rate": "inf" if about.request_rate_rps is None else about.request_rate_rps,
+        "burstiness": "inf" if about.burstiness is None else about.burstiness,
+        "max_concurrency": about.max_concurrency,
+    }
+
+
+def _body(about: About, records: Records, metrics: Metrics, itls_s: Iterable[list[float]] | None) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "duration": metrics.duration_ns / NS_PER_S,
+        "completed": metrics.completed,
+        "failed": metrics.outcomes["failed"] + metrics.outcomes["cancelled"],
+        "total_input_tokens": metrics.input_tokens,
+        "total_output_tokens": metrics.output_tokens,
+        "request_throughput": metrics.per_second(metrics.completed),
+        "request_goodput": None if metrics.slo is None else metrics.slo.goodput_rps,
+        "output_throughput": metrics.per_second(metrics.output_tokens),
+        "total_token_throughput": metrics.per_second(metrics.input_tokens + metrics.output_tokens),
+    }
+    detailed = itls_s is not None
+    if itls_s is not None:
+        body["input_lens"] = iter(records.input_tokens)
+        body["output_lens"] = _of_completed(records, records.output_tokens)
+        body["ttfts"] = _seconds_since_arrival(records, records.first_token_ns)
+        body["itls"] = iter(itls_s)
+    body["latencies"] = _seconds_since_arrival(records, records.last_token_ns)
+    if detailed:
+        body["start_times"] = (arrival / NS_PER_S for arrival in records.arrival_ns)
+    body["queue_times"] = (0.0 for _ in records.arrival_ns)
+    if detailed:
+        body["generated_texts"] = ("" for _ in records.arrival_ns)
+        body["errors"] = (reason or "" for reason in records.reason)
+    body["max_output_tokens_per_s"] = float(metrics.peak_output_tokens_per_s)
+    body["max_concurrent_requests"] = metrics.peak_concurrent_requests
+    body["rtfx"] = 0.0
+    for name, spread in (("ttft", metrics.ttft), ("tpot", metrics.tpot), ("itl", metrics.itl)):
+        body[f"mean_{name}_ms"] = spread.mean_ms
+        body[f"median_{name}_ms"] = spread.p50_ms
+        body[f"std_{name}_ms"] = spread.std_ms
+        body[f"p99_{name}_ms"] = spread.p99_ms
+    return body
+
+
+def _seconds_since_arrival(records: Records, instants: list[int]) -> Iterator[float]:
+    for outcome, arrival, instant in zip(records.outcome, records.arrival_ns, instants, strict=True):
+        yield (instant - arrival) / NS_PER_S if outcome == "completed" else 0.0
+
+
+def _of_completed(records: Records, counts: list[int]) -> Iterator[int]:
+    for outcome, count in zip(records.outcome, counts, strict=True):
+        yield count if outcome == "completed" else 0
+
+
+def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
+    return {
+        "format": FORMAT_VERSION,
+        "version": about.version,
+        "world": about.world,
+        "interrupted": about.interrupted,
+        "scenario": {"name": about.scenario_name, "sha256": about.scenario_sha256},
+        "seed": about.seed,
+        "command_line": about.command_line,
+        "outcomes": {**metrics.outcomes, "reasons": metrics.reasons, "attempts": metrics.attempts},
+        "slo": _slo(about.slo, metrics),
+        "latency": {
+            "ttft": metrics.ttft.as_dict(),
+            "tpot": metrics.tpot.as_dict(),
+            "itl": metrics.itl.as_dict(),
+            "e2e": metrics.e2e.as_dict(),
+        },
+        "stages": {stage: _stage(spread, metrics.ttft) for stage, spread in metrics.stages.items()},
+        "transfers": {
+            "count": totals.transfers,
+            "bytes": totals.bytes_moved,
+            "messages": totals.messages,
+            "stranded_kv_byte_s": totals.stranded_byte_ns / NS_PER_S,
+        },
+        "links": [
+            {
+                "name": link.name,
+                "bytes": link.bytes,
+                "capacity_bytes_per_s": link.capacity_bytes_per_s,
+                "busy_share": link.busy_share(totals.duration_ns),
+                "utilisation": link.utilisation(totals.duration_ns),
+            }
+            for link in totals.links
+        ],
+        "engines": [
+            {
+                "name": engine.name,
+                "role": engine.role,
+                "gpus": engine.gpus,
+                "steps": engine.steps,
+                "busy_share": engine.busy_share(totals.duration_ns),
+                "kv_blocks": engine.kv_blocks,
+                "peak_kv_blocks": engine.peak_kv_blocks,
+            }
+            for engine in totals.engines
+        ],
+        "gpu_busy_share": {role: totals.gpu_busy_share(role) for role in totals.roles()},
+        "cost": [attrs.asdict(cost) for cost in about.costs],
+        "notes": dict(sorted(totals.notes.items())),
+        "world_events": totals.world_events,
+    }
+
+
+def _stage(spread: Spread, ttft: Spread) -> dict[str, Any]:
+    return {
+        "mean_ms": spread.mean_ms,
+        "p50_ms": spread.p50_ms,
+        "p90_ms": spread.p90_ms,
+        "p99_ms": spread.p99_ms,
+        "share_of_ttft": spread.mean_ms / ttft.mean_ms if ttft.mean_ms > 0 else 0.0,
+    }
+
+
+def _slo(slo: Slo | None, metrics: Metrics) -> dict[str, Any] | None:
+    if slo is None or metrics.slo is None:
+        return None
+    return {
+        "ttft_ms": slo.ttft_ms,
+        "tpot_ms": slo.tpot_ms,
+        "e2e_ms": slo.e2e_ms,
+        "good": metrics.slo.good,
+        "goodput_rps": metrics.slo.goodput_rps,
+        "attainment": metrics.slo.attainment,
+        "attainment_by_metric": metrics.slo.by_metric,
+    }
