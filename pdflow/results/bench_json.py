@@ -86,7 +86,7 @@ def bench_json(
     """
     return {
         **_header(about, records),
-        **_body(about, records, metrics, itls_s),
+        **_body(records, metrics, itls_s),
         "pdflow": _ours(about, metrics, totals),
     }
 
@@ -119,7 +119,7 @@ def _header(about: About, records: Records) -> dict[str, Any]:
     }
 
 
-def _body(about: About, records: Records, metrics: Metrics, itls_s: Iterable[list[float]] | None) -> dict[str, Any]:
+def _body(records: Records, metrics: Metrics, itls_s: Iterable[list[float]] | None) -> dict[str, Any]:
     body: dict[str, Any] = {
         "duration": metrics.duration_ns / NS_PER_S,
         "completed": metrics.completed,

@@ -1,0 +1,125 @@
+"""Result files on disk: whole or not at all.
+
+Each file is written beside its place under another name and moved there once it is complete, so that a reader, a
+killed run or a full disk never leaves half a file under the name that tools look for. Large files are streamed: memory
+does not grow with them. What stands in them is decided in `bench_json`, `records` and `events`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError
+from pdflow.results.records import Records
+
+RESULTS_NAME = "results.json"
+REQUESTS_NAME = "requests.jsonl"
+EVENTS_NAME = "events.jsonl"
+
+_FLUSH_BYTES = 1 << 18
+_ITEMS_AT_ONCE = 256
+
+
+class OutputError(PdflowError):
+    """A result file could not be written; nothing of it is left behind."""
+
+    exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, path: Path, cause: OSError) -> None:
+        self.path = path
+        why = cause.strerror or str(cause)
+        super().__init__(
+            f"{path}: cannot write: {why}. Nothing of this file was kept; choose another --out, or make room there."
+        )
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that appears at `path` only if the block ends well. Raises OutputError where the disk refuses."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with guarding(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(part, "wb", buffering=_FLUSH_BYTES)  # noqa: SIM115 (closed below, where its error is ours)
+        try:
+            yield file
+            with guarding(path):
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with contextlib.suppress(OSError):  # after a failed write close() tries, and fails, again
+                file.close()
+        with guarding(path):
+            part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def guarding(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusal into an error for a person."""
+    try:
+        yield
+    except OSError as cause:
+        raise OutputError(path, cause) from cause
+
+
+def write_results(path: Path, content: Mapping[str, Any]) -> None:
+    """results.json: one key per line; iterators among the values are written as lists without being held."""
+    with replacing(path) as file, guarding(path):
+        file.write(b"{")
+        for position, (key, value) in enumerate(content.items()):
+            file.write(b",\n" if position else b"\n")
+            file.write(msgspec.json.encode(key) + b": ")
+            if isinstance(value, Iterator):
+                _write_list(file, value)
+            elif isinstance(value, dict):
+                file.write(msgspec.json.format(msgspec.json.encode(value), indent=2))
+            else:
+                file.write(msgspec.json.encode(value))
+        file.write(b"\n}\n")
+
+
+def _write_list(file: BinaryIO, items: Iterator[Any]) -> None:
+    encode = msgspec.json.Encoder().encode
+    file.write(b"[")
+    batch: list[Any] = []
+    separator = b""
+    for item in items:
+        batch.append(item)
+        if len(batch) == _ITEMS_AT_ONCE:
+            file.write(separator + encode(batch)[1:-1])
+            separator = b","
+            batch.clear()
+    if batch:
+        file.write(separator + encode(batch)[1:-1])
+    file.write(b"]")
+
+
+def request_lines(records: Records) -> Iterator[bytes]:
+    """The lines of requests.jsonl, in the order of the workload, each ended by a newline."""
+    encode = msgspec.json.Encoder().encode
+    for request in range(len(records)):
+        yield encode(records.record(request)) + b"\n"
+
+
+def write_requests(path: Path, records: Records) -> None:
+    """requests.jsonl: one record per request with the end of every stage, null where it was not reached."""
+    with replacing(path) as file, guarding(path):
+        file.writelines(request_lines(records))
+
+
+def read_requests(path: Path) -> Iterable[dict[str, Any]]:
+    """The records of a requests.jsonl, one at a time."""
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    with open(path, "rb") as file:
+        for line in file:
+            yield decode(line)
