@@ -1,0 +1,236 @@
+"""events.jsonl: everything that went into an endpoint and came out of it, in order, for replays and comparisons.
+
+Format, version 1. UTF-8, one JSON object per line. The first line is the header:
+
+    {"format": "pdflow.events", "version": 1, "world": "simulated", "scenario": "md1", "seed": 1}
+
+Every other line is one event handed to one endpoint, or one effect that it answered with:
+
+    {"t": 12000, "node": "prefill-0.r0", "in":  {"type": "WriteEnded", "op": {...}, "ok": true}}
+    {"t": 12000, "node": "prefill-0.r0", "out": {"type": "Send", "to": "decode-0.r0", "message": {"type": "Done", ...}}}
+
+`t` is the `now` given to the endpoint, in ns; it never decreases at one node. Effects follow their event in the order
+in which the endpoint returned them. A value is an object with its class as "type" and then its fields in the order of
+the class, every field always present; tuples are lists, enums the names of their members, bytes are hexadecimal.
+
+A reader refuses what it does not know: another format or version, a line that is not of this form, a file that ends in
+the middle of a line. New fields in a class are no new version; new keys in a line are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import msgspec
+
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError
+from pdflow.results.write import OutputError, replacing
+
+FORMAT = "pdflow.events"
+VERSION = 1
+
+Direction = Literal["in", "out"]
+
+
+class EventsHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of the file."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    world: str
+    scenario: str
+    seed: int
+
+
+class EventLine(msgspec.Struct, frozen=True):
+    """One line: `body` is the value as plain data, with its class under "type"."""
+
+    t: int
+    node: str
+    direction: Direction
+    body: dict[str, Any]
+
+    @property
+    def type(self) -> str:
+        """The class of the event or effect."""
+        return str(self.body["type"])
+
+
+class EventsError(PdflowError):
+    """A file is not an events.jsonl that this version can read: says which line, and what was expected."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class EventsWriter:
+    """Writes lines into an open binary file; see `writing_events` for the file itself."""
+
+    def __init__(self, file: BinaryIO, header: EventsHeader, path: Path) -> None:
+        self._write = file.write
+        self._path = path
+        self._encode = msgspec.json.Encoder().encode
+        self._line(header)
+
+    def event(self, t: int, node: str, value: msgspec.Struct) -> None:
+        """The endpoint `node` was handed `value` at `t`."""
+        self._line({"t": t, "node": node, "in": plain(value)})
+
+    def effects(self, t: int, node: str, values: Iterable[msgspec.Struct]) -> None:
+        """The endpoint `node` answered with these, in this order."""
+        for value in values:
+            self._line({"t": t, "node": node, "out": plain(value)})
+
+    def _line(self, line: Any) -> None:
+        try:
+            self._write(self._encode(line) + b"\n")
+        except OSError as cause:
+            raise OutputError(self._path, cause) from cause
+
+
+@contextlib.contextmanager
+def writing_events(path: Path, header: EventsHeader) -> Iterator[EventsWriter]:
+    """Open events.jsonl for a run; the file appears under its name only if the block ends without an exception.
+
+    An interrupted run that wants to keep its events leaves the block normally.
+    """
+    with replacing(path) as file:
+        yield EventsWriter(file, header, path)
+
+
+def plain(value: Any) -> Any:
+    """A value as the data that JSON can hold, structs with their class as "type"."""
+    kind = type(value)
+    if kind is int or kind is str or kind is bool or value is None:
+        return value
+    if kind is tuple or kind is list:
+        return [plain(item) for item in value]
+    if isinstance(value, msgspec.Struct):
+        return {"type": kind.__name__, **{name: plain(getattr(value, name)) for name in value.__struct_fields__}}
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (frozenset, set)):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, float):
+        return value
+    raise TypeError(f"{kind.__name__} has no form in {FORMAT} version {VERSION}")
+
+
+def read_events(path: Path) -> tuple[EventsHeader, Iterator[EventLine]]:
+    """The header, and the lines one at a time, each checked. Raises EventsError with file and line."""
+    file = open(path, "rb")  # noqa: SIM115 (handed to the iterator, which closes it)
+    try:
+        header = _header(path, file.readline())
+    except BaseException:
+        file.close()
+        raise
+    return header, _lines(path, file)
+
+
+def _header(path: Path, line: bytes) -> EventsHeader:
+    try:
+        header = msgspec.json.decode(line, type=EventsHeader)
+    except msgspec.MsgspecError as error:
+        raise EventsError(f"{path}:1: not the header of {FORMAT}: {error}") from error
+    if header.format != FORMAT or header.version != VERSION:
+        raise EventsError(
+            f"{path}:1: {header.format} version {header.version}: expected {FORMAT} version {VERSION};"
+            " write it again with this pdflow"
+        )
+    return header
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[EventLine]:
+    decode = msgspec.json.Decoder().decode
+    latest: dict[str, int] = {}
+    with file:
+        for number, line in enumerate(file, start=2):
+            if not line.endswith(b"\n"):
+                raise EventsError(f"{path}:{number}: the file ends in the middle of a line")
+            try:
+                event = _checked(decode(line))
+            except (msgspec.MsgspecError, ValueError) as error:
+                raise EventsError(f"{path}:{number}: {error}") from error
+            if event.t < latest.get(event.node, 0):
+                raise EventsError(f"{path}:{number}: time goes back at {event.node}, to {event.t} ns")
+            latest[event.node] = event.t
+            yield event
+
+
+def _checked(line: Any) -> EventLine:
+    if not isinstance(line, dict) or not {"t", "node"} <= line.keys():
+        raise ValueError('expected an object with "t", "node" and either "in" or "out"')
+    direction: Direction = "in" if "in" in line else "out"
+    if line.keys() != {"t", "node", direction}:
+        raise ValueError(f'expected the keys "t", "node" and either "in" or "out", found {", ".join(sorted(line))}')
+    t, node, body = line["t"], line["node"], line[direction]
+    if type(t) is not int or t < 0:
+        raise ValueError(f'"t" is not a time in ns: {t!r}')
+    if not isinstance(node, str):
+        raise ValueError(f'"node" is not a name: {node!r}')
+    if not isinstance(body, dict) or not isinstance(body.get("type"), str):
+        raise ValueError(f'"{direction}" is not a value with a "type"')
+    return EventLine(t, node, direction, body)
+
+
+def rebuild(body: Any, classes: Mapping[str, type[msgspec.Struct]]) -> Any:
+    """The value that `plain` made this data of. `classes` has every class that may occur, by name.
+
+    Raises ValueError for a class that is not in `classes`, or for fields that are not its own.
+    """
+    kind = classes.get(body["type"])
+    if kind is None:
+        raise ValueError(f"unknown class {body['type']}")
+    readers = _readers(kind)
+    if body.keys() - {"type"} != readers.keys():
+        raise ValueError(f"{kind.__name__} has the fields {', '.join(readers)}, not {', '.join(body)}")
+    return kind(**{name: _value(body[name], readers[name], classes) for name in readers})
+
+
+Enums = Mapping[str, enum.Enum]
+_readers_of: dict[type[msgspec.Struct], dict[str, Enums]] = {}
+
+
+def _readers(kind: type[msgspec.Struct]) -> dict[str, Enums]:
+    """For each field, the enum members that a string in it may name (none for most fields)."""
+    found = _readers_of.get(kind)
+    if found is None:
+        hints = typing.get_type_hints(kind)
+        found = _readers_of[kind] = {name: dict(_members(hints[name])) for name in kind.__struct_fields__}
+    return found
+
+
+def _members(hint: Any) -> Iterator[tuple[str, enum.Enum]]:
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        yield from hint.__members__.items()
+    for part in typing.get_args(hint):
+        yield from _members(part)
+
+
+def _value(data: Any, enums: Enums, classes: Mapping[str, type[msgspec.Struct]]) -> Any:
+    if isinstance(data, list):
+        return tuple(_value(item, enums, classes) for item in data)
+    if isinstance(data, dict):
+        return rebuild(data, classes) if "type" in data else data
+    if isinstance(data, str) and enums:
+        return enums.get(data, data)
+    return data
+
+
+def classes_of(*modules: types.ModuleType) -> dict[str, type[msgspec.Struct]]:
+    """The struct classes that these modules define, by name: what `rebuild` needs."""
+    return {
+        name: item
+        for module in modules
+        for name, item in vars(module).items()
+        if isinstance(item, type) and issubclass(item, msgspec.Struct) and item.__module__ == module.__name__
+    }
