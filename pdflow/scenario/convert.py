@@ -40,7 +40,7 @@ class Complaint:
     unknown: bool = False
 
 
-class Misfit(ValueError):
+class MisfitError(ValueError):
     """A value that a hook refuses; `at` leads from the value to the part that is wrong."""
 
     def __init__(self, message: str, at: KeyPath = ()) -> None:
@@ -71,7 +71,7 @@ def structure(value: object, into: type[T]) -> tuple[T | None, list[Complaint]]:
     """`value` as an `into`, and everything wrong with it; None if more is wrong than keys that do not exist."""
     try:
         return _CONVERTER.structure(value, into), []
-    except (BaseValidationError, Misfit) as error:
+    except (BaseValidationError, MisfitError) as error:
         found = list(_complaints(error, ()))
     unknown = [complaint.path for complaint in found if complaint.unknown]
     if len(unknown) < len(found):
@@ -85,11 +85,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def one_of(value: object, known: Iterable[str]) -> Misfit:
+def one_of(value: object, known: Iterable[str]) -> MisfitError:
     """The refusal of a name that is not among those known."""
     names = list(known)
     hint = did_you_mean(value, names) if isinstance(value, str) else ""
-    return Misfit(f"is {shown(value)}, expected one of {', '.join(names)}{hint}")
+    return MisfitError(f"is {shown(value)}, expected one of {', '.join(names)}{hint}")
 
 
 def shown(value: object) -> str:
@@ -116,7 +116,7 @@ def _complaints(error: BaseException, path: KeyPath) -> Iterable[Complaint]:
             yield from _complaints(inner, path + _step(error, inner))
     elif isinstance(error, KeyError):
         yield Complaint(path, "is missing")
-    elif isinstance(error, Misfit):
+    elif isinstance(error, MisfitError):
         yield Complaint((*path, *error.at), str(error))
     elif isinstance(error, ValueError):
         yield Complaint(path, str(error))
@@ -147,30 +147,30 @@ def _whole(value: object, _type: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         as_integer = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
         hint = f" (write {int(value)})" if as_integer and isinstance(value, float) else ""
-        raise Misfit(f"is {shown(value)}, expected an integer{hint}")
+        raise MisfitError(f"is {shown(value)}, expected an integer{hint}")
     if abs(value) >= 1 << 63:
-        raise Misfit(f"is {shown(value)}, expected an integer of at most 64 bits")
+        raise MisfitError(f"is {shown(value)}, expected an integer of at most 64 bits")
     return value
 
 
 def _real(value: object, _type: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Misfit(f"is {shown(value)}, expected a number")
+        raise MisfitError(f"is {shown(value)}, expected a number")
     try:
         return float(value)
     except OverflowError:
-        raise Misfit(f"is {shown(value)}, expected a number within the range of a double") from None
+        raise MisfitError(f"is {shown(value)}, expected a number within the range of a double") from None
 
 
 def _text(value: object, _type: object) -> str:
     if not isinstance(value, str):
-        raise Misfit(f"is {shown(value)}, expected a text in quotes")
+        raise MisfitError(f"is {shown(value)}, expected a text in quotes")
     return value
 
 
 def _truth(value: object, _type: object) -> bool:
     if not isinstance(value, bool):
-        raise Misfit(f"is {shown(value)}, expected true or false")
+        raise MisfitError(f"is {shown(value)}, expected true or false")
     return value
 
 
@@ -179,7 +179,7 @@ def _rate(value: object, _type: object) -> int | None:
     if number == math.inf:
         return None
     if not math.isfinite(number):
-        raise Misfit(f"is {shown(value)}, expected bytes per second of at least 1, or inf")
+        raise MisfitError(f"is {shown(value)}, expected bytes per second of at least 1, or inf")
     return value if isinstance(value, int) else int(number)
 
 
@@ -191,8 +191,9 @@ def _literal(value: object, literal: Any) -> Any:
 
 def _tuple(value: object, into: Any) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
-        raise Misfit(f"is {shown(value)}, expected an array")
-    return tuple(_CONVERTER.structure(list(value), list[get_args(into)[0]]))  # type: ignore[misc]
+        raise MisfitError(f"is {shown(value)}, expected an array")
+    element: Any = get_args(into)[0]
+    return tuple(_CONVERTER.structure(list(value), list[element]))
 
 
 def _tagged(value: object, union: Any) -> Any:
@@ -200,12 +201,12 @@ def _tagged(value: object, union: Any) -> Any:
     if tagged.bare is not None and not isinstance(value, Mapping):
         return _CONVERTER.structure({"tokens": _whole(value, int)}, tagged.kinds[tagged.bare])
     if not isinstance(value, Mapping):
-        raise Misfit(f"is {shown(value)}, expected a table with the key {tagged.tag}")
+        raise MisfitError(f"is {shown(value)}, expected a table with the key {tagged.tag}")
     if tagged.tag not in value:
-        raise Misfit(f"is missing, expected one of {', '.join(tagged.kinds)}", at=(tagged.tag,))
+        raise MisfitError(f"is missing, expected one of {', '.join(tagged.kinds)}", at=(tagged.tag,))
     name = value[tagged.tag]
     if not isinstance(name, str) or name not in tagged.kinds:
-        raise Misfit(str(one_of(name, tagged.kinds)), at=(tagged.tag,))
+        raise MisfitError(str(one_of(name, tagged.kinds)), at=(tagged.tag,))
     rest = {key: inner for key, inner in value.items() if key != tagged.tag}
     return _CONVERTER.structure(rest, tagged.kinds[name])
 
@@ -218,17 +219,22 @@ def _bounded(field: attrs.Attribute[Any], inner: Any) -> Any:
         result = _rate(value, None) if field.metadata.get("rate") else _CONVERTER.structure(value, inner)
         complaint = bound.complaint(result) if bound is not None and result is not None else None
         if complaint is not None:
-            raise Misfit(complaint)
+            raise MisfitError(complaint)
         if field.validator is not None:
             try:
                 field.validator(None, field, result)
             except ValueError as error:
-                raise Misfit(f"is {shown(value)}, expected {str(error).partition(' must be ')[2]}") from None
+                raise MisfitError(f"is {shown(value)}, expected {_after_must_be(error)}") from None
         if isinstance(result, float) and not math.isfinite(result):
-            raise Misfit(f"is {shown(value)}, expected a finite number")
+            raise MisfitError(f"is {shown(value)}, expected a finite number")
         return result
 
     return hook
+
+
+def _after_must_be(error: ValueError) -> str:
+    """attrs says "'ec' must be <= 1.0: 2.0": the condition alone."""
+    return "a number " + str(error).partition(" must be ")[2].rpartition(":")[0]
 
 
 def _class_hook(cls: type) -> Any:
@@ -238,7 +244,7 @@ def _class_hook(cls: type) -> Any:
         field.name: override(rename=key_of(field), struct_hook=_bounded(field, _not_none(hints[field.name])))
         for field in attrs.fields(cls)
     }
-    from_table = make_dict_structure_fn(
+    from_table: Any = make_dict_structure_fn(
         cls,
         _CONVERTER,
         _cattrs_forbid_extra_keys=True,
@@ -247,8 +253,10 @@ def _class_hook(cls: type) -> Any:
     )
 
     def hook(value: object, into: Any) -> Any:
+        if isinstance(value, cls):
+            return value
         if not isinstance(value, Mapping):
-            raise Misfit(f"is {shown(value)}, expected a table")
+            raise MisfitError(f"is {shown(value)}, expected a table")
         return from_table(value, into)
 
     return hook
@@ -262,14 +270,18 @@ def _not_none(hint: Any) -> Any:
     return rest[0] if len(rest) == 1 else Union[rest]  # noqa: UP007 (built from a tuple)
 
 
+def _origin(hint: Any) -> Any:
+    return get_origin(hint)
+
+
 def _converter() -> Converter:
     converter = Converter(detailed_validation=True)
     converter.register_structure_hook(int, _whole)
     converter.register_structure_hook(float, _real)
     converter.register_structure_hook(str, _text)
     converter.register_structure_hook(bool, _truth)
-    converter.register_structure_hook_func(lambda t: get_origin(t) is Literal, _literal)
-    converter.register_structure_hook_func(lambda t: get_origin(t) is tuple, _tuple)
+    converter.register_structure_hook_func(lambda t: _origin(t) is Literal, _literal)
+    converter.register_structure_hook_func(lambda t: _origin(t) is tuple, _tuple)
     converter.register_structure_hook_func(lambda t: t in TAGGED, _tagged)
     converter.register_structure_hook_factory(attrs.has, _class_hook)
     return converter

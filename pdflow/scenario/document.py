@@ -1,0 +1,191 @@
+"""From a document (plain tables) to the parts of a scenario, presets resolved.
+
+Each table is structured on its own, and a part that is wrong is None, so that the checks that follow can still speak
+about all others: the author sees every error at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from pdflow.cost.specs import GpuSpec, ModelSpec
+from pdflow.scenario import schema
+from pdflow.scenario.convert import Complaint, did_you_mean, one_of, shown, structure
+from pdflow.scenario.locate import KeyPath
+from pdflow.scenario.presets import Kind, presets
+
+T = TypeVar("T")
+
+TABLES: Final[Mapping[str, type]] = {
+    "scenario": schema.Header,
+    "workload": schema.Workload,
+    "model": ModelSpec,
+    "pool": schema.Pool,
+    "transfer": schema.Transfer,
+    "network": schema.Network,
+    "router": schema.Router,
+    "slo": schema.Slo,
+}
+REQUIRED_TABLES: Final = ("workload", "model", "pool")
+
+WEIGHT_DTYPES: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5, "int4": 0.5}
+KV_DTYPES: Final = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+DTYPES: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = {
+    "weight_dtype": ("weight_bytes_per_param", WEIGHT_DTYPES),
+    "kv_dtype": ("kv_bytes_per_value", KV_DTYPES),
+}
+"""Keys of [model] that say a size by its usual name."""
+
+
+@attrs.define
+class Parts:
+    """A document's parts; None where one is wrong or missing. `pools` has the document's order and length."""
+
+    header: schema.Header | None = None
+    workload: schema.Workload | None = None
+    model: ModelSpec | None = None
+    pools: list[schema.Pool | None] = attrs.field(factory=list)
+    transfer: schema.Transfer | None = None
+    network: schema.Network | None = None
+    router: schema.Router | None = None
+    slo: schema.Slo | None = None
+
+
+def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
+    """The parts of a document and everything wrong with them, each on its own."""
+    found: list[Complaint] = []
+    for key in document:
+        if key not in TABLES:
+            hint = did_you_mean(key, TABLES) or f", expected one of {', '.join(TABLES)}"
+            found.append(Complaint((key,), "unknown table" + hint))
+    for key in REQUIRED_TABLES:
+        if key not in document:
+            written = f"[[{key}]]" if key == "pool" else f"[{key}]"
+            found.append(Complaint((), f"the table {written} is missing"))
+    parts = Parts(
+        header=_part(document.get("scenario", {}), schema.Header, ("scenario",), found),
+        transfer=_transfer(document.get("transfer", {}), found),
+        network=_network(document.get("network", {}), found),
+        router=_part(document.get("router", {}), schema.Router, ("router",), found),
+        slo=_part(document.get("slo", {}), schema.Slo, ("slo",), found),
+    )
+    if "workload" in document:
+        parts.workload = _part(document["workload"], schema.Workload, ("workload",), found)
+    if "model" in document:
+        parts.model = _model(document["model"], found)
+    if "pool" in document:
+        parts.pools = _pools(document["pool"], found)
+    return parts, found
+
+
+def _part(value: object, into: type[T], path: KeyPath, found: list[Complaint]) -> T | None:
+    part, complaints = structure(value, into)
+    found += [attrs.evolve(complaint, path=(*path, *complaint.path)) for complaint in complaints]
+    return part
+
+
+def _transfer(table: object, found: list[Complaint]) -> schema.Transfer | None:
+    if isinstance(table, Mapping) and table.get("dialect") == "vllm-stock":
+        message = "vllm-stock shows vLLM's faults and comes with the checker; a simulation takes strict or vllm-compat"
+        found.append(Complaint(("transfer", "dialect"), message))
+        _part({**table, "dialect": "strict"}, schema.Transfer, ("transfer",), found)
+        return None
+    return _part(table, schema.Transfer, ("transfer",), found)
+
+
+def _network(table: object, found: list[Complaint]) -> schema.Network | None:
+    if not isinstance(table, Mapping):
+        return _part(table, schema.Network, ("network",), found)
+    name = table.get("preset", "rdma-400g")
+    values = _preset_values("links", name, ("network", "preset"), found)
+    if values is None:
+        name, values = "ideal", presets("links")["ideal"].values
+        _part({**values, **table, "preset": name}, schema.Network, ("network",), found)
+        return None
+    return _part({**values, **table}, schema.Network, ("network",), found)
+
+
+def _model(table: object, found: list[Complaint]) -> ModelSpec | None:
+    if not isinstance(table, Mapping):
+        return _part(table, ModelSpec, ("model",), found)
+    before = len(found)
+    own = {key: value for key, value in table.items() if key not in ("preset", *DTYPES)}
+    for key, (field, sizes) in DTYPES.items():
+        dtype = table.get(key)
+        if dtype is None:
+            continue
+        if field in own:
+            found.append(Complaint(("model", key), f"says the same as {field}; give one of the two"))
+        elif not isinstance(dtype, str) or dtype not in sizes:
+            found.append(Complaint(("model", key), str(one_of(dtype, sizes))))
+        else:
+            own[field] = sizes[dtype]
+    model = _specified(own, table.get("preset"), "models", ModelSpec, ("model",), found)
+    return model if len(found) == before or model is None else _if_harmless(model, found[before:])
+
+
+def _pools(value: object, found: list[Complaint]) -> list[schema.Pool | None]:
+    if not isinstance(value, list):
+        hint = ": write [[pool]]" if isinstance(value, Mapping) else ""
+        found.append(Complaint(("pool",), f"is {shown(value)}, expected an array of tables{hint}"))
+        return []
+    return [_pool(table, ("pool", index), found) for index, table in enumerate(value)]
+
+
+def _pool(table: object, path: KeyPath, found: list[Complaint]) -> schema.Pool | None:
+    """A pool; its GPU is resolved first, and a sound one stands in for a wrong one while the rest is looked at."""
+    if not isinstance(table, Mapping) or "gpu" not in table:
+        return _part(table, schema.Pool, path, found)
+    gpu = _gpu(table["gpu"], (*path, "gpu"), found)
+    pool = _part({**table, "gpu": gpu or _some_gpu()}, schema.Pool, path, found)
+    return pool if gpu is not None else None
+
+
+def _some_gpu() -> GpuSpec | None:
+    name, preset = next(iter(presets("gpus").items()))
+    return structure({"name": name, **preset.values}, GpuSpec)[0]
+
+
+def _gpu(value: object, path: KeyPath, found: list[Complaint]) -> GpuSpec | None:
+    if isinstance(value, str):
+        return _specified({}, value, "gpus", GpuSpec, path, found, preset_at=path)
+    if isinstance(value, Mapping):
+        own = {key: inner for key, inner in value.items() if key != "preset"}
+        return _specified(own, value.get("preset"), "gpus", GpuSpec, path, found)
+    names = ", ".join(presets("gpus"))
+    found.append(Complaint(path, f"is {shown(value)}, expected a preset's name ({names}) or a table"))
+    return None
+
+
+def _specified(
+    own: Mapping[str, Any],
+    preset: object,
+    kind: Kind,
+    into: type[T],
+    path: KeyPath,
+    found: list[Complaint],
+    *,
+    preset_at: KeyPath | None = None,
+) -> T | None:
+    """A preset's values under the table's own, as a spec; without a preset the table must say all."""
+    if preset is None:
+        return _part(own, into, path, found)
+    values = _preset_values(kind, preset, preset_at or (*path, "preset"), found)
+    if values is None:
+        return None
+    return _part({"name": preset, **values, **own}, into, path, found)
+
+
+def _preset_values(kind: Kind, name: object, path: KeyPath, found: list[Complaint]) -> Mapping[str, Any] | None:
+    known = presets(kind)
+    if isinstance(name, str) and name in known:
+        return known[name].values
+    found.append(Complaint(path, str(one_of(name, known))))
+    return None
+
+
+def _if_harmless(part: T, complaints: list[Complaint]) -> T | None:
+    return part if all(complaint.unknown for complaint in complaints) else None

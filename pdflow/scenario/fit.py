@@ -1,0 +1,35 @@
+"""What fits where: the KV capacity of a pool's engines, and whether a workload's longest request can ever be served."""
+
+from __future__ import annotations
+
+from pdflow.cost.capacity import kv_capacity_tokens
+from pdflow.cost.specs import ModelSpec
+from pdflow.layout.shapes import KvShape, MlaDims
+from pdflow.scenario.schema import Pool
+
+
+def kv_tokens_of(model: ModelSpec, pool: Pool) -> int:
+    """KV capacity of one engine of the pool, in tokens, a whole number of blocks.
+
+    `kv_tokens`, where the pool says it, is taken at its word, as vLLM's log line is. Raises ValueError, with a sentence
+    for the scenario's author, if not even one block fits.
+    """
+    if pool.kv_tokens is None:
+        return kv_capacity_tokens(model, pool.gpu, pool.tp, pool.pp, pool.gpu_memory_utilization, pool.block_size)
+    blocks = pool.kv_tokens // pool.block_size
+    if blocks < 1:
+        raise ValueError(f"kv_tokens {pool.kv_tokens} is less than one block of {pool.block_size} tokens")
+    return blocks * pool.block_size
+
+
+def kv_shape_of(model: ModelSpec, pool: Pool) -> KvShape:
+    """The geometry of this model's KV in this pool's blocks."""
+    mla = None if model.mla is None else MlaDims(model.mla.kv_lora_rank, model.mla.qk_rope_head_dim)
+    return KvShape(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        bytes_per_value=model.kv_bytes_per_value,
+        block_size=pool.block_size,
+        mla=mla,
+    )

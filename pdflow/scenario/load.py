@@ -1,0 +1,179 @@
+"""A scenario file into a Scenario, or one ScenarioError that says everything wrong with it and where.
+
+This is the one module of the room that reads files. Paths in a scenario are relative to its file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from pdflow.errors import Problem, ScenarioError
+from pdflow.scenario.convert import Complaint, MisfitError
+from pdflow.scenario.document import Parts, read_document
+from pdflow.scenario.locate import KeyPath, key_lines
+from pdflow.scenario.overrides import Override, apply_override, parse_override
+from pdflow.scenario.schema import Scenario
+from pdflow.scenario.validate import check
+
+T = TypeVar("T")
+
+_LINE_OF_ERROR: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def load(path: str | os.PathLike[str], *, overrides: Iterable[str] = (), seed: int | None = None) -> Scenario:
+    """Read, override, resolve and check one scenario file.
+
+    `overrides` are KEY=VALUE texts as `--set` takes them. Raises ScenarioError with every problem found.
+    """
+    file = os.fspath(path)
+    text = _read(file)
+    document = _parse(file, text)
+    source = _Source(file, key_lines(text), document)
+    source.override(overrides, seed)
+    parts, complaints = read_document(document)
+    complaints += check(parts)
+    complaints += _files(file, parts)
+    if complaints or source.refused:
+        raise ScenarioError(source.problems(complaints))
+    return _scenario(file, parts)
+
+
+def _read(file: str) -> str:
+    try:
+        raw = Path(file).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ScenarioError([Problem(file, "", f"cannot be read: {reason}")]) from None
+    try:
+        return raw.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ScenarioError([Problem(f"{file}:{line}", "", "is not UTF-8 text, as TOML must be")]) from None
+
+
+def _parse(file: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ScenarioError([Problem(f"{file}:1", "", "is nested too deeply to be read")]) from None
+    except ValueError as error:
+        message = str(error)
+        match = _LINE_OF_ERROR.search(message)
+        line = int(match[1]) if match and match[1] else text.count("\n") + 1
+        column = f", column {match[2]}" if match and match[2] else ""
+        reason = message[: match.start()] if match else message
+        problem = Problem(f"{file}:{line}", "", f"is not TOML: {reason}{column}")
+        raise ScenarioError([problem]) from None
+
+
+@attrs.define
+class _Source:
+    """Where each part of a document was written: on a line of the file, or on the command line."""
+
+    file: str
+    lines: Mapping[KeyPath, int]
+    document: dict[str, Any]
+    overridden: dict[KeyPath, str] = attrs.field(factory=dict)
+    refused: list[Problem] = attrs.field(factory=list)
+
+    def override(self, texts: Iterable[str], seed: int | None) -> None:
+        """Apply `--set`s in order, then `--seed`; those that lead nowhere are remembered as problems."""
+        for text in texts:
+            try:
+                override = parse_override(text)
+                self.overridden[apply_override(self.document, override)] = override.place
+            except MisfitError as error:
+                self.refused.append(Problem(f"--set {text}", "", str(error)))
+        if seed is not None and isinstance(self.document.setdefault("scenario", {}), dict):
+            override = Override(f"--seed {seed}", ("scenario", "seed"), seed)
+            self.overridden[apply_override(self.document, override)] = override.place
+
+    def problems(self, complaints: Iterable[Complaint]) -> list[Problem]:
+        """Complaints with their places, in the order of the file, the command line's last."""
+        placed = [(self._line(c.path), i, c) for i, c in enumerate(complaints)]
+        placed.sort(key=lambda item: (item[0] is None, item[0] or 0, item[1]))
+        located = [Problem(self._place(c.path), self._shown(c.path), c.message) for _, _, c in placed]
+        return list(dict.fromkeys(located)) + self.refused
+
+    def _place(self, path: KeyPath) -> str:
+        line = self._line(path)
+        return f"{self.file}:{line}" if line is not None else self._override_of(path) or self.file
+
+    def _line(self, path: KeyPath) -> int | None:
+        """The line of the key, or of the nearest table around it; None if the command line said it."""
+        if self._override_of(path) is not None:
+            return None
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+    def _override_of(self, path: KeyPath) -> str | None:
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.overridden:
+                return self.overridden[path[:end]]
+        return None
+
+    def _shown(self, path: KeyPath) -> str:
+        """The path as --set would say it: pools by their names."""
+        shown = ""
+        for depth, part in enumerate(path):
+            if depth == 1 and path[0] == "pool":
+                name = self._pool_name(part)
+                shown += f".{name}" if name else f"[{part}]"
+            elif isinstance(part, int):
+                shown += f"[{part}]"
+            else:
+                key = part if _BARE_KEY.fullmatch(part) else f'"{part}"'
+                shown += f".{key}" if shown else key
+        return shown
+
+    def _pool_name(self, index: str | int) -> str | None:
+        """The name of a pool, if it has one that is its own."""
+        pools = self.document["pool"]
+        names = [pool.get("name") if isinstance(pool, dict) else None for pool in pools]
+        name = names[index] if isinstance(index, int) else None
+        return name if isinstance(name, str) and _BARE_KEY.fullmatch(name) and names.count(name) == 1 else None
+
+
+def _files(file: str, parts: Parts) -> list[Complaint]:
+    """What files that the scenario names have wrong with them."""
+    trace = parts.workload.trace if parts.workload is not None else None
+    if trace is None:
+        return []
+    path = Path(file).parent / trace.path
+    if not path.is_file():
+        return [Complaint(("workload", "trace", "path"), f'"{trace.path}" does not exist; looked for {path}')]
+    return []
+
+
+def _scenario(file: str, parts: Parts) -> Scenario:
+    header, workload = _sound(parts.header), _sound(parts.workload)
+    if workload.trace is not None:
+        path = os.path.normpath(Path(file).parent / workload.trace.path)
+        workload = attrs.evolve(workload, trace=attrs.evolve(workload.trace, path=path))
+    return Scenario(
+        name=header.name or Path(file).stem,
+        seed=header.seed,
+        workload=workload,
+        model=_sound(parts.model),
+        pools=tuple(_sound(pool) for pool in parts.pools),
+        transfer=_sound(parts.transfer),
+        network=_sound(parts.network),
+        router=_sound(parts.router),
+        slo=_sound(parts.slo),
+        path=file,
+    )
+
+
+def _sound(part: T | None) -> T:
+    """A part of which nothing was complained."""
+    assert part is not None
+    return part

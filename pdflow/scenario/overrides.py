@@ -1,0 +1,90 @@
+"""`--set key=value`: one value of a scenario replaced from the command line.
+
+A key is a dotted TOML key; `pool.NAME.key` reaches into the pool of that name. A value is read as TOML, and as a text
+where it is not TOML, so that neither `--set router.policy=least-loaded` nor `--set pool.decode.tp=2` needs quotes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import attrs
+
+from pdflow.scenario.convert import MisfitError, did_you_mean, shown
+from pdflow.scenario.locate import KeyPath
+
+
+@attrs.frozen
+class Override:
+    """One replacement: `place` is how the author wrote it ("--set pool.decode.tp=2"), for messages."""
+
+    place: str
+    key: KeyPath
+    value: Any
+
+
+def parse_override(text: str) -> Override:
+    """Read KEY=VALUE. Raises MisfitError if it has no key that TOML would accept."""
+    place = f"--set {text}"
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise MisfitError("expected key=value, as in --set pool.decode.tp=2")
+    return Override(place, _key(key), _value(value))
+
+
+def apply_override(document: dict[str, Any], override: Override) -> KeyPath:
+    """Put the value into the document and return its path there. Raises MisfitError where the key leads nowhere."""
+    path: KeyPath = ()
+    inside: Any = document
+    for part in override.key[:-1]:
+        inside, path = _enter(inside, path, str(part))
+    last = str(override.key[-1])
+    if _names_a_pool(path, inside):
+        raise MisfitError(f"pool.{last} is a pool; say which of its keys, as in pool.{last}.tp")
+    if not isinstance(inside, dict):
+        raise MisfitError(f"{'.'.join(map(str, path))} is {shown(inside)}, so it has no key {last}")
+    inside[last] = override.value
+    return (*path, last)
+
+
+def _enter(inside: Any, path: KeyPath, part: str) -> tuple[Any, KeyPath]:
+    """One step down: into a table, into a pool by its name, or into a table that does not exist yet."""
+    if _names_a_pool(path, inside):
+        names = [pool.get("name") for pool in inside if isinstance(pool, dict)]
+        if part not in names:
+            known = [name for name in names if isinstance(name, str)]
+            raise MisfitError(f"no pool named {part}, expected one of {', '.join(known)}{did_you_mean(part, known)}")
+        index = next(i for i, pool in enumerate(inside) if isinstance(pool, dict) and pool.get("name") == part)
+        return inside[index], (*path, index)
+    if not isinstance(inside, dict):
+        raise MisfitError(f"{'.'.join(map(str, path))} is {shown(inside)}, so it has no key {part}")
+    if part == "gpu" and isinstance(inside.get(part), str):
+        inside[part] = {"preset": inside[part]}
+    return inside.setdefault(part, {}), (*path, part)
+
+
+def _names_a_pool(path: KeyPath, inside: Any) -> bool:
+    return path == ("pool",) and isinstance(inside, list)
+
+
+def _key(text: str) -> KeyPath:
+    try:
+        table: Any = tomllib.loads(f"{text} = 0")
+    except (ValueError, RecursionError):
+        table = {}
+    path: list[str] = []
+    while isinstance(table, dict) and len(table) == 1:
+        [(part, table)] = table.items()
+        path.append(part)
+    if table != 0 or not path:
+        raise MisfitError(f"{shown(text)} is not a key, expected a dotted one, as in pool.decode.tp")
+    return tuple(path)
+
+
+def _value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return parsed["value"] if len(parsed) == 1 else text

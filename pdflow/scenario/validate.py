@@ -1,0 +1,213 @@
+"""What the parts of a scenario must be to each other; each rule gives complaints and knows nothing of files.
+
+A rule looks only at parts that are sound by themselves, so one wrong key never hides or invents another complaint.
+Sources of the protocol's rules: PROTOCOL.md 1.4 (TP), 1.5 and C12 (block sizes).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from pdflow.cost.specs import ModelSpec
+from pdflow.layout.ranks import check_tp
+from pdflow.layout.shapes import LayoutError
+from pdflow.scenario.convert import Complaint, did_you_mean
+from pdflow.scenario.document import Parts
+from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
+from pdflow.scenario.locate import KeyPath
+from pdflow.scenario.schema import Network, Pool, Transfer, UniformLength, Workload
+
+PlacedPool: TypeAlias = tuple[KeyPath, Pool]
+
+
+def check(parts: Parts) -> Iterator[Complaint]:
+    """Everything that is wrong between parts that are sound by themselves."""
+    pools: list[PlacedPool] = [(("pool", index), pool) for index, pool in enumerate(parts.pools) if pool is not None]
+    complete = bool(parts.pools) and None not in parts.pools
+    if parts.workload is not None:
+        yield from _workload(parts.workload)
+    if complete:
+        yield from _roles(pools)
+    yield from _names(pools)
+    if parts.transfer is not None:
+        yield from _timers(parts.transfer)
+        yield from _blocks(parts.transfer, pools)
+    if parts.model is not None:
+        fitting = []
+        for path, pool in pools:
+            complaints = list(_model_fits(parts.model, path, pool))
+            yield from complaints
+            if not complaints:
+                fitting.append((path, pool))
+        if parts.transfer is not None:
+            yield from _pairs(parts.model, parts.transfer, fitting)
+        if parts.workload is not None:
+            yield from _longest_request(parts.model, parts.workload, [pool for _, pool in fitting])
+    if parts.network is not None:
+        yield from _network(parts.network, pools, complete)
+
+
+def _workload(workload: Workload) -> Iterator[Complaint]:
+    sources = [name for name in ("arrival", "trace", "like") if getattr(workload, name) is not None]
+    if not sources:
+        yield Complaint(("workload",), "says nothing of arrivals, expected one of arrival, trace, like")
+        return
+    for extra in sources[1:]:
+        yield Complaint(("workload", extra), f"stands beside {sources[0]}, expected one of arrival, trace, like")
+    source = sources[0]
+    if source == "arrival":
+        for key in ("requests", "input_tokens", "output_tokens"):
+            if getattr(workload, key) is None:
+                yield Complaint(("workload",), f"{key} is missing, which arrival needs")
+    else:
+        for key in ("input_tokens", "output_tokens"):
+            if getattr(workload, key) is not None:
+                yield Complaint(("workload", key), f"has no meaning with {source}, which brings its own lengths")
+    if source == "like" and workload.requests is None:
+        yield Complaint(("workload",), "requests is missing, which like needs")
+    if source != "like":
+        for key in ("rate_rps", "rate_scale"):
+            if getattr(workload, key) is not None:
+                hint = "trace.time_scale" if source == "trace" else "arrival.rate_rps"
+                yield Complaint(("workload", key), f"has a meaning only with like (did you mean {hint}?)")
+    elif workload.rate_rps is not None and workload.rate_scale is not None:
+        yield Complaint(("workload", "rate_scale"), "stands beside rate_rps, expected one of the two")
+    for key in ("input_tokens", "output_tokens"):
+        length = getattr(workload, key)
+        if isinstance(length, UniformLength) and length.low > length.high:
+            yield Complaint(
+                ("workload", key, "high"), f"is {length.high}, expected at least low, which is {length.low}"
+            )
+
+
+def _roles(pools: list[PlacedPool]) -> Iterator[Complaint]:
+    for role in ("prefill", "decode"):
+        if not any(pool.role == role for _, pool in pools):
+            yield Complaint(("pool",), f'no pool has role = "{role}", expected at least one')
+    for path, pool in pools:
+        if pool.role == "decode" and pool.pp > 1:
+            yield Complaint((*path, "pp"), f"is {pool.pp}, expected 1: only prefill engines may be pipelined")
+
+
+def _names(pools: list[PlacedPool]) -> Iterator[Complaint]:
+    seen: set[str] = set()
+    for path, pool in pools:
+        if pool.name in seen:
+            yield Complaint((*path, "name"), f'is "{pool.name}", which an earlier pool has too')
+        seen.add(pool.name)
+
+
+def _timers(transfer: Transfer) -> Iterator[Complaint]:
+    for shorter, longer in (
+        ("suspect_s", "dead_s"),
+        ("cancel_first_s", "cancel_last_s"),
+        ("backoff_first_s", "backoff_last_s"),
+    ):
+        low, high = getattr(transfer, shorter), getattr(transfer, longer)
+        if low > high:
+            yield Complaint(("transfer", longer), f"is {high:g}, expected at least {shorter}, which is {low:g}")
+
+
+def _of_role(pools: Iterable[PlacedPool], role: str) -> list[PlacedPool]:
+    return [(path, pool) for path, pool in pools if pool.role == role]
+
+
+def _blocks(transfer: Transfer, pools: list[PlacedPool]) -> Iterator[Complaint]:
+    for _, prefill in _of_role(pools, "prefill"):
+        for path, decode in _of_role(pools, "decode"):
+            p, d = prefill.block_size, decode.block_size
+            expected = None
+            if transfer.dialect == "strict":
+                if max(p, d) % min(p, d):
+                    expected = f"a divisor or a multiple of {p}"
+            elif transfer.method == "nixl-push":
+                if p != d:
+                    expected = f"{p}: vllm-compat pushes between equal block sizes only"
+            elif d % p:
+                expected = f"a multiple of {p}: vllm-compat pulls into blocks that P's divide"
+            if expected is not None:
+                where = f"expected {expected} (block_size of pool {prefill.name})"
+                yield Complaint((*path, "block_size"), f"is {d}, {where}")
+
+
+def _model_fits(model: ModelSpec, path: KeyPath, pool: Pool) -> Iterator[Complaint]:
+    try:
+        model.check_parallel(pool.tp, pool.pp)
+    except ValueError as error:
+        key = "pp" if pool.pp > model.num_layers and not _tp_is_wrong(model, pool.tp) else "tp"
+        yield Complaint((*path, key), str(error))
+        if pool.kv_tokens is None:
+            return
+    try:
+        kv_tokens_of(model, pool)
+    except ValueError as error:
+        yield Complaint((*path, "gpu" if pool.kv_tokens is None else "kv_tokens"), str(error))
+
+
+def _tp_is_wrong(model: ModelSpec, tp: int) -> bool:
+    try:
+        model.check_parallel(tp)
+    except ValueError:
+        return True
+    return False
+
+
+def _pairs(model: ModelSpec, transfer: Transfer, pools: list[PlacedPool]) -> Iterator[Complaint]:
+    for _, prefill in _of_role(pools, "prefill"):
+        for path, decode in _of_role(pools, "decode"):
+            try:
+                check_tp(
+                    kv_shape_of(model, prefill),
+                    prefill.tp,
+                    decode.tp,
+                    initiator="push" if transfer.method == "nixl-push" else "pull",
+                    rule="exactly-once" if transfer.dialect == "strict" else "vllm",
+                )
+            except LayoutError as error:
+                yield Complaint((*path, "tp"), f"{error} (pools {prefill.name} and {decode.name})")
+
+
+def _longest_request(model: ModelSpec, workload: Workload, pools: list[Pool]) -> Iterator[Complaint]:
+    if workload.input_tokens is None or workload.output_tokens is None:
+        return
+    prompt = workload.input_tokens.high
+    whole = prompt + workload.output_tokens.high
+    for pool in pools:
+        capacity = kv_tokens_of(model, pool)
+        key, need, what = (
+            ("input_tokens", prompt, "a prompt") if pool.role == "prefill" else ("output_tokens", whole, "a request")
+        )
+        if need > capacity:
+            message = f"{what} of up to {need} tokens never fits pool {pool.name}, whose engines hold {capacity}"
+            yield Complaint(("workload", key), message + "; shorten it, or raise kv_tokens, tp or the GPU's memory")
+
+
+def _network(network: Network, pools: list[PlacedPool], complete: bool) -> Iterator[Complaint]:
+    counts = Counter(link.name for link in network.links)
+    for index, link in enumerate(network.links):
+        if counts[link.name] > 1 and link.name in [earlier.name for earlier in network.links[:index]]:
+            yield Complaint(("network", "links", index, "name"), f'is "{link.name}", which an earlier link has too')
+    roles = {pool.name: pool.role for _, pool in pools}
+    pairs: set[tuple[str, str]] = set()
+    for index, path in enumerate(network.paths):
+        at: KeyPath = ("network", "paths", index)
+        for key, name, role in (("from", path.from_pool, "prefill"), ("to", path.to_pool, "decode")):
+            if name not in roles:
+                if complete:
+                    known = ", ".join(roles)
+                    hint = did_you_mean(name, roles)
+                    yield Complaint((*at, key), f'is "{name}", expected the name of a pool: {known}{hint}')
+            elif roles[name] != role:
+                yield Complaint((*at, key), f"is a {roles[name]} pool; KV flows from prefill to decode pools")
+        if (path.from_pool, path.to_pool) in pairs:
+            yield Complaint(at, f"an earlier path leads from {path.from_pool} to {path.to_pool} too")
+        pairs.add((path.from_pool, path.to_pool))
+        for step, name in enumerate(path.via):
+            if name not in counts:
+                known = ", ".join(counts) or "none is defined"
+                hint = did_you_mean(name, counts)
+                yield Complaint((*at, "via", step), f'is "{name}", expected the name of a link: {known}{hint}')
+            elif name in path.via[:step]:
+                yield Complaint((*at, "via", step), f'is "{name}" again; a path crosses a link once')
