@@ -1,0 +1,97 @@
+"""The answers that the protocol asks of the layout, tabulated per pair of parallelisms: who writes whom, how much.
+
+It satisfies `pdflow.protocol.geometry.Geometry`. It decides nothing of its own: the rule is `ranks`, the block sizes
+are judged by `pairing`. A table is made at the first question about two parallelisms, and a question is then a lookup.
+
+The figures may come from a peer's frame, so what one may ask for is bounded: neither the time for one table nor their
+number grows without limit (invariant S9).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pdflow.layout.pairing import cut_size
+from pdflow.layout.ranks import Initiator, Rule, by_consumer, by_producer, writers
+from pdflow.layout.shapes import KvShape, LayoutError
+from pdflow.protocol.values import Value
+
+MAX_RANKS = 256
+"""Ranks of one engine, TP x PP. Real ones have up to 64 (larger deployments add data parallelism, which is engines);
+the worst table at this limit has 16,384 pairs and takes some 50 ms."""
+
+
+class Sharding(Protocol):
+    """How an engine cuts its KV cache."""
+
+    @property
+    def tp(self) -> int: ...
+    @property
+    def pp(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+
+
+class _Table(Value, frozen=True, gc=False):
+    targets: dict[int, tuple[int, ...]]
+    sources: dict[int, tuple[int, ...]]
+    pairs: tuple[tuple[int, int], ...]
+    bytes_per_token: dict[tuple[int, int], int]
+
+
+class TransferGeometry:
+    """Who writes whom, for one model, one initiator and one rule. Pure; what it remembers never changes an answer.
+
+    Every method raises LayoutError (a ValueError) if the two parallelisms or block sizes cannot be paired.
+    """
+
+    __slots__ = ("_initiator", "_rule", "_shape", "_tables")
+
+    def __init__(self, shape: KvShape, *, initiator: Initiator = "push", rule: Rule = "exactly-once") -> None:
+        self._shape = shape
+        self._initiator: Initiator = initiator
+        self._rule: Rule = rule
+        self._tables: dict[tuple[int, int, int], _Table] = {}
+
+    def targets(self, p_rank: int, p: Sharding, d: Sharding) -> tuple[int, ...]:
+        """The D ranks that P rank `p_rank` sends to, ascending; none for an idle replica."""
+        return self._table(p, d).targets.get(p_rank, ())
+
+    def sources(self, d_rank: int, p: Sharding, d: Sharding) -> tuple[int, ...]:
+        """The P ranks that D rank `d_rank` gets its KV from, ascending."""
+        return self._table(p, d).sources.get(d_rank, ())
+
+    def pairs(self, p: Sharding, d: Sharding) -> tuple[tuple[int, int], ...]:
+        """Every (p_rank, d_rank) that moves bytes, by P rank, then D rank."""
+        return self._table(p, d).pairs
+
+    def nbytes(self, p_rank: int, d_rank: int, p: Sharding, d: Sharding, num_tokens: int) -> int:
+        """Bytes of `num_tokens` tokens that this pair moves; LayoutError if the two exchange nothing."""
+        per_token = self._table(p, d).bytes_per_token.get((p_rank, d_rank))
+        if per_token is None:
+            raise LayoutError(f"prefill rank {p_rank} and decode rank {d_rank} exchange nothing")
+        return num_tokens * per_token
+
+    def _table(self, p: Sharding, d: Sharding) -> _Table:
+        if p.block_size != d.block_size:
+            cut_size(p.block_size, d.block_size)
+        if d.pp != 1:
+            raise LayoutError(f"decode with {d.pp} pipeline stages: only the prefill side may have more than one")
+        key = (p.tp, p.pp, d.tp)
+        table = self._tables.get(key)
+        if table is None:
+            self._tables[key] = table = self._tabulate(p, d)
+        return table
+
+    def _tabulate(self, p: Sharding, d: Sharding) -> _Table:
+        for side, ranks in (("prefill", p.tp * p.pp), ("decode", d.tp)):
+            if ranks > MAX_RANKS:
+                raise LayoutError(f"{side} with {ranks} ranks: at most {MAX_RANKS} are supported")
+        found = writers(self._shape, p.tp, p.pp, d.tp, initiator=self._initiator, rule=self._rule)
+        producers = by_producer(found)
+        return _Table(
+            targets={rank: tuple(pair.d_rank for pair in own) for rank, own in producers.items()},
+            sources={rank: tuple(pair.p_rank for pair in own) for rank, own in by_consumer(found).items()},
+            pairs=tuple((pair.p_rank, pair.d_rank) for own in producers.values() for pair in own),
+            bytes_per_token={(pair.p_rank, pair.d_rank): pair.bytes_per_token for pair in found},
+        )

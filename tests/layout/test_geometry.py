@@ -1,0 +1,63 @@
+"""The protocol's questions are answered as the pairs say."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from pdflow.layout.geometry import TransferGeometry
+from pdflow.layout.ranks import Rule, writers
+from pdflow.layout.shapes import KvShape, LayoutError
+
+SHAPE = KvShape(6, 4, 128, 2, 16)
+
+
+class Cut(NamedTuple):
+    tp: int
+    pp: int = 1
+    block_size: int = 16
+
+
+@pytest.mark.parametrize(
+    ("p", "d"), [(Cut(2, 2), Cut(4)), (Cut(4, 3), Cut(1)), (Cut(8), Cut(2)), (Cut(4, 1, 64), Cut(8))]
+)
+@pytest.mark.parametrize("rule", ["exactly-once", "vllm"])
+def test_answers_are_the_pairs(p: Cut, d: Cut, rule: Rule) -> None:
+    if rule == "vllm" and d.tp == 8:
+        pytest.skip("vLLM refuses replicated heads on a wider decode side")
+    geometry = TransferGeometry(SHAPE, rule=rule)
+    found = writers(SHAPE, p.tp, p.pp, d.tp, rule=rule)
+    assert geometry.pairs(p, d) == tuple(sorted((pair.p_rank, pair.d_rank) for pair in found))
+    for p_rank in range(p.tp * p.pp):
+        for d_rank in range(d.tp):
+            meet = (p_rank, d_rank) in geometry.pairs(p, d)
+            assert (d_rank in geometry.targets(p_rank, p, d)) == meet
+            assert (p_rank in geometry.sources(d_rank, p, d)) == meet
+    for pair in found:
+        assert geometry.nbytes(pair.p_rank, pair.d_rank, p, d, 77) == 77 * pair.bytes_per_token
+
+
+def test_an_idle_replica_has_no_targets() -> None:
+    geometry = TransferGeometry(SHAPE)
+    assert [geometry.targets(rank, Cut(8), Cut(2)) for rank in range(4)] == [(0,), (), (0,), ()]
+    with pytest.raises(LayoutError, match="prefill rank 1 and decode rank 0 exchange nothing"):
+        geometry.nbytes(1, 0, Cut(8), Cut(2), 1)
+
+
+@pytest.mark.parametrize(
+    ("p", "d", "said"),
+    [
+        (Cut(1), Cut(1, 2), "only the prefill side"),
+        (Cut(1, 1, 24), Cut(1), "block size 24"),
+        (Cut(1, 7), Cut(1), "each stage needs at least one layer"),
+        (Cut(3), Cut(1), "prefill TP 3"),
+        (Cut(1), Cut(2**30), "decode with 1073741824 ranks"),
+        (Cut(2**30), Cut(1), "prefill with 1073741824 ranks"),
+        (Cut(-(2**30)), Cut(1), "prefill TP -1073741824"),
+    ],
+)
+def test_what_cannot_be_paired_is_named(p: Cut, d: Cut, said: str) -> None:
+    for _ in range(2):
+        with pytest.raises(LayoutError, match=said):
+            TransferGeometry(SHAPE).pairs(p, d)
