@@ -1,0 +1,44 @@
+"""Deadlines of one endpoint: a heap that may lie early, never late.
+
+The truth about a deadline is a field of its cell; the heap only says when to look. A renewal changes the field alone,
+and the stale entry is pushed again when it surfaces; an entry of a cell that is gone is dropped. So a timer can neither
+leak nor fire for the dead. A deadline that moves earlier needs a push of its own. Forks and fingerprints skip the heap:
+its layout depends on history and would split equal states (CORE_SHAPE pitfalls 7 and 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from pdflow.protocol.timers import Timer
+from pdflow.protocol.values import Instant
+
+
+class Deadlines:
+    __slots__ = ("heap", "pushed")
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[Instant, int, Timer]] = []
+        self.pushed = 0
+
+    def push(self, at: Instant, timer: Timer) -> None:
+        self.pushed += 1
+        heappush(self.heap, (at, self.pushed, timer))
+
+    def wake_at(self) -> Instant | None:
+        """O(1), possibly too early."""
+        return self.heap[0][0] if self.heap else None
+
+    def first_due(self, now: Instant, deadline_of: Callable[[Timer], Instant | None]) -> Timer | None:
+        """The next timer whose deadline has really passed, its entry removed."""
+        heap = self.heap
+        while heap and heap[0][0] <= now:
+            timer = heappop(heap)[2]
+            at = deadline_of(timer)
+            if at is None:
+                continue
+            if at <= now:
+                return timer
+            self.push(at, timer)
+        return None

@@ -1,0 +1,164 @@
+"""What an endpoint wants done. Imperative, frozen; their order is part of the contract; executing one never waits.
+
+Drivers look a method up by type. Effects are data, not calls: so an illegal event changes nothing, and no effect can
+call back into the endpoint halfway through a transition.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TypeAlias
+
+from pdflow.protocol.events import LocalEvent
+from pdflow.protocol.ids import KvParams, LeaseWord, Op
+from pdflow.protocol.messages import Code, Completion, Done, Message, Register
+from pdflow.protocol.values import Address, Allocation, RequestId, Value, Xid
+
+
+class Tell(Value, frozen=True, gc=False):
+    """Hand an event to another endpoint of the same engine."""
+
+    to: Address
+    event: LocalEvent
+
+
+class Send(Value, frozen=True, gc=False):
+    """Send a frame on the control stream, or as a notification where the dialect has no stream."""
+
+    to: Address
+    message: Message
+
+
+class Handshake(Value, frozen=True, gc=False):
+    """Connect to a peer and learn its incarnation by a fresh nonce; answer with HandshakeEnded."""
+
+    peer: Address
+
+
+class PostWrite(Value, frozen=True, gc=False):
+    """WRITE this rank's shard of the source's tokens into the granted blocks, then deliver `notice`, behind the data."""
+
+    op: Op
+    to: Address
+    source: Allocation
+    grant: Register
+    nbytes: int
+    notice: Done | Completion
+
+
+class PostRead(Value, frozen=True, gc=False):
+    """READ one P rank's shard into the granted blocks. `notice` (vllm-compat) reaches P behind the data."""
+
+    op: Op
+    source: Address
+    blocks: tuple[int, ...]
+    grant: Register
+    nbytes: int
+    notice: Completion | None
+
+
+class ReadWord(Value, frozen=True, gc=False):
+    """READ 8 bytes: the lease word of the P rank that `op` has read."""
+
+    op: Op
+    source: Address
+    index: int
+
+
+class BumpWord(Value, frozen=True, gc=False):
+    """Change this rank's lease word, before the scheduler may free what it guards."""
+
+    word: LeaseWord
+
+
+class Flush(Value, frozen=True, gc=False):
+    """Make sure that everything posted to this peer has landed; answer with FlushEnded."""
+
+    peer: Address
+
+
+class Fence(Value, frozen=True, gc=False):
+    """Close our endpoint so that nothing of ours (P), or nothing from that peer (D), can land; answer with FenceEnded."""
+
+    peer: Address
+
+
+class AnswerPrefill(Value, frozen=True, gc=False):
+    """Answer the prefill leg: these are the coordinates that the decode leg needs."""
+
+    request_id: RequestId
+    params: KvParams
+
+
+class ReleaseBlocks(Value, frozen=True, gc=False):
+    """P: nothing reads these blocks any more; give them back to the pool."""
+
+    xid: Xid
+    allocation: Allocation
+    code: Code
+
+
+class Enqueue(Value, frozen=True, gc=False):
+    """D: let this request into the engine's own queue, which allocates its blocks."""
+
+    request_id: RequestId
+
+
+class Commit(Value, frozen=True, gc=False):
+    """D: every shard is here; make it visible, hash it into the prefix cache, decode."""
+
+    request_id: RequestId
+
+
+class Outcome(IntEnum):
+    FAILED = 1
+    CANCELLED = 2
+
+
+class Resolve(Value, frozen=True, gc=False):
+    """D: the request's one outcome, unless it was Commit. Its blocks have a life of their own."""
+
+    request_id: RequestId
+    outcome: Outcome
+    code: Code
+
+
+class Quarantine(Value, frozen=True, gc=False):
+    """D: the request is over and a writer may still be alive: keep the blocks out of use."""
+
+    allocation: Allocation
+
+
+class FreeBlocks(Value, frozen=True, gc=False):
+    """D: every possible writer of these blocks is known to have ended; back to the pool."""
+
+    allocation: Allocation
+
+
+class Note(Value, frozen=True, gc=False):
+    """Something was ignored or is odd; a driver counts and logs it. Never a cause for action."""
+
+    name: str
+
+
+Effect: TypeAlias = (
+    Tell
+    | Send
+    | Handshake
+    | PostWrite
+    | PostRead
+    | ReadWord
+    | BumpWord
+    | Flush
+    | Fence
+    | AnswerPrefill
+    | ReleaseBlocks
+    | Enqueue
+    | Commit
+    | Resolve
+    | Quarantine
+    | FreeBlocks
+    | Note
+)
+Effects: TypeAlias = tuple[Effect, ...]
+NOTHING: Effects = ()

@@ -1,0 +1,339 @@
+"""What can happen to an endpoint. Past tense, frozen, each from one of four mouths: the engine, the other endpoints of
+the same engine, the transport, time. A peer's frame arrives as `Received` and is data: it never raises.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from pdflow.protocol.ids import KvParams, LeaseWord, Op
+from pdflow.protocol.messages import Code, Done, Message, Progress, Register
+from pdflow.protocol.timers import Timer
+from pdflow.protocol.values import Address, Allocation, EngineId, RequestId, Value, Xid
+
+# From the engine, to its P scheduler.
+
+
+class PrefillQueued(Value, frozen=True, gc=False):
+    """A prefill leg has reached the engine."""
+
+    xid: Xid
+    request_id: RequestId
+
+
+class PrefillFinished(Value, frozen=True, gc=False):
+    """The prompt's KV is computed and its blocks are still held."""
+
+    xid: Xid
+    allocation: Allocation
+    num_tokens: int
+    digest: int
+    weights: int
+
+
+class PrefillAborted(Value, frozen=True, gc=False):
+    """The prefill ended without KV, or its client went away; its blocks are already free."""
+
+    xid: Xid
+    code: Code
+
+
+# From the engine, to its D scheduler.
+
+
+class DecodeQueued(Value, frozen=True, gc=False):
+    """A decode leg has reached the engine. `num_blocks` is what its prompt will take."""
+
+    request_id: RequestId
+    params: KvParams
+    num_blocks: int
+    deadline_ns: int
+    """Duration from now, 0 for the default."""
+
+
+class DecodeAdmitted(Value, frozen=True, gc=False):
+    """Blocks are allocated for tokens token_start .. token_start + num_tokens; before them is a prefix hit."""
+
+    request_id: RequestId
+    allocation: Allocation
+    token_start: int
+    num_tokens: int
+    digest: int
+    weights: int
+
+
+class DecodeHit(Value, frozen=True, gc=False):
+    """Every block of the prompt is here already and referenced: no transfer is wanted."""
+
+    request_id: RequestId
+
+
+class DecodeAborted(Value, frozen=True, gc=False):
+    """The client went away, or the engine refused the request: at any moment before it is loaded."""
+
+    request_id: RequestId
+    code: Code
+
+
+class PrefillLegEnded(Value, frozen=True, gc=False):
+    """The router reports the end of the prefill leg (vllm-compat quarantine rests on it)."""
+
+    request_id: RequestId
+    ok: bool
+
+
+# Between the endpoints of one engine: scheduler to rank.
+
+
+class Source(Value, frozen=True, gc=False):
+    """The prompt's KV at P: blocks, how many tokens from position 0, and what it was computed from."""
+
+    allocation: Allocation
+    num_tokens: int
+    digest: int
+    weights: int
+    word: LeaseWord | None
+
+
+class SourceReady(Value, frozen=True, gc=False):
+    """This rank's shard of a finished prompt may be written or read."""
+
+    xid: Xid
+    request_id: RequestId
+    source: Source
+
+
+class PrefillEnded(Value, frozen=True, gc=False):
+    """No KV will come for this xid."""
+
+    xid: Xid
+    code: Code
+
+
+class FrameOrdered(Value, frozen=True, gc=False):
+    """The scheduler wants this frame sent to these peers, connecting first where needed."""
+
+    to: tuple[Address, ...]
+    message: Message
+
+
+class ReadOrdered(Value, frozen=True, gc=False):
+    """The scheduler wants this rank's shards read from these P ranks (pull)."""
+
+    sources: tuple[Address, ...]
+    readers: tuple[int, ...]
+    """Beside each source: how many D ranks read it."""
+    params: KvParams
+    grant: Register
+    """What a registration would have said: this rank's blocks and token range."""
+
+
+class FenceOrdered(Value, frozen=True, gc=False):
+    peer: Address
+
+
+# Rank to scheduler.
+
+
+class ShardReleased(Value, frozen=True, gc=False):
+    """Rank `rank` of P holds the product no more: nothing it started can still read the blocks."""
+
+    xid: Xid
+    rank: int
+    code: Code
+
+
+class PrefillWanted(Value, frozen=True, gc=False):
+    """A registration waits for this xid, and the rank has not heard of it."""
+
+    xid: Xid
+    rank: int
+
+
+class PairReported(Value, frozen=True, gc=False):
+    """P rank's progress with one of our registrations, as seen by one D rank."""
+
+    op: Op
+    sender: Address
+    progress: Progress
+
+
+class PairLanded(Value, frozen=True, gc=False):
+    """One shard is here, complete and visible; its writer has ended. `done` is what the notification said of it."""
+
+    op: Op
+    sender: Address
+    done: Done | None = None
+
+
+class PairFailed(Value, frozen=True, gc=False):
+    """One shard will not come. `settled`: its writer has ended, so nothing can land any more."""
+
+    op: Op
+    sender: Address
+    code: Code
+    settled: bool
+
+
+class PairMissing(Value, frozen=True, gc=False):
+    """P answered a SYNC sent after our REG and does not know it."""
+
+    op: Op
+
+
+class PeerHeard(Value, frozen=True, gc=False):
+    """A sign of life of one P rank."""
+
+    peer: Address
+
+
+class PeerFenced(Value, frozen=True, gc=False):
+    """Nothing from this peer can land at this D rank any more: fenced, or dead by proof."""
+
+    peer: Address
+    d_rank: int
+
+
+class PeerRestarted(Value, frozen=True, gc=False):
+    """Another life of this engine has answered with our nonce: the one that we registered with is retired."""
+
+    engine: EngineId
+    retired: int
+
+
+# From the transport.
+
+
+class Received(Value, frozen=True, gc=False):
+    sender: Address
+    incarnation: int
+    message: Message
+
+
+class HandshakeEnded(Value, frozen=True, gc=False):
+    """`incarnation` is the one in the reply that echoed our fresh nonce."""
+
+    peer: Address
+    ok: bool
+    incarnation: int
+
+
+class PeerLost(Value, frozen=True, gc=False):
+    """The connection broke; what was sent may or may not have arrived."""
+
+    peer: Address
+
+
+class PeerExited(Value, frozen=True, gc=False):
+    """Proof of death of that rank's process, and its endpoint reported closed after the proof (PROTOCOL F9)."""
+
+    peer: Address
+
+
+class WriteEnded(Value, frozen=True, gc=False):
+    """A WRITE's handle is final and released. `ok` False is no proof that its bytes have stopped."""
+
+    op: Op
+    ok: bool
+
+
+class ReadEnded(Value, frozen=True, gc=False):
+    op: Op
+    ok: bool
+
+
+class WordRead(Value, frozen=True, gc=False):
+    """The lease word of the P rank that `op` read; None if the read failed."""
+
+    op: Op
+    word: int | None
+
+
+class FlushEnded(Value, frozen=True, gc=False):
+    """Everything posted to this peer before the flush has landed (done_means = local)."""
+
+    peer: Address
+    ok: bool
+
+
+class FenceEnded(Value, frozen=True, gc=False):
+    """Our own endpoint to this peer is closed: nothing of ours can land there any more."""
+
+    peer: Address
+
+
+# Time.
+
+
+class TimerFired(Value, frozen=True, gc=False):
+    """The explorer delivers it for any armed timer; drivers let `TimeReached` find what is due."""
+
+    timer: Timer
+
+
+class TimeReached(Value, frozen=True, gc=False):
+    pass
+
+
+ProducerSchedulerEvent: TypeAlias = PrefillQueued | PrefillFinished | PrefillAborted | ShardReleased | PrefillWanted
+ConsumerSchedulerEvent: TypeAlias = (
+    DecodeQueued
+    | DecodeAdmitted
+    | DecodeHit
+    | DecodeAborted
+    | PrefillLegEnded
+    | PairReported
+    | PairLanded
+    | PairFailed
+    | PairMissing
+    | PeerHeard
+    | PeerFenced
+    | PeerRestarted
+    | TimerFired
+    | TimeReached
+)
+ProducerRankEvent: TypeAlias = (
+    SourceReady
+    | PrefillEnded
+    | Received
+    | HandshakeEnded
+    | PeerLost
+    | PeerExited
+    | WriteEnded
+    | FlushEnded
+    | FenceEnded
+    | TimerFired
+    | TimeReached
+)
+ConsumerRankEvent: TypeAlias = (
+    FrameOrdered
+    | ReadOrdered
+    | FenceOrdered
+    | Received
+    | HandshakeEnded
+    | PeerLost
+    | PeerExited
+    | ReadEnded
+    | WordRead
+    | FenceEnded
+    | TimerFired
+    | TimeReached
+)
+Event: TypeAlias = ProducerSchedulerEvent | ConsumerSchedulerEvent | ProducerRankEvent | ConsumerRankEvent
+LocalEvent: TypeAlias = (
+    SourceReady
+    | PrefillEnded
+    | FrameOrdered
+    | ReadOrdered
+    | FenceOrdered
+    | ShardReleased
+    | PrefillWanted
+    | PairReported
+    | PairLanded
+    | PairFailed
+    | PairMissing
+    | PeerHeard
+    | PeerFenced
+    | PeerRestarted
+)
+"""Events between the endpoints of one engine; every other event comes from outside."""

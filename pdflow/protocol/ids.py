@@ -1,0 +1,97 @@
+"""Names: what identifies an engine, a rank, a registration, an operation; and the base id of vLLM's push matcher.
+
+Sources: PROTOCOL 1.2 (identities of vLLM 0.32.0) and 7.3 (strict identities).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from pdflow.protocol.values import Address, EngineId, RequestId, Value, Xid
+
+
+class Reg(Value, frozen=True, gc=False):
+    """One registration: the write grant of one attempt at one decode engine (d_engine, d_inc, seq).
+
+    `seq` is minted by D's scheduler, strictly increasing within one incarnation, the same on all its ranks. In
+    `vllm-compat`, whose wire has neither, incarnation and seq are 0 and the request id alone names the registration.
+    """
+
+    engine: EngineId
+    incarnation: int
+    seq: int
+    request_id: RequestId
+
+
+class Op(Value, frozen=True, gc=False):
+    """One one-sided operation: the shard that prefill rank `p_rank` and decode rank `d_rank` move for `reg`."""
+
+    reg: Reg
+    p_rank: int
+    d_rank: int
+
+
+class Shards(Value, frozen=True, gc=False):
+    """How an engine cuts its KV cache: tensor parallel ranks, pipeline stages, tokens in a block."""
+
+    tp: int
+    pp: int
+    block_size: int
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp
+
+
+class EngineInfo(Value, frozen=True, gc=False):
+    """What one engine must know of another before it can name that engine's ranks."""
+
+    engine: EngineId
+    shards: Shards
+
+
+class LeaseWord(Value, frozen=True, gc=False):
+    """One slot of P's lease-word array, as advertised to D: 8 bytes that P bumps before it may free (PROTOCOL 7.5)."""
+
+    index: int
+    word: int
+
+
+class KvParams(Value, frozen=True, gc=False):
+    """What a decode leg must know of the prefill leg (kv_transfer_params). `source` fields are known to pull only."""
+
+    prefill: EngineInfo
+    xid: Xid
+    request_id: RequestId
+    """P's internal id of the prefill leg: what heartbeats and pull completions name."""
+    num_tokens: int
+    blocks: tuple[int, ...] = ()
+    words: tuple[LeaseWord, ...] = ()
+
+
+@lru_cache(maxsize=65536)
+def rank_address(engine: EngineId, rank: int) -> Address:
+    return f"{engine}.r{rank}"
+
+
+@lru_cache(maxsize=65536)
+def rank_of(address: Address) -> int:
+    return int(address.rpartition(".r")[2])
+
+
+@lru_cache(maxsize=65536)
+def engine_of(address: Address) -> EngineId:
+    return address.rpartition(".r")[0] or address
+
+
+_SUFFIX = re.compile(r"-[0-9a-fA-F]{8}\Z")
+
+
+def base_id(request_id: RequestId) -> str:
+    """The internal id without the one trailing `-xxxxxxxx` that vLLM's input processor appends.
+
+    A trap kept on purpose, since the peer does the same: a client's own id that happens to end that way loses it too
+    (R39, R41).
+    """
+    return _SUFFIX.sub("", request_id, count=1)

@@ -1,0 +1,162 @@
+"""What engines say to each other. The same structs travel through the simulator and, encoded by `wire`, over sockets.
+
+Strict frames (PROTOCOL 7.4): REG, REG_ACK, DONE, FAIL, CANCEL, CANCEL_ACK, RELEASE, TAKEN, SYNC and its reply.
+vLLM notifications (PROTOCOL 2.1): PUSH_REG (the same `Register`), "id:n" (`Completion`), "HB:..." (`Heartbeat`).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TypeAlias
+
+from pdflow.protocol.ids import Reg, Shards
+from pdflow.protocol.values import Allocation, RequestId, Value, Xid
+
+
+class Progress(IntEnum):
+    """How far P is with a registration, coarse enough that inner phases never leak into messages (pitfall 5)."""
+
+    UNKNOWN = 0
+    QUEUED = 1
+    READY = 2
+    IN_FLIGHT = 3
+    SENT = 4
+
+
+class Code(IntEnum):
+    """Why a registration or a request ended without its KV."""
+
+    NONE = 0
+    CANCELLED = 1
+    EXPIRED = 2
+    NO_REQUEST = 3
+    PREFILL_ABORTED = 4
+    CONTENT = 5
+    WEIGHTS = 6
+    LAYOUT = 7
+    UNREACHABLE = 8
+    IO = 9
+    STALLED = 10
+    PEER_DEAD = 11
+    DEADLINE = 12
+    STALE = 13
+    BELOW_FLOOR = 14
+    PEER_RESTARTED = 15
+    REJECTED = 16
+
+
+class Disposition(IntEnum):
+    """What P answers to a CANCEL: whether bytes may have landed."""
+
+    NOT_STARTED = 0
+    DRAINED = 1
+    SENT = 2
+
+
+class Register(Value, frozen=True, gc=False, tag="REG"):
+    """REG = PUSH_REG + pdf: it is the write grant. P pairs blocks by token position, never by trimming a list."""
+
+    reg: Reg
+    xid: Xid
+    d_rank: int
+    shards: Shards
+    target: Allocation
+    token_start: int
+    num_tokens: int
+    digest: int
+    weights: int
+    floor: int
+    prefill_request_id: RequestId = ""
+
+
+class RegisterAck(Value, frozen=True, gc=False, tag="REG_ACK"):
+    reg: Reg
+    p_rank: int
+    progress: Progress
+    targets: tuple[int, ...]
+    """The D ranks that this P rank will write: D compares them with its own list at once."""
+
+
+class Done(Value, frozen=True, gc=False, tag="DONE"):
+    """Travels as the notification of its WRITE, behind the data."""
+
+    reg: Reg
+    p_rank: int
+    generation: int
+    nbytes: int
+    weights: int
+
+
+class Fail(Value, frozen=True, gc=False, tag="FAIL"):
+    reg: Reg
+    p_rank: int
+    code: Code
+    flushed: bool
+    """No byte of this registration can land any more from this rank."""
+
+
+class Cancel(Value, frozen=True, gc=False, tag="CANCEL"):
+    reg: Reg
+    floor: int
+
+
+class CancelAck(Value, frozen=True, gc=False, tag="CANCEL_ACK"):
+    reg: Reg
+    p_rank: int
+    disposition: Disposition
+    flushed: bool
+
+
+class Release(Value, frozen=True, gc=False, tag="RELEASE"):
+    """This dispatch will not come. P never tombstones on it: it shortens the lease, and a REG in that time is served."""
+
+    xid: Xid
+
+
+class Taken(Value, frozen=True, gc=False, tag="TAKEN"):
+    """Strict pull: one D rank has read this P rank's shard, and the lease word proved it."""
+
+    xid: Xid
+    d_rank: int
+    readers: int
+    """How many D ranks read this P rank: P frees when all of them have said so."""
+
+
+class Sync(Value, frozen=True, gc=False, tag="SYNC"):
+    """What D still wants of one P rank. `seq` counts SYNCs of the pair; only items sent before an acknowledged SYNC
+    can be missing from its answer."""
+
+    seq: int
+    floor: int
+    interest: tuple[Xid, ...]
+    open: tuple[Reg, ...]
+
+
+class SyncItem(Value, frozen=True, gc=False):
+    reg: Reg
+    progress: Progress
+    code: Code
+    flushed: bool
+
+
+class SyncReply(Value, frozen=True, gc=False, tag="SYNC_REPLY"):
+    seq: int
+    items: tuple[SyncItem, ...]
+
+
+class Completion(Value, frozen=True, gc=False, tag="COMPLETION"):
+    """vLLM's "{request id}:{n}". Push: D's id and P's TP size. Pull: P's id and how many D ranks read this P rank."""
+
+    request_id: RequestId
+    count: int
+
+
+class Heartbeat(Value, frozen=True, gc=False, tag="HB"):
+    """vLLM's "HB:id,id,...": P's internal ids whose leases D asks to extend."""
+
+    request_ids: tuple[RequestId, ...]
+
+
+StrictFrame: TypeAlias = Register | RegisterAck | Done | Fail | Cancel | CancelAck | Release | Taken | Sync | SyncReply
+Notification: TypeAlias = Register | Completion | Heartbeat
+Message: TypeAlias = StrictFrame | Completion | Heartbeat

@@ -1,0 +1,87 @@
+"""Who is connected, who is being connected, who could not be reached, and which life of each engine counts.
+
+Handshakes run in the driver, several in parallel, so that one dead peer's five seconds delay nobody else (R30). A
+failure is remembered for 1 s, doubling up to 60 s (C9); its jitter is a function of the peer's name, because the core has
+no randomness. An incarnation is replaced only by a handshake reply that echoed our nonce, and a replaced one is retired
+for good (PROTOCOL 7.3).
+"""
+
+from __future__ import annotations
+
+from pdflow.protocol.ids import engine_of
+from pdflow.protocol.timers import Timers
+from pdflow.protocol.values import Address, EngineId, Instant
+
+
+class Peers:
+    """The connections of one rank."""
+
+    __slots__ = ("connected", "connecting", "duplicates", "failures", "incarnations", "retired", "retry_at")
+
+    def __init__(self) -> None:
+        self.connected: set[Address] = set()
+        self.connecting: set[Address] = set()
+        self.failures: dict[Address, int] = {}
+        self.retry_at: dict[Address, Instant] = {}
+        self.incarnations: dict[EngineId, int] = {}
+        self.retired: dict[EngineId, frozenset[int]] = {}
+        self.duplicates: set[EngineId] = set()
+        """Engines of which two lives answered: refused, both of them (DUPLICATE_ENGINE_ID)."""
+
+    def may_try(self, peer: Address, now: Instant) -> bool:
+        return self.retry_at.get(peer, 0) <= now and engine_of(peer) not in self.duplicates
+
+    def current(self, peer: Address, incarnation: int) -> bool:
+        """Whether a frame of this life of the peer's engine may be looked at. The first life seen is believed."""
+        return self.incarnations.setdefault(engine_of(peer), incarnation) == incarnation
+
+    def answered(self, peer: Address, incarnation: int) -> int | None:
+        """A handshake succeeded. Returns the incarnation that it retires, if it does."""
+        engine = engine_of(peer)
+        self.connecting.discard(peer)
+        self.failures.pop(peer, None)
+        self.retry_at.pop(peer, None)
+        before = self.incarnations.get(engine)
+        if incarnation in self.retired.get(engine, frozenset()):
+            self.duplicates.add(engine)
+            return before
+        self.connected.add(peer)
+        self.incarnations[engine] = incarnation
+        if before is None or before == incarnation:
+            return None
+        self.retired[engine] = self.retired.get(engine, frozenset()) | {before}
+        self.connected = {p for p in self.connected if engine_of(p) != engine or p == peer}
+        return before
+
+    def refused(self, peer: Address, now: Instant, timers: Timers) -> None:
+        self.connecting.discard(peer)
+        self.connected.discard(peer)
+        failures = self.failures.get(peer, 0)
+        self.failures[peer] = failures + 1
+        backoff = min(timers.backoff_first_ns << min(failures, 16), timers.backoff_last_ns)
+        jitter = sum(peer.encode()) * 7919 % 256
+        self.retry_at[peer] = now + backoff - backoff * jitter // 1024
+
+    def lost(self, peer: Address) -> None:
+        self.connected.discard(peer)
+
+    def fork(self) -> Peers:
+        other = Peers()
+        other.connected = self.connected.copy()
+        other.connecting = self.connecting.copy()
+        other.failures = self.failures.copy()
+        other.retry_at = self.retry_at.copy()
+        other.incarnations = self.incarnations.copy()
+        other.retired = self.retired.copy()
+        other.duplicates = self.duplicates.copy()
+        return other
+
+    def fingerprint(self) -> tuple[object, ...]:
+        return (
+            tuple(sorted(self.connected)),
+            tuple(sorted(self.connecting)),
+            tuple(sorted(self.retry_at.items())),
+            tuple(sorted(self.incarnations.items())),
+            tuple(sorted((e, tuple(sorted(r))) for e, r in self.retired.items())),
+            tuple(sorted(self.duplicates)),
+        )

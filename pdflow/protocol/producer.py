@@ -1,0 +1,454 @@
+"""P's side of one prefill product at one rank: registration, match, pin, WRITE, and every way to end.
+
+A cell holds the lease and at most one registration, so that matching, in either order, is a row of the table. When a
+registration ends without its data having been sent, the product falls back to LEASED and a retry may register for it:
+the lease alone decides how long. What a lease's end means in each phase stands in `lease`.
+
+Rules are pure: `step(cell, event, now, ctx)`. A rule that is missing is a named no-op. Sources: PROTOCOL 3.2 (vLLM
+0.32.0), 7.2 (C3, C4), 7.4 (strict); race numbers are those of PROTOCOL 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self, TypeAlias
+
+import msgspec
+
+from pdflow.protocol.dialect import Dialect
+from pdflow.protocol.effects import NOTHING, Effect, Effects, Fence, Flush, PostWrite, Send
+from pdflow.protocol.events import PrefillEnded, Source, SourceReady, WriteEnded
+from pdflow.protocol.geometry import Geometry
+from pdflow.protocol.ids import Op, Reg, Shards, rank_address
+from pdflow.protocol.messages import (
+    CancelAck,
+    Code,
+    Completion,
+    Disposition,
+    Done,
+    Fail,
+    Progress,
+    Register,
+    RegisterAck,
+    SyncItem,
+)
+from pdflow.protocol.phases import ProducerPhase
+from pdflow.protocol.timers import Timers
+from pdflow.protocol.values import Address, Instant, RequestId, Value, Xid
+
+OPEN, LEASED, JOINING, READY, IN_FLIGHT, SETTLING, GONE = ProducerPhase
+
+FOREVER: Instant = 1 << 62
+
+
+class ProducerContext(Value, frozen=True, gc=False):
+    """What a rule may know besides its cell. `connected` speaks of all target ranks of the cell in hand."""
+
+    rank: int
+    shards: Shards
+    dialect: Dialect
+    timers: Timers
+    geometry: Geometry
+    done_is_remote: bool
+    """The transport's DONE means that the bytes have landed; else a flush must follow (PROTOCOL 7.4)."""
+    connected: bool = False
+
+
+class ProducerCell(Value, frozen=True, gc=False):
+    phase: ProducerPhase
+    xid: Xid
+    request_id: RequestId = ""
+    source: Source | None = None
+    lease_until: Instant = 0
+    expired: bool = False
+    """The lease ended while WRITEs were in flight."""
+    reg: Reg | None = None
+    grants: tuple[Register, ...] = ()
+    """One per D rank that has registered, by rank."""
+    targets: tuple[int, ...] = ()
+    grant_until: Instant = 0
+    join_until: Instant = FOREVER
+    expect_until: Instant = FOREVER
+    """When the scheduler is asked whether this registration's prompt exists."""
+    flying: int = 0
+    """Bit per D rank with a WRITE whose handle is not final, or that a flush or fence must still settle."""
+    failed: bool = False
+    askers: tuple[Address, ...] = ()
+    """D ranks whose CANCEL waits for the WRITEs to end."""
+    takers: int = 0
+    """Pull: bit per D rank that has finished reading."""
+    verdict: SyncItem | None = None
+    """How the last registration ended; what its tombstone will say."""
+    end: Code = Code.NONE
+    """In GONE: why."""
+
+    def becoming_leased(self, source: Source, request_id: RequestId, until: Instant) -> Self:
+        return msgspec.structs.replace(self, phase=LEASED, source=source, request_id=request_id, lease_until=until)
+
+    def becoming_sourced(self, source: Source, request_id: RequestId, until: Instant, join_until: Instant) -> Self:
+        return msgspec.structs.replace(
+            self, phase=JOINING, source=source, request_id=request_id, lease_until=until, join_until=join_until
+        )
+
+    def becoming_granted(
+        self, phase: ProducerPhase, grant: Register, targets: tuple[int, ...], until: Instant, join_until: Instant
+    ) -> Self:
+        grants = tuple(sorted((*self.grants, grant), key=_by_rank)) if self.grants else (grant,)
+        return msgspec.structs.replace(
+            self,
+            phase=phase,
+            reg=grant.reg,
+            grants=grants,
+            targets=targets,
+            grant_until=until,
+            join_until=join_until,
+            verdict=None,
+        )
+
+    def becoming_ready(self) -> Self:
+        return msgspec.structs.replace(self, phase=READY)
+
+    def becoming_in_flight(self, flying: int) -> Self:
+        return msgspec.structs.replace(self, phase=IN_FLIGHT, flying=flying)
+
+    def becoming_settling(self, unsettled: int, failed: bool) -> Self:
+        return msgspec.structs.replace(self, phase=SETTLING, flying=unsettled, failed=failed)
+
+    def becoming_unregistered(self, verdict: SyncItem) -> Self:
+        """The registration has ended; the product waits for another one."""
+        return msgspec.structs.replace(
+            self,
+            phase=LEASED,
+            reg=None,
+            grants=(),
+            targets=(),
+            grant_until=0,
+            join_until=FOREVER,
+            flying=0,
+            failed=False,
+            askers=(),
+            verdict=verdict,
+        )
+
+    def becoming_gone(self, end: Code, verdict: SyncItem | None = None) -> Self:
+        return msgspec.structs.replace(self, phase=GONE, end=end, verdict=verdict)
+
+    def with_write_ended(self, flying: int, failed: bool) -> Self:
+        return msgspec.structs.replace(self, flying=flying, failed=failed)
+
+    def with_asker(self, asker: Address) -> Self:
+        return msgspec.structs.replace(self, askers=(*self.askers, asker))
+
+    def with_taker(self, takers: int) -> Self:
+        return msgspec.structs.replace(self, takers=takers)
+
+    def with_lease(self, until: Instant) -> Self:
+        return msgspec.structs.replace(self, lease_until=until)
+
+    def with_grant(self, until: Instant) -> Self:
+        return msgspec.structs.replace(self, grant_until=until)
+
+    def expecting(self, until: Instant) -> Self:
+        return msgspec.structs.replace(self, expect_until=until)
+
+    def outliving_its_lease(self) -> Self:
+        return msgspec.structs.replace(self, expired=True)
+
+
+# What the endpoint tells a cell, beyond the events that reach it unchanged.
+
+
+class Connected(Value, frozen=True, gc=False):
+    """Every target rank is connected."""
+
+
+class RegistrationRefused(Value, frozen=True, gc=False):
+    """The registration cannot be served: its peer is unreachable, or its grant's time is over."""
+
+    code: Code
+
+
+class RegistrationRetired(Value, frozen=True, gc=False):
+    """D's incarnation is retired or its process dead: as CANCEL, but nobody is there to be answered."""
+
+
+class CancelReceived(Value, frozen=True, gc=False):
+    asker: Address
+
+
+class LeaseEnded(Value, frozen=True, gc=False):
+    pass
+
+
+class JoinEnded(Value, frozen=True, gc=False):
+    pass
+
+
+class ShardTaken(Value, frozen=True, gc=False):
+    """Pull: one D rank, named by its sender address, has read this shard (C1: a bitmap, never a counter)."""
+
+    d_rank: int
+    readers: int
+
+
+class PeerQuiet(Value, frozen=True, gc=False):
+    """A flush or a fence has proved that nothing of ours can land at this D rank any more."""
+
+    d_rank: int
+    ok: bool
+
+
+CellEvent: TypeAlias = (
+    Register
+    | SourceReady
+    | PrefillEnded
+    | Connected
+    | RegistrationRefused
+    | RegistrationRetired
+    | CancelReceived
+    | LeaseEnded
+    | JoinEnded
+    | ShardTaken
+    | PeerQuiet
+    | WriteEnded
+)
+Stepped: TypeAlias = tuple[ProducerCell, Effects]
+Rule: TypeAlias = Callable[[ProducerCell, CellEvent, Instant, ProducerContext], Stepped]
+
+
+def progress_of(cell: ProducerCell) -> Progress:
+    """What may be said of a cell on the wire."""
+    return _PROGRESS[cell.phase]
+
+
+_PROGRESS = {
+    OPEN: Progress.QUEUED,
+    LEASED: Progress.UNKNOWN,
+    JOINING: Progress.READY,
+    READY: Progress.READY,
+    IN_FLIGHT: Progress.IN_FLIGHT,
+    SETTLING: Progress.IN_FLIGHT,
+    GONE: Progress.UNKNOWN,
+}
+
+
+def _by_rank(grant: Register) -> int:
+    return grant.d_rank
+
+
+def peer(cell: ProducerCell, d_rank: int) -> Address:
+    assert cell.reg is not None
+    return rank_address(cell.reg.engine, d_rank)
+
+
+def acknowledge(cell: ProducerCell, d_rank: int, ctx: ProducerContext) -> Effects:
+    if not ctx.dialect.control_frames or cell.reg is None:
+        return NOTHING
+    ack = RegisterAck(cell.reg, ctx.rank, _PROGRESS[cell.phase], cell.targets)
+    return (Send(rank_address(cell.reg.engine, d_rank), ack),)
+
+
+def end_registration(
+    cell: ProducerCell, code: Code, flushed: bool, now: Instant, ctx: ProducerContext, tell: bool = True
+) -> Stepped:
+    """The registration ends without its data: tell its ranks, answer who asked, and give the product back.
+
+    The one exit of every failure, so that no path can forget a waiting CANCEL (R18).
+    """
+    assert cell.reg is not None
+    verdict = SyncItem(cell.reg, Progress.UNKNOWN, code, flushed)
+    effects: Effects = NOTHING
+    if ctx.dialect.control_frames and tell:
+        written = bool(cell.flying) or cell.phase in (IN_FLIGHT, SETTLING)
+        how = Disposition.DRAINED if written else Disposition.NOT_STARTED
+        answers: list[Effect] = [Send(to, CancelAck(cell.reg, ctx.rank, how, flushed)) for to in cell.askers]
+        if code is not Code.CANCELLED:
+            answers += [
+                Send(to, Fail(cell.reg, ctx.rank, code, flushed))
+                for grant in cell.grants
+                if (to := peer(cell, grant.d_rank)) not in cell.askers
+            ]
+        effects = tuple(answers)
+    if cell.source is None:
+        return cell.becoming_gone(code, verdict), effects
+    if cell.expired or cell.lease_until <= now:
+        return cell.becoming_gone(Code.EXPIRED, verdict), effects
+    return cell.becoming_unregistered(verdict), effects
+
+
+def granted_range(grant: Register, source: Source, ctx: ProducerContext) -> tuple[int, int] | Code:
+    """(token_start, num_tokens) that this grant asks for, or why it cannot be served.
+
+    vLLM's PUSH_REG names only D's blocks, which stand for the prompt's tail: the position is computed from the token
+    count, so that the pairing itself is always by position (R52).
+    """
+    blocks = len(grant.target.blocks)
+    size = grant.shards.block_size
+    ours = ctx.shards.block_size
+    if size != ours and not (ctx.dialect.unequal_blocks and (size % ours == 0 or ours % size == 0)):
+        return Code.LAYOUT
+    if not ctx.dialect.checks_content:
+        have = -(-source.num_tokens // size)
+        if blocks > have:
+            return Code.LAYOUT
+        start = (have - blocks) * size
+        return start, source.num_tokens - start
+    if grant.weights != source.weights:
+        return Code.WEIGHTS
+    if grant.token_start + grant.num_tokens != source.num_tokens or grant.digest != source.digest:
+        return Code.CONTENT
+    if grant.token_start % size or blocks * size < grant.num_tokens or grant.num_tokens <= 0:
+        return Code.LAYOUT
+    return grant.token_start, grant.num_tokens
+
+
+def proceed(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
+    """Source and registration have met: check what they say of each other, then write as soon as may be."""
+    source = cell.source
+    assert source is not None
+    for grant in cell.grants:
+        asked = granted_range(grant, source, ctx)
+        if isinstance(asked, Code):
+            return end_registration(cell, asked, True, now, ctx)
+    if len(cell.grants) < len(cell.targets) and now < cell.join_until:
+        return cell, NOTHING
+    if cell.lease_until <= now:
+        return end_registration(cell, Code.EXPIRED, True, now, ctx)
+    return post(cell, now, ctx) if ctx.connected else (cell.becoming_ready(), NOTHING)
+
+
+def post(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
+    """The lease is valid, the peers are connected: from here on only the WRITEs' end can free the source (S2)."""
+    source, reg = cell.source, cell.reg
+    assert source is not None
+    assert reg is not None
+    assert cell.lease_until > now, "a WRITE may only be posted under a valid lease"
+    writes: list[Effect] = []
+    flying = 0
+    for grant in cell.grants:
+        asked = granted_range(grant, source, ctx)
+        assert not isinstance(asked, Code)
+        nbytes = ctx.geometry.nbytes(ctx.rank, grant.d_rank, ctx.shards, grant.shards, asked[1])
+        notice: Done | Completion
+        if ctx.dialect.control_frames:
+            notice = Done(reg, ctx.rank, grant.target.generation, nbytes, source.weights)
+        else:
+            notice = Completion(reg.request_id, ctx.shards.tp)
+            if grant.num_tokens != asked[1]:
+                grant = msgspec.structs.replace(grant, token_start=asked[0], num_tokens=asked[1])
+        op = Op(reg, ctx.rank, grant.d_rank)
+        writes.append(PostWrite(op, peer(cell, grant.d_rank), source.allocation, grant, nbytes, notice))
+        flying |= 1 << grant.d_rank
+    return cell.becoming_in_flight(flying), tuple(writes)
+
+
+# Rules. OPEN and LEASED meet in `source_meets_open` and `registered_leased`: matching in both orders.
+
+
+def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerContext) -> Stepped:
+    """A registration, or one more rank's, or the same again."""
+    for known in cell.grants:
+        if known.d_rank == event.d_rank:
+            return cell, acknowledge(cell, event.d_rank, ctx)
+    targets = ctx.geometry.targets(ctx.rank, ctx.shards, event.shards)
+    if event.d_rank not in targets:
+        return cell, NOTHING
+    phase = OPEN if cell.source is None else JOINING
+    join = cell.join_until
+    if phase is JOINING and join == FOREVER and not ctx.dialect.waits_for_all_ranks:
+        join = now + ctx.timers.join_ns
+    met = cell.becoming_granted(phase, event, targets, now + ctx.timers.registration_ttl_ns, join)
+    if phase is OPEN:
+        return met, acknowledge(met, event.d_rank, ctx)
+    after, effects = proceed(met, now, ctx)
+    return after, effects + acknowledge(after, event.d_rank, ctx)
+
+
+def source_meets_open(cell: ProducerCell, event: SourceReady, now: Instant, ctx: ProducerContext) -> Stepped:
+    join = FOREVER if ctx.dialect.waits_for_all_ranks else now + ctx.timers.join_ns
+    met = cell.becoming_sourced(event.source, event.request_id, now + ctx.timers.lease_ns, join)
+    return proceed(met, now, ctx)
+
+
+def prefill_ended(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    return end_registration(cell, event.code, True, now, ctx)
+
+
+def connected(cell: ProducerCell, _: Connected, now: Instant, ctx: ProducerContext) -> Stepped:
+    """The deferred WRITE: its lease is judged again here, or it would read blocks that are somebody else's (R02)."""
+    if cell.lease_until <= now:
+        return end_registration(cell, Code.EXPIRED, True, now, ctx)
+    return post(cell, now, ctx)
+
+
+def refused(cell: ProducerCell, event: RegistrationRefused, now: Instant, ctx: ProducerContext) -> Stepped:
+    return end_registration(cell, event.code, True, now, ctx)
+
+
+def cancelled(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> Stepped:
+    """Nothing has been posted: the write never happens."""
+    return end_registration(cell.with_asker(event.asker), Code.CANCELLED, True, now, ctx)
+
+
+def cancelled_in_flight(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> Stepped:
+    """A NIC cannot be called back: remember who asked, one slot per asking rank (R18)."""
+    return (cell, NOTHING) if event.asker in cell.askers else (cell.with_asker(event.asker), NOTHING)
+
+
+def retired(cell: ProducerCell, _: RegistrationRetired, now: Instant, ctx: ProducerContext) -> Stepped:
+    return end_registration(cell, Code.PEER_RESTARTED, True, now, ctx, tell=False)
+
+
+def join_ended(cell: ProducerCell, _: JoinEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    """C4: write to the ranks that registered, and to no other."""
+    if cell.lease_until <= now:
+        return end_registration(cell, Code.EXPIRED, True, now, ctx)
+    return post(cell, now, ctx) if ctx.connected else (cell.becoming_ready(), NOTHING)
+
+
+def write_ended(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    """One handle is final. Judge only when all are: a sibling may still be writing (R16)."""
+    bit = 1 << event.op.d_rank
+    if not cell.flying & bit:
+        return cell, NOTHING
+    flying = cell.flying ^ bit
+    failed = cell.failed or not event.ok
+    if flying:
+        return cell.with_write_ended(flying, failed), NOTHING
+    if not failed and ctx.done_is_remote:
+        return sent(cell, ctx)
+    # An error on a handle proves nothing (R17, R19): fence every rank that we wrote. A local DONE needs a flush.
+    unsettled = 0
+    for grant in cell.grants:
+        unsettled |= 1 << grant.d_rank
+    settle: type[Fence] | type[Flush] = Fence if failed else Flush
+    return (
+        cell.becoming_settling(unsettled, failed),
+        tuple(settle(peer(cell, grant.d_rank)) for grant in cell.grants),
+    )
+
+
+def peer_quiet(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
+    unsettled = cell.flying & ~(1 << event.d_rank)
+    if not event.ok:
+        # The flush failed: only a fence settles this rank now.
+        return cell.becoming_settling(cell.flying, True), (Fence(peer(cell, event.d_rank)),)
+    if unsettled:
+        return cell.becoming_settling(unsettled, cell.failed), NOTHING
+    if not cell.failed:
+        return sent(cell, ctx)
+    return end_registration(cell, Code.IO, True, now, ctx)
+
+
+def sent(cell: ProducerCell, ctx: ProducerContext) -> Stepped:
+    """Every byte has landed and every notification is behind its bytes."""
+    assert cell.reg is not None
+    answers = tuple(Send(to, CancelAck(cell.reg, ctx.rank, Disposition.SENT, True)) for to in cell.askers)
+    return cell.becoming_gone(Code.NONE, SyncItem(cell.reg, Progress.SENT, Code.NONE, True)), answers
+
+
+def shard_taken(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:
+    takers = cell.takers | 1 << event.d_rank
+    if takers.bit_count() >= event.readers:
+        return cell.becoming_gone(Code.NONE), NOTHING
+    return (cell, NOTHING) if takers == cell.takers else (cell.with_taker(takers), NOTHING)

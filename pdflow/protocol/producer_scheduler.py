@@ -1,0 +1,140 @@
+"""The endpoint of P's scheduler: which prompts are being prefilled, which ranks still hold one, and when it is free.
+
+Ranks own leases and WRITEs; the scheduler owns the blocks. It frees them when every rank has let go, counted by rank,
+never by report (R49), and exactly once. Source: PROTOCOL 1.1 (countdown aggregator), 7.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import msgspec
+
+from pdflow.protocol.dialect import Dialect
+from pdflow.protocol.effects import NOTHING, AnswerPrefill, Effects, Note, ReleaseBlocks, Tell
+from pdflow.protocol.errors import LocalProtocolError
+from pdflow.protocol.events import (
+    PrefillAborted,
+    PrefillEnded,
+    PrefillFinished,
+    PrefillQueued,
+    PrefillWanted,
+    ProducerSchedulerEvent,
+    ShardReleased,
+    Source,
+    SourceReady,
+)
+from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, rank_address
+from pdflow.protocol.messages import Code
+from pdflow.protocol.timers import Timer
+from pdflow.protocol.values import Allocation, Instant, RequestId, Value, Xid
+
+
+class Product(Value, frozen=True, gc=False):
+    """One prompt at the scheduler: queued while `allocation` is None, else held by the ranks in `holders`."""
+
+    request_id: RequestId
+    allocation: Allocation | None = None
+    holders: int = 0
+    code: Code = Code.NONE
+    """The worst that a rank reported: SENT only if every rank sent (S7)."""
+
+
+class ProducerScheduler:
+    __slots__ = ("dialect", "engine", "incarnation", "products", "ranks", "words")
+
+    def __init__(self, engine: EngineInfo, incarnation: int, dialect: Dialect) -> None:
+        self.engine = engine
+        self.incarnation = incarnation
+        self.dialect = dialect
+        self.ranks = tuple(rank_address(engine.engine, rank) for rank in range(engine.shards.ranks))
+        self.products: dict[Xid, Product] = {}
+        self.words = 0
+
+    def handle(self, event: ProducerSchedulerEvent, now: Instant) -> Effects:
+        effects: Effects = _ON[type(event)](self, event, now)
+        return effects
+
+    def wake_at(self) -> Instant | None:
+        return None
+
+    def armed(self) -> tuple[Timer, ...]:
+        return ()
+
+    def fork(self) -> ProducerScheduler:
+        other = object.__new__(ProducerScheduler)
+        other.engine, other.incarnation, other.dialect = self.engine, self.incarnation, self.dialect
+        other.ranks, other.words = self.ranks, self.words
+        other.products = self.products.copy()
+        return other
+
+    def fingerprint(self) -> Hashable:
+        return (self.words, tuple(sorted(self.products.items())))
+
+    def _queued(self, event: PrefillQueued, now: Instant) -> Effects:
+        if event.xid in self.products:
+            raise LocalProtocolError(
+                f"prefill of {event.xid!r} is queued already; every attempt needs an xid of its own"
+            )
+        self.products[event.xid] = Product(event.request_id)
+        return NOTHING
+
+    def _finished(self, event: PrefillFinished, now: Instant) -> Effects:
+        product = self.products.get(event.xid)
+        if product is None or product.allocation is not None:
+            raise LocalProtocolError(f"prefill of {event.xid!r} finished, but it is not being prefilled")
+        self.products[event.xid] = msgspec.structs.replace(
+            product, allocation=event.allocation, holders=(1 << len(self.ranks)) - 1
+        )
+        words: tuple[LeaseWord, ...] = ()
+        tells = []
+        for rank in self.ranks:
+            word = self._mint_word() if self.dialect.lease_words else None
+            if word is not None:
+                words = (*words, word)
+            source = Source(event.allocation, event.num_tokens, event.digest, event.weights, word)
+            tells.append(Tell(rank, SourceReady(event.xid, product.request_id, source)))
+        params = KvParams(self.engine, event.xid, product.request_id, event.num_tokens, event.allocation.blocks, words)
+        return (*tells, AnswerPrefill(product.request_id, params))
+
+    def _mint_word(self) -> LeaseWord:
+        """A fresh 64-bit word: a restarted P at the same address must not repeat one (PROTOCOL 7.5)."""
+        self.words += 1
+        mixed = (self.incarnation + self.words * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        return LeaseWord(self.words, mixed ^ mixed >> 31)
+
+    def _aborted(self, event: PrefillAborted, now: Instant) -> Effects:
+        product = self.products.get(event.xid)
+        if product is None or product.allocation is not None:
+            # The prompt was finished before its client went away: the lease decides, as in vLLM.
+            return (Note("producer scheduler: abort of a finished prefill"),)
+        del self.products[event.xid]
+        return tuple(Tell(rank, PrefillEnded(event.xid, event.code)) for rank in self.ranks)
+
+    def _shard_released(self, event: ShardReleased, now: Instant) -> Effects:
+        product = self.products.get(event.xid)
+        bit = 1 << event.rank
+        if product is None or product.allocation is None or not product.holders & bit:
+            return (Note("producer scheduler: shard released twice"),)
+        code = product.code if event.code is Code.NONE else event.code
+        if product.holders != bit:
+            self.products[event.xid] = msgspec.structs.replace(product, holders=product.holders ^ bit, code=code)
+            return NOTHING
+        del self.products[event.xid]
+        return (ReleaseBlocks(event.xid, product.allocation, code),)
+
+    def _wanted(self, event: PrefillWanted, now: Instant) -> Effects:
+        if event.xid in self.products:
+            return NOTHING
+        return (Tell(self.ranks[event.rank], PrefillEnded(event.xid, Code.NO_REQUEST)),)
+
+
+_ON: dict[type, Callable[[Any, Any, Instant], Effects]] = {
+    PrefillQueued: ProducerScheduler._queued,
+    PrefillFinished: ProducerScheduler._finished,
+    PrefillAborted: ProducerScheduler._aborted,
+    ShardReleased: ProducerScheduler._shard_released,
+    PrefillWanted: ProducerScheduler._wanted,
+}

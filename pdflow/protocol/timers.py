@@ -1,0 +1,83 @@
+"""Every duration of the protocol, with its unit and source. Deadlines live in cells; these are only lengths."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TypeAlias
+
+from pdflow.protocol.ids import Reg
+from pdflow.protocol.values import MS, Address, EngineId, RequestId, S, Value, Xid
+
+
+class Timers(Value, frozen=True, gc=False):
+    """Defaults are those of PROTOCOL 7.4 (strict) and 3.1 (vLLM 0.32.0)."""
+
+    lease_ns: int = 30 * S
+    """How long P keeps a finished prompt's blocks without hearing of anybody's interest (`kv_lease_duration`)."""
+    lease_extension_ns: int = 20 * S
+    """What one heartbeat adds in vllm-compat: kv_lease_duration * 2 // 3."""
+    heartbeat_ns: int = 5 * S
+    """Between two heartbeats to one engine in vllm-compat: kv_lease_duration // 6."""
+    release_lease_ns: int = 2 * S
+    """What RELEASE leaves of a lease: time for a REG that was overtaken."""
+    registration_ttl_ns: int = 60 * S
+    """How long P keeps a registration that nobody renews."""
+    no_request_ns: int = 10 * S
+    """How long a registration may wait for a prefill that P's scheduler has never heard of."""
+    join_ns: int = 2 * S
+    """vllm-compat (C4): how long matched blocks wait for the other D ranks' registrations."""
+    sync_ns: int = 1 * S
+    suspect_ns: int = 5 * S
+    dead_ns: int = 15 * S
+    """Silence after which a peer's requests are resolved; their blocks stay in quarantine."""
+    stall_ns: int = 30 * S
+    """READY or IN FLIGHT without progress."""
+    deadline_ns: int = 600 * S
+    """Every request's total deadline at D, if it brings none of its own."""
+    watchdog_ns: int = 480 * S
+    """vllm-compat: `push_registration_timeout`, after which D resolves the request (C6)."""
+    cancel_first_ns: int = 200 * MS
+    cancel_last_ns: int = 2 * S
+    orphan_ns: int = 5 * S
+    """How long a completion may wait for its registration (C2)."""
+    backoff_first_ns: int = 1 * S
+    backoff_last_ns: int = 60 * S
+    """Negative cache of failed handshakes (C9)."""
+    handshake_queue_ns: int = 5 * S
+    transport_ns: int = 20 * S
+    """vllm-compat quarantine: a handshake ahead in the queue, and a transport's retry budget with its margin."""
+
+
+class TimerKind(IntEnum):
+    """When each timer fires. The explorer fires any armed one; drivers fire those that are due."""
+
+    LEASE = 1
+    """When P must stop new work on a finished prompt."""
+    GRANT = 2
+    """When a registration that nobody renewed is given up."""
+    JOIN = 3
+    """When matched blocks stop waiting for lagging D ranks (vllm-compat)."""
+    EXPECT = 4
+    """When P asks its scheduler whether a registration's prefill exists at all."""
+    DEADLINE = 5
+    """When a D request is resolved whatever happens."""
+    STALL = 6
+    """When a transfer that P has begun shows no progress."""
+    CANCEL = 7
+    """When an unanswered CANCEL is sent again."""
+    SYNC = 8
+    """When a peer with something open is told what D holds open (strict) or wants kept (vllm-compat heartbeat)."""
+    ORPHAN = 9
+    """When a completion that nothing claimed is dropped."""
+    BACKOFF = 10
+    """When a peer that could not be reached may be tried again."""
+    RECLAIM = 11
+    """When a correctly running vLLM P can no longer start a write (vllm-compat quarantine)."""
+
+
+TimerKey: TypeAlias = Reg | Xid | RequestId | Address | EngineId
+
+
+class Timer(Value, frozen=True, gc=False):
+    kind: TimerKind
+    key: TimerKey

@@ -1,0 +1,55 @@
+"""What P remembers of registrations that have ended, so that a late REG or CANCEL meets the same answer.
+
+A tombstone has no TTL: a TTL only delays the race in which a CANCEL overtakes its REG (searched: S1 falls in 7 steps
+without a floor, in 8 with a TTL). D's floor bounds the memory instead: the smallest seq that D may still ask for, on
+every frame of D's. Source: PROTOCOL 7.3.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from pdflow.protocol.ids import Reg
+from pdflow.protocol.messages import Code, Progress, SyncItem
+
+
+class Tombstones:
+    """Of one incarnation of one D engine, at one P rank."""
+
+    __slots__ = ("floor", "incarnation", "order", "verdicts")
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.floor = 0
+        self.verdicts: dict[int, SyncItem] = {}
+        self.order: list[int] = []
+
+    def raise_floor(self, floor: int) -> None:
+        """Amortised O(log n): every seq is forgotten once."""
+        if floor > self.floor:
+            self.floor = floor
+            order = self.order
+            while order and order[0] < floor:
+                del self.verdicts[heappop(order)]
+
+    def bury(self, item: SyncItem) -> None:
+        seq = item.reg.seq
+        if seq >= self.floor and seq not in self.verdicts:
+            self.verdicts[seq] = item
+            heappush(self.order, seq)
+
+    def find(self, reg: Reg) -> SyncItem | None:
+        """The verdict on a registration that must not make a cell, or None."""
+        if reg.seq < self.floor:
+            return SyncItem(reg, Progress.UNKNOWN, Code.BELOW_FLOOR, True)
+        return self.verdicts.get(reg.seq)
+
+    def fork(self) -> Tombstones:
+        other = Tombstones(self.incarnation)
+        other.floor = self.floor
+        other.verdicts = self.verdicts.copy()
+        other.order = self.order.copy()
+        return other
+
+    def fingerprint(self) -> tuple[object, ...]:
+        return (self.incarnation, self.floor, tuple(sorted(self.verdicts.items())))
