@@ -148,17 +148,22 @@ def _files(file: str, parts: Parts) -> list[Complaint]:
     trace = parts.workload.trace if parts.workload is not None else None
     if trace is None:
         return []
-    path = Path(file).parent / trace.path
-    if not path.is_file():
+    path = _beside(file, trace.path)
+    if not os.path.isfile(path):
         return [Complaint(("workload", "trace", "path"), f'"{trace.path}" does not exist; looked for {path}')]
     return []
+
+
+def _beside(file: str, path: str) -> str:
+    """A path that a scenario says, as seen from here."""
+    return os.path.normpath(Path(file).parent / path)
 
 
 def _scenario(file: str, parts: Parts) -> Scenario:
     header, workload = _sound(parts.header), _sound(parts.workload)
     if workload.trace is not None:
-        path = os.path.normpath(Path(file).parent / workload.trace.path)
-        workload = attrs.evolve(workload, trace=attrs.evolve(workload.trace, path=path))
+        trace = attrs.evolve(workload.trace, path=_beside(file, workload.trace.path))
+        workload = attrs.evolve(workload, trace=trace)
     return Scenario(
         name=header.name or Path(file).stem,
         seed=header.seed,

@@ -1,0 +1,5 @@
+"""`python -m pdflow`."""
+
+from pdflow.cli import main
+
+main()

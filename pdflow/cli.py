@@ -1,0 +1,138 @@
+"""The front door: one function per subcommand, no logic.
+
+Each opens what it needs when it is called, so that `--help` is quick and `sim/` is imported by `simulate` alone. Bad
+input goes to stderr, one problem a line, with exit code 2 (`pdflow.errors` lists the codes).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pdflow.errors import EXIT_INTERRUPTED, PdflowError
+
+if TYPE_CHECKING:
+    from pdflow.scenario.schema import Scenario
+
+
+class _Front(click.Group):
+    """Errors meant for people become lines on stderr and an exit code, for every subcommand alike."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PdflowError as error:
+            click.echo(str(error), err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+def _version() -> str:
+    try:
+        return version("pdflow")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+_SET = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Replace one value of the scenario, as in router.policy=least-loaded or pool.decode.tp=2. Repeatable.",
+)
+
+
+@click.group(cls=_Front, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.version_option(_version(), prog_name="pdflow")
+def cli() -> None:
+    """Prefill/decode-disaggregated LLM serving, simulated with the protocol that serves.
+
+    Exit codes: 0 done; 1 what was asked about is not so; 2 bad input or a missing backend; 3 a budget ran out first;
+    130 interrupted.
+    """
+
+
+@cli.command()
+@click.argument("scenario", type=click.Path())
+@click.option("--out", type=click.Path(file_okay=False), metavar="DIR", help="Write results.json and requests.jsonl.")
+@click.option("--seed", type=int, metavar="N", help="Seed of the run, instead of the scenario's.")
+@_SET
+@click.option("--exact", is_flag=True, help="Advance token by token, without closed forms. Slow; the same results.")
+@click.option("--events", is_flag=True, help="Write DIR/events.jsonl: every event into and effect out of an endpoint.")
+@click.option("--check-invariants", is_flag=True, help="Check the safety invariants on every event; exit 1 if broken.")
+@click.option("--save-detailed", is_flag=True, help="Put each request's lengths and times into results.json too.")
+@click.option("--quiet", is_flag=True, help="No progress bar and no tables.")
+@click.pass_context
+def simulate(
+    ctx: click.Context, /, scenario: str, seed: int | None, overrides: tuple[str, ...], out: str | None, **flags: bool
+) -> None:
+    """Simulate a SCENARIO file: its cluster and its workload."""
+    from pdflow.scenario.load import load
+
+    for flag in ("events", "save_detailed"):
+        if flags[flag] and out is None:
+            raise click.UsageError(f"--{flag.replace('_', '-')} writes into --out DIR, which is missing")
+    ctx.exit(_simulate(load(scenario, overrides=overrides, seed=seed), out=out, **flags))
+
+
+def _simulate(scenario: Scenario, **options: Any) -> int:
+    """Run it in the simulated world; the exit code. Options are those of the command, by name."""
+    run = importlib.import_module("sim.run")
+    result = run.simulate(scenario, command=sys.argv[1:], **options)
+    return int(result.exit_code)
+
+
+@cli.command()
+@click.argument("scenario", metavar="FILE", type=click.Path())
+@_SET
+def validate(scenario: str, overrides: tuple[str, ...]) -> None:
+    """Check a scenario FILE without a run.
+
+    Says what is wrong, or else what its engines hold and how fast its links are.
+    """
+    from pdflow.scenario.load import load
+    from pdflow.scenario.show import scenario_view
+
+    _print(scenario_view(load(scenario, overrides=overrides)))
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of scenario files."""
+    from pdflow.scenario.jsonschema import schema_json
+
+    click.echo(json.dumps(schema_json(), indent=2))
+
+
+@cli.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def presets(names: tuple[str, ...]) -> None:
+    """List models, GPUs and networks to name in a scenario.
+
+    With the source of each figure; NAMEs choose some of them.
+    """
+    from pdflow.scenario.show import presets_view
+
+    _print(presets_view(names))
+
+
+def _print(view: Any) -> None:
+    from rich.console import Console
+
+    Console(highlight=False).print(view)
+
+
+def main() -> None:
+    """The command `pdflow`."""
+    try:
+        cli.main(prog_name="pdflow")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,0 +1,131 @@
+"""The schema of scenario files as a JSON Schema (draft 2020-12), for editors and other programs.
+
+It is generated from the same classes and bounds that the loader uses. It says what one key may be; what keys must be to
+each other (`validate.py`) is beyond it, so that a file may satisfy it and still be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+import attrs
+
+from pdflow.cost.specs import GpuSpec, ModelSpec
+from pdflow.scenario.convert import TAGGED, Tagged
+from pdflow.scenario.document import DTYPES, REQUIRED_TABLES, TABLES
+from pdflow.scenario.fields import Bound, key_of
+from pdflow.scenario.presets import Kind, presets
+from pdflow.scenario.schema import Network
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+_PLAIN: Final[Mapping[Any, dict[str, Any]]] = {
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+}
+
+
+def schema_json() -> dict[str, Any]:
+    """The JSON Schema of a scenario file, as plain data."""
+    properties = {key: _table(key, cls) for key, cls in TABLES.items()}
+    return {
+        "$schema": DIALECT,
+        "title": "pdflow scenario",
+        "description": "A prefill/decode-disaggregated cluster and the requests that it serves.",
+        "type": "object",
+        "properties": properties,
+        "required": list(REQUIRED_TABLES),
+        "additionalProperties": False,
+    }
+
+
+def _table(key: str, cls: type) -> dict[str, Any]:
+    if key == "model":
+        return _model()
+    schema = _object(cls)
+    return {"type": "array", "minItems": 1, "items": schema} if key == "pool" else schema
+
+
+def _object(cls: type, *, tag: tuple[str, str] | None = None) -> dict[str, Any]:
+    """A table with the keys of an attrs class, and the tag of its kind where it is one of several."""
+    hints = get_type_hints(cls)
+    properties: dict[str, Any] = {} if tag is None else {tag[0]: {"const": tag[1]}}
+    required = [] if tag is None else [tag[0]]
+    for field in attrs.fields(cls):
+        properties[key_of(field)] = _property(field, hints[field.name])
+        if field.default is attrs.NOTHING and not field.metadata.get("preset"):
+            required.append(key_of(field))
+    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+    if cls is Network:
+        properties["preset"]["enum"] = list(presets("links"))
+    if cls.__module__.startswith("pdflow.scenario") and cls.__doc__:
+        schema["description"] = cls.__doc__.split("\n")[0]
+    return schema | ({"required": required} if required else {})
+
+
+def _property(field: attrs.Attribute[Any], hint: Any) -> dict[str, Any]:
+    schema = {"type": "number"} if field.metadata.get("rate") else _value(hint)
+    bound: Bound | None = field.metadata.get("bound")
+    if bound is not None:
+        schema = schema | _limits(bound, schema)
+    if field.metadata.get("doc"):
+        schema = schema | {"description": field.metadata["doc"]}
+    if isinstance(field.default, (bool, int, float, str)):
+        schema = schema | {"default": field.default}
+    return schema
+
+
+def _limits(bound: Bound, schema: Mapping[str, Any]) -> dict[str, Any]:
+    length = "minItems" if schema.get("type") == "array" else "minLength"
+    limits = {
+        "exclusiveMinimum": bound.above,
+        "minimum": bound.at_least,
+        "maximum": bound.at_most,
+        length: bound.min_length,
+    }
+    return {key: limit for key, limit in limits.items() if limit is not None}
+
+
+def _value(hint: Any) -> dict[str, Any]:
+    """The schema of one type; None in a union is the absence of the key."""
+    options = tuple(arg for arg in get_args(hint) if arg is not NoneType)
+    union = get_origin(hint) in (Union, UnionType)
+    if union and len(options) == 1:
+        return _value(options[0])
+    for tagged_union, tagged in TAGGED.items():
+        if union and set(options) == set(get_args(tagged_union)):
+            return _tagged(tagged)
+    if hint in _PLAIN:
+        return dict(_PLAIN[hint])
+    if get_origin(hint) is Literal:
+        return {"enum": list(options)}
+    if get_origin(hint) is tuple:
+        return {"type": "array", "items": _value(options[0])}
+    if hint is GpuSpec:
+        return {"oneOf": [{"enum": list(presets("gpus"))}, _specified(GpuSpec, "gpus")]}
+    return _object(hint)
+
+
+def _tagged(tagged: Tagged) -> dict[str, Any]:
+    kinds = [_object(cls, tag=(tagged.tag, name)) for name, cls in tagged.kinds.items()]
+    bare = [] if tagged.bare is None else [{"type": "integer", "minimum": 1}]
+    return {"oneOf": [*bare, *kinds]}
+
+
+def _specified(cls: type, kind: Kind) -> dict[str, Any]:
+    """A table that either starts from a preset or says all that has no default."""
+    schema = _object(cls)
+    required = schema.pop("required")
+    schema["properties"] = {"preset": {"enum": list(presets(kind))}, **schema["properties"]}
+    return schema | {"anyOf": [{"required": ["preset"]}, {"required": required}]}
+
+
+def _model() -> dict[str, Any]:
+    schema = _specified(ModelSpec, "models")
+    schema["properties"] |= {key: {"enum": list(sizes)} for key, (_, sizes) in DTYPES.items()}
+    schema["description"] = "[model]: a preset, a preset with some values of one's own, or a whole specification."
+    return schema

@@ -1,0 +1,127 @@
+"""Scenarios and presets as tables for a terminal, readable at 80 columns. It decides words and columns, no figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pdflow.errors import Problem, ScenarioError
+from pdflow.scenario.convert import did_you_mean
+from pdflow.scenario.presets import Kind, Preset, presets
+from pdflow.scenario.schema import Network, Scenario
+from pdflow.scenario.summary import pool_summary, workload_summary
+
+_KINDS: tuple[tuple[Kind, str], ...] = (("models", "model"), ("gpus", "GPU"), ("links", "network"))
+
+
+def scenario_view(scenario: Scenario) -> RenderableType:
+    """What a sound scenario amounts to: its engines, what they hold, and how fast its links are."""
+    model, transfer = scenario.model, scenario.transfer
+    head = Table.grid(padding=(0, 2))
+    head.add_column(style="dim")
+    head.add_column(overflow="fold")
+    head.add_row("scenario", f"{scenario.name}, seed {scenario.seed}")
+    head.add_row("workload", workload_summary(scenario))
+    head.add_row(
+        "model", f"{model.name}: {_si(model.weight_bytes)}B of weights, KV {model.kv_bytes_per_token:,} B/token"
+    )
+    head.add_row("transfer", f"{transfer.method}, {transfer.dialect}")
+    head.add_row("router", f"{scenario.router.policy}, {scenario.router.dispatch} dispatch")
+    head.add_row("network", _nic(scenario.network))
+    for link in scenario.network.links:
+        head.add_row("link", f"{link.name}: {_rate(link.bandwidth_bytes_per_s)}, {_time(link.latency_s)}")
+    for path in scenario.network.paths:
+        head.add_row("path", f"{path.from_pool} to {path.to_pool} via {', '.join(path.via)}")
+    return Group(head, Text(), _pool_table(scenario))
+
+
+def _pool_table(scenario: Scenario) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("pool", overflow="fold")
+    table.add_column("role")
+    table.add_column("engines", justify="right")
+    table.add_column("GPUs each")
+    table.add_column("weights\nper GPU", justify="right")
+    table.add_column("KV tokens\nper engine", justify="right")
+    table.add_column("KV bytes\nper engine", justify="right")
+    for pool in scenario.pools:
+        row = pool_summary(scenario, pool)
+        table.add_row(
+            row.name,
+            row.role,
+            f"{row.engines:,}",
+            f"{row.gpus_per_engine} x {row.gpu}",
+            _si(row.weight_bytes_per_gpu) + "B",
+            f"{row.kv_tokens:,}",
+            _si(row.kv_bytes) + "B",
+        )
+    return table
+
+
+def _nic(network: Network) -> str:
+    if network.bandwidth_bytes_per_s is None:
+        return f"{network.preset}: unlimited, {_time(network.latency_s)}"
+    costs = f"{_time(network.per_message_s)} per transfer, {_time(network.per_descriptor_s)} per descriptor"
+    return f"{network.preset}: {_rate(network.bandwidth_bytes_per_s)} per NIC, {_time(network.latency_s)}, {costs}"
+
+
+def presets_view(names: Iterable[str]) -> RenderableType:
+    """Presets with their values and sources: those named, or all. Raises ScenarioError for a wrong name."""
+    wanted = list(names)
+    known = {name for kind, _ in _KINDS for name in presets(kind)}
+    wrong = [name for name in wanted if name not in known]
+    if wrong:
+        expected = f"expected one of {', '.join(sorted(known))}"
+        raise ScenarioError(
+            Problem("", "", f"no preset named {name}, {expected}{did_you_mean(name, known)}") for name in wrong
+        )
+    shown: list[RenderableType] = []
+    for kind, title in _KINDS:
+        for preset in presets(kind).values():
+            if not wanted or preset.name in wanted:
+                shown += [
+                    Text.assemble(f"{title} ", (preset.name, "bold"), f": {preset.summary}"),
+                    _values(preset),
+                    Text(),
+                ]
+    return Group(*shown[:-1])
+
+
+def _values(preset: Preset) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(style="dim", overflow="fold")
+    for key, value in preset.values.items():
+        table.add_row("  " + key, _plain(value), preset.sources[key])
+    return table
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _rate(bytes_per_s: int | None) -> str:
+    return "unlimited" if bytes_per_s is None else _si(bytes_per_s) + "B/s"
+
+
+def _si(number: float) -> str:
+    """Three figures and a decimal prefix: "671 M"."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g} {prefix}"
+    return f"{number:.3g} "
+
+
+def _time(seconds: float) -> str:
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"

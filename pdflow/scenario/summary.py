@@ -1,0 +1,60 @@
+"""What `pdflow validate` says of a sound scenario: sizes and rates that follow from it without a run."""
+
+from __future__ import annotations
+
+import attrs
+
+from pdflow.scenario.fit import kv_tokens_of
+from pdflow.scenario.schema import ClosedArrival, ConstantArrival, PoissonArrival, Pool, Scenario
+
+
+@attrs.frozen
+class PoolSummary:
+    """One pool's engines: how many GPUs, what each GPU's memory is used for, what a transfer is made of."""
+
+    name: str
+    role: str
+    engines: int
+    gpus_per_engine: int
+    gpu: str
+    kv_tokens: int
+    kv_bytes: int
+    weight_bytes_per_gpu: int
+    block_bytes_per_gpu: int
+
+
+def pool_summary(scenario: Scenario, pool: Pool) -> PoolSummary:
+    """The sizes of one pool's engines; `kv_bytes` is that of a whole engine, replicated heads included."""
+    ranks = pool.tp * pool.pp
+    per_rank = scenario.model.kv_bytes_per_token_per_rank(pool.tp, pool.pp)
+    tokens = kv_tokens_of(scenario.model, pool)
+    return PoolSummary(
+        name=pool.name,
+        role=pool.role,
+        engines=pool.replicas,
+        gpus_per_engine=ranks,
+        gpu=pool.gpu.name,
+        kv_tokens=tokens,
+        kv_bytes=tokens * per_rank * ranks,
+        weight_bytes_per_gpu=-(-scenario.model.weight_bytes // ranks),
+        block_bytes_per_gpu=per_rank * pool.block_size,
+    )
+
+
+def workload_summary(scenario: Scenario) -> str:
+    """One line: where requests come from, and how many."""
+    workload = scenario.workload
+    count = "all" if workload.requests is None else f"{workload.requests:,}"
+    if workload.trace is not None:
+        return f"{count} requests of {workload.trace.path} ({workload.trace.format})"
+    if workload.like is not None:
+        return f"{count} requests like {workload.like}"
+    match workload.arrival:
+        case PoissonArrival(rate_rps=rate):
+            return f"{count} requests, Poisson at {rate:g}/s"
+        case ConstantArrival(rate_rps=rate):
+            return f"{count} requests, one every {1 / rate:g} s"
+        case ClosedArrival(concurrency=concurrency):
+            return f"{count} requests, {concurrency} at a time"
+        case None:
+            return count
