@@ -1,0 +1,126 @@
+"""One finished run, as Python hands it to people: figures, requests, files, a printed report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import attrs
+
+from pdflow.results import words
+from pdflow.results.bench_json import About, bench_json
+from pdflow.results.itls import itls_s
+from pdflow.results.metrics import Metrics, measure
+from pdflow.results.records import Records
+from pdflow.results.steps import Steps
+from pdflow.results.table import Report
+from pdflow.results.totals import Totals
+from pdflow.results.write import REQUESTS_NAME, RESULTS_NAME, write_requests, write_results
+
+
+class Requests(Sequence[dict[str, Any]]):
+    """The requests of a run as dicts, made when they are looked at. `pandas.DataFrame(list(...))` takes them."""
+
+    __slots__ = ("_records",)
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        """As of a list; the keys are those of requests.jsonl."""
+        positions = range(len(self._records))
+        if isinstance(index, slice):
+            return [self._records.record(position) for position in positions[index]]
+        return self._records.record(positions[index])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self._records.record, range(len(self._records)))
+
+    def __repr__(self) -> str:
+        return f"<{words.count(len(self))} requests>"
+
+
+@attrs.frozen(eq=False, repr=False)
+class Result:
+    """What a run said. `steps` has each engine's step log under the engine's name."""
+
+    about: About
+    records: Records
+    steps: Mapping[str, Steps]
+    totals: Totals
+    metrics: Metrics
+
+    @classmethod
+    def of(cls, about: About, records: Records, steps: Mapping[str, Steps], totals: Totals) -> Result:
+        """Work the figures out."""
+        metrics = measure(records, list(steps.values()), totals.duration_ns, about.slo)
+        return cls(about, records, steps, totals, metrics)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The headline figures: outcomes, rates, and {ttft,tpot,itl,e2e}_{mean,p50,p90,p99}_ms."""
+        metrics = self.metrics
+        figures: dict[str, Any] = {
+            "requests": metrics.requests,
+            **metrics.outcomes,
+            "duration_s": metrics.duration_ns / 1e9,
+            "requests_per_s": metrics.per_second(metrics.completed),
+            "output_tokens_per_s": metrics.per_second(metrics.output_tokens),
+            "total_tokens_per_s": metrics.per_second(metrics.input_tokens + metrics.output_tokens),
+            "goodput_rps": None if metrics.slo is None else metrics.slo.goodput_rps,
+            "slo_attainment": None if metrics.slo is None else metrics.slo.attainment,
+        }
+        for name in ("ttft", "tpot", "itl", "e2e"):
+            spread = getattr(metrics, name)
+            for part in ("mean", "p50", "p90", "p99"):
+                figures[f"{name}_{part}_ms"] = getattr(spread, f"{part}_ms")
+        figures["stages_mean_ms"] = {stage: spread.mean_ms for stage, spread in metrics.stages.items()}
+        figures["bytes_moved"] = self.totals.bytes_moved
+        figures["stranded_kv_byte_s"] = self.totals.stranded_byte_ns / 1e9
+        figures["gpu_busy_share"] = {role: self.totals.gpu_busy_share(role) for role in self.totals.roles()}
+        figures["interrupted"] = self.about.interrupted
+        return figures
+
+    @property
+    def requests(self) -> Requests:
+        """One dict per request, in the order of the workload."""
+        return Requests(self.records)
+
+    def table(self) -> Report:
+        """The report that a run prints: `print(result.table())`, or rich's `console.print(result.table())`."""
+        return Report(self.about, self.metrics, self.totals)
+
+    def save(self, directory: str | Path, *, detailed: bool = False) -> None:
+        """Write results.json and requests.jsonl there. `detailed` adds the per-token lists of vLLM's --save-detailed.
+
+        Raises OutputError if the disk refuses; no half file is left.
+        """
+        where = Path(directory)
+        write_requests(where / REQUESTS_NAME, self.records)
+        itls = itls_s(self.records, self.steps) if detailed else None
+        content = bench_json(self.about, self.records, self.metrics, self.totals, itls_s=itls)
+        write_results(where / RESULTS_NAME, content)
+
+    def __repr__(self) -> str:
+        metrics = self.metrics
+        ended = ", ".join(f"{words.count(number)} {word}" for word, number in metrics.outcomes.items() if number)
+        good = "" if metrics.slo is None else f", goodput {words.number(metrics.slo.goodput_rps)} requests/s"
+        lines = [
+            f"<Result {self.about.scenario_name!r} seed {self.about.seed}: {ended or 'no requests'}"
+            f"{' (interrupted)' if self.about.interrupted else ''}",
+            f"  {words.duration(metrics.duration_ns)} {self.about.world},"
+            f" {words.number(metrics.per_second(metrics.completed))} requests/s{good}",
+        ]
+        for name in ("ttft", "tpot", "itl", "e2e"):
+            spread = getattr(metrics, name)
+            mean, p99 = words.number(spread.mean_ms), words.number(spread.p99_ms)
+            lines.append(f"  {name.upper():<4} mean {mean} ms, p99 {p99} ms")
+        return "\n".join(lines) + ">"

@@ -1,0 +1,219 @@
+"""What a run prints at its end: one table of the headline figures, and a waterfall of where TTFT went.
+
+It shows what `metrics` and `totals` hold and computes nothing of its own. Made for 80 columns, for a pipe, for
+NO_COLOR and for terminals without Unicode: meaning never rests on colour, and every sign has an ASCII form.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import attrs
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from pdflow.results import words
+from pdflow.results.bench_json import About
+from pdflow.results.metrics import Metrics
+from pdflow.results.totals import NS_PER_S, Totals
+
+_WIDEST = 96
+_LABEL = 13
+_BAR_CELLS = (" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█")
+_EIGHTHS = 8
+_REASONS_SHOWN = 4
+_LINKS_SHOWN = 3
+
+
+@attrs.frozen
+class Report:
+    """Prints with rich: `console.print(Report(about, metrics, totals))`."""
+
+    about: About
+    metrics: Metrics
+    totals: Totals
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        options = options.update(width=min(options.max_width, _WIDEST))
+        signs = _Signs.of(options)
+        for part in (
+            self._title(signs),
+            "",
+            self._latencies(),
+            "",
+            *self._facts(console, options, signs),
+            "",
+            *self._waterfall(options, signs),
+        ):
+            yield from console.render(part, options)
+
+    def __str__(self) -> str:
+        """The plain text at 80 columns."""
+        return self.text()
+
+    def text(self, width: int = 80, *, ascii_only: bool = False) -> str:
+        """The report without colours, for a file, a test or a notebook."""
+        encoding = "ascii" if ascii_only else "utf-8"
+        file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\n")
+        Console(file=file, width=width, color_system=None, force_terminal=False).print(self)
+        file.seek(0)
+        return file.read()
+
+    def _title(self, signs: _Signs) -> Text:
+        line = Text(self.about.scenario_name or "run", style="bold")
+        ran = f"{words.count(self.metrics.requests)} requests in {words.duration(self.metrics.duration_ns)}"
+        line.append(f" {signs.dot} seed {self.about.seed} {signs.dot} {ran}, {self.about.world}", style="not bold dim")
+        if self.about.interrupted:
+            line.append(f" {signs.dot} interrupted, partial", style="not dim bold yellow")
+        return line
+
+    def _latencies(self) -> Table:
+        table = Table(box=None, padding=(0, 0), pad_edge=False, header_style="dim")
+        table.add_column("ms", width=_LABEL, style="bold")
+        for name in ("mean", "p50", "p90", "p99"):
+            table.add_column(name, justify="right", width=11)
+        spreads = (
+            ("TTFT", self.metrics.ttft),
+            ("TPOT", self.metrics.tpot),
+            ("ITL", self.metrics.itl),
+            ("E2E", self.metrics.e2e),
+        )
+        rows = [(name, (row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms)) for name, row in spreads]
+        largest = max(max(figures) for _, figures in rows)
+        digits = 3 if largest < 10 else 2 if largest < 100_000 else 1 if largest < 10_000_000 else 0
+        for name, figures in rows:
+            table.add_row(name, *(f"{figure:,.{digits}f}" for figure in figures))
+        return table
+
+    def _facts(self, console: Console, options: ConsoleOptions, signs: _Signs) -> Iterator[Text]:
+        for name, value in _fact_rows(self.about, self.metrics, self.totals, signs):
+            text = value if isinstance(value, Text) else Text(value)
+            for position, line in enumerate(text.wrap(console, max(20, options.max_width - _LABEL))):
+                line.rstrip()
+                yield Text.assemble((f"{'' if position else name:<{_LABEL}}", "bold"), line)
+
+    def _waterfall(self, options: ConsoleOptions, signs: _Signs) -> Iterator[RenderableType]:
+        whole = self.metrics.ttft.mean_ms
+        heading = Text("Where TTFT went", style="bold")
+        if not whole:
+            yield heading.append(": no request got a first token, or none waited for it", style="not bold dim")
+            return
+        yield heading.append(f"  mean of {words.count(self.metrics.ttft.count)} requests", style="not bold dim")
+        digits = words.decimals_for(whole)
+        bar = max(10, options.max_width - _LABEL - 24)
+        begin = 0.0
+        for stage, spread in self.metrics.stages.items():
+            end = begin + spread.mean_ms
+            line = Text(f"{stage:<{_LABEL}}", no_wrap=True)
+            line.append(f"{spread.mean_ms:>10,.{digits}f} ms ", style="" if spread.mean_ms else "dim")
+            line.append(f"{words.percent(spread.mean_ms / whole):>8}  ", style="dim")
+            line.append(signs.bar(begin / whole, end / whole, bar), style="cyan")
+            line.rstrip()
+            yield line
+            begin = end
+
+
+@attrs.frozen
+class _Signs:
+    """The few signs beyond ASCII, and what stands for them where the terminal has none."""
+
+    ascii_only: bool
+    dot: str
+    times: str
+
+    @staticmethod
+    def of(options: ConsoleOptions) -> _Signs:
+        return _Signs(True, "-", "*") if options.ascii_only else _Signs(False, "·", "·")
+
+    def bar(self, begin: float, end: float, cells: int) -> str:
+        """A bar from one share of the width to another; whatever is not nothing shows."""
+        if end <= begin:
+            return ""
+        left = min(int(begin * cells), cells - 1)
+        if self.ascii_only:
+            return " " * left + "#" * max(1, min(round(end * cells), cells) - left)
+        eighths = max(1, min(round(end * cells * _EIGHTHS), cells * _EIGHTHS) - left * _EIGHTHS)
+        full, rest = divmod(eighths, _EIGHTHS)
+        return " " * left + _BAR_CELLS[-1] * full + (_BAR_CELLS[rest] if rest else "")
+
+
+def _fact_rows(about: About, metrics: Metrics, totals: Totals, signs: _Signs) -> Iterator[tuple[str, str | Text]]:
+    separator = f" {signs.dot} "
+    yield (
+        "throughput",
+        separator.join(
+            (
+                f"{words.number(metrics.per_second(metrics.completed))} requests/s",
+                f"{words.number(metrics.per_second(metrics.output_tokens))} output tokens/s",
+                f"{words.number(metrics.per_second(metrics.input_tokens + metrics.output_tokens))} tokens/s in all",
+            )
+        ),
+    )
+    yield from _slo_rows(about, metrics, separator)
+    yield "bytes moved", f"{words.size(totals.bytes_moved)} in {words.count(totals.transfers)} transfers"
+    yield from _link_rows(totals, separator)
+    yield "GPU busy", separator.join(_busy(totals, role) for role in totals.roles()) or "no engines"
+    held = totals.stranded_byte_ns / NS_PER_S
+    average = totals.stranded_byte_ns / totals.duration_ns if totals.duration_ns else 0.0
+    yield "stranded KV", f"{words.size(held)}{signs.times}s{separator}{words.size(average)} held on average"
+    yield from _outcome_rows(metrics, separator)
+    for cost, pools in _costs(about):
+        yield "step times", Text(f"{pools}: {cost}", style="dim")
+
+
+def _busy(totals: Totals, role: str) -> str:
+    gpus = sum(engine.gpus for engine in totals.engines if engine.role == role)
+    return f"{role} {words.percent(totals.gpu_busy_share(role))} of {words.count(gpus)} GPU{'s' if gpus > 1 else ''}"
+
+
+def _slo_rows(about: About, metrics: Metrics, separator: str) -> Iterator[tuple[str, str | Text]]:
+    if about.slo is None or metrics.slo is None:
+        yield "goodput", Text("no SLO given", style="dim")
+        return
+    bounds = {"ttft": about.slo.ttft_ms, "tpot": about.slo.tpot_ms, "e2e": about.slo.e2e_ms}
+    yield "goodput", f"{words.number(metrics.slo.goodput_rps)} requests/s"
+    parts = [
+        f"{name.upper()} <= {bounds[name]:g} ms {words.percent(met)}" for name, met in metrics.slo.by_metric.items()
+    ]
+    yield "SLO met by", separator.join((f"{words.percent(metrics.slo.attainment)} of requests", *parts))
+
+
+def _link_rows(totals: Totals, separator: str) -> Iterator[tuple[str, str | Text]]:
+    busiest = totals.busiest_links(_LINKS_SHOWN)
+    if not busiest:
+        yield "links", Text("nothing went over a link", style="dim")
+        return
+    shown = [
+        f"{link.name} {words.percent(link.utilisation(totals.duration_ns))}"
+        if link.capacity_bytes_per_s
+        else f"{link.name} unlimited, {words.size(link.bytes)}"
+        for link in busiest
+    ]
+    used = sum(1 for link in totals.links if link.bytes)
+    if used > len(shown):
+        shown.append(f"and {used - len(shown)} more")
+    yield "link use", separator.join(shown)
+
+
+def _outcome_rows(metrics: Metrics, separator: str) -> Iterator[tuple[str, str | Text]]:
+    yield "completed", f"{words.count(metrics.completed)} of {words.count(metrics.requests)}"
+    for outcome in ("failed", "cancelled"):
+        if metrics.outcomes[outcome]:
+            ranked = list(metrics.reasons[outcome].items())
+            reasons = [f"{reason} {words.count(times)}" for reason, times in ranked[:_REASONS_SHOWN]]
+            if len(ranked) > _REASONS_SHOWN:
+                reasons.append(f"{len(ranked) - _REASONS_SHOWN} other reasons")
+            text = Text(words.count(metrics.outcomes[outcome]), style="yellow")
+            yield outcome, text.append(separator + separator.join(reasons), style="not dim default")
+    if metrics.outcomes["unfinished"]:
+        yield "unfinished", words.count(metrics.outcomes["unfinished"])
+
+
+def _costs(about: About) -> list[tuple[str, str]]:
+    """One line for all pools whose step times come from the same place."""
+    pools: dict[str, list[str]] = {}
+    for cost in about.costs:
+        pools.setdefault(f"{cost.model}, {cost.provenance}; {cost.error_bar}", []).append(cost.pool)
+    return [(statement, ", ".join(names)) for statement, names in pools.items()]

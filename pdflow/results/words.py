@@ -1,0 +1,52 @@
+"""Numbers as people read them: in fitting units, with three or four digits that mean something."""
+
+from __future__ import annotations
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def count(number: int) -> str:
+    """50,000"""
+    return f"{number:,}"
+
+
+def decimals_for(largest: float) -> int:
+    """Decimals with which a row of numbers up to `largest` shows about four digits."""
+    return 3 if largest < 10 else 2 if largest < 100 else 1 if largest < 10_000 else 0
+
+
+def number(value: float) -> str:
+    """About four digits, thousands separated."""
+    return f"{value:,.{decimals_for(abs(value))}f}" if value else "0"
+
+
+def percent(part: float) -> str:
+    """A share as per cent, without rounding almost-all up to all or almost-none down to none."""
+    value = part * 100
+    if 99.95 <= value < 100:
+        return "> 99.9 %"
+    if 0 < value < 0.05:
+        return "< 0.1 %"
+    return f"{value:.0f} %" if value in (0.0, 100.0) else f"{value:.1f} %"
+
+
+def size(amount: float) -> str:
+    """Bytes in powers of ten: 1.21 TB"""
+    value, unit = float(amount), 0
+    while value >= 999.5 and unit + 1 < len(_UNITS):
+        value /= 1_000
+        unit += 1
+    if unit == 0:
+        return f"{value:.0f} B"
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {_UNITS[unit]}"
+
+
+def duration(ns: int) -> str:
+    """12.3 s, 8 min 20 s, 1 h 44 min"""
+    seconds = ns / 1e9
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 6_000:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3_600:,} h {whole % 3_600 // 60} min"
