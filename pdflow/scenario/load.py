@@ -21,6 +21,8 @@ from pdflow.scenario.locate import KeyPath, key_lines
 from pdflow.scenario.overrides import Override, apply_override, parse_override
 from pdflow.scenario.schema import Scenario
 from pdflow.scenario.validate import check
+from pdflow.workload.readers import check_trace
+from pdflow.workload.traces import TraceError
 
 T = TypeVar("T")
 
@@ -40,9 +42,10 @@ def load(path: str | os.PathLike[str], *, overrides: Iterable[str] = (), seed: i
     source.override(overrides, seed)
     parts, complaints = read_document(document)
     complaints += check(parts)
-    complaints += _files(file, parts)
-    if complaints or source.refused:
-        raise ScenarioError(source.problems(complaints))
+    of_path, of_lines = _trace_problems(file, parts)
+    problems = source.problems(complaints + of_path) + of_lines
+    if problems:
+        raise ScenarioError(problems)
     return _scenario(file, parts)
 
 
@@ -143,31 +146,29 @@ class _Source:
         return name if isinstance(name, str) and _BARE_KEY.fullmatch(name) and names.count(name) == 1 else None
 
 
-def _files(file: str, parts: Parts) -> list[Complaint]:
-    """What files that the scenario names have wrong with them."""
+def _trace_problems(file: str, parts: Parts) -> tuple[list[Complaint], list[Problem]]:
+    """What is wrong with the trace that the scenario names: with its place in the scenario, and line by line."""
     trace = parts.workload.trace if parts.workload is not None else None
     if trace is None:
-        return []
-    path = _beside(file, trace.path)
+        return [], []
+    path = Path(file).parent / trace.path
     if not os.path.isfile(path):
-        return [Complaint(("workload", "trace", "path"), f'"{trace.path}" does not exist; looked for {path}')]
-    return []
-
-
-def _beside(file: str, path: str) -> str:
-    """A path that a scenario says, as seen from here."""
-    return os.path.normpath(Path(file).parent / path)
+        looked = os.path.normpath(path)
+        return [Complaint(("workload", "trace", "path"), f'"{trace.path}" does not exist; looked for {looked}')], []
+    try:
+        check_trace(path, trace.format)
+    except TraceError as error:
+        rest = [Problem(str(path), "", f"and {error.more} more lines like these")] if error.more else []
+        return [], [*error.problems, *rest]
+    return [], []
 
 
 def _scenario(file: str, parts: Parts) -> Scenario:
-    header, workload = _sound(parts.header), _sound(parts.workload)
-    if workload.trace is not None:
-        trace = attrs.evolve(workload.trace, path=_beside(file, workload.trace.path))
-        workload = attrs.evolve(workload, trace=trace)
+    header = _sound(parts.header)
     return Scenario(
         name=header.name or Path(file).stem,
         seed=header.seed,
-        workload=workload,
+        workload=_sound(parts.workload),
         model=_sound(parts.model),
         pools=tuple(_sound(pool) for pool in parts.pools),
         transfer=_sound(parts.transfer),

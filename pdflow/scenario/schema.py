@@ -10,12 +10,14 @@ result, so that a reader of a Scenario never looks anything up.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import attrs
 from attrs import field
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
+from pdflow.protocol.timers import Timers
 from pdflow.scenario.fields import (
     AT_LEAST_ONE,
     FRACTION,
@@ -210,6 +212,31 @@ class Transfer:
         default=0.10, metadata=about("share of D's pool in quarantine above which suspect peers get nothing", FRACTION)
     )
 
+    def timers(self) -> Timers:
+        """The protocol's durations; what vLLM derives from the lease is derived as there."""
+        lease_ns = seconds_to_ns(self.kv_lease_duration_s)
+        return Timers(
+            lease_ns=lease_ns,
+            lease_extension_ns=lease_ns * 2 // 3,
+            heartbeat_ns=lease_ns // 6,
+            release_lease_ns=seconds_to_ns(self.release_lease_s),
+            registration_ttl_ns=seconds_to_ns(self.registration_ttl_s),
+            no_request_ns=seconds_to_ns(self.no_request_s),
+            join_ns=seconds_to_ns(self.join_s),
+            sync_ns=seconds_to_ns(self.sync_s),
+            suspect_ns=seconds_to_ns(self.suspect_s),
+            dead_ns=seconds_to_ns(self.dead_s),
+            stall_ns=seconds_to_ns(self.stall_s),
+            deadline_ns=seconds_to_ns(self.deadline_s),
+            watchdog_ns=seconds_to_ns(self.push_registration_timeout_s),
+            cancel_first_ns=seconds_to_ns(self.cancel_first_s),
+            cancel_last_ns=seconds_to_ns(self.cancel_last_s),
+            orphan_ns=seconds_to_ns(self.orphan_s),
+            backoff_first_ns=seconds_to_ns(self.backoff_first_s),
+            backoff_last_ns=seconds_to_ns(self.backoff_last_s),
+            handshake_queue_ns=seconds_to_ns(self.handshake_timeout_s),
+        )
+
 
 @attrs.frozen(kw_only=True)
 class Link:
@@ -223,7 +250,7 @@ class Link:
 
 
 @attrs.frozen(kw_only=True)
-class Path:
+class LinkPath:
     """What bytes between two pools pass, besides the two NICs."""
 
     from_pool: str = field(metadata=about("pool that sends", NOT_EMPTY, key="from"))
@@ -247,7 +274,7 @@ class Network:
     http_latency_s: float = field(metadata=about("one hop of HTTP, one way", NOT_NEGATIVE, preset=True))
     poll: bool = field(metadata=about("whether what a protocol polls waits for the poll", preset=True))
     links: tuple[Link, ...] = field(default=(), metadata=about("shared resources"))
-    paths: tuple[Path, ...] = field(default=(), metadata=about("which pools' bytes pass which links"))
+    paths: tuple[LinkPath, ...] = field(default=(), metadata=about("which pools' bytes pass which links"))
 
 
 @attrs.frozen(kw_only=True)
@@ -289,6 +316,12 @@ class Scenario:
     router: Router
     slo: Slo
     path: str
+    """The scenario file. A trace's path is relative to its folder."""
+
+    @property
+    def base_dir(self) -> Path:
+        """The folder that paths in the scenario start from."""
+        return Path(self.path).parent
 
     def pool(self, name: str) -> Pool:
         """The pool of that name."""
