@@ -1,0 +1,135 @@
+"""What the engine schedules, and what it reports: sequences, limits, outcomes.
+
+A sequence is one attempt of one request at one engine. Three kinds fall out of two flags:
+`prefill_only` (P's part of a disaggregated request), `remote_kv` (D's part: the prompt's KV arrives by a transfer) and
+neither (aggregated: local prefill, then decode).
+
+Terms and limits are vLLM's (v1 scheduler, SchedulerConfig).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TypeAlias
+
+import attrs
+import msgspec
+from attrs import validators
+
+from pdflow.protocol.values import Allocation, Value
+
+
+class Phase(IntEnum):
+    NEW = 0
+    WAITING = 1
+    """Queued for a seat and blocks, for the first time or after a preemption."""
+    LOADING = 2
+    """Has a seat and blocks; its KV is being transferred."""
+    READY = 3
+    """Its KV has arrived; joins the next step that may still take it."""
+    RUNNING = 4
+    """In every step: prefilling or decoding."""
+    GONE = 5
+
+
+class Dropped(IntEnum):
+    """What a `drop` did about the sequence's blocks."""
+
+    NOT_HERE = 0
+    """Not with this engine (any more): nothing done. Blocks of a finished prefill are the protocol's anyway."""
+    AT_ONCE = 1
+    """It held nothing, or the engine has freed all of it."""
+    AFTER_STEP = 2
+    """It is in the running step, which completes; the engine frees the blocks at that step's end."""
+    BLOCKS_ARE_YOURS = 3
+    """It was loading: a WRITE may still land. The engine forgets it, but the caller must release the allocation."""
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """vLLM's limits of one engine's scheduler."""
+
+    max_num_seqs: int = attrs.field(default=256, validator=validators.ge(1))
+    max_num_batched_tokens: int = attrs.field(default=8192, validator=validators.ge(1))
+    block_size: int = attrs.field(default=16, validator=validators.ge(1))
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence decodes one token per step"
+            )
+
+
+class NeverFitsError(ValueError):
+    """The sequence needs more KV blocks than the engine's pool has, so it could only wait for ever."""
+
+
+class Sequence(msgspec.Struct, eq=False):
+    """One attempt at one engine. The caller sets the first five fields; the engine owns the rest."""
+
+    index: int
+    prompt_tokens: int
+    output_tokens: int = 1
+    """Tokens to be generated in all, the first included. Without meaning for `prefill_only`."""
+    remote_kv: bool = False
+    prefill_only: bool = False
+
+    phase: Phase = Phase.NEW
+    allocation: Allocation | None = None
+    """Blocks for the prompt (after a preemption: for all tokens so far), as admission took them."""
+    blocks: int = 0
+    """Length of the allocation. Blocks that decoding added are counted by the batch, not here."""
+    generated: int = 0
+    """Tokens generated, as of the last time that it joined or left the decode batch."""
+    admitted_ns: int = -1
+    """When it first got its seat and blocks."""
+    start_ns: int = -1
+    """When its first step here began."""
+    first_token_ns: int = -1
+    """End of the step that yields its first token; known, and perhaps in the future, once that step is planned."""
+    preemptions: int = 0
+    token_runs: list[tuple[int, int]] = []
+    """(first, last) engine step numbers, ends included, of the uninterrupted runs in which it got a token per step.
+    Complete once it has finished. With the step log this gives the time of every token."""
+
+    stamp: int = -1
+    """Instant of what last happened to it from outside; steps that start strictly later take notice."""
+    local: bool = True
+    """Whether its next tokens to compute are here: not remote, or recomputing."""
+    target: int = 0
+    """Tokens that prefilling must compute: the prompt and whatever was generated before a preemption."""
+    computed: int = 0
+    dropping: bool = False
+    last_token_ps: int = -1
+    """When the last token before a preemption came."""
+    run_start: int = -1
+    """Step number of the first token of the current run."""
+    join_step: int = -1
+    join_context: int = 0
+    order: int = -1
+    """Position in the decode batch's order of joining; -1 outside of it."""
+
+
+class Prefilled(Value, frozen=True, gc=False):
+    """A prefill-only sequence has its KV computed. Its seat is free again; its blocks are now the caller's."""
+
+    seq: Sequence
+    at_ns: int
+
+
+class Admitted(Value, frozen=True, gc=False):
+    """A remote sequence has its seat and its blocks (`seq.allocation`): the transfer may begin."""
+
+    seq: Sequence
+    at_ns: int
+
+
+class Finished(Value, frozen=True, gc=False):
+    """Its last token is generated; the engine has freed its blocks."""
+
+    seq: Sequence
+    at_ns: int
+
+
+Outcome: TypeAlias = Prefilled | Admitted | Finished

@@ -1,0 +1,70 @@
+"""The decode batch as a plain list that is walked in every step: `--exact`.
+
+It holds the same promises as `batch.DecodeBatch` and shares no formula with it: contexts, blocks and tokens are counted
+one by one, every step's time is asked of the cost model with the requests it is made of, and a segment is always one
+step. Slow on purpose; tests hold the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import attrs
+
+from pdflow.cost.step import StepCost
+from pdflow.engine.sequence import Sequence
+
+
+@attrs.define
+class _Row:
+    context: int
+    blocks: int
+    grown: int = 0
+
+
+class WalkedBatch:
+    __slots__ = ("_block_size", "_cost", "_rows", "step")
+
+    def __init__(self, cost: StepCost, block_size: int) -> None:
+        self.step = 0
+        self._cost = cost
+        self._block_size = block_size
+        self._rows: dict[Sequence, _Row] = {}
+
+    @property
+    def size(self) -> int:
+        return len(self._rows)
+
+    def join(self, seq: Sequence, context: int) -> None:
+        self._rows[seq] = _Row(context=context, blocks=seq.blocks)
+
+    def leave(self, seq: Sequence) -> int:
+        return self._rows.pop(seq).grown
+
+    def growth(self) -> int:
+        return sum(self._lacks(row) for row in self._rows.values())
+
+    def growth_over(self, steps: int) -> int:
+        return self.growth() if steps else 0
+
+    def segment(self, chunks: Seq[tuple[Sequence, int]], free: int) -> tuple[int, int, int]:
+        del free
+        prefill = [(new, seq.computed) for seq, new in chunks]
+        return self._cost.step_ps(prefill, [row.context for row in self._rows.values()]), 0, 1
+
+    def ran(self, steps: int) -> list[Sequence]:
+        if steps != 1:
+            raise ValueError(f"a walked batch takes one step at a time, not {steps}")
+        self.step += 1
+        finished = []
+        for seq, row in self._rows.items():
+            if self._lacks(row):
+                row.grown += 1
+            row.context += 1
+            seq.generated += 1
+            if seq.generated == seq.output_tokens:
+                finished.append(seq)
+        return finished
+
+    def _lacks(self, row: _Row) -> bool:
+        return row.context > (row.blocks + row.grown) * self._block_size
