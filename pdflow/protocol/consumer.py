@@ -42,7 +42,7 @@ from pdflow.protocol.events import (
 )
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo, KvParams, Op, Reg, engine_of, rank_address, rank_of
-from pdflow.protocol.messages import Cancel, Code, Completion, Message, Progress, Register, Release
+from pdflow.protocol.messages import Cancel, Code, Completion, Message, Progress, Register, Release, Taken
 from pdflow.protocol.phases import ConsumerPhase
 from pdflow.protocol.timers import TimerKind, Timers
 from pdflow.protocol.values import Address, Allocation, Instant, RequestId, Value
@@ -241,6 +241,19 @@ def let_go(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effect
     return tuple(effects)
 
 
+def let_go_of_idle(cell: ConsumerCell, ctx: ConsumerContext) -> Effects:
+    """P ranks that hold the prompt but move none of it (replicas of a head) are told that nobody will come."""
+    shards = cell.params.prefill.shards
+    if shards.tp * shards.pp == 1:
+        return NOTHING
+    busy = {p_rank for p_rank, _ in cell.pairs}
+    message: Message = Completion(cell.params.request_id, 1)
+    if ctx.dialect.control_frames:
+        message = Taken(cell.params.xid, 0, 1)
+    idle = tuple(rank_address(cell.params.prefill.engine, r) for r in range(shards.ranks) if r not in busy)
+    return (Tell(ctx.ranks[0], FrameOrdered(idle, message)),) if idle else NOTHING
+
+
 # Rules.
 
 
@@ -324,7 +337,7 @@ def landed(cell: ConsumerCell, event: PairLanded, now: Instant, ctx: ConsumerCon
             return resolve(cell.with_settled(bit), Outcome.FAILED, Code.WEIGHTS, now, ctx)
     after = cell.with_landed(bit)
     if after.landed == everything(cell):
-        return after.becoming_gone(), (Commit(cell.request_id),)
+        return after.becoming_gone(), (Commit(cell.request_id), *let_go_of_idle(cell, ctx))
     return after, NOTHING
 
 

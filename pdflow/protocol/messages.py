@@ -108,7 +108,8 @@ class CancelAck(Value, frozen=True, gc=False, tag="CANCEL_ACK"):
 
 
 class Release(Value, frozen=True, gc=False, tag="RELEASE"):
-    """This dispatch will not come. P never tombstones on it: it shortens the lease, and a REG in that time is served."""
+    """This dispatch will not come. P never tombstones on it: it shortens the lease, and a REG in that time is
+    served."""
 
     xid: Xid
 

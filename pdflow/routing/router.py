@@ -1,0 +1,280 @@
+"""The router's endpoint: two legs per attempt, dispatched in turn or at once, retried as a new attempt, answered once.
+
+An attempt is a pair of legs with ids of its own: a retry never reuses a request id or an xid, so that nothing of a
+former attempt can be matched by a later one (PROTOCOL App. B, R12). Sequential dispatch sends the decode leg when the
+prefill leg's answer has come; concurrent dispatch sends both, which push needs in order to overlap (PROTOCOL 1.2).
+
+It decides nothing about KV: what a leg says of it (`KvParams`) is handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Literal, TypeAlias
+
+from pdflow.protocol.errors import LocalProtocolError
+from pdflow.protocol.ids import EngineInfo, KvParams
+from pdflow.protocol.messages import Code
+from pdflow.protocol.timers import Timer
+from pdflow.protocol.values import Instant, RequestId, Value, Xid
+from pdflow.routing.policy import Choice, Policy
+
+Dispatch: TypeAlias = Literal["sequential", "concurrent"]
+
+# What happens to it.
+
+
+class RequestArrived(Value, frozen=True, gc=False):
+    """`request` is the router's own number of it, never used twice."""
+
+    request: int
+    prefill_only: bool = False
+    """One token is wanted, and P's is given to the client: there is nothing to decode."""
+
+
+class PrefillAnswered(Value, frozen=True, gc=False):
+    """The prefill leg ended: well if `params` is given."""
+
+    request_id: RequestId
+    params: KvParams | None
+    code: Code = Code.NONE
+
+
+class DecodeEnded(Value, frozen=True, gc=False):
+    """The decode leg ended: with all its tokens, or with a code before the first."""
+
+    request_id: RequestId
+    code: Code = Code.NONE
+
+
+class ClientGone(Value, frozen=True, gc=False):
+    request: int
+
+
+class EngineChanged(Value, frozen=True, gc=False):
+    """An engine came up or went down: it gets new legs or none."""
+
+    engine: str
+    up: bool
+
+
+RouterEvent: TypeAlias = RequestArrived | PrefillAnswered | DecodeEnded | ClientGone | EngineChanged
+
+# What it wants done.
+
+
+class DispatchPrefill(Value, frozen=True, gc=False):
+    engine: int
+    request: int
+    request_id: RequestId
+    xid: Xid
+
+
+class DispatchDecode(Value, frozen=True, gc=False):
+    engine: int
+    request: int
+    request_id: RequestId
+    params: KvParams
+
+
+class AbortLeg(Value, frozen=True, gc=False):
+    """Take back a leg that has not ended; ignored by an engine that does not have it."""
+
+    role: Literal["prefill", "decode"]
+    engine: int
+    request_id: RequestId
+
+
+class ReportPrefill(Value, frozen=True, gc=False):
+    """Tell D how its prefill leg ended: against a P that cannot be asked, its quarantine rests on it (7.2)."""
+
+    engine: int
+    request_id: RequestId
+    ok: bool
+
+
+class Reply(Value, frozen=True, gc=False):
+    """The request's one end."""
+
+    request: int
+    outcome: Literal["completed", "failed", "cancelled"]
+    code: Code
+    attempts: int
+
+
+RouterEffect: TypeAlias = DispatchPrefill | DispatchDecode | AbortLeg | ReportPrefill | Reply
+RouterEffects: TypeAlias = tuple[RouterEffect, ...]
+
+
+class Attempt:
+    """One pair of legs under way. A leg is open from its dispatch to its end."""
+
+    __slots__ = ("d", "d_open", "number", "p", "p_open", "prefill_only", "request", "request_id", "xid")
+
+    def __init__(self, request: int, number: int, p: int, prefill_only: bool) -> None:
+        self.request = request
+        self.number = number
+        self.request_id = f"r{request}.{number}"
+        self.xid = f"x{request}.{number}"
+        self.p = p
+        self.d = -1
+        self.p_open = True
+        self.d_open = False
+        self.prefill_only = prefill_only
+
+
+class Router:
+    """Args:
+    prefill, decode: the engines of each role, by position.
+    reports_prefill: concurrent legs tell D how the prefill leg ended (dialects without control frames).
+    max_attempts: of one request, the first included.
+    """
+
+    __slots__ = (
+        "attempts",
+        "by_request",
+        "decode",
+        "decode_choice",
+        "dispatch",
+        "max_attempts",
+        "prefill",
+        "prefill_choice",
+        "reports_prefill",
+    )
+
+    def __init__(
+        self,
+        prefill: tuple[EngineInfo, ...],
+        decode: tuple[EngineInfo, ...],
+        policy: Policy,
+        dispatch: Dispatch,
+        max_attempts: int = 1,
+        reports_prefill: bool = False,
+    ) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.prefill_choice = Choice(policy, len(prefill))
+        self.decode_choice = Choice(policy, len(decode))
+        self.dispatch = dispatch
+        self.max_attempts = max_attempts
+        self.reports_prefill = reports_prefill
+        self.attempts: dict[RequestId, Attempt] = {}
+        self.by_request: dict[int, Attempt] = {}
+
+    def handle(self, event: RouterEvent, now: Instant) -> RouterEffects:
+        effects: RouterEffects = _ON[type(event)](self, event)
+        return effects
+
+    def wake_at(self) -> Instant | None:
+        return None
+
+    def armed(self) -> tuple[Timer, ...]:
+        return ()
+
+    def fingerprint(self) -> Hashable:
+        return tuple((a.request, a.number, a.p, a.d, a.p_open, a.d_open) for _, a in sorted(self.by_request.items()))
+
+    def _arrived(self, event: RequestArrived) -> RouterEffects:
+        if event.request in self.by_request:
+            raise LocalProtocolError(f"request {event.request} has arrived already")
+        return self._begin(event.request, 1, event.prefill_only, None)
+
+    def _begin(self, request: int, number: int, prefill_only: bool, before: Attempt | None) -> RouterEffects:
+        p = self.prefill_choice.take(before.p if before is not None else None)
+        if p is None:
+            return (Reply(request, "failed", Code.UNREACHABLE, number - 1),)
+        attempt = Attempt(request, number, p, prefill_only)
+        self.attempts[attempt.request_id] = attempt
+        self.by_request[request] = attempt
+        first = DispatchPrefill(p, request, attempt.request_id, attempt.xid)
+        if self.dispatch == "sequential" or prefill_only:
+            return (first,)
+        # Only P's coordinates are known yet; that is all that push needs.
+        params = KvParams(self.prefill[p], attempt.xid, attempt.request_id, 0)
+        second = self._send_decode(attempt, params, before)
+        if second is None:
+            return self._over(attempt, "failed", Code.UNREACHABLE)
+        return (first, second)
+
+    def _send_decode(self, attempt: Attempt, params: KvParams, before: Attempt | None) -> DispatchDecode | None:
+        d = self.decode_choice.take(before.d if before is not None else None)
+        if d is None:
+            return None
+        attempt.d = d
+        attempt.d_open = True
+        return DispatchDecode(d, attempt.request, attempt.request_id, params)
+
+    def _prefill_answered(self, event: PrefillAnswered) -> RouterEffects:
+        attempt = self.attempts.get(event.request_id)
+        if attempt is None or not attempt.p_open:
+            return ()
+        attempt.p_open = False
+        self.prefill_choice.give_back(attempt.p)
+        if event.params is None:
+            effects: RouterEffects = ()
+            if attempt.d_open and self.reports_prefill:
+                effects = (ReportPrefill(attempt.d, attempt.request_id, False),)
+            return effects + self._failed(attempt, event.code)
+        if attempt.prefill_only:
+            return self._over(attempt, "completed", Code.NONE)
+        if attempt.d_open:
+            return (ReportPrefill(attempt.d, attempt.request_id, True),) if self.reports_prefill else ()
+        decode = self._send_decode(attempt, event.params, None)
+        return self._over(attempt, "failed", Code.UNREACHABLE) if decode is None else (decode,)
+
+    def _decode_ended(self, event: DecodeEnded) -> RouterEffects:
+        attempt = self.attempts.get(event.request_id)
+        if attempt is None or not attempt.d_open:
+            return ()
+        attempt.d_open = False
+        self.decode_choice.give_back(attempt.d)
+        if event.code is Code.NONE:
+            return self._over(attempt, "completed", Code.NONE)
+        return self._failed(attempt, event.code)
+
+    def _failed(self, attempt: Attempt, code: Code) -> RouterEffects:
+        """One leg failed: take the other one back, and try again elsewhere if that is still allowed."""
+        if attempt.number >= self.max_attempts:
+            return self._over(attempt, "failed", code)
+        aborts = self._close(attempt)
+        return aborts + self._begin(attempt.request, attempt.number + 1, attempt.prefill_only, attempt)
+
+    def _client_gone(self, event: ClientGone) -> RouterEffects:
+        attempt = self.by_request.get(event.request)
+        return () if attempt is None else self._over(attempt, "cancelled", Code.CANCELLED)
+
+    def _over(
+        self, attempt: Attempt, outcome: Literal["completed", "failed", "cancelled"], code: Code
+    ) -> RouterEffects:
+        return (*self._close(attempt), Reply(attempt.request, outcome, code, attempt.number))
+
+    def _close(self, attempt: Attempt) -> RouterEffects:
+        """Forget an attempt; what is still open of it is taken back."""
+        del self.attempts[attempt.request_id]
+        del self.by_request[attempt.request]
+        effects: RouterEffects = ()
+        if attempt.p_open:
+            attempt.p_open = False
+            self.prefill_choice.give_back(attempt.p)
+            effects += (AbortLeg("prefill", attempt.p, attempt.request_id),)
+        if attempt.d_open:
+            attempt.d_open = False
+            self.decode_choice.give_back(attempt.d)
+            effects += (AbortLeg("decode", attempt.d, attempt.request_id),)
+        return effects
+
+    def _engine_changed(self, event: EngineChanged) -> RouterEffects:
+        for engines, choice in ((self.prefill, self.prefill_choice), (self.decode, self.decode_choice)):
+            for place, info in enumerate(engines):
+                if info.engine == event.engine:
+                    choice.up[place] = event.up
+        return ()
+
+
+_ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
+    RequestArrived: Router._arrived,
+    PrefillAnswered: Router._prefill_answered,
+    DecodeEnded: Router._decode_ended,
+    ClientGone: Router._client_gone,
+    EngineChanged: Router._engine_changed,
+}
