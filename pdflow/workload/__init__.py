@@ -1,1 +1,9 @@
+"""Who asks for what, and when: arrivals, lengths and prefixes, synthetic, from a trace, or like one.
 
+`build.requests` turns a [workload] table into requests; `readers` opens the files.
+"""
+
+from pdflow.workload.request import PREFIX_BLOCK_TOKENS, WHEN_ONE_ENDS, Request
+from pdflow.workload.rng import Rng, Stream
+
+__all__ = ["PREFIX_BLOCK_TOKENS", "WHEN_ONE_ENDS", "Request", "Rng", "Stream"]

@@ -1,0 +1,51 @@
+"""How long prompts and answers are: distributions as functions of a uniform number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from pdflow.workload.rng import Stream
+
+
+class Quantiles:
+    """A distribution given by its values at some levels from 0 to 1, straight lines between them."""
+
+    __slots__ = ("_base", "_last", "_rise", "levels", "values")
+
+    def __init__(self, levels: Sequence[float], values: Sequence[float]) -> None:
+        if len(levels) != len(values) or len(levels) < 2 or levels[0] != 0.0 or levels[-1] != 1.0:
+            raise ValueError("quantiles need one value for each level, and levels from 0 to 1")
+        if any(a >= b for a, b in pairwise(levels)):
+            raise ValueError("the levels of quantiles must increase")
+        if any(a > b for a, b in pairwise(values)):
+            raise ValueError("the values of quantiles must not decrease")
+        self.levels = tuple(levels)
+        self.values = tuple(values)
+        segments = zip(pairwise(levels), pairwise(values), strict=True)
+        lines = [(low - (high - low) / (b - a) * a, (high - low) / (b - a)) for (a, b), (low, high) in segments]
+        # value = base + rise * u on each segment; a table of 256 starting points spares the bisection
+        self._base = [base for base, _ in lines]
+        self._rise = [rise for _, rise in lines]
+        self._last = [max(i for i in range(len(lines)) if levels[i] <= slot / 256) for slot in range(256)]
+
+    def at(self, u: float) -> float:
+        """The value below which a share `u` of the distribution lies, 0 < u < 1."""
+        levels, segment = self.levels, self._last[int(u * 256)]
+        while levels[segment + 1] < u:
+            segment += 1
+        return self._base[segment] + self._rise[segment] * u
+
+    @property
+    def mean(self) -> float:
+        """The mean of the distribution."""
+        segments = zip(pairwise(self.levels), pairwise(self.values), strict=True)
+        return sum((b - a) * (low + high) / 2 for (a, b), (low, high) in segments)
+
+
+def uniform(low: int, high: int, stream: Stream) -> Callable[[], int]:
+    """Draws whole numbers from low to high, both included. One value takes nothing from the stream."""
+    if low == high:
+        return lambda: low
+    span, below = high - low + 1, stream.below
+    return lambda: low + below(span)

@@ -1,0 +1,29 @@
+"""What a workload is made of: requests, in order of arrival."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from pdflow.protocol.values import Instant
+
+PREFIX_BLOCK_TOKENS: Final = 512
+"""Tokens that one prefix hash stands for, as in the Mooncake traces."""
+
+WHEN_ONE_ENDS: Final = -1
+"""The `arrival_ns` of a request of a closed loop: its client sends it when its last one has ended."""
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """One prompt and the number of tokens that answer it.
+
+    `prefix` names the prompt's leading blocks of PREFIX_BLOCK_TOKENS: equal ids at equal places are equal content. The
+    last block may be partly filled; tokens beyond the named blocks are shared with nobody. Empty: nothing is shared.
+    """
+
+    index: int
+    arrival_ns: Instant
+    input_tokens: int
+    output_tokens: int
+    prefix: tuple[int, ...] = ()
