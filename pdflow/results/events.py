@@ -11,7 +11,7 @@ Every other line is one event handed to one endpoint, or one effect that it answ
 
 `t` is the `now` given to the endpoint, in ns; it never decreases at one node. Effects follow their event in the order
 in which the endpoint returned them. A value is an object with its class as "type" and then its fields in the order of
-the class, every field always present; tuples are lists, enums the names of their members, bytes are hexadecimal.
+the class, every field always present; tuples are lists, enums the names of their members, bytes {"hex": "00ff"}.
 
 A reader refuses what it does not know: another format or version, a line that is not of this form, a file that ends in
 the middle of a line. New fields in a class are no new version; new keys in a line are.
@@ -115,7 +115,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, bytes):
-        return value.hex()
+        return {"hex": value.hex()}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (frozenset, set)):
@@ -220,7 +220,9 @@ def _value(data: Any, enums: Enums, classes: Mapping[str, type[msgspec.Struct]])
     if isinstance(data, list):
         return tuple(_value(item, enums, classes) for item in data)
     if isinstance(data, dict):
-        return rebuild(data, classes) if "type" in data else data
+        if "type" in data:
+            return rebuild(data, classes)
+        return bytes.fromhex(data["hex"]) if data.keys() == {"hex"} else data
     if isinstance(data, str) and enums:
         return enums.get(data, data)
     return data

@@ -1,0 +1,92 @@
+"""The printed report, against stored pictures of it (`PDFLOW_UPDATE_PICTURES=1 pytest tests/results` draws them)."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pdflow.results import words
+from pdflow.results.bench_json import About
+from pdflow.results.records import Records
+from pdflow.results.result import Result
+from pdflow.results.totals import Totals
+
+PICTURES = Path(__file__).parent / "pictures"
+
+
+def assert_like_picture(text: str, name: str) -> None:
+    path = PICTURES / name
+    if os.environ.get("PDFLOW_UPDATE_PICTURES"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("width", "ascii_only"), [(80, False), (80, True), (60, False)])
+def test_report_looks_like_its_picture(result: Result, width: int, ascii_only: bool) -> None:
+    text = result.table().text(width, ascii_only=ascii_only)
+    assert_like_picture(text, f"report-{width}{'-ascii' if ascii_only else ''}.txt")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert not [line for line in lines if line != line.rstrip()]
+    assert text.isascii() or not ascii_only
+
+
+def test_report_of_nothing_looks_like_its_picture() -> None:
+    about = About(scenario_name="empty [red]", scenario_sha256="", seed=0, version="", interrupted=True)
+    assert_like_picture(str(Result.of(about, Records(), {}, Totals()).table()), "report-empty.txt")
+
+
+def test_a_pipe_gets_no_escapes(result: Result) -> None:
+    file = io.StringIO()
+    Console(file=file, width=80).print(result.table())
+    assert "\x1b" not in file.getvalue()
+    assert file.getvalue() == str(result.table())
+
+
+def test_no_color_gets_no_colours_and_loses_no_words(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    file = io.StringIO()
+    console = Console(file=file, width=80, force_terminal=True)
+    console.print(result.table())
+    colours = [f"\x1b[{code}m" for code in range(30, 38)]
+    assert not [colour for colour in colours if colour in file.getvalue()]
+
+
+def test_bars_of_the_waterfall_follow_each_other(result: Result) -> None:
+    bars = [line[37:] for line in str(result.table()).splitlines() if "█" in line]
+    begins = [len(bar) - len(bar.lstrip()) for bar in bars]
+    assert len(bars) == 4
+    assert begins == sorted(begins)
+    for bar, begin in zip(bars, begins[1:], strict=False):
+        assert len(bar) - begin in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (words.percent(0.0), "0 %"),
+        (words.percent(1.0), "100 %"),
+        (words.percent(0.99999), "> 99.9 %"),
+        (words.percent(1e-7), "< 0.1 %"),
+        (words.percent(0.123), "12.3 %"),
+        (words.size(0), "0 B"),
+        (words.size(999), "999 B"),
+        (words.size(1_000), "1.00 kB"),
+        (words.size(67_108_864), "67.1 MB"),
+        (words.size(1.21e12), "1.21 TB"),
+        (words.duration(0), "0 s"),
+        (words.duration(12_345_000_000), "12.3 s"),
+        (words.duration(500 * 10**9), "8 min 20 s"),
+        (words.duration(6_250 * 10**9), "1 h 44 min"),
+        (words.number(0), "0"),
+        (words.number(1234.5), "1,234.5"),
+        (words.number(8.0), "8.000"),
+    ],
+)
+def test_numbers_as_words(text: str, expected: str) -> None:
+    assert text == expected
