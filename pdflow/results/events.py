@@ -127,13 +127,9 @@ def plain(value: Any) -> Any:
 
 def read_events(path: Path) -> tuple[EventsHeader, Iterator[EventLine]]:
     """The header, and the lines one at a time, each checked. Raises EventsError with file and line."""
-    file = open(path, "rb")  # noqa: SIM115 (handed to the iterator, which closes it)
-    try:
+    with open(path, "rb") as file:
         header = _header(path, file.readline())
-    except BaseException:
-        file.close()
-        raise
-    return header, _lines(path, file)
+    return header, _lines(path)
 
 
 def _header(path: Path, line: bytes) -> EventsHeader:
@@ -149,10 +145,11 @@ def _header(path: Path, line: bytes) -> EventsHeader:
     return header
 
 
-def _lines(path: Path, file: BinaryIO) -> Iterator[EventLine]:
+def _lines(path: Path) -> Iterator[EventLine]:
     decode = msgspec.json.Decoder().decode
     latest: dict[str, int] = {}
-    with file:
+    with open(path, "rb") as file:
+        file.readline()
         for number, line in enumerate(file, start=2):
             if not line.endswith(b"\n"):
                 raise EventsError(f"{path}:{number}: the file ends in the middle of a line")

@@ -6,7 +6,6 @@ NO_COLOR and for terminals without Unicode: meaning never rests on colour, and e
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 
 import attrs
@@ -55,11 +54,13 @@ class Report:
 
     def text(self, width: int = 80, *, ascii_only: bool = False) -> str:
         """The report without colours, for a file, a test or a notebook."""
-        encoding = "ascii" if ascii_only else "utf-8"
-        file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\n")
-        Console(file=file, width=width, color_system=None, force_terminal=False).print(self)
-        file.seek(0)
-        return file.read()
+        console = Console(
+            width=width, color_system=None, force_terminal=False, force_jupyter=False, legacy_windows=False
+        )
+        options = console.options
+        options.encoding = "ascii" if ascii_only else "utf-8"
+        lines = console.render_lines(self, options, pad=False)
+        return "".join("".join(segment.text for segment in line) + "\n" for line in lines)
 
     def _title(self, signs: _Signs) -> Text:
         line = Text(self.about.scenario_name or "run", style="bold")

@@ -36,7 +36,10 @@ def saved(result: Result, path: Path, detailed: bool = False) -> dict[str, Any]:
     itls = itls_s(result.records, result.steps) if detailed else None
     content = bench_json(result.about, result.records, result.metrics, result.totals, itls_s=itls)
     write_results(path, content)
-    return json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} in results.json"))
+    read: dict[str, Any] = json.loads(
+        path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} in results.json")
+    )
+    return read
 
 
 def test_keys_are_those_of_vllm_and_one_of_ours(result: Result, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pdflow.results import write
 from pdflow.results.records import STAGES, Records
 from pdflow.results.result import Result
 from pdflow.results.write import OutputError, read_requests, replacing, write_requests, write_results
@@ -73,7 +72,7 @@ def test_a_disk_that_fills_at_the_last_sync_leaves_nothing(tmp_path: Path, monke
     def full(descriptor: int) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(write.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OutputError, match="No space left"):
         write_results(tmp_path / "results.json", {"a": 1})
     assert list(tmp_path.iterdir()) == []
