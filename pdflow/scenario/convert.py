@@ -217,9 +217,8 @@ def _bounded(field: attrs.Attribute[Any], inner: Any) -> Any:
 
     def hook(value: object, _type: object) -> Any:
         result = _rate(value, None) if field.metadata.get("rate") else _CONVERTER.structure(value, inner)
-        complaint = bound.complaint(result) if bound is not None and result is not None else None
-        if complaint is not None:
-            raise MisfitError(complaint)
+        if bound is not None and result is not None and not bound.holds(result):
+            raise MisfitError(f"is {shown(value)}, expected {bound.expected()}")
         if field.validator is not None:
             try:
                 field.validator(None, field, result)

@@ -42,8 +42,12 @@ DTYPES: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = {
 
 @attrs.define
 class Parts:
-    """A document's parts; None where one is wrong or missing. `pools` has the document's order and length."""
+    """A document's parts; None where one is wrong or missing. `pools` has the document's order and length.
 
+    `workload_keys` are what [workload] says, rightly or wrongly.
+    """
+
+    workload_keys: frozenset[str] | None = None
     header: schema.Header | None = None
     workload: schema.Workload | None = None
     model: ModelSpec | None = None
@@ -65,19 +69,20 @@ def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
         if key not in document:
             written = f"[[{key}]]" if key == "pool" else f"[{key}]"
             found.append(Complaint((), f"the table {written} is missing"))
-    parts = Parts(
-        header=_part(document.get("scenario", {}), schema.Header, ("scenario",), found),
-        transfer=_transfer(document.get("transfer", {}), found),
-        network=_network(document.get("network", {}), found),
-        router=_part(document.get("router", {}), schema.Router, ("router",), found),
-        slo=_part(document.get("slo", {}), schema.Slo, ("slo",), found),
-    )
+    parts = Parts()
+    parts.header = _part(document.get("scenario", {}), schema.Header, ("scenario",), found)
     if "workload" in document:
+        if isinstance(document["workload"], Mapping):
+            parts.workload_keys = frozenset(document["workload"])
         parts.workload = _part(document["workload"], schema.Workload, ("workload",), found)
     if "model" in document:
         parts.model = _model(document["model"], found)
     if "pool" in document:
         parts.pools = _pools(document["pool"], found)
+    parts.transfer = _transfer(document.get("transfer", {}), found)
+    parts.network = _network(document.get("network", {}), found)
+    parts.router = _part(document.get("router", {}), schema.Router, ("router",), found)
+    parts.slo = _part(document.get("slo", {}), schema.Slo, ("slo",), found)
     return parts, found
 
 

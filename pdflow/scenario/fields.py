@@ -23,22 +23,23 @@ class Bound:
     at_most: float | None = None
     min_length: int | None = None
 
-    def complaint(self, value: Any) -> str | None:
-        """What is wrong with `value`, or None."""
+    def holds(self, value: Any) -> bool:
+        """Whether `value` is within; what is neither number nor sized is."""
         if self.min_length is not None:
-            return "is empty, expected at least one element" if len(value) < self.min_length else None
+            return len(value) >= self.min_length
         if not isinstance(value, (int, float)):
-            return None
-        good = (
+            return True
+        return (
             math.isfinite(value)
             and (self.above is None or value > self.above)
             and (self.at_least is None or value >= self.at_least)
             and (self.at_most is None or value <= self.at_most)
         )
-        return None if good else f"is {value}, expected {self.expected()}"
 
     def expected(self) -> str:
         """The interval in words: "a number above 0 and at most 1"."""
+        if self.min_length is not None:
+            return "something that is not empty"
         parts = []
         if self.above is not None:
             parts.append(f"above {self.above:g}")

@@ -119,9 +119,17 @@ class _Source:
         return self.lines.get(path, 1)
 
     def _override_of(self, path: KeyPath) -> str | None:
-        for end in range(len(path), 0, -1):
-            if path[:end] in self.overridden:
-                return self.overridden[path[:end]]
+        """The option that said this key, a table around it, or all that there is of it."""
+        around = [path[:end] for end in range(len(path), 0, -1)]
+        for table in around:
+            if table in self.overridden:
+                return self.overridden[table]
+        for table in around:
+            if table in self.lines:
+                return None
+            for key, place in self.overridden.items():
+                if key[: len(table)] == table:
+                    return place
         return None
 
     def _shown(self, path: KeyPath) -> str:

@@ -84,6 +84,10 @@ class UniformLength:
     low: int = field(metadata=about("least tokens", AT_LEAST_ONE))
     high: int = field(metadata=about("most tokens, included", AT_LEAST_ONE))
 
+    def __attrs_post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"high is {self.high}, expected at least low, which is {self.low}")
+
 
 Length: TypeAlias = FixedLength | UniformLength
 

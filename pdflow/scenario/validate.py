@@ -17,7 +17,7 @@ from pdflow.scenario.convert import Complaint, did_you_mean
 from pdflow.scenario.document import Parts
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.schema import Network, Pool, Transfer, UniformLength, Workload
+from pdflow.scenario.schema import Network, Pool, Transfer, Workload
 
 PlacedPool: TypeAlias = tuple[KeyPath, Pool]
 
@@ -26,8 +26,8 @@ def check(parts: Parts) -> Iterator[Complaint]:
     """Everything that is wrong between parts that are sound by themselves."""
     pools: list[PlacedPool] = [(("pool", index), pool) for index, pool in enumerate(parts.pools) if pool is not None]
     complete = bool(parts.pools) and None not in parts.pools
-    if parts.workload is not None:
-        yield from _workload(parts.workload)
+    if parts.workload_keys is not None:
+        yield from _workload(parts.workload_keys)
     if complete:
         yield from _roles(pools)
     yield from _names(pools)
@@ -49,37 +49,30 @@ def check(parts: Parts) -> Iterator[Complaint]:
         yield from _network(parts.network, pools, complete)
 
 
-def _workload(workload: Workload) -> Iterator[Complaint]:
-    sources = [name for name in ("arrival", "trace", "like") if getattr(workload, name) is not None]
+def _workload(keys: frozenset[str]) -> Iterator[Complaint]:
+    """Which keys of [workload] need or forbid which; their values are no matter here."""
+    sources = [key for key in ("arrival", "trace", "like") if key in keys]
     if not sources:
         yield Complaint(("workload",), "says nothing of arrivals, expected one of arrival, trace, like")
         return
-    for extra in sources[1:]:
-        yield Complaint(("workload", extra), f"stands beside {sources[0]}, expected one of arrival, trace, like")
     source = sources[0]
-    if source == "arrival":
-        for key in ("requests", "input_tokens", "output_tokens"):
-            if getattr(workload, key) is None:
-                yield Complaint(("workload",), f"{key} is missing, which arrival needs")
-    else:
+    for extra in sources[1:]:
+        yield Complaint(("workload", extra), f"stands beside {source}, expected one of arrival, trace, like")
+    needed = {"arrival": ("requests", "input_tokens", "output_tokens"), "trace": (), "like": ("requests",)}[source]
+    for key in needed:
+        if key not in keys:
+            yield Complaint(("workload",), f"{key} is missing, which {source} needs")
+    if source != "arrival":
         for key in ("input_tokens", "output_tokens"):
-            if getattr(workload, key) is not None:
+            if key in keys:
                 yield Complaint(("workload", key), f"has no meaning with {source}, which brings its own lengths")
-    if source == "like" and workload.requests is None:
-        yield Complaint(("workload",), "requests is missing, which like needs")
     if source != "like":
+        hint = "trace.time_scale" if source == "trace" else "arrival.rate_rps"
         for key in ("rate_rps", "rate_scale"):
-            if getattr(workload, key) is not None:
-                hint = "trace.time_scale" if source == "trace" else "arrival.rate_rps"
+            if key in keys:
                 yield Complaint(("workload", key), f"has a meaning only with like (did you mean {hint}?)")
-    elif workload.rate_rps is not None and workload.rate_scale is not None:
+    elif {"rate_rps", "rate_scale"} <= keys:
         yield Complaint(("workload", "rate_scale"), "stands beside rate_rps, expected one of the two")
-    for key in ("input_tokens", "output_tokens"):
-        length = getattr(workload, key)
-        if isinstance(length, UniformLength) and length.low > length.high:
-            yield Complaint(
-                ("workload", key, "high"), f"is {length.high}, expected at least low, which is {length.low}"
-            )
 
 
 def _roles(pools: list[PlacedPool]) -> Iterator[Complaint]:

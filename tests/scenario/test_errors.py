@@ -1,0 +1,179 @@
+"""Wrong files: every error at once, each with its line. The expected texts stand beside the files, and are regenerated
+with PDFLOW_REGENERATE=1."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pdflow.errors import Problem, ScenarioError
+from pdflow.scenario import load
+
+WRONG = Path(__file__).parent / "wrong"
+GOOD = (Path(__file__).resolve().parents[2] / "examples/reference.toml").read_text()
+
+
+def problems(tmp_path: Path, text: str | bytes, *, overrides: tuple[str, ...] = ()) -> list[str]:
+    """What loading this text says, without the folder."""
+    file = tmp_path / "s.toml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    try:
+        load(file, overrides=overrides)
+    except ScenarioError as error:
+        return [line.replace(f"{tmp_path}/", "") for line in str(error).split("\n")]
+    return []
+
+
+@pytest.mark.parametrize("name", ["everything", "together"])
+def test_every_error_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(WRONG)
+    with pytest.raises(ScenarioError) as caught:
+        load(f"{name}.toml")
+    text = str(caught.value) + "\n"
+    golden = WRONG / f"{name}.txt"
+    if os.environ.get("PDFLOW_REGENERATE"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a = 1\nb = \n", "s.toml:2: is not TOML: Invalid value, column 5"),
+        ("a = 1\na = 2\n", "s.toml:2: is not TOML: Cannot overwrite a value, column 6"),
+        ('a = """\n\n', "s.toml:3: is not TOML: Unterminated string"),
+        ("[pool]\n[pool]\n", "s.toml:2: is not TOML: Cannot declare ('pool',) twice, column 6"),
+        (b"a = 1\nb = '\xff'", "s.toml:2: is not UTF-8 text, as TOML must be"),
+        ("a = " + "[" * 100_000, "s.toml:1: is nested too deeply to be read"),
+    ],
+)
+def test_text_that_is_not_toml(tmp_path: Path, text: str | bytes, expected: str) -> None:
+    assert problems(tmp_path, text) == [expected]
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "absent.toml", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(ScenarioError) as caught:
+            load(path)
+        assert caught.value.problems == (Problem(str(path), "", f"cannot be read: {reason}"),)
+
+
+def test_an_empty_file_says_what_is_needed(tmp_path: Path) -> None:
+    assert problems(tmp_path, "") == [
+        "s.toml:1: the table [workload] is missing",
+        "s.toml:1: the table [model] is missing",
+        "s.toml:1: the table [[pool]] is missing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("requests = 10000", "", ["s.toml:7: workload: requests is missing, which arrival needs"]),
+        (
+            "tp = 1",
+            "tp = 3",
+            ["s.toml:21: pool.prefill.tp: model 'llama-3.1-8b': tp 3 does not divide its 32 attention heads"],
+        ),
+        (
+            'preset = "llama-3.1-8b"',
+            'preset = "llama-3.1-70b"',
+            [
+                "s.toml:20: pool.prefill.gpu: llama-3.1-70b does not fit on 1 x h100-sxm",
+                "s.toml:27: pool.decode.gpu: llama-3.1-70b does not fit on 1 x h100-sxm",
+            ],
+        ),
+        (
+            "tp = 1",
+            "tp = 1\nkv_tokens = 1024",
+            ["s.toml:10: workload.input_tokens: a prompt of up to 1536 tokens never fits pool prefill, whose engines"],
+        ),
+        (
+            "tp = 1",
+            "tp = 1\nblock_size = 24",
+            ["s.toml:24: pool.decode.block_size: is 16, expected a divisor or a multiple of 24 (block_size of pool"],
+        ),
+        (
+            'role = "decode"',
+            'role = "prefill"',
+            ['s.toml:16: pool: no pool has role = "decode", expected at least one'],
+        ),
+        (
+            'dialect = "strict"',
+            'dialect = "vllm-stock"',
+            ["s.toml:32: transfer.dialect: vllm-stock shows vLLM's faults and comes with the checker; a simulation"],
+        ),
+        (
+            "arrival = {",
+            'trace = { path = "no/such.jsonl", format = "mooncake" }\narrival = {',
+            [
+                's.toml:9: workload.trace.path: "no/such.jsonl" does not exist; looked for no/such.jsonl',
+                "s.toml:9: workload.trace: stands beside arrival, expected one of arrival, trace, like",
+            ],
+        ),
+        ('preset = "rdma-400g"', "", []),
+        ("seed = 1", "", []),
+    ],
+)
+def test_one_change(tmp_path: Path, old: str, new: str, expected: list[str]) -> None:
+    found = problems(tmp_path, GOOD.replace(old, new, 1))
+    assert len(found) == len(expected)
+    assert all(line.startswith(start) for line, start in zip(sorted(found), sorted(expected), strict=True))
+
+
+def test_a_single_table_where_pools_are_meant(tmp_path: Path) -> None:
+    text = GOOD[: GOOD.rindex("[[pool]]")].replace("[[pool]]", "[pool]") + "[network]\npreset = 'ideal'\n"
+    assert problems(tmp_path, text) == ["s.toml:16: pool: is a table, expected an array of tables: write [[pool]]"]
+
+
+def test_unequal_tp_where_neither_divides(tmp_path: Path) -> None:
+    text = GOOD.replace('preset = "llama-3.1-8b"', "preset = 'qwen3-32b'\nnum_heads = 48\nnum_kv_heads = 24")
+    text = text.replace("tp = 1", "tp = 2", 1).replace("tp = 1", "tp = 3", 1)
+    [line] = problems(tmp_path, text)
+    assert line.startswith(
+        "s.toml:30: pool.decode.tp: prefill TP 2 and decode TP 3: one of the two must divide the other"
+    )
+
+
+def test_replicated_heads_that_vllm_refuses(tmp_path: Path) -> None:
+    text = GOOD.replace("tp = 1", "tp = 8", 1).replace("tp = 1", "tp = 16", 1)
+    assert problems(tmp_path, text) == []
+    [line] = problems(tmp_path, text.replace('"strict"', '"vllm-compat"'))
+    assert line.startswith("s.toml:28: pool.decode.tp: decode TP 16 replicates 8 KV heads, which vLLM's push refuses")
+
+
+def test_block_sizes_by_method_and_dialect(tmp_path: Path) -> None:
+    def sound(p: int, d: int, method: str, dialect: str) -> bool:
+        pools = (f"pool.prefill.block_size={p}", f"pool.decode.block_size={d}")
+        sets = (*pools, f"transfer.method={method}", f"transfer.dialect={dialect}")
+        return problems(tmp_path, GOOD, overrides=sets) == []
+
+    for method in ("nixl-push", "nixl-pull"):
+        assert sound(16, 64, method, "strict")
+        assert sound(64, 16, method, "strict")
+        assert not sound(16, 24, method, "strict")
+        assert sound(16, 16, method, "vllm-compat")
+    assert not sound(16, 64, "nixl-push", "vllm-compat")
+    assert sound(16, 64, "nixl-pull", "vllm-compat")
+    assert not sound(64, 16, "nixl-pull", "vllm-compat")
+
+
+def test_malformed_lines_of_a_trace_are_told_with_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(
+        '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}\n'
+        "not json\n"
+        '{"timestamp": 5, "input_length": -9, "output_length": 1, "hash_ids": []}\n'
+    )
+    start, end = GOOD.index("requests ="), GOOD.index("[model]")
+    text = GOOD[:start] + 'trace = { path = "t.jsonl", format = "mooncake" }\n\n' + GOOD[end:]
+    first, second, third = problems(tmp_path, text.replace("replicas = 4", "replica = 4", 1))
+    assert first.endswith("pool.prefill.replica: unknown key (did you mean replicas?)")
+    assert second.startswith("t.jsonl:2: ")
+    assert third.startswith("t.jsonl:3: ")
+
+
+def test_windows_line_ends(tmp_path: Path) -> None:
+    text = GOOD.replace("seed = 1", "seed = -1").replace("\n", "\r\n")
+    assert problems(tmp_path, text) == ["s.toml:5: scenario.seed: is -1, expected a number of at least 0"]
