@@ -20,7 +20,19 @@ from pdflow.network.units import RATE_BITS
 class Resource:
     """One direction of one link: what it offers, the paths and the number of flows that use it now."""
 
-    __slots__ = ("bandwidth", "busy_since", "busy_ticks", "flows", "index", "left", "mark", "name", "offer", "paths")
+    __slots__ = (
+        "bandwidth",
+        "busy_since",
+        "busy_ticks",
+        "flows",
+        "index",
+        "left",
+        "mark",
+        "name",
+        "offer",
+        "paths",
+        "weight",
+    )
 
     def __init__(self, index: int, name: str, bandwidth: int | None) -> None:
         self.index = index
@@ -34,6 +46,7 @@ class Resource:
         # Scratch of one filling. Fields are faster than tables, and `mark` says whose they are.
         self.mark = 0
         self.left = 0
+        self.weight = 0
 
 
 class Path:
@@ -50,6 +63,7 @@ class Path:
         "narrowest",
         "new_rate",
         "rate",
+        "reached",
         "resources",
         "served",
         "since",
@@ -65,6 +79,7 @@ class Path:
         self.ends: list[tuple[int, int, int]] = []  # heap of (end, flow, bytes)
         self.due: int | None = None  # the tick of the earliest end at this rate
         self.bytes_done = 0
+        self.reached = 0
         self.mark = 0
         self.new_rate = 0
         self.limit()
@@ -82,17 +97,16 @@ def fill(dirty: Iterable[Path], mark: int) -> list[Path]:
     """
     links = _links_around(dirty, mark)
     affected: list[Path] = []
-    weight: dict[int, int] = {}
     shares: list[tuple[int, int, Resource]] = []
     for link in links:
         if link.flows:
             link.left = link.offer
-            weight[link.index] = link.flows
+            link.weight = link.flows
             shares.append((link.offer // link.flows, link.index, link))
     heapify(shares)
     while shares:
         share, index, link = shares[0]
-        flows = weight[index]
+        flows = link.weight
         if not flows:
             heappop(shares)
             continue
@@ -109,12 +123,12 @@ def fill(dirty: Iterable[Path], mark: int) -> list[Path]:
                 taken = count * share
                 for crossed in path.limits:
                     crossed.left -= taken
-                    weight[crossed.index] -= count
+                    crossed.weight -= count
     return affected
 
 
 def _links_around(dirty: Iterable[Path], mark: int) -> list[Resource]:
-    """Every resource that shares a path, directly or through others, with a dirty path. Marks resources only."""
+    """Every resource that shares a path, directly or through others, with a dirty path."""
     links: list[Resource] = []
     for path in dirty:
         for link in path.limits:
@@ -123,8 +137,10 @@ def _links_around(dirty: Iterable[Path], mark: int) -> list[Resource]:
                 links.append(link)
     for link in links:  # grows while it is walked
         for path in link.paths.values():
-            for other in path.limits:
-                if other.mark != mark:
-                    other.mark = mark
-                    links.append(other)
+            if path.reached != mark:
+                path.reached = mark
+                for other in path.limits:
+                    if other.mark != mark:
+                        other.mark = mark
+                        links.append(other)
     return links

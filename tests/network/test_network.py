@@ -148,6 +148,14 @@ def test_one_pair_of_nics_does_not_look_at_the_others() -> None:
     assert [(path.since, path.due) for path in network._paths[:-1]] == before
 
 
+def test_stale_wake_ups_do_not_pile_up() -> None:
+    network, _, path = one_link(10)
+    for at in range(2000):
+        network.start(path, 10**6, at)
+        network.wake_at()
+    assert len(network._dues) <= 64 + 4 + 1
+
+
 def test_a_saturated_link_stays_fast() -> None:
     """Rate 40 over 2.5 GB/s NICs, two by two: filling by flow made 83 transfers per second of this. Ours makes tens of
     thousands; 5,000 is asserted, to leave room for a loaded machine."""
