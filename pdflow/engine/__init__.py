@@ -1,6 +1,7 @@
 """The engine's own scheduler: continuous batching, chunked prefill, paged admission, preemption."""
 
-from pdflow.engine.engine import Engine, StepLog
+from pdflow.engine.engine import Engine
+from pdflow.engine.log import StepLog
 from pdflow.engine.sequence import (
     Admitted,
     Dropped,

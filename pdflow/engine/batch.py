@@ -12,9 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from pdflow.cost.step import StepCost
 from pdflow.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from pdflow.memory.paged import PagedPool
 
 
 class DecodeBatch:
@@ -65,16 +69,16 @@ class DecodeBatch:
         """Blocks that the next step needs beyond those held."""
         return self._crossing[self.step % self._block_size] - self._prepaid
 
-    def segment(self, chunks: Seq[tuple[Sequence, int]], free: int) -> tuple[int, int, int]:
+    def segment(self, chunks: Seq[tuple[Sequence, int]], pool: PagedPool) -> tuple[int, int, int]:
         """(first step's ps, growth per step in ps, steps) of the longest stretch in which nothing changes by itself.
 
-        With prompt chunks that is one step. Otherwise up to the first finish, or to the last step for which `free`
-        blocks are enough.
+        With prompt chunks that is one step. Otherwise up to the first finish, or to the last step for which the pool's
+        free blocks are enough.
         """
         cost = self._cost
         if not chunks:
             decodes = self.size
-            return cost.decode_step_ps(decodes, self.context), cost.decode_growth_ps(decodes), self._horizon(free)
+            return cost.decode_step_ps(decodes, self.context), cost.decode_growth_ps(decodes), self._horizon(pool.free)
         tokens = attended = 0
         for seq, new in chunks:
             tokens += new

@@ -8,11 +8,15 @@ step. Slow on purpose; tests hold the two together.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 import attrs
 
 from pdflow.cost.step import StepCost
 from pdflow.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from pdflow.memory.paged import PagedPool
 
 
 @attrs.define
@@ -47,8 +51,8 @@ class WalkedBatch:
     def growth_over(self, steps: int) -> int:
         return self.growth() if steps else 0
 
-    def segment(self, chunks: Seq[tuple[Sequence, int]], free: int) -> tuple[int, int, int]:
-        del free
+    def segment(self, chunks: Seq[tuple[Sequence, int]], pool: PagedPool) -> tuple[int, int, int]:
+        del pool
         prefill = [(new, seq.computed) for seq, new in chunks]
         return self._cost.step_ps(prefill, [row.context for row in self._rows.values()]), 0, 1
 

@@ -1,0 +1,340 @@
+"""Who is in the next step: queue, seats, blocks, token budget, preemption.
+
+Decides the composition of each step and what its completion means for every sequence. Knows no clock: instants come in
+as arguments, only to tell what happened before a step's start from what happened at it. When steps start, and how many
+are planned at once, is `engine.py`.
+
+The order is that of vLLM's v1 scheduler: decodes first, then prompts being prefilled, then the queue, first come first
+served and never overtaking, under `max_num_seqs` (sequences whose KV is being loaded count) and
+`max_num_batched_tokens`. A prompt needs all its blocks to be admitted. Decoding takes a block when the context crosses
+into one; if none is free, the sequence that became running last is preempted: its blocks are freed, it goes to the
+head of the queue, nothing is admitted in that step, and later it computes its prompt and its tokens again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from pdflow.cost.step import PS_PER_NS, StepCost
+from pdflow.engine.batch import DecodeBatch
+from pdflow.engine.log import StepLog
+from pdflow.engine.sequence import Admitted, Dropped, Finished, Limits, Outcome, Phase, Prefilled, Sequence
+from pdflow.engine.walk import WalkedBatch
+
+if TYPE_CHECKING:
+    from pdflow.memory.paged import PagedPool
+
+Chunk = tuple[Sequence, int]
+
+
+class Scheduler:
+    """The sequences of one engine. `chunks`: the current step's parts of prompts; `fresh`: its first-time decodes."""
+
+    __slots__ = (
+        "_block_size",
+        "_budget",
+        "_leaving",
+        "_prefilling",
+        "_queue",
+        "_ready",
+        "_running",
+        "_seats",
+        "_stalls",
+        "_whole_prompts",
+        "batch",
+        "chunks",
+        "fresh",
+        "loading",
+        "missed",
+        "pool",
+        "preemptions",
+        "retry",
+        "seats_taken",
+        "waiting",
+    )
+
+    def __init__(self, limits: Limits, cost: StepCost, pool: PagedPool, exact: bool, stalls: StepLog | None) -> None:
+        self.pool = pool
+        self.batch: DecodeBatch | WalkedBatch = (WalkedBatch if exact else DecodeBatch)(cost, limits.block_size)
+        self.chunks: list[Chunk] = []
+        self.fresh: list[Sequence] = []
+        self.waiting = 0
+        self.loading = 0
+        self.seats_taken = 0
+        self.preemptions = 0
+        self.missed = -1
+        """Instant at which the head of the queue came, if that is the boundary just planned: too late for it."""
+        self.retry = False
+        """Something was preempted: the queue is worth a look after one step."""
+        self._block_size = limits.block_size
+        self._budget = limits.max_num_batched_tokens
+        self._seats = limits.max_num_seqs
+        self._whole_prompts = not cost.chunks
+        self._stalls = stalls
+        self._queue: deque[Sequence] = deque()
+        self._ready: list[Sequence] = []
+        self._prefilling: list[Sequence] = []
+        self._running: dict[Sequence, None] = {}
+        self._leaving: list[Sequence] = []
+
+    @property
+    def running(self) -> int:
+        return len(self._running) + len(self._ready)
+
+    # From outside, at any instant.
+
+    def enqueue(self, seq: Sequence, now: int) -> None:
+        seq.phase = Phase.WAITING
+        seq.stamp = now
+        seq.local = not seq.remote_kv
+        seq.target = seq.prompt_tokens
+        self._queue.append(seq)
+        self.waiting += 1
+
+    def arrived(self, seq: Sequence, now: int) -> None:
+        """Its KV is here."""
+        seq.phase = Phase.READY
+        seq.stamp = now
+        self.loading -= 1
+        self._ready.append(seq)
+
+    def drop(self, seq: Sequence, now: int) -> Dropped:
+        phase = seq.phase
+        if phase in (Phase.NEW, Phase.GONE) or seq.dropping:
+            return Dropped.NOT_HERE
+        if phase == Phase.RUNNING:
+            seq.dropping = True
+            seq.stamp = now
+            self._leaving.append(seq)
+            return Dropped.AFTER_STEP
+        seq.phase = Phase.GONE
+        if phase == Phase.WAITING:
+            self.waiting -= 1
+            return Dropped.AT_ONCE
+        self.seats_taken -= 1
+        if phase == Phase.LOADING:
+            self.loading -= 1
+            return Dropped.BLOCKS_ARE_YOURS
+        self._ready.remove(seq)
+        self._give_back(seq, 0)
+        return Dropped.AT_ONCE
+
+    def spare_for_head(self) -> int:
+        """Free blocks that admitting the head of the queue would leave; negative if it cannot be admitted now."""
+        if self.seats_taken >= self._seats:
+            return -1
+        queue = self._queue
+        while queue[0].phase != Phase.WAITING:
+            queue.popleft()
+        return self.pool.free - -(-queue[0].target // self._block_size)
+
+    # At the end of a segment.
+
+    def complete(self, steps: int, end: int, outcomes: list[Outcome]) -> bool:
+        """Account for `steps` steps that ended at `end` ps; say whether room or work has come of it."""
+        batch = self.batch
+        if batch.size:
+            grown = batch.growth_over(steps)
+            if grown and not self.pool.grow(grown):
+                raise AssertionError(f"{grown} blocks were planned for and are gone")
+            if self.fresh:
+                self.fresh = []
+        finished = batch.ran(steps)
+        if finished:
+            for seq in finished:
+                grown = batch.leave(seq)
+                seq.token_runs.append((seq.run_start, batch.step - 1))
+                self._finish(seq, grown, -(-end // PS_PER_NS), outcomes)
+        if self.chunks:
+            self._complete_chunks(end, outcomes)
+            return True
+        return bool(finished) or self.retry
+
+    def _complete_chunks(self, end: int, outcomes: list[Outcome]) -> None:
+        last_step = self.batch.step - 1
+        at_ns = -(-end // PS_PER_NS)
+        for seq, new in self.chunks:
+            seq.computed += new
+            if seq.computed < seq.target:
+                continue
+            self._prefilling.remove(seq)
+            if seq.prefill_only:
+                self._retire(seq)
+                if seq.dropping:
+                    self._give_back(seq, 0)
+                else:
+                    outcomes.append(Prefilled(seq, at_ns))
+                continue
+            if seq.last_token_ps >= 0 and self._stalls is not None:
+                self._stalls.add(seq.last_token_ps, end - seq.last_token_ps, 0, 1, 1)
+            seq.run_start = last_step
+            seq.generated += 1
+            if seq.generated < seq.output_tokens:
+                self.batch.join(seq, seq.target + 1)
+            else:
+                seq.token_runs.append((last_step, last_step))
+                self._finish(seq, 0, at_ns, outcomes)
+        self.chunks = []
+
+    def _finish(self, seq: Sequence, grown: int, at_ns: int, outcomes: list[Outcome]) -> None:
+        self._retire(seq)
+        self._give_back(seq, grown)
+        if not seq.dropping:
+            outcomes.append(Finished(seq, at_ns))
+
+    def _retire(self, seq: Sequence) -> None:
+        seq.phase = Phase.GONE
+        del self._running[seq]
+        self.seats_taken -= 1
+
+    def _give_back(self, seq: Sequence, grown: int) -> None:
+        if grown:
+            self.pool.shrink(grown)
+        if seq.allocation is not None:
+            self.pool.release(seq.allocation)
+            seq.allocation = None
+
+    # At the start of the next.
+
+    def compose(self, start: int, before: int, look: bool, outcomes: list[Outcome]) -> bool:
+        """Say whether there is a step to run at `start` ps, and who is in it.
+
+        Takes notice of what happened strictly before `before` ps; `look`: whether the queue is worth a look.
+        """
+        self.retry = False
+        self.missed = -1
+        if self._leaving:
+            look |= self._let_leave(before)
+        if self._ready:
+            self._let_join(before)
+        batch = self.batch
+        if batch.size and batch.growth() > self.pool.free:
+            self._preempt(start)
+            # Nothing is admitted beside the survivors; if there are none, waiting one step would be waiting for ever.
+            self.retry = bool(batch.size or self._prefilling)
+            look = not self.retry
+        if self._prefilling or (look and self.waiting):
+            self.chunks = self._spend_budget(start, before, look, outcomes)
+        return bool(batch.size or self.chunks)
+
+    def _let_leave(self, before: int) -> bool:
+        staying = []
+        for seq in self._leaving:
+            if seq.phase != Phase.RUNNING:
+                continue  # finished or preempted since
+            if seq.stamp * PS_PER_NS >= before:
+                staying.append(seq)
+            else:
+                self._give_back(seq, self._take_out(seq))
+        some = len(staying) < len(self._leaving)
+        self._leaving = staying
+        return some
+
+    def _take_out(self, seq: Sequence) -> int:
+        """Out of the running sequences, between steps; returns the blocks that decoding had added."""
+        self._retire(seq)
+        if seq.local and seq.computed < seq.target:
+            self._prefilling.remove(seq)
+            return 0
+        grown = self.batch.leave(seq)
+        if self.batch.step > seq.run_start:
+            seq.token_runs.append((seq.run_start, self.batch.step - 1))
+        return grown
+
+    def _let_join(self, before: int) -> None:
+        """Take those whose KV has arrived into the batch: they compute the last prompt token's logits first."""
+        late = []
+        for seq in self._ready:
+            if seq.stamp * PS_PER_NS >= before:
+                late.append(seq)
+                continue
+            seq.phase = Phase.RUNNING
+            seq.run_start = self.batch.step
+            self._running[seq] = None
+            self.batch.join(seq, seq.prompt_tokens)
+            self.fresh.append(seq)
+        self._ready = late
+
+    def _preempt(self, start: int) -> None:
+        """Take the last ones out until the rest have the blocks that their next step needs."""
+        while self.batch.growth() > self.pool.free:
+            seq = next(reversed(self._running))
+            decoding = not seq.local or seq.computed == seq.target
+            self._give_back(seq, self._take_out(seq))
+            if seq in self.fresh:
+                self.fresh.remove(seq)
+            if seq.dropping:
+                continue
+            self.preemptions += 1
+            seq.preemptions += 1
+            if decoding and seq.generated:
+                seq.last_token_ps = start
+            seq.phase = Phase.WAITING
+            seq.stamp = -1
+            seq.local = True
+            seq.target = seq.prompt_tokens + seq.generated
+            seq.computed = 0
+            self._queue.appendleft(seq)
+            self.waiting += 1
+
+    def _spend_budget(self, start: int, before: int, admit: bool, outcomes: list[Outcome]) -> list[Chunk]:
+        """Cut chunks: first from prompts being prefilled, then, if `admit`, from the queue."""
+        budget = self._budget - self.batch.size
+        chunks: list[Chunk] = []
+        for seq in self._prefilling:
+            new = self._chunk(seq, budget, bool(chunks))
+            if not new:
+                return chunks
+            chunks.append((seq, new))
+            budget -= new
+        queue, pool, reserved = self._queue, self.pool, self.batch.growth()
+        while admit and queue:
+            seq = queue[0]
+            if seq.phase != Phase.WAITING:
+                queue.popleft()
+                continue
+            if seq.stamp * PS_PER_NS >= before:
+                self.missed = seq.stamp
+                break
+            if self.seats_taken >= self._seats:
+                break
+            new = self._chunk(seq, budget, bool(chunks)) if seq.local else 0
+            if seq.local and not new:
+                break
+            needed = -(-seq.target // self._block_size)
+            # What this step's decodes grow by is theirs already, though the pool counts it at the segment's end.
+            allocation = pool.allocate(needed) if needed + reserved <= pool.free else None
+            if allocation is None:
+                break
+            queue.popleft()
+            seq.allocation = allocation
+            seq.blocks = needed
+            self._admit(seq, -(-start // PS_PER_NS), outcomes)
+            if new:
+                chunks.append((seq, new))
+                budget -= new
+        return chunks
+
+    def _chunk(self, seq: Sequence, budget: int, others: bool) -> int:
+        """How many of its tokens this step computes. Prompts that must stay whole may exceed the budget alone."""
+        left = seq.target - seq.computed
+        if left <= budget:
+            return left
+        if self._whole_prompts:
+            return 0 if others else left
+        return budget if budget > 0 else 0
+
+    def _admit(self, seq: Sequence, at_ns: int, outcomes: list[Outcome]) -> None:
+        self.waiting -= 1
+        self.seats_taken += 1
+        if seq.admitted_ns < 0:
+            seq.admitted_ns = at_ns
+        if seq.local:
+            seq.phase = Phase.RUNNING
+            self._running[seq] = None
+            self._prefilling.append(seq)
+        else:
+            seq.phase = Phase.LOADING
+            self.loading += 1
+            outcomes.append(Admitted(seq, at_ns))
