@@ -1,0 +1,136 @@
+"""From a scenario to a world: engines, endpoints, links, router."""
+
+from __future__ import annotations
+
+from pdflow.cost.roofline import roofline
+from pdflow.cost.specs import ModelSpec
+from pdflow.cost.step import StepCost, constant
+from pdflow.engine.engine import Engine
+from pdflow.engine.sequence import Limits
+from pdflow.layout.geometry import TransferGeometry
+from pdflow.layout.ranks import Initiator, Rule
+from pdflow.memory.paged import PagedPool
+from pdflow.network.network import Network
+from pdflow.protocol.consumer_rank import ConsumerRank
+from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.dialect import DIALECTS
+from pdflow.protocol.ids import EngineInfo, Shards, rank_address
+from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.values import MS
+from pdflow.results.steps import Steps
+from pdflow.routing.router import Router
+from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
+from pdflow.scenario.schema import ConstantCost, Pool, Scenario, seconds_to_ns
+from sim.decode_node import DecodeNode
+from sim.fabric import Fabric
+from sim.paths import Paths
+from sim.prefill_node import PrefillNode
+from sim.router_node import RouterNode
+from sim.world import Observer, World
+
+
+def cost_of(model: ModelSpec, pool: Pool) -> StepCost:
+    """The step cost of one engine of a pool."""
+    if isinstance(pool.cost, ConstantCost):
+        return constant(pool.cost.prefill_s, pool.cost.decode_step_s)
+    return roofline(model, pool.gpu, pool.tp, pool.pp)
+
+
+def incarnation_of(index: int) -> int:
+    """Each engine's life has a number of its own; a simulated one needs no randomness."""
+    return 0x5EED_0000 + index
+
+
+class Builder:
+    """Puts one world together."""
+
+    def __init__(self, scenario: Scenario, exact: bool, observe: Observer | None) -> None:
+        self.scenario = scenario
+        self.exact = exact
+        self.world = World(observe)
+        self.dialect = DIALECTS[scenario.transfer.dialect]
+        self.pulls = scenario.transfer.method == "nixl-pull"
+        self.timers = scenario.transfer.timers()
+        self.initiator: Initiator = "pull" if self.pulls else "push"
+        self.rule: Rule = "exactly-once" if self.dialect.control_frames else "vllm"
+        self.shapes = {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools}
+        shape = self.shapes[scenario.pools[0].name]
+        self.geometry = TransferGeometry(shape, initiator=self.initiator, rule=self.rule)
+        self.index = 0
+        self.infos: dict[str, list[EngineInfo]] = {"prefill": [], "decode": []}
+
+    def build(self) -> World:
+        scenario, world = self.scenario, self.world
+        table = scenario.network
+        world.pulls = self.pulls
+        world.poll_ns = MS if self.dialect.polls_at_steps and table.poll else 0
+        world.prefill_tokens = 1 if scenario.router.first_token == "prefill" else 0
+        network = Network()
+        pool_of = {f"{pool.name}-{i}": pool for pool in scenario.pools for i in range(pool.replicas)}
+        paths = Paths(network, table, pool_of, self.shapes, self.initiator, self.rule)
+        world.fabric = Fabric(
+            world, network, paths, seconds_to_ns(table.control_latency_s), seconds_to_ns(table.handshake_s)
+        )
+        for pool in scenario.pools:
+            for replica in range(pool.replicas):
+                self.add_engine(pool, f"{pool.name}-{replica}")
+        router = Router(
+            tuple(self.infos["prefill"]),
+            tuple(self.infos["decode"]),
+            scenario.router.policy,
+            scenario.router.dispatch,
+            scenario.router.max_attempts,
+            reports_prefill=not self.dialect.control_frames and not self.pulls,
+        )
+        world.router = RouterNode(world, router, seconds_to_ns(table.http_latency_s))
+        return world
+
+    def add_engine(self, pool: Pool, name: str) -> None:
+        world, scenario = self.world, self.scenario
+        blocks = kv_tokens_of(scenario.model, pool) // pool.block_size
+        log = world.steps[name] = Steps()
+        limits = Limits(
+            max_num_seqs=pool.max_num_seqs,
+            max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
+            block_size=pool.block_size,
+        )
+        engine = Engine(limits, cost_of(scenario.model, pool), PagedPool(blocks), self.exact, log, log)
+        block_bytes = self.shapes[pool.name].engine_bytes_per_token(pool.tp) * pool.block_size
+        info = EngineInfo(name, Shards(pool.tp, pool.pp, pool.block_size))
+        self.infos[pool.role].append(info)
+        incarnation = incarnation_of(self.index)
+        if pool.role == "prefill":
+            self.add_prefill(PrefillNode(world, self.index, name, engine, block_bytes), info, incarnation)
+        else:
+            self.add_decode(DecodeNode(world, self.index, name, engine, block_bytes), info, incarnation, blocks)
+        self.index += 1
+
+    def add_prefill(self, node: PrefillNode, info: EngineInfo, incarnation: int) -> None:
+        node.make_scheduler(ProducerScheduler(info, incarnation, self.dialect), incarnation)
+        for rank in range(info.shards.ranks):
+            endpoint = ProducerRank(info, rank, incarnation, self.dialect, self.timers, self.geometry)
+            node.add(rank_address(info.engine, rank), endpoint, incarnation)
+        self.world.prefills.append(node)
+
+    def add_decode(self, node: DecodeNode, info: EngineInfo, incarnation: int, blocks: int) -> None:
+        scheduler = ConsumerScheduler(
+            info,
+            incarnation,
+            self.dialect,
+            self.timers,
+            self.geometry,
+            self.pulls,
+            blocks,
+            self.scenario.transfer.quarantine_fraction,
+        )
+        node.make_scheduler(scheduler, incarnation)
+        for rank in range(info.shards.ranks):
+            endpoint = ConsumerRank(info, rank, incarnation, self.dialect, self.timers, self.geometry)
+            node.add(rank_address(info.engine, rank), endpoint, incarnation)
+        self.world.decodes.append(node)
+
+
+def build(scenario: Scenario, *, exact: bool = False, observe: Observer | None = None) -> World:
+    """A world in which nothing has happened yet."""
+    return Builder(scenario, exact, observe).build()

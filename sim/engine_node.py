@@ -1,0 +1,63 @@
+"""What both kinds of engine nodes share: the engine's one timer, its polls, and the memory that stands idle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pdflow.engine.engine import Engine
+from pdflow.protocol.values import Instant
+from sim.clock import ENGINE, Call
+from sim.node import FAR, Node
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+
+class EngineNode(Node):
+    """A node with a batch scheduler. `index` orders engines that act at one instant."""
+
+    def __init__(self, world: World, index: int, name: str, engine: Engine, block_bytes: int) -> None:
+        super().__init__(world)
+        self.name = name
+        self.engine = engine
+        self.block_bytes = block_bytes
+        self.priority = ENGINE + index
+        self.rings_at: Instant = FAR
+        self.peak_blocks = 0
+
+    def came(self, outcome: object) -> None:
+        """One outcome of the engine."""
+        raise NotImplementedError
+
+    def rearm(self) -> None:
+        """After every call of the engine: keep one timer at its next boundary. A stale one finds nothing due."""
+        at = self.engine.wake_at()
+        if at is not None and at != self.rings_at:
+            self.rings_at = at
+            now = self.env.now
+            Call(self.env, at - now if at > now else 0, self.wake, at, self.priority)
+
+    def wake(self, call: Call) -> None:
+        if call.about != self.rings_at:
+            return
+        self.rings_at = FAR
+        engine = self.engine
+        outcomes = engine.advance(self.env.now)
+        pool = engine.pool
+        used = pool.num_blocks - pool.free
+        self.peak_blocks = max(self.peak_blocks, used)
+        for outcome in outcomes:
+            self.came(outcome)
+        self.rearm()
+
+    def poll_at(self, now: Instant) -> Instant:
+        """Once per engine step; an engine without work spins with a millisecond's sleep (PROTOCOL 1.1)."""
+        poll_ns = self.world.poll_ns
+        if not poll_ns:
+            return now
+        boundary = self.engine.next_boundary(now)
+        return -(-now // poll_ns) * poll_ns if boundary is None else boundary
+
+    def strand(self, blocks: int, since: Instant) -> None:
+        """Blocks that no engine computed on from `since` until now: waiting for a transfer, in one, or after one."""
+        self.world.totals.stranded_byte_ns += blocks * self.block_bytes * (self.env.now - since)

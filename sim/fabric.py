@@ -1,0 +1,191 @@
+"""What lies between the nodes: control messages, handshakes, and one-sided operations over shared links.
+
+An operation is posted (a cost per message and per descriptor, one after the other on its rank's posting lane), flows over
+its path beside all other flows, and lands one latency after its last byte left; its notification is behind its data.
+Where the dialect polls, whatever arrives waits for its node's next poll.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pdflow.network.network import FlowId, Network, PathId
+from pdflow.protocol.effects import PostRead, PostWrite
+from pdflow.protocol.events import FenceEnded, HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded
+from pdflow.protocol.ids import Op
+from pdflow.protocol.messages import Message
+from pdflow.protocol.values import Address, Instant
+from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
+from sim.clock import Call
+from sim.node import FAR, Port
+
+if TYPE_CHECKING:
+    from sim.paths import Paths
+    from sim.world import World
+
+
+class Flight:
+    """One operation under way."""
+
+    __slots__ = ("d_port", "nbytes", "notice", "op", "p_port", "path", "request", "wire_latency")
+
+    def __init__(
+        self,
+        op: Op,
+        request: int,
+        p_port: Port,
+        d_port: Port,
+        path: PathId | None,
+        wire_latency: int,
+        nbytes: int,
+        notice: Message | None,
+    ) -> None:
+        self.op = op
+        self.request = request
+        self.p_port = p_port
+        self.d_port = d_port
+        self.path = path
+        self.wire_latency = wire_latency
+        self.nbytes = nbytes
+        self.notice = notice
+
+
+class Fabric:
+    """Args: latencies in ns; `paths` knows routes, latencies and descriptor counts of pairs of ranks."""
+
+    def __init__(self, world: World, network: Network, paths: Paths, control_ns: int, handshake_ns: int) -> None:
+        self.world = world
+        self.env = world.env
+        self.network = network
+        self.paths = paths
+        self.control_ns = control_ns
+        self.handshake_ns = handshake_ns
+        self.ports: dict[Address, Port] = {}
+        self.flows: dict[FlowId, Flight] = {}
+        self.armed: Instant = FAR
+        self.words: dict[tuple[Address, int], int] = {}
+        """Every P rank's lease words, as a READ finds them."""
+        self.messages = 0
+
+    # Control messages.
+
+    def send(self, sender: Port, to: Address, message: Message) -> None:
+        self.messages += 1
+        port = self.ports[to]
+        Call(self.env, self.control_ns, self.arrived, (port, Received(sender.address, sender.incarnation, message)))
+
+    def arrived(self, call: Call) -> None:
+        port, event = call.about
+        self.deliver(port, event)
+
+    def deliver(self, port: Port, event: Any) -> None:
+        """Hand over what has arrived at a node, at its next poll."""
+        node = port.node
+        now = self.env.now
+        at = node.poll_at(now)
+        if at > now:
+            Call(self.env, at - now, self.polled, (port, event))
+        else:
+            node.feed(port, event)
+
+    def polled(self, call: Call) -> None:
+        port, event = call.about
+        port.node.feed(port, event)
+
+    def handshake(self, port: Port, peer: Address) -> None:
+        Call(self.env, self.handshake_ns, self.shaken, (port, peer))
+
+    def shaken(self, call: Call) -> None:
+        port, peer = call.about
+        port.node.feed(port, HandshakeEnded(peer, True, self.ports[peer].incarnation))
+
+    def fence(self, port: Port, peer: Address) -> None:
+        Call(self.env, 0, self.polled, (port, FenceEnded(peer)))
+
+    def read_word(self, port: Port, op: Op, source: Address, index: int) -> None:
+        """One small READ: the word as it stands when the request reaches P, known one round trip later."""
+        latency = self.paths.latency_ns(source, port.address)
+        Call(self.env, latency, self.word_found, (port, op, source, index, latency))
+
+    def word_found(self, call: Call) -> None:
+        port, op, source, index, latency = call.about
+        Call(self.env, latency, self.arrived, (port, WordRead(op, self.words.get((source, index)))))
+
+    # One-sided operations.
+
+    def write(self, port: Port, effect: PostWrite, request: int) -> None:
+        route = self.paths.route(port.address, effect.to)
+        target = self.ports[effect.to]
+        flight = Flight(
+            effect.op, request, port, target, route.path, route.latency_ns, effect.nbytes, effect.notice
+        )
+        self.post(port, flight, route.post_ns(effect.grant.num_tokens), request)
+
+    def read(self, port: Port, effect: PostRead, request: int) -> None:
+        route = self.paths.route(effect.source, port.address)
+        source = self.ports[effect.source]
+        flight = Flight(
+            effect.op, request, source, port, route.path, route.latency_ns, effect.nbytes, effect.notice
+        )
+        self.post(port, flight, route.post_ns(effect.grant.num_tokens), request)
+
+    def post(self, lane: Port, flight: Flight, cost_ns: int, request: int) -> None:
+        now = self.env.now
+        self.world.records.ends[HANDSHAKE][request] = now
+        if not cost_ns:
+            self.begin(flight)
+            return
+        lane.lane_free = max(now, lane.lane_free) + cost_ns
+        Call(self.env, lane.lane_free - now, self.posted, flight)
+
+    def posted(self, call: Call) -> None:
+        self.begin(call.about)
+
+    def begin(self, flight: Flight) -> None:
+        now = self.env.now
+        self.world.records.ends[XFER_POST][flight.request] = now
+        if flight.path is None:
+            self.depart(flight)
+            return
+        flow = self.network.start(flight.path, flight.nbytes, now)
+        self.flows[flow] = flight
+        self.arm()
+
+    def arm(self) -> None:
+        at = self.network.wake_at()
+        if at is not None and at < self.armed:
+            self.armed = at
+            Call(self.env, at - self.env.now, self.ring, at)
+
+    def ring(self, call: Call) -> None:
+        if self.armed != call.about:
+            return
+        self.armed = FAR
+        for flow in self.network.advance(self.env.now):
+            self.depart(self.flows.pop(flow))
+        self.arm()
+
+    def depart(self, flight: Flight) -> None:
+        """The last byte is on its way."""
+        if flight.wire_latency:
+            Call(self.env, flight.wire_latency, self.landing, flight)
+        else:
+            self.land(flight)
+
+    def landing(self, call: Call) -> None:
+        self.land(call.about)
+
+    def land(self, flight: Flight) -> None:
+        world = self.world
+        world.records.ends[XFER_WIRE][flight.request] = self.env.now
+        world.totals.bytes_moved += flight.nbytes
+        world.totals.transfers += 1
+        op, p_port, d_port = flight.op, flight.p_port, flight.d_port
+        if world.pulls:
+            if flight.notice is not None:
+                self.deliver(p_port, Received(d_port.address, d_port.incarnation, flight.notice))
+            self.deliver(d_port, ReadEnded(op, True))
+            return
+        if flight.notice is not None:
+            self.deliver(d_port, Received(p_port.address, p_port.incarnation, flight.notice))
+        self.deliver(p_port, WriteEnded(op, True))

@@ -1,0 +1,123 @@
+"""A node: the endpoints of one engine, fed in order, their effects executed in order, their deadlines on one timer each.
+
+What one endpoint tells another of the same engine goes through the node's queue, so that no endpoint is ever entered
+while an effect of its last turn is still to be executed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pdflow.protocol.effects import Fence, Handshake, Note, Send, Tell
+from pdflow.protocol.events import TimeReached
+from pdflow.protocol.values import Address, Instant
+from sim.clock import DEADLINE, Call
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+TIME_REACHED = TimeReached()
+FAR: Instant = 1 << 62
+
+
+class Endpoint(Protocol):
+    """The doors of an endpoint that a carrier uses. Events and effects are typed by each endpoint itself."""
+
+    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]: ...
+    def wake_at(self) -> Instant | None: ...
+
+
+class Port:
+    """One endpoint at its node: its address, its process's incarnation, and when its timer rings."""
+
+    __slots__ = ("address", "armed", "endpoint", "incarnation", "lane_free", "node")
+
+    def __init__(self, node: Node, address: Address, endpoint: Endpoint, incarnation: int) -> None:
+        self.node = node
+        self.address = address
+        self.endpoint = endpoint
+        self.incarnation = incarnation
+        self.armed: Instant = FAR
+        self.lane_free: Instant = 0
+        """When this rank has posted all that it was asked to post so far."""
+
+
+class Node:
+    """Feeds its endpoints. Subclasses add what their effects do."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.env = world.env
+        self.ports: dict[Address, Port] = {}
+        self.queue: deque[tuple[Port, Any]] = deque()
+        self.busy = False
+        self.do: dict[type, Callable[[Port, Any], None]] = {
+            Tell: self.tell,
+            Send: self.send,
+            Handshake: self.handshake,
+            Fence: self.fence,
+            Note: self.note,
+        }
+
+    def add(self, address: Address, endpoint: Endpoint, incarnation: int) -> Port:
+        port = self.ports[address] = Port(self, address, endpoint, incarnation)
+        self.world.fabric.ports[address] = port
+        return port
+
+    def poll_at(self, now: Instant) -> Instant:
+        """When this node looks at what has arrived now. At once, unless its dialect polls."""
+        return now
+
+    def feed(self, port: Port, event: Any) -> None:
+        """Hand an event to an endpoint, and do all that follows from it."""
+        queue = self.queue
+        queue.append((port, event))
+        if self.busy:
+            return
+        self.busy = True
+        do = self.do
+        now: Instant = self.env.now
+        observe = self.world.observe
+        while queue:
+            port, event = queue.popleft()
+            endpoint = port.endpoint
+            effects = endpoint.handle(event, now)
+            if observe is not None:
+                observe(port.address, event, effects, now)
+            for effect in effects:
+                do[type(effect)](port, effect)
+            at = endpoint.wake_at()
+            if at is not None and at < port.armed:
+                self.arm(port, at, now)
+        self.busy = False
+
+    def arm(self, port: Port, at: Instant, now: Instant) -> None:
+        port.armed = at
+        Call(self.env, max(0, at - now), self.ring, (port, at), DEADLINE)
+
+    def ring(self, call: Call) -> None:
+        port, at = call.about
+        if port.armed != at:
+            return
+        port.armed = FAR
+        self.feed(port, TIME_REACHED)
+
+    # Effects that mean the same at every node.
+
+    def tell(self, port: Port, effect: Tell) -> None:
+        self.queue.append((self.ports[effect.to], effect.event))
+
+    def send(self, port: Port, effect: Send) -> None:
+        self.world.fabric.send(port, effect.to, effect.message)
+
+    def handshake(self, port: Port, effect: Handshake) -> None:
+        self.world.fabric.handshake(port, effect.peer)
+
+    def fence(self, port: Port, effect: Fence) -> None:
+        self.world.fabric.fence(port, effect.peer)
+
+    def note(self, port: Port, effect: Note) -> None:
+        notes = self.world.totals.notes
+        notes[effect.name] = notes.get(effect.name, 0) + 1

@@ -1,0 +1,119 @@
+"""Routes between ranks: the links that bytes pass, their latency, and what posting a transfer costs.
+
+One NIC per rank, transmit and receive apart; the scenario's explicit links lie between the pools that name them. Routes
+are worked out at first use, so that 400 engines cost only what they use.
+"""
+
+from __future__ import annotations
+
+from pdflow.layout.descriptors import DescriptorCounter, descriptor_counter, rank_memory
+from pdflow.layout.ranks import Initiator, Pair, Rule, writers
+from pdflow.layout.shapes import KvShape
+from pdflow.network.network import Network, PathId, ResourceId
+from pdflow.protocol.ids import engine_of, rank_of
+from pdflow.protocol.values import Address, EngineId
+from pdflow.scenario.schema import Network as NetworkTable
+from pdflow.scenario.schema import Pool, seconds_to_ns
+
+PS_PER_NS = 1000
+
+
+class Route:
+    """From one P rank to one D rank."""
+
+    __slots__ = ("costs", "counter", "latency_ns", "path", "per_descriptor_ps", "per_message_ps")
+
+    def __init__(
+        self, path: PathId | None, latency_ns: int, counter: DescriptorCounter | None, network: NetworkTable
+    ) -> None:
+        self.path = path
+        self.latency_ns = latency_ns
+        self.counter = counter
+        self.per_message_ps = round(network.per_message_s * 1e12)
+        self.per_descriptor_ps = round(network.per_descriptor_s * 1e12)
+
+    def post_ns(self, num_tokens: int) -> int:
+        """What the posting lane is busy with a transfer of that many tokens, rounded up."""
+        cost = self.per_message_ps
+        if self.per_descriptor_ps and self.counter is not None:
+            cost += self.per_descriptor_ps * self.counter.count(num_tokens)
+        return -(-cost // PS_PER_NS)
+
+
+class Paths:
+    """Every rank's NIC as two resources, and the routes between ranks."""
+
+    def __init__(
+        self,
+        network: Network,
+        table: NetworkTable,
+        pool_of: dict[EngineId, Pool],
+        shapes: dict[str, KvShape],
+        initiator: Initiator,
+        rule: Rule,
+    ) -> None:
+        self.network = network
+        self.table = table
+        self.pool_of = pool_of
+        self.shapes = shapes
+        self.initiator: Initiator = initiator
+        self.rule: Rule = rule
+        self.latency = seconds_to_ns(table.latency_s)
+        self.links: dict[str, ResourceId] = {}
+        self.link_latency: dict[str, int] = {}
+        for link in table.links:
+            self.links[link.name] = network.add_resource(link.name, link.bandwidth_bytes_per_s)
+            self.link_latency[link.name] = seconds_to_ns(link.latency_s)
+        self.via = {(path.from_pool, path.to_pool): path.via for path in table.paths}
+        self.nics: dict[tuple[Address, str], ResourceId] = {}
+        self.names: list[tuple[str, ResourceId, int | None]] = [
+            (link.name, self.links[link.name], link.bandwidth_bytes_per_s) for link in table.links
+        ]
+        self.routes: dict[tuple[Address, Address], Route] = {}
+        self.counters: dict[tuple[str, str, int, int], DescriptorCounter | None] = {}
+
+    def nic(self, rank: Address, direction: str) -> ResourceId:
+        key = (rank, direction)
+        resource = self.nics.get(key)
+        if resource is None:
+            name = f"{rank} nic {direction}"
+            resource = self.nics[key] = self.network.add_resource(name, self.table.bandwidth_bytes_per_s)
+            self.names.append((name, resource, self.table.bandwidth_bytes_per_s))
+        return resource
+
+    def latency_ns(self, source: Address, target: Address) -> int:
+        return self.route(source, target).latency_ns
+
+    def route(self, source: Address, target: Address) -> Route:
+        """The route that KV takes from P rank `source` to D rank `target`."""
+        route = self.routes.get((source, target))
+        if route is None:
+            route = self.routes[source, target] = self._lay(source, target)
+        return route
+
+    def _lay(self, source: Address, target: Address) -> Route:
+        p_pool = self.pool_of[engine_of(source)]
+        d_pool = self.pool_of[engine_of(target)]
+        via = self.via.get((p_pool.name, d_pool.name), ())
+        resources = [self.links[name] for name in via]
+        if self.table.bandwidth_bytes_per_s is not None:
+            resources += [self.nic(source, "tx"), self.nic(target, "rx")]
+        latency = self.latency + sum(self.link_latency[name] for name in via)
+        path = self.network.path(resources) if resources else None
+        return Route(path, latency, self._counter(p_pool, d_pool, rank_of(source), rank_of(target)), self.table)
+
+    def _counter(self, p_pool: Pool, d_pool: Pool, p_rank: int, d_rank: int) -> DescriptorCounter | None:
+        key = (p_pool.name, d_pool.name, p_rank, d_rank)
+        if key not in self.counters:
+            p_shape, d_shape = self.shapes[p_pool.name], self.shapes[d_pool.name]
+            pairs = writers(p_shape, p_pool.tp, p_pool.pp, d_pool.tp, initiator=self.initiator, rule=self.rule)
+            pair = next((pair for pair in pairs if (pair.p_rank, pair.d_rank) == (p_rank, d_rank)), None)
+            self.counters[key] = None if pair is None else _counter(pair, p_shape, d_shape, p_pool, d_pool)
+        return self.counters[key]
+
+
+def _counter(pair: Pair, p_shape: KvShape, d_shape: KvShape, p_pool: Pool, d_pool: Pool) -> DescriptorCounter:
+    """Layer by layer, K and V apart, heads before tokens: the nesting that NIXL demands of vLLM (PROTOCOL 1.3)."""
+    source = rank_memory(p_shape, 1, p_pool.tp, p_pool.pp, pair.p_rank // p_pool.tp)
+    target = rank_memory(d_shape, 1, d_pool.tp)
+    return descriptor_counter(pair, source, target)

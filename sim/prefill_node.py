@@ -1,0 +1,125 @@
+"""A prefill engine: its batch scheduler, its protocol endpoints, and what their effects do to its blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pdflow.engine.engine import Engine
+from pdflow.engine.sequence import Dropped, NeverFitsError, Prefilled, Sequence
+from pdflow.protocol.effects import AnswerPrefill, BumpWord, PostWrite, ReleaseBlocks
+from pdflow.protocol.events import PrefillAborted, PrefillFinished, PrefillQueued
+from pdflow.protocol.messages import Code
+from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.values import Instant, RequestId, Xid
+from pdflow.results.records import P_QUEUE, PREFILL, ROUTE
+from pdflow.routing.router import DispatchPrefill, PrefillAnswered
+from sim.engine_node import EngineNode
+from sim.node import Port
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+WEIGHTS = 1
+"""The weight version: no scenario changes weights under way yet."""
+
+
+class PrefillLeg:
+    __slots__ = ("finished_ns", "request", "request_id", "seq", "xid")
+
+    def __init__(self, request: int, request_id: RequestId, xid: Xid, seq: Sequence) -> None:
+        self.request = request
+        self.request_id = request_id
+        self.xid = xid
+        self.seq = seq
+        self.finished_ns: Instant = 0
+
+
+class PrefillNode(EngineNode):
+    """One prefill engine."""
+
+    def __init__(self, world: World, index: int, name: str, engine: Engine, block_bytes: int) -> None:
+        super().__init__(world, index, name, engine, block_bytes)
+        self.scheduler: Port
+        self.by_xid: dict[Xid, PrefillLeg] = {}
+        self.by_request: dict[RequestId, PrefillLeg] = {}
+        self.do.update(
+            {
+                PostWrite: self.post_write,
+                AnswerPrefill: self.answer,
+                ReleaseBlocks: self.release,
+                BumpWord: self.bump,
+            }
+        )
+
+    def accept(self, leg: DispatchPrefill) -> None:
+        """A prefill leg has come over HTTP."""
+        now = self.env.now
+        request = leg.request
+        records = self.world.records
+        records.ends[ROUTE][request] = now
+        seq = Sequence(request, records.input_tokens[request], 1, False, True)
+        self.by_xid[leg.xid] = self.by_request[leg.request_id] = PrefillLeg(request, leg.request_id, leg.xid, seq)
+        self.feed(self.scheduler, PrefillQueued(leg.xid, leg.request_id))
+        try:
+            self.engine.submit(seq, now)
+        except NeverFitsError:
+            self.fail(leg.request_id, Code.REJECTED)
+            return
+        self.rearm()
+
+    def fail(self, request_id: RequestId, code: Code) -> None:
+        """This prefill ends without KV."""
+        leg = self.by_request.pop(request_id)
+        del self.by_xid[leg.xid]
+        self.feed(self.scheduler, PrefillAborted(leg.xid, code))
+        self.world.router.later(PrefillAnswered(request_id, None, code))
+
+    def abort(self, request_id: RequestId) -> None:
+        """The router takes the leg back. A finished prompt stays: its lease decides."""
+        leg = self.by_request.get(request_id)
+        if leg is not None and self.engine.drop(leg.seq, self.env.now) is not Dropped.NOT_HERE:
+            del self.by_request[request_id]
+            del self.by_xid[leg.xid]
+            self.feed(self.scheduler, PrefillAborted(leg.xid, Code.CANCELLED))
+            self.rearm()
+
+    def came(self, outcome: object) -> None:
+        """The engine has computed a prompt's KV."""
+        assert type(outcome) is Prefilled
+        seq = outcome.seq
+        now = self.env.now
+        records = self.world.records
+        request = seq.index
+        leg = self.by_xid[self.world.xids[request]]
+        leg.finished_ns = now
+        records.ends[P_QUEUE][request] = seq.start_ns
+        records.ends[PREFILL][request] = now
+        assert seq.allocation is not None
+        self.feed(
+            self.scheduler,
+            PrefillFinished(leg.xid, seq.allocation, seq.prompt_tokens, self.world.digest(request), WEIGHTS),
+        )
+
+    def answer(self, port: Port, effect: AnswerPrefill) -> None:
+        del self.by_request[effect.request_id]
+        params = effect.params
+        for rank, word in enumerate(params.words):
+            self.world.fabric.words[f"{self.name}.r{rank}", word.index] = word.word
+        self.world.router.later(PrefillAnswered(effect.request_id, params))
+
+    def post_write(self, port: Port, effect: PostWrite) -> None:
+        self.world.fabric.write(port, effect, self.world.request_of(effect.op.reg.request_id))
+
+    def bump(self, port: Port, effect: BumpWord) -> None:
+        self.world.fabric.words.pop((port.address, effect.word.index), None)
+
+    def release(self, port: Port, effect: ReleaseBlocks) -> None:
+        now = self.env.now
+        leg = self.by_xid.pop(effect.xid)
+        self.strand(len(effect.allocation.blocks), leg.finished_ns)
+        self.engine.pool.release(effect.allocation)
+        self.engine.blocks_freed(now)
+        self.rearm()
+
+    def make_scheduler(self, endpoint: ProducerScheduler, incarnation: int) -> None:
+        self.scheduler = self.add(self.name, endpoint, incarnation)

@@ -1,0 +1,91 @@
+"""The router: its endpoint, and the HTTP hops between it and the engines. The client stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pdflow.routing.router import (
+    AbortLeg,
+    ClientGone,
+    DispatchDecode,
+    DispatchPrefill,
+    Reply,
+    ReportPrefill,
+    RequestArrived,
+    Router,
+    RouterEvent,
+)
+from sim.clock import Call
+from sim.node import Node, Port
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+
+class RouterNode(Node):
+    """Args: http_ns is one hop of HTTP, one way, between the router and an engine."""
+
+    def __init__(self, world: World, router: Router, http_ns: int) -> None:
+        super().__init__(world)
+        self.http_ns = http_ns
+        self.port = Port(self, "router", router, 0)
+        self.do: dict[type, Callable[[Port, Any], None]] = {
+            DispatchPrefill: self.dispatch_prefill,
+            DispatchDecode: self.dispatch_decode,
+            AbortLeg: self.abort_leg,
+            ReportPrefill: self.report_prefill,
+            Reply: self.reply,
+        }
+
+    def arrive(self, request: int, prefill_only: bool) -> None:
+        """A client's request."""
+        self.feed(self.port, RequestArrived(request, prefill_only))
+
+    def hang_up(self, request: int) -> None:
+        """The client goes away."""
+        self.feed(self.port, ClientGone(request))
+
+    def later(self, event: RouterEvent) -> None:
+        """An engine's answer: here one hop later."""
+        Call(self.env, self.http_ns, self.answered, event)
+
+    def answered(self, call: Call) -> None:
+        event = call.about
+        self.world.answered(event, self.env.now)
+        self.feed(self.port, event)
+
+    def dispatch_prefill(self, port: Port, effect: DispatchPrefill) -> None:
+        world = self.world
+        world.attempted(effect)
+        Call(self.env, self.http_ns, self.prefill_arrived, effect)
+
+    def prefill_arrived(self, call: Call) -> None:
+        effect = call.about
+        self.world.prefills[effect.engine].accept(effect)
+
+    def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
+        Call(self.env, self.http_ns, self.decode_arrived, effect)
+
+    def decode_arrived(self, call: Call) -> None:
+        effect = call.about
+        node = self.world.decodes[effect.engine]
+        self.world.records.decode_engine[effect.request] = node.name
+        node.accept(effect)
+
+    def abort_leg(self, port: Port, effect: AbortLeg) -> None:
+        Call(self.env, self.http_ns, self.abort_arrived, effect)
+
+    def abort_arrived(self, call: Call) -> None:
+        effect = call.about
+        nodes = self.world.prefills if effect.role == "prefill" else self.world.decodes
+        nodes[effect.engine].abort(effect.request_id)
+
+    def report_prefill(self, port: Port, effect: ReportPrefill) -> None:
+        Call(self.env, self.http_ns, self.report_arrived, effect)
+
+    def report_arrived(self, call: Call) -> None:
+        self.world.decodes[call.about.engine].report_prefill(call.about)
+
+    def reply(self, port: Port, effect: Reply) -> None:
+        self.world.replied(effect)

@@ -1,0 +1,145 @@
+"""One simulated world: what is in it, how requests enter, and what is written down when they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from simpy.core import Environment
+
+from pdflow.engine.sequence import Sequence
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Address, Instant, RequestId, Xid
+from pdflow.results.records import FIRST_DECODE, Records
+from pdflow.results.steps import Steps
+from pdflow.results.totals import Totals
+from pdflow.routing.router import DispatchPrefill, PrefillAnswered, Reply, RouterEvent
+from pdflow.workload.request import WHEN_ONE_ENDS, Request
+from sim.clock import Call
+from sim.decode_node import DecodeNode
+from sim.fabric import Fabric
+from sim.prefill_node import PrefillNode
+from sim.router_node import RouterNode
+
+Observer: TypeAlias = Callable[[Address, Any, tuple[Any, ...], Instant], None]
+
+REASONS = {
+    Code.REJECTED: "does not fit the engine's KV cache",
+    Code.DEADLINE: "deadline",
+    Code.UNREACHABLE: "no engine could be reached",
+}
+
+
+class World:
+    """Built by `sim.build`. `records` and `totals` fill as it runs; `done` fires when the last request has ended."""
+
+    def __init__(self, observe: Observer | None) -> None:
+        self.env = Environment()
+        self.observe = observe
+        self.records = Records()
+        self.totals = Totals()
+        self.steps: dict[str, Steps] = {}
+        self.done = self.env.event()
+        self.fabric: Fabric
+        self.router: RouterNode
+        self.prefills: list[PrefillNode] = []
+        self.decodes: list[DecodeNode] = []
+        self.pulls = False
+        self.poll_ns = 0
+        self.prefill_tokens = 0
+        """Tokens of the answer that P's first token stands for: 1 with first_token = "prefill"."""
+        self.xids: list[Xid] = []
+        self.ended = 0
+        self.workload: Iterator[Request]
+        self.exhausted = False
+        self.waiting_for_turn: Request | None = None
+        self.on_end: Callable[[], None] | None = None
+
+    # Names.
+
+    def request_of(self, request_id: RequestId) -> int:
+        """The request that an attempt's id belongs to: "r17.1" is request 17."""
+        return int(request_id[1 : request_id.index(".")])
+
+    def digest(self, request: int) -> int:
+        """What stands for the content of a prompt: every simulated prompt is different."""
+        return request + 1
+
+    # Requests come in.
+
+    def open(self, workload: Iterator[Request]) -> None:
+        """Let requests arrive, one in the queue at a time."""
+        self.workload = workload
+        self._next_arrival()
+
+    def _next_arrival(self) -> None:
+        request = next(self.workload, None)
+        if request is None:
+            self.exhausted = True
+            self._check_done()
+        elif request.arrival_ns == WHEN_ONE_ENDS:
+            self.waiting_for_turn = request
+        else:
+            Call(self.env, max(0, request.arrival_ns - self.env.now), self._arrived, request)
+
+    def _arrived(self, call: Call) -> None:
+        self._enter(call.about)
+        self._next_arrival()
+
+    def _enter(self, request: Request) -> None:
+        index = self.records.add(self.env.now, request.input_tokens, request.output_tokens)
+        self.xids.append("")
+        self.router.arrive(index, request.output_tokens <= self.prefill_tokens)
+
+    # Requests go through.
+
+    def attempted(self, effect: DispatchPrefill) -> None:
+        self.xids[effect.request] = effect.xid
+        self.records.attempts[effect.request] += 1
+        self.records.prefill_engine[effect.request] = self.prefills[effect.engine].name
+
+    def answered(self, event: RouterEvent, now: Instant) -> None:
+        """With first_token = "prefill", the prefill leg's answer brings the client its first token."""
+        if self.prefill_tokens and type(event) is PrefillAnswered and event.params is not None:
+            request = self.request_of(event.request_id)
+            if self.records.first_token_ns[request] < 0:
+                self.records.first_token_ns[request] = now
+                self.records.last_token_ns[request] = now
+
+    def decoded(self, request: int, seq: Sequence, at_ns: Instant, engine: str) -> None:
+        """All tokens are generated; each takes one hop to the client."""
+        records, http = self.records, self.router.http_ns
+        first = seq.first_token_ns + http
+        records.ends[FIRST_DECODE][request] = first
+        if not self.prefill_tokens:
+            records.first_token_ns[request] = first
+        records.last_token_ns[request] = at_ns + http
+        runs = self.token_runs
+        if runs is not None:
+            runs[request] = (engine, tuple(seq.token_runs))
+
+    token_runs: dict[int, tuple[str, tuple[tuple[int, int], ...]]] | None = None
+    """For --save-detailed: the engine steps in which each request got its tokens."""
+
+    # Requests end.
+
+    def replied(self, effect: Reply) -> None:
+        records = self.records
+        records.outcome[effect.request] = effect.outcome
+        records.attempts[effect.request] = effect.attempts
+        if effect.outcome != "completed":
+            records.reason[effect.request] = REASONS.get(effect.code, effect.code.name.lower().replace("_", " "))
+        self.ended += 1
+        if self.on_end is not None:
+            self.on_end()
+        request = self.waiting_for_turn
+        if request is not None:
+            self.waiting_for_turn = None
+            self._enter(request)
+            self._next_arrival()
+        self._check_done()
+
+    def _check_done(self) -> None:
+        if self.exhausted and self.ended == len(self.records) and not self.done.triggered:
+            self.totals.duration_ns = self.env.now
+            self.done.succeed()
