@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from pdflow.errors import ScenarioError
 from pdflow.scenario import kv_tokens_of, load
-from pdflow.scenario.schema import ClosedArrival, ConstantCost, FixedLength, PoissonArrival, RooflineCost, UniformLength
+from pdflow.scenario.schema import (
+    ClosedArrival,
+    ConstantCost,
+    FixedLength,
+    Like,
+    PoissonArrival,
+    RooflineCost,
+    UniformLength,
+)
+from pdflow.workload.readers import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -58,6 +68,16 @@ def test_mooncake_conversation() -> None:
     assert scenario.workload.trace.format == "mooncake"
     assert (scenario.base_dir / scenario.workload.trace.path).is_file()
     assert (scenario.transfer.method, scenario.transfer.dialect) == ("nixl-pull", "vllm-compat")
+
+
+def test_conversation_needs_no_download() -> None:
+    scenario = load(EXAMPLES / "conversation.toml")
+    assert (scenario.workload.like, scenario.workload.requests) == ("mooncake-conversation", 2000)
+    assert scenario.workload.trace is None
+
+
+def test_every_bundled_workload_can_be_named() -> None:
+    assert get_args(Like) == MODELS
 
 
 def test_without_the_trace_the_error_says_where_it_was_looked_for() -> None:

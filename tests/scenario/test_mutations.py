@@ -9,9 +9,11 @@ from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario import Scenario, load
+from pdflow.scenario.jsonschema import schema_json
 from pdflow.scenario.locate import key_lines
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -26,7 +28,11 @@ OTHERS = ["true", '""', '"x"', "''", '"\\u0000"', "[]", "[1]", '[[{ name = "a" }
 VALUES = [*NUMBERS, *TABLES, *OTHERS]
 
 
-def loads_or_explains(text: str | bytes, overrides: tuple[str, ...] = ()) -> None:
+JSON_SCHEMA = Draft202012Validator(schema_json())
+
+
+def loads_or_explains(text: str | bytes, overrides: tuple[str, ...] = ()) -> bool:
+    """Whether it loads. If not, that what is said has a place and words."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "s.toml"
         file.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
@@ -34,6 +40,7 @@ def loads_or_explains(text: str | bytes, overrides: tuple[str, ...] = ()) -> Non
     for problem in problems:
         assert problem.place.startswith((str(file), "--set", "--seed"))
         assert problem.message
+    return not problems
 
 
 def _problems(file: Path, overrides: tuple[str, ...]) -> tuple[Problem, ...]:
@@ -52,7 +59,9 @@ def test_a_value_replaced(text: str, data: st.DataObject) -> None:
         place = data.draw(st.sampled_from(places))
         key = lines[place].partition("=")[0]
         lines[place] = f"{key}= {data.draw(st.sampled_from(VALUES))}"
-    loads_or_explains("\n".join(lines))
+    text = "\n".join(lines)
+    if loads_or_explains(text):
+        assert list(JSON_SCHEMA.iter_errors(tomllib.loads(text))) == []
 
 
 @given(st.sampled_from(TEXTS), st.data())
