@@ -41,16 +41,17 @@ def test_every_error_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a = 1\nb = \n", "s.toml:2: is not TOML: Invalid value, column 5"),
-        ("a = 1\na = 2\n", "s.toml:2: is not TOML: Cannot overwrite a value, column 6"),
+        ("a = 1\nb = \n", "s.toml:2: is not TOML: Invalid value"),
+        ("a = 1\na = 2\n", "s.toml:2: is not TOML: Cannot overwrite a value"),
         ('a = """\n\n', "s.toml:3: is not TOML: Unterminated string"),
-        ("[pool]\n[pool]\n", "s.toml:2: is not TOML: Cannot declare ('pool',) twice, column 6"),
+        ("[pool]\n[pool]\n", "s.toml:2: is not TOML: Cannot declare ('pool',) twice"),
         (b"a = 1\nb = '\xff'", "s.toml:2: is not UTF-8 text, as TOML must be"),
         ("a = " + "[" * 100_000, "s.toml:1: is nested too deeply to be read"),
     ],
 )
 def test_text_that_is_not_toml(tmp_path: Path, text: str | bytes, expected: str) -> None:
-    assert problems(tmp_path, text) == [expected]
+    # tomllib's columns differ between Python versions
+    assert [line.partition(", column")[0] for line in problems(tmp_path, text)] == [expected]
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
