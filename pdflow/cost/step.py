@@ -88,15 +88,14 @@ class StepCost:
         return time + self.h0 + self.linear.of(prefill_tokens + decodes)
 
     def decode_step_ps(self, decodes: int, context: int) -> int:
-        """One step of decodes only; all that depends on D alone is remembered. O(1)."""
-        base = self._decode_base
-        while len(base) <= decodes:
-            base.append(self.step_sums_ps(0, 0, len(base), 0))
-        return base[decodes] + self.c2 * context
-
-    def decode_growth_ps(self, decodes: int) -> int:
-        """By how much each decode step lasts longer than the one before it, at constant D."""
-        return self.c2 * decodes
+        """One step of decodes only, O(1). At constant D the next one lasts `c2 * decodes` longer."""
+        try:
+            return self._decode_base[decodes] + self.c2 * context
+        except IndexError:
+            base = self._decode_base
+            while len(base) <= decodes:
+                base.append(self.step_sums_ps(0, 0, len(base), 0))
+            return base[decodes] + self.c2 * context
 
     def run_ps(self, decodes: int, context: int, steps: int) -> int:
         """`steps` decode steps back to back at constant D; C grows by D with each."""

@@ -78,7 +78,7 @@ class DecodeBatch:
         cost = self._cost
         if not chunks:
             decodes = self.size
-            return cost.decode_step_ps(decodes, self.context), cost.decode_growth_ps(decodes), self._horizon(pool.free)
+            return cost.decode_step_ps(decodes, self.context), cost.c2 * decodes, self._horizon(pool)
         tokens = attended = 0
         for seq, new in chunks:
             tokens += new
@@ -112,12 +112,13 @@ class DecodeBatch:
                 finished.append(seq)
         return finished
 
-    def _horizon(self, free: int) -> int:
+    def _horizon(self, pool: PagedPool) -> int:
         heap = self._finish
         while heap[0][2].order != heap[0][1]:
             heappop(heap)
         steps = heap[0][0] - self.step
         size, block_size = self.size, self._block_size
+        free = pool.free
         if size * (steps // block_size + 1) <= free:
             return steps
         # In any `block_size` consecutive steps every sequence takes exactly one block.

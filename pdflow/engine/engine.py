@@ -29,6 +29,8 @@ from pdflow.engine.sequence import Dropped, Limits, NeverFitsError, Outcome, Pha
 if TYPE_CHECKING:
     from pdflow.memory.paged import PagedPool
 
+_NEW, _LOADING = Phase.NEW, Phase.LOADING
+
 
 class Engine:
     """See the module. `exact` plans one step at a time and walks over every sequence: slow, and the same results.
@@ -85,7 +87,7 @@ class Engine:
 
     def submit(self, seq: Sequence, now: int) -> None:
         """Queue a new sequence. Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
-        if seq.phase != Phase.NEW or seq.prompt_tokens < 1 or seq.output_tokens < 1:
+        if seq.phase is not _NEW or seq.prompt_tokens < 1 or seq.output_tokens < 1:
             raise ValueError(f"sequence {seq.index} was submitted before, or has no prompt or no output")
         tokens = seq.prompt_tokens if seq.prefill_only else seq.prompt_tokens + seq.output_tokens - 1
         needed = -(-tokens // self._block_size)
@@ -101,7 +103,7 @@ class Engine:
 
     def loaded(self, seq: Sequence, now: int) -> None:
         """The KV of an admitted remote sequence has arrived: it decodes from the next step on."""
-        if seq.phase != Phase.LOADING:
+        if seq.phase is not _LOADING:
             raise ValueError(f"sequence {seq.index} is {seq.phase.name}, not LOADING")
         self._scheduler.arrived(seq, now)
         self._hear(now)
@@ -114,9 +116,9 @@ class Engine:
     def drop(self, seq: Sequence, now: int) -> Dropped:
         """Abort: no outcome of this sequence will be reported any more. Says what happened to its blocks."""
         answer = self._scheduler.drop(seq, now)
-        if answer == Dropped.AFTER_STEP:
+        if answer is Dropped.AFTER_STEP:
             self._hear(now)
-        elif answer != Dropped.NOT_HERE and self._scheduler.waiting:
+        elif answer is not Dropped.NOT_HERE and self._scheduler.waiting:
             self._hear_of_room(now)
         return answer
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 Chunk = tuple[Sequence, int]
 
+# Reading a member through its enum costs as much as a function call (CORE_SHAPE.md 2.3).
+_NEW, _WAITING, _LOADING, _READY, _RUNNING, _GONE = Phase
+
 
 class Scheduler:
     """The sequences of one engine. `chunks`: the current step's parts of prompts; `fresh`: its first-time decodes."""
@@ -85,7 +88,7 @@ class Scheduler:
     # From outside, at any instant.
 
     def enqueue(self, seq: Sequence, now: int) -> None:
-        seq.phase = Phase.WAITING
+        seq.phase = _WAITING
         seq.stamp = now
         seq.local = not seq.remote_kv
         seq.target = seq.prompt_tokens
@@ -94,26 +97,26 @@ class Scheduler:
 
     def arrived(self, seq: Sequence, now: int) -> None:
         """Its KV is here."""
-        seq.phase = Phase.READY
+        seq.phase = _READY
         seq.stamp = now
         self.loading -= 1
         self._ready.append(seq)
 
     def drop(self, seq: Sequence, now: int) -> Dropped:
         phase = seq.phase
-        if phase in (Phase.NEW, Phase.GONE) or seq.dropping:
+        if phase in (_NEW, _GONE) or seq.dropping:
             return Dropped.NOT_HERE
-        if phase == Phase.RUNNING:
+        if phase is _RUNNING:
             seq.dropping = True
             seq.stamp = now
             self._leaving.append(seq)
             return Dropped.AFTER_STEP
-        seq.phase = Phase.GONE
-        if phase == Phase.WAITING:
+        seq.phase = _GONE
+        if phase is _WAITING:
             self.waiting -= 1
             return Dropped.AT_ONCE
         self.seats_taken -= 1
-        if phase == Phase.LOADING:
+        if phase is _LOADING:
             self.loading -= 1
             return Dropped.BLOCKS_ARE_YOURS
         self._ready.remove(seq)
@@ -125,7 +128,7 @@ class Scheduler:
         if self.seats_taken >= self._seats:
             return -1
         queue = self._queue
-        while queue[0].phase != Phase.WAITING:
+        while queue[0].phase is not _WAITING:
             queue.popleft()
         return self.pool.free - -(-queue[0].target // self._block_size)
 
@@ -184,7 +187,7 @@ class Scheduler:
             outcomes.append(Finished(seq, at_ns))
 
     def _retire(self, seq: Sequence) -> None:
-        seq.phase = Phase.GONE
+        seq.phase = _GONE
         del self._running[seq]
         self.seats_taken -= 1
 
@@ -209,7 +212,8 @@ class Scheduler:
         if self._ready:
             self._let_join(before)
         batch = self.batch
-        if batch.size and batch.growth() > self.pool.free:
+        size = batch.size
+        if size and size > self.pool.free and batch.growth() > self.pool.free:
             self._preempt(start)
             # Nothing is admitted beside the survivors; if there are none, waiting one step would be waiting for ever.
             self.retry = bool(batch.size or self._prefilling)
@@ -221,7 +225,7 @@ class Scheduler:
     def _let_leave(self, before: int) -> bool:
         staying = []
         for seq in self._leaving:
-            if seq.phase != Phase.RUNNING:
+            if seq.phase is not _RUNNING:
                 continue  # finished or preempted since
             if seq.stamp * PS_PER_NS >= before:
                 staying.append(seq)
@@ -249,7 +253,7 @@ class Scheduler:
             if seq.stamp * PS_PER_NS >= before:
                 late.append(seq)
                 continue
-            seq.phase = Phase.RUNNING
+            seq.phase = _RUNNING
             seq.run_start = self.batch.step
             self._running[seq] = None
             self.batch.join(seq, seq.prompt_tokens)
@@ -270,7 +274,7 @@ class Scheduler:
             seq.preemptions += 1
             if decoding and seq.generated:
                 seq.last_token_ps = start
-            seq.phase = Phase.WAITING
+            seq.phase = _WAITING
             seq.stamp = -1
             seq.local = True
             seq.target = seq.prompt_tokens + seq.generated
@@ -288,10 +292,11 @@ class Scheduler:
                 return chunks
             chunks.append((seq, new))
             budget -= new
-        queue, pool, reserved = self._queue, self.pool, self.batch.growth()
+        queue, pool = self._queue, self.pool
+        reserved = self.batch.growth() if self.batch.size else 0
         while admit and queue:
             seq = queue[0]
-            if seq.phase != Phase.WAITING:
+            if seq.phase is not _WAITING:
                 queue.popleft()
                 continue
             if seq.stamp * PS_PER_NS >= before:
@@ -304,7 +309,7 @@ class Scheduler:
                 break
             needed = -(-seq.target // self._block_size)
             # What this step's decodes grow by is theirs already, though the pool counts it at the segment's end.
-            allocation = pool.allocate(needed) if needed + reserved <= pool.free else None
+            allocation = None if reserved and needed + reserved > pool.free else pool.allocate(needed)
             if allocation is None:
                 break
             queue.popleft()
@@ -331,10 +336,10 @@ class Scheduler:
         if seq.admitted_ns < 0:
             seq.admitted_ns = at_ns
         if seq.local:
-            seq.phase = Phase.RUNNING
+            seq.phase = _RUNNING
             self._running[seq] = None
             self._prefilling.append(seq)
         else:
-            seq.phase = Phase.LOADING
+            seq.phase = _LOADING
             self.loading += 1
             outcomes.append(Admitted(seq, at_ns))

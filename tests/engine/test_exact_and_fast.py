@@ -209,7 +209,7 @@ def worlds(draw: st.DrawFn) -> World:
                 output=draw(st.integers(1, 24)),
                 kind=draw(st.sampled_from(kinds)),
                 delay=draw(nanoseconds(grid, 9)),
-                drop_at=draw(st.none() | nanoseconds(grid, 2 * span).map(lambda n, at=at: at + n)),
+                drop_at=at + draw(nanoseconds(grid, 2 * span)) if draw(st.booleans()) else None,
             )
         )
     seats = draw(st.sampled_from([1, 2, 4, 16]))
