@@ -1,0 +1,67 @@
+"""The tables of docs/wire.md, from the structs and constants themselves."""
+
+from __future__ import annotations
+
+import typing
+
+import msgspec
+
+from pdflow.protocol.ids import Reg, Shards
+from pdflow.protocol.messages import SyncItem
+from pdflow.protocol.values import Allocation
+from pdflow.protocol.wire import limits
+from pdflow.protocol.wire.handshake import AgentMetadata, Capabilities, Payload
+from pdflow.protocol.wire.strict import Frame
+from pdflow.protocol.wire.vllm import Pdf, PushReg
+
+
+def strict_table() -> str:
+    """One row per frame: its tag and its keys in order."""
+    rows = [(f"`{kind.__struct_config__.tag}`", _keys(kind)) for kind in typing.get_args(Frame)]
+    return _table(("`type`", "other keys, in order"), rows)
+
+
+def parts_table() -> str:
+    """The maps that stand inside others."""
+    kinds: tuple[type[msgspec.Struct], ...] = (Reg, Shards, Allocation, SyncItem)
+    return _table(("part", "keys, in order"), [(f"`{kind.__name__}`", _keys(kind)) for kind in kinds])
+
+
+def vllm_table() -> str:
+    """The maps of vLLM's formats, ours inside them included."""
+    kinds: dict[str, type[msgspec.Struct]] = {
+        "PUSH_REG": PushReg,
+        "its `pdf`": Pdf,
+        "handshake payload": Payload,
+        "agent metadata": AgentMetadata,
+        "its `pdflow`": Capabilities,
+    }
+    return _table(("map", "keys, in order"), [(name, _keys(kind)) for name, kind in kinds.items()])
+
+
+def limits_table() -> str:
+    rows = [(f"`{name}`", f"{value:,}") for name, value in vars(limits).items() if name.startswith("MAX_")]
+    return _table(("limit", "value"), rows)
+
+
+TABLES = {"strict": strict_table, "parts": parts_table, "vllm": vllm_table, "limits": limits_table}
+
+
+def regenerated(document: str) -> str:
+    """The document with everything between `<!-- NAME -->` and `<!-- /NAME -->` written anew."""
+    for name, table in TABLES.items():
+        head, begin, rest = document.partition(f"<!-- {name} -->\n")
+        _, end, tail = rest.partition(f"<!-- /{name} -->")
+        if not begin or not end:
+            raise ValueError(f"docs/wire.md has no place marked {name}")
+        document = "".join((head, begin, table(), end, tail))
+    return document
+
+
+def _keys(kind: type[msgspec.Struct]) -> str:
+    return ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(kind))
+
+
+def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+    lines = [head, ("---", "---"), *rows]
+    return "".join(f"| {left} | {right} |\n" for left, right in lines)
