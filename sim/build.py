@@ -15,6 +15,7 @@ from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.dialect import DIALECTS
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
+from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import MS
@@ -85,6 +86,10 @@ class Builder:
         )
         world.router = RouterNode(world, router, seconds_to_ns(table.http_latency_s))
         return world
+
+    def oracle(self) -> Oracle:
+        """Who watches over this world's every event."""
+        return Oracle(self.geometry)
 
     def add_engine(self, pool: Pool, name: str) -> None:
         world, scenario = self.world, self.scenario

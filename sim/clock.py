@@ -8,7 +8,8 @@ own wake-ups differ between the exact mode and the fast one, and must not decide
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from simpy.core import Environment
 from simpy.events import Event
@@ -20,12 +21,24 @@ ENGINE = 8
 Callback: TypeAlias = Callable[[Any], None]
 
 
+class Clock(Environment):
+    """simpy's queue with a clock of whole nanoseconds."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def now(self) -> int: ...
+
+    else:
+        now = property(attrgetter("_now"))  # asked 45 times per request: without a frame of Python's
+
+
 class Call(Event):
     """Calls `callback(call)` after `delay` ns; what it is about stands in `call.about`. Never waited for."""
 
     __slots__ = ("about",)
 
-    def __init__(self, env: Environment, delay: int, callback: Callback, about: Any, priority: int = INPUT) -> None:
+    def __init__(self, env: Clock, delay: int, callback: Callback, about: Any, priority: int = INPUT) -> None:
         self.env = env
         self.callbacks = [callback]
         self.about = about

@@ -1,7 +1,7 @@
 """What lies between the nodes: control messages, handshakes, and one-sided operations over shared links.
 
-An operation is posted (a cost per message and per descriptor, one after the other on its rank's posting lane), flows over
-its path beside all other flows, and lands one latency after its last byte left; its notification is behind its data.
+An operation is posted (a cost per message and per descriptor, one after the other on its rank's posting lane), flows
+over its path beside all other flows, and lands one latency after its last byte left; its notification is behind its data.
 Where the dialect polls, whatever arrives waits for its node's next poll.
 """
 
@@ -116,17 +116,13 @@ class Fabric:
     def write(self, port: Port, effect: PostWrite, request: int) -> None:
         route = self.paths.route(port.address, effect.to)
         target = self.ports[effect.to]
-        flight = Flight(
-            effect.op, request, port, target, route.path, route.latency_ns, effect.nbytes, effect.notice
-        )
+        flight = Flight(effect.op, request, port, target, route.path, route.latency_ns, effect.nbytes, effect.notice)
         self.post(port, flight, route.post_ns(effect.grant.num_tokens), request)
 
     def read(self, port: Port, effect: PostRead, request: int) -> None:
         route = self.paths.route(effect.source, port.address)
         source = self.ports[effect.source]
-        flight = Flight(
-            effect.op, request, source, port, route.path, route.latency_ns, effect.nbytes, effect.notice
-        )
+        flight = Flight(effect.op, request, source, port, route.path, route.latency_ns, effect.nbytes, effect.notice)
         self.post(port, flight, route.post_ns(effect.grant.num_tokens), request)
 
     def post(self, lane: Port, flight: Flight, cost_ns: int, request: int) -> None:

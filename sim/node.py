@@ -1,4 +1,4 @@
-"""A node: the endpoints of one engine, fed in order, their effects executed in order, their deadlines on one timer each.
+"""A node: the endpoints of one engine, fed in order, their effects executed in order, a timer for each one's deadlines.
 
 What one endpoint tells another of the same engine goes through the node's queue, so that no endpoint is ever entered
 while an effect of its last turn is still to be executed.

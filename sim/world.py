@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from simpy.core import Environment
-
 from pdflow.engine.sequence import Sequence
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Address, Instant, RequestId, Xid
@@ -15,7 +13,7 @@ from pdflow.results.steps import Steps
 from pdflow.results.totals import Totals
 from pdflow.routing.router import DispatchPrefill, PrefillAnswered, Reply, RouterEvent
 from pdflow.workload.request import WHEN_ONE_ENDS, Request
-from sim.clock import Call
+from sim.clock import Call, Clock
 from sim.decode_node import DecodeNode
 from sim.fabric import Fabric
 from sim.prefill_node import PrefillNode
@@ -34,7 +32,7 @@ class World:
     """Built by `sim.build`. `records` and `totals` fill as it runs; `done` fires when the last request has ended."""
 
     def __init__(self, observe: Observer | None) -> None:
-        self.env = Environment()
+        self.env = Clock()
         self.observe = observe
         self.records = Records()
         self.totals = Totals()
@@ -64,6 +62,16 @@ class World:
     def digest(self, request: int) -> int:
         """What stands for the content of a prompt: every simulated prompt is different."""
         return request + 1
+
+    def assert_empty(self) -> None:
+        """At quiescence: every block is back in its pool, and no endpoint remembers a transfer that is still open."""
+        for node in (*self.prefills, *self.decodes):
+            pool = node.engine.pool
+            assert pool.free == pool.num_blocks, f"{node.name} has lost {pool.num_blocks - pool.free} KV blocks"
+            for port in node.ports.values():
+                for table in ("cells", "products", "reads"):
+                    left = getattr(port.endpoint, table, None)
+                    assert not left, f"{port.address} still holds {table}: {left}"
 
     # Requests come in.
 

@@ -363,6 +363,8 @@ def pair_failed(cell: ConsumerCell, event: PairFailed, now: Instant, ctx: Consum
 def missing(cell: ConsumerCell, event: PairMissing, now: Instant, ctx: ConsumerContext) -> Stepped:
     """P answered a SYNC sent after our REG and knows nothing of it: the REG was lost; the same again."""
     assert cell.grant is not None
+    if ctx.pulls:
+        return cell, NOTHING
     bit = 0
     for i, pair in enumerate(cell.pairs):
         if pair == (event.op.p_rank, event.op.d_rank) and event.op.reg == cell.grant.reg:

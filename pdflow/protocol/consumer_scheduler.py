@@ -419,8 +419,10 @@ class ConsumerScheduler:
         message: Message
         if self.context.dialect.control_frames:
             peer.synced += 1
-            interest = tuple(c.params.xid for c in cells if c.phase in (HELD, QUEUED))
-            open_regs = tuple(c.reg for c in cells if c.phase in (WAITING, QUARANTINED))
+            # A pulling D has no registrations: what it reads it must keep P interested in.
+            pulls = self.context.pulls
+            interest = tuple(c.params.xid for c in cells if c.phase in (HELD, QUEUED) or (pulls and c.phase is WAITING))
+            open_regs = () if pulls else tuple(c.reg for c in cells if c.phase in (WAITING, QUARANTINED))
             message = Sync(peer.synced, self.floor, interest, open_regs)
         else:
             # C6: a resolved request is not renewed, or P and D would pin each other for ever (L4).

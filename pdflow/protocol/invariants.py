@@ -188,6 +188,7 @@ class Oracle:
         "_now",
         "_owned",
         "_products",
+        "_read_notices",
         "_reads",
         "_recent",
         "_requests",
@@ -209,6 +210,8 @@ class Oracle:
         self._links: dict[Link, dict[Op, Operation]] = {}
         """WRITEs by (P rank, D rank)."""
         self._reads: dict[tuple[Address, Op], Operation] = {}
+        self._read_notices: dict[tuple[Address, Address, RequestId], Operation] = {}
+        """READs whose notice has not reached P, by (P rank, D rank, P's request id)."""
         self._lives: dict[tuple[Address, EngineId], int] = {}
         """What each node learnt by handshake."""
         self._tables: dict[tuple[Shards, Shards], dict[tuple[int, int], int]] = {}
@@ -467,7 +470,9 @@ class Oracle:
             wrong = _content(product, request)
             if wrong is not None:
                 request.wrong = ("S4", f"it read {wrong}")
-        self._reads[node, op] = Operation(product, request, bit)
+        operation = self._reads[node, op] = Operation(product, request, bit)
+        if effect.notice is not None:
+            self._read_notices[effect.source, node, effect.notice.request_id] = operation
         request.landing += 1
 
     def _read_ended(self, node: Address, event: ReadEnded, effects: Effects) -> None:
@@ -478,7 +483,7 @@ class Oracle:
         request.landing -= 1
         if event.ok:
             request.landed |= operation.bit
-            if operation.product is None or operation.product.released:
+            if operation.product is None or (operation.product.released and operation.reading):
                 request.wrong = ("S2", "its source was released before the READ had ended")
 
     # Frames.
@@ -494,6 +499,10 @@ class Oracle:
         if isinstance(message, Done):
             self._noticed(node, sender, message.reg, message.generation)
         elif isinstance(message, Completion):
+            read = self._read_notices.pop((node, sender, message.request_id), None)
+            if read is not None:
+                # A READ's notice is behind its data: P may free before D has polled its own handle.
+                read.reading = False
             self._noticed(node, sender, Reg(engine_of(node), 0, 0, message.request_id), None)
 
     def _noticed(self, node: Address, sender: Address, reg: Reg, generation: int | None) -> None:

@@ -1,0 +1,246 @@
+"""`pdflow simulate`: build a world, run it, say what happened, write it down.
+
+The only place of the simulated world that looks at a wall clock, and only to print a speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pdflow.errors import EXIT_DONE, EXIT_INTERRUPTED, InvariantError
+from pdflow.protocol.invariants import InvariantViolated, Oracle
+from pdflow.results.bench_json import About, CostStatement, content_sha256
+from pdflow.results.events import EventsHeader, EventsWriter, writing_events
+from pdflow.results.result import Result
+from pdflow.results.totals import EngineTotals, LinkTotals
+from pdflow.scenario.schema import ClosedArrival, ConstantArrival, PoissonArrival, Scenario
+from pdflow.version import version
+from pdflow.workload.build import requests
+from pdflow.workload.readers import load_model
+from sim.build import Builder, cost_of
+from sim.world import Observer, World
+
+NS_PER_S = 1_000_000_000
+UNREPEATED = ("--out", "--quiet")
+"""Options that do not change what comes out: two equal runs into two folders must not differ."""
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """What the command was asked for besides the scenario."""
+
+    out: Path | None = None
+    exact: bool = False
+    events: bool = False
+    check_invariants: bool = False
+    save_detailed: bool = False
+    quiet: bool = False
+    drain: bool = False
+    """Run on after the last answer until nothing is left to happen: no lease, no timer. For checks, not for figures."""
+
+
+@attrs.define
+class Run:
+    """A finished or interrupted run."""
+
+    result: Result
+    world: World
+    exit_code: int
+
+
+def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None = None, **flags: bool) -> Run:
+    """The command: run with progress, print the report, write the files. Exit code in the answer.
+
+    Raises InvariantError if an invariant does not hold, ScenarioError for a trace that turns out malformed, OutputError
+    if the disk refuses.
+    """
+    options = Options(out=None if out is None else Path(out), **flags)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+    console = Console(stderr=True)
+    with contextlib.ExitStack() as stack:
+        observers: list[Observer] = []
+        if options.events and options.out is not None:
+            header = EventsHeader(world="simulated", scenario=scenario.name, seed=scenario.seed)
+            writer = stack.enter_context(writing_events(options.out / "events.jsonl", header))
+            observers.append(_recording(writer))
+        world, oracle = prepare(scenario, options, observers)
+        progress = None if options.quiet else _progress(console, scenario, world)
+        if progress is not None:
+            stack.enter_context(progress)
+        began = time.process_time()
+        interrupted = run(world, oracle, options.drain or options.check_invariants)
+        spent = time.process_time() - began
+    result = conclude(scenario, world, command, interrupted)
+    if options.out is not None:
+        result.save(options.out, detailed=options.save_detailed)
+    if not options.quiet:
+        Console(highlight=False).print(result.table())
+        speed = len(world.records) / spent if spent else 0.0
+        console.print(f"{len(world.records):,} requests in {spent:.1f} CPU s: {speed:,.0f} per CPU second", style="dim")
+        if options.out is not None:
+            console.print(f"written to {options.out}", style="dim", highlight=False)
+    return Run(result, world, EXIT_INTERRUPTED if interrupted else EXIT_DONE)
+
+
+def prepare(scenario: Scenario, options: Options, observers: list[Observer]) -> tuple[World, Oracle | None]:
+    """A world with its workload at the door, and the oracle that watches it, if one was asked for."""
+    builder = Builder(scenario, options.exact, None)
+    world = builder.build()
+    oracle = None
+    if options.check_invariants:
+        oracle = builder.oracle()
+        observers = [*observers, oracle.observe]
+    if observers:
+        world.observe = observers[0] if len(observers) == 1 else _all_of(observers)
+    world.open(requests(scenario.workload, scenario.seed, scenario.base_dir))
+    return world, oracle
+
+
+def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
+    """Let it happen. True if it was interrupted."""
+    try:
+        world.env.run(until=world.done)
+        if drain:
+            world.env.run()
+        if oracle is not None:
+            oracle.finish(world.env.now)
+            world.assert_empty()
+    except KeyboardInterrupt:
+        world.totals.duration_ns = world.env.now
+        return True
+    except InvariantViolated as broken:
+        raise InvariantError(str(broken)) from broken
+    return False
+
+
+def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupted: bool) -> Result:
+    """Add up what the world holds."""
+    totals, now = world.totals, world.totals.duration_ns
+    network = world.fabric.network
+    totals.messages = world.fabric.messages
+    for name, resource, capacity in world.fabric.paths.names:
+        carried, busy = network.carried_bytes(resource, world.env.now), network.busy_ns(resource, world.env.now)
+        totals.links.append(LinkTotals(name=name, bytes=carried, busy_ns=busy, capacity_bytes_per_s=capacity))
+    for role, nodes in (("prefill", world.prefills), ("decode", world.decodes)):
+        for node in nodes:
+            pool = scenario.pool(node.name.rpartition("-")[0])
+            totals.engines.append(
+                EngineTotals(
+                    name=node.name,
+                    role=role,
+                    busy_ps=node.engine.busy_ps(now),
+                    gpus=pool.tp * pool.pp,
+                    kv_blocks=node.engine.pool.num_blocks,
+                    peak_kv_blocks=node.peak_blocks,
+                )
+            )
+    return Result.of(about(scenario, command, interrupted), world.records, world.steps, totals)
+
+
+def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> About:
+    """What was run, for the result's header."""
+    arrival = scenario.workload.arrival
+    rate: float | None = None
+    if isinstance(arrival, (PoissonArrival, ConstantArrival)):
+        rate = arrival.rate_rps
+    elif scenario.workload.like is not None:
+        rate = scenario.workload.rate_rps
+        if rate is None:
+            rate = load_model(scenario.workload.like).rate_rps * (scenario.workload.rate_scale or 1.0)
+    costs = []
+    for pool in scenario.pools:
+        cost = cost_of(scenario.model, pool)
+        bar = ", ".join(f"{name.upper()} {value}" for name, value in cost.rel_error.items()) or "exact by definition"
+        costs.append(
+            CostStatement(pool=pool.name, model=type(pool.cost).__name__, provenance=cost.provenance, error_bar=bar)
+        )
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    return About(
+        scenario_name=scenario.name,
+        scenario_sha256=content_sha256(attrs.asdict(attrs.evolve(scenario, path=""))),
+        seed=scenario.seed,
+        version=version(),
+        command_line=" ".join(["pdflow", *_repeatable(command)]) if command else "",
+        model_id=scenario.model.name,
+        request_rate_rps=rate,
+        burstiness=None if isinstance(arrival, ConstantArrival) else 1.0,
+        max_concurrency=arrival.concurrency if isinstance(arrival, ClosedArrival) else None,
+        source_date_epoch=int(epoch) if epoch and epoch.isdigit() else None,
+        slo=scenario.slo,
+        costs=tuple(costs),
+        interrupted=interrupted,
+    )
+
+
+def _repeatable(command: Sequence[str]) -> Iterator[str]:
+    skip = False
+    for word in command:
+        if skip:
+            skip = False
+        elif word == "--out":
+            skip = True
+        elif word not in UNREPEATED and not word.startswith("--out="):
+            yield word
+
+
+def _recording(writer: EventsWriter) -> Observer:
+    def observe(node: str, event: Any, effects: tuple[Any, ...], now: int) -> None:
+        writer.event(now, node, event)
+        writer.effects(now, node, effects)
+
+    return observe
+
+
+def _all_of(observers: list[Observer]) -> Observer:
+    def observe(node: str, event: Any, effects: tuple[Any, ...], now: int) -> None:
+        for observer in observers:
+            observer(node, event, effects, now)
+
+    return observe
+
+
+def _progress(console: Console, scenario: Scenario, world: World) -> Progress | None:
+    """A bar with simulated time, requests done and speed; nothing where nobody watches."""
+    if not console.is_terminal:
+        return None
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[simulated]} simulated, {task.fields[speed]} requests/s"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    task = progress.add_task(scenario.name, total=scenario.workload.requests, simulated="0 s", speed="0")
+    began = time.monotonic()
+
+    def ended() -> None:
+        if world.ended % 256 == 0:
+            spent = time.monotonic() - began
+            progress.update(
+                task,
+                completed=world.ended,
+                simulated=f"{world.env.now / NS_PER_S:,.0f} s",
+                speed=f"{world.ended / spent:,.0f}" if spent else "0",
+            )
+
+    world.on_end = ended
+    return progress
+
+
+def load_and_run(path: str, *, overrides: Sequence[str] = (), seed: int | None = None, **flags: Any) -> Run:
+    """For Python: load a scenario file and run it, quietly."""
+    from pdflow.scenario.load import load
+
+    return simulate(load(path, overrides=overrides, seed=seed), **{"quiet": True, **flags})
