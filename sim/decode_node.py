@@ -99,6 +99,7 @@ class DecodeNode(EngineNode):
         leg.admitted_ns = world.records.ends[D_ADMIT][request] = self.env.now
         assert seq.allocation is not None
         tokens = world.records.input_tokens[request]
+        self.measure_pool()
         self.feed(
             self.scheduler,
             DecodeAdmitted(leg.request_id, seq.allocation, 0, tokens, world.digest(request), WEIGHTS),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pdflow.engine.engine import Engine
 from pdflow.protocol.values import Instant
-from sim.clock import ENGINE, Call
+from sim.clock import ENGINE
 from sim.node import FAR, Node
 
 if TYPE_CHECKING:
@@ -35,20 +35,24 @@ class EngineNode(Node):
         if at is not None and at != self.rings_at:
             self.rings_at = at
             now = self.env.now
-            Call(self.env, at - now if at > now else 0, self.wake, at, self.priority)
+            self.env.call(at - now if at > now else 0, self.wake, at, self.priority)
 
-    def wake(self, call: Call) -> None:
-        if call.about != self.rings_at:
+    def wake(self, at: Instant) -> None:
+        if at != self.rings_at:
             return
         self.rings_at = FAR
         engine = self.engine
         outcomes = engine.advance(self.env.now)
-        pool = engine.pool
-        used = pool.num_blocks - pool.free
-        self.peak_blocks = max(self.peak_blocks, used)
         for outcome in outcomes:
             self.came(outcome)
         self.rearm()
+
+    def measure_pool(self) -> None:
+        """At every admission, when the pool is at its fullest."""
+        pool = self.engine.pool
+        used = pool.num_blocks - pool.free
+        if used > self.peak_blocks:
+            self.peak_blocks = used
 
     def poll_at(self, now: Instant) -> Instant:
         """Once per engine step; an engine without work spins with a millisecond's sleep (PROTOCOL 1.1)."""

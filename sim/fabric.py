@@ -16,7 +16,6 @@ from pdflow.protocol.ids import Op
 from pdflow.protocol.messages import Message
 from pdflow.protocol.values import Address, Instant
 from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
-from sim.clock import Call
 from sim.node import FAR, Port
 
 if TYPE_CHECKING:
@@ -72,10 +71,10 @@ class Fabric:
     def send(self, sender: Port, to: Address, message: Message) -> None:
         self.messages += 1
         port = self.ports[to]
-        Call(self.env, self.control_ns, self.arrived, (port, Received(sender.address, sender.incarnation, message)))
+        self.env.call(self.control_ns, self.arrived, (port, Received(sender.address, sender.incarnation, message)))
 
-    def arrived(self, call: Call) -> None:
-        port, event = call.about
+    def arrived(self, about: tuple[Port, Any]) -> None:
+        port, event = about
         self.deliver(port, event)
 
     def deliver(self, port: Port, event: Any) -> None:
@@ -84,32 +83,32 @@ class Fabric:
         now = self.env.now
         at = node.poll_at(now)
         if at > now:
-            Call(self.env, at - now, self.polled, (port, event))
+            self.env.call(at - now, self.polled, (port, event))
         else:
             node.feed(port, event)
 
-    def polled(self, call: Call) -> None:
-        port, event = call.about
+    def polled(self, about: tuple[Port, Any]) -> None:
+        port, event = about
         port.node.feed(port, event)
 
     def handshake(self, port: Port, peer: Address) -> None:
-        Call(self.env, self.handshake_ns, self.shaken, (port, peer))
+        self.env.call(self.handshake_ns, self.shaken, (port, peer))
 
-    def shaken(self, call: Call) -> None:
-        port, peer = call.about
+    def shaken(self, about: tuple[Port, Address]) -> None:
+        port, peer = about
         port.node.feed(port, HandshakeEnded(peer, True, self.ports[peer].incarnation))
 
     def fence(self, port: Port, peer: Address) -> None:
-        Call(self.env, 0, self.polled, (port, FenceEnded(peer)))
+        self.env.call(0, self.polled, (port, FenceEnded(peer)))
 
     def read_word(self, port: Port, op: Op, source: Address, index: int) -> None:
         """One small READ: the word as it stands when the request reaches P, known one round trip later."""
         latency = self.paths.latency_ns(source, port.address)
-        Call(self.env, latency, self.word_found, (port, op, source, index, latency))
+        self.env.call(latency, self.word_found, (port, op, source, index, latency))
 
-    def word_found(self, call: Call) -> None:
-        port, op, source, index, latency = call.about
-        Call(self.env, latency, self.arrived, (port, WordRead(op, self.words.get((source, index)))))
+    def word_found(self, about: tuple[Port, Op, Address, int, int]) -> None:
+        port, op, source, index, latency = about
+        self.env.call(latency, self.arrived, (port, WordRead(op, self.words.get((source, index)))))
 
     # One-sided operations.
 
@@ -132,10 +131,7 @@ class Fabric:
             self.begin(flight)
             return
         lane.lane_free = max(now, lane.lane_free) + cost_ns
-        Call(self.env, lane.lane_free - now, self.posted, flight)
-
-    def posted(self, call: Call) -> None:
-        self.begin(call.about)
+        self.env.call(lane.lane_free - now, self.begin, flight)
 
     def begin(self, flight: Flight) -> None:
         now = self.env.now
@@ -151,10 +147,10 @@ class Fabric:
         at = self.network.wake_at()
         if at is not None and at < self.armed:
             self.armed = at
-            Call(self.env, at - self.env.now, self.ring, at)
+            self.env.call(at - self.env.now, self.ring, at)
 
-    def ring(self, call: Call) -> None:
-        if self.armed != call.about:
+    def ring(self, at: Instant) -> None:
+        if self.armed != at:
             return
         self.armed = FAR
         for flow in self.network.advance(self.env.now):
@@ -164,12 +160,9 @@ class Fabric:
     def depart(self, flight: Flight) -> None:
         """The last byte is on its way."""
         if flight.wire_latency:
-            Call(self.env, flight.wire_latency, self.landing, flight)
+            self.env.call(flight.wire_latency, self.land, flight)
         else:
             self.land(flight)
-
-    def landing(self, call: Call) -> None:
-        self.land(call.about)
 
     def land(self, flight: Flight) -> None:
         world = self.world

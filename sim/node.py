@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pdflow.protocol.effects import Fence, Handshake, Note, Send, Tell
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import Address, Instant
-from sim.clock import DEADLINE, Call
+from sim.clock import DEADLINE
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -25,6 +25,9 @@ FAR: Instant = 1 << 62
 class Endpoint(Protocol):
     """The doors of an endpoint that a carrier uses. Events and effects are typed by each endpoint itself."""
 
+    timed: bool
+    """Whether it has deadlines at all."""
+
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]: ...
     def wake_at(self) -> Instant | None: ...
 
@@ -32,7 +35,7 @@ class Endpoint(Protocol):
 class Port:
     """One endpoint at its node: its address, its process's incarnation, and when its timer rings."""
 
-    __slots__ = ("address", "armed", "endpoint", "incarnation", "lane_free", "node")
+    __slots__ = ("address", "armed", "endpoint", "incarnation", "lane_free", "node", "timed")
 
     def __init__(self, node: Node, address: Address, endpoint: Endpoint, incarnation: int) -> None:
         self.node = node
@@ -40,6 +43,7 @@ class Port:
         self.endpoint = endpoint
         self.incarnation = incarnation
         self.armed: Instant = FAR
+        self.timed = endpoint.timed
         self.lane_free: Instant = 0
         """When this rank has posted all that it was asked to post so far."""
 
@@ -54,7 +58,6 @@ class Node:
         self.queue: deque[tuple[Port, Any]] = deque()
         self.busy = False
         self.do: dict[type, Callable[[Port, Any], None]] = {
-            Tell: self.tell,
             Send: self.send,
             Handshake: self.handshake,
             Fence: self.fence,
@@ -77,7 +80,7 @@ class Node:
         if self.busy:
             return
         self.busy = True
-        do = self.do
+        do, ports = self.do, self.ports
         now: Instant = self.env.now
         observe = self.world.observe
         while queue:
@@ -87,27 +90,29 @@ class Node:
             if observe is not None:
                 observe(port.address, event, effects, now)
             for effect in effects:
-                do[type(effect)](port, effect)
-            at = endpoint.wake_at()
-            if at is not None and at < port.armed:
-                self.arm(port, at, now)
+                kind = type(effect)
+                if kind is Tell:
+                    queue.append((ports[effect.to], effect.event))
+                else:
+                    do[kind](port, effect)
+            if port.timed:
+                at = endpoint.wake_at()
+                if at is not None and at < port.armed:
+                    self.arm(port, at, now)
         self.busy = False
 
     def arm(self, port: Port, at: Instant, now: Instant) -> None:
         port.armed = at
-        Call(self.env, max(0, at - now), self.ring, (port, at), DEADLINE)
+        self.env.call(max(0, at - now), self.ring, (port, at), DEADLINE)
 
-    def ring(self, call: Call) -> None:
-        port, at = call.about
+    def ring(self, about: tuple[Port, Instant]) -> None:
+        port, at = about
         if port.armed != at:
             return
         port.armed = FAR
         self.feed(port, TIME_REACHED)
 
     # Effects that mean the same at every node.
-
-    def tell(self, port: Port, effect: Tell) -> None:
-        self.queue.append((self.ports[effect.to], effect.event))
 
     def send(self, port: Port, effect: Send) -> None:
         self.world.fabric.send(port, effect.to, effect.message)

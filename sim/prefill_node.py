@@ -92,6 +92,7 @@ class PrefillNode(EngineNode):
         request = seq.index
         leg = self.by_xid[self.world.xids[request]]
         leg.finished_ns = now
+        self.measure_pool()
         records.ends[P_QUEUE][request] = seq.start_ns
         records.ends[PREFILL][request] = now
         assert seq.allocation is not None

@@ -16,7 +16,6 @@ from pdflow.routing.router import (
     Router,
     RouterEvent,
 )
-from sim.clock import Call
 from sim.node import Node, Port
 
 if TYPE_CHECKING:
@@ -48,44 +47,40 @@ class RouterNode(Node):
 
     def later(self, event: RouterEvent) -> None:
         """An engine's answer: here one hop later."""
-        Call(self.env, self.http_ns, self.answered, event)
+        self.env.call(self.http_ns, self.answered, event)
 
-    def answered(self, call: Call) -> None:
-        event = call.about
+    def answered(self, event: RouterEvent) -> None:
         self.world.answered(event, self.env.now)
         self.feed(self.port, event)
 
     def dispatch_prefill(self, port: Port, effect: DispatchPrefill) -> None:
         world = self.world
         world.attempted(effect)
-        Call(self.env, self.http_ns, self.prefill_arrived, effect)
+        self.env.call(self.http_ns, self.prefill_arrived, effect)
 
-    def prefill_arrived(self, call: Call) -> None:
-        effect = call.about
+    def prefill_arrived(self, effect: DispatchPrefill) -> None:
         self.world.prefills[effect.engine].accept(effect)
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
-        Call(self.env, self.http_ns, self.decode_arrived, effect)
+        self.env.call(self.http_ns, self.decode_arrived, effect)
 
-    def decode_arrived(self, call: Call) -> None:
-        effect = call.about
+    def decode_arrived(self, effect: DispatchDecode) -> None:
         node = self.world.decodes[effect.engine]
         self.world.records.decode_engine[effect.request] = node.name
         node.accept(effect)
 
     def abort_leg(self, port: Port, effect: AbortLeg) -> None:
-        Call(self.env, self.http_ns, self.abort_arrived, effect)
+        self.env.call(self.http_ns, self.abort_arrived, effect)
 
-    def abort_arrived(self, call: Call) -> None:
-        effect = call.about
+    def abort_arrived(self, effect: AbortLeg) -> None:
         nodes = self.world.prefills if effect.role == "prefill" else self.world.decodes
         nodes[effect.engine].abort(effect.request_id)
 
     def report_prefill(self, port: Port, effect: ReportPrefill) -> None:
-        Call(self.env, self.http_ns, self.report_arrived, effect)
+        self.env.call(self.http_ns, self.report_arrived, effect)
 
-    def report_arrived(self, call: Call) -> None:
-        self.world.decodes[call.about.engine].report_prefill(call.about)
+    def report_arrived(self, effect: ReportPrefill) -> None:
+        self.world.decodes[effect.engine].report_prefill(effect)
 
     def reply(self, port: Port, effect: Reply) -> None:
         self.world.replied(effect)

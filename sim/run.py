@@ -109,9 +109,9 @@ def prepare(scenario: Scenario, options: Options, observers: list[Observer]) -> 
 def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
     """Let it happen. True if it was interrupted."""
     try:
-        world.env.run(until=world.done)
+        world.env.turn()
         if drain:
-            world.env.run()
+            world.env.turn()
         if oracle is not None:
             oracle.finish(world.env.now)
             world.assert_empty()
@@ -127,6 +127,7 @@ def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupt
     """Add up what the world holds."""
     totals, now = world.totals, world.totals.duration_ns
     network = world.fabric.network
+    totals.world_events = world.env.turns
     totals.messages = world.fabric.messages
     for name, resource, capacity in world.fabric.paths.names:
         carried, busy = network.carried_bytes(resource, world.env.now), network.busy_ns(resource, world.env.now)

@@ -13,7 +13,7 @@ from pdflow.results.steps import Steps
 from pdflow.results.totals import Totals
 from pdflow.routing.router import DispatchPrefill, PrefillAnswered, Reply, RouterEvent
 from pdflow.workload.request import WHEN_ONE_ENDS, Request
-from sim.clock import Call, Clock
+from sim.clock import Clock
 from sim.decode_node import DecodeNode
 from sim.fabric import Fabric
 from sim.prefill_node import PrefillNode
@@ -29,7 +29,7 @@ REASONS = {
 
 
 class World:
-    """Built by `sim.build`. `records` and `totals` fill as it runs; `done` fires when the last request has ended."""
+    """Built by `sim.build`. `records` and `totals` fill as it runs; the clock stops when the last request has ended."""
 
     def __init__(self, observe: Observer | None) -> None:
         self.env = Clock()
@@ -37,7 +37,7 @@ class World:
         self.records = Records()
         self.totals = Totals()
         self.steps: dict[str, Steps] = {}
-        self.done = self.env.event()
+        self.done = False
         self.fabric: Fabric
         self.router: RouterNode
         self.prefills: list[PrefillNode] = []
@@ -88,10 +88,10 @@ class World:
         elif request.arrival_ns == WHEN_ONE_ENDS:
             self.waiting_for_turn = request
         else:
-            Call(self.env, max(0, request.arrival_ns - self.env.now), self._arrived, request)
+            self.env.call(max(0, request.arrival_ns - self.env.now), self._arrived, request)
 
-    def _arrived(self, call: Call) -> None:
-        self._enter(call.about)
+    def _arrived(self, request: Request) -> None:
+        self._enter(request)
         self._next_arrival()
 
     def _enter(self, request: Request) -> None:
@@ -148,6 +148,7 @@ class World:
         self._check_done()
 
     def _check_done(self) -> None:
-        if self.exhausted and self.ended == len(self.records) and not self.done.triggered:
+        if self.exhausted and self.ended == len(self.records) and not self.done:
             self.totals.duration_ns = self.env.now
-            self.done.succeed()
+            self.done = True
+            self.env.stop()

@@ -77,6 +77,9 @@ class Read(Value, frozen=True, gc=False):
 class ConsumerRank:
     """One decode rank's half of the protocol."""
 
+    timed = False
+    """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
+
     __slots__ = (
         "deadlines",
         "dialect",

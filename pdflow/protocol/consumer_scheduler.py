@@ -95,6 +95,9 @@ class ConsumerScheduler:
         peer_fraction: the part of it that one of several prefill engines may bind (PROTOCOL 7.4: 25 %).
     """
 
+    timed = True
+    """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
+
     __slots__ = (
         "cells",
         "closed",
@@ -146,7 +149,8 @@ class ConsumerScheduler:
         return effects
 
     def wake_at(self) -> Instant | None:
-        return self.deadlines.wake_at()
+        heap = self.deadlines.heap
+        return heap[0][0] if heap else None
 
     def armed(self) -> tuple[Timer, ...]:
         timers = [

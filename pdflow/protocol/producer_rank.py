@@ -93,6 +93,9 @@ class ProducerRank:
         done_is_remote: whether the transport's DONE means that bytes have landed.
     """
 
+    timed = True
+    """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
+
     __slots__ = (
         "cells",
         "contexts",
@@ -145,7 +148,8 @@ class ProducerRank:
         return effects
 
     def wake_at(self) -> Instant | None:
-        return self.deadlines.wake_at()
+        heap = self.deadlines.heap
+        return heap[0][0] if heap else None
 
     def armed(self) -> tuple[Timer, ...]:
         """Every timer that could fire, whatever the time: what the untimed explorer chooses from."""

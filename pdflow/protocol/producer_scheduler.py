@@ -42,6 +42,9 @@ class Product(Value, frozen=True, gc=False):
 
 
 class ProducerScheduler:
+    timed = False
+    """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
+
     __slots__ = ("dialect", "engine", "incarnation", "products", "ranks", "words")
 
     def __init__(self, engine: EngineInfo, incarnation: int, dialect: Dialect) -> None:

@@ -130,6 +130,9 @@ class Router:
     max_attempts: of one request, the first included.
     """
 
+    timed = False
+    """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
+
     __slots__ = (
         "attempts",
         "by_request",
