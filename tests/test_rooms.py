@@ -1,0 +1,250 @@
+"""The house's walls: who imports whom, and that `pdflow` stays pure.
+
+Every import is found by walking the syntax tree, wherever it stands: at the top, in a function, under TYPE_CHECKING, or
+as text given to `import_module`. What a file may import is a closed list, so that a clock, a thread or a socket that
+nobody thought of is refused as well. The exceptions stand in EXCEPTIONS, once, by name, each with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("pdflow", "sim", "runtime")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+PURE: Final = _words(
+    """
+    __future__ abc array attrs bisect cattrs collections contextlib difflib enum fractions functools hashlib heapq
+    itertools json math msgspec numpy operator pathlib pdflow re rich string struct tomllib types typing
+    """
+)
+"""What any file of pdflow may import. `pathlib` is for arithmetic: calls that touch a disk are found below."""
+
+SIMULATED: Final = PURE | {"simpy", "sim"}
+LIVE: Final = PURE | {"runtime"}
+"""Issue 6 brings trio, httptools and the backends; they are added here with it."""
+
+
+class Permit(NamedTuple):
+    reason: str
+    modules: str = ""
+    touches_files: bool = False
+
+
+EXCEPTIONS: Final = {
+    "pdflow/__init__.py": Permit("its public functions open sim/ when called", "importlib sim"),
+    "pdflow/__main__.py": Permit("python -m pdflow"),
+    "pdflow/cli.py": Permit("the front door: prints, and opens sim/ when asked", "click importlib sim sys"),
+    "pdflow/version.py": Permit("asks the installation for its version", "importlib"),
+    "pdflow/scenario/load.py": Permit("reads scenario files", "os", touches_files=True),
+    "pdflow/scenario/presets.py": Permit("reads the presets that come with pdflow", "importlib", touches_files=True),
+    "pdflow/workload/readers.py": Permit("reads traces and bundled models", "importlib", touches_files=True),
+    "pdflow/results/write.py": Permit("writes and reads result files", "os", touches_files=True),
+    "pdflow/results/events.py": Permit("writes and reads events.jsonl", touches_files=True),
+    "sim/run.py": Permit(
+        "--out, SOURCE_DATE_EPOCH, a wall clock for the speed it prints", "os time", touches_files=True
+    ),
+}
+
+ROOMS: Final = {
+    "protocol": "",
+    "methods": "protocol",
+    "memory": "protocol",
+    "layout": "protocol",
+    "network": "protocol",
+    "faults": "protocol",
+    "cost": "protocol",
+    "routing": "protocol",
+    "engine": "protocol memory cost",
+    "workload": "protocol scenario",
+    "scenario": "protocol cost layout workload",
+    "results": "protocol",
+    "cli": "scenario results sim",
+}
+"""Which rooms each room of pdflow may know, besides `errors` and `version`. docs/architecture.md shows it."""
+
+VOCABULARY: Final = _words("dialect effects errors events geometry ids messages phases timers values")
+"""What rooms beside it may know of protocol: words, not the machine."""
+
+DISK: Final = _words("""
+    absolute chmod cwd exists expanduser glob home is_dir is_file iterdir lstat mkdir open read_bytes read_text
+    rename resolve rglob rmdir samefile stat symlink_to touch unlink write_bytes write_text
+    """)
+"""Methods of Path (and of importlib's resources) that touch a disk, or ask where the process runs."""
+
+NUMPY_IO: Final = _words("random load save savez loadtxt savetxt genfromtxt fromfile memmap datetime64")
+BUILTINS: Final = _words("open print input breakpoint __import__ exec eval")
+
+
+def violations(path: str, source: str) -> list[str]:
+    """What a file at that place, with that text, does against the rules."""
+    package = path.partition("/")[0]
+    permitted = EXCEPTIONS.get(path, Permit("none"))
+    allowed = {"pdflow": PURE, "sim": SIMULATED, "runtime": LIVE}[package] | _words(permitted.modules)
+    tree = ast.parse(source)
+    found = []
+    for line, module, lazy in _imports(tree):
+        top = module.partition(".")[0]
+        if top not in allowed or (top == "numpy" and not NUMPY_IO.isdisjoint(module.split("."))):
+            found.append(f"{path}:{line}: imports {module}")
+        elif package == "pdflow" and top in ("sim", "runtime") and not lazy:
+            found.append(f"{path}:{line}: imports {module} at module level; only inside a function")
+        elif package == "pdflow" and top == "pdflow":
+            found += [f"{path}:{line}: {problem}" for problem in _room_problem(path, module)]
+    if package == "pdflow" or path not in EXCEPTIONS:
+        found += [f"{path}:{line}: {what}" for line, what in _touches(tree, permitted.touches_files)]
+    return found
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
+    """(line, module, inside a function) of every import; `from pdflow import x` is pdflow.x if that is a module."""
+    lazy = {id(inner) for outer in ast.walk(tree) if isinstance(outer, ast.FunctionDef) for inner in ast.walk(outer)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, id(node) in lazy
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield node.lineno, module, id(node) in lazy
+            for alias in node.names:
+                below = ROOT.joinpath(*module.split("."), alias.name)
+                if module == "numpy" or below.is_dir() or below.with_suffix(".py").is_file():
+                    yield node.lineno, f"{module}.{alias.name}", id(node) in lazy
+        elif isinstance(node, ast.Call) and _name(node.func) == "import_module":
+            target = node.args[0]
+            if isinstance(target, ast.Constant) and isinstance(target.value, str):
+                yield node.lineno, target.value, id(node) in lazy
+
+
+def _room_problem(path: str, module: str) -> Iterator[str]:
+    parts = module.split(".")
+    home = PurePosixPath(path).parts[1].removesuffix(".py")
+    if len(parts) < 2 or home in ("__init__", "__main__") or parts[1] == home:
+        return
+    if parts[1] in ("errors", "version") and home != "protocol":
+        return
+    if parts[1] not in ROOMS.get(home, "").split():
+        yield f"{home} imports {module}; it may know {ROOMS.get(home) or 'no other room'}"
+    elif parts[1] == "protocol" and len(parts) > 2 and parts[2] not in VOCABULARY:
+        yield f"{home} imports {module}, which is the machine; only its vocabulary may leave the room"
+
+
+def _touches(tree: ast.AST, files: bool) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _name(node.value) in ("np", "numpy") and node.attr in NUMPY_IO:
+            yield node.lineno, f"uses numpy.{node.attr}"
+        if not isinstance(node, ast.Call) or files:
+            continue
+        name = _name(node.func)
+        if isinstance(node.func, ast.Name) and name in BUILTINS:
+            yield node.lineno, f"calls {name}()"
+        elif isinstance(node.func, ast.Attribute):
+            moves = name == "replace" and len(node.args) == 1 and not node.keywords  # Path's; str's takes two
+            if name in DISK or moves:
+                yield node.lineno, f"calls .{name}(), which touches a disk"
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _files() -> list[str]:
+    return sorted(p.relative_to(ROOT).as_posix() for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
+
+
+def test_imports_run_one_way_and_the_core_is_pure() -> None:
+    found = [problem for path in _files() for problem in violations(path, (ROOT / path).read_text(encoding="utf-8"))]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_exceptions_name_files_that_need_them() -> None:
+    for path, exception in EXCEPTIONS.items():
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        used = {module.partition(".")[0] for _, module, _ in _imports(tree)}
+        assert _words(exception.modules) <= used, f"{path}: of {exception.modules}, not all is needed"
+        if exception.touches_files:
+            assert [*_touches(tree, False)] or "os" in exception.modules, f"{path} touches no file"
+
+
+def test_rooms_are_the_folders() -> None:
+    folders = {path.name for path in (ROOT / "pdflow").iterdir() if (path / "__init__.py").is_file()}
+    assert folders | {"cli"} == set(ROOMS)
+
+
+def test_tests_mirror_rooms() -> None:
+    places = set(ROOMS) | {"sim", "runtime", "docs"}
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders <= places, f"tests of no room: {sorted(folders - places)}"
+    furnished = {PurePosixPath(path).parts[-2] for path in _files() if not path.endswith("__init__.py")}
+    bare = (furnished & set(ROOMS)) - folders
+    assert not bare, f"rooms without tests: {sorted(bare)}"
+
+
+PLANTED = [
+    ("pdflow/protocol/lease.py", "import time"),
+    ("pdflow/protocol/lease.py", "from datetime import datetime"),
+    ("pdflow/protocol/lease.py", "def f():\n    import random"),
+    ("pdflow/protocol/lease.py", "if TYPE_CHECKING:\n    import simpy"),
+    ("pdflow/protocol/lease.py", "from pdflow.memory.paged import PagedPool"),
+    ("pdflow/protocol/lease.py", "from pdflow import memory"),
+    ("pdflow/protocol/lease.py", "from pdflow.errors import PdflowError"),
+    ("pdflow/protocol/lease.py", "import os.path"),
+    ("pdflow/protocol/lease.py", "from .values import S"),
+    ("pdflow/protocol/lease.py", "from sim.clock import Clock"),
+    ("pdflow/protocol/lease.py", "def f():\n    import_module('runtime.driver')"),
+    ("pdflow/engine/engine.py", "import threading"),
+    ("pdflow/engine/engine.py", "import asyncio"),
+    ("pdflow/engine/engine.py", "import trio"),
+    ("pdflow/engine/engine.py", "import torch"),
+    ("pdflow/engine/engine.py", "from pdflow.protocol.producer_rank import ProducerRank"),
+    ("pdflow/engine/engine.py", "from pdflow.protocol import producer_rank"),
+    ("pdflow/engine/engine.py", "from pdflow.routing.router import Router"),
+    ("pdflow/workload/rng.py", "import secrets, uuid"),
+    ("pdflow/workload/rng.py", "import numpy as np\nnp.random.default_rng(1)"),
+    ("pdflow/workload/rng.py", "import numpy.random"),
+    ("pdflow/workload/rng.py", "from numpy import random"),
+    ("pdflow/results/metrics.py", "import socket"),
+    ("pdflow/results/metrics.py", "import subprocess"),
+    ("pdflow/results/metrics.py", "def f(path):\n    return open(path)"),
+    ("pdflow/results/metrics.py", "def f(path):\n    return path.read_text()"),
+    ("pdflow/results/metrics.py", "def f(path):\n    path.replace('b')"),
+    ("pdflow/results/metrics.py", "print(1)"),
+    ("pdflow/scenario/load.py", "import time"),
+    ("pdflow/cli.py", "from sim.run import simulate"),
+    ("pdflow/cli.py", "import importlib\nrun = importlib.import_module('sim.run')"),
+    ("pdflow/cli.py", "def f():\n    import runtime"),
+    ("sim/world.py", "import runtime.driver"),
+    ("sim/world.py", "import time"),
+    ("sim/world.py", "import random"),
+    ("runtime/driver.py", "from sim.clock import Clock"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "source"), PLANTED, ids=lambda text: text.splitlines()[-1].strip())
+def test_a_planted_violation_is_found(path: str, source: str) -> None:
+    assert violations(path, source)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("pdflow/engine/engine.py", "from pdflow.protocol.values import Instant"),
+        ("pdflow/engine/engine.py", "'a.b'.replace('.', '/')"),
+        ("pdflow/engine/engine.py", "msgspec.structs.replace(cell, phase=1)"),
+        ("pdflow/results/result.py", "from pathlib import Path\nPath('a') / 'b'"),
+        ("pdflow/cli.py", "def f():\n    importlib.import_module('sim.run')"),
+        ("sim/world.py", "import simpy\nfrom pdflow.protocol.producer_rank import ProducerRank"),
+    ],
+)
+def test_what_is_allowed_is_not_found(path: str, source: str) -> None:
+    assert violations(path, source) == []
