@@ -335,10 +335,9 @@ def landed(cell: ConsumerCell, event: PairLanded, now: Instant, ctx: ConsumerCon
             return resolve(cell.with_settled(bit), Outcome.FAILED, Code.CONTENT, now, ctx)
         if done.weights != grant.weights:
             return resolve(cell.with_settled(bit), Outcome.FAILED, Code.WEIGHTS, now, ctx)
-    after = cell.with_landed(bit)
-    if after.landed == everything(cell):
-        return after.becoming_gone(), (Commit(cell.request_id), *let_go_of_idle(cell, ctx))
-    return after, NOTHING
+    if cell.landed | bit == everything(cell):
+        return cell.becoming_gone(), (Commit(cell.request_id), *let_go_of_idle(cell, ctx))
+    return cell.with_landed(bit), NOTHING
 
 
 def reported(cell: ConsumerCell, event: PairReported, now: Instant, ctx: ConsumerContext) -> Stepped:

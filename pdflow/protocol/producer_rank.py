@@ -188,8 +188,11 @@ class ProducerRank:
 
     # One funnel for every change of a cell.
 
-    def _apply(self, key: Key, cell: ProducerCell, event: CellEvent, now: Instant) -> Effects:
-        after, effects = step(cell, event, now, self.contexts[self._connected(cell, event)])
+    def _apply(
+        self, key: Key, cell: ProducerCell, event: CellEvent, now: Instant, connected: bool = False
+    ) -> Effects:
+        """`connected` matters to the events that may complete a match: whether all its target ranks are."""
+        after, effects = step(cell, event, now, self.contexts[connected])
         if after is cell:
             return effects or (Note(f"producer ignored {type(event).__name__} in {cell.phase.name}"),)
         return effects + self._put(key, cell, after, now)
@@ -218,18 +221,30 @@ class ProducerRank:
         """The only place where a rank lets go of a product: after its last cell, its word bumped first."""
         del self.cells[key]
         self._rekey(cell.xid, key, None)
-        if cell.reg is not None and not self.contexts[0].dialect.matches_by_xid:
-            self.matching.drop_registration(cell.reg)
         source = cell.source
-        if source is None or any(self.cells[k].source is not None for k in self.keys.get(cell.xid, ())):
+        if not self.contexts[0].dialect.matches_by_xid:
+            self._unmatch(cell)
+        keys = self.keys.get(cell.xid)
+        if source is None or (keys and any(self.cells[k].source is not None for k in keys)):
             return NOTHING
-        self.matching.drop_product(cell.xid, cell.request_id)
         released: Effects = (Tell(self.scheduler, ShardReleased(cell.xid, self.contexts[0].rank, cell.end)),)
         return released if source.word is None else (BumpWord(source.word), *released)
 
+    def _unmatch(self, cell: ProducerCell) -> None:
+        if cell.reg is not None:
+            self.matching.drop_registration(cell.reg)
+        if cell.source is not None and cell.xid not in self.keys:
+            self.matching.drop_product(cell.xid, cell.request_id)
+
     def _rekey(self, xid: Xid, old: Key, new: Key | None) -> None:
         keys = self.keys[xid]
-        rest = () if len(keys) == 1 else tuple(k for k in keys if k != old)
+        if len(keys) == 1:
+            if new is None:
+                del self.keys[xid]
+            else:
+                self.keys[xid] = (new,)
+            return
+        rest = tuple(k for k in keys if k != old)
         if new is not None:
             self.keys[xid] = (*rest, new)
         elif rest:
@@ -246,15 +261,12 @@ class ProducerRank:
     def _connected(self, cell: ProducerCell, event: CellEvent) -> bool:
         """Whether every rank that this cell would write, were the event its last missing piece, is connected."""
         connected = self.peers.connected
-        if type(event) is Register:
-            engine = event.reg.engine
-            ranks = [event.d_rank, *(g.d_rank for g in cell.grants)]
-        elif cell.reg is None:
+        if type(event) is Register and rank_address(event.reg.engine, event.d_rank) not in connected:
             return False
-        else:
-            engine = cell.reg.engine
-            ranks = [g.d_rank for g in cell.grants]
-        return all(rank_address(engine, rank) in connected for rank in ranks)
+        for grant in cell.grants:
+            if rank_address(grant.reg.engine, grant.d_rank) not in connected:
+                return False
+        return True
 
     def _connect(self, cell: ProducerCell, now: Instant) -> Effects:
         reg = cell.reg
@@ -277,16 +289,18 @@ class ProducerRank:
     def _source_ready(self, event: SourceReady, now: Instant) -> Effects:
         xid = event.xid
         timers = self.contexts[0].timers
-        early = self.early.pop(xid, 0) | self.early.pop(event.request_id, 0)
+        early = self.early.pop(xid, 0) | self.early.pop(event.request_id, 0) if self.early else 0
         keys = self.keys.get(xid, ())
         if not keys and not self.contexts[0].dialect.matches_by_xid:
             keys = self._adopt(event)
-        self.matching.add_product(xid, event.request_id)
+        if not self.contexts[0].dialect.matches_by_xid:
+            self.matching.add_product(xid, event.request_id)
         self.deadlines.push(now + timers.lease_ns, Timer(TimerKind.LEASE, xid))
         if keys:
             effects: Effects = NOTHING
             for key in keys:
-                effects += self._apply(key, self.cells[key], event, now)
+                cell = self.cells[key]
+                effects += self._apply(key, cell, event, now, self._connected(cell, event))
             return effects
         until = now + (timers.release_lease_ns if early & EARLY_RELEASE else timers.lease_ns)
         cell = ProducerCell(OPEN, xid).becoming_leased(event.source, event.request_id, until)
@@ -354,7 +368,7 @@ class ProducerRank:
                 return self._replay(sender, verdict)
         cell = self.cells.get(reg)
         if cell is not None:
-            return self._apply(reg, cell, message, now)
+            return self._apply(reg, cell, message, now, self._connected(cell, message))
         try:
             targets = context.geometry.targets(context.rank, context.shards, message.shards)
         except ValueError:
@@ -372,23 +386,21 @@ class ProducerRank:
         keys = self.keys.get(xid, ())
         if xid in self.dead_xids and not keys:
             return self._refuse_unborn(sender, message, self.dead_xids[xid])
-        self.deadlines.push(now + context.timers.registration_ttl_ns, Timer(TimerKind.GRANT, message.reg))
+        until = min(context.timers.registration_ttl_ns, context.timers.no_request_ns)
+        self.deadlines.push(now + until, Timer(TimerKind.GRANT, message.reg))
         cell = self.cells.get(xid)
         if cell is not None:
-            return self._apply(xid, cell, message, now)
-        shared = next((self.cells[k] for k in keys if self.cells[k].source is not None), None)
-        cell = ProducerCell(OPEN, xid)
+            return self._apply(xid, cell, message, now, self._connected(cell, message))
+        shared = next((self.cells[k] for k in keys if self.cells[k].source is not None), None) if keys else None
+        expect = now + context.timers.no_request_ns if context.dialect.control_frames else FOREVER
+        cell = ProducerCell(OPEN, xid, expect_until=expect)
         if shared is not None and shared.source is not None and not shared.expired:
             cell = cell.becoming_leased(shared.source, shared.request_id, shared.lease_until)
         elif not message.xid:
             self.matching.add_registration(message.reg)
         self.cells[message.reg] = cell
         self.keys[xid] = (*keys, message.reg)
-        if cell.phase is OPEN and context.dialect.control_frames:
-            expect = now + context.timers.no_request_ns
-            self.cells[message.reg] = cell = cell.expecting(expect)
-            self.deadlines.push(expect, Timer(TimerKind.EXPECT, message.reg))
-        return self._apply(message.reg, cell, message, now)
+        return self._apply(message.reg, cell, message, now, self._connected(cell, message))
 
     def _refuse_unborn(self, sender: Address, message: Register, code: Code) -> Effects:
         if not self.contexts[0].dialect.control_frames:
@@ -526,7 +538,7 @@ class ProducerRank:
                 continue
             if type(event) is Connected and not self._connected(cell, event):
                 continue
-            effects += self._apply(reg, cell, event, now)
+            effects += self._apply(reg, cell, event, now, True)
         return effects
 
     def _retire(self, engine: EngineId, incarnation: int, now: Instant) -> Effects:
@@ -585,7 +597,9 @@ class ProducerRank:
         if cell is None:
             return None
         if timer.kind is TimerKind.GRANT:
-            return cell.grant_until if cell.phase in (OPEN, JOINING, READY) else None
+            if cell.phase is OPEN:
+                return min(cell.grant_until, cell.expect_until)
+            return cell.grant_until if cell.phase is JOINING or cell.phase is READY else None
         if timer.kind is TimerKind.JOIN:
             due = cell.phase is JOINING and not self.contexts[0].dialect.waits_for_all_ranks
             return cell.join_until if due else None
@@ -611,11 +625,13 @@ class ProducerRank:
         cell_or_none = self.cells.get(key) if isinstance(key, Reg) else None
         if cell_or_none is None or not isinstance(key, Reg):
             return (Note("producer: timer of a dead cell"),)
-        if kind is TimerKind.GRANT:
+        if kind is TimerKind.GRANT and (cell_or_none.phase is not OPEN or cell_or_none.expect_until > now):
             return self._apply(key, cell_or_none, RegistrationRefused(Code.EXPIRED), now)
         if kind is TimerKind.JOIN:
-            return self._apply(key, cell_or_none, JoinEnded(), now)
+            return self._apply(key, cell_or_none, JoinEnded(), now, self._connected(cell_or_none, JoinEnded()))
+        # One timer stands for both: an open registration's prompt is asked for first, its grant judged after that.
         self.cells[key] = cell_or_none.expecting(FOREVER)
+        self.deadlines.push(cell_or_none.grant_until, Timer(TimerKind.GRANT, key))
         return (Tell(self.scheduler, PrefillWanted(cell_or_none.xid, self.contexts[0].rank)),)
 
     def _tombs(self, engine: EngineId, incarnation: int) -> Tombstones:
