@@ -28,7 +28,7 @@ from sim.fabric import Fabric
 from sim.paths import Paths
 from sim.prefill_node import PrefillNode
 from sim.router_node import RouterNode
-from sim.world import Observer, World
+from sim.world import World
 
 
 def cost_of(model: ModelSpec, pool: Pool) -> StepCost:
@@ -46,10 +46,10 @@ def incarnation_of(index: int) -> int:
 class Builder:
     """Puts one world together."""
 
-    def __init__(self, scenario: Scenario, exact: bool, observe: Observer | None) -> None:
+    def __init__(self, scenario: Scenario, exact: bool = False) -> None:
         self.scenario = scenario
         self.exact = exact
-        self.world = World(observe)
+        self.world = World()
         self.dialect = DIALECTS[scenario.transfer.dialect]
         self.pulls = scenario.transfer.method == "nixl-pull"
         self.timers = scenario.transfer.timers()
@@ -58,6 +58,7 @@ class Builder:
         self.shapes = {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools}
         shape = self.shapes[scenario.pools[0].name]
         self.geometry = TransferGeometry(shape, initiator=self.initiator, rule=self.rule)
+        self.shards = {pool.name: Shards(pool.tp, pool.pp, pool.block_size) for pool in scenario.pools}
         self.index = 0
         self.infos: dict[str, list[EngineInfo]] = {"prefill": [], "decode": []}
 
@@ -102,7 +103,7 @@ class Builder:
         )
         engine = Engine(limits, cost_of(scenario.model, pool), PagedPool(blocks), self.exact, log, log)
         block_bytes = self.shapes[pool.name].engine_bytes_per_token(pool.tp) * pool.block_size
-        info = EngineInfo(name, Shards(pool.tp, pool.pp, pool.block_size))
+        info = EngineInfo(name, self.shards[pool.name])
         self.infos[pool.role].append(info)
         incarnation = incarnation_of(self.index)
         if pool.role == "prefill":
@@ -136,6 +137,6 @@ class Builder:
         self.world.decodes.append(node)
 
 
-def build(scenario: Scenario, *, exact: bool = False, observe: Observer | None = None) -> World:
+def build(scenario: Scenario, *, exact: bool = False) -> World:
     """A world in which nothing has happened yet."""
-    return Builder(scenario, exact, observe).build()
+    return Builder(scenario, exact).build()

@@ -2,7 +2,8 @@
 
 simpy orders equal times by priority, then by the order of scheduling. Messages and ends of flows come first, then
 deadlines (every input that had arrived is handled before a deadline is judged), then the engines, by index: an engine's
-own wake-ups differ between the exact mode and the fast one, and must not decide ties between anything else.
+own wake-ups differ between the exact mode and the fast one, and must not decide ties between anything else. An engine
+that starts from standing still does so last of all, with everything known that happens at that instant.
 """
 
 from __future__ import annotations
@@ -38,13 +39,20 @@ class Clock(Environment):
     else:
         now = property(attrgetter("_now"))  # asked dozens of times per request: without a frame of Python's
 
-    stopped = False
-    turns = 0
-    """Turns of the queue so far."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped = False
+        self.turns = 0
+        """Turns of the queue so far."""
+        self._last: list[tuple[int, int, Callback, Any]] = []
 
     def call(self, delay: int, callback: Callback, about: Any, priority: int = INPUT) -> None:
         """Call `callback(about)` after `delay` ns."""
         heappush(self._queue, (self._now + delay, priority, next(self._eid), callback, about))
+
+    def last(self, callback: Callback, about: Any, order: int) -> None:
+        """Call `callback(about)` at this instant, when nothing else is left to happen at it; the lowest order first."""
+        heappush(self._last, (order, next(self._eid), callback, about))
 
     def stop(self) -> None:
         """`turn` returns after this turn."""
@@ -52,13 +60,18 @@ class Clock(Environment):
 
     def turn(self) -> None:
         """Take turns until somebody says stop, or nothing is left to happen."""
-        queue = self._queue
+        queue, last = self._queue, self._last
         turns = 0
         self.stopped = False
         try:
-            while queue and not self.stopped:
+            while not self.stopped:
                 turns += 1
-                self._now, _, _, callback, about = heappop(queue)
+                if last and (not queue or queue[0][0] > self._now):
+                    _, _, callback, about = heappop(last)
+                elif queue:
+                    self._now, _, _, callback, about = heappop(queue)
+                else:
+                    break
                 callback(about)
         finally:
             self.turns += turns

@@ -34,8 +34,12 @@ class EngineNode(Node):
         at = self.engine.wake_at()
         if at is not None and at != self.rings_at:
             self.rings_at = at
-            now = self.env.now
-            self.env.call(at - now if at > now else 0, self.wake, at, self.priority)
+            env = self.env
+            now = env.now
+            if at > now:
+                env.call(at - now, self.wake, at, self.priority)
+            else:
+                env.last(self.wake, at, self.priority)
 
     def wake(self, at: Instant) -> None:
         if at != self.rings_at:

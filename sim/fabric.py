@@ -74,18 +74,18 @@ class Fabric:
         self.env.call(self.control_ns, self.arrived, (port, Received(sender.address, sender.incarnation, message)))
 
     def arrived(self, about: tuple[Port, Any]) -> None:
-        port, event = about
-        self.deliver(port, event)
+        self.deliver(*about)
 
     def deliver(self, port: Port, event: Any) -> None:
         """Hand over what has arrived at a node, at its next poll."""
         node = port.node
-        now = self.env.now
-        at = node.poll_at(now)
-        if at > now:
-            self.env.call(at - now, self.polled, (port, event))
-        else:
-            node.feed(port, event)
+        if self.world.poll_ns:
+            now = self.env.now
+            at = node.poll_at(now)
+            if at > now:
+                self.env.call(at - now, self.polled, (port, event))
+                return
+        node.feed(port, event)
 
     def polled(self, about: tuple[Port, Any]) -> None:
         port, event = about

@@ -16,7 +16,7 @@ from pdflow.protocol.values import Address, Instant
 from sim.clock import DEADLINE
 
 if TYPE_CHECKING:
-    from sim.world import World
+    from sim.world import Observer, World
 
 TIME_REACHED = TimeReached()
 FAR: Instant = 1 << 62
@@ -57,6 +57,7 @@ class Node:
         self.ports: dict[Address, Port] = {}
         self.queue: deque[tuple[Port, Any]] = deque()
         self.busy = False
+        self.observe: Observer | None = None
         self.do: dict[type, Callable[[Port, Any], None]] = {
             Send: self.send,
             Handshake: self.handshake,
@@ -80,9 +81,8 @@ class Node:
         if self.busy:
             return
         self.busy = True
-        do, ports = self.do, self.ports
+        do, ports, observe = self.do, self.ports, self.observe
         now: Instant = self.env.now
-        observe = self.world.observe
         while queue:
             port, event = queue.popleft()
             endpoint = port.endpoint

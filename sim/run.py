@@ -94,14 +94,14 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
 
 def prepare(scenario: Scenario, options: Options, observers: list[Observer]) -> tuple[World, Oracle | None]:
     """A world with its workload at the door, and the oracle that watches it, if one was asked for."""
-    builder = Builder(scenario, options.exact, None)
+    builder = Builder(scenario, options.exact)
     world = builder.build()
     oracle = None
     if options.check_invariants:
         oracle = builder.oracle()
         observers = [*observers, oracle.observe]
     if observers:
-        world.observe = observers[0] if len(observers) == 1 else _all_of(observers)
+        world.watch(observers[0] if len(observers) == 1 else _all_of(observers))
     world.open(requests(scenario.workload, scenario.seed, scenario.base_dir))
     return world, oracle
 

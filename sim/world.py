@@ -31,9 +31,8 @@ REASONS = {
 class World:
     """Built by `sim.build`. `records` and `totals` fill as it runs; the clock stops when the last request has ended."""
 
-    def __init__(self, observe: Observer | None) -> None:
+    def __init__(self) -> None:
         self.env = Clock()
-        self.observe = observe
         self.records = Records()
         self.totals = Totals()
         self.steps: dict[str, Steps] = {}
@@ -52,6 +51,11 @@ class World:
         self.exhausted = False
         self.waiting_for_turn: Request | None = None
         self.on_end: Callable[[], None] | None = None
+
+    def watch(self, observe: Observer) -> None:
+        """Show every event into and effect out of every endpoint to `observe(node, event, effects, now)`."""
+        for node in (self.router, *self.prefills, *self.decodes):
+            node.observe = observe
 
     # Names.
 
