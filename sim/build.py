@@ -81,7 +81,8 @@ class Builder:
             tuple(self.infos["prefill"]),
             tuple(self.infos["decode"]),
             scenario.router.policy,
-            scenario.router.dispatch,
+            # A pull cannot begin before P's answer names its blocks, so its decode leg waits whatever the dispatch.
+            "sequential" if self.pulls else scenario.router.dispatch,
             scenario.router.max_attempts,
             reports_prefill=not self.dialect.control_frames and not self.pulls,
         )

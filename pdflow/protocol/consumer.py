@@ -238,6 +238,12 @@ def let_go(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effect
                 message = Completion(cell.params.request_id, len(ctx.geometry.targets(p_rank, p, d)))
             peer = rank_address(cell.params.prefill.engine, p_rank)
             effects.append(Tell(ctx.ranks[rank], FrameOrdered((peer,), message)))
+    busy = {p_rank for _, p_ranks in sources for p_rank in p_ranks}
+    idle = tuple(rank_address(cell.params.prefill.engine, r) for r in range(p.ranks) if r not in busy)
+    if idle and ctx.dialect.control_frames:
+        effects.append(Tell(ctx.ranks[0], FrameOrdered(idle, Release(cell.params.xid))))
+    elif idle and (ctx.pulls or not registered):
+        effects.append(Tell(ctx.ranks[0], FrameOrdered(idle, Completion(cell.params.request_id, 1))))
     return tuple(effects)
 
 
@@ -408,7 +414,9 @@ def resolve(cell: ConsumerCell, outcome: Outcome, code: Code, now: Instant, ctx:
         )
         cancels = order(cell, open_bits, Cancel(cell.reg, ctx.floor), ctx)
         return quarantined, (told, Quarantine(cell.allocation), *cancels, *let_go(cell, ctx, True))
-    reclaim = reclaim_at(now, ctx) if cell.prefill_over else NEVER
+    # An orphan is still strict: no time frees it (H6).
+    timed = cell.prefill_over and not ctx.dialect.control_frames
+    reclaim = reclaim_at(now, ctx) if timed else NEVER
     return cell.becoming_quarantined(cell.settled, NEVER, 0, reclaim), (told, Quarantine(cell.allocation))
 
 
@@ -494,6 +502,7 @@ def _outcome(code: Code) -> Outcome:
 
 RULES: dict[tuple[ConsumerPhase, type], Rule] = {
     (HELD, RoomMade): room_made,
+    (HELD, PrefillLegEnded): prefill_leg_ended,
     (HELD, DecodeAborted): aborted_unadmitted,
     (HELD, RequestDoomed): doomed_unadmitted,
     (QUEUED, Admission): admitted,

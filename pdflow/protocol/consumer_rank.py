@@ -344,6 +344,8 @@ class ConsumerRank:
                 effects += self._read_failed(op, Code.UNREACHABLE)
             return effects
         before = self.peers.answered(peer, event.incarnation)
+        if engine_of(peer) in self.peers.duplicates:
+            return self._refuse_duplicate(peer, before, pending, waiting)
         if before is not None:
             # What waited here was meant for the life that is over.
             effects = (Tell(self.scheduler, PeerRestarted(engine_of(peer), before)),)
@@ -355,6 +357,19 @@ class ConsumerRank:
             effects += self._sending(peer, message, now)
         for op in waiting:
             effects += self._post(self.reads[op])
+        return effects
+
+    def _refuse_duplicate(
+        self, peer: Address, before: int | None, pending: tuple[Message, ...], waiting: tuple[Op, ...]
+    ) -> Effects:
+        """A life that was over has answered: two engines share one id, and neither can be trusted (PROTOCOL 7.3)."""
+        effects: Effects = (Note("consumer: DUPLICATE_ENGINE_ID"),)
+        if before is not None:
+            effects += (Tell(self.scheduler, PeerRestarted(engine_of(peer), before)),)
+        for message in pending:
+            effects += self._undeliverable(peer, message)
+        for op in waiting:
+            effects += self._read_failed(op, Code.UNREACHABLE)
         return effects
 
     def _peer_lost(self, event: PeerLost, now: Instant) -> Effects:

@@ -257,9 +257,17 @@ class ConsumerScheduler:
         if peer.sync_at is None:
             every = self._sync_interval()
             peer.sync_at = now + every
-            for rank in range(peer.info.shards.ranks):
+            # A rank that moves nothing (a replica of another's heads) is never asked, so its silence means nothing.
+            for rank in self._writers(peer):
                 peer.heard[rank_address(peer.info.engine, rank)] = now
             self.deadlines.push(peer.sync_at, Timer(TimerKind.SYNC, peer.info.engine))
+
+    def _writers(self, peer: PrefillPeer) -> tuple[int, ...]:
+        try:
+            pairs = self.context.geometry.pairs(peer.info.shards, self.context.engine.shards)
+        except ValueError:
+            return ()
+        return tuple(dict.fromkeys(p_rank for p_rank, _ in pairs))
 
     def _sync_interval(self) -> int:
         timers = self.context.timers
@@ -404,6 +412,9 @@ class ConsumerScheduler:
         effects = self._judge(peer, now) if self.context.dialect.control_frames else NOTHING
         peer.sync_at = now + self._sync_interval()
         self.deadlines.push(peer.sync_at, Timer(TimerKind.SYNC, peer.info.engine))
+        if peer.held:
+            # Who was kept out because this peer was suspect has nobody else's end to wait for.
+            effects += self._make_room(peer, now)
         return effects + self._sync(peer)
 
     def _judge(self, peer: PrefillPeer, now: Instant) -> Effects:

@@ -77,7 +77,9 @@ def rank_address(engine: EngineId, rank: int) -> Address:
 
 @lru_cache(maxsize=65536)
 def rank_of(address: Address) -> int:
-    return int(address.rpartition(".r")[2])
+    """The rank that an address names; -1, which no rank is, if it names none (S9: addresses come from peers)."""
+    digits = address.rpartition(".r")[2]
+    return int(digits) if digits.isdecimal() and digits.isascii() and len(digits) <= 6 else -1
 
 
 @lru_cache(maxsize=65536)

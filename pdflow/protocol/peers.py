@@ -33,7 +33,8 @@ class Peers:
 
     def current(self, peer: Address, incarnation: int) -> bool:
         """Whether a frame of this life of the peer's engine may be looked at. The first life seen is believed."""
-        return self.incarnations.setdefault(engine_of(peer), incarnation) == incarnation
+        engine = engine_of(peer)
+        return self.incarnations.setdefault(engine, incarnation) == incarnation and engine not in self.duplicates
 
     def answered(self, peer: Address, incarnation: int) -> int | None:
         """A handshake succeeded. Returns the incarnation that it retires, if it does."""
@@ -44,6 +45,7 @@ class Peers:
         before = self.incarnations.get(engine)
         if incarnation in self.retired.get(engine, frozenset()):
             self.duplicates.add(engine)
+            self.connected = {p for p in self.connected if engine_of(p) != engine}
             return before
         self.connected.add(peer)
         self.incarnations[engine] = incarnation

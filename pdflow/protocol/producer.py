@@ -192,10 +192,14 @@ class ShardTaken(Value, frozen=True, gc=False):
 
 
 class PeerQuiet(Value, frozen=True, gc=False):
-    """A flush or a fence has proved that nothing of ours can land at this D rank any more."""
+    """A flush or a fence has proved that nothing of ours can land at this D rank any more.
+
+    A fence proves just that, and not that what was waiting for its flush has landed.
+    """
 
     d_rank: int
     ok: bool
+    fenced: bool
 
 
 CellEvent: TypeAlias = (
@@ -289,7 +293,7 @@ def granted_range(grant: Register, source: Source, ctx: ProducerContext) -> tupl
         return Code.LAYOUT
     if not ctx.dialect.checks_content:
         have = -(-source.num_tokens // size)
-        if blocks > have:
+        if not 0 < blocks <= have:
             return Code.LAYOUT
         start = (have - blocks) * size
         return start, source.num_tokens - start
@@ -350,11 +354,14 @@ def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerC
     for known in cell.grants:
         if known.d_rank == event.d_rank:
             return cell, acknowledge(cell, event.d_rank, ctx)
+    if cell.phase is IN_FLIGHT or cell.phase is SETTLING:
+        # The join is over: those ranks are written that had registered, and no other (C4).
+        return cell, NOTHING
     targets = ctx.geometry.targets(ctx.rank, ctx.shards, event.shards)
     if event.d_rank not in targets:
         return cell, NOTHING
     phase = OPEN if cell.source is None else JOINING
-    join = cell.join_until
+    join = now if cell.phase is READY else cell.join_until
     if phase is JOINING and join == FOREVER and not ctx.dialect.waits_for_all_ranks:
         join = now + ctx.timers.join_ns
     met = cell.becoming_granted(phase, event, targets, now + ctx.timers.registration_ttl_ns, join)
@@ -434,8 +441,8 @@ def peer_quiet(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: Producer
         # The flush failed: only a fence settles this rank now.
         return cell.becoming_settling(cell.flying, True), (Fence(peer(cell, event.d_rank)),)
     if unsettled:
-        return cell.becoming_settling(unsettled, cell.failed), NOTHING
-    if not cell.failed:
+        return cell.becoming_settling(unsettled, cell.failed or event.fenced), NOTHING
+    if not cell.failed and not event.fenced:
         return sent(cell, ctx)
     return end_registration(cell, Code.IO, True, now, ctx)
 

@@ -55,7 +55,9 @@ from pdflow.protocol.peers import Peers
 from pdflow.protocol.producer import (
     FOREVER,
     GONE,
+    IN_FLIGHT,
     JOINING,
+    LEASED,
     OPEN,
     READY,
     SETTLING,
@@ -103,6 +105,7 @@ class ProducerRank:
         "deadlines",
         "early",
         "engine",
+        "flushes",
         "incarnation",
         "interests",
         "keys",
@@ -139,6 +142,8 @@ class ProducerRank:
         self.interests: dict[Address, frozenset[Xid]] = {}
         self.peers = Peers()
         self.waiting: dict[Address, dict[Reg, None]] = {}
+        self.flushes: dict[Address, tuple[Reg, ...]] = {}
+        """Whose WRITEs each flush under way is about, oldest first."""
         self.deadlines = Deadlines()
 
     # The four doors of every endpoint.
@@ -172,6 +177,7 @@ class ProducerRank:
         other.early = self.early.copy()
         other.interests = self.interests.copy()
         other.peers = self.peers.fork()
+        other.flushes = self.flushes.copy()
         other.waiting = {peer: regs.copy() for peer, regs in self.waiting.items()}
         other.deadlines = Deadlines()
         return other
@@ -183,6 +189,7 @@ class ProducerRank:
             tuple(self.dead_xids.items()),
             tuple(sorted(self.early.items())),
             tuple(sorted((a, tuple(sorted(x))) for a, x in self.interests.items())),
+            tuple(sorted(self.flushes.items())),
             self.peers.fingerprint(),
         )
 
@@ -204,6 +211,9 @@ class ProducerRank:
             self._bury(verdict)
         if after.phase is GONE:
             return self._gone(key, after)
+        if after.phase is LEASED and type(key) is Reg and self._shared(after.xid, key):
+            # Another registration shares this prompt: it alone says how long the prompt is kept.
+            return self._gone(key, after.becoming_gone(Code.NONE))
         home: Key = after.xid if after.reg is None else after.reg
         if home is not key and home != key:
             del self.cells[key]
@@ -211,8 +221,12 @@ class ProducerRank:
             if type(key) is Reg:
                 self.deadlines.push(after.lease_until, Timer(TimerKind.LEASE, after.xid))
         self.cells[home] = after
-        if after.phase is READY and before.phase is not READY:
+        if after.phase is READY and (before.phase is not READY or after.grants is not before.grants):
             return self._connect(after, now)
+        if after.phase is SETTLING and before.phase is IN_FLIGHT and not after.failed:
+            for grant in after.grants:
+                peer = rank_address(grant.reg.engine, grant.d_rank)
+                self.flushes[peer] = (*self.flushes.get(peer, ()), grant.reg)
         if after.join_until != before.join_until and after.phase is JOINING and after.reg is not None:
             self.deadlines.push(after.join_until, Timer(TimerKind.JOIN, after.reg))
         return NOTHING
@@ -229,6 +243,10 @@ class ProducerRank:
             return NOTHING
         released: Effects = (Tell(self.scheduler, ShardReleased(cell.xid, self.contexts[0].rank, cell.end)),)
         return released if source.word is None else (BumpWord(source.word), *released)
+
+    def _shared(self, xid: Xid, key: Key) -> bool:
+        keys = self.keys[xid]
+        return len(keys) > 1 and any(k != key and self.cells[k].source is not None for k in keys)
 
     def _unmatch(self, cell: ProducerCell) -> None:
         if cell.reg is not None:
@@ -277,7 +295,7 @@ class ProducerRank:
             if peer in self.peers.connected:
                 continue
             if not self.peers.may_try(peer, now):
-                return self._apply(reg, cell, RegistrationRefused(Code.UNREACHABLE), now)
+                return effects + self._apply(reg, cell, RegistrationRefused(Code.UNREACHABLE), now)
             self.waiting.setdefault(peer, {})[reg] = None
             if peer not in self.peers.connecting:
                 self.peers.connecting.add(peer)
@@ -358,6 +376,8 @@ class ProducerRank:
         context = self.contexts[0]
         if engine_of(sender) != reg.engine or rank_of(sender) != message.d_rank:
             return (Note("producer: registration in another's name"),)
+        if not message.xid and context.dialect.matches_by_xid:
+            return (Note("producer: registration without an xid"),)
         if context.dialect.floor:
             if reg.incarnation != self.peers.incarnations[reg.engine]:
                 return (Note("producer: registration of another incarnation"),)
@@ -392,9 +412,12 @@ class ProducerRank:
         if cell is not None:
             return self._apply(xid, cell, message, now, self._connected(cell, message))
         shared = next((self.cells[k] for k in keys if self.cells[k].source is not None), None) if keys else None
+        if shared is not None and shared.expired:
+            # Its blocks go as soon as the WRITEs in flight have ended: nothing would ever answer this registration.
+            return self._refuse_unborn(sender, message, Code.EXPIRED)
         expect = now + context.timers.no_request_ns if context.dialect.control_frames else FOREVER
         cell = ProducerCell(OPEN, xid, expect_until=expect)
-        if shared is not None and shared.source is not None and not shared.expired:
+        if shared is not None and shared.source is not None:
             cell = cell.becoming_leased(shared.source, shared.request_id, shared.lease_until)
         elif not message.xid:
             self.matching.add_registration(message.reg)
@@ -527,7 +550,8 @@ class ProducerRank:
         if before is not None:
             effects = self._retire(engine_of(peer), before, now)
         if engine_of(peer) in self.peers.duplicates:
-            return (Note("producer: DUPLICATE_ENGINE_ID"), *effects)
+            refused = self._to_waiting(peer, RegistrationRefused(Code.UNREACHABLE), now)
+            return (Note("producer: DUPLICATE_ENGINE_ID"), *effects, *refused)
         return effects + self._to_waiting(peer, Connected(), now)
 
     def _to_waiting(self, peer: Address, event: Connected | RegistrationRefused, now: Instant) -> Effects:
@@ -537,6 +561,8 @@ class ProducerRank:
             if cell is None or cell.phase is not READY:
                 continue
             if type(event) is Connected and not self._connected(cell, event):
+                # Another of its ranks was lost meanwhile, or is still being connected.
+                effects += self._connect(cell, now)
                 continue
             effects += self._apply(reg, cell, event, now, True)
         return effects
@@ -568,10 +594,10 @@ class ProducerRank:
         return self._apply(event.op.reg, cell, event, now)
 
     def _quiet(self, event: FlushEnded | FenceEnded, now: Instant) -> Effects:
-        fenced = type(event) is FenceEnded
-        if fenced:
-            self.peers.lost(event.peer)
-        told = PeerQuiet(rank_of(event.peer), fenced or (type(event) is FlushEnded and event.ok))
+        if type(event) is FlushEnded:
+            return self._flushed(event, now)
+        self.peers.lost(event.peer)
+        told = PeerQuiet(rank_of(event.peer), True, True)
         engine = engine_of(event.peer)
         effects: Effects = NOTHING
         for key in tuple(self.cells):
@@ -580,6 +606,19 @@ class ProducerRank:
                 if cell.phase is SETTLING and cell.flying & 1 << told.d_rank:
                     effects += self._apply(key, cell, told, now)
         return effects
+
+    def _flushed(self, event: FlushEnded, now: Instant) -> Effects:
+        """Flushes of one link end in their order. Each speaks of what was posted before it: of its own cell alone."""
+        waiting = self.flushes.get(event.peer, ())
+        if len(waiting) > 1:
+            self.flushes[event.peer] = waiting[1:]
+        else:
+            self.flushes.pop(event.peer, None)
+        cell = self.cells.get(waiting[0]) if waiting else None
+        d_rank = rank_of(event.peer)
+        if cell is None or cell.phase is not SETTLING or not cell.flying >> d_rank & 1:
+            return (Note("producer: flush ended for nothing"),)
+        return self._apply(waiting[0], cell, PeerQuiet(d_rank, event.ok, False), now)
 
     # Time.
 

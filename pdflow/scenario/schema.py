@@ -289,7 +289,10 @@ class Router:
         default="round-robin", metadata=about("how a request's engines are chosen")
     )
     dispatch: Literal["sequential", "concurrent"] = field(
-        default="sequential", metadata=about("the decode leg starts after the prefill leg's reply, or with it")
+        default="sequential",
+        metadata=about(
+            "the decode leg starts after the prefill leg's reply, or with it (a pull always waits for the reply)"
+        ),
     )
     first_token: Literal["decode", "prefill"] = field(
         default="decode", metadata=about("whose first token the client gets: TTFT ends with it")
