@@ -268,7 +268,7 @@ def _read_heartbeat(text: str) -> Heartbeat | Malformed:
 
 
 def _completion_problem(request_id: RequestId) -> Problem:
-    if request_id.startswith(MISROUTED):
+    if f"{request_id}:".startswith(MISROUTED):
         return f"id starts with {request_id.partition(':')[0]}:"
     return id_problem(request_id)
 

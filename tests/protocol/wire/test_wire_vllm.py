@@ -44,7 +44,7 @@ REGISTER = Register(
 )
 
 text = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
-ids = text.filter(lambda s: not s.startswith(("HB:", "PUSH_REG:")))
+ids = text.filter(lambda s: not f"{s}:".startswith(("HB:", "PUSH_REG:")))
 u63 = st.integers(0, MAX_U63)
 u64 = st.integers(0, MAX_U64)
 u32 = st.integers(0, 2**32 - 1)
@@ -171,7 +171,7 @@ def test_r32_malformed_completion_is_a_value(data: bytes) -> None:
 def test_r32_prefixes_are_looked_for_first() -> None:
     assert decode_notification(b"HB:id:1") == Heartbeat(("id:1",))
     reason_of(decode_notification(b"PUSH_REG:id:1"))
-    for request_id in ("HB:x", "PUSH_REG:x", ""):
+    for request_id in ("HB:x", "PUSH_REG:x", "HB", "PUSH_REG", ""):
         with pytest.raises(LocalProtocolError):
             encode_completion(Completion(request_id, 1))
     for count in (0, -1, 4097):
