@@ -1,8 +1,8 @@
 """What lies between the nodes: control messages, handshakes, and one-sided operations over shared links.
 
 An operation is posted (a cost per message and per descriptor, one after the other on its rank's posting lane), flows
-over its path beside all other flows, and lands one latency after its last byte left; its notification is behind its data.
-Where the dialect polls, whatever arrives waits for its node's next poll.
+over its path beside all other flows, and lands one latency after its last byte left; its notification is behind its
+data. Where the dialect polls, whatever arrives waits for its node's next poll.
 """
 
 from __future__ import annotations

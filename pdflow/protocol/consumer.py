@@ -1,9 +1,9 @@
 """D's side of one request, at the scheduler: registered, landing shard by shard, loaded; or resolved and quarantined.
 
 The request is resolved on time, whatever P does; its blocks are another matter. They leave quarantine only when every
-possible writer is known to have ended: by its DONE, by an answer that says `flushed`, by a fence, by proof of death, or,
-against a vLLM P that cannot be asked, after the time in which a correctly running one may still begin. Time alone frees
-nothing in strict (PROTOCOL H6). Sources: PROTOCOL 3.3, 3.5, 7.2 (C6, C7), 7.4, 7.5.
+possible writer is known to have ended: by its DONE, by an answer that says `flushed`, by a fence, by proof of death,
+or, against a vLLM P that cannot be asked, after the time in which a correctly running one may still begin. Time alone
+frees nothing in strict (PROTOCOL H6). Sources: PROTOCOL 3.3, 3.5, 7.2 (C6, C7), 7.4, 7.5.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The endpoint of one D rank: connects, sends what the scheduler orders, reports what arrives, and reads (pull).
 
 It keeps no table of registrations: the scheduler made the cell before any rank could send its REG, so a completion can
-never be early here (R26), and it names its shard by its sender, never by a count (R14). Only READs have a small state of
-their own: posted, then the lease word (PROTOCOL 7.5).
+never be early here (R26), and it names its shard by its sender, never by a count (R14). Only READs have a small state
+of their own: posted, then the lease word (PROTOCOL 7.5).
 """
 
 from __future__ import annotations

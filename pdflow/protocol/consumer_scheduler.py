@@ -1,7 +1,7 @@
 """The endpoint of D's scheduler: owns the requests' cells, mints sequence numbers, watches over its prefill engines.
 
-It decides when a request enters the engine's queue (a prefill engine at its block limit gets no new registrations), when
-a peer is suspect or dead, and what is said in SYNC. What a request does in each phase stands in `consumer`.
+It decides when a request enters the engine's queue (a prefill engine at its block limit gets no new registrations),
+when a peer is suspect or dead, and what is said in SYNC. What a request does in each phase stands in `consumer`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 The truth about a deadline is a field of its cell; the heap only says when to look. A renewal changes the field alone,
 and the stale entry is pushed again when it surfaces; an entry of a cell that is gone is dropped. So a timer can neither
-leak nor fire for the dead, and a wake-up is spent on the dead at most once per living timer. A deadline that moves earlier needs a push of its own. Forks and fingerprints skip the heap:
-its layout depends on history and would split equal states (CORE_SHAPE pitfalls 7 and 8).
+leak nor fire for the dead, and a wake-up is spent on the dead at most once per living timer. A deadline that moves
+earlier needs a push of its own. Forks and fingerprints skip the heap: its layout depends on history and would split
+equal states (CORE_SHAPE pitfalls 7 and 8).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Handshake(Value, frozen=True, gc=False):
 
 
 class PostWrite(Value, frozen=True, gc=False):
-    """WRITE this rank's shard of the source's tokens into the granted blocks, then deliver `notice`, behind the data."""
+    """WRITE this rank's shard of the source's tokens into the granted blocks; deliver `notice` behind the data."""
 
     op: Op
     to: Address
@@ -78,7 +78,7 @@ class Flush(Value, frozen=True, gc=False):
 
 
 class Fence(Value, frozen=True, gc=False):
-    """Close our endpoint so that nothing of ours (P), or nothing from that peer (D), can land; answer with FenceEnded."""
+    """Close our endpoint: nothing of ours (P), or nothing from that peer (D), can land. Answer with FenceEnded."""
 
     peer: Address
 

@@ -4,19 +4,26 @@ A lease says how long P keeps a prompt's blocks without a sign that somebody wan
 interest list of its SYNC, in `vllm-compat` by heartbeats. Its end stops *new* work only. The life of a request and the
 life of its blocks are separate, because no completion, cancel or timeout can stop a WRITE that a NIC has begun.
 
-| phase when it ends | strict | vllm-compat |
-| --- | --- | --- |
-| LEASED: nobody came | the blocks are freed | the same |
-| JOINING, READY: matched, nothing posted yet | FAIL(EXPIRED) to D; freed; a tombstone answers late frames | freed; D |
-|                                             |                     | cannot be told, its watchdog resolves the request |
-| IN_FLIGHT, SETTLING: **a WRITE is in flight** | nothing is freed. The cell notes that its lease is over. The WRITE ends | |
-|   - it ends well | the data are good: the source was pinned throughout. DONE counts, P reports SENT, frees then | same |
-|   - it ends badly | P fences D's rank, FAIL(IO, flushed); no second registration is served; freed then | fences; freed |
-|   - D cancels meanwhile | the answer waits for the WRITE's end: SENT or DRAINED | D has no cancel: its blocks stay |
-|                         |                                                          | in quarantine |
+What the end of a lease means depends on how far the transfer is:
 
-vLLM 0.32.0 frees in the IN_FLIGHT row, and D then decodes whatever was written there next (R01, R02: S2). Both rules
-below are the whole difference: `expired_unposted` and `expired_in_flight`. Nothing else ever frees P's blocks for time.
+LEASED, nobody has come. The blocks are freed. A registration that comes later is refused: FAIL(EXPIRED) in strict; in
+vllm-compat P has no word for it, and D's watchdog resolves the request.
+
+JOINING or READY, matched but nothing posted. No WRITE will be posted any more, and the blocks are freed. In strict every
+D rank that registered gets FAIL(EXPIRED), and a tombstone gives late frames the same answer. In vllm-compat D cannot be
+told: its watchdog resolves the request, and its blocks wait in quarantine.
+
+IN_FLIGHT or SETTLING, **a WRITE is under way**. Nothing is freed, in either dialect: the cell only notes that its lease
+is over (`expired`), and no second registration will be served from it. Then
+
+- the WRITE ends well: the source was pinned throughout, so the data are good. D counts the DONE (vllm-compat: the
+  completion) and may commit. P's rank lets go of the prompt; the blocks are freed when all ranks have.
+- the WRITE ends badly: an error proves nothing, so P closes its own endpoint to that D rank first (fence F10), and lets
+  go after that. In strict D gets FAIL(IO, flushed). In vllm-compat it gets nothing, as above.
+- D cancels meanwhile (strict): the answer waits for the WRITE's end, and is SENT or DRAINED.
+
+vLLM 0.32.0 frees in the last case, and posts in the one before it; D then decodes whatever was written into those
+blocks next (R01, R02: S2). The rules below are all that a lease's end does; nothing else frees P's blocks for time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The endpoint of one P rank: owns its cells, finds the one that an event names, and steps it.
 
-`handle(event, now)` is the only door for changes. It checks who speaks, finds the cell by key, applies the rule and puts
-the new cell back or buries it. It decides nothing about a transfer: those rules are in `producer` and `lease`.
+`handle(event, now)` is the only door for changes. It checks who speaks, finds the cell by key, applies the rule and
+puts the new cell back or buries it. It decides nothing about a transfer: those rules are in `producer` and `lease`.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
@@ -137,8 +138,8 @@ class ProducerRank:
         self.keys: dict[Xid, tuple[Key, ...]] = {}
         self.matching = Matching()
         self.tombs: dict[EngineId, Tombstones] = {}
-        self.dead_xids: dict[Xid, Code] = {}
-        self.early: dict[Xid | RequestId, int] = {}
+        self.dead_xids: OrderedDict[Xid, Code] = OrderedDict()
+        self.early: OrderedDict[Xid | RequestId, int] = OrderedDict()
         self.interests: dict[Address, frozenset[Xid]] = {}
         self.peers = Peers()
         self.waiting: dict[Address, dict[Reg, None]] = {}
@@ -195,9 +196,7 @@ class ProducerRank:
 
     # One funnel for every change of a cell.
 
-    def _apply(
-        self, key: Key, cell: ProducerCell, event: CellEvent, now: Instant, connected: bool = False
-    ) -> Effects:
+    def _apply(self, key: Key, cell: ProducerCell, event: CellEvent, now: Instant, connected: bool = False) -> Effects:
         """`connected` matters to the events that may complete a match: whether all its target ranks are."""
         after, effects = step(cell, event, now, self.contexts[connected])
         if after is cell:
@@ -241,6 +240,8 @@ class ProducerRank:
         keys = self.keys.get(cell.xid)
         if source is None or (keys and any(self.cells[k].source is not None for k in keys)):
             return NOTHING
+        if cell.end is Code.EXPIRED:
+            self._remember_dead(cell.xid, Code.EXPIRED)
         released: Effects = (Tell(self.scheduler, ShardReleased(cell.xid, self.contexts[0].rank, cell.end)),)
         return released if source.word is None else (BumpWord(source.word), *released)
 
@@ -281,10 +282,8 @@ class ProducerRank:
         connected = self.peers.connected
         if type(event) is Register and rank_address(event.reg.engine, event.d_rank) not in connected:
             return False
-        for grant in cell.grants:
-            if rank_address(grant.reg.engine, grant.d_rank) not in connected:
-                return False
-        return True
+        grants = cell.grants
+        return not grants or all(rank_address(grant.reg.engine, grant.d_rank) in connected for grant in grants)
 
     def _connect(self, cell: ProducerCell, now: Instant) -> Effects:
         reg = cell.reg
@@ -347,10 +346,14 @@ class ProducerRank:
         self.early.pop(event.xid, None)
         for key in self.keys.get(event.xid, ()):
             effects += self._apply(key, self.cells[key], event, now)
-        if len(self.dead_xids) >= EARLY_LIMIT:
-            del self.dead_xids[next(iter(self.dead_xids))]
-        self.dead_xids[event.xid] = event.code
+        self._remember_dead(event.xid, event.code)
         return effects
+
+    def _remember_dead(self, xid: Xid, code: Code) -> None:
+        """What a registration that comes too late is told at once, not after `no_request_ns`."""
+        if len(self.dead_xids) >= EARLY_LIMIT:
+            self.dead_xids.popitem(last=False)
+        self.dead_xids[xid] = code
 
     # From the transport.
 
@@ -479,7 +482,7 @@ class ProducerRank:
         if name in self.dead_xids:
             return
         if len(self.early) >= EARLY_LIMIT:
-            del self.early[next(iter(self.early))]
+            self.early.popitem(last=False)
         self.early[name] = self.early.get(name, 0) | what
 
     def _taken(self, sender: Address, message: Taken, now: Instant) -> Effects:
