@@ -1,0 +1,278 @@
+"""Writes what can be generated in the documentation: python docs/generate.py
+
+    README.md              what the first command prints
+    docs/scenario.md       every key of a scenario file, from the schema that the loader uses
+    docs/cli.md            every command and option, from the command itself
+    docs/architecture.md   the life of one request, from the events of a run
+
+A generated part stands between `<!-- NAME -->` and `<!-- /NAME -->`. tests/docs/test_generated.py compares, so that
+none of this can be wrong for long.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pdflow.cli import cli
+from pdflow.cost.specs import GpuSpec, MlaDims, ModelSpec
+from pdflow.results.events import read_events
+from pdflow.scenario.jsonschema import schema_json
+
+ROOT = Path(__file__).resolve().parents[1]
+MAIN_JOB = ("simulate", "examples/conversation.toml")
+
+Schema = Mapping[str, Any]
+
+
+def generated() -> dict[str, dict[str, str]]:
+    """File -> name of a part -> its text."""
+    return {
+        "README.md": {"output": fenced(printed(*MAIN_JOB))},
+        "docs/scenario.md": {"keys": "\n".join(scenario_keys())},
+        "docs/cli.md": {"commands": "\n".join(commands())},
+        "docs/architecture.md": {"life": fenced("\n".join(life()) + "\n")},
+    }
+
+
+def written(document: str, parts: Mapping[str, str]) -> str:
+    """The document with its generated parts replaced."""
+    for name, text in parts.items():
+        head, begin, rest = document.partition(f"<!-- {name} -->\n")
+        _, end, tail = rest.partition(f"<!-- /{name} -->")
+        if not begin or not end:
+            raise ValueError(f"no part is marked {name}")
+        document = "".join((head, begin, text, end, tail))
+    return document
+
+
+def printed(*arguments: str) -> str:
+    """What `pdflow ...` prints into a pipe of 80 columns, from the repository's root."""
+    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-m", "pdflow", *arguments]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=True)
+    return "".join(line.rstrip() + "\n" for line in ran.stdout.splitlines())
+
+
+def fenced(text: str, language: str = "text") -> str:
+    return f"```{language}\n{text}```\n"
+
+
+# The keys of a scenario file.
+
+SPECS: dict[str, type] = {"model": ModelSpec, "gpu": GpuSpec, "mla": MlaDims}
+WORDS = {
+    "preset": "where the values come from that the file does not say; `pdflow presets` lists them",
+    "name": "how reports call it",
+    "num_layers": "as all of these sizes, from the model's config.json",
+    "num_kv_heads": "KV heads of grouped-query attention; divides num_heads",
+    "tie_embeddings": "whether the LM head is the embedding",
+    "kv_bytes_per_value": "2 for bf16, 1 for fp8",
+    "weight_dtype": "another way to say weight_bytes_per_param",
+    "kv_dtype": "another way to say kv_bytes_per_value",
+    "mla": "latent attention, as DeepSeek has it, instead of KV heads",
+    "source": "where the figures come from",
+    "bf16_flops": "dense FLOP/s",
+    "fp8_flops": "dense FLOP/s",
+    "hbm_bytes_per_s": "memory bandwidth",
+    "device_bytes": "memory",
+    "nvlink_bytes_per_s": "each direction",
+    "pcie_bytes_per_s": "each direction",
+    "nic_bytes_per_s": "each direction",
+    "allreduce_latency_s": "added to each all-reduce",
+}
+"""For keys whose class does not say what they are."""
+
+INSIDE = {
+    "trace": "a recorded workload.",
+    "mla": "the sizes of latent attention, from the model's config.json.",
+    "gpu": "a preset with some values of one's own, or a whole data sheet.",
+}
+
+
+def scenario_keys() -> Iterator[str]:
+    for name, schema in schema_json()["properties"].items():
+        many = schema.get("type") == "array"
+        yield f"### {'[[' if many else '['}{name}{']]' if many else ']'}\n"
+        yield from key_table(schema["items"] if many else schema, name)
+
+
+def key_table(schema: Schema, name: str) -> Iterator[str]:
+    """The keys of one table, and below it those of the tables inside."""
+    docs = {**WORDS, **attribute_docs(SPECS[name])} if name in SPECS else WORDS
+    required = schema.get("required", ())
+    inside: list[tuple[str, Schema]] = []
+    yield "| key | value | default | meaning |\n| --- | --- | --- | --- |"
+    for key, prop in schema["properties"].items():
+        inside += [(key, table) for table in tables_in(prop)]
+        meaning = prop.get("description", "") or docs.get(key, "")
+        yield f"| `{key}` | {value_words(prop)} | {default_words(key, prop, required, schema)} | {meaning} |"
+    yield ""
+    merged: list[tuple[list[str], Schema]] = []
+    for key, table in inside:
+        same = next((keys for keys, known in merged if known == table), None)
+        if same is None:
+            merged.append(([key], table))
+        else:
+            same.append(key)
+    for names, table in merged:
+        tags = [f'{tag} = "{prop["const"]}"' for tag, prop in table["properties"].items() if "const" in prop]
+        written_as = f"{{ {', '.join([*tags, '...'])} }}"
+        if schema["properties"][names[0]].get("type") == "array":
+            written_as = f"[{written_as}]"
+        yield f"`{', '.join(names)} = {written_as}`: {table.get('description') or INSIDE[names[0]]}\n"
+        keys = {key: prop for key, prop in table["properties"].items() if "const" not in prop}
+        if keys:
+            yield from key_table({**table, "properties": keys}, names[0])
+
+
+def tables_in(prop: Schema) -> list[Schema]:
+    """The tables that a value may be."""
+    if prop.get("type") == "array":
+        return tables_in(prop["items"])
+    options = prop.get("oneOf", [prop])
+    return [option for option in options if option.get("type") == "object"]
+
+
+def value_words(prop: Schema) -> str:
+    """What a value may be, in words."""
+    if "enum" in prop:
+        return ", ".join(f"`{option}`" for option in prop["enum"])
+    if "oneOf" in prop:
+        return " or ".join(dict.fromkeys(value_words(option) for option in prop["oneOf"]))
+    kind = str(prop.get("type", "string"))
+    if kind == "object":
+        return "a table"
+    if kind == "array":
+        inner = value_words(prop["items"])
+        return f"array of {'tables' if inner == 'a table' else inner + 's'}"
+    if {"exclusiveMinimum", "maximum"} <= prop.keys():
+        return f"{kind} in ({prop['exclusiveMinimum']:g}, {prop['maximum']:g}]"
+    if "exclusiveMinimum" in prop:
+        return f"{kind} > {prop['exclusiveMinimum']:g}"
+    return f"{kind} ≥ {prop['minimum']:g}" if "minimum" in prop else kind
+
+
+def default_words(key: str, prop: Schema, required: tuple[str, ...], schema: Schema) -> str:
+    if "default" in prop:
+        return shown(prop["default"])
+    if key in required:
+        return "*needed*"
+    from_preset = "preset" in schema["properties"] and key != "preset"
+    return "the preset's" if from_preset and "dtype" not in key and key not in ("links", "paths") else ""
+
+
+def shown(default: object) -> str:
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    if isinstance(default, float):
+        return f"`{default:g}`"
+    return f"`{default}`" if default != "" else ""
+
+
+def attribute_docs(cls: type) -> dict[str, str]:
+    """The sentence that stands below each attribute of a class."""
+    body = ast.parse(inspect.getsource(cls)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for attribute, after in zip(body.body, body.body[1:], strict=False):
+        if isinstance(attribute, ast.AnnAssign) and isinstance(after, ast.Expr):
+            found[ast.unparse(attribute.target)] = " ".join(str(ast.literal_eval(after.value)).split())
+    return found
+
+
+# The command.
+
+
+def commands() -> Iterator[str]:
+    yield f"## pdflow\n\n{prose(cli.help)}\n"
+    yield from options(cli)
+    for name, command in sorted(cli.commands.items()):
+        arguments = " ".join(p.make_metavar(click.Context(command)) for p in command.params if is_argument(p))
+        takes = "[OPTIONS]" if any(not is_argument(p) for p in command.params) else ""
+        yield f"## pdflow {name}\n\n    {' '.join(filter(None, ('pdflow', name, takes, arguments)))}\n"
+        yield f"{prose(command.help)}\n"
+        yield from options(command)
+
+
+def is_argument(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Argument)
+
+
+def options(command: click.Command) -> Iterator[str]:
+    rows = [option for option in command.params if isinstance(option, click.Option)]
+    if not rows:
+        return
+    yield "| option | |\n| --- | --- |"
+    for option in rows:
+        value = "" if option.is_flag or option.metavar is None else f" {option.metavar}"
+        yield f"| `{', '.join(option.opts)}{value}` | {prose(option.help)} |"
+    yield ""
+
+
+def prose(text: str | None) -> str:
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n"))
+
+
+# The life of one request.
+
+ONE_REQUEST = (
+    *("simulate", "examples/reference.toml", "--quiet", "--events"),
+    *("--set", "workload.requests=1", "--set", "pool.prefill.replicas=1", "--set", "pool.decode.replicas=1"),
+    *("--set", "network.handshake_s=0.001"),
+)
+
+
+def life() -> Iterator[str]:
+    """One line per event of one request's run: when, at which endpoint, what it was, and what was answered."""
+    with tempfile.TemporaryDirectory() as folder:
+        printed(*ONE_REQUEST, "--out", folder)
+        _, lines = read_events(Path(folder) / "events.jsonl")
+        turns: list[tuple[int, str, str, list[str]]] = []
+        for line in lines:
+            if line.direction == "in":
+                turns.append((line.t, line.node, short(line.body), []))
+            else:
+                turns[-1][3].append(short(line.body))
+    began = turns[0][0]
+    for t, node, event, effects in turns:
+        if event == "TimeReached" and not effects:
+            continue
+        told = (effects or [""])[0]
+        yield f"{(t - began) / 1e6:9.3f} ms  {node:<13} {event:<27} {'-> ' if told else ''}{told}".rstrip()
+        for effect in effects[1:]:
+            yield f"{'':55} -> {effect}"
+
+
+def short(body: Mapping[str, Any]) -> str:
+    """A value in a few words: its class, and whom it is for or what it carries."""
+    kind = str(body["type"])
+    if kind == "Tell":
+        return f"{body['to']}: {short(body['event'])}"
+    for carried in ("message", "notice"):
+        if isinstance(body.get(carried), dict):
+            inside = body[carried]["type"]
+            return f"{kind} {inside}" + (f" to {body['to']}" if isinstance(body.get("to"), str) else "")
+    return f"{kind} {body['peer']}" if "peer" in body else kind
+
+
+def main() -> None:
+    for name, parts in generated().items():
+        path = ROOT / name
+        before = path.read_text(encoding="utf-8")
+        after = written(before, parts)
+        path.write_text(after, encoding="utf-8")
+        click.echo(f"{name}: {'unchanged' if after == before else 'written'}")
+
+
+if __name__ == "__main__":
+    main()

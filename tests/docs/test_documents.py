@@ -1,0 +1,95 @@
+"""The documents against reality: links, commands, code, scenarios."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pdflow.cli import cli
+from pdflow.scenario import load
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(document: str, language: str) -> list[str]:
+    """The fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_the_two_commands_are_those_that_ci_runs() -> None:
+    commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("python3")]
+    runner = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert len(commands) == 2
+    for command in commands:
+        assert f"\n  {command}\n" in runner
+
+
+def links(document: str) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)#]+)", document):
+        if "://" not in target:
+            yield target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_links_lead_somewhere(path: Path) -> None:
+    missing = [target for target in links(path.read_text(encoding="utf-8")) if not (path.parent / target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_files_that_are_named_exist(path: Path) -> None:
+    """Paths in backticks that begin with a folder of the repository."""
+    pattern = r"`((?:pdflow|sim|tests|docs|examples|benchmarks)/[\w./-]+)`"
+    named_here = re.findall(pattern, path.read_text(encoding="utf-8"))
+    to_come = {"sim/check/", "sim/plan/"}  # issues 3 and 4
+    assert not [name for name in named_here if name not in to_come and not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs/scenario.md"], ids=named)
+def test_scenarios_are_valid(path: Path, tmp_path: Path) -> None:
+    for block in blocks(path.read_text(encoding="utf-8"), "toml"):
+        file = tmp_path / "scenario.toml"
+        file.write_text(block, encoding="utf-8")
+        assert load(str(file)).workload.requests == 1000
+
+
+def test_commands_do_what_the_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.joinpath("examples").symlink_to(ROOT / "examples")
+    trace = tmp_path / "conversation_trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}\n' * 3)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("pdflow")]
+    assert len(commands) == 5
+    for command in commands:
+        words = shlex.split(os.path.expandvars(command))[1:]
+        few = ["--set", "workload.requests=3"] if words[0] == "simulate" else []
+        result = CliRunner().invoke(cli, [*words, *few], prog_name="pdflow")
+        assert result.exit_code == 0, (command, result.output)
+    assert {file.name for file in tmp_path.joinpath("out").iterdir()} == {
+        "results.json",
+        "requests.jsonl",
+        "events.jsonl",
+    }
+
+
+def test_python_of_the_readme_runs() -> None:
+    [code] = blocks(README, "python")
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "TTFT" in ran.stdout
+    assert "first_decode" in ran.stdout

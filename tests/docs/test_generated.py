@@ -1,0 +1,27 @@
+"""What can be generated in the documentation is what the generator would write now."""
+
+from __future__ import annotations
+
+import pytest
+
+from docs.generate import ROOT, generated, written
+
+PARTS = generated()
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_generated_parts_are_up_to_date(name: str) -> None:
+    document = (ROOT / name).read_text(encoding="utf-8")
+    assert written(document, PARTS[name]) == document, f"{name} is out of date: python docs/generate.py"
+
+
+def test_a_missing_mark_is_told() -> None:
+    with pytest.raises(ValueError, match="no part is marked keys"):
+        written("no marks", {"keys": ""})
+
+
+def test_every_key_of_a_scenario_says_what_it_means() -> None:
+    silent = [line for line in PARTS["docs/scenario.md"]["keys"].splitlines() if line.endswith("|  |")]
+    excused = {"hidden_size", "intermediate_size", "num_heads", "head_dim", "vocab_size"}  # named as in config.json
+    excused |= {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}
+    assert {line.split("`")[1] for line in silent} <= excused
