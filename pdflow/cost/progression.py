@@ -22,10 +22,14 @@ def steps_to_reach(first: int, delta: int, span: int) -> int:
     """
     if span <= 0:
         return 0
-    if delta == 0:
-        if first == 0:
-            raise ValueError("steps that take no time never reach a positive span")
-        return -(-span // first)
+    if first > 0:
+        # Enough in any case, and nearly always the least: over one gap between arrivals steps hardly grow.
+        k = -(-span // first)
+        before = k - 1
+        if before * first + delta * (before * (before - 1) // 2) < span:
+            return k
+    elif delta == 0:
+        raise ValueError("steps that take no time never reach a positive span")
     b = 2 * first - delta
     k = max(1, (isqrt(b * b + 8 * delta * span) - b) // (2 * delta))
     while span_of(first, delta, k) < span:

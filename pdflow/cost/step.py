@@ -58,7 +58,6 @@ class StepCost:
     """Where the coefficients come from; printed with every result."""
     rel_error: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     """Metric -> how far off it may be, in words; printed with every result."""
-    _decode_base: list[int] = attrs.field(factory=list, init=False, eq=False, repr=False)
 
     def step_ps(self, prefill: Sequence[tuple[int, int]], decode_contexts: Sequence[int]) -> int:
         """One step, request by request: (new tokens, prefix) of each prompt chunk, the context of each decode."""
@@ -89,13 +88,7 @@ class StepCost:
 
     def decode_step_ps(self, decodes: int, context: int) -> int:
         """One step of decodes only, O(1). At constant D the next one lasts `c2 * decodes` longer."""
-        try:
-            return self._decode_base[decodes] + self.c2 * context
-        except IndexError:
-            base = self._decode_base
-            while len(base) <= decodes:
-                base.append(self.step_sums_ps(0, 0, len(base), 0))
-            return base[decodes] + self.c2 * context
+        return self.step_sums_ps(0, 0, decodes, context)
 
     def run_ps(self, decodes: int, context: int, steps: int) -> int:
         """`steps` decode steps back to back at constant D; C grows by D with each."""

@@ -29,59 +29,54 @@ class PoolError(ValueError):
 class PagedPool:
     """`num_blocks` blocks, each free, held, quarantined, or counted as grown: `free + held + quarantined + grown`."""
 
-    __slots__ = ("_allocated", "_cursor", "_free_ids", "_generation", "_grown", "_held", "_num_blocks", "_quarantine")
+    __slots__ = (
+        "_cursor",
+        "_free_ids",
+        "_generation",
+        "_held",
+        "_quarantine",
+        "free",
+        "grown",
+        "num_blocks",
+        "quarantined",
+    )
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 0:
             raise PoolError(f"a pool of {num_blocks} blocks: the number of blocks must be 0 or more")
-        self._num_blocks = num_blocks
+        # Plain attributes, read only for everyone else: an engine asks for them several times per request.
+        self.num_blocks = num_blocks
+        self.free = num_blocks
+        """Blocks that `allocate` or `grow` could still take."""
+        self.grown = 0
+        """Blocks in use that were only counted, never named."""
+        self.quarantined = 0
         self._free_ids = list(range(num_blocks))
         self._cursor = 0
         self._generation = 0
-        self._grown = 0
-        self._allocated = 0
         self._held: dict[int, Allocation] = {}
         self._quarantine: dict[int, Allocation] = {}
 
     @property
-    def num_blocks(self) -> int:
-        return self._num_blocks
-
-    @property
-    def free(self) -> int:
-        """Blocks that `allocate` or `grow` could still take."""
-        return len(self._free_ids) - self._cursor - self._grown
-
-    @property
     def allocated(self) -> int:
         """Named blocks that requests hold; quarantined and grown ones are not among them."""
-        return self._allocated
-
-    @property
-    def quarantined(self) -> int:
-        return self._num_blocks - (len(self._free_ids) - self._cursor) - self._allocated
-
-    @property
-    def grown(self) -> int:
-        """Blocks in use that were only counted, never named."""
-        return self._grown
+        return self.num_blocks - self.free - self.grown - self.quarantined
 
     def allocate(self, count: int) -> Allocation | None:
         """Take `count` blocks under a new generation, or return None and change nothing if fewer are free.
 
         A count of 0 gives an empty allocation with a generation of its own. O(count), at the speed of a slice.
         """
-        ids = self._free_ids
-        start = self._cursor
-        end = start + count
-        if end > len(ids) - self._grown:
+        if count > self.free:
             return None
         if count < 0:
             raise PoolError(f"allocate({count}): the count must be 0 or more")
+        ids = self._free_ids
+        start = self._cursor
+        end = start + count
+        self.free -= count
         self._generation = generation = self._generation + 1
-        allocation = Allocation(generation, tuple(ids[start:end]))
-        self._held[generation] = allocation
-        self._allocated += count
+        self._held[generation] = allocation = Allocation(generation, tuple(ids[start:end]))
         if end > _COMPACT_AT and 2 * end > len(ids):
             # Fewer ids move than were taken since the last time, so a block still costs O(1).
             del ids[:end]
@@ -97,16 +92,19 @@ class PagedPool:
         generation = allocation.generation
         mine = self._held.get(generation)
         if mine is not None:
-            self._demand_same(mine, allocation)
+            if mine is not allocation:
+                self._demand_same(mine, allocation)
             del self._held[generation]
-            self._allocated -= len(mine.blocks)
         else:
             mine = self._quarantine.get(generation)
             if mine is None:
                 raise self._unknown(allocation, "release")
             self._demand_same(mine, allocation)
             del self._quarantine[generation]
-        self._free_ids.extend(mine.blocks)
+            self.quarantined -= len(mine.blocks)
+        blocks = mine.blocks
+        self.free += len(blocks)
+        self._free_ids.extend(blocks)
 
     def quarantine(self, allocation: Allocation) -> None:
         """Hold the blocks still: no request owns them, and nobody else gets them until `release`.
@@ -120,22 +118,24 @@ class PagedPool:
         self._demand_same(mine, allocation)
         del self._held[generation]
         self._quarantine[generation] = mine
-        self._allocated -= len(mine.blocks)
+        self.quarantined += len(mine.blocks)
 
     def grow(self, count: int) -> bool:
         """Count `count` more blocks as in use without naming them; False, and nothing changed, if fewer are free."""
         if count < 0:
             raise PoolError(f"grow({count}): the count must be 0 or more; use shrink to give blocks back")
-        if count > len(self._free_ids) - self._cursor - self._grown:
+        if count > self.free:
             return False
-        self._grown += count
+        self.free -= count
+        self.grown += count
         return True
 
     def shrink(self, count: int) -> None:
         """Give back `count` blocks that were grown. Raises PoolError for more than are grown."""
-        if not 0 <= count <= self._grown:
-            raise PoolError(f"shrink({count}): between 0 and the {self._grown} grown blocks can be given back")
-        self._grown -= count
+        if not 0 <= count <= self.grown:
+            raise PoolError(f"shrink({count}): between 0 and the {self.grown} grown blocks can be given back")
+        self.free += count
+        self.grown -= count
 
     def holds(self, allocation: Allocation) -> bool:
         """Whether these blocks, in this generation, are still held or quarantined here. O(1) for our own object."""
@@ -152,8 +152,8 @@ class PagedPool:
 
         For checking only: it looks through every allocation. Callers that ask for many blocks want `owners()`.
         """
-        if not 0 <= block < self._num_blocks:
-            raise PoolError(f"owner_of({block}): this pool has blocks 0 to {self._num_blocks - 1}")
+        if not 0 <= block < self.num_blocks:
+            raise PoolError(f"owner_of({block}): this pool has blocks 0 to {self.num_blocks - 1}")
         for table in (self._held, self._quarantine):
             for generation, allocation in table.items():
                 if block in allocation.blocks:

@@ -13,17 +13,19 @@ columns that hold them (7 million single steps take about 120 MB, not 280) and e
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-_FIELDS = 5
-_FOLD_ROWS = 1 << 14
+_FOLD_ROWS = 1 << 12
+"""Rows that wait as tuples, the cheapest thing to append, to be folded into columns at once."""
+_TAIL_ROW_BYTES = 256
+"""A tuple of five integers, and its place in a list."""
 _CHUNK_STEPS = 1 << 16
 
+Row: TypeAlias = tuple[int, int, int, int, int]
 Column: TypeAlias = npt.NDArray[np.integer]
 Chunk: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -35,19 +37,18 @@ class Steps:
 
     def __init__(self) -> None:
         self._folds: list[tuple[Column, ...]] = []
-        self._tail = array("q")
+        self._tail: list[Row] = []
 
     def add(self, start_ps: int, first_step_ps: int, delta_ps: int, steps: int, itl_weight: int) -> None:
         """Log `steps` back-to-back steps. `itl_weight` excludes sequences whose first token this step computes."""
         tail = self._tail
-        tail.extend((start_ps, first_step_ps, delta_ps, steps, itl_weight))
-        if len(tail) >= _FOLD_ROWS * _FIELDS:
+        tail.append((start_ps, first_step_ps, delta_ps, steps, itl_weight))
+        if len(tail) >= _FOLD_ROWS:
             self._fold()
 
     def _fold(self) -> None:
-        rows = np.array(self._tail, dtype=np.int64).reshape(-1, _FIELDS)
-        self._folds.append(tuple(_narrow(rows[:, field]) for field in range(_FIELDS)))
-        self._tail = array("q")
+        self._folds.append(tuple(_narrow(np.array(column, dtype=np.int64)) for column in zip(*self._tail, strict=True)))
+        self._tail = []
 
     def folds(self) -> Iterator[tuple[Column, ...]]:
         """The rows as columns (start_ps, first_step_ps, delta_ps, steps, itl_weight), a bounded number at a time."""
@@ -91,7 +92,7 @@ class Steps:
         held = sum(
             column.base.nbytes if column.base is not None else column.nbytes for f in self._folds for column in f
         )
-        return held + len(self._tail) * self._tail.itemsize
+        return held + len(self._tail) * _TAIL_ROW_BYTES
 
 
 def _narrow(column: npt.NDArray[np.int64]) -> Column:
