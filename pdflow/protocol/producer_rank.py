@@ -105,6 +105,7 @@ class ProducerRank:
         "dead_xids",
         "deadlines",
         "early",
+        "ended",
         "engine",
         "flushes",
         "incarnation",
@@ -140,6 +141,8 @@ class ProducerRank:
         self.tombs: dict[EngineId, Tombstones] = {}
         self.dead_xids: OrderedDict[Xid, Code] = OrderedDict()
         self.early: OrderedDict[Xid | RequestId, int] = OrderedDict()
+        self.ended: OrderedDict[Reg, None] = OrderedDict()
+        """vllm-compat, which has no floor: registrations that have ended, so that a late copy never writes again."""
         self.interests: dict[Address, frozenset[Xid]] = {}
         self.peers = Peers()
         self.waiting: dict[Address, dict[Reg, None]] = {}
@@ -176,6 +179,7 @@ class ProducerRank:
         other.tombs = {engine: tombs.fork() for engine, tombs in self.tombs.items()}
         other.dead_xids = self.dead_xids.copy()
         other.early = self.early.copy()
+        other.ended = self.ended.copy()
         other.interests = self.interests.copy()
         other.peers = self.peers.fork()
         other.flushes = self.flushes.copy()
@@ -189,6 +193,7 @@ class ProducerRank:
             tuple(sorted((e, t.fingerprint()) for e, t in self.tombs.items())),
             tuple(self.dead_xids.items()),
             tuple(sorted(self.early.items())),
+            tuple(sorted(map(msgspec.structs.astuple, self.ended))),
             tuple(sorted((a, tuple(sorted(x))) for a, x in self.interests.items())),
             tuple(sorted(self.flushes.items())),
             self.peers.fingerprint(),
@@ -272,7 +277,11 @@ class ProducerRank:
             del self.keys[xid]
 
     def _bury(self, item: SyncItem) -> None:
-        if self.contexts[0].dialect.floor:
+        if not self.contexts[0].dialect.floor:
+            if len(self.ended) >= EARLY_LIMIT:
+                self.ended.popitem(last=False)
+            self.ended[item.reg] = None
+        else:
             tombs = self.tombs.get(item.reg.engine)
             if tombs is not None and tombs.incarnation == item.reg.incarnation:
                 tombs.bury(item)
@@ -389,6 +398,8 @@ class ProducerRank:
             verdict = tombs.find(reg)
             if verdict is not None:
                 return self._replay(sender, verdict)
+        elif reg in self.ended:
+            return (Note("producer: registration has ended"),)
         cell = self.cells.get(reg)
         if cell is not None:
             return self._apply(reg, cell, message, now, self._connected(cell, message))
