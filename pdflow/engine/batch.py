@@ -24,7 +24,19 @@ if TYPE_CHECKING:
 class DecodeBatch:
     """`step` numbers the engine's next step; `size` sequences will decode in it and read `context` tokens."""
 
-    __slots__ = ("_block_size", "_cost", "_crossing", "_finish", "_order", "_prepaid", "context", "size", "step")
+    __slots__ = (
+        "_base_ps",
+        "_block_size",
+        "_cost",
+        "_counted",
+        "_crossing",
+        "_finish",
+        "_order",
+        "_prepaid",
+        "context",
+        "size",
+        "step",
+    )
 
     def __init__(self, cost: StepCost, block_size: int) -> None:
         self.step = 0
@@ -34,12 +46,16 @@ class DecodeBatch:
         self._block_size = block_size
         self._crossing = [0] * block_size
         self._prepaid = 0
+        self._counted = 0
         self._order = 0
         self._finish: list[tuple[int, int, Sequence]] = []
+        # By number of decodes: a step's time without what its context costs.
+        self._base_ps: list[int] = []
 
     def join(self, seq: Sequence, context: int) -> None:
         """Decode from the next step on; `context` is what its first step reads, its own token included."""
         step = self.step
+        block_size = self._block_size
         self._order = order = self._order + 1
         seq.order = order
         seq.join_step = step
@@ -48,21 +64,26 @@ class DecodeBatch:
         self.size += 1
         self.context += context
         # Context c begins a new block when c = 1 modulo the block size.
-        self._crossing[(step + 1 - context) % self._block_size] += 1
-        self._prepaid += self._is_prepaid(seq)
+        crossing = (1 - context) % block_size
+        self._crossing[(step + crossing) % block_size] += 1
+        if not crossing and context <= seq.blocks * block_size:
+            self._prepaid += 1
 
     def leave(self, seq: Sequence) -> int:
         """Take it out between steps; its `generated` is then right. Returns the blocks that decoding had added."""
-        done = self.step - seq.join_step
-        context = seq.join_context + done
-        if not done:
-            self._prepaid -= self._is_prepaid(seq)
+        block_size = self._block_size
+        join_step, join_context = seq.join_step, seq.join_context
+        done = self.step - join_step
+        context = join_context + done
+        crossing = (1 - join_context) % block_size
+        if not done and not crossing and context <= seq.blocks * block_size:
+            self._prepaid -= 1
         self.size -= 1
         self.context -= context
-        self._crossing[(seq.join_step + 1 - seq.join_context) % self._block_size] -= 1
+        self._crossing[(join_step + crossing) % block_size] -= 1
         seq.order = -1
         seq.generated += done
-        grown = -(-(context - 1) // self._block_size) - seq.blocks
+        grown = -(-(context - 1) // block_size) - seq.blocks
         return grown if grown > 0 else 0
 
     def growth(self) -> int:
@@ -76,19 +97,27 @@ class DecodeBatch:
         free blocks are enough.
         """
         cost = self._cost
-        if not chunks:
-            decodes = self.size
-            return cost.decode_step_ps(decodes, self.context), cost.c2 * decodes, self._horizon(pool)
-        tokens = attended = 0
-        for seq, new in chunks:
-            tokens += new
-            attended += new * seq.computed + new * (new + 1) // 2
-        return cost.step_sums_ps(tokens, attended, self.size, self.context), 0, 1
+        size = self.size
+        if chunks:
+            tokens = attended = 0
+            for seq, new in chunks:
+                tokens += new
+                attended += new * seq.computed + new * (new + 1) // 2
+            return cost.step_sums_ps(tokens, attended, size, self.context), 0, 1
+        heap = self._finish
+        while heap[0][2].order != heap[0][1]:
+            heappop(heap)
+        steps = heap[0][0] - self.step
+        if size * (steps // self._block_size + 1) > pool.free:
+            steps = self._affordable(steps, pool.free)
+        base = self._base_ps
+        while len(base) <= size:
+            base.append(cost.decode_step_ps(len(base), 0))
+        c2 = cost.c2
+        return base[size] + c2 * self.context, c2 * size, steps
 
     def growth_over(self, steps: int) -> int:
-        """Blocks that the next `steps` steps need beyond those held."""
-        if not steps or not self.size:
-            return 0
+        """Blocks that the next `steps` steps need beyond those held and those that the pool has counted already."""
         block_size, crossing = self._block_size, self._crossing
         cycles, rest = divmod(steps, block_size)
         begin = self.step % block_size
@@ -97,30 +126,35 @@ class DecodeBatch:
             partial = sum(crossing[begin:end])
         else:
             partial = sum(crossing[begin:]) + sum(crossing[: end - block_size])
-        return cycles * self.size + partial - self._prepaid
+        grown = cycles * self.size + partial - self._prepaid - self._counted
+        return grown if grown > 0 else 0
 
-    def ran(self, steps: int) -> list[Sequence]:
+    def count_growth(self, steps: int, pool: PagedPool) -> None:
+        """Tell the pool of the blocks that the next `steps` steps take. They are still to be `ran`."""
+        grown = self.growth_over(steps)
+        if grown:
+            if not pool.grow(grown):
+                raise AssertionError(f"{grown} blocks were planned for and are gone")
+            self._counted += grown
+
+    def ran(self, steps: int, pool: PagedPool) -> list[Sequence]:
         """Move past `steps` steps. Returns those that have all their tokens, by order of joining; they must leave."""
-        self.step = step = self.step + steps
-        self.context += steps * self.size
-        self._prepaid = 0
-        heap = self._finish
         finished: list[Sequence] = []
+        if self.size:
+            self.count_growth(steps, pool)
+            self._prepaid = self._counted = 0
+            self.context += steps * self.size
+        self.step = step = self.step + steps
+        heap = self._finish
         while heap and heap[0][0] <= step:
             _, order, seq = heappop(heap)
             if seq.order == order:
                 finished.append(seq)
         return finished
 
-    def _horizon(self, pool: PagedPool) -> int:
-        heap = self._finish
-        while heap[0][2].order != heap[0][1]:
-            heappop(heap)
-        steps = heap[0][0] - self.step
+    def _affordable(self, steps: int, free: int) -> int:
+        """How many of the next `steps` steps the free blocks are enough for."""
         size, block_size = self.size, self._block_size
-        free = pool.free
-        if size * (steps // block_size + 1) <= free:
-            return steps
         # In any `block_size` consecutive steps every sequence takes exactly one block.
         cycles, rest = divmod(free + self._prepaid, size)
         within = cycles * block_size
@@ -132,8 +166,3 @@ class DecodeBatch:
             rest -= needed
             within += 1
         return steps
-
-    def _is_prepaid(self, seq: Sequence) -> bool:
-        """Whether its first step crosses into a block that admission has already taken."""
-        context = seq.join_context
-        return (context - 1) % self._block_size == 0 and context <= seq.blocks * self._block_size

@@ -13,14 +13,17 @@ result independent of how many steps are planned at once (CORE_SHAPE.md pitfall 
 - a step that has started completes.
 
 In steady decode a *segment* of many steps is planned at once. Something that may change the batch cuts it to the first
-boundary after T; something that cannot (no seat, no blocks, others first in the queue) leaves it alone.
+boundary after T; something that cannot (no seat, no blocks, others first in the queue) leaves it alone. Where a cut was
+only made to look at the queue, and those who come in have their KV still to be transferred, the segment goes on.
+
+Every request takes about five turns here, so what is done in each of them is written out rather than called.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pdflow.cost.progression import span_of, steps_to_reach
+from pdflow.cost.progression import steps_to_reach
 from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.engine.log import StepLog
 from pdflow.engine.scheduler import Scheduler
@@ -42,16 +45,20 @@ class Engine:
     __slots__ = (
         "_block_size",
         "_busy_ps",
+        "_capacity_tokens",
         "_delta_ps",
         "_end_ps",
         "_first_ps",
         "_heard_first",
         "_heard_last",
-        "_kick",
         "_log",
+        "_only_room",
+        "_planned_end_ps",
+        "_planned_steps",
         "_scheduler",
         "_start_ps",
         "_steps",
+        "_wake_ns",
         "limits",
         "pool",
     )
@@ -68,33 +75,40 @@ class Engine:
         self.limits = limits
         self.pool = pool
         self._block_size = limits.block_size
+        self._capacity_tokens = pool.num_blocks * limits.block_size
         self._scheduler = Scheduler(limits, cost, pool, exact, stalls)
         self._log = log
-        # The earliest and the latest thing that the running segment does not know of yet.
+        # The earliest and the latest thing that the running segment does not know of yet, and whether all of them
+        # only made room, or came to ask for it.
         self._heard_first: int | None = None
         self._heard_last = -1
-        # Standing still, but with something to look at from this instant on.
-        self._kick: int | None = None
+        self._only_room = True
+        # The end of the segment, rounded up; standing still: from when on there is something to look at.
+        self._wake_ns: int | None = None
         self._busy_ps = 0
-        # The segment; no steps: standing still.
+        # The segment, as far as it is to run before the next look; no steps: standing still.
         self._start_ps = 0
         self._first_ps = 0
         self._delta_ps = 0
         self._steps = 0
         self._end_ps = 0
+        # The segment as it would run if nobody came.
+        self._planned_steps = 0
+        self._planned_end_ps = 0
 
     # What the driver tells.
 
     def submit(self, seq: Sequence, now: int) -> None:
         """Queue a new sequence. Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
-        if seq.phase is not _NEW or seq.prompt_tokens < 1 or seq.output_tokens < 1:
+        tokens = seq.prompt_tokens
+        if seq.phase is not _NEW or tokens < 1 or seq.output_tokens < 1:
             raise ValueError(f"sequence {seq.index} was submitted before, or has no prompt or no output")
-        tokens = seq.prompt_tokens if seq.prefill_only else seq.prompt_tokens + seq.output_tokens - 1
-        needed = -(-tokens // self._block_size)
-        if needed > self.pool.num_blocks:
+        if not seq.prefill_only:
+            tokens += seq.output_tokens - 1
+        if tokens > self._capacity_tokens:
             raise NeverFitsError(
-                f"sequence {seq.index} needs {needed} KV blocks for {tokens} tokens, the engine has "
-                f"{self.pool.num_blocks} of {self._block_size} tokens"
+                f"sequence {seq.index} needs {-(-tokens // self._block_size)} KV blocks for {tokens} tokens, the engine "
+                f"has {self.pool.num_blocks} of {self._block_size} tokens"
             )
         scheduler = self._scheduler
         scheduler.enqueue(seq, now)
@@ -106,6 +120,7 @@ class Engine:
         if seq.phase is not _LOADING:
             raise ValueError(f"sequence {seq.index} is {seq.phase.name}, not LOADING")
         self._scheduler.arrived(seq, now)
+        self._only_room = False
         self._hear(now)
 
     def blocks_freed(self, now: int) -> None:
@@ -117,6 +132,7 @@ class Engine:
         """Abort: no outcome of this sequence will be reported any more. Says what happened to its blocks."""
         answer = self._scheduler.drop(seq, now)
         if answer is Dropped.AFTER_STEP:
+            self._only_room = False
             self._hear(now)
         elif answer is not Dropped.NOT_HERE and self._scheduler.waiting:
             self._hear_of_room(now)
@@ -129,29 +145,31 @@ class Engine:
         called joins the same first step.
         """
         outcomes: list[Outcome] = []
-        limit = now * PS_PER_NS
-        while True:
-            if self._steps:
-                end = self._end_ps
-                if end > limit:
-                    return outcomes
-                self._busy_ps += end - self._start_ps
-                if self._log is not None:
-                    self._log_segment(self._log)
-                changed = self._scheduler.complete(self._steps, end, outcomes)
-                self._plan(end, end, changed, outcomes)
-            elif self._kick is not None and self._kick <= now:
-                self._plan(limit, limit + 1, True, outcomes)
+        scheduler = self._scheduler
+        while (wake := self._wake_ns) is not None and wake <= now:
+            steps = self._steps
+            if not steps:
+                self._plan(now * PS_PER_NS, now * PS_PER_NS + 1, True, outcomes)
+                continue
+            end = self._end_ps
+            if steps < self._planned_steps and self._only_room and self._goes_on(steps, end, outcomes):
+                continue
+            self._busy_ps += end - self._start_ps
+            if self._log is not None:
+                self._log_segment(self._log, steps)
+            changed = scheduler.complete(steps, end, outcomes)
+            if self._heard_first is None and scheduler.idle:
+                self._steps = 0
+                self._wake_ns = None
             else:
-                return outcomes
+                self._plan(end, end, changed, outcomes)
+        return outcomes
 
     # What the driver asks.
 
     def wake_at(self) -> int | None:
         """When `advance` has something to do next. May move after any call, in either direction."""
-        if self._steps:
-            return -(-self._end_ps // PS_PER_NS)
-        return self._kick
+        return self._wake_ns
 
     def next_boundary(self, now: int) -> int | None:
         """When the first step boundary strictly after `now` comes; None if the engine stands still.
@@ -221,20 +239,39 @@ class Engine:
             heard = self._heard_last = scheduler.missed
         if not some:
             self._steps = 0
-            self._kick, self._heard_first = heard, None
+            self._wake_ns, self._heard_first = heard, None
             return
-        self._kick, self._heard_first = None, heard
+        self._heard_first = heard
         chunks = scheduler.chunks
         first, delta, steps = scheduler.batch.segment(chunks, self.pool)
         if chunks or scheduler.fresh:
             self._stamp_first_step(-(-start // PS_PER_NS), -(-(start + first) // PS_PER_NS))
+        if scheduler.retry:
+            steps = 1
         self._start_ps, self._first_ps, self._delta_ps = start, first, delta
-        if steps == 1 or scheduler.retry:
-            self._steps, self._end_ps = 1, start + first
-            return
-        self._steps, self._end_ps = steps, start + steps * first + delta * (steps * (steps - 1) // 2)
+        self._steps = self._planned_steps = steps
+        self._end_ps = self._planned_end_ps = end = start + steps * first + delta * (steps * (steps - 1) // 2)
+        self._wake_ns = -(-end // PS_PER_NS)
+        self._only_room = heard is None
+        if heard is not None and steps > 1:
+            self._cut(heard)
+
+    def _goes_on(self, steps: int, end: int, outcomes: list[Outcome]) -> bool:
+        """At a boundary before the segment's planned end: look at the queue, and run on if nothing else has changed."""
+        scheduler = self._scheduler
+        most = scheduler.batch.size * (self._planned_steps // self._block_size + 1)
+        if not scheduler.admit_within(end, most, steps, outcomes):
+            return False
+        self._steps = self._planned_steps
+        self._end_ps = planned_end = self._planned_end_ps
+        self._wake_ns = -(-planned_end // PS_PER_NS)
+        heard: int | None = self._heard_last if self._heard_last * PS_PER_NS >= end else None
+        if scheduler.missed >= 0:
+            heard = self._heard_last = scheduler.missed
+        self._heard_first = heard
         if heard is not None:
             self._cut(heard)
+        return True
 
     def _stamp_first_step(self, start_ns: int, end_ns: int) -> None:
         for seq in self._scheduler.fresh:
@@ -249,8 +286,8 @@ class Engine:
     def _hear(self, now: int) -> None:
         """Something happened at `now`: be at the first boundary strictly after it."""
         if not self._steps:
-            if self._kick is None:
-                self._kick = now
+            if self._wake_ns is None:
+                self._wake_ns = now
             return
         if self._heard_first is None:
             self._heard_first = now
@@ -260,35 +297,36 @@ class Engine:
 
     def _hear_of_room(self, now: int) -> None:
         """Hear, unless admitting the head of the queue would surely fail."""
-        spare = self._scheduler.spare_for_head()
+        scheduler = self._scheduler
+        spare = scheduler.spare_for_head()
         if spare < 0:
             return
         # Near the limit the answer must not depend on how many steps were planned at once.
-        most = self._scheduler.batch.size * (self._steps // self._block_size + 1)
+        most = scheduler.batch.size * (self._steps // self._block_size + 1)
         if spare >= most or spare >= self._growth_begun_before(now):
             self._hear(now)
 
     def _cut(self, now: int) -> None:
         limit = now * PS_PER_NS
         if self._end_ps > limit:
-            self._steps, self._end_ps = self._boundary_after(limit)
+            self._steps, self._end_ps = _, end = self._boundary_after(limit)
+            self._wake_ns = -(-end // PS_PER_NS)
 
     def _boundary_after(self, limit_ps: int) -> tuple[int, int]:
         """(steps, end) up to the first boundary strictly after the limit, which must lie before the segment's end."""
         start, first, delta = self._start_ps, self._first_ps, self._delta_ps
         steps = steps_to_reach(first, delta, limit_ps - start + 1) or 1
-        return steps, start + span_of(first, delta, steps)
+        return steps, start + steps * first + delta * (steps * (steps - 1) // 2)
 
     def _growth_begun_before(self, now: int) -> int:
-        """Blocks that the segment's steps begun before `now` took; the pool counts them when the segment ends."""
+        """Blocks taken by the segment's steps begun before `now` that the pool has not counted yet."""
         limit = (now - 1) * PS_PER_NS
         if not self._steps or self._start_ps > limit:
             return 0
         begun = self._steps if self._end_ps <= limit else self._boundary_after(limit)[0]
         return self._scheduler.batch.growth_over(begun)
 
-    def _log_segment(self, log: StepLog) -> None:
-        steps = self._steps
+    def _log_segment(self, log: StepLog, steps: int) -> None:
         size = self._scheduler.batch.size
         fresh = len(self._scheduler.fresh)
         if not fresh:

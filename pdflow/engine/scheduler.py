@@ -91,7 +91,7 @@ class Scheduler:
         seq.phase = _WAITING
         seq.stamp = now
         seq.local = not seq.remote_kv
-        seq.target = seq.prompt_tokens
+        seq.target = seq.remote_tokens or seq.prompt_tokens
         self._queue.append(seq)
         self.waiting += 1
 
@@ -101,6 +101,11 @@ class Scheduler:
         seq.stamp = now
         self.loading -= 1
         self._ready.append(seq)
+
+    @property
+    def idle(self) -> bool:
+        """Nobody to compute for and nobody to admit: at most transfers under way."""
+        return not self.waiting and self.seats_taken == self.loading
 
     def drop(self, seq: Sequence, now: int) -> Dropped:
         phase = seq.phase
@@ -137,18 +142,16 @@ class Scheduler:
     def complete(self, steps: int, end: int, outcomes: list[Outcome]) -> bool:
         """Account for `steps` steps that ended at `end` ps; say whether room or work has come of it."""
         batch = self.batch
-        if batch.size:
-            grown = batch.growth_over(steps)
-            if grown and not self.pool.grow(grown):
-                raise AssertionError(f"{grown} blocks were planned for and are gone")
-            if self.fresh:
-                self.fresh = []
-        finished = batch.ran(steps)
+        if self.fresh:
+            self.fresh = []
+        finished = batch.ran(steps, self.pool)
         if finished:
+            at_ns = -(-end // PS_PER_NS)
+            last_step = batch.step - 1
             for seq in finished:
                 grown = batch.leave(seq)
-                seq.token_runs.append((seq.run_start, batch.step - 1))
-                self._finish(seq, grown, -(-end // PS_PER_NS), outcomes)
+                seq.token_runs.append((seq.run_start, last_step))
+                self._finish(seq, grown, at_ns, outcomes)
         if self.chunks:
             self._complete_chunks(end, outcomes)
             return True
@@ -219,8 +222,39 @@ class Scheduler:
             self.retry = bool(batch.size or self._prefilling)
             look = not self.retry
         if self._prefilling or (look and self.waiting):
-            self.chunks = self._spend_budget(start, before, look, outcomes)
+            budget = self._budget - batch.size
+            if self._prefilling:
+                budget = self._continue(budget)
+            if look and budget >= 0 and self.waiting:
+                self._admit(start, before, budget, outcomes)
         return bool(batch.size or self.chunks)
+
+    def admit_within(self, end: int, most: int, steps: int, outcomes: list[Outcome]) -> bool:
+        """Admit at a boundary within a segment of decode steps, if that leaves the segment as it is.
+
+        It does if only remote sequences come in, which join no step before their KV is here, and if there are blocks
+        for them beside the `most` that the whole segment may take. If not, says False: the segment must end at this
+        boundary, and those that are still in the queue are looked at then. `steps` of the segment end at `end` ps.
+        """
+        self.missed = -1
+        queue, pool = self._queue, self.pool
+        while self.waiting and self.seats_taken < self._seats:
+            seq = queue[0]
+            if seq.phase is not _WAITING:
+                queue.popleft()
+                continue
+            if seq.stamp * PS_PER_NS >= end:
+                self.missed = seq.stamp
+                break
+            needed = -(-seq.target // self._block_size)
+            if seq.local or needed + most > pool.free:
+                return False
+            self.batch.count_growth(steps, pool)
+            seq.allocation = pool.allocate(needed)
+            seq.blocks = needed
+            queue.popleft()
+            self._seat(seq, -(-end // PS_PER_NS), outcomes)
+        return True
 
     def _let_leave(self, before: int) -> bool:
         staying = []
@@ -282,55 +316,60 @@ class Scheduler:
             self._queue.appendleft(seq)
             self.waiting += 1
 
-    def _spend_budget(self, start: int, before: int, admit: bool, outcomes: list[Outcome]) -> list[Chunk]:
-        """Cut chunks: first from prompts being prefilled, then, if `admit`, from the queue."""
-        budget = self._budget - self.batch.size
-        chunks: list[Chunk] = []
+    def _continue(self, budget: int) -> int:
+        """Cut chunks from prompts being prefilled. What they leave of the budget; negative if one must wait for more."""
+        chunks = self.chunks
         for seq in self._prefilling:
-            new = self._chunk(seq, budget, bool(chunks))
-            if not new:
-                return chunks
+            new = seq.target - seq.computed
+            if new > budget:
+                new = self._part(new, budget, bool(chunks))
+                if not new:
+                    return -1
             chunks.append((seq, new))
             budget -= new
-        queue, pool = self._queue, self.pool
+        return budget if budget > 0 else 0
+
+    def _admit(self, start: int, before: int, budget: int, outcomes: list[Outcome]) -> None:
+        """Take from the queue, in order, for as long as there are seats, budget and blocks."""
+        queue, pool, chunks = self._queue, self.pool, self.chunks
+        # What this step's decodes grow by is theirs already, though the pool counts it at the segment's end.
         reserved = self.batch.growth() if self.batch.size else 0
-        while admit and queue:
+        while queue:
             seq = queue[0]
             if seq.phase is not _WAITING:
                 queue.popleft()
                 continue
             if seq.stamp * PS_PER_NS >= before:
                 self.missed = seq.stamp
-                break
+                return
             if self.seats_taken >= self._seats:
-                break
-            new = self._chunk(seq, budget, bool(chunks)) if seq.local else 0
-            if seq.local and not new:
-                break
+                return
+            new = 0
+            if seq.local:
+                new = seq.target
+                if new > budget:
+                    new = self._part(new, budget, bool(chunks))
+                    if not new:
+                        return
             needed = -(-seq.target // self._block_size)
-            # What this step's decodes grow by is theirs already, though the pool counts it at the segment's end.
-            allocation = None if reserved and needed + reserved > pool.free else pool.allocate(needed)
+            allocation = None if needed + reserved > pool.free else pool.allocate(needed)
             if allocation is None:
-                break
+                return
             queue.popleft()
             seq.allocation = allocation
             seq.blocks = needed
-            self._admit(seq, -(-start // PS_PER_NS), outcomes)
+            self._seat(seq, -(-start // PS_PER_NS), outcomes)
             if new:
                 chunks.append((seq, new))
                 budget -= new
-        return chunks
 
-    def _chunk(self, seq: Sequence, budget: int, others: bool) -> int:
-        """How many of its tokens this step computes. Prompts that must stay whole may exceed the budget alone."""
-        left = seq.target - seq.computed
-        if left <= budget:
-            return left
+    def _part(self, left: int, budget: int, others: bool) -> int:
+        """How many of `left` tokens, too many for the budget, this step computes. A whole prompt may exceed it alone."""
         if self._whole_prompts:
             return 0 if others else left
         return budget if budget > 0 else 0
 
-    def _admit(self, seq: Sequence, at_ns: int, outcomes: list[Outcome]) -> None:
+    def _seat(self, seq: Sequence, at_ns: int, outcomes: list[Outcome]) -> None:
         self.waiting -= 1
         self.seats_taken += 1
         if seq.admitted_ns < 0:

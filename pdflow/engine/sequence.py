@@ -66,7 +66,7 @@ class NeverFitsError(ValueError):
 
 
 class Sequence(msgspec.Struct, eq=False):
-    """One attempt at one engine. The caller sets the first five fields; the engine owns the rest."""
+    """One attempt at one engine. The caller sets the first six fields; the engine owns the rest."""
 
     index: int
     prompt_tokens: int
@@ -74,6 +74,8 @@ class Sequence(msgspec.Struct, eq=False):
     """Tokens to be generated in all, the first included. Without meaning for `prefill_only`."""
     remote_kv: bool = False
     prefill_only: bool = False
+    remote_tokens: int = 0
+    """With `remote_kv`: the prompt's tokens whose KV is transferred, which admission takes blocks for. 0: all of them."""
 
     phase: Phase = Phase.NEW
     allocation: Allocation | None = None

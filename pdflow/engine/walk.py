@@ -56,9 +56,15 @@ class WalkedBatch:
         prefill = [(new, seq.computed) for seq, new in chunks]
         return self._cost.step_ps(prefill, [row.context for row in self._rows.values()]), 0, 1
 
-    def ran(self, steps: int) -> list[Sequence]:
+    def count_growth(self, steps: int, pool: PagedPool) -> None:
+        grown = self.growth_over(steps)
+        if not pool.grow(grown):
+            raise AssertionError(f"{grown} blocks were planned for and are gone")
+
+    def ran(self, steps: int, pool: PagedPool) -> list[Sequence]:
         if steps != 1:
             raise ValueError(f"a walked batch takes one step at a time, not {steps}")
+        self.count_growth(steps, pool)
         self.step += 1
         finished = []
         for seq, row in self._rows.items():

@@ -126,7 +126,7 @@ class Attempt:
 class Router:
     """Args:
     prefill, decode: the engines of each role, by position.
-    reports_prefill: concurrent legs tell D how the prefill leg ended (dialects without control frames).
+    reports_prefill: D is told how the prefill leg ended, behind the decode leg (dialects without control frames).
     max_attempts: of one request, the first included.
     """
 
@@ -223,7 +223,9 @@ class Router:
         if attempt.d_open:
             return (ReportPrefill(attempt.d, attempt.request_id, True),) if self.reports_prefill else ()
         decode = self._send_decode(attempt, event.params, None)
-        return self._over(attempt, "failed", Code.UNREACHABLE) if decode is None else (decode,)
+        if decode is None:
+            return self._over(attempt, "failed", Code.UNREACHABLE)
+        return (decode, ReportPrefill(attempt.d, attempt.request_id, True)) if self.reports_prefill else (decode,)
 
     def _decode_ended(self, event: DecodeEnded) -> RouterEffects:
         attempt = self.attempts.get(event.request_id)
