@@ -58,8 +58,10 @@ class DecodeNode(EngineNode):
         request = dispatch.request
         records = world.records
         records.ends[HANDOFF][request] = self.env.now
-        prompt = records.input_tokens[request] + world.prefill_tokens
-        seq = Sequence(request, prompt, records.output_tokens[request] - world.prefill_tokens, True, False)
+        prompt = records.input_tokens[request]
+        # P's first token, if the client has it from there, is input to D's first step; its KV is nobody's yet.
+        given = world.prefill_tokens
+        seq = Sequence(request, prompt + given, records.output_tokens[request] - given, True, False, prompt)
         leg = self.legs[dispatch.request_id] = self.by_seq[id(seq)] = DecodeLeg(request, dispatch.request_id, seq)
         blocks = -(-prompt // self.engine.limits.block_size)
         self.feed(self.scheduler, DecodeQueued(leg.request_id, dispatch.params, blocks, 0))

@@ -27,7 +27,8 @@ def lindley(arrivals: list[int]) -> list[int]:
 
 def processor_sharing(arrivals: list[int]) -> list[Fraction]:
     """Sojourns when n jobs of equal size each get 1/n of the server: one virtual clock, exact fractions."""
-    sojourns, ends, virtual, now = [Fraction(0)] * len(arrivals), [], Fraction(0), Fraction(0)
+    ends: list[tuple[Fraction, int]] = []
+    sojourns, virtual, now = [Fraction(0)] * len(arrivals), Fraction(0), Fraction(0)
     for job, at in [*enumerate(arrivals), (-1, 1 << 80)]:
         while ends and now + (ends[0][0] - virtual) * len(ends) <= at:
             now += (ends[0][0] - virtual) * len(ends)
@@ -61,7 +62,7 @@ def test_shared_link_is_processor_sharing(play: Callable[..., Any]) -> None:
 
 
 def test_the_oracle_of_processor_sharing_by_hand() -> None:
-    """Two jobs at 0, a third half a service later: by then each has a quarter done, and three share the rest of them."""
+    """Two jobs at 0, a third half a service later: each has a quarter done by then; three share the rest."""
     quarter = SERVICE_NS // 4
     assert processor_sharing([0, 0, 2 * quarter]) == [11 * quarter, 11 * quarter, 10 * quarter]
     assert processor_sharing([0, 10 * SERVICE_NS]) == [SERVICE_NS, SERVICE_NS]
