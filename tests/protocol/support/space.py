@@ -330,9 +330,7 @@ class Space:
     def admit(self, s: State, i: int) -> State:
         blocks = Allocation(20 + i, (200 + 2 * i, 201 + 2 * i))
         digest = 70 if self.scope.same_product else 70 + i
-        return self.feed(
-            s, "D", DecodeAdmitted(self.requests[i], blocks, 0, TOKENS, digest, 1), stages=(i, ADMITTED)
-        )
+        return self.feed(s, "D", DecodeAdmitted(self.requests[i], blocks, 0, TOKENS, digest, 1), stages=(i, ADMITTED))
 
     def abort(self, s: State, i: int) -> State:
         return self.feed(self.spend(s, ABORT), "D", DecodeAborted(self.requests[i], Code.CANCELLED))
@@ -439,9 +437,7 @@ class Space:
         op, flags = s.ops[i]
         node, effect = self.operations[op]
         to = effect.to if type(effect) is PostWrite else effect.source
-        return self.feed(
-            self.flag(s, i, flags & ~NOTICE), to, Received(node, LIFE[engine_of(node)], effect.notice)
-        )
+        return self.feed(self.flag(s, i, flags & ~NOTICE), to, Received(node, LIFE[engine_of(node)], effect.notice))
 
     def lose_notice(self, s: State, i: int) -> State:
         return self.flag(self.spend(s, DROP), i, s.ops[i][1] & ~NOTICE)
@@ -630,9 +626,20 @@ class Space:
                 return
             for node in range(len(self.nodes)):
                 for timer in self.armed[s.ends[node]]:
-                    if timer.kind in kinds and timer in self.armed[s.ends[node]] and self.fair(s, timer):
+                    armed = timer in self.armed[s.ends[node]] and self.fair(s, timer)
+                    if timer.kind in kinds and armed and not self.renewed(s, timer):
                         s = self.feed(s, self.nodes[node], TimerFired(timer))
                         yield s
+
+    def renewed(self, s: State, timer: Timer) -> bool:
+        """Whether SYNC would move this deadline for ever: then nothing may rest on its end."""
+        if not self.scope.dialect.control_frames:
+            return False
+        cells = self.endpoints[s.ends[self.at["D"]]].cells.values()
+        if timer.kind is TimerKind.GRANT:
+            return any(cell.grant is not None and cell.grant.reg == timer.key for cell in cells)
+        queued = any(cell.grant is None and cell.params.xid == timer.key for cell in cells)
+        return timer.kind is TimerKind.LEASE and queued
 
     def enabled_calmly(self, s: State) -> Iterator[tuple[Any, ...]]:
         return (c for c in self.enabled(s) if c[0] != "timer")
