@@ -114,7 +114,7 @@ class Builder:
         self.index += 1
 
     def add_prefill(self, node: PrefillNode, info: EngineInfo, incarnation: int) -> None:
-        node.make_scheduler(ProducerScheduler(info, incarnation, self.dialect), incarnation)
+        node.make_scheduler(ProducerScheduler(info, incarnation, self.dialect, self.pulls), incarnation)
         for rank in range(info.shards.ranks):
             endpoint = ProducerRank(info, rank, incarnation, self.dialect, self.timers, self.geometry)
             node.add(rank_address(info.engine, rank), endpoint, incarnation)

@@ -33,7 +33,7 @@ from pdflow.protocol.consumer import (
 )
 from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.dialect import Dialect
-from pdflow.protocol.effects import NOTHING, Effect, Effects, Note, Tell
+from pdflow.protocol.effects import NOTHING, Effect, Effects, Enqueue, Note, Tell
 from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.events import (
     ConsumerSchedulerEvent,
@@ -287,17 +287,18 @@ class ConsumerScheduler:
         wanted = event.deadline_ns or timers.deadline_ns
         if not self.context.dialect.control_frames and not self.context.pulls:
             wanted = min(wanted, timers.watchdog_ns)
-        cell = ConsumerCell(HELD, request_id, params, event.num_blocks, now + wanted)
-        self.cells[request_id] = cell
+        until = now + wanted
+        held = bool(peer.held) or not self._has_room(peer, event.num_blocks, now)
+        self.cells[request_id] = ConsumerCell(HELD if held else QUEUED, request_id, params, event.num_blocks, until)
         peer.requests[request_id] = None
-        self.deadlines.push(cell.deadline_until, Timer(TimerKind.DEADLINE, request_id))
+        self.deadlines.push(until, Timer(TimerKind.DEADLINE, request_id))
         if peer.sync_at is None:
             self._touch(peer, now)
-        if peer.held or not self._has_room(peer, event.num_blocks, now):
+        if held:
             peer.held.append(request_id)
             return NOTHING
         peer.blocks += event.num_blocks
-        return self._apply(cell, RoomMade(), now)
+        return (Enqueue(request_id),)
 
     def _admitted(self, event: DecodeAdmitted, now: Instant) -> Effects:
         cell = self.cells.get(event.request_id)

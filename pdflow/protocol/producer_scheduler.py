@@ -45,10 +45,12 @@ class ProducerScheduler:
     timed = False
     """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
 
-    __slots__ = ("dialect", "engine", "incarnation", "products", "ranks", "words")
+    __slots__ = ("dialect", "engine", "incarnation", "leases_words", "products", "ranks", "words")
 
-    def __init__(self, engine: EngineInfo, incarnation: int, dialect: Dialect) -> None:
+    def __init__(self, engine: EngineInfo, incarnation: int, dialect: Dialect, pulls: bool = True) -> None:
         self.engine = engine
+        self.leases_words = pulls and dialect.lease_words
+        """Only who is read from needs to prove that it had not let go."""
         self.incarnation = incarnation
         self.dialect = dialect
         self.ranks = tuple(rank_address(engine.engine, rank) for rank in range(engine.shards.ranks))
@@ -68,7 +70,7 @@ class ProducerScheduler:
     def fork(self) -> ProducerScheduler:
         other = object.__new__(ProducerScheduler)
         other.engine, other.incarnation, other.dialect = self.engine, self.incarnation, self.dialect
-        other.ranks, other.words = self.ranks, self.words
+        other.ranks, other.words, other.leases_words = self.ranks, self.words, self.leases_words
         other.products = self.products.copy()
         return other
 
@@ -93,7 +95,7 @@ class ProducerScheduler:
         words: tuple[LeaseWord, ...] = ()
         tells = []
         for rank in self.ranks:
-            word = self._mint_word() if self.dialect.lease_words else None
+            word = self._mint_word() if self.leases_words else None
             if word is not None:
                 words = (*words, word)
             source = Source(event.allocation, event.num_tokens, event.digest, event.weights, word)
