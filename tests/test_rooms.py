@@ -58,11 +58,9 @@ EXCEPTIONS: Final = {
 
 ROOMS: Final = {
     "protocol": "",
-    "methods": "protocol",
     "memory": "protocol",
     "layout": "protocol",
     "network": "protocol",
-    "faults": "protocol",
     "cost": "protocol",
     "routing": "protocol",
     "engine": "protocol memory cost",
@@ -179,6 +177,13 @@ def test_exceptions_name_files_that_need_them() -> None:
 def test_rooms_are_the_folders() -> None:
     folders = {path.name for path in (ROOT / "pdflow").iterdir() if (path / "__init__.py").is_file()}
     assert folders | {"cli"} == set(ROOMS)
+
+
+def test_architecture_shows_the_rooms() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    for room, knows in ROOMS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{room}` |"))
+        assert row.endswith(f"| {', '.join(knows.split()) or 'no other room'} |")
 
 
 def test_tests_mirror_rooms() -> None:

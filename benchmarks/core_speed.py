@@ -1,0 +1,169 @@
+"""CPU time of the protocol alone: python benchmarks/core_speed.py [--requests N] [--repeat N]
+
+Inputs are recorded first and then replayed into fresh endpoints that nobody listens to, so that what is timed is
+`handle` and the loop around it. Two recordings: a pair of engines that pass one request after another while many
+transfers stay open, and every input of a simulated run of examples/reference.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from pdflow.layout.geometry import TransferGeometry
+from pdflow.layout.shapes import KvShape
+from pdflow.protocol.consumer_rank import ConsumerRank
+from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.dialect import STRICT
+from pdflow.protocol.effects import Handshake, PostWrite, Send, Tell
+from pdflow.protocol.events import (
+    DecodeAdmitted,
+    DecodeQueued,
+    HandshakeEnded,
+    PrefillFinished,
+    PrefillQueued,
+    Received,
+    TimeReached,
+    WriteEnded,
+)
+from pdflow.protocol.ids import EngineInfo, KvParams, Shards
+from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.timers import Timers
+from pdflow.protocol.values import MS, Allocation, S
+from pdflow.scenario import load
+from sim.run import Options, prepare, run
+
+ROOT = Path(__file__).resolve().parents[1]
+OPEN = (10, 1_000, 10_000)
+BLOCKS = tuple(range(64))
+TOKENS = 1024
+
+Input = tuple[str, Any, int]
+"""Endpoint, event, now."""
+
+
+class Pair:
+    """One P and one D with all that lies between them answering at once, except WRITEs, which end when told to."""
+
+    def __init__(self) -> None:
+        p, d = EngineInfo("p", Shards(1, 1, 16)), EngineInfo("d", Shards(1, 1, 16))
+        shape = KvShape(num_layers=32, num_kv_heads=8, head_dim=128, bytes_per_value=2, block_size=16)
+        geometry, timers = TransferGeometry(shape, initiator="push"), Timers()
+        self.p, self.incarnations = p, {"p": 1, "p.r0": 1, "d": 2, "d.r0": 2}
+        self.endpoints: dict[str, Any] = {
+            "p": ProducerScheduler(p, 1, STRICT),
+            "p.r0": ProducerRank(p, 0, 1, STRICT, timers, geometry),
+            "d": ConsumerScheduler(d, 2, STRICT, timers, geometry, False, 1 << 30, 1.0),
+            "d.r0": ConsumerRank(d, 0, 2, STRICT, timers, geometry),
+        }
+        self.record: list[Input] = []
+        self.writes: list[PostWrite] = []
+
+    def feed(self, to: str, event: Any, now: int) -> None:
+        queue = deque([(to, event)])
+        while queue:
+            to, event = queue.popleft()
+            self.record.append((to, event, now))
+            for effect in self.endpoints[to].handle(event, now):
+                match effect:
+                    case Tell():
+                        queue.append((effect.to, effect.event))
+                    case Send():
+                        queue.append((effect.to, Received(to, self.incarnations[to], effect.message)))
+                    case Handshake():
+                        queue.append((to, HandshakeEnded(effect.peer, True, self.incarnations[effect.peer])))
+                    case PostWrite():
+                        self.writes.append(effect)
+
+    def register(self, request: int, now: int) -> None:
+        """Both legs begin; D registers and P has not computed anything yet."""
+        name = f"r{request}.1"
+        xid = f"x{request}.1"
+        self.feed("p", PrefillQueued(xid, name), now)
+        self.feed("d", DecodeQueued(name, KvParams(self.p, xid, name, 0), len(BLOCKS), 0), now)
+        self.feed("d", DecodeAdmitted(name, Allocation(request + 1, BLOCKS), 0, TOKENS, request, 1), now)
+
+    def transfer(self, request: int, now: int) -> None:
+        """P has computed the prompt; its KV is written, and both sides let go."""
+        self.feed("p", PrefillFinished(f"x{request}.1", Allocation(request + 1, BLOCKS), TOKENS, request, 1), now)
+        write = self.writes.pop()
+        self.feed("d.r0", Received("p.r0", 1, write.notice), now)
+        self.feed("p.r0", WriteEnded(write.op, True), now)
+
+
+def replay(endpoints: dict[str, Any], inputs: list[Input]) -> float:
+    """CPU seconds that the inputs take."""
+    bound = [(endpoints[to].handle, event, now) for to, event, now in inputs]
+    began = time.process_time()
+    for handle, event, now in bound:
+        handle(event, now)
+    return time.process_time() - began
+
+
+def with_open_transfers(open_transfers: int, requests: int, repeat: int) -> tuple[int, float, float]:
+    """(events per request, s per event, s of one SYNC exchange per open transfer), best of `repeat`."""
+    pair = Pair()
+    for request in range(open_transfers):
+        pair.register(request, MS)
+    before = len(pair.record)
+    for request in range(open_transfers, open_transfers + requests):
+        pair.register(request, 2 * MS)
+        pair.transfer(request, 2 * MS)
+    after = len(pair.record)
+    pair.feed("d", TimeReached(), S + MS)
+    inputs = pair.record
+    took, synced = [], []
+    for _ in range(repeat):
+        fresh = Pair()
+        replay(fresh.endpoints, inputs[:before])
+        took.append(replay(fresh.endpoints, inputs[before:after]))
+        synced.append(replay(fresh.endpoints, inputs[after:]))
+    events = after - before
+    return events // requests, min(took) / events, min(synced) / open_transfers
+
+
+def of_a_run(requests: int, repeat: int) -> tuple[float, float, float]:
+    """(events per request, s per event, s per request) of the engines' endpoints in examples/reference.toml."""
+    scenario = load(ROOT / "examples/reference.toml", overrides=[f"workload.requests={requests}"])
+    inputs: list[Input] = []
+
+    def observe(node: str, event: Any, _: tuple[Any, ...], now: int) -> None:
+        if node != "router":
+            inputs.append((node, event, now))
+
+    world, _ = prepare(scenario, Options(), [observe])
+    run(world, None, drain=False)
+    took = []
+    for _ in range(repeat):
+        fresh, _ = prepare(scenario, Options(), [])
+        endpoints = {
+            address: port.endpoint for node in (*fresh.prefills, *fresh.decodes) for address, port in node.ports.items()
+        }
+        took.append(replay(endpoints, inputs))
+    return len(inputs) / requests, min(took) / len(inputs), min(took) / requests
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="CPU time of the protocol alone.")
+    parser.add_argument("--requests", type=int, default=2_000, help="requests timed with transfers open")
+    parser.add_argument("--run", type=int, default=5_000, help="requests of the simulated run")
+    parser.add_argument("--repeat", type=int, default=5, help="the best of so many is shown")
+    options = parser.parse_args()
+    print(f"{'strict push, 1P1D':28}{'events/request':>15}{'µs/event':>10}{'µs/request':>12}{'µs/open, SYNC':>15}")
+    each = []
+    for count in OPEN:
+        events, event_s, sync_s = with_open_transfers(count, options.requests, options.repeat)
+        each.append(event_s)
+        title = f"{count:,} transfers open"
+        print(f"{title:28}{events:15}{event_s * 1e6:10.2f}{events * event_s * 1e6:12.1f}{sync_s * 1e6:15.2f}")
+    print(f"{'slowest over fastest':28}{max(each) / min(each):25.2f}   (must stay within 1.5)")
+    per_request, event_s, request_s = of_a_run(options.run, options.repeat)
+    print(f"{'a run of reference.toml':28}{per_request:15.1f}{event_s * 1e6:10.2f}{request_s * 1e6:12.1f}")
+
+
+if __name__ == "__main__":
+    main()
