@@ -20,6 +20,10 @@ decides is whether S1 to S9 hold (PROTOCOL 6). One event costs O(1), apart from 
 | S9 | a frame moves only what its sender owns: WRITEs and answers go to the sender's engine, and D's request changes |
 |    | for its own prefill engine alone. (What stops a loop is an exception, and needs no observer.) |
 
+A D rank's fence, or the proof that a P rank is dead, also bars what had been granted to that rank: a WRITE posted later
+over such a grant is no breach by itself, for P may not know of the fence, but it must never land (S1). The transport
+sees to that: it refuses an old grant, or connects that pair no more.
+
 An operation reads its source until its handle is final and good, or its endpoint is fenced: an error proves nothing
 (R17, R19). It may land until its notice has been received, its handle is final and good (after a flush where DONE is
 local), or either end has fenced the other or proved its death.
@@ -68,7 +72,7 @@ from pdflow.protocol.events import (
     WriteEnded,
 )
 from pdflow.protocol.geometry import Geometry
-from pdflow.protocol.ids import Op, Reg, Shards, engine_of, rank_address, rank_of
+from pdflow.protocol.ids import EngineInfo, KvParams, Op, Reg, Shards, engine_of, rank_address, rank_of
 from pdflow.protocol.messages import (
     CancelAck,
     Code,
@@ -121,6 +125,7 @@ class Request:
     __slots__ = (
         "admitted",
         "allocation",
+        "barred",
         "enqueued",
         "expected",
         "landed",
@@ -139,6 +144,8 @@ class Request:
         self.queued = queued
         self.prefill = queued.params.prefill.engine
         self.enqueued = False
+        self.barred = False
+        """A stand-in for whatever a fenced grant pointed at."""
         self.admitted: DecodeAdmitted | None = None
         self.allocation: Allocation | None = None
         self.reg: Reg | None = None
@@ -181,10 +188,12 @@ class Oracle:
     """
 
     __slots__ = (
+        "_barred",
         "_done_is_remote",
         "_geometry",
         "_links",
         "_lives",
+        "_newest",
         "_now",
         "_owned",
         "_products",
@@ -209,6 +218,9 @@ class Oracle:
         self._sources: dict[tuple[EngineId, int], Product] = {}
         self._links: dict[Link, dict[Op, Operation]] = {}
         """WRITEs by (P rank, D rank)."""
+        self._barred: dict[Link, int] = {}
+        """Of links that D has fenced, the newest generation that it had allocated by then."""
+        self._newest: dict[EngineId, int] = {}
         self._reads: dict[tuple[Address, Op], Operation] = {}
         self._read_notices: dict[tuple[Address, Address, RequestId], Operation] = {}
         """READs whose notice has not reached P, by (P rank, D rank, P's request id)."""
@@ -284,6 +296,8 @@ class Oracle:
         if (node, allocation.generation) in self._targets or not owned.isdisjoint(allocation.blocks):
             self._fail("S1", f"{node} allocated blocks that a registration still holds", event.request_id)
         owned.update(allocation.blocks)
+        if allocation.generation > self._newest.get(node, -1):
+            self._newest[node] = allocation.generation
         request.admitted = event
         request.allocation = allocation
         self._targets[node, allocation.generation] = request
@@ -381,6 +395,9 @@ class Oracle:
         product = self._sources.get((engine_of(node), effect.source.generation))
         if product is None:
             self._fail("S2", f"{node} posted a WRITE from blocks that it has released", reg.request_id)
+        if self._barred and grant.target.generation <= self._barred.get((node, effect.to), -1):
+            self._post_barred(node, effect, product)
+            return
         request = self._targets.get((reg.engine, grant.target.generation))
         if request is None or request.allocation != grant.target:
             self._fail("S1", f"{node} posted a WRITE into blocks that its request does not hold", reg.request_id)
@@ -398,6 +415,14 @@ class Oracle:
         link[op] = Operation(product, request, bit)
         product.reading += 1
         request.landing += 1
+
+    def _post_barred(self, node: Address, effect: PostWrite, product: Product) -> None:
+        params = KvParams(EngineInfo(engine_of(node), effect.grant.shards), product.xid, "", 0)
+        nobody = Request(DecodeQueued(effect.op.reg.request_id, params, 0, 0))
+        nobody.barred = True
+        nobody.landing = 1
+        self._links.setdefault((node, effect.to), {})[effect.op] = Operation(product, nobody, 0)
+        product.reading += 1
 
     def _same_content(self, product: Product, request: Request, op: Op, nbytes: int, node: Address) -> None:
         wrong = _content(product, request)
@@ -420,6 +445,8 @@ class Oracle:
         if not event.ok:
             product.failed |= 1 << op.p_rank
             return
+        if operation.request.barred:
+            self._fail("S1", f"a WRITE of {node} landed through a fence", op.reg.request_id)
         product.sent |= 1 << op.p_rank
         if self._done_is_remote:
             operation.request.landed |= operation.bit
@@ -443,6 +470,16 @@ class Oracle:
             self._settle((node, event.peer), op, operation, reading=operation.reading and not ours, landing=False)
         for op, operation in list(self._links.get((event.peer, node), {}).items()):
             self._settle((event.peer, node), op, operation, reading=operation.reading, landing=False)
+        engine = engine_of(node)
+        if engine not in self._newest:
+            return
+        self._barred[event.peer, node] = self._newest[engine]
+        p_engine, p_rank = engine_of(event.peer), rank_of(event.peer)
+        for reader, op in [key for key in self._reads if key[0] == node and key[1].p_rank == p_rank]:
+            request = self._reads[reader, op].request
+            if request.prefill == p_engine:
+                request.landing -= 1
+                del self._reads[reader, op]
 
     def _settle(self, link: Link, op: Op, operation: Operation, reading: bool, landing: bool) -> None:
         if operation.reading and not reading:
@@ -515,6 +552,8 @@ class Oracle:
         operation = operations.get(op)
         if operation is None:
             return
+        if operation.request.barred:
+            self._fail("S1", f"a WRITE of {sender} landed through a fence", reg.request_id)
         allocation = operation.request.allocation
         if generation is None or (allocation is not None and allocation.generation == generation):
             operation.request.landed |= operation.bit
