@@ -78,13 +78,12 @@ class StepCost:
 
     def step_sums_ps(self, prefill_tokens: int, attended: int, decodes: int, context: int) -> int:
         """One step from the sums P, A, D, C."""
+        time = self.h0
         if decodes:
-            time = self.c0 + (self.h1 + self.c1) * decodes + self.c2 * context
-        else:
-            time = 0
+            time += self.c0 + (self.h1 + self.c1) * decodes + self.c2 * context
         if prefill_tokens:
             time += self.hp + self.a1 * prefill_tokens + self.a2 * attended
-        return time + self.h0 + self.linear.of(prefill_tokens + decodes)
+        return time + self.linear.of(prefill_tokens + decodes)
 
     def decode_step_ps(self, decodes: int, context: int) -> int:
         """One step of decodes only, O(1). At constant D the next one lasts `c2 * decodes` longer."""

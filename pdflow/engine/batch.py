@@ -44,7 +44,8 @@ class DecodeBatch:
         self.context = 0
         self._cost = cost
         self._block_size = block_size
-        self._crossing = [0] * block_size
+        # Twice in a row, so that what is ahead is one slice.
+        self._crossing = [0] * (2 * block_size)
         self._prepaid = 0
         self._counted = 0
         self._order = 0
@@ -64,9 +65,11 @@ class DecodeBatch:
         self.size += 1
         self.context += context
         # Context c begins a new block when c = 1 modulo the block size.
-        crossing = (1 - context) % block_size
-        self._crossing[(step + crossing) % block_size] += 1
-        if not crossing and context <= seq.blocks * block_size:
+        ahead = (1 - context) % block_size
+        at = (step + ahead) % block_size
+        self._crossing[at] += 1
+        self._crossing[at + block_size] += 1
+        if not ahead and context <= seq.blocks * block_size:
             self._prepaid += 1
 
     def leave(self, seq: Sequence) -> int:
@@ -75,12 +78,14 @@ class DecodeBatch:
         join_step, join_context = seq.join_step, seq.join_context
         done = self.step - join_step
         context = join_context + done
-        crossing = (1 - join_context) % block_size
-        if not done and not crossing and context <= seq.blocks * block_size:
+        ahead = (1 - join_context) % block_size
+        if not done and not ahead and context <= seq.blocks * block_size:
             self._prepaid -= 1
         self.size -= 1
         self.context -= context
-        self._crossing[(join_step + crossing) % block_size] -= 1
+        at = (join_step + ahead) % block_size
+        self._crossing[at] -= 1
+        self._crossing[at + block_size] -= 1
         seq.order = -1
         seq.generated += done
         grown = -(-(context - 1) // block_size) - seq.blocks
@@ -118,15 +123,10 @@ class DecodeBatch:
 
     def growth_over(self, steps: int) -> int:
         """Blocks that the next `steps` steps need beyond those held and those that the pool has counted already."""
-        block_size, crossing = self._block_size, self._crossing
-        cycles, rest = divmod(steps, block_size)
+        block_size = self._block_size
         begin = self.step % block_size
-        end = begin + rest
-        if end <= block_size:
-            partial = sum(crossing[begin:end])
-        else:
-            partial = sum(crossing[begin:]) + sum(crossing[: end - block_size])
-        grown = cycles * self.size + partial - self._prepaid - self._counted
+        partial = sum(self._crossing[begin : begin + steps % block_size])
+        grown = steps // block_size * self.size + partial - self._prepaid - self._counted
         return grown if grown > 0 else 0
 
     def count_growth(self, steps: int, pool: PagedPool) -> None:
@@ -141,7 +141,9 @@ class DecodeBatch:
         """Move past `steps` steps. Returns those that have all their tokens, by order of joining; they must leave."""
         finished: list[Sequence] = []
         if self.size:
-            self.count_growth(steps, pool)
+            grown = self.growth_over(steps)
+            if grown and not pool.grow(grown):
+                raise AssertionError(f"{grown} blocks were planned for and are gone")
             self._prepaid = self._counted = 0
             self.context += steps * self.size
         self.step = step = self.step + steps

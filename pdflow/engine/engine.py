@@ -145,7 +145,7 @@ class Engine:
         called joins the same first step.
         """
         outcomes: list[Outcome] = []
-        scheduler = self._scheduler
+        scheduler, log = self._scheduler, self._log
         while (wake := self._wake_ns) is not None and wake <= now:
             steps = self._steps
             if not steps:
@@ -155,10 +155,11 @@ class Engine:
             if steps < self._planned_steps and self._only_room and self._goes_on(steps, end, outcomes):
                 continue
             self._busy_ps += end - self._start_ps
-            if self._log is not None:
-                self._log_segment(self._log, steps)
+            if log is not None:
+                self._log_segment(log, steps)
             changed = scheduler.complete(steps, end, outcomes)
-            if self._heard_first is None and scheduler.idle:
+            if self._heard_first is None and not scheduler.waiting and scheduler.seats_taken == scheduler.loading:
+                # Nobody to compute for, nobody to admit: at most transfers under way.
                 self._steps = 0
                 self._wake_ns = None
             else:
@@ -245,7 +246,15 @@ class Engine:
         chunks = scheduler.chunks
         first, delta, steps = scheduler.batch.segment(chunks, self.pool)
         if chunks or scheduler.fresh:
-            self._stamp_first_step(-(-start // PS_PER_NS), -(-(start + first) // PS_PER_NS))
+            start_ns, end_ns = -(-start // PS_PER_NS), -(-(start + first) // PS_PER_NS)
+            for seq in scheduler.fresh:
+                seq.start_ns = start_ns
+                seq.first_token_ns = end_ns
+            for seq, new in chunks:
+                if seq.start_ns < 0:
+                    seq.start_ns = start_ns
+                if seq.first_token_ns < 0 and seq.computed + new == seq.target:
+                    seq.first_token_ns = end_ns
         if scheduler.retry:
             steps = 1
         self._start_ps, self._first_ps, self._delta_ps = start, first, delta
@@ -253,7 +262,7 @@ class Engine:
         self._end_ps = self._planned_end_ps = end = start + steps * first + delta * (steps * (steps - 1) // 2)
         self._wake_ns = -(-end // PS_PER_NS)
         self._only_room = heard is None
-        if heard is not None and steps > 1:
+        if heard is not None and steps > 1 and end > heard * PS_PER_NS:
             self._cut(heard)
 
     def _goes_on(self, steps: int, end: int, outcomes: list[Outcome]) -> bool:
@@ -269,19 +278,9 @@ class Engine:
         if scheduler.missed >= 0:
             heard = self._heard_last = scheduler.missed
         self._heard_first = heard
-        if heard is not None:
+        if heard is not None and planned_end > heard * PS_PER_NS:
             self._cut(heard)
         return True
-
-    def _stamp_first_step(self, start_ns: int, end_ns: int) -> None:
-        for seq in self._scheduler.fresh:
-            seq.first_token_ns = end_ns
-            seq.start_ns = start_ns
-        for seq, new in self._scheduler.chunks:
-            if seq.start_ns < 0:
-                seq.start_ns = start_ns
-            if seq.first_token_ns < 0 and seq.computed + new == seq.target:
-                seq.first_token_ns = end_ns
 
     def _hear(self, now: int) -> None:
         """Something happened at `now`: be at the first boundary strictly after it."""
@@ -292,7 +291,7 @@ class Engine:
         if self._heard_first is None:
             self._heard_first = now
         self._heard_last = now
-        if self._steps > 1:
+        if self._steps > 1 and self._end_ps > now * PS_PER_NS:
             self._cut(now)
 
     def _hear_of_room(self, now: int) -> None:
@@ -307,10 +306,11 @@ class Engine:
             self._hear(now)
 
     def _cut(self, now: int) -> None:
-        limit = now * PS_PER_NS
-        if self._end_ps > limit:
-            self._steps, self._end_ps = _, end = self._boundary_after(limit)
-            self._wake_ns = -(-end // PS_PER_NS)
+        """End the segment at the first boundary strictly after `now`, an instant before its end."""
+        start, first, delta = self._start_ps, self._first_ps, self._delta_ps
+        steps = steps_to_reach(first, delta, now * PS_PER_NS - start + 1) or 1
+        end = start + steps * first + delta * (steps * (steps - 1) // 2)
+        self._steps, self._end_ps, self._wake_ns = steps, end, -(-end // PS_PER_NS)
 
     def _boundary_after(self, limit_ps: int) -> tuple[int, int]:
         """(steps, end) up to the first boundary strictly after the limit, which must lie before the segment's end."""

@@ -102,11 +102,6 @@ class Scheduler:
         self.loading -= 1
         self._ready.append(seq)
 
-    @property
-    def idle(self) -> bool:
-        """Nobody to compute for and nobody to admit: at most transfers under way."""
-        return not self.waiting and self.seats_taken == self.loading
-
     def drop(self, seq: Sequence, now: int) -> Dropped:
         phase = seq.phase
         if phase in (_NEW, _GONE) or seq.dropping:
@@ -148,10 +143,18 @@ class Scheduler:
         if finished:
             at_ns = -(-end // PS_PER_NS)
             last_step = batch.step - 1
+            pool = self.pool
             for seq in finished:
                 grown = batch.leave(seq)
                 seq.token_runs.append((seq.run_start, last_step))
-                self._finish(seq, grown, at_ns, outcomes)
+                self._retire(seq)
+                if grown:
+                    pool.shrink(grown)
+                assert seq.allocation is not None
+                pool.release(seq.allocation)
+                seq.allocation = None
+                if not seq.dropping:
+                    outcomes.append(Finished(seq, at_ns))
         if self.chunks:
             self._complete_chunks(end, outcomes)
             return True
@@ -178,16 +181,13 @@ class Scheduler:
             seq.generated += 1
             if seq.generated < seq.output_tokens:
                 self.batch.join(seq, seq.target + 1)
-            else:
-                seq.token_runs.append((last_step, last_step))
-                self._finish(seq, 0, at_ns, outcomes)
+                continue
+            seq.token_runs.append((last_step, last_step))
+            self._retire(seq)
+            self._give_back(seq, 0)
+            if not seq.dropping:
+                outcomes.append(Finished(seq, at_ns))
         self.chunks = []
-
-    def _finish(self, seq: Sequence, grown: int, at_ns: int, outcomes: list[Outcome]) -> None:
-        self._retire(seq)
-        self._give_back(seq, grown)
-        if not seq.dropping:
-            outcomes.append(Finished(seq, at_ns))
 
     def _retire(self, seq: Sequence) -> None:
         seq.phase = _GONE
