@@ -1,0 +1,285 @@
+"""Bugs that the machine once had, each by the shortest story that shows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdflow.layout.geometry import TransferGeometry
+from pdflow.protocol.consumer_rank import ConsumerRank
+from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
+from pdflow.protocol.effects import Fence, Flush, Handshake, PostWrite, Send, Tell
+from pdflow.protocol.events import (
+    FenceEnded,
+    FrameOrdered,
+    HandshakeEnded,
+    PeerExited,
+    PeerLost,
+    PeerRestarted,
+    PrefillLegEnded,
+    Received,
+    WriteEnded,
+)
+from pdflow.protocol.messages import Code, Fail, Sync
+from pdflow.protocol.timers import TimerKind, Timers
+from pdflow.protocol.values import S
+from tests.protocol.support.cluster import SHAPE, Cluster, engine_info
+
+
+def test_two_attempts_at_one_prompt_may_both_be_refused() -> None:
+    """Both fell back to one LEASED cell, which stood in the table twice; the lease's end then found it gone."""
+    c = Cluster()
+    c.holding = {"handshake"}
+    c.serve("r1", "x")
+    c.decode("r2", "x")
+    c.admit("r2")
+    c.carry_out(c.find("handshake", "D.r0"))
+    c.run()
+    c.abort("r1")
+    c.abort("r2")
+    c.run()
+    c.holding = set()
+    c.pass_time(40 * S)
+    assert c.released == [("x", "EXPIRED")]
+    assert c.outcomes == {"r1": ["CANCELLED"], "r2": ["CANCELLED"]}
+
+
+def test_compat_rank_that_registers_after_the_join_is_not_written() -> None:
+    """It took a cell with a WRITE in flight back to JOINING, and the first rank was written a second time (C4, R13)."""
+    c = Cluster(d=(engine_info("D", 2),), dialect=VLLM_COMPAT)
+    c.holding = {"WRITE"}
+    c.serve("r", "x")
+    c.carry_out(c.find("handshake", "D.r0"))
+    c.carry_out(c.find("Register", "D.r0"))
+    late = c.find("handshake", "D.r1")
+    c.pending.remove(late)
+    c.pass_time(3 * S)
+    assert [w.to for w in c.wrote()] == ["D.r0"]
+    c.pending.append(late)
+    c.run()
+    assert [w.to for w in c.wrote()] == ["D.r0"]
+    c.holding = set()
+    c.run()
+    assert "COMMITTED" not in c.outcomes["r"]
+
+
+def test_compat_copy_of_a_served_registration_is_ignored() -> None:
+    """With another attempt holding the prompt, it was served again, over blocks that D had committed long before."""
+    c = Cluster(dialect=VLLM_COMPAT)
+    c.holding = {"WRITE"}
+    c.serve("r1", "x")
+    c.decode("r2", "x")
+    c.admit("r2")
+    c.run()
+    copy = next(e for n, e in c.log if n == "D.r0" and type(e).__name__ == "Send" and e.message.reg.request_id == "r1")
+    c.carry_out(c.find("WRITE"))
+    assert c.outcomes["r1"] == ["COMMITTED"]
+    c.feed("P.r0", Received("D.r0", 201, copy.message))
+    assert len(c.wrote()) == 2
+    c.holding = set()
+    c.run()
+    assert c.outcomes["r2"] == ["COMMITTED"]
+
+
+def test_a_refused_rank_does_not_swallow_the_handshake_of_another() -> None:
+    """Its sibling stayed `connecting` for ever, without a handshake under way."""
+    c = Cluster(d=(engine_info("D", 2),))
+    c.prefill("x")
+    c.decode("r", "x")
+    c.admit("r")
+    c.run()
+    c.endpoints["P.r0"].peers.refused("D.r1", c.now, c.timers)
+    c.finish("x")
+    shaking = {e.peer for n, e in c.log if n == "P.r0" and type(e) is Handshake}
+    assert c.endpoints["P.r0"].peers.connecting <= shaking
+    c.at_rest()
+    assert c.outcomes["r"] == ["UNREACHABLE"]
+
+
+def test_a_rank_lost_while_another_is_connected_is_connected_again() -> None:
+    c = Cluster(d=(engine_info("D", 2),))
+    c.holding = {"handshake"}
+    c.serve("r", "x")
+    c.carry_out(c.find("handshake", "D.r0"))
+    c.carry_out(c.find("handshake", "D.r1"))
+    c.run()
+    c.carry_out(c.find("handshake", "P.r0", "D.r0"))
+    c.feed("P.r0", PeerLost("D.r0"))
+    c.carry_out(c.find("handshake", "P.r0", "D.r1"))
+    c.holding = set()
+    c.run()
+    assert c.outcomes["r"] == ["COMMITTED"]
+
+
+def test_each_flush_speaks_of_its_own_write() -> None:
+    """The first flush's end also settled a WRITE posted after that flush had begun (done_means = local)."""
+    c = Cluster(done_is_remote=False)
+    c.holding = {"WRITE", "flush"}
+    c.serve("r1", "x1")
+    c.serve("r2", "x2")
+    c.run()
+    c.carry_out(c.find("WRITE"))
+    c.carry_out(c.find("WRITE"))
+    c.carry_out(c.find("flush"))
+    assert c.released == [("x1", "NONE")]
+    c.holding = set()
+    c.run()
+    assert c.released == [("x1", "NONE"), ("x2", "NONE")]
+
+
+def test_a_fence_is_no_flush() -> None:
+    """A sibling's fence told a WRITE that waited for its flush that its bytes had landed (S7)."""
+    c = Cluster(done_is_remote=False)
+    c.holding = {"WRITE", "flush", "fence", "Done"}
+    c.serve("r1", "x1")
+    c.serve("r2", "x2")
+    c.run()
+    first, second = (i for i in c.pending if i.kind == "WRITE")
+    c.pending.remove(first)
+    c.feed("P.r0", WriteEnded(first.what.op, True))
+    c.carry_out(second, ok=False)
+    assert [type(e) for n, e in c.log if type(e) in (Flush, Fence)] == [Flush, Fence]
+    c.carry_out(c.find("fence"))
+    c.drop("flush")
+    c.holding = set()
+    c.run()
+    assert {f.code for f in c.frames(Fail)} == {Code.IO}
+    assert c.outcomes == {"r1": ["IO"], "r2": ["IO"]}
+
+
+def test_compat_leg_that_ends_while_its_request_is_held_is_not_forgotten() -> None:
+    """Its quarantine would have had no end: D counts the reclaim time from the end of the prefill leg (7.2)."""
+    c = Cluster(p=(engine_info("P"), engine_info("Q")), dialect=VLLM_COMPAT, pool_blocks=16)
+    c.prefill("y", "Q")
+    c.decode("other", "y", prefill="Q")
+    c.prefill("x")
+    c.finish("x")
+    c.decode("first", "x")
+    c.decode("r", "x")
+    assert c.enqueued == ["other", "first"]
+    c.feed("D", PrefillLegEnded("r", True))
+    c.abort("first")
+    assert c.enqueued == ["other", "first", "r"]
+    c.holding = {"WRITE"}
+    c.admit("r")
+    c.run()
+    c.abort("r")
+    assert any(t.kind is TimerKind.RECLAIM for t in c.endpoints["D"].armed())
+
+
+def test_no_time_frees_an_orphan_in_strict() -> None:
+    """A leg's end armed vllm-compat's reclaim timer for requests of a restarted P (H6)."""
+    c = Cluster()
+    c.holding = {"WRITE", "fence"}
+    c.serve("r", "x")
+    c.run()
+    c.feed("D", PrefillLegEnded("r", True))
+    c.feed("D", PeerRestarted("P", 101))
+    assert c.outcomes["r"] == ["PEER_RESTARTED"]
+    assert not any(t.kind is TimerKind.RECLAIM for t in c.endpoints["D"].armed())
+    c.pass_time(400 * S)
+    assert not c.freed
+
+
+def test_ranks_that_move_nothing_are_not_taken_for_dead() -> None:
+    """P at TP 4 with 2 KV heads: two ranks are replicas that D never talks to; every request died after 15 s."""
+    c = Cluster(p=(engine_info("P", 4),))
+    c.prefill("x")
+    c.decode("r", "x")
+    c.pass_time(60 * S)
+    assert not c.outcomes["r"]
+    c.finish("x")
+    c.admit("r")
+    c.run()
+    assert c.outcomes["r"] == ["COMMITTED"]
+    assert c.released == [("x", "NONE")]
+
+
+@pytest.mark.parametrize("dialect", [STRICT, VLLM_COMPAT])
+def test_ranks_that_move_nothing_let_go_of_an_aborted_request(dialect) -> None:  # type: ignore[no-untyped-def]
+    c = Cluster(p=(engine_info("P", 4),), dialect=dialect)
+    c.prefill("x")
+    c.finish("x")
+    c.decode("r", "x")
+    c.abort("r")
+    c.pass_time(3 * S)
+    assert [xid for xid, _ in c.released] == ["x"]
+
+
+def test_who_was_held_for_a_suspect_peer_is_let_in_when_it_speaks_again() -> None:
+    """Nothing asked again, so it waited for its deadline."""
+    c = Cluster(pool_blocks=16)
+    c.holding = {"WRITE", "Sync", "Fail", "Cancel"}
+    c.serve("stuck", "x")
+    c.run()
+    c.abort("stuck")
+    assert c.endpoints["D"].quarantined_blocks == 4
+    c.pass_time(6 * S)
+    c.prefill("y")
+    c.decode("r", "y")
+    assert c.enqueued == ["stuck"]
+    c.holding = {"WRITE", "Cancel"}
+    c.pass_time(3 * S)
+    assert c.enqueued == ["stuck", "r"]
+
+
+def test_two_engines_with_one_id_are_both_refused() -> None:
+    """Frames went on to the second, over a connection that nobody had."""
+    geometry = TransferGeometry(SHAPE)
+    rank = ConsumerRank(engine_info("D"), 0, 201, STRICT, Timers(), geometry)
+    for life in (101, 102):
+        rank.handle(HandshakeEnded("P.r0", True, life), 0)
+    rank.handle(PeerLost("P.r0"), 0)
+    rank.handle(FrameOrdered(("P.r0",), Sync(1, 1, (), ())), 0)
+    effects = rank.handle(HandshakeEnded("P.r0", True, 101), 0)
+    assert [e.event for e in effects if type(e) is Tell] == [PeerRestarted("P", 102)]
+    assert not any(type(e) is Send for e in effects)
+    assert not rank.peers.connected
+    assert not any(type(e) is Handshake for e in rank.handle(FrameOrdered(("P.r0",), Sync(2, 1, (), ())), 0))
+
+
+def test_a_registration_for_a_prompt_whose_lease_ended_under_a_write_is_told_so() -> None:
+    """Its cell waited for a prompt that would never be finished again, renewed by every SYNC."""
+    c = Cluster()
+    c.holding = {"WRITE"}
+    c.serve("r1", "x")
+    c.run()
+    c.pass_time(31 * S)
+    c.decode("r2", "x")
+    c.admit("r2")
+    c.run()
+    assert c.outcomes["r2"] == ["EXPIRED"]
+    c.holding = set()
+    c.run()
+    assert c.outcomes["r1"] == ["STALLED"]
+    assert c.released == [("x", "NONE")]
+
+
+def test_a_fenced_grant_may_be_posted_but_never_lands() -> None:
+    """D fences a silent P and frees; P, which knows nothing of it, finishes the prompt and posts."""
+    c = Cluster()
+    c.prefill("x")
+    c.decode("r", "x")
+    c.admit("r")
+    c.run()
+    c.holding = {"Sync", "Cancel", "Release"}
+    c.pass_time(20 * S)
+    assert c.outcomes["r"] == ["PEER_DEAD"]
+    assert len(c.freed) == 1
+    c.holding = {"WRITE"}
+    c.pending = [i for i in c.pending if i.kind not in ("Sync", "Cancel", "Release")]
+    c.finish("x")
+    c.run()
+    assert [e.to for _, e in c.log if type(e) is PostWrite] == ["D.r0"]
+    c.fail("WRITE")
+    c.at_rest()
+
+
+def test_proof_of_death_ends_a_read() -> None:
+    c = Cluster(pulls=True)
+    c.holding = {"READ"}
+    c.serve("r", "x")
+    c.run()
+    c.feed("D.r0", PeerExited("P.r0"))
+    assert c.outcomes["r"] == ["PEER_DEAD"]
+    assert len(c.freed) == 1
+    c.feed("D.r0", FenceEnded("P.r0"))
