@@ -1,0 +1,232 @@
+"""Laws of single cells: what has no rule changes nothing, phases follow the tables, only differences of time count.
+
+The cells are those that exploration meets, so every phase is seen with everything that it can hold; the events are
+every kind that a cell of that side understands, for its own registration and for another.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+
+from pdflow.protocol import consumer, producer, producer_rules
+from pdflow.protocol.consumer import ConsumerCell, ConsumerContext
+from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, Dialect
+from pdflow.protocol.effects import NOTHING
+from pdflow.protocol.events import (
+    DecodeAborted,
+    DecodeAdmitted,
+    DecodeHit,
+    PairFailed,
+    PairLanded,
+    PairMissing,
+    PairReported,
+    PeerFenced,
+    PrefillEnded,
+    PrefillLegEnded,
+    Source,
+    SourceReady,
+    WriteEnded,
+)
+from pdflow.protocol.ids import Op, Reg
+from pdflow.protocol.messages import Code, Done, Progress, Register
+from pdflow.protocol.phases import CONSUMER_PHASES, PRODUCER_PHASES, ConsumerPhase, ProducerPhase
+from pdflow.protocol.producer import ProducerCell, ProducerContext
+from pdflow.protocol.values import Allocation
+from tests.protocol.support.space import Scope, Space
+
+FAR = 1 << 60
+OTHER = Reg("D", 9, 9, "another")
+PRODUCER_TIMES = ("lease_until", "grant_until", "join_until", "expect_until")
+CONSUMER_TIMES = ("deadline_until", "stall_until", "cancel_at", "reclaim_until")
+
+
+@cache
+def space(dialect: Dialect, pulls: bool, p_tp: int, d_tp: int) -> Space:
+    explored = Space(Scope(dialect=dialect, pulls=pulls, p_tp=p_tp, d_tp=d_tp, err=1, dup=1))
+    explored.explore(limit=4000, live=False)
+    return explored
+
+
+SPACES = [(STRICT, False, 1, 1), (STRICT, False, 1, 2), (STRICT, False, 2, 1), (STRICT, True, 1, 1)]
+SPACES += [(VLLM_COMPAT, False, 1, 2), (VLLM_COMPAT, False, 1, 1), (VLLM_COMPAT, True, 1, 1)]
+
+
+def cells_of(explored: Space, kind: type) -> dict[Any, None]:
+    """In the order in which they were met, without repetitions."""
+    found: dict[Any, None] = {}
+    for endpoint in explored.endpoints:
+        for cell in getattr(endpoint, "cells", {}).values():
+            if type(cell) is kind:
+                found[cell] = None
+    return found
+
+
+def producer_context(explored: Space, connected: bool = True) -> ProducerContext:
+    scope = explored.scope
+    return ProducerContext(
+        0, explored.p.shards, scope.dialect, explored.timers, explored.geometry, True, connected=connected
+    )
+
+
+def producer_events(cell: ProducerCell, explored: Space) -> list[Any]:
+    source = Source(Allocation(10, (100, 101)), 32, 70, 1, None)
+    events: list[Any] = [
+        SourceReady(cell.xid, "u0-e0000000", source),
+        SourceReady(cell.xid, "u0-e0000000", msgspec.structs.replace(source, digest=99)),
+        PrefillEnded(cell.xid, Code.PREFILL_ABORTED),
+        producer.Connected(),
+        producer.RegistrationRefused(Code.UNREACHABLE),
+        producer.RegistrationRetired(),
+        producer.CancelReceived("D.r0"),
+        producer.LeaseEnded(),
+        producer.JoinEnded(),
+        producer.ShardTaken(0, 1),
+        producer.ShardTaken(0, 2),
+    ]
+    for reg in (cell.reg or Reg("D", 201, 1, "u0-d0000000"), OTHER):
+        for rank in range(explored.scope.d_tp):
+            target = Allocation(20, (200, 201))
+            grant = Register(reg, cell.xid, rank, explored.d.shards, target, 0, 32, 70, 1, 1)
+            events += [grant, msgspec.structs.replace(grant, digest=71)]
+            events += [WriteEnded(Op(reg, 0, rank), ok) for ok in (True, False)]
+            events += [
+                producer.PeerQuiet(rank, ok, fenced) for ok, fenced in ((True, False), (True, True), (False, False))
+            ]
+    return events
+
+
+def consumer_context(explored: Space) -> ConsumerContext:
+    scope = explored.scope
+    ranks = tuple(explored.d_ranks)
+    return ConsumerContext(explored.d, ranks, scope.dialect, explored.timers, explored.geometry, scope.pulls)
+
+
+def consumer_events(cell: ConsumerCell, explored: Space) -> list[Any]:
+    admitted = DecodeAdmitted(cell.request_id, Allocation(20, (200, 201)), 0, 32, 70, 1)
+    events: list[Any] = [
+        consumer.Admission(Reg("D", 201, 1, cell.request_id), admitted),
+        consumer.RoomMade(),
+        consumer.RequestDoomed(Code.DEADLINE),
+        consumer.PeerReborn(),
+        consumer.CancelDue(),
+        consumer.ReclaimDue(),
+        DecodeHit(cell.request_id),
+        DecodeAborted(cell.request_id, Code.CANCELLED),
+        PrefillLegEnded(cell.request_id, True),
+        PrefillLegEnded(cell.request_id, False),
+    ]
+    reg = OTHER if cell.grant is None else cell.grant.reg
+    for named in (reg, OTHER):
+        for p_rank, d_rank in explored.pairs:
+            op = Op(named, p_rank, d_rank)
+            for sender in (f"P.r{p_rank}", f"Q.r{p_rank}", f"P.r{p_rank + 1}"):
+                nbytes = explored.geometry.nbytes(p_rank, d_rank, explored.p.shards, explored.d.shards, 32)
+                done = Done(named, p_rank, 20, nbytes, 1)
+                events += [PairLanded(op, sender), PairLanded(op, sender, done)]
+                events += [PairLanded(op, sender, msgspec.structs.replace(done, generation=19))]
+                events += [PairFailed(op, sender, Code.IO, settled) for settled in (True, False)]
+                events += [PairReported(op, sender, progress) for progress in Progress]
+                events += [PeerFenced(sender, d_rank)]
+            events += [PairMissing(op)]
+    return events
+
+
+def producer_steps(explored: Space):  # type: ignore[no-untyped-def]
+    for connected in (True, False):
+        ctx = producer_context(explored, connected)
+        for cell in cells_of(explored, ProducerCell):
+            for event in producer_events(cell, explored):
+                if type(event) is Register and cell.reg is not None and event.reg != cell.reg:
+                    continue  # the endpoint finds a cell by its registration
+                yield cell, event, ctx
+
+
+def consumer_steps(explored: Space):  # type: ignore[no-untyped-def]
+    ctx = consumer_context(explored)
+    for cell in cells_of(explored, ConsumerCell):
+        for event in consumer_events(cell, explored):
+            yield cell, event, ctx
+
+
+@pytest.mark.parametrize("which", SPACES, ids=lambda w: f"{w[0].name} {'pull' if w[1] else 'push'} {w[2]}:{w[3]}")
+def test_an_event_without_a_rule_returns_the_very_same_cell(which) -> None:  # type: ignore[no-untyped-def]
+    explored = space(*which)
+    for cell, event, ctx in producer_steps(explored):
+        if (cell.phase, type(event)) not in producer_rules.RULES:
+            assert producer_rules.step(cell, event, 0, ctx) == (cell, NOTHING)
+            assert producer_rules.step(cell, event, 0, ctx)[0] is cell
+    for cell, event, ctx in consumer_steps(explored):
+        if (cell.phase, type(event)) not in consumer.RULES:
+            assert consumer.step(cell, event, 0, ctx) == (cell, NOTHING)
+            assert consumer.step(cell, event, 0, ctx)[0] is cell
+
+
+@pytest.mark.parametrize("which", SPACES, ids=lambda w: f"{w[0].name} {'pull' if w[1] else 'push'} {w[2]}:{w[3]}")
+def test_phases_change_as_the_tables_say_and_cells_never(which) -> None:  # type: ignore[no-untyped-def]
+    explored = space(*which)
+    for cell, event, ctx in producer_steps(explored):
+        before = msgspec.json.encode(cell)
+        after, _ = producer_rules.step(cell, event, 0, ctx)
+        assert after.phase in PRODUCER_PHASES[cell.phase], (cell, event, after)
+        assert msgspec.json.encode(cell) == before
+    for cell, event, ctx in consumer_steps(explored):
+        before = msgspec.json.encode(cell)
+        after, _ = consumer.step(cell, event, 0, ctx)
+        assert after.phase in CONSUMER_PHASES[cell.phase], (cell, event, after)
+        assert msgspec.json.encode(cell) == before
+
+
+def test_every_change_of_the_tables_is_really_made() -> None:
+    """An arrow that no step ever makes would be a line in the documentation, not in the machine."""
+    made_p: set[tuple[ProducerPhase, ProducerPhase]] = set()
+    made_d: set[tuple[ConsumerPhase, ConsumerPhase]] = set()
+    for which in SPACES:
+        explored = space(*which)
+        for cell, event, ctx in producer_steps(explored):
+            made_p.add((cell.phase, producer_rules.step(cell, event, 0, ctx)[0].phase))
+            late = msgspec.structs.replace(cell, lease_until=0) if cell.source is not None else cell
+            if cell.phase is ProducerPhase.SETTLING:
+                made_p.add((cell.phase, producer_rules.step(late, event, 1, ctx)[0].phase))
+        for cell, event, ctx in consumer_steps(explored):
+            made_d.add((cell.phase, consumer.step(cell, event, 0, ctx)[0].phase))
+            if cell.phase is ConsumerPhase.QUEUED:
+                held = msgspec.structs.replace(cell, phase=ConsumerPhase.HELD)
+                made_d.add((held.phase, consumer.step(held, event, 0, ctx)[0].phase))
+    unmade_p = {(a, b) for a, to in PRODUCER_PHASES.items() for b in to if a is not b} - made_p
+    unmade_d = {(a, b) for a, to in CONSUMER_PHASES.items() for b in to if a is not b} - made_d
+    assert {f"{a.name}->{b.name}" for a, b in unmade_p} == set()
+    assert {f"{a.name}->{b.name}" for a, b in unmade_d} == set()
+
+
+def shifted(cell: Any, names: tuple[str, ...], by: int) -> Any:
+    """The same cell in a life that began `by` earlier. Zero and the sentinels for `never` are no times."""
+    moved = {name: at + by for name in names if 0 < (at := getattr(cell, name)) < FAR}
+    return msgspec.structs.replace(cell, **moved)
+
+
+@pytest.mark.parametrize("by", [1, 7_000_000_000, 123_456_789_012_345])
+@pytest.mark.parametrize("which", SPACES, ids=lambda w: f"{w[0].name} {'pull' if w[1] else 'push'} {w[2]}:{w[3]}")
+def test_only_differences_of_time_count(which, by) -> None:  # type: ignore[no-untyped-def]
+    explored = space(*which)
+    now = 1_000
+    for cell, event, ctx in producer_steps(explored):
+        cell = shifted(cell, PRODUCER_TIMES, now)
+        after, effects = producer_rules.step(cell, event, now, ctx)
+        later = producer_rules.step(shifted(cell, PRODUCER_TIMES, by), event, now + by, ctx)
+        assert later == (shifted(after, PRODUCER_TIMES, by), effects)
+    for cell, event, ctx in consumer_steps(explored):
+        cell = shifted(cell, CONSUMER_TIMES, now)
+        after, effects = consumer.step(cell, event, now, ctx)
+        later = consumer.step(shifted(cell, CONSUMER_TIMES, by), event, now + by, ctx)
+        assert later == (shifted(after, CONSUMER_TIMES, by), effects)
+
+
+def test_exploration_meets_every_phase() -> None:
+    met = {cell.phase for which in SPACES for cell in cells_of(space(*which), ProducerCell)}
+    assert met == set(ProducerPhase) - {ProducerPhase.GONE}
+    seen = {cell.phase for which in SPACES for cell in cells_of(space(*which), ConsumerCell)}
+    assert seen == set(ConsumerPhase) - {ConsumerPhase.GONE, ConsumerPhase.HELD}
