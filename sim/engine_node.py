@@ -22,7 +22,8 @@ class EngineNode(Node):
         self.engine = engine
         self.block_bytes = block_bytes
         self.priority = ENGINE + index
-        self.rings_at: Instant = FAR
+        self.timer: int = FAR
+        """The one timer that counts: its instant, or, of one that rings last of all at its instant, the complement."""
         self.peak_blocks = 0
 
     def came(self, outcome: object) -> None:
@@ -32,19 +33,24 @@ class EngineNode(Node):
     def rearm(self) -> None:
         """After every call of the engine: keep one timer at its next boundary. A stale one finds nothing due."""
         at = self.engine.wake_at()
-        if at is not None and at != self.rings_at:
-            self.rings_at = at
-            env = self.env
-            now = env.now
-            if at > now:
-                env.call(at - now, self.wake, at, self.priority)
-            else:
-                env.last(self.wake, at, self.priority)
-
-    def wake(self, at: Instant) -> None:
-        if at != self.rings_at:
+        if at is None:
             return
-        self.rings_at = FAR
+        env = self.env
+        now = env.now
+        # A stale timer of this very instant, armed before it came, must not start the engine before all else is heard.
+        timer = at if at > now else ~now
+        if timer == self.timer:
+            return
+        self.timer = timer
+        if at > now:
+            env.call(at - now, self.wake, timer, self.priority)
+        else:
+            env.last(self.wake, timer, self.priority)
+
+    def wake(self, timer: int) -> None:
+        if timer != self.timer:
+            return
+        self.timer = FAR
         engine = self.engine
         outcomes = engine.advance(self.env.now)
         for outcome in outcomes:
