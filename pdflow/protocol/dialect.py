@@ -26,8 +26,8 @@ class Dialect(Value, frozen=True, gc=False):
     candidate stands on each side (C5)."""
 
     floor: bool
-    """Tombstones live until D's floor passes them. Otherwise the newest few thousand ended registrations are remembered,
-    so that a late copy of one never writes again; one that finds no product ends by its TTL (C4)."""
+    """Tombstones live until D's floor passes them. Otherwise the newest few thousand ended registrations are
+    remembered, so that a late copy of one never writes again; one that finds no product ends by its TTL (C4)."""
 
     waits_for_all_ranks: bool
     """P writes when every target D rank has registered. Otherwise it waits at most `join_ns` and then writes to the

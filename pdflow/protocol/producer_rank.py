@@ -105,6 +105,7 @@ class ProducerRank:
         "dead_xids",
         "deadlines",
         "early",
+        "early_takers",
         "ended",
         "engine",
         "flushes",
@@ -140,7 +141,10 @@ class ProducerRank:
         self.matching = Matching()
         self.tombs: dict[EngineId, Tombstones] = {}
         self.dead_xids: OrderedDict[Xid, Code] = OrderedDict()
-        self.early: OrderedDict[Xid | RequestId, int] = OrderedDict()
+        self.early: OrderedDict[Xid, None] = OrderedDict()
+        """RELEASEs of prompts that this rank has not seen finished."""
+        self.early_takers: OrderedDict[RequestId, dict[int, int]] = OrderedDict()
+        """vllm-compat: completions of such prompts, D rank -> how many D ranks read this rank."""
         self.ended: OrderedDict[Reg, None] = OrderedDict()
         """vllm-compat, which has no floor: registrations that have ended, so that a late copy never writes again."""
         self.interests: dict[Address, frozenset[Xid]] = {}
@@ -179,6 +183,7 @@ class ProducerRank:
         other.tombs = {engine: tombs.fork() for engine, tombs in self.tombs.items()}
         other.dead_xids = self.dead_xids.copy()
         other.early = self.early.copy()
+        other.early_takers = OrderedDict((name, takers.copy()) for name, takers in self.early_takers.items())
         other.ended = self.ended.copy()
         other.interests = self.interests.copy()
         other.peers = self.peers.fork()
@@ -192,7 +197,8 @@ class ProducerRank:
             tuple(sorted(self.cells.values(), key=_cell_order)),
             tuple(sorted((e, t.fingerprint()) for e, t in self.tombs.items())),
             tuple(self.dead_xids.items()),
-            tuple(sorted(self.early.items())),
+            tuple(sorted(self.early)),
+            tuple(sorted((name, tuple(takers.items())) for name, takers in self.early_takers.items())),
             tuple(sorted(map(msgspec.structs.astuple, self.ended))),
             tuple(sorted((a, tuple(sorted(x))) for a, x in self.interests.items())),
             tuple(sorted(self.flushes.items())),
@@ -315,7 +321,10 @@ class ProducerRank:
     def _source_ready(self, event: SourceReady, now: Instant) -> Effects:
         xid = event.xid
         timers = self.contexts[0].timers
-        early = self.early.pop(xid, 0) | self.early.pop(event.request_id, 0) if self.early else 0
+        unwanted = xid in self.early
+        if unwanted:
+            del self.early[xid]
+        takers = self.early_takers.pop(event.request_id, None) if self.early_takers else None
         keys = self.keys.get(xid, ())
         if not keys and not self.contexts[0].dialect.matches_by_xid:
             keys = self._adopt(event)
@@ -328,15 +337,22 @@ class ProducerRank:
                 cell = self.cells[key]
                 effects += self._apply(key, cell, event, now, self._connected(cell, event))
             return effects
-        until = now + (timers.release_lease_ns if early & EARLY_RELEASE else timers.lease_ns)
+        until = now + (timers.release_lease_ns if unwanted else timers.lease_ns)
         cell = ProducerCell(OPEN, xid).becoming_leased(event.source, event.request_id, until)
         self.cells[xid] = cell
         self.keys[xid] = (xid,)
-        if early & EARLY_RELEASE:
+        if unwanted:
             self.deadlines.push(until, Timer(TimerKind.LEASE, xid))
-        if early >> 1:
-            return self._apply(xid, cell, ShardTaken(0, 1), now)
-        return NOTHING
+        return NOTHING if takers is None else self._take_early(xid, takers, now)
+
+    def _take_early(self, xid: Xid, takers: dict[int, int], now: Instant) -> Effects:
+        """Each reader that was quicker than this rank counts for itself: a sibling of it may still be reading."""
+        effects: Effects = NOTHING
+        for d_rank, readers in takers.items():
+            cell = self.cells.get(xid)
+            if cell is not None:
+                effects += self._apply(xid, cell, ShardTaken(d_rank, readers), now)
+        return effects
 
     def _adopt(self, event: SourceReady) -> tuple[Key, ...]:
         """vllm-compat: a registration without an xid finds its product by request id."""
@@ -477,7 +493,7 @@ class ProducerRank:
         until = now + self.contexts[0].timers.release_lease_ns
         keys = self.keys.get(message.xid, ())
         if not any(self.cells[k].source is not None for k in keys):
-            self._remember_early(message.xid, EARLY_RELEASE)
+            self._remember_early(message.xid)
         return self._shorten(message.xid, until)
 
     def _shorten(self, xid: Xid, until: Instant) -> Effects:
@@ -489,12 +505,12 @@ class ProducerRank:
                 self.deadlines.push(until, Timer(TimerKind.LEASE, xid))
         return NOTHING
 
-    def _remember_early(self, name: Xid | RequestId, what: int) -> None:
+    def _remember_early(self, name: Xid) -> None:
         if name in self.dead_xids:
             return
         if len(self.early) >= EARLY_LIMIT:
             self.early.popitem(last=False)
-        self.early[name] = self.early.get(name, 0) | what
+        self.early[name] = None
 
     def _taken(self, sender: Address, message: Taken, now: Instant) -> Effects:
         cell = self.cells.get(message.xid)
@@ -506,7 +522,9 @@ class ProducerRank:
         """vLLM's pull completion; from a push D that will never register it means: let go (C7)."""
         xid = self.matching.products.get(message.request_id)
         if xid is None:
-            self._remember_early(message.request_id, EARLY_TAKEN)
+            if len(self.early_takers) >= EARLY_LIMIT:
+                self.early_takers.popitem(last=False)
+            self.early_takers.setdefault(message.request_id, {})[rank_of(sender)] = max(message.count, 1)
             return (Note("producer: completion before its prompt, or after its lease"),)
         cell = self.cells.get(xid)
         if cell is None:
@@ -692,10 +710,6 @@ class ProducerRank:
         if tombs is None or tombs.incarnation != incarnation:
             tombs = self.tombs[engine] = Tombstones(incarnation)
         return tombs
-
-
-EARLY_RELEASE = 1
-EARLY_TAKEN = 2
 
 
 def _cell_order(cell: ProducerCell) -> tuple[Xid, tuple[object, ...]]:

@@ -73,7 +73,7 @@ CI = {
         1361,
         ("delivered", "expired", "released after use", "resolved DEADLINE"),
     ),
-    "vllm-compat push, TP 1 to 2": (Scope(dialect=VLLM_COMPAT, d_tp=2, dup=1), 4576, 15437, ("delivered", "expired")),
+    "vllm-compat push, TP 1 to 2": (Scope(dialect=VLLM_COMPAT, d_tp=2, dup=1), 4590, 15435, ("delivered", "expired")),
     "vllm-compat push, TP 2 to 1": (
         Scope(dialect=VLLM_COMPAT, p_tp=2, drop=1, err=1),
         3449,

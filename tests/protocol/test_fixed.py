@@ -19,7 +19,7 @@ from pdflow.protocol.events import (
     Received,
     WriteEnded,
 )
-from pdflow.protocol.messages import Code, Fail, Sync
+from pdflow.protocol.messages import Code, Completion, Fail, Sync
 from pdflow.protocol.timers import TimerKind, Timers
 from pdflow.protocol.values import S
 from tests.protocol.support.cluster import SHAPE, Cluster, engine_info
@@ -283,3 +283,14 @@ def test_proof_of_death_ends_a_read() -> None:
     assert c.outcomes["r"] == ["PEER_DEAD"]
     assert len(c.freed) == 1
     c.feed("D.r0", FenceEnded("P.r0"))
+
+
+def test_compat_reader_that_is_quicker_than_a_lagging_rank_does_not_free_for_its_sibling() -> None:
+    """One early completion freed the prompt, though two D ranks were to read it (S2)."""
+    c = Cluster(d=(engine_info("D", 2),), dialect=VLLM_COMPAT, pulls=True)
+    c.prefill("x")
+    c.feed("P.r0", Received("D.r0", 201, Completion("p-x", 2)))
+    c.finish("x")
+    assert c.released == []
+    c.feed("P.r0", Received("D.r1", 201, Completion("p-x", 2)))
+    assert c.released == [("x", "NONE")]
