@@ -55,12 +55,13 @@ class Engine:
         "_only_room",
         "_planned_end_ps",
         "_planned_steps",
+        "_planned_wake_ns",
         "_scheduler",
         "_start_ps",
         "_steps",
-        "_wake_ns",
         "limits",
         "pool",
+        "wake_ns",
     )
 
     def __init__(
@@ -83,8 +84,8 @@ class Engine:
         self._heard_first: int | None = None
         self._heard_last = -1
         self._only_room = True
-        # The end of the segment, rounded up; standing still: from when on there is something to look at.
-        self._wake_ns: int | None = None
+        self.wake_ns: int | None = None
+        """What `wake_at()` says: the segment's end; standing still, when there is something to look at. Read only."""
         self._busy_ps = 0
         # The segment, as far as it is to run before the next look; no steps: standing still.
         self._start_ps = 0
@@ -95,6 +96,7 @@ class Engine:
         # The segment as it would run if nobody came.
         self._planned_steps = 0
         self._planned_end_ps = 0
+        self._planned_wake_ns = 0
 
     # What the driver tells.
 
@@ -146,31 +148,38 @@ class Engine:
         """
         outcomes: list[Outcome] = []
         scheduler, log = self._scheduler, self._log
-        while (wake := self._wake_ns) is not None and wake <= now:
+        while (wake := self.wake_ns) is not None and wake <= now:
             steps = self._steps
             if not steps:
-                self._plan(now * PS_PER_NS, now * PS_PER_NS + 1, True, outcomes)
+                self._plan(now * PS_PER_NS, now, now + 1, True, outcomes)
                 continue
-            end = self._end_ps
-            if steps < self._planned_steps and self._only_room and self._goes_on(steps, end, outcomes):
+            if steps < self._planned_steps and self._only_room and self._goes_on(steps, wake, outcomes):
                 continue
-            self._busy_ps += end - self._start_ps
+            start, end = self._start_ps, self._end_ps
+            self._busy_ps += end - start
             if log is not None:
-                self._log_segment(log, steps)
-            changed = scheduler.complete(steps, end, outcomes)
+                first, delta, weight = self._first_ps, self._delta_ps, scheduler.batch.size
+                fresh = len(scheduler.fresh)
+                if not fresh:
+                    log.add(start, first, delta, steps, weight)
+                else:
+                    log.add(start, first, delta, 1, weight - fresh)
+                    if steps > 1:
+                        log.add(start + first, first + delta, delta, steps - 1, weight)
+            changed = scheduler.complete(steps, end, wake, outcomes)
             if self._heard_first is None and not scheduler.waiting and scheduler.seats_taken == scheduler.loading:
                 # Nobody to compute for, nobody to admit: at most transfers under way.
                 self._steps = 0
-                self._wake_ns = None
+                self.wake_ns = None
             else:
-                self._plan(end, end, changed, outcomes)
+                self._plan(end, wake, wake, changed, outcomes)
         return outcomes
 
     # What the driver asks.
 
     def wake_at(self) -> int | None:
         """When `advance` has something to do next. May move after any call, in either direction."""
-        return self._wake_ns
+        return self.wake_ns
 
     def next_boundary(self, now: int) -> int | None:
         """When the first step boundary strictly after `now` comes; None if the engine stands still.
@@ -224,29 +233,29 @@ class Engine:
 
     # The segment.
 
-    def _plan(self, start: int, before: int, changed: bool, outcomes: list[Outcome]) -> None:
-        """Plan from `start` ps on, knowing what happened strictly before `before` ps.
+    def _plan(self, start_ps: int, start_ns: int, before_ns: int, changed: bool, outcomes: list[Outcome]) -> None:
+        """Plan from `start_ps` on, knowing what happened strictly before `before_ns`.
 
         `changed`: the engine's own doing may have made room, so the queue is worth a look.
         """
         heard = self._heard_first
         scheduler = self._scheduler
-        look = changed or (heard is not None and heard * PS_PER_NS < before)
-        some = scheduler.compose(start, before, look, outcomes)
+        look = changed or (heard is not None and heard < before_ns)
+        some = scheduler.compose(start_ps, start_ns, before_ns, look, outcomes)
         if heard is not None:
             # What happened at the instant of this very boundary is heard once that has passed.
-            heard = self._heard_last if self._heard_last * PS_PER_NS >= before else None
+            heard = self._heard_last if self._heard_last >= before_ns else None
         if scheduler.missed >= 0:
             heard = self._heard_last = scheduler.missed
         if not some:
             self._steps = 0
-            self._wake_ns, self._heard_first = heard, None
+            self.wake_ns, self._heard_first = heard, None
             return
         self._heard_first = heard
         chunks = scheduler.chunks
         first, delta, steps = scheduler.batch.segment(chunks, self.pool)
         if chunks or scheduler.fresh:
-            start_ns, end_ns = -(-start // PS_PER_NS), -(-(start + first) // PS_PER_NS)
+            end_ns = -(-(start_ps + first) // PS_PER_NS)
             for seq in scheduler.fresh:
                 seq.start_ns = start_ns
                 seq.first_token_ns = end_ns
@@ -257,41 +266,43 @@ class Engine:
                     seq.first_token_ns = end_ns
         if scheduler.retry:
             steps = 1
-        self._start_ps, self._first_ps, self._delta_ps = start, first, delta
+        self._start_ps, self._first_ps, self._delta_ps = start_ps, first, delta
+        end_ps = start_ps + steps * first + delta * (steps * (steps - 1) // 2)
         self._steps = self._planned_steps = steps
-        self._end_ps = self._planned_end_ps = end = start + steps * first + delta * (steps * (steps - 1) // 2)
-        self._wake_ns = -(-end // PS_PER_NS)
+        self._end_ps = self._planned_end_ps = end_ps
+        self.wake_ns = self._planned_wake_ns = wake = -(-end_ps // PS_PER_NS)
         self._only_room = heard is None
-        if heard is not None and steps > 1 and end > heard * PS_PER_NS:
+        if heard is not None and steps > 1 and heard < wake:
             self._cut(heard)
 
-    def _goes_on(self, steps: int, end: int, outcomes: list[Outcome]) -> bool:
+    def _goes_on(self, steps: int, end_ns: int, outcomes: list[Outcome]) -> bool:
         """At a boundary before the segment's planned end: look at the queue, and run on if nothing else has changed."""
         scheduler = self._scheduler
         most = scheduler.batch.size * (self._planned_steps // self._block_size + 1)
-        if not scheduler.admit_within(end, most, steps, outcomes):
+        if not scheduler.admit_within(end_ns, most, steps, outcomes):
             return False
         self._steps = self._planned_steps
-        self._end_ps = planned_end = self._planned_end_ps
-        self._wake_ns = -(-planned_end // PS_PER_NS)
-        heard: int | None = self._heard_last if self._heard_last * PS_PER_NS >= end else None
+        self._end_ps = self._planned_end_ps
+        self.wake_ns = wake = self._planned_wake_ns
+        heard: int | None = self._heard_last if self._heard_last >= end_ns else None
         if scheduler.missed >= 0:
             heard = self._heard_last = scheduler.missed
         self._heard_first = heard
-        if heard is not None and planned_end > heard * PS_PER_NS:
+        if heard is not None and heard < wake:
             self._cut(heard)
         return True
 
     def _hear(self, now: int) -> None:
         """Something happened at `now`: be at the first boundary strictly after it."""
+        wake = self.wake_ns
         if not self._steps:
-            if self._wake_ns is None:
-                self._wake_ns = now
+            if wake is None:
+                self.wake_ns = now
             return
         if self._heard_first is None:
             self._heard_first = now
         self._heard_last = now
-        if self._steps > 1 and self._end_ps > now * PS_PER_NS:
+        if self._steps > 1 and wake is not None and now < wake:
             self._cut(now)
 
     def _hear_of_room(self, now: int) -> None:
@@ -310,7 +321,7 @@ class Engine:
         start, first, delta = self._start_ps, self._first_ps, self._delta_ps
         steps = steps_to_reach(first, delta, now * PS_PER_NS - start + 1) or 1
         end = start + steps * first + delta * (steps * (steps - 1) // 2)
-        self._steps, self._end_ps, self._wake_ns = steps, end, -(-end // PS_PER_NS)
+        self._steps, self._end_ps, self.wake_ns = steps, end, -(-end // PS_PER_NS)
 
     def _boundary_after(self, limit_ps: int) -> tuple[int, int]:
         """(steps, end) up to the first boundary strictly after the limit, which must lie before the segment's end."""
@@ -325,14 +336,3 @@ class Engine:
             return 0
         begun = self._steps if self._end_ps <= limit else self._boundary_after(limit)[0]
         return self._scheduler.batch.growth_over(begun)
-
-    def _log_segment(self, log: StepLog, steps: int) -> None:
-        size = self._scheduler.batch.size
-        fresh = len(self._scheduler.fresh)
-        if not fresh:
-            log.add(self._start_ps, self._first_ps, self._delta_ps, steps, size)
-            return
-        start, first, delta = self._start_ps, self._first_ps, self._delta_ps
-        log.add(start, first, delta, 1, size - fresh)
-        if steps > 1:
-            log.add(start + first, first + delta, delta, steps - 1, size)

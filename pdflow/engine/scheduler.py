@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from pdflow.cost.step import PS_PER_NS, StepCost
+from pdflow.cost.step import StepCost
 from pdflow.engine.batch import DecodeBatch
 from pdflow.engine.log import StepLog
 from pdflow.engine.sequence import Admitted, Dropped, Finished, Limits, Outcome, Phase, Prefilled, Sequence
@@ -134,35 +134,35 @@ class Scheduler:
 
     # At the end of a segment.
 
-    def complete(self, steps: int, end: int, outcomes: list[Outcome]) -> bool:
-        """Account for `steps` steps that ended at `end` ps; say whether room or work has come of it."""
+    def complete(self, steps: int, end_ps: int, end_ns: int, outcomes: list[Outcome]) -> bool:
+        """Account for `steps` steps that ended at `end_ps`; say whether room or work has come of it."""
         batch = self.batch
         if self.fresh:
             self.fresh = []
         finished = batch.ran(steps, self.pool)
         if finished:
-            at_ns = -(-end // PS_PER_NS)
+            self.seats_taken -= len(finished)
             last_step = batch.step - 1
             pool = self.pool
             for seq in finished:
                 grown = batch.leave(seq)
                 seq.token_runs.append((seq.run_start, last_step))
-                self._retire(seq)
+                seq.phase = _GONE
+                del self._running[seq]
                 if grown:
                     pool.shrink(grown)
-                assert seq.allocation is not None
-                pool.release(seq.allocation)
-                seq.allocation = None
+                if seq.allocation is not None:
+                    pool.release(seq.allocation)
+                    seq.allocation = None
                 if not seq.dropping:
-                    outcomes.append(Finished(seq, at_ns))
+                    outcomes.append(Finished(seq, end_ns))
         if self.chunks:
-            self._complete_chunks(end, outcomes)
+            self._complete_chunks(end_ps, end_ns, outcomes)
             return True
         return bool(finished) or self.retry
 
-    def _complete_chunks(self, end: int, outcomes: list[Outcome]) -> None:
+    def _complete_chunks(self, end_ps: int, end_ns: int, outcomes: list[Outcome]) -> None:
         last_step = self.batch.step - 1
-        at_ns = -(-end // PS_PER_NS)
         for seq, new in self.chunks:
             seq.computed += new
             if seq.computed < seq.target:
@@ -173,10 +173,10 @@ class Scheduler:
                 if seq.dropping:
                     self._give_back(seq, 0)
                 else:
-                    outcomes.append(Prefilled(seq, at_ns))
+                    outcomes.append(Prefilled(seq, end_ns))
                 continue
             if seq.last_token_ps >= 0 and self._stalls is not None:
-                self._stalls.add(seq.last_token_ps, end - seq.last_token_ps, 0, 1, 1)
+                self._stalls.add(seq.last_token_ps, end_ps - seq.last_token_ps, 0, 1, 1)
             seq.run_start = last_step
             seq.generated += 1
             if seq.generated < seq.output_tokens:
@@ -186,7 +186,7 @@ class Scheduler:
             self._retire(seq)
             self._give_back(seq, 0)
             if not seq.dropping:
-                outcomes.append(Finished(seq, at_ns))
+                outcomes.append(Finished(seq, end_ns))
         self.chunks = []
 
     def _retire(self, seq: Sequence) -> None:
@@ -203,21 +203,21 @@ class Scheduler:
 
     # At the start of the next.
 
-    def compose(self, start: int, before: int, look: bool, outcomes: list[Outcome]) -> bool:
-        """Say whether there is a step to run at `start` ps, and who is in it.
+    def compose(self, start_ps: int, start_ns: int, before_ns: int, look: bool, outcomes: list[Outcome]) -> bool:
+        """Say whether there is a step to run at `start_ps`, and who is in it.
 
-        Takes notice of what happened strictly before `before` ps; `look`: whether the queue is worth a look.
+        Takes notice of what happened strictly before `before_ns`; `look`: whether the queue is worth a look.
         """
         self.retry = False
         self.missed = -1
         if self._leaving:
-            look |= self._let_leave(before)
+            look |= self._let_leave(before_ns)
         if self._ready:
-            self._let_join(before)
+            self._let_join(before_ns)
         batch = self.batch
         size = batch.size
         if size and size > self.pool.free and batch.growth() > self.pool.free:
-            self._preempt(start)
+            self._preempt(start_ps)
             # Nothing is admitted beside the survivors; if there are none, waiting one step would be waiting for ever.
             self.retry = bool(batch.size or self._prefilling)
             look = not self.retry
@@ -226,15 +226,15 @@ class Scheduler:
             if self._prefilling:
                 budget = self._continue(budget)
             if look and budget >= 0 and self.waiting:
-                self._admit(start, before, budget, outcomes)
+                self._admit(start_ns, before_ns, budget, outcomes)
         return bool(batch.size or self.chunks)
 
-    def admit_within(self, end: int, most: int, steps: int, outcomes: list[Outcome]) -> bool:
+    def admit_within(self, end_ns: int, most: int, steps: int, outcomes: list[Outcome]) -> bool:
         """Admit at a boundary within a segment of decode steps, if that leaves the segment as it is.
 
         It does if only remote sequences come in, which join no step before their KV is here, and if there are blocks
         for them beside the `most` that the whole segment may take. If not, says False: the segment must end at this
-        boundary, and those that are still in the queue are looked at then. `steps` of the segment end at `end` ps.
+        boundary, and those that are still in the queue are looked at then. `steps` of the segment end at this one.
         """
         self.missed = -1
         queue, pool = self._queue, self.pool
@@ -243,7 +243,7 @@ class Scheduler:
             if seq.phase is not _WAITING:
                 queue.popleft()
                 continue
-            if seq.stamp * PS_PER_NS >= end:
+            if seq.stamp >= end_ns:
                 self.missed = seq.stamp
                 break
             needed = -(-seq.target // self._block_size)
@@ -253,15 +253,15 @@ class Scheduler:
             seq.allocation = pool.allocate(needed)
             seq.blocks = needed
             queue.popleft()
-            self._seat(seq, -(-end // PS_PER_NS), outcomes)
+            self._seat(seq, end_ns, outcomes)
         return True
 
-    def _let_leave(self, before: int) -> bool:
+    def _let_leave(self, before_ns: int) -> bool:
         staying = []
         for seq in self._leaving:
             if seq.phase is not _RUNNING:
                 continue  # finished or preempted since
-            if seq.stamp * PS_PER_NS >= before:
+            if seq.stamp >= before_ns:
                 staying.append(seq)
             else:
                 self._give_back(seq, self._take_out(seq))
@@ -280,11 +280,11 @@ class Scheduler:
             seq.token_runs.append((seq.run_start, self.batch.step - 1))
         return grown
 
-    def _let_join(self, before: int) -> None:
+    def _let_join(self, before_ns: int) -> None:
         """Take those whose KV has arrived into the batch: they compute the last prompt token's logits first."""
         late = []
         for seq in self._ready:
-            if seq.stamp * PS_PER_NS >= before:
+            if seq.stamp >= before_ns:
                 late.append(seq)
                 continue
             seq.phase = _RUNNING
@@ -294,7 +294,7 @@ class Scheduler:
             self.fresh.append(seq)
         self._ready = late
 
-    def _preempt(self, start: int) -> None:
+    def _preempt(self, start_ps: int) -> None:
         """Take the last ones out until the rest have the blocks that their next step needs."""
         while self.batch.growth() > self.pool.free:
             seq = next(reversed(self._running))
@@ -307,7 +307,7 @@ class Scheduler:
             self.preemptions += 1
             seq.preemptions += 1
             if decoding and seq.generated:
-                seq.last_token_ps = start
+                seq.last_token_ps = start_ps
             seq.phase = _WAITING
             seq.stamp = -1
             seq.local = True
@@ -329,7 +329,7 @@ class Scheduler:
             budget -= new
         return budget if budget > 0 else 0
 
-    def _admit(self, start: int, before: int, budget: int, outcomes: list[Outcome]) -> None:
+    def _admit(self, start_ns: int, before_ns: int, budget: int, outcomes: list[Outcome]) -> None:
         """Take from the queue, in order, for as long as there are seats, budget and blocks."""
         queue, pool, chunks = self._queue, self.pool, self.chunks
         # What this step's decodes grow by is theirs already, though the pool counts it at the segment's end.
@@ -339,7 +339,7 @@ class Scheduler:
             if seq.phase is not _WAITING:
                 queue.popleft()
                 continue
-            if seq.stamp * PS_PER_NS >= before:
+            if seq.stamp >= before_ns:
                 self.missed = seq.stamp
                 return
             if self.seats_taken >= self._seats:
@@ -358,7 +358,7 @@ class Scheduler:
             queue.popleft()
             seq.allocation = allocation
             seq.blocks = needed
-            self._seat(seq, -(-start // PS_PER_NS), outcomes)
+            self._seat(seq, start_ns, outcomes)
             if new:
                 chunks.append((seq, new))
                 budget -= new
