@@ -22,7 +22,7 @@ from pdflow.results.bench_json import About, CostStatement, content_sha256
 from pdflow.results.events import EventsHeader, EventsWriter, writing_events
 from pdflow.results.result import Result
 from pdflow.results.totals import EngineTotals, LinkTotals
-from pdflow.scenario.schema import ClosedArrival, ConstantArrival, PoissonArrival, Scenario
+from pdflow.scenario.schema import ClosedArrival, ConstantArrival, ConstantCost, PoissonArrival, Scenario
 from pdflow.version import version
 from pdflow.workload.build import requests
 from pdflow.workload.readers import load_model
@@ -161,9 +161,14 @@ def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> Abou
     costs = []
     for pool in scenario.pools:
         cost = cost_of(scenario.model, pool)
-        bar = ", ".join(f"{name.upper()} {value}" for name, value in cost.rel_error.items()) or "exact by definition"
+        bar = ", ".join(f"{name.upper()} {value}".removeprefix("ALL ") for name, value in cost.rel_error.items())
         costs.append(
-            CostStatement(pool=pool.name, model=type(pool.cost).__name__, provenance=cost.provenance, error_bar=bar)
+            CostStatement(
+                pool=pool.name,
+                model="constant" if isinstance(pool.cost, ConstantCost) else "roofline",
+                provenance=cost.provenance,
+                error_bar=bar,
+            )
         )
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     return About(

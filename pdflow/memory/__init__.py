@@ -1,1 +1,1 @@
-"""Allocators as plain data structures, the same in every world: the paged block pool with generations and quarantine."""
+"""Allocators as plain data structures for every world: the paged block pool with generations and quarantine."""

@@ -216,5 +216,5 @@ def _costs(about: About) -> list[tuple[str, str]]:
     """One line for all pools whose step times come from the same place."""
     pools: dict[str, list[str]] = {}
     for cost in about.costs:
-        pools.setdefault(f"{cost.model}, {cost.provenance}; {cost.error_bar}", []).append(cost.pool)
+        pools.setdefault(f"{cost.provenance}; {cost.error_bar}", []).append(cost.pool)
     return [(statement, ", ".join(names)) for statement, names in pools.items()]

@@ -80,7 +80,7 @@ def result(records: Records) -> Result:
         request_rate_rps=10.0,
         slo=Slo(ttft_ms=40, tpot_ms=10),
         costs=tuple(
-            CostStatement(pool=pool, model="constant", provenance="as the scenario states", error_bar="exact")
+            CostStatement(pool=pool, model="constant", provenance="constant, as the scenario states", error_bar="exact")
             for pool in ("prefill", "decode")
         ),
     )
