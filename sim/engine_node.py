@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pdflow.engine.engine import Engine
 from pdflow.protocol.values import Instant
-from sim.clock import ENGINE
-from sim.node import FAR, Node
+from sim.clock import AFTER_ENGINES, ENGINE, POLL
+from sim.node import FAR, Node, Port
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -22,6 +22,9 @@ class EngineNode(Node):
         self.engine = engine
         self.block_bytes = block_bytes
         self.priority = ENGINE + index
+        self.poll_priority = POLL + index
+        self.unasked: list[tuple[Port, Any]] = []
+        """What has come at the instant of a boundary, until the engine has gone through it."""
         self.timer: int = FAR
         """The one timer that counts: its instant, or, of one that rings last of all at its instant, the complement."""
         self.peak_blocks = 0
@@ -64,13 +67,38 @@ class EngineNode(Node):
         if used > self.peak_blocks:
             self.peak_blocks = used
 
-    def poll_at(self, now: Instant) -> Instant:
-        """Once per engine step; an engine without work spins with a millisecond's sleep (PROTOCOL 1.1)."""
-        poll_ns = self.world.poll_ns
-        if not poll_ns:
-            return now
+    def hear(self, port: Port, event: Any) -> None:
+        """Something has come for an endpoint that polls: once per engine step, at the first boundary strictly after
+        now; an engine without work spins with a millisecond's sleep (PROTOCOL 1.1).
+
+        A boundary that is due now is not gone through yet, and with many steps planned at once not even noticed: what
+        comes at it asks again when it has been, and lets nothing overtake it.
+        """
+        now = self.env.now
         boundary = self.engine.next_boundary(now)
-        return -(-now // poll_ns) * poll_ns if boundary is None else boundary
+        if self.unasked or boundary == now:
+            if not self.unasked:
+                self.env.call(0, self.ask_again, None, AFTER_ENGINES)
+            self.unasked.append((port, event))
+        else:
+            self.wait_for_poll(port, event, boundary)
+
+    def ask_again(self, _: None) -> None:
+        arrived, self.unasked = self.unasked, []
+        for port, event in arrived:
+            self.wait_for_poll(port, event, self.engine.next_boundary(self.env.now))
+
+    def wait_for_poll(self, port: Port, event: Any, boundary: Instant | None) -> None:
+        now = self.env.now
+        poll_ns = self.world.poll_ns
+        at = -(-now // poll_ns) * poll_ns if boundary is None else boundary
+        if at > now:
+            self.env.call(at - now, self.polled, (port, event), self.poll_priority)
+        else:
+            self.feed(port, event)
+
+    def polled(self, about: tuple[Port, Any]) -> None:
+        self.feed(*about)
 
     def strand(self, blocks: int, since: Instant) -> None:
         """Blocks that no engine computed on from `since` until now: waiting for a transfer, in one, or after one."""

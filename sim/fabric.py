@@ -78,14 +78,10 @@ class Fabric:
 
     def deliver(self, port: Port, event: Any) -> None:
         """Hand over what has arrived at a node, at its next poll."""
-        node = port.node
         if self.world.poll_ns:
-            now = self.env.now
-            at = node.poll_at(now)
-            if at > now:
-                self.env.call(at - now, self.polled, (port, event))
-                return
-        node.feed(port, event)
+            port.node.hear(port, event)
+        else:
+            port.node.feed(port, event)
 
     def polled(self, about: tuple[Port, Any]) -> None:
         port, event = about

@@ -70,9 +70,9 @@ class Node:
         self.world.fabric.ports[address] = port
         return port
 
-    def poll_at(self, now: Instant) -> Instant:
-        """When this node looks at what has arrived now. At once, unless its dialect polls."""
-        return now
+    def hear(self, port: Port, event: Any) -> None:
+        """Something has come over the fabric, for whoever polls for it. At once, unless a kind of node polls."""
+        self.feed(port, event)
 
     def feed(self, port: Port, event: Any) -> None:
         """Hand an event to an endpoint, and do all that follows from it."""
