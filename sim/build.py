@@ -102,7 +102,9 @@ class Builder:
             max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
             block_size=pool.block_size,
         )
-        engine = Engine(limits, cost_of(scenario.model, pool), PagedPool(blocks), self.exact, log, log)
+        # P's steps have tokens that nobody waits for: nothing would ever be read from their log.
+        step_log = None if pool.role == "prefill" else log
+        engine = Engine(limits, cost_of(scenario.model, pool), PagedPool(blocks), self.exact, step_log, log)
         block_bytes = self.shapes[pool.name].engine_bytes_per_token(pool.tp) * pool.block_size
         info = EngineInfo(name, self.shards[pool.name])
         self.infos[pool.role].append(info)
