@@ -5,8 +5,8 @@ stays quarantined: that is `pdflow.protocol`. It has no prefix cache: two alloca
 
 Blocks are reused first in, first out. A stale write that escaped every other guard then lands in a block that has
 been free for as long as the pool allows, rather than in the one that was handed out a moment ago, and it costs no more
-than a stack: the free blocks are a list behind a cursor, taken by one slice and given back by one extend. The order is
-a function of the calls alone.
+than a stack: the free blocks are a queue of the tuples that were given back, the first of them used up to a cursor, so
+that giving back is one append and taking is a slice or two. The order is a function of the calls alone.
 
 Blocks that decoding needs one by one are only counted (`grow`): the protocol never names them, no peer can write to
 them, and a simulator has no use for their ids.
@@ -16,10 +16,9 @@ Sources: PROTOCOL.md section 6 (S1 and S6: exclusive destinations, one release),
 
 from __future__ import annotations
 
-from pdflow.protocol.values import Allocation
+from collections import deque
 
-_COMPACT_AT = 1024
-"""Taken ids that may linger before the cursor; below this, moving the rest costs more than the memory saved."""
+from pdflow.protocol.values import Allocation
 
 
 class PoolError(ValueError):
@@ -31,7 +30,7 @@ class PagedPool:
 
     __slots__ = (
         "_cursor",
-        "_free_ids",
+        "_free_runs",
         "_generation",
         "_held",
         "_quarantine",
@@ -51,8 +50,11 @@ class PagedPool:
         self.grown = 0
         """Blocks in use that were only counted, never named."""
         self.quarantined = 0
-        self._free_ids = list(range(num_blocks))
+        # Free and grown blocks, in the order of their next use; no run is empty, none but the first is begun.
+        self._free_runs: deque[tuple[int, ...]] = deque()
         self._cursor = 0
+        if num_blocks:
+            self._free_runs.append(tuple(range(num_blocks)))
         self._generation = 0
         self._held: dict[int, Allocation] = {}
         self._quarantine: dict[int, Allocation] = {}
@@ -71,17 +73,17 @@ class PagedPool:
             return None
         if count < 0:
             raise PoolError(f"allocate({count}): the count must be 0 or more")
-        ids = self._free_ids
         start = self._cursor
         end = start + count
+        runs = self._free_runs
+        if runs and end < len(runs[0]):
+            blocks = runs[0][start:end]
+            self._cursor = end
+        else:
+            blocks = self._take_over_runs(count)
         self.free -= count
         self._generation = generation = self._generation + 1
-        self._held[generation] = allocation = Allocation(generation, tuple(ids[start:end]))
-        if end > _COMPACT_AT and 2 * end > len(ids):
-            # Fewer ids move than were taken since the last time, so a block still costs O(1).
-            del ids[:end]
-            end = 0
-        self._cursor = end
+        self._held[generation] = allocation = Allocation(generation, blocks)
         return allocation
 
     def release(self, allocation: Allocation) -> None:
@@ -103,8 +105,9 @@ class PagedPool:
             del self._quarantine[generation]
             self.quarantined -= len(mine.blocks)
         blocks = mine.blocks
-        self.free += len(blocks)
-        self._free_ids.extend(blocks)
+        if blocks:
+            self.free += len(blocks)
+            self._free_runs.append(blocks)
 
     def quarantine(self, allocation: Allocation) -> None:
         """Hold the blocks still: no request owns them, and nobody else gets them until `release`.
@@ -167,6 +170,22 @@ class PagedPool:
             for generation, allocation in table.items():
                 owners.update(dict.fromkeys(allocation.blocks, generation))
         return owners
+
+    def _take_over_runs(self, count: int) -> tuple[int, ...]:
+        """The next `count` blocks, if they use up the first run."""
+        runs, start = self._free_runs, self._cursor
+        blocks: list[int] = []
+        while count:
+            run = runs[0]
+            part = run[start : start + count]
+            blocks += part
+            count -= len(part)
+            start += len(part)
+            if start == len(run):
+                runs.popleft()
+                start = 0
+        self._cursor = start
+        return tuple(blocks)
 
     def _demand_same(self, mine: Allocation, given: Allocation) -> None:
         if mine is not given and mine.blocks != given.blocks:

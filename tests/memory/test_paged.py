@@ -1,4 +1,4 @@
-"""The paged pool against a model that keeps a set per state and knows nothing of slices and cursors."""
+"""The paged pool against a model that keeps a set per state and knows nothing of runs and cursors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from pdflow.memory import paged
 from pdflow.memory.paged import PagedPool, PoolError
 from pdflow.protocol.values import Allocation
 
@@ -121,17 +120,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             assert pool.is_quarantined(allocation)
 
 
-class PoolThatCompactsOften(PoolAgainstModel):
-    @initialize()
-    def compact_at_once(self) -> None:
-        paged._COMPACT_AT = 3
-
-    def teardown(self) -> None:
-        paged._COMPACT_AT = 1024
-
-
 TestPool = PoolAgainstModel.TestCase
-TestPoolThatCompactsOften = PoolThatCompactsOften.TestCase
 
 
 def test_a_refused_allocation_changes_nothing() -> None:
@@ -179,4 +168,4 @@ def test_ids_taken_do_not_pile_up() -> None:
         allocation = pool.allocate(700)
         assert allocation is not None
         pool.release(allocation)
-    assert len(pool._free_ids) <= 2 * 3000 + 1024
+    assert sum(len(run) for run in pool._free_runs) <= 2 * 3000
