@@ -4,6 +4,9 @@
     docs/scenario.md       every key of a scenario file, from the schema that the loader uses
     docs/cli.md            every command and option, from the command itself
     docs/architecture.md   the life of one request, from the events of a run
+    docs/wire.md           messages, phases and dialects, from the protocol's own tables;
+    docs/phases.md         what writes these stands in pdflow/protocol
+    docs/dialects.md
 
 A generated part stands between `<!-- NAME -->` and `<!-- /NAME -->`. tests/docs/test_generated.py compares, so that
 none of this can be wrong for long.
@@ -11,7 +14,6 @@ none of this can be wrong for long.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import os
 import subprocess
@@ -25,6 +27,9 @@ import click
 
 from pdflow.cli import cli
 from pdflow.cost.specs import GpuSpec, MlaDims, ModelSpec
+from pdflow.protocol import dialect, phases
+from pdflow.protocol.diagrams import dialects_page, docstrings, phases_page
+from pdflow.protocol.wire.formats import regenerated
 from pdflow.results.events import read_events
 from pdflow.scenario.jsonschema import schema_json
 
@@ -34,13 +39,19 @@ MAIN_JOB = ("simulate", "examples/conversation.toml")
 Schema = Mapping[str, Any]
 
 
-def generated() -> dict[str, dict[str, str]]:
-    """File -> name of a part -> its text."""
-    return {
+def pages() -> dict[str, str]:
+    """Every document with a generated part, as it should be now."""
+    parts = {
         "README.md": {"output": fenced(printed(*MAIN_JOB))},
         "docs/scenario.md": {"keys": "\n".join(scenario_keys())},
         "docs/cli.md": {"commands": "\n".join(commands())},
         "docs/architecture.md": {"life": fenced("\n".join(life()) + "\n")},
+    }
+    return {
+        **{name: written((ROOT / name).read_text(encoding="utf-8"), inside) for name, inside in parts.items()},
+        "docs/wire.md": regenerated((ROOT / "docs/wire.md").read_text(encoding="utf-8")),
+        "docs/phases.md": phases_page(inspect.getsource(phases)),
+        "docs/dialects.md": dialects_page(inspect.getsource(dialect)),
     }
 
 
@@ -108,7 +119,10 @@ def scenario_keys() -> Iterator[str]:
 
 def key_table(schema: Schema, name: str) -> Iterator[str]:
     """The keys of one table, and below it those of the tables inside."""
-    docs = {**WORDS, **attribute_docs(SPECS[name])} if name in SPECS else WORDS
+    docs = dict(WORDS)
+    if name in SPECS:
+        said = docstrings(inspect.getsource(SPECS[name]), SPECS[name].__name__)
+        docs |= {key: text for key, text in said.items() if text}
     required = schema.get("required", ())
     inside: list[tuple[str, Schema]] = []
     yield "| key | value | default | meaning |\n| --- | --- | --- | --- |"
@@ -177,17 +191,6 @@ def shown(default: object) -> str:
     if isinstance(default, float):
         return f"`{default:g}`"
     return f"`{default}`" if default != "" else ""
-
-
-def attribute_docs(cls: type) -> dict[str, str]:
-    """The sentence that stands below each attribute of a class."""
-    body = ast.parse(inspect.getsource(cls)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for attribute, after in zip(body.body, body.body[1:], strict=False):
-        if isinstance(attribute, ast.AnnAssign) and isinstance(after, ast.Expr):
-            found[ast.unparse(attribute.target)] = " ".join(str(ast.literal_eval(after.value)).split())
-    return found
 
 
 # The command.
@@ -266,12 +269,11 @@ def short(body: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    for name, parts in generated().items():
+    for name, page in pages().items():
         path = ROOT / name
-        before = path.read_text(encoding="utf-8")
-        after = written(before, parts)
-        path.write_text(after, encoding="utf-8")
-        click.echo(f"{name}: {'unchanged' if after == before else 'written'}")
+        same = path.is_file() and path.read_text(encoding="utf-8") == page
+        path.write_text(page, encoding="utf-8")
+        click.echo(f"{name}: {'unchanged' if same else 'written'}")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ def _words(text: str) -> frozenset[str]:
 
 PURE: Final = _words(
     """
-    __future__ abc array attrs bisect cattrs collections contextlib difflib enum fractions functools hashlib heapq
-    itertools json math msgspec numpy operator pathlib pdflow re rich string struct tomllib types typing
+    __future__ abc array ast attrs bisect cattrs collections contextlib difflib enum fractions functools hashlib
+    heapq itertools json math msgspec numpy operator pathlib pdflow re rich string struct tomllib types typing
     """
 )
 """What any file of pdflow may import. `pathlib` is for arithmetic: calls that touch a disk are found below."""
