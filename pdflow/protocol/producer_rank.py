@@ -480,6 +480,8 @@ class ProducerRank:
         tombs.raise_floor(message.floor)
         cell = self.cells.get(reg)
         if cell is not None:
+            if rank_of(sender) not in cell.targets:
+                return (Note("producer: cancel of a rank that is not written"),)
             return self._apply(reg, cell, CancelReceived(sender), now)
         verdict = tombs.find(reg)
         if verdict is None:

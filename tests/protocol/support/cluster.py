@@ -1,7 +1,7 @@
-"""A tiny cluster for protocol tests: real endpoints, a clock that is moved by hand, and an oracle that watches all of it.
+"""A tiny cluster for protocol tests: real endpoints, a clock that is moved by hand, an oracle that watches all of it.
 
 Nothing happens by itself. Frames, handshakes, one-sided operations, flushes and fences wait in `pending` until `run`
-carries them out, first come, first served; what `holding` names stays where it is. So a test reads as a sequence diagram:
+carries them out, first come, first served; what `holding` names stays where it is. A test reads as a sequence diagram:
 
     c.holding = {"WRITE"}; c.run(); c.pass_time(31 * S); c.holding = set(); c.run()
 """

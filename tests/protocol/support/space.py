@@ -66,7 +66,7 @@ TOKENS = 32
 LIFE = {"P": 101, "D": 201}
 
 
-class Broken(AssertionError):
+class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of error)
     def __init__(self, name: str, what: str) -> None:
         super().__init__(f"{name}: {what}")
         self.name = name
@@ -299,7 +299,7 @@ class Space:
         return _APPLY[name](self, s, *choice[1:])
 
     def spend(self, s: State, fault: int) -> State:
-        return s._replace(budget=s.budget[:fault] + (s.budget[fault] - 1,) + s.budget[fault + 1 :])
+        return s._replace(budget=(*s.budget[:fault], s.budget[fault] - 1, *s.budget[fault + 1 :]))
 
     def finish(self, s: State, i: int) -> State:
         xid = self.xids[i]
@@ -341,7 +341,7 @@ class Space:
 
     def pop(self, s: State, link: int) -> State:
         chans = s.chans
-        return s._replace(chans=chans[:link] + (chans[link][1:],) + chans[link + 1 :])
+        return s._replace(chans=(*chans[:link], chans[link][1:], *chans[link + 1 :]))
 
     def arrive(self, s: State, link: int, frame: int) -> State:
         sender, to = self.links[link]
@@ -404,7 +404,7 @@ class Space:
         """A connection breaks at one end: what it had under way towards the other is gone."""
         name, peer = self.links[link]
         chans = s.chans
-        s = self.spend(s, LOSE)._replace(chans=chans[:link] + ((),) + chans[link + 1 :])
+        s = self.spend(s, LOSE)._replace(chans=(*chans[:link], (), *chans[link + 1 :]))
         return self.feed(s, name, PeerLost(peer))
 
     def flag(self, s: State, i: int, flags: int) -> State:
@@ -414,7 +414,7 @@ class Space:
 
     def land(self, s: State, i: int) -> State:
         op, flags = s.ops[i]
-        node, effect = self.operations[op]
+        effect = self.operations[op][1]
         request = self.requests.index(effect.op.reg.request_id)
         bit = self.bit[effect.op.p_rank, effect.op.d_rank]
         landed = list(s.landed)

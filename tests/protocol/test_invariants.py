@@ -1,0 +1,220 @@
+"""The oracle speaks when something is wrong, names it rightly, tells the story, and is silent otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from pdflow.protocol import producer_rules
+from pdflow.protocol.consumer import RULES as CONSUMER_RULES
+from pdflow.protocol.consumer import WAITING, freed
+from pdflow.protocol.effects import (
+    Commit,
+    Enqueue,
+    FreeBlocks,
+    Outcome,
+    PostWrite,
+    Quarantine,
+    ReleaseBlocks,
+    Resolve,
+    Send,
+    Tell,
+)
+from pdflow.protocol.events import (
+    DecodeAborted,
+    DecodeAdmitted,
+    FenceEnded,
+    PairLanded,
+    PrefillFinished,
+    Received,
+    ShardReleased,
+    TimeReached,
+    WriteEnded,
+)
+from pdflow.protocol.invariants import InvariantViolated
+from pdflow.protocol.lease import expired_unclaimed
+from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck
+from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
+from pdflow.protocol.values import Allocation, S
+from tests.protocol.support.cluster import Cluster
+
+
+def in_flight() -> tuple[Cluster, PostWrite]:
+    c = Cluster()
+    c.holding = {"WRITE"}
+    c.serve("r", "x")
+    c.run()
+    return c, c.wrote()[0]
+
+
+def breaks(c: Cluster, name: str, node: str, event: Any, *effects: Any) -> InvariantViolated:
+    assert c.oracle is not None
+    with pytest.raises(InvariantViolated) as found:
+        c.oracle.observe(node, event, effects, c.now)
+    assert found.value.name == name
+    return found.value
+
+
+TICK = TimeReached()
+
+
+def test_s1_free_under_a_write() -> None:
+    c, write = in_flight()
+    assert c.oracle is not None
+    c.oracle.observe("D", TICK, (Resolve("r", Outcome.FAILED, Code.STALLED),), 0)
+    error = breaks(c, "S1", "D", TICK, FreeBlocks(write.grant.target))
+    assert "PostWrite" in error.story
+
+
+def test_s1_write_into_what_was_freed_or_is_anothers() -> None:
+    c, write = in_flight()
+    stale = msgspec.structs.replace(write.grant, target=Allocation(77, (1, 2)))
+    breaks(c, "S1", "P.r0", TICK, msgspec.structs.replace(write, grant=stale))
+    c.serve("s", "y")
+    c.run()
+    other = msgspec.structs.replace(write, op=c.wrote()[1].op)
+    breaks(c, "S1", "P.r0", TICK, other)
+
+
+def test_s1_blocks_allocated_twice() -> None:
+    c, write = in_flight()
+    c.decode("s", "x")
+    again = Allocation(99, (5, write.grant.target.blocks[0]))
+    breaks(c, "S1", "D", DecodeAdmitted("s", again, 0, 64, 7, 1))
+
+
+def test_s1_landing_through_a_fence() -> None:
+    c, write = in_flight()
+    assert c.oracle is not None
+    c.oracle.observe("D.r0", FenceEnded("P.r0"), (), 0)
+    c.oracle.observe("P.r0", WriteEnded(write.op, False), (), 0)
+    c.oracle.observe("P.r0", FenceEnded("D.r0"), (), 0)
+    c.oracle.observe("P.r0", TICK, (write,), 0)
+    breaks(c, "S1", "P.r0", WriteEnded(write.op, True))
+
+
+def test_s2_release_under_a_write() -> None:
+    c, write = in_flight()
+    breaks(c, "S2", "P", TICK, ReleaseBlocks("x", write.source, Code.EXPIRED))
+
+
+def test_s2_write_from_what_was_released() -> None:
+    c, write = in_flight()
+    breaks(c, "S2", "P.r0", TICK, msgspec.structs.replace(write, source=Allocation(55, (1,))))
+
+
+def test_s2_prefill_into_what_is_held() -> None:
+    c, write = in_flight()
+    breaks(c, "S2", "P", PrefillFinished("z", write.source, 64, 7, 1))
+
+
+def test_s3_commit_before_everything_landed() -> None:
+    c, _ = in_flight()
+    breaks(c, "S3", "D", TICK, Commit("r"))
+
+
+def test_s3_same_write_twice() -> None:
+    c, write = in_flight()
+    breaks(c, "S3", "P.r0", TICK, write)
+
+
+@pytest.mark.parametrize("field", ["digest", "weights", "num_tokens"])
+def test_s4_other_content(field: str) -> None:
+    c, write = in_flight()
+    c.generation += 1
+    event = PrefillFinished("z", Allocation(c.generation, (1, 2, 3, 4)), 64, 7, 1)
+    assert c.oracle is not None
+    c.oracle.observe("P", msgspec.structs.replace(event, **{field: 48}), (), 0)
+    c.oracle.observe("P.r0", WriteEnded(write.op, False), (), 0)
+    c.oracle.observe("P.r0", FenceEnded("D.r0"), (), 0)
+    breaks(c, "S4", "P.r0", TICK, msgspec.structs.replace(write, source=event.allocation))
+
+
+def test_s4_wrong_number_of_bytes() -> None:
+    c, write = in_flight()
+    assert c.oracle is not None
+    c.oracle.observe("P.r0", WriteEnded(write.op, False), (), 0)
+    c.oracle.observe("P.r0", FenceEnded("D.r0"), (), 0)
+    breaks(c, "S4", "P.r0", TICK, msgspec.structs.replace(write, nbytes=write.nbytes - 1))
+
+
+@pytest.mark.parametrize(
+    "effects",
+    [
+        (Commit("nobody"),),
+        (Resolve("nobody", Outcome.FAILED, Code.IO),),
+        (Resolve("r", Outcome.FAILED, Code.IO), Resolve("r", Outcome.FAILED, Code.IO)),
+        (Resolve("r", Outcome.FAILED, Code.IO), Commit("r")),
+        (Enqueue("r"),),
+        (FreeBlocks(Allocation(66, (1,))),),
+        (Quarantine(Allocation(66, (1,))),),
+        (ReleaseBlocks("nothing", Allocation(66, (1,)), Code.NONE),),
+    ],
+)
+def test_s6_one_outcome_and_one_release(effects: tuple[Any, ...]) -> None:
+    c, _ = in_flight()
+    breaks(c, "S6", "P" if type(effects[0]) is ReleaseBlocks else "D", TICK, *effects)
+
+
+def test_s7_sent_is_only_said_of_what_was_sent() -> None:
+    c, write = in_flight()
+    reg = write.op.reg
+    breaks(c, "S7", "P.r0", TICK, Send("D.r0", CancelAck(reg, 0, Disposition.SENT, True)))
+    breaks(c, "S7", "P.r0", TICK, Send("D.r0", RegisterAck(reg, 0, Progress.SENT, (0,))))
+    told = Tell("P", ShardReleased("x", 0, Code.NONE))
+    breaks(c, "S7", "P.r0", WriteEnded(write.op, False), told)
+
+
+def test_s8_a_frame_of_another_life() -> None:
+    c, write = in_flight()
+    breaks(c, "S8", "D.r0", Received("P.r0", 9, write.notice), Tell("D", PairLanded(write.op, "P.r0")))
+
+
+def test_s9_a_frame_that_moves_what_is_not_its_senders() -> None:
+    c, write = in_flight()
+    breaks(c, "S9", "P.r0", Received("E.r0", 5, write.grant), Send("D.r0", RegisterAck(write.op.reg, 0, 1, ())))
+    breaks(c, "S9", "D", PairLanded(write.op, "Q.r0"), Commit("r"))
+
+
+def test_quiescence_names_what_is_left() -> None:
+    c, _ = in_flight()
+    assert c.oracle is not None
+    with pytest.raises(InvariantViolated, match="quiescence: D still holds request 'r'"):
+        c.oracle.finish(c.now)
+
+
+def test_lost_engines_leave_nothing_behind() -> None:
+    for engine in ("P", "D"):
+        c, _ = in_flight()
+        c.crash(engine)
+        assert c.oracle is not None
+        if engine == "D":
+            c.oracle.observe("P.r0", WriteEnded(c.wrote()[0].op, True), (), 0)
+            c.oracle.observe("P", TICK, (ReleaseBlocks("x", c.wrote()[0].source, Code.NONE),), 0)
+            c.oracle.finish(0)
+
+
+# Planted in the machine rather than in its effects: the oracle finds them in a run.
+
+
+def test_a_lease_that_frees_under_a_write_is_caught(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setitem(producer_rules.RULES, (IN_FLIGHT, LeaseEnded), expired_unclaimed)
+    c, _ = in_flight()
+    with pytest.raises(InvariantViolated, match="S2"):
+        c.pass_time(31 * S)
+
+
+def test_an_abort_that_frees_at_once_is_caught(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def frees(cell, event, now, ctx):  # type: ignore[no-untyped-def]
+        after, effects = freed(cell, ctx)
+        return after, (Resolve(cell.request_id, Outcome.CANCELLED, event.code), *effects)
+
+    monkeypatch.setitem(CONSUMER_RULES, (WAITING, DecodeAborted), frees)
+    c, _ = in_flight()
+    with pytest.raises(InvariantViolated, match="S1") as found:
+        c.abort("r")
+    assert "DecodeAborted" in found.value.story
+    assert "Register" in found.value.story
+    assert Register.__name__ in str(found.value)
