@@ -187,7 +187,7 @@ def test_architecture_shows_the_rooms() -> None:
 
 
 def test_tests_mirror_rooms() -> None:
-    places = set(ROOMS) | {"sim", "runtime", "docs"}
+    places = set(ROOMS) | {"sim", "runtime", "docs", "benchmarks"}
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")}
     assert folders <= places, f"tests of no room: {sorted(folders - places)}"
     bare = {*ROOMS, "sim"} - folders

@@ -1,0 +1,29 @@
+"""The benchmarks run; what they must show is checked at night, since it measures the machine as well."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.core_speed import OPEN, of_a_run, with_open_transfers
+from benchmarks.sim_speed import CASES, measured
+
+
+def test_the_protocol_alone() -> None:
+    events, event_s, sync_s = with_open_transfers(5, 20, 1)
+    assert events > 5
+    assert min(event_s, sync_s) > 0
+    per_request, event_s, request_s = of_a_run(20, 1)
+    assert request_s == pytest.approx(per_request * event_s)
+
+
+@pytest.mark.parametrize("title", CASES)
+def test_a_simulated_case(title: str) -> None:
+    figures = measured([*CASES[title], "workload.requests=20"])
+    assert figures["requests"] == 20
+    assert figures["turns"] > 20
+
+
+@pytest.mark.nightly
+def test_an_event_costs_the_same_however_many_transfers_are_open() -> None:
+    each = [with_open_transfers(count, 2_000, 5)[1] for count in OPEN]
+    assert max(each) / min(each) < 1.5
