@@ -188,7 +188,7 @@ class ConsumerRank:
         return self._connect(peer)
 
     def _connect(self, peer: Address) -> Effects:
-        if peer in self.peers.connecting:
+        if peer in self.peers.connecting or peer in self.fencing:
             return NOTHING
         self.peers.connecting.add(peer)
         return (Handshake(peer),)
@@ -333,6 +333,10 @@ class ConsumerRank:
 
     def _handshake_ended(self, event: HandshakeEnded, now: Instant) -> Effects:
         peer = event.peer
+        if event.ok and peer in self.fencing:
+            # This connection is part of what is being closed. What waits for one goes on waiting.
+            self.peers.connecting.discard(peer)
+            return NOTHING
         waiting = self.waiting_reads.pop(peer, ())
         pending = self.pending.pop(peer, ())
         effects: Effects = NOTHING
@@ -378,9 +382,18 @@ class ConsumerRank:
         return NOTHING
 
     def _peer_quiet(self, event: PeerExited | FenceEnded, now: Instant) -> Effects:
-        self.peers.lost(event.peer)
-        self.fencing.discard(event.peer)
-        return (Tell(self.scheduler, PeerFenced(event.peer, self.rank)),)
+        """Every grant to this peer counts as settled now, so none that is still waiting here may leave any more."""
+        peer = event.peer
+        self.peers.lost(peer)
+        self.fencing.discard(peer)
+        for op in self.waiting_reads.pop(peer, ()):
+            del self.reads[op]
+        kept = tuple(m for m in self.pending.pop(peer, ()) if type(m) is not Register)
+        effects: Effects = (Tell(self.scheduler, PeerFenced(peer, self.rank)),)
+        if kept:
+            self.pending[peer] = kept
+            effects += self._connect(peer)
+        return effects
 
     def _time(self, event: TimeReached | TimerFired, now: Instant) -> Effects:
         return NOTHING

@@ -55,6 +55,7 @@ CI = {
         48871,
         EVERY_END,
     ),
+    "strict push, lagging ranks": (Scope(lagging=True, deadline=0, stall=0), 4054, 13559, EVERY_END),
     "strict pull": (
         Scope(pulls=True, drop=1, dup=1, err=1, lose=1, sync=1),
         16679,
@@ -102,6 +103,9 @@ NIGHTLY = {
     "strict push, TP 1 to 2, duplicates": Scope(d_tp=2, dup=1, deadline=0, stall=0),
     "strict push, two requests": Scope(requests=2, deadline=0, stall=0, dup=1, concurrent=False),
     "strict push, two attempts, an error": Scope(requests=2, same_product=True, err=1, dup=1, deadline=0, stall=0),
+    "strict push, lagging ranks, TP 1 to 2": Scope(lagging=True, d_tp=2, deadline=0, stall=0, abort=0),
+    "strict push, lagging ranks, broken connections": Scope(lagging=True, lose=1, sync=1, deadline=0, stall=0),
+    "vllm-compat push, lagging ranks": Scope(dialect=VLLM_COMPAT, lagging=True, p_tp=2, drop=1, err=1),
     "vllm-compat push, two requests": Scope(dialect=VLLM_COMPAT, requests=2, drop=1, dup=1),
 }
 

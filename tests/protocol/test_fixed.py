@@ -7,7 +7,7 @@ import pytest
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
-from pdflow.protocol.effects import Fence, Flush, Handshake, PostWrite, Send, Tell
+from pdflow.protocol.effects import Fence, Flush, Handshake, PostRead, PostWrite, Send, Tell
 from pdflow.protocol.events import (
     FenceEnded,
     FrameOrdered,
@@ -294,3 +294,37 @@ def test_compat_reader_that_is_quicker_than_a_lagging_rank_does_not_free_for_its
     assert c.released == []
     c.feed("P.r0", Received("D.r1", 201, Completion("p-x", 2)))
     assert c.released == [("x", "NONE")]
+
+
+@pytest.mark.parametrize("answered", ["before the fence has ended", "after"])
+def test_what_waits_for_a_connection_does_not_outlive_a_fence(answered: str) -> None:
+    """The fence settled a registration that had not left yet; it left later, and was written over freed blocks (S1)."""
+    c = Cluster()
+    c.holding = {"WRITE", "Sync", "Cancel", "Release", "fence"}
+    c.serve("r", "x")
+    c.run()
+    c.abort("r")
+    c.pass_time(15 * S)
+    c.holding |= {"handshake"}
+    c.serve("s", "y")
+    if answered == "after":
+        c.carry_out(c.find("fence"))
+        assert c.outcomes["s"] == ["PEER_DEAD"]
+    c.holding = {"WRITE", "fence"}
+    c.run()
+    c.holding = {"WRITE"}
+    c.run()
+    assert c.outcomes["s"] == ["PEER_DEAD"]
+    assert [w.op.reg.request_id for w in c.wrote()] == ["r"]
+    c.drop("WRITE", "P.r0")
+    c.feed("P.r0", WriteEnded(c.wrote()[0].op, False))
+    c.at_rest()
+
+
+def test_a_read_that_waits_for_a_connection_does_not_outlive_a_fence() -> None:
+    c = Cluster(pulls=True)
+    c.serve("r", "x")
+    c.feed("D.r0", PeerExited("P.r0"))
+    assert c.outcomes["r"] == ["PEER_DEAD"]
+    c.run()
+    assert not any(type(e) is PostRead for _, e in c.log)

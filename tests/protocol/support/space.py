@@ -82,6 +82,8 @@ class Scope(NamedTuple):
     requests: int = 1
     same_product: bool = False
     """All requests ask for one prompt (a retry beside its first attempt)."""
+    lagging: bool = False
+    """What endpoints of one engine tell each other takes its time, each pair of them first in, first out."""
     concurrent: bool = True
     """The decode leg may arrive before the prefill has finished."""
     drop: int = 0
@@ -148,6 +150,10 @@ class Space:
         self.at = {name: i for i, name in enumerate(self.nodes)}
         links = [(p, d) for p in self.p_ranks for d in self.d_ranks]
         self.links = [link for p, d in links for link in ((p, d), (d, p))]
+        self.between_engines = len(self.links)
+        if scope.lagging:
+            for engine, ranks in (("P", self.p_ranks), ("D", self.d_ranks)):
+                self.links += [link for rank in ranks for link in ((engine, rank), (rank, engine))]
         self.link_of = {link: i for i, link in enumerate(self.links)}
         self.pairs = self.geometry.pairs(self.p.shards, self.d.shards)
         self.bit = {pair: 1 << i for i, pair in enumerate(self.pairs)}
@@ -252,9 +258,9 @@ class Space:
         for link, frames in enumerate(s.chans):
             if frames:
                 yield ("deliver", link)
-                if budget[DROP]:
+                if budget[DROP] and link < self.between_engines:
                     yield ("drop", link)
-                if budget[DUP]:
+                if budget[DUP] and link < self.between_engines:
                     yield ("dup", link)
         for i in range(len(s.bag)):
             yield ("late", i)
@@ -274,7 +280,7 @@ class Space:
             if flags & (ENDED_OK | ENDED_ERR):
                 yield ("ended", i)
         if budget[LOSE]:
-            for link in range(len(self.links)):
+            for link in range(self.between_engines):
                 yield ("lose", link)
         for node, end in enumerate(s.ends):
             for j, timer in enumerate(self.armed[end]):
@@ -345,6 +351,8 @@ class Space:
 
     def arrive(self, s: State, link: int, frame: int) -> State:
         sender, to = self.links[link]
+        if link >= self.between_engines:
+            return self.feed(s, to, self.frames[frame])
         return self.feed(s, to, Received(sender, LIFE[engine_of(sender)], self.frames[frame]))
 
     def drop(self, s: State, link: int) -> State:
@@ -470,7 +478,10 @@ class Space:
             new.ends[index], effects = self.step(new.ends[index], told)
             for effect in effects:
                 if type(effect) is Tell:
-                    queue.append((effect.to, effect.event))
+                    if self.scope.lagging:
+                        new.chans[self.link_of[node, effect.to]] += (self.frame(effect.event),)
+                    else:
+                        queue.append((effect.to, effect.event))
                 else:
                     act = _ON_EFFECT.get(type(effect))
                     if act is not None:
