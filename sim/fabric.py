@@ -7,6 +7,7 @@ data. Where the dialect polls, whatever arrives waits for its node's next poll.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pdflow.network.network import FlowId, Network, PathId
@@ -65,6 +66,8 @@ class Fabric:
         self.words: dict[tuple[Address, int], int] = {}
         """Every P rank's lease words, as a READ finds them."""
         self.messages = 0
+        self.fails: Callable[[Op | Address], bool] | None = None
+        """Whether this operation, or this handshake with a peer, fails: a plan of faults says so."""
 
     # Control messages.
 
@@ -92,7 +95,8 @@ class Fabric:
 
     def shaken(self, about: tuple[Port, Address]) -> None:
         port, peer = about
-        port.node.feed(port, HandshakeEnded(peer, True, self.ports[peer].incarnation))
+        ok = self.fails is None or not self.fails(peer)
+        port.node.feed(port, HandshakeEnded(peer, ok, self.ports[peer].incarnation if ok else 0))
 
     def fence(self, port: Port, peer: Address) -> None:
         self.env.call(0, self.polled, (port, FenceEnded(peer)))
@@ -162,10 +166,16 @@ class Fabric:
 
     def land(self, flight: Flight) -> None:
         world = self.world
+        op, p_port, d_port = flight.op, flight.p_port, flight.d_port
+        if self.fails is not None and self.fails(op):
+            if world.pulls:
+                self.deliver(d_port, ReadEnded(op, False))
+            else:
+                self.deliver(p_port, WriteEnded(op, False))
+            return
         world.records.ends[XFER_WIRE][flight.request] = self.env.now
         world.totals.bytes_moved += flight.nbytes
         world.totals.transfers += 1
-        op, p_port, d_port = flight.op, flight.p_port, flight.d_port
         if world.pulls:
             if flight.notice is not None:
                 self.deliver(p_port, Received(d_port.address, d_port.incarnation, flight.notice))

@@ -42,6 +42,8 @@ class PrefillNode(EngineNode):
         self.scheduler: Port
         self.by_xid: dict[Xid, PrefillLeg] = {}
         self.by_request: dict[RequestId, PrefillLeg] = {}
+        self.by_seq: dict[int, PrefillLeg] = {}
+        """Being computed, under the identity of the sequence: two attempts of one request may meet at one engine."""
         self.do.update(
             {
                 PostWrite: self.post_write,
@@ -58,7 +60,8 @@ class PrefillNode(EngineNode):
         records = self.world.records
         records.ends[ROUTE][request] = now
         seq = Sequence(request, records.input_tokens[request], 1, False, True)
-        self.by_xid[leg.xid] = self.by_request[leg.request_id] = PrefillLeg(request, leg.request_id, leg.xid, seq)
+        begun = PrefillLeg(request, leg.request_id, leg.xid, seq)
+        self.by_xid[leg.xid] = self.by_request[leg.request_id] = self.by_seq[id(seq)] = begun
         self.feed(self.scheduler, PrefillQueued(leg.xid, leg.request_id))
         try:
             self.engine.submit(seq, now)
@@ -70,7 +73,7 @@ class PrefillNode(EngineNode):
     def fail(self, request_id: RequestId, code: Code) -> None:
         """This prefill ends without KV."""
         leg = self.by_request.pop(request_id)
-        del self.by_xid[leg.xid]
+        del self.by_xid[leg.xid], self.by_seq[id(leg.seq)]
         self.feed(self.scheduler, PrefillAborted(leg.xid, code))
         self.world.router.later(PrefillAnswered(request_id, None, code))
 
@@ -79,7 +82,7 @@ class PrefillNode(EngineNode):
         leg = self.by_request.get(request_id)
         if leg is not None and self.engine.drop(leg.seq, self.env.now) is not Dropped.NOT_HERE:
             del self.by_request[request_id]
-            del self.by_xid[leg.xid]
+            del self.by_xid[leg.xid], self.by_seq[id(leg.seq)]
             self.feed(self.scheduler, PrefillAborted(leg.xid, Code.CANCELLED))
             self.rearm()
 
@@ -90,7 +93,7 @@ class PrefillNode(EngineNode):
         now = self.env.now
         records = self.world.records
         request = seq.index
-        leg = self.by_xid[self.world.xids[request]]
+        leg = self.by_seq.pop(id(seq))
         leg.finished_ns = now
         self.measure_pool()
         records.ends[P_QUEUE][request] = seq.start_ns

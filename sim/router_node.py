@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pdflow.protocol.values import RequestId
 from pdflow.routing.router import (
     AbortLeg,
     ClientGone,
@@ -29,6 +30,7 @@ class RouterNode(Node):
         super().__init__(world)
         self.http_ns = http_ns
         self.port = Port(self, "router", router, 0)
+        self.attempts = router.attempts
         self.do: dict[type, Callable[[Port, Any], None]] = {
             DispatchPrefill: self.dispatch_prefill,
             DispatchDecode: self.dispatch_decode,
@@ -44,6 +46,10 @@ class RouterNode(Node):
     def hang_up(self, request: int) -> None:
         """The client goes away."""
         self.feed(self.port, ClientGone(request))
+
+    def awaits(self, request_id: RequestId) -> bool:
+        """Whether this attempt is still under way: not given up, not answered."""
+        return request_id in self.attempts
 
     def later(self, event: RouterEvent) -> None:
         """An engine's answer: here one hop later."""

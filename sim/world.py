@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 from pdflow.engine.sequence import Sequence
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Address, Instant, RequestId, Xid
+from pdflow.protocol.values import Address, Instant, RequestId
 from pdflow.results.records import FIRST_DECODE, Records
 from pdflow.results.steps import Steps
 from pdflow.results.totals import Totals
-from pdflow.routing.router import DispatchPrefill, PrefillAnswered, Reply, RouterEvent
+from pdflow.routing.router import DecodeEnded, DispatchPrefill, PrefillAnswered, Reply, RouterEvent
 from pdflow.workload.request import WHEN_ONE_ENDS, Request
 from sim.clock import Clock
 from sim.decode_node import DecodeNode
@@ -45,7 +45,8 @@ class World:
         self.poll_ns = 0
         self.prefill_tokens = 0
         """Tokens of the answer that P's first token stands for: 1 with first_token = "prefill"."""
-        self.xids: list[Xid] = []
+        self.decoded: dict[RequestId, tuple[Sequence, Instant, str]] = {}
+        """What D has generated and the router has not heard of yet: sequence, its last token, engine."""
         self.ended = 0
         self.workload: Iterator[Request]
         self.exhausted = False
@@ -100,25 +101,28 @@ class World:
 
     def _enter(self, request: Request) -> None:
         index = self.records.add(self.env.now, request.input_tokens, request.output_tokens)
-        self.xids.append("")
         self.router.arrive(index, request.output_tokens <= self.prefill_tokens)
 
     # Requests go through.
 
     def attempted(self, effect: DispatchPrefill) -> None:
-        self.xids[effect.request] = effect.xid
         self.records.attempts[effect.request] += 1
         self.records.prefill_engine[effect.request] = self.prefills[effect.engine].name
 
     def answered(self, event: RouterEvent, now: Instant) -> None:
-        """With first_token = "prefill", the prefill leg's answer brings the client its first token."""
-        if self.prefill_tokens and type(event) is PrefillAnswered and event.params is not None:
+        """What an engine's answer means for the client, if the router still waits for it."""
+        if type(event) is DecodeEnded:
+            decoded = self.decoded.pop(event.request_id, None)
+            if decoded is not None and self.router.awaits(event.request_id):
+                self.stamp_tokens(self.request_of(event.request_id), *decoded)
+        elif self.prefill_tokens and type(event) is PrefillAnswered and event.params is not None:
+            # With first_token = "prefill", the prefill leg's answer brings the client its first token.
             request = self.request_of(event.request_id)
-            if self.records.first_token_ns[request] < 0:
+            if self.records.first_token_ns[request] < 0 and self.router.awaits(event.request_id):
                 self.records.first_token_ns[request] = now
                 self.records.last_token_ns[request] = now
 
-    def decoded(self, request: int, seq: Sequence, at_ns: Instant, engine: str) -> None:
+    def stamp_tokens(self, request: int, seq: Sequence, at_ns: Instant, engine: str) -> None:
         """All tokens are generated; each takes one hop to the client."""
         records, http = self.records, self.router.http_ns
         first = seq.first_token_ns + http

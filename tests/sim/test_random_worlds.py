@@ -1,16 +1,20 @@
 """Random scenarios, many with all times on one grid so that everything collides: both modes give the same bytes, the
-oracle is content with every event, and at the end every request has ended and every block is back.
+oracle is content with every event, and at the end every request has ended and every block is back. Then the same with
+clients that hang up, operations and handshakes that fail, deadlines and leases that run out, and further attempts.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+MS = 1_000_000
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 GRID = st.sampled_from([0.0, 0.001, 0.002, 0.005])
 
@@ -108,3 +112,75 @@ def test_exact_and_fast_are_the_same_at_night(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
 ) -> None:
     both_modes_agree(overrides, play, lines)
+
+
+@st.composite
+def disturbances(draw: st.DrawFn) -> dict[str, Any]:
+    overrides = draw(scenarios())
+    requests = overrides["workload.requests"]
+    overrides |= {
+        "router.max_attempts": draw(st.integers(1, 3)),
+        "transfer.deadline_s": draw(st.sampled_from([600.0, 0.2, 0.02])),
+        "transfer.kv_lease_duration_s": draw(st.sampled_from([30.0, 1.0, 0.012])),
+        "transfer.stall_s": draw(st.sampled_from([30.0, 0.05])),
+    }
+    hangups = draw(st.lists(st.tuples(st.integers(0, 400), st.integers(0, requests - 1)), max_size=8))
+    return {
+        "overrides": overrides,
+        "hangups": hangups,
+        "salt": draw(st.integers(0, 1000)),
+        "operations": draw(st.sampled_from([0, 0, 3, 20])),
+        "handshakes": draw(st.sampled_from([0, 0, 2, 5])),
+    }
+
+
+def disturb(world: Any, hangups: list[tuple[int, int]], salt: int, operations: int, handshakes: int) -> None:
+    """Hang up at these milliseconds; of every so many operations and handshakes, chosen by name, one fails."""
+    asked: Counter[str] = Counter()
+
+    def fails(what: Any) -> bool:
+        name, one_of = (what, handshakes) if isinstance(what, str) else (repr(what), operations)
+        asked[name] += 1
+        return one_of > 0 and crc32(f"{salt} {name} {asked[name]}".encode()) % one_of == 0
+
+    world.fabric.fails = fails
+    for at_ms, request in hangups:
+        world.env.call(at_ms * MS, world.router.hang_up, request)
+
+
+def everything_ends(disturbed: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:
+    disturbed = dict(disturbed)
+    overrides = disturbed.pop("overrides")
+
+    def prepared(world: Any) -> None:
+        disturb(world, **disturbed)
+
+    fast = play(overrides, prepared=prepared)
+    records = fast.records
+    assert len(records) == overrides["workload.requests"]
+    gone = {request for _, request in disturbed["hangups"]}
+    for request, outcome in enumerate(records.outcome):
+        assert outcome in ("completed", "failed", "cancelled"), f"request {request}: {outcome}"
+        assert (records.reason[request] is None) == (outcome == "completed")
+        assert outcome != "cancelled" or request in gone
+        assert 1 <= records.attempts[request] <= overrides["router.max_attempts"]
+    router = fast.router.port.endpoint
+    assert not router.attempts
+    assert not any(router.prefill_choice.loads + router.decode_choice.loads)
+    exact = play(overrides, prepared=prepared, exact=True, checked=False)
+    assert lines(exact).splitlines() == lines(fast).splitlines()
+
+
+@settings(max_examples=300, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@given(disturbed=disturbances())
+def test_everything_ends(disturbed: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:
+    everything_ends(disturbed, play, lines)
+
+
+@pytest.mark.nightly
+@settings(max_examples=20_000, deadline=None, suppress_health_check=RELAXED)
+@given(disturbed=disturbances())
+def test_everything_ends_at_night(
+    disturbed: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
+) -> None:
+    everything_ends(disturbed, play, lines)
