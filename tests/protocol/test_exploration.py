@@ -55,6 +55,12 @@ CI = {
         48871,
         EVERY_END,
     ),
+    "strict push, P starts again": (
+        Scope(restart=1, drop=1, sync=1, stall=0),
+        30018,
+        107807,
+        (*EVERY_END, "resolved PEER_RESTARTED", "resolved NO_REQUEST"),
+    ),
     "strict push, lagging ranks": (Scope(lagging=True, deadline=0, stall=0), 4054, 13559, EVERY_END),
     "strict pull": (
         Scope(pulls=True, drop=1, dup=1, err=1, lose=1, sync=1),
@@ -67,6 +73,18 @@ CI = {
         6963,
         18070,
         ("delivered", "expired", "resolved STALE"),
+    ),
+    "strict pull, P starts again": (
+        Scope(restart=1, pulls=True, sync=1),
+        1123,
+        2255,
+        ("delivered", "resolved STALE", "resolved PEER_RESTARTED"),
+    ),
+    "vllm-compat push, P starts again": (
+        Scope(restart=1, dialect=VLLM_COMPAT, p_tp=2),
+        2163,
+        7614,
+        ("delivered", "resolved PEER_RESTARTED"),
     ),
     "vllm-compat push": (
         Scope(dialect=VLLM_COMPAT, drop=1, dup=1, err=1),
@@ -103,6 +121,8 @@ NIGHTLY = {
     "strict push, TP 1 to 2, duplicates": Scope(d_tp=2, dup=1, deadline=0, stall=0),
     "strict push, two requests": Scope(requests=2, deadline=0, stall=0, dup=1, concurrent=False),
     "strict push, two attempts, an error": Scope(requests=2, same_product=True, err=1, dup=1, deadline=0, stall=0),
+    "strict push, P starts again among lagging ranks": Scope(restart=1, lagging=True, sync=1, deadline=0, stall=0),
+    "strict push, P starts again twice, two requests": Scope(restart=2, requests=2, deadline=0, stall=0, abort=0),
     "strict push, lagging ranks, TP 1 to 2": Scope(lagging=True, d_tp=2, deadline=0, stall=0, abort=0),
     "strict push, lagging ranks, broken connections": Scope(lagging=True, lose=1, sync=1, deadline=0, stall=0),
     "vllm-compat push, lagging ranks": Scope(dialect=VLLM_COMPAT, lagging=True, p_tp=2, drop=1, err=1),

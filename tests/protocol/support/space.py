@@ -95,18 +95,21 @@ class Scope(NamedTuple):
     prefill_abort: int = 0
     sync: int = 0
     cancel: int = 0
+    restart: int = 0
+    """P's processes die, and others start with the same engine id; what its NIC has begun may land all the same."""
     deadline: int = 1
     stall: int = 1
 
 
-FAULTS = ("drop", "dup", "err", "unreachable", "lose", "abort", "prefill_abort", "sync", "cancel", "deadline", "stall")
+FAULTS = ("drop", "dup", "err", "unreachable", "lose", "abort", "prefill_abort", "restart")
+FAULTS += ("sync", "cancel", "deadline", "stall")
 TIMED = {
     TimerKind.SYNC: FAULTS.index("sync"),
     TimerKind.CANCEL: FAULTS.index("cancel"),
     TimerKind.DEADLINE: FAULTS.index("deadline"),
     TimerKind.STALL: FAULTS.index("stall"),
 }
-DROP, DUP, ERR, UNREACHABLE, LOSE, ABORT, PREFILL_ABORT = range(7)
+DROP, DUP, ERR, UNREACHABLE, LOSE, ABORT, PREFILL_ABORT, RESTART = range(8)
 
 ABSENT, QUEUED, HELD, RELEASED, DEAD = range(5)
 """A product at P."""
@@ -131,11 +134,13 @@ class State(NamedTuple):
     stale: tuple[bool, ...]
     """A READ of this request ended after its source had been released."""
     budget: tuple[int, ...]
+    lives: int
+    """How often P has started again."""
 
 
-FLYING, NOTICE, ENDED_OK, ENDED_ERR, READING, TOLD = 1, 2, 4, 8, 16, 32
+FLYING, NOTICE, ENDED_OK, ENDED_ERR, READING, TOLD, ORPHAN = 1, 2, 4, 8, 16, 32, 64
 """Flags of an operation: may still land; its notice is under way; its handle's end is to be told; it may still read;
-its handle's bad end has been told."""
+its handle's bad end has been told; the process that began it is dead."""
 
 
 class Space:
@@ -178,7 +183,8 @@ class Space:
     # Interning.
 
     def intern(self, endpoint: Any) -> int:
-        key = (type(endpoint).__name__, endpoint.me if hasattr(endpoint, "me") else "", endpoint.fingerprint())
+        name = getattr(endpoint, "me", "")
+        key = (type(endpoint).__name__, name, endpoint.incarnation, endpoint.fingerprint())
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = len(self.endpoints)
@@ -211,9 +217,8 @@ class Space:
 
     def start(self) -> State:
         scope = self.scope
-        ends = [ProducerScheduler(self.p, LIFE["P"], scope.dialect)]
         fixed = (scope.dialect, self.timers, self.geometry)
-        ends += [ProducerRank(self.p, r, LIFE["P"], *fixed) for r in range(scope.p_tp)]
+        ends = self.prefill_engine(LIFE["P"])
         ends += [ConsumerScheduler(self.d, LIFE["D"], *fixed, scope.pulls, 1000)]
         ends += [ConsumerRank(self.d, r, LIFE["D"], *fixed) for r in range(scope.d_tp)]
         n = len(self.requests)
@@ -229,10 +234,21 @@ class Space:
             (0,) * n,
             (False,) * n,
             budget,
+            0,
         )
         for i, xid in enumerate(dict.fromkeys(self.xids)):
             state = self.feed(state, "P", PrefillQueued(xid, self.prefill_id(xid)), products=(i, QUEUED))
         return state
+
+    def prefill_engine(self, life: int) -> list[Any]:
+        scope = self.scope
+        fixed = (scope.dialect, self.timers, self.geometry)
+        ranks = [ProducerRank(self.p, r, life, *fixed) for r in range(scope.p_tp)]
+        return [ProducerScheduler(self.p, life, scope.dialect), *ranks]
+
+    def life(self, s: State, node: str) -> int:
+        engine = engine_of(node)
+        return LIFE[engine] + (s.lives if engine == "P" else 0)
 
     def prefill_id(self, xid: str) -> str:
         return f"u{xid[1:]}-e000000{xid[1:]}"
@@ -271,7 +287,7 @@ class Space:
         for i, (_, flags) in enumerate(s.ops):
             if flags & FLYING and not flags & (ENDED_ERR | TOLD):
                 yield ("land", i)
-                if budget[ERR]:
+                if budget[ERR] and not flags & ORPHAN:
                     yield ("err", i)
             if flags & NOTICE:
                 yield ("notice", i)
@@ -282,6 +298,8 @@ class Space:
         if budget[LOSE]:
             for link in range(self.between_engines):
                 yield ("lose", link)
+        if budget[RESTART]:
+            yield ("restart",)
         for node, end in enumerate(s.ends):
             for j, timer in enumerate(self.armed[end]):
                 at = TIMED.get(timer.kind)
@@ -353,7 +371,7 @@ class Space:
         sender, to = self.links[link]
         if link >= self.between_engines:
             return self.feed(s, to, self.frames[frame])
-        return self.feed(s, to, Received(sender, LIFE[engine_of(sender)], self.frames[frame]))
+        return self.feed(s, to, Received(sender, self.life(s, sender), self.frames[frame]))
 
     def drop(self, s: State, link: int) -> State:
         return self.pop(self.spend(s, DROP), link)
@@ -372,7 +390,7 @@ class Space:
         name = self.nodes[node]
         if kind == "shake":
             peer = self.nodes[about]
-            return self.feed(s, name, HandshakeEnded(peer, True, LIFE[engine_of(peer)]))
+            return self.feed(s, name, HandshakeEnded(peer, True, self.life(s, peer)))
         if kind == "fence":
             return self.fence(s, name, self.nodes[about])
         effect = self.operations[about][1]
@@ -396,7 +414,8 @@ class Space:
             node, effect = self.operations[op]
             other = effect.to if type(effect) is PostWrite else effect.source
             if {node, other} == {name, peer} and flags & FLYING:
-                flags = flags & ~FLYING if flags & (ENDED_ERR | TOLD) else flags & ~FLYING | ENDED_ERR
+                told = flags & (ENDED_ERR | TOLD | ORPHAN)
+                flags = flags & ~FLYING if told else flags & ~FLYING | ENDED_ERR
                 if flags & TOLD and node == name:
                     flags = 0
             ops.append((op, flags))
@@ -415,6 +434,35 @@ class Space:
         s = self.spend(s, LOSE)._replace(chans=(*chans[:link], (), *chans[link + 1 :]))
         return self.feed(s, name, PeerLost(peer))
 
+    def restart(self, s: State) -> State:
+        """Nobody is left to be told of the old life's operations, and nobody reads its memory."""
+        ops = []
+        for op, flags in s.ops:
+            if engine_of(self.operations[op][0]) == "P":
+                flags = flags & (FLYING | NOTICE) | ORPHAN if flags & (FLYING | NOTICE) else 0
+            ops.append((op, flags))
+        ends = [self.intern(e) for e in self.prefill_engine(LIFE["P"] + s.lives + 1)]
+        s = self.leg_fails(s)
+        return self.spend(s, RESTART)._replace(
+            ends=(*ends, *s.ends[len(ends) :]),
+            chans=tuple(
+                () if "P" in (engine_of(a), engine_of(b)) else s.chans[i] for i, (a, b) in enumerate(self.links)
+            ),
+            bag=(),
+            tasks=tuple(t for t in s.tasks if engine_of(self.nodes[t[1]]) != "P"),
+            ops=_alive(ops),
+            products=tuple(RELEASED if p == HELD else DEAD if p == QUEUED else p for p in s.products),
+            lives=s.lives + 1,
+        )
+
+    def leg_fails(self, s: State) -> State:
+        """The router tells D of prefill legs that ended with their engine, which vllm-compat rests on."""
+        for i, request_id in enumerate(self.requests):
+            product = s.products[0 if self.scope.same_product else i]
+            if product == QUEUED and s.stages[i] != UNBORN and not self.scope.dialect.control_frames:
+                s = self.feed(s, "D", PrefillLegEnded(request_id, False))
+        return s
+
     def flag(self, s: State, i: int, flags: int) -> State:
         ops = list(s.ops)
         ops[i] = (ops[i][0], flags)
@@ -428,7 +476,8 @@ class Space:
         landed = list(s.landed)
         landed[request] |= bit
         notice = 0 if effect.notice is None else NOTICE
-        s = self.flag(s, i, (flags & ~FLYING) | notice | ENDED_OK)
+        ended = 0 if flags & ORPHAN else ENDED_OK
+        s = self.flag(s, i, (flags & ~FLYING) | notice | ended)
         if type(effect) is PostRead and s.products[self.products_of(effect.op.reg.request_id)] != HELD:
             stale = list(s.stale)
             stale[request] = True
@@ -436,16 +485,14 @@ class Space:
         return s._replace(landed=tuple(landed))
 
     def err(self, s: State, i: int) -> State:
-        flags = s.ops[i][1]
-        if type(self.operations[s.ops[i][0]][1]) is PostRead:
-            flags &= ~FLYING
-        return self.flag(self.spend(s, ERR), i, flags | ENDED_ERR)
+        return self.flag(self.spend(s, ERR), i, s.ops[i][1] | ENDED_ERR)
 
     def notice(self, s: State, i: int) -> State:
         op, flags = s.ops[i]
         node, effect = self.operations[op]
         to = effect.to if type(effect) is PostWrite else effect.source
-        return self.feed(self.flag(s, i, flags & ~NOTICE), to, Received(node, LIFE[engine_of(node)], effect.notice))
+        life = LIFE["P"] if flags & ORPHAN else self.life(s, node)
+        return self.feed(self.flag(s, i, flags & ~NOTICE), to, Received(node, life, effect.notice))
 
     def lose_notice(self, s: State, i: int) -> State:
         return self.flag(self.spend(s, DROP), i, s.ops[i][1] & ~NOTICE)
@@ -455,7 +502,9 @@ class Space:
         node, effect = self.operations[op]
         ok = bool(flags & ENDED_OK)
         left = flags & ~(ENDED_OK | ENDED_ERR)
-        left = left | TOLD if flags & FLYING else left & ~READING
+        if type(effect) is PostRead:
+            left &= ~(FLYING | READING)
+        left = left | TOLD if left & FLYING else left & ~READING
         event: Any = (WriteEnded if type(effect) is PostWrite else ReadEnded)(effect.op, ok)
         return self.feed(self.flag(s, i, left), node, event)
 
@@ -550,12 +599,9 @@ class Space:
         return False
 
     def flying(self, new: _Draft, i: int) -> bool:
-        """Bytes that may still land in this request's blocks. A READ's are here when its handle's end has been told."""
+        """Whether bytes may still land in this request's blocks."""
         for op, flags in new.ops:
-            effect = self.operations[op][1]
-            if effect.op.reg.request_id == self.requests[i] and (
-                flags & FLYING or (type(effect) is PostRead and flags & (ENDED_OK | ENDED_ERR))
-            ):
+            if flags & FLYING and self.operations[op][1].op.reg.request_id == self.requests[i]:
                 return True
         return False
 
@@ -758,11 +804,12 @@ class _Draft:
             tuple(self.landed),
             tuple(self.stale),
             self.base.budget,
+            self.base.lives,
         )
 
 
 def _alive(ops: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((op, flags) for op, flags in ops if flags)
+    return tuple((op, flags) for op, flags in ops if flags & ~ORPHAN)
 
 
 _APPLY: dict[str, Callable[..., State]] = {
@@ -778,6 +825,7 @@ _APPLY: dict[str, Callable[..., State]] = {
     "task": Space.task,
     "unreachable": Space.unreachable,
     "lose": Space.lose,
+    "restart": Space.restart,
     "land": Space.land,
     "err": Space.err,
     "notice": Space.notice,
