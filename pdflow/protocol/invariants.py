@@ -72,6 +72,7 @@ from pdflow.protocol.events import (
     WriteEnded,
 )
 from pdflow.protocol.geometry import Geometry
+from pdflow.protocol.ghosts import Operation, Product, Request, mismatch
 from pdflow.protocol.ids import EngineInfo, KvParams, Op, Reg, Shards, engine_of, rank_address, rank_of
 from pdflow.protocol.messages import (
     CancelAck,
@@ -84,7 +85,7 @@ from pdflow.protocol.messages import (
     RegisterAck,
     SyncReply,
 )
-from pdflow.protocol.values import Address, Allocation, EngineId, Instant, RequestId, Xid
+from pdflow.protocol.values import Address, EngineId, Instant, RequestId, Xid
 
 STORY_EVENTS = 4096
 """How far back a story looks."""
@@ -99,80 +100,6 @@ class InvariantViolated(AssertionError):  # noqa: N818 (what happened, not which
         self.name = name
         self.what = what
         self.story = story
-
-
-class Product:
-    """One finished prompt at P. `reading` counts WRITEs that may still read its blocks."""
-
-    __slots__ = ("allocation", "digest", "failed", "num_tokens", "reading", "released", "sent", "weights", "xid")
-
-    def __init__(self, event: PrefillFinished) -> None:
-        self.xid = event.xid
-        self.allocation = event.allocation
-        self.num_tokens = event.num_tokens
-        self.digest = event.digest
-        self.weights = event.weights
-        self.reading = 0
-        self.released = False
-        self.failed = 0
-        """Bit per P rank of which a WRITE failed."""
-        self.sent = 0
-
-
-class Request:
-    """One request at D. `landing` counts operations that may still change its blocks."""
-
-    __slots__ = (
-        "admitted",
-        "allocation",
-        "barred",
-        "enqueued",
-        "expected",
-        "landed",
-        "landing",
-        "num_tokens",
-        "over",
-        "pairs",
-        "prefill",
-        "queued",
-        "reg",
-        "shards",
-        "wrong",
-    )
-
-    def __init__(self, queued: DecodeQueued) -> None:
-        self.queued = queued
-        self.prefill = queued.params.prefill.engine
-        self.enqueued = False
-        self.barred = False
-        """A stand-in for whatever a fenced grant pointed at."""
-        self.admitted: DecodeAdmitted | None = None
-        self.allocation: Allocation | None = None
-        self.reg: Reg | None = None
-        self.num_tokens = 0
-        self.shards: tuple[Shards, Shards]
-        self.pairs: dict[tuple[int, int], int] = {}
-        self.expected = 0
-        self.landed = 0
-        self.landing = 0
-        self.over = False
-        self.wrong: tuple[str, str] | None = None
-        """An invariant that this request would break if it were committed."""
-
-
-class Operation:
-    """One WRITE or READ, until it neither reads nor can land."""
-
-    __slots__ = ("bit", "flushing", "handle_final", "landing", "product", "reading", "request")
-
-    def __init__(self, product: Product | None, request: Request, bit: int) -> None:
-        self.product = product
-        self.request = request
-        self.bit = bit
-        self.reading = True
-        self.landing = True
-        self.handle_final = False
-        self.flushing = False
 
 
 Link: TypeAlias = tuple[Address, Address]
@@ -425,7 +352,7 @@ class Oracle:
         product.reading += 1
 
     def _same_content(self, product: Product, request: Request, op: Op, nbytes: int, node: Address) -> None:
-        wrong = _content(product, request)
+        wrong = mismatch(product, request)
         if wrong is not None:
             self._fail("S4", f"{node} writes {wrong}", request.queued.request_id)
         p, d = request.shards
@@ -504,7 +431,7 @@ class Oracle:
             self._fail("S3", f"{node} posted a READ that is not expected, or was posted before", op.reg.request_id)
         product = self._products.get((engine_of(effect.source), effect.grant.xid))
         if product is not None:
-            wrong = _content(product, request)
+            wrong = mismatch(product, request)
             if wrong is not None:
                 request.wrong = ("S4", f"it read {wrong}")
         operation = self._reads[node, op] = Operation(product, request, bit)
@@ -615,19 +542,6 @@ def _grant_in(effects: Effects) -> Register | None:
                 return told.grant
             if type(told) is FrameOrdered and type(told.message) is Register:
                 return told.message
-    return None
-
-
-def _content(product: Product, request: Request) -> str | None:
-    """What is wrong with this source for this request."""
-    wanted = request.admitted
-    assert wanted is not None
-    if product.digest != wanted.digest:
-        return f"tokens of digest {product.digest:#x} where {wanted.digest:#x} are wanted"
-    if product.weights != wanted.weights:
-        return f"KV of weights {product.weights} where {wanted.weights} are loaded"
-    if product.num_tokens != wanted.token_start + wanted.num_tokens:
-        return f"{product.num_tokens} tokens where {wanted.token_start} + {wanted.num_tokens} are wanted"
     return None
 
 

@@ -1,0 +1,97 @@
+"""Ghost state of the oracle: prompts at P, requests at D and operations between them, as seen from outside.
+
+Nothing here is the machine's; `invariants` fills it from events and effects alone, and judges.
+"""
+
+from __future__ import annotations
+
+from pdflow.protocol.events import DecodeAdmitted, DecodeQueued, PrefillFinished
+from pdflow.protocol.ids import Reg, Shards
+from pdflow.protocol.values import Allocation
+
+
+class Product:
+    """One finished prompt at P. `reading` counts WRITEs that may still read its blocks."""
+
+    __slots__ = ("allocation", "digest", "failed", "num_tokens", "reading", "released", "sent", "weights", "xid")
+
+    def __init__(self, event: PrefillFinished) -> None:
+        self.xid = event.xid
+        self.allocation = event.allocation
+        self.num_tokens = event.num_tokens
+        self.digest = event.digest
+        self.weights = event.weights
+        self.reading = 0
+        self.released = False
+        self.failed = 0
+        """Bit per P rank of which a WRITE failed."""
+        self.sent = 0
+
+
+class Request:
+    """One request at D. `landing` counts operations that may still change its blocks."""
+
+    __slots__ = (
+        "admitted",
+        "allocation",
+        "barred",
+        "enqueued",
+        "expected",
+        "landed",
+        "landing",
+        "num_tokens",
+        "over",
+        "pairs",
+        "prefill",
+        "queued",
+        "reg",
+        "shards",
+        "wrong",
+    )
+
+    def __init__(self, queued: DecodeQueued) -> None:
+        self.queued = queued
+        self.prefill = queued.params.prefill.engine
+        self.enqueued = False
+        self.barred = False
+        """A stand-in for whatever a fenced grant pointed at."""
+        self.admitted: DecodeAdmitted | None = None
+        self.allocation: Allocation | None = None
+        self.reg: Reg | None = None
+        self.num_tokens = 0
+        self.shards: tuple[Shards, Shards]
+        self.pairs: dict[tuple[int, int], int] = {}
+        self.expected = 0
+        self.landed = 0
+        self.landing = 0
+        self.over = False
+        self.wrong: tuple[str, str] | None = None
+        """An invariant that this request would break if it were committed."""
+
+
+class Operation:
+    """One WRITE or READ, until it neither reads nor can land."""
+
+    __slots__ = ("bit", "flushing", "handle_final", "landing", "product", "reading", "request")
+
+    def __init__(self, product: Product | None, request: Request, bit: int) -> None:
+        self.product = product
+        self.request = request
+        self.bit = bit
+        self.reading = True
+        self.landing = True
+        self.handle_final = False
+        self.flushing = False
+
+
+def mismatch(product: Product, request: Request) -> str | None:
+    """What is wrong with this source for this request."""
+    wanted = request.admitted
+    assert wanted is not None
+    if product.digest != wanted.digest:
+        return f"tokens of digest {product.digest:#x} where {wanted.digest:#x} are wanted"
+    if product.weights != wanted.weights:
+        return f"KV of weights {product.weights} where {wanted.weights} are loaded"
+    if product.num_tokens != wanted.token_start + wanted.num_tokens:
+        return f"{product.num_tokens} tokens where {wanted.token_start} + {wanted.num_tokens} are wanted"
+    return None
