@@ -67,6 +67,9 @@ class EngineNode(Node):
         if used > self.peak_blocks:
             self.peak_blocks = used
 
+    def newest_generation(self) -> int:
+        return self.engine.pool.newest_generation
+
     def hear(self, port: Port, event: Any) -> None:
         """Something has come for an endpoint that polls: once per engine step, at the first boundary strictly after
         now; an engine without work spins with a millisecond's sleep (PROTOCOL 1.1).

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pdflow.network.network import FlowId, Network, PathId
+from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import FenceEnded, HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded
 from pdflow.protocol.ids import Op
@@ -20,14 +21,25 @@ from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
 from sim.node import FAR, Port
 
 if TYPE_CHECKING:
-    from sim.paths import Paths
+    from sim.paths import Paths, Route
     from sim.world import World
 
 
 class Flight:
     """One operation under way."""
 
-    __slots__ = ("d_port", "nbytes", "notice", "op", "p_port", "path", "request", "wire_latency")
+    __slots__ = (
+        "d_port",
+        "generation",
+        "nbytes",
+        "notice",
+        "number",
+        "op",
+        "p_port",
+        "path",
+        "request",
+        "wire_latency",
+    )
 
     def __init__(
         self,
@@ -39,6 +51,8 @@ class Flight:
         wire_latency: int,
         nbytes: int,
         notice: Message | None,
+        generation: int,
+        number: int,
     ) -> None:
         self.op = op
         self.request = request
@@ -48,6 +62,9 @@ class Flight:
         self.wire_latency = wire_latency
         self.nbytes = nbytes
         self.notice = notice
+        self.generation = generation
+        """Of the blocks at D."""
+        self.number = number
 
 
 class Fabric:
@@ -66,6 +83,12 @@ class Fabric:
         self.words: dict[tuple[Address, int], int] = {}
         """Every P rank's lease words, as a READ finds them."""
         self.messages = 0
+        self.posted = 0
+        """Operations so far."""
+        self.fences: dict[tuple[Address, Address], int] = {}
+        """By P rank and D rank: the number of the last operation that a fence between them stopped."""
+        self.bars: dict[tuple[Address, Address], int] = {}
+        """By P rank and D rank: the newest generation of D's blocks when D closed itself to P."""
         self.fails: Callable[[Op | Address], bool] | None = None
         """Whether this operation, or this handshake with a peer, fails: a plan of faults says so."""
 
@@ -99,7 +122,26 @@ class Fabric:
         port.node.feed(port, HandshakeEnded(peer, ok, self.ports[peer].incarnation if ok else 0))
 
     def fence(self, port: Port, peer: Address) -> None:
-        self.env.call(0, self.polled, (port, FenceEnded(peer)))
+        self.env.call(0, self.fenced, (port, peer))
+
+    def fenced(self, about: tuple[Port, Address]) -> None:
+        """Nothing that was posted between these two lands any more, nor, at D, what P may still post into blocks that
+        have been given out so far."""
+        port, peer = about
+        me = port.address
+        self.fences[me, peer] = self.fences[peer, me] = self.posted
+        if isinstance(port.endpoint, ConsumerRank):
+            self.bars[peer, me] = port.node.newest_generation()
+        for flow, flight in list(self.flows.items()):
+            if self.barred(flight) and self.network.cancel(flow, self.env.now) is not None:
+                del self.flows[flow]
+                self.fail(flight)
+        self.arm()
+        port.node.feed(port, FenceEnded(peer))
+
+    def barred(self, flight: Flight) -> bool:
+        link = (flight.p_port.address, flight.d_port.address)
+        return flight.number <= self.fences.get(link, 0) or flight.generation <= self.bars.get(link, 0)
 
     def read_word(self, port: Port, op: Op, source: Address, index: int) -> None:
         """One small READ: the word as it stands when the request reaches P, known one round trip later."""
@@ -115,17 +157,32 @@ class Fabric:
     def write(self, port: Port, effect: PostWrite, request: int) -> None:
         route = self.paths.route(port.address, effect.to)
         target = self.ports[effect.to]
-        flight = Flight(effect.op, request, port, target, route.path, route.latency_ns, effect.nbytes, effect.notice)
-        self.post(port, flight, route.post_ns(effect.grant.num_tokens), request)
+        self.post(effect, port, port, target, route, request)
 
     def read(self, port: Port, effect: PostRead, request: int) -> None:
         route = self.paths.route(effect.source, port.address)
         source = self.ports[effect.source]
-        flight = Flight(effect.op, request, source, port, route.path, route.latency_ns, effect.nbytes, effect.notice)
-        self.post(port, flight, route.post_ns(effect.grant.num_tokens), request)
+        self.post(effect, port, source, port, route, request)
 
-    def post(self, lane: Port, flight: Flight, cost_ns: int, request: int) -> None:
+    def post(
+        self, effect: PostWrite | PostRead, lane: Port, p_port: Port, d_port: Port, route: Route, request: int
+    ) -> None:
         now = self.env.now
+        self.posted = number = self.posted + 1
+        grant = effect.grant
+        flight = Flight(
+            effect.op,
+            request,
+            p_port,
+            d_port,
+            route.path,
+            route.latency_ns,
+            effect.nbytes,
+            effect.notice,
+            grant.target.generation,
+            number,
+        )
+        cost_ns = route.post_ns(grant.num_tokens)
         self.world.records.ends[HANDSHAKE][request] = now
         if not cost_ns:
             self.begin(flight)
@@ -164,14 +221,18 @@ class Fabric:
         else:
             self.land(flight)
 
+    def fail(self, flight: Flight) -> None:
+        """Its handle is final and says so; there is no notice."""
+        if self.world.pulls:
+            self.deliver(flight.d_port, ReadEnded(flight.op, False))
+        else:
+            self.deliver(flight.p_port, WriteEnded(flight.op, False))
+
     def land(self, flight: Flight) -> None:
         world = self.world
         op, p_port, d_port = flight.op, flight.p_port, flight.d_port
-        if self.fails is not None and self.fails(op):
-            if world.pulls:
-                self.deliver(d_port, ReadEnded(op, False))
-            else:
-                self.deliver(p_port, WriteEnded(op, False))
+        if (self.fences and self.barred(flight)) or (self.fails is not None and self.fails(op)):
+            self.fail(flight)
             return
         world.records.ends[XFER_WIRE][flight.request] = self.env.now
         world.totals.bytes_moved += flight.nbytes

@@ -70,6 +70,10 @@ class Node:
         self.world.fabric.ports[address] = port
         return port
 
+    def newest_generation(self) -> int:
+        """The last one of its pool so far, if it has blocks."""
+        return 0
+
     def hear(self, port: Port, event: Any) -> None:
         """Something has come over the fabric, for whoever polls for it. At once, unless a kind of node polls."""
         self.feed(port, event)

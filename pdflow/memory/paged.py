@@ -64,6 +64,11 @@ class PagedPool:
         """Named blocks that requests hold; quarantined and grown ones are not among them."""
         return self.num_blocks - self.free - self.grown - self.quarantined
 
+    @property
+    def newest_generation(self) -> int:
+        """The generation of the latest allocation so far; 0 before the first."""
+        return self._generation
+
     def allocate(self, count: int) -> Allocation | None:
         """Take `count` blocks under a new generation, or return None and change nothing if fewer are free.
 
