@@ -67,6 +67,8 @@ class Builder:
         table = scenario.network
         world.pulls = self.pulls
         world.poll_ns = MS if self.dialect.polls_at_steps and table.poll else 0
+        if world.poll_ns and not self.pulls:
+            world.writer_ns = seconds_to_ns(scenario.transfer.writer_poll_s)
         world.prefill_tokens = 1 if scenario.router.first_token == "prefill" else 0
         network = Network()
         pool_of = {f"{pool.name}-{i}": pool for pool in scenario.pools for i in range(pool.replicas)}

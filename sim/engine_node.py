@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pdflow.engine.engine import Engine
 from pdflow.protocol.values import Instant
 from sim.clock import AFTER_ENGINES, ENGINE, POLL
-from sim.node import FAR, Node, Port
+from sim.node import FAR, TIME_REACHED, Node, Port
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -60,6 +60,16 @@ class EngineNode(Node):
             self.came(outcome)
         self.rearm()
 
+    def ring(self, about: tuple[Port, Instant]) -> None:
+        """A polling engine judges its deadlines in its step too, behind everything that had come before (C11)."""
+        if not self.world.poll_ns:
+            super().ring(about)
+            return
+        port, at = about
+        if port.armed == at:
+            port.armed = FAR
+            self.hear(port, TIME_REACHED)
+
     def measure_pool(self) -> None:
         """At every admission, when the pool is at its fullest."""
         pool = self.engine.pool
@@ -98,7 +108,7 @@ class EngineNode(Node):
         if at > now:
             self.env.call(at - now, self.polled, (port, event), self.poll_priority)
         else:
-            self.feed(port, event)
+            self.polled((port, event))
 
     def polled(self, about: tuple[Port, Any]) -> None:
         self.feed(*about)

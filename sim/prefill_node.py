@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Dropped, NeverFitsError, Prefilled, Sequence
 from pdflow.protocol.effects import AnswerPrefill, BumpWord, PostWrite, ReleaseBlocks
-from pdflow.protocol.events import PrefillAborted, PrefillFinished, PrefillQueued
+from pdflow.protocol.events import PrefillAborted, PrefillFinished, PrefillQueued, Received
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Instant, RequestId, Xid
@@ -15,6 +15,7 @@ from pdflow.results.records import P_QUEUE, PREFILL, ROUTE
 from pdflow.routing.router import DispatchPrefill, PrefillAnswered
 from sim.engine_node import EngineNode
 from sim.node import Port
+from sim.writer import Writer
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -44,6 +45,7 @@ class PrefillNode(EngineNode):
         self.by_request: dict[RequestId, PrefillLeg] = {}
         self.by_seq: dict[int, PrefillLeg] = {}
         """Being computed, under the identity of the sequence: two attempts of one request may meet at one engine."""
+        self.writer = Writer(self, world.writer_ns) if world.writer_ns else None
         self.do.update(
             {
                 PostWrite: self.post_write,
@@ -98,11 +100,24 @@ class PrefillNode(EngineNode):
         self.measure_pool()
         records.ends[P_QUEUE][request] = seq.start_ns
         records.ends[PREFILL][request] = now
+        if self.writer is not None:
+            self.writer.finished(leg.xid)
         assert seq.allocation is not None
         self.feed(
             self.scheduler,
             PrefillFinished(leg.xid, seq.allocation, seq.prompt_tokens, self.world.digest(request), WEIGHTS),
         )
+
+    def hear(self, port: Port, event: Any) -> None:
+        if self.writer is not None and type(event) is Received:
+            self.writer.came(port, event)
+        super().hear(port, event)
+
+    def polled(self, about: tuple[Port, Any]) -> None:
+        if self.writer is not None and type(about[1]) is Received:
+            self.writer.woken(about[1])
+        else:
+            super().polled(about)
 
     def answer(self, port: Port, effect: AnswerPrefill) -> None:
         del self.by_request[effect.request_id]
@@ -112,6 +127,8 @@ class PrefillNode(EngineNode):
         self.world.router.later(PrefillAnswered(effect.request_id, params))
 
     def post_write(self, port: Port, effect: PostWrite) -> None:
+        if self.writer is not None:
+            self.writer.unmatched.discard(effect.grant.xid)
         self.world.fabric.write(port, effect, self.world.request_of(effect.op.reg.request_id))
 
     def bump(self, port: Port, effect: BumpWord) -> None:
@@ -120,6 +137,8 @@ class PrefillNode(EngineNode):
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         now = self.env.now
         leg = self.by_xid.pop(effect.xid)
+        if self.writer is not None:
+            self.writer.unmatched.discard(effect.xid)
         self.strand(len(effect.allocation.blocks), leg.finished_ns)
         self.engine.pool.release(effect.allocation)
         self.engine.blocks_freed(now)

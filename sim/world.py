@@ -43,6 +43,7 @@ class World:
         self.decodes: list[DecodeNode] = []
         self.pulls = False
         self.poll_ns = 0
+        self.writer_ns = 0
         self.prefill_tokens = 0
         """Tokens of the answer that P's first token stands for: 1 with first_token = "prefill"."""
         self.decoded: dict[RequestId, tuple[Sequence, Instant, str]] = {}
