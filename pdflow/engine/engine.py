@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pdflow.cost.progression import steps_to_reach
+from pdflow.cost.progression import boundary_after
 from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.engine.log import StepLog
 from pdflow.engine.scheduler import Scheduler
@@ -109,8 +109,8 @@ class Engine:
             tokens += seq.output_tokens - 1
         if tokens > self._capacity_tokens:
             raise NeverFitsError(
-                f"sequence {seq.index} needs {-(-tokens // self._block_size)} KV blocks for {tokens} tokens, the engine "
-                f"has {self.pool.num_blocks} of {self._block_size} tokens"
+                f"sequence {seq.index} needs {-(-tokens // self._block_size)} KV blocks for {tokens} tokens, "
+                f"the engine has {self.pool.num_blocks} of {self._block_size} tokens"
             )
         scheduler = self._scheduler
         scheduler.enqueue(seq, now)
@@ -192,7 +192,7 @@ class Engine:
         limit = now * PS_PER_NS
         if self._end_ps <= limit:
             return now
-        return -(-self._boundary_after(limit)[1] // PS_PER_NS)
+        return -(-boundary_after(self._start_ps, self._first_ps, self._delta_ps, limit)[1] // PS_PER_NS)
 
     @property
     def waiting(self) -> int:
@@ -318,21 +318,16 @@ class Engine:
 
     def _cut(self, now: int) -> None:
         """End the segment at the first boundary strictly after `now`, an instant before its end."""
-        start, first, delta = self._start_ps, self._first_ps, self._delta_ps
-        steps = steps_to_reach(first, delta, now * PS_PER_NS - start + 1) or 1
-        end = start + steps * first + delta * (steps * (steps - 1) // 2)
-        self._steps, self._end_ps, self.wake_ns = steps, end, -(-end // PS_PER_NS)
-
-    def _boundary_after(self, limit_ps: int) -> tuple[int, int]:
-        """(steps, end) up to the first boundary strictly after the limit, which must lie before the segment's end."""
-        start, first, delta = self._start_ps, self._first_ps, self._delta_ps
-        steps = steps_to_reach(first, delta, limit_ps - start + 1) or 1
-        return steps, start + steps * first + delta * (steps * (steps - 1) // 2)
+        self._steps, end = boundary_after(self._start_ps, self._first_ps, self._delta_ps, now * PS_PER_NS)
+        self._end_ps = end
+        self.wake_ns = -(-end // PS_PER_NS)
 
     def _growth_begun_before(self, now: int) -> int:
         """Blocks taken by the segment's steps begun before `now` that the pool has not counted yet."""
         limit = (now - 1) * PS_PER_NS
         if not self._steps or self._start_ps > limit:
             return 0
-        begun = self._steps if self._end_ps <= limit else self._boundary_after(limit)[0]
+        begun = self._steps
+        if self._end_ps > limit:
+            begun, _ = boundary_after(self._start_ps, self._first_ps, self._delta_ps, limit)
         return self._scheduler.batch.growth_over(begun)

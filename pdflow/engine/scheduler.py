@@ -317,7 +317,7 @@ class Scheduler:
             self.waiting += 1
 
     def _continue(self, budget: int) -> int:
-        """Cut chunks from prompts being prefilled. What they leave of the budget; negative if one must wait for more."""
+        """Cut chunks from prompts being prefilled. What they leave of the budget; negative if one of them must wait."""
         chunks = self.chunks
         for seq in self._prefilling:
             new = seq.target - seq.computed
@@ -364,7 +364,7 @@ class Scheduler:
                 budget -= new
 
     def _part(self, left: int, budget: int, others: bool) -> int:
-        """How many of `left` tokens, too many for the budget, this step computes. A whole prompt may exceed it alone."""
+        """How many of `left` tokens, more than the budget, this step computes. A whole prompt may exceed it alone."""
         if self._whole_prompts:
             return 0 if others else left
         return budget if budget > 0 else 0

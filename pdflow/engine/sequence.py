@@ -75,7 +75,7 @@ class Sequence(msgspec.Struct, eq=False):
     remote_kv: bool = False
     prefill_only: bool = False
     remote_tokens: int = 0
-    """With `remote_kv`: the prompt's tokens whose KV is transferred, which admission takes blocks for. 0: all of them."""
+    """With `remote_kv`: the prompt's tokens whose KV is transferred, which admission takes blocks for. 0: all."""
 
     phase: Phase = Phase.NEW
     allocation: Allocation | None = None

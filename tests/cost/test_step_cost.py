@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdflow.cost import GpuSpec, LinearTime, ModelSpec, StepCost, constant, kv_capacity_tokens, roofline
-from pdflow.cost.progression import span_of, steps_to_reach
+from pdflow.cost.progression import boundary_after, span_of, steps_to_reach
 
 LLAMA_8B = ModelSpec(
     name="llama-3.1-8b",
@@ -88,6 +88,21 @@ def test_steps_to_reach_is_least(first: int, delta: int, span: int) -> None:
     k = steps_to_reach(first, delta, span)
     assert span_of(first, delta, k) >= span
     assert k == 0 or span_of(first, delta, k - 1) < span
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**9), st.integers(-5, 10**16))
+@example(1, 0, 10**6)
+@example(0, 1, 0)
+@example(3, 1000, 10**6)
+def test_the_boundary_after_an_instant_is_the_first(first: int, delta: int, gone: int) -> None:
+    start = 10**15
+    if first == delta == 0 and gone >= 0:
+        with pytest.raises(ValueError, match="no time"):
+            boundary_after(start, first, delta, start + gone)
+        return
+    k, end = boundary_after(start, first, delta, start + gone)
+    assert end == start + span_of(first, delta, k) > start + gone
+    assert k == 1 or span_of(first, delta, k - 1) <= gone
 
 
 @given(st.integers(1, 200), st.integers(1, 10**5), st.integers(1, 10**6))

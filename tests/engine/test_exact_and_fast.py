@@ -39,6 +39,7 @@ class Job:
     prompt: int
     output: int
     kind: str
+    remote_tokens: int
     delay: int
     drop_at: int | None
 
@@ -74,6 +75,7 @@ class Driver:
                 job.output,
                 remote_kv=job.kind == "remote",
                 prefill_only=job.kind == "prefill",
+                remote_tokens=job.remote_tokens,
             )
             self.seqs.append(seq)
             self.at(job.at, MESSAGE, "submit", seq)
@@ -202,12 +204,15 @@ def worlds(draw: st.DrawFn) -> World:
     jobs = []
     for _ in range(draw(st.integers(1, 12))):
         at = draw(nanoseconds(grid, span))
+        prompt = draw(st.integers(1, 20))
+        kind = draw(st.sampled_from(kinds))
         jobs.append(
             Job(
                 at=at,
-                prompt=draw(st.integers(1, 20)),
+                prompt=prompt,
                 output=draw(st.integers(1, 24)),
-                kind=draw(st.sampled_from(kinds)),
+                kind=kind,
+                remote_tokens=prompt - 1 if kind == "remote" and draw(st.booleans()) else 0,
                 delay=draw(nanoseconds(grid, 9)),
                 drop_at=at + draw(nanoseconds(grid, 2 * span)) if draw(st.booleans()) else None,
             )
