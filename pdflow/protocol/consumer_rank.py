@@ -56,7 +56,7 @@ from pdflow.protocol.messages import (
 )
 from pdflow.protocol.peers import Peers
 from pdflow.protocol.timers import Timer, Timers
-from pdflow.protocol.values import Address, Instant, Value
+from pdflow.protocol.values import Address, Instant, RequestId, Value
 
 
 class Read(Value, frozen=True, gc=False):
@@ -86,8 +86,8 @@ class ConsumerRank:
         "engine",
         "fencing",
         "geometry",
-        "heartbeats",
         "incarnation",
+        "kept",
         "me",
         "peers",
         "pending",
@@ -121,7 +121,8 @@ class ConsumerRank:
         self.reads: dict[Op, Read] = {}
         self.waiting_reads: dict[Address, tuple[Op, ...]] = {}
         self.synced: dict[Address, Sync] = {}
-        self.heartbeats: dict[Address, Instant] = {}
+        self.kept: dict[Address, dict[RequestId, Instant]] = {}
+        """Against a vLLM P: up to when each of its prompts that we want was kept by heartbeats without a gap."""
         self.fencing: set[Address] = set()
         self.deadlines = Deadlines()
 
@@ -143,8 +144,9 @@ class ConsumerRank:
         for name in fixed:
             setattr(other, name, getattr(self, name))
         other.peers = self.peers.fork()
-        for name in ("pending", "reads", "waiting_reads", "synced", "heartbeats", "fencing"):
+        for name in ("pending", "reads", "waiting_reads", "synced", "fencing"):
             setattr(other, name, getattr(self, name).copy())
+        other.kept = {peer: kept.copy() for peer, kept in self.kept.items()}
         other.deadlines = Deadlines()
         return other
 
@@ -154,7 +156,7 @@ class ConsumerRank:
             tuple(sorted(self.pending.items())),
             tuple(sorted(self.reads.values(), key=_read_order)),
             tuple(sorted(self.synced.items())),
-            tuple(sorted(self.heartbeats.items())),
+            tuple((peer, tuple(sorted(kept.items()))) for peer, kept in sorted(self.kept.items())),
             tuple(sorted(self.fencing)),
         )
 
@@ -162,6 +164,8 @@ class ConsumerRank:
 
     def _frame_ordered(self, event: FrameOrdered, now: Instant) -> Effects:
         effects: Effects = NOTHING
+        if type(event.message) is Heartbeat:
+            self._keep(event.to, event.message, now)
         for peer in event.to:
             if peer in self.peers.connected:
                 effects += self._sending(peer, event.message, now)
@@ -173,9 +177,26 @@ class ConsumerRank:
         kind = type(message)
         if kind is Sync and isinstance(message, Sync):
             self.synced[peer] = message
-        elif kind is Heartbeat:
-            self.heartbeats[peer] = now
+        elif kind is Heartbeat and isinstance(message, Heartbeat):
+            self._beat(peer, message, now)
         return (Send(peer, message),)
+
+    def _keep(self, peers: tuple[Address, ...], message: Heartbeat, now: Instant) -> None:
+        """From the first heartbeat that should have gone out on; without it, from the READ's order on."""
+        for peer in peers:
+            before = self.kept.get(peer, {})
+            self.kept[peer] = {request_id: before.get(request_id, now) for request_id in message.request_ids}
+
+    def _beat(self, peer: Address, message: Heartbeat, now: Instant) -> None:
+        """A heartbeat leaves. One that comes after too long a silence revives no lease, and mends no gap."""
+        kept = self.kept.get(peer, {})
+        for request_id in message.request_ids:
+            since = kept.get(request_id)
+            if since is not None and not self._too_long(since, now):
+                kept[request_id] = now
+
+    def _too_long(self, since: Instant, now: Instant) -> bool:
+        return (now - since) * 4 > self.timers.lease_extension_ns * 3
 
     def _defer(self, peer: Address, message: Message, now: Instant) -> Effects:
         """No connection yet: keep the order of frames, and of SYNCs only the newest."""
@@ -243,8 +264,8 @@ class ConsumerRank:
                 return self._read_failed(event.op, Code.STALE)
             return (ReadWord(read.op, read.source, words[read.op.p_rank].index),)
         # A vLLM P cannot prove its pin: trust the bytes only if we ourselves were not silent for too long (R04, R09).
-        since = max(read.begun_at, self.heartbeats.get(read.source, 0))
-        if (now - since) * 4 > self.timers.lease_extension_ns * 3:
+        since = self.kept.get(read.source, {}).get(read.params.request_id, read.begun_at)
+        if self._too_long(since, now):
             return self._read_failed(event.op, Code.STALE)
         del self.reads[event.op]
         return (Tell(self.scheduler, PairLanded(read.op, read.source)),)

@@ -120,8 +120,8 @@ def disturbances(draw: st.DrawFn) -> dict[str, Any]:
     requests = overrides["workload.requests"]
     overrides |= {
         "router.max_attempts": draw(st.integers(1, 3)),
-        "transfer.deadline_s": draw(st.sampled_from([600.0, 0.2, 0.02])),
-        "transfer.kv_lease_duration_s": draw(st.sampled_from([30.0, 1.0, 0.012])),
+        "transfer.deadline_s": draw(st.sampled_from([10.0, 0.2, 0.02])),
+        "transfer.kv_lease_duration_s": draw(st.sampled_from([30.0, 1.0, 0.06])),
         "transfer.stall_s": draw(st.sampled_from([30.0, 0.05])),
     }
     hangups = draw(st.lists(st.tuples(st.integers(0, 400), st.integers(0, requests - 1)), max_size=8))
