@@ -291,8 +291,9 @@ def admitted(cell: ConsumerCell, event: Admission, now: Instant, ctx: ConsumerCo
         pairs = ()
     unequal = p.block_size != d.block_size and not ctx.pulls and not ctx.dialect.unequal_blocks
     waiting = cell.becoming_waiting(grant, pairs)
-    if not pairs or unequal:
-        resolved = Resolve(cell.request_id, Outcome.FAILED, Code.LAYOUT)
+    wrong = Code.LAYOUT if not pairs or unequal else pulled_content(params, given, ctx)
+    if wrong is not Code.NONE:
+        resolved = Resolve(cell.request_id, Outcome.FAILED, wrong)
         return waiting.becoming_gone(), (resolved, FreeBlocks(given.allocation), *let_go(cell, ctx, False))
     if not ctx.pulls:
         if len(pairs) == 1:
@@ -300,6 +301,16 @@ def admitted(cell: ConsumerCell, event: Admission, now: Instant, ctx: ConsumerCo
             return waiting, (Tell(ctx.ranks[0], FrameOrdered((peer,), grant)),)
         return waiting, order(waiting, everything(waiting), grant, ctx)
     return waiting, order_reads(waiting, grant, ctx)
+
+
+def pulled_content(params: KvParams, given: DecodeAdmitted, ctx: ConsumerContext) -> Code:
+    """What is wrong with a prompt that is to be read: as P judges a REG before it writes (`granted_range`)."""
+    if not (ctx.pulls and ctx.dialect.checks_content):
+        return Code.NONE
+    if params.weights != given.weights:
+        return Code.WEIGHTS
+    same = params.digest == given.digest and params.num_tokens == given.token_start + given.num_tokens
+    return Code.NONE if same else Code.CONTENT
 
 
 def order_reads(cell: ConsumerCell, grant: Register, ctx: ConsumerContext) -> Effects:

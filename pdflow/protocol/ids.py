@@ -68,6 +68,9 @@ class KvParams(Value, frozen=True, gc=False):
     num_tokens: int
     blocks: tuple[int, ...] = ()
     words: tuple[LeaseWord, ...] = ()
+    digest: int = 0
+    weights: int = 0
+    """What the prompt's KV was computed from: a pulling D compares before it reads (S4)."""
 
 
 @lru_cache(maxsize=65536)

@@ -411,6 +411,8 @@ class ProducerRank:
                 return (Note("producer: registration of another incarnation"),)
             tombs = self._tombs(reg.engine, reg.incarnation)
             tombs.raise_floor(message.floor)
+            if tombs.beyond(reg):
+                return (Note("producer: registration too far above the floor"),)
             verdict = tombs.find(reg)
             if verdict is not None:
                 return self._replay(sender, verdict)
@@ -478,6 +480,8 @@ class ProducerRank:
             return (Note("producer: cancel in another's name"),)
         tombs = self._tombs(reg.engine, reg.incarnation)
         tombs.raise_floor(message.floor)
+        if tombs.beyond(reg):
+            return (Note("producer: cancel too far above the floor"),)
         cell = self.cells.get(reg)
         if cell is not None:
             if rank_of(sender) not in cell.targets:

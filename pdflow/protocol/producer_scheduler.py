@@ -100,7 +100,16 @@ class ProducerScheduler:
                 words = (*words, word)
             source = Source(event.allocation, event.num_tokens, event.digest, event.weights, word)
             tells.append(Tell(rank, SourceReady(event.xid, product.request_id, source)))
-        params = KvParams(self.engine, event.xid, product.request_id, event.num_tokens, event.allocation.blocks, words)
+        params = KvParams(
+            self.engine,
+            event.xid,
+            product.request_id,
+            event.num_tokens,
+            event.allocation.blocks,
+            words,
+            event.digest,
+            event.weights,
+        )
         return (*tells, AnswerPrefill(product.request_id, params))
 
     def _mint_word(self) -> LeaseWord:

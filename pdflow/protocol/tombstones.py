@@ -13,6 +13,11 @@ from pdflow.protocol.ids import Reg
 from pdflow.protocol.messages import Code, Progress, SyncItem
 
 
+WINDOW = 65536
+"""How far above its floor a D may register: what bounds cells and tombstones of one that never raises it (S9). Beyond,
+a frame is dropped without an answer, which promises nothing; an honest D repeats it when its floor has risen."""
+
+
 class Tombstones:
     """Of one incarnation of one D engine, at one P rank."""
 
@@ -43,6 +48,9 @@ class Tombstones:
         if reg.seq < self.floor:
             return SyncItem(reg, Progress.UNKNOWN, Code.BELOW_FLOOR, True)
         return self.verdicts.get(reg.seq)
+
+    def beyond(self, reg: Reg) -> bool:
+        return reg.seq >= self.floor + WINDOW
 
     def fork(self) -> Tombstones:
         other = Tombstones(self.incarnation)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
-from pdflow.protocol.effects import Fence, Flush, Handshake, PostRead, PostWrite, Send, Tell
+from pdflow.protocol.effects import Fence, Flush, Handshake, Note, PostRead, PostWrite, Send, Tell
 from pdflow.protocol.events import (
     FenceEnded,
     FrameOrdered,
@@ -19,8 +20,9 @@ from pdflow.protocol.events import (
     Received,
     WriteEnded,
 )
-from pdflow.protocol.messages import Code, Completion, Fail, Sync
+from pdflow.protocol.messages import Cancel, Code, Completion, Fail, Register, Sync
 from pdflow.protocol.timers import TimerKind, Timers
+from pdflow.protocol.tombstones import WINDOW
 from pdflow.protocol.values import S
 from tests.protocol.support.cluster import SHAPE, Cluster, engine_info
 
@@ -328,3 +330,34 @@ def test_a_read_that_waits_for_a_connection_does_not_outlive_a_fence() -> None:
     assert c.outcomes["r"] == ["PEER_DEAD"]
     c.run()
     assert not any(type(e) is PostRead for _, e in c.log)
+
+
+@pytest.mark.parametrize(("digest", "weights", "code"), [(8, 1, "CONTENT"), (7, 2, "WEIGHTS")])
+def test_pull_of_another_prompt_is_not_even_begun(digest: int, weights: int, code: str) -> None:
+    """KvParams said nothing of the content, so a pulling D committed whatever stood in P's blocks (S4)."""
+    c = Cluster(pulls=True)
+    c.prefill("x")
+    c.finish("x")
+    c.decode("r", "x")
+    c.admit("r", digest=digest, weights=weights)
+    c.run()
+    assert c.outcomes["r"] == [code]
+    assert not [e for _, e in c.log if isinstance(e, PostRead)]
+    assert len(c.freed) == 1
+
+
+def test_d_that_never_raises_its_floor_takes_no_memory_without_bound() -> None:
+    """Cells and tombstones of one D lie in a window above its floor; beyond it a frame is dropped, unanswered (S9)."""
+    c = Cluster()
+    c.serve("r", "x")
+    c.run()
+    rank = c.endpoints["P.r0"]
+    known = c.frames(Register)[0]
+    far = known.reg.seq + WINDOW + 10
+    for seq in (far, far + 1):
+        reg = msgspec.structs.replace(known.reg, seq=seq)
+        for message in (msgspec.structs.replace(known, reg=reg), Cancel(reg, known.floor)):
+            effects = rank.handle(Received("D.r0", c.incarnations["D"], message), c.now)
+            assert [type(e) for e in effects] == [Note]
+    assert not rank.cells
+    assert len(rank.tombs["D"].verdicts) <= 1
