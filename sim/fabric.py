@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdflow.network.network import FlowId, Network, PathId
 from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.effects import PostRead, PostWrite
+from pdflow.protocol.effects import PostRead, PostWrite, Send
 from pdflow.protocol.events import FenceEnded, HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded
 from pdflow.protocol.ids import Op
 from pdflow.protocol.messages import Message
@@ -94,13 +94,17 @@ class Fabric:
 
     # Control messages.
 
-    def send(self, sender: Port, to: Address, message: Message) -> None:
+    def send(self, sender: Port, effect: Send) -> None:
         self.messages += 1
-        port = self.ports[to]
-        self.env.call(self.control_ns, self.arrived, (port, Received(sender.address, sender.incarnation, message)))
+        event = Received(sender.address, sender.incarnation, effect.message)
+        self.env.call(self.control_ns, self.arrived, (self.ports[effect.to], event))
 
     def arrived(self, about: tuple[Port, Any]) -> None:
-        self.deliver(*about)
+        port, event = about
+        if self.world.poll_ns:
+            port.node.hear(port, event)
+        else:
+            port.node.feed(port, event)
 
     def deliver(self, port: Port, event: Any) -> None:
         """Hand over what has arrived at a node, at its next poll."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pdflow.protocol.effects import Fence, Handshake, Note, Send, Tell
 from pdflow.protocol.events import TimeReached
@@ -26,7 +26,7 @@ class Endpoint(Protocol):
     """The doors of an endpoint that a carrier uses. Events and effects are typed by each endpoint itself."""
 
     timed: bool
-    """Whether it has deadlines at all."""
+    """Whether it has `deadlines` at all."""
 
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]: ...
     def wake_at(self) -> Instant | None: ...
@@ -35,7 +35,7 @@ class Endpoint(Protocol):
 class Port:
     """One endpoint at its node: its address, its process's incarnation, and when its timer rings."""
 
-    __slots__ = ("address", "armed", "endpoint", "incarnation", "lane_free", "node", "timed")
+    __slots__ = ("address", "armed", "endpoint", "heap", "incarnation", "lane_free", "node")
 
     def __init__(self, node: Node, address: Address, endpoint: Endpoint, incarnation: int) -> None:
         self.node = node
@@ -43,7 +43,8 @@ class Port:
         self.endpoint = endpoint
         self.incarnation = incarnation
         self.armed: Instant = FAR
-        self.timed = endpoint.timed
+        self.heap: list[tuple[Instant, int, Any]] = cast(Any, endpoint).deadlines.heap if endpoint.timed else []
+        """The endpoint's own heap of deadlines: `wake_at` without the call, after every event."""
         self.lane_free: Instant = 0
         """When this rank has posted all that it was asked to post so far."""
 
@@ -59,7 +60,7 @@ class Node:
         self.busy = False
         self.observe: Observer | None = None
         self.do: dict[type, Callable[[Port, Any], None]] = {
-            Send: self.send,
+            Send: world.fabric.send,
             Handshake: self.handshake,
             Fence: self.fence,
             Note: self.note,
@@ -99,10 +100,9 @@ class Node:
                     queue.append((ports[effect.to], effect.event))
                 else:
                     do[kind](port, effect)
-            if port.timed:
-                at = endpoint.wake_at()
-                if at is not None and at < port.armed:
-                    self.arm(port, at, now)
+            heap = port.heap
+            if heap and heap[0][0] < port.armed:
+                self.arm(port, heap[0][0], now)
         self.busy = False
 
     def arm(self, port: Port, at: Instant, now: Instant) -> None:
@@ -117,9 +117,6 @@ class Node:
         self.feed(port, TIME_REACHED)
 
     # Effects that mean the same at every node.
-
-    def send(self, port: Port, effect: Send) -> None:
-        self.world.fabric.send(port, effect.to, effect.message)
 
     def handshake(self, port: Port, effect: Handshake) -> None:
         self.world.fabric.handshake(port, effect.peer)

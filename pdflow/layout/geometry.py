@@ -52,12 +52,14 @@ class TransferGeometry:
         self._initiator: Initiator = initiator
         self._rule: Rule = rule
         self._tables: dict[tuple[int, int, int], _Table] = {}
-        self._last: tuple[Sharding, Sharding, _Table] | None = None
+        self._last: tuple[Sharding | None, Sharding | None, _Table] = (None, None, _Table({}, {}, (), {}))
         """The latest answer: engines of one pool share their value, and one pair of pools asks nearly every time."""
 
     def targets(self, p_rank: int, p: Sharding, d: Sharding) -> tuple[int, ...]:
         """The D ranks that P rank `p_rank` sends to, ascending; none for an idle replica."""
-        return self._table(p, d).targets.get(p_rank, ())
+        last = self._last
+        table = last[2] if last[0] is p and last[1] is d else self._table(p, d)
+        return table.targets.get(p_rank, ())
 
     def sources(self, d_rank: int, p: Sharding, d: Sharding) -> tuple[int, ...]:
         """The P ranks that D rank `d_rank` gets its KV from, ascending."""
@@ -65,24 +67,20 @@ class TransferGeometry:
 
     def pairs(self, p: Sharding, d: Sharding) -> tuple[tuple[int, int], ...]:
         """Every (p_rank, d_rank) that moves bytes, by P rank, then D rank."""
-        return self._table(p, d).pairs
+        last = self._last
+        table = last[2] if last[0] is p and last[1] is d else self._table(p, d)
+        return table.pairs
 
     def nbytes(self, p_rank: int, d_rank: int, p: Sharding, d: Sharding, num_tokens: int) -> int:
         """Bytes of `num_tokens` tokens that this pair moves; LayoutError if the two exchange nothing."""
-        per_token = self._table(p, d).bytes_per_token.get((p_rank, d_rank))
+        last = self._last
+        table = last[2] if last[0] is p and last[1] is d else self._table(p, d)
+        per_token = table.bytes_per_token.get((p_rank, d_rank))
         if per_token is None:
             raise LayoutError(f"prefill rank {p_rank} and decode rank {d_rank} exchange nothing")
         return num_tokens * per_token
 
     def _table(self, p: Sharding, d: Sharding) -> _Table:
-        last = self._last
-        if last is not None and last[0] is p and last[1] is d:
-            return last[2]
-        table = self._known_table(p, d)
-        self._last = (p, d, table)
-        return table
-
-    def _known_table(self, p: Sharding, d: Sharding) -> _Table:
         if p.block_size != d.block_size:
             cut_size(p.block_size, d.block_size)
         if d.pp != 1:
@@ -91,6 +89,7 @@ class TransferGeometry:
         table = self._tables.get(key)
         if table is None:
             self._tables[key] = table = self._tabulate(p, d)
+        self._last = (p, d, table)
         return table
 
     def _tabulate(self, p: Sharding, d: Sharding) -> _Table:
