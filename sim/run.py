@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -109,18 +111,40 @@ def prepare(scenario: Scenario, options: Options, observers: list[Observer]) -> 
 def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
     """Let it happen. True if it was interrupted."""
     try:
-        world.env.turn()
-        if drain:
+        with _stopping_between_turns(world) as interrupted:
             world.env.turn()
-        if oracle is not None:
+            if drain and not interrupted:
+                world.env.turn()
+        if oracle is not None and not interrupted:
             oracle.finish(world.env.now)
             world.assert_empty()
-    except KeyboardInterrupt:
-        world.totals.duration_ns = world.env.now
-        return True
     except InvariantViolated as broken:
         raise InvariantError(str(broken)) from broken
-    return False
+    if interrupted:
+        world.totals.duration_ns = world.env.now
+    return bool(interrupted)
+
+
+@contextlib.contextmanager
+def _stopping_between_turns(world: World) -> Iterator[list[int]]:
+    """Ctrl-C ends the run after a whole turn, so that what is added up of it holds together; a second one ends all at
+    once. What is yielded fills when it comes. Does nothing where Ctrl-C means something else already."""
+    came: list[int] = []
+    before = signal.default_int_handler
+
+    def stop(number: int, _: Any) -> None:
+        came.append(number)
+        world.env.stop()
+        signal.signal(signal.SIGINT, before)
+
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is before
+    if ours:
+        signal.signal(signal.SIGINT, stop)
+    try:
+        yield came
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
 
 
 def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupted: bool) -> Result:

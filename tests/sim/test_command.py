@@ -1,0 +1,157 @@
+"""`pdflow simulate` and `pdflow validate` as a user runs them: a process, a pipe of 80 columns, files, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdflow.results.events import read_events
+from pdflow.results.records import STAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+SMALL = str(Path(__file__).parent / "small.toml")
+ENV = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+BRIEF = "workload.requests=150"
+
+
+def pdflow(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pdflow", *args]
+    return subprocess.run(command, env=ENV, cwd=ROOT, capture_output=True, text=True, check=False, **options)
+
+
+def example(name: str) -> tuple[str, ...]:
+    """The file, and where its trace is if it has one."""
+    path = str(EXAMPLES / name)
+    if "mooncake" not in name:
+        return (path,)
+    trace = ROOT / "../shared/data/traces/mooncake_conversation_first2000.jsonl"
+    if not trace.exists():
+        pytest.skip("the trace that this example names is not here; README says where it is published")
+    return (path, "--set", f"workload.trace.path={trace.resolve()}")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.toml")))
+def test_the_examples_run(name: str, tmp_path: Path) -> None:
+    args = example(name)
+    validated = pdflow("validate", *args)
+    assert validated.returncode == 0, validated.stderr
+    out = tmp_path / "out"
+    done = pdflow("simulate", *args, "--set", BRIEF, "--check-invariants", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    for text in (done.stdout, validated.stdout):
+        assert max(map(len, text.splitlines())) <= 80
+        assert "\x1b" not in text
+    assert "TTFT" in done.stdout
+    assert "150 of 150" in done.stdout
+    assert sorted(path.name for path in out.iterdir()) == ["requests.jsonl", "results.json"]
+    assert json.loads((out / "results.json").read_text())["completed"] == 150
+
+
+def test_files_of_a_run_that_is_asked_for_everything(tmp_path: Path) -> None:
+    done = pdflow("simulate", SMALL, "--events", "--save-detailed", "--quiet", "--out", str(tmp_path), "--seed", "7")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["pdflow"]["seed"] == 7
+    assert len(results["itls"]) == 40
+    header, lines = read_events(tmp_path / "events.jsonl")
+    assert header.seed == 7
+    kinds = {(line.direction, line.body["type"]) for line in lines}
+    assert {("in", "RequestArrived"), ("out", "PostWrite"), ("in", "WriteEnded"), ("out", "Reply")} <= kinds
+
+
+def test_stages_sum_to_ttft(tmp_path: Path) -> None:
+    overrides = ("network.preset=rdma-400g", "pool.d.kv_tokens=256", "router.dispatch=sequential")
+    sets = [word for override in overrides for word in ("--set", override)]
+    assert pdflow("simulate", SMALL, *sets, "--quiet", "--out", str(tmp_path)).returncode == 0
+    for line in (tmp_path / "requests.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert list(record["ends_ns"]) == list(STAGES)
+        latest, spent = record["arrival_ns"], 0
+        for end in record["ends_ns"].values():
+            if end is not None:
+                spent += max(0, end - latest)
+                latest = max(latest, end)
+        assert latest == record["first_token_ns"] <= record["last_token_ns"]
+        assert spent == record["first_token_ns"] - record["arrival_ns"]
+        ends = list(record["ends_ns"].values())
+        assert ends == sorted(ends), "in a sequential dispatch each stage ends after the one before"
+
+
+def test_set_and_seed_change_the_run(tmp_path: Path) -> None:
+    for name, args in (("a", ()), ("b", ("--seed", "1")), ("c", ("--set", "pool.d.replicas=1"))):
+        assert pdflow("simulate", SMALL, *args, "--quiet", "--out", str(tmp_path / name)).returncode == 0
+    a, b, c = ((tmp_path / name / "requests.jsonl").read_bytes() for name in "abc")
+    assert a == b != c
+    assert b'"d-1"' in a
+    assert b'"d-1"' not in c
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--set", "pool.d.tp=3"), "tp"),
+        (("--set", "router.polcy=round-robin"), "did you mean policy?"),
+        (("--seed", "-1"), "seed"),
+    ],
+)
+def test_a_wrong_scenario_writes_nothing(args: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = pdflow("simulate", SMALL, *args, "--out", str(out))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert not out.exists()
+
+
+def test_a_missing_file() -> None:
+    done = pdflow("simulate", "nowhere.toml")
+    assert done.returncode == 2
+    assert "nowhere.toml" in done.stderr
+
+
+def test_a_request_that_never_fits_fails_with_its_reason(tmp_path: Path) -> None:
+    """Of a trace nobody can say beforehand that all of it fits."""
+    trace = tmp_path / "trace.jsonl"
+    row = '{"timestamp": %d, "input_length": %d, "output_length": 4, "hash_ids": [%d]}\n'
+    trace.write_text("".join(row % (100 * i, 9000 if i == 1 else 100, i) for i in range(3)))
+    scenario = tmp_path / "trace.toml"
+    text = Path(SMALL).read_text()
+    begin, end = text.index("[workload]"), text.index("[model]")
+    scenario.write_text(
+        text[:begin] + '[workload]\ntrace = { path = "trace.jsonl", format = "mooncake" }\n\n' + text[end:]
+    )
+    done = pdflow("simulate", str(scenario), "--out", str(tmp_path / "out"), "--check-invariants")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in (tmp_path / "out/requests.jsonl").read_text().splitlines()]
+    assert [record["outcome"] for record in records] == ["completed", "failed", "completed"]
+    assert records[1]["reason"] == "does not fit the engine's KV cache"
+
+
+def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
+    endless = ("--set", "workload.requests=100000000", "--quiet", "--events", "--out", str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-m", "pdflow", "simulate", SMALL, *endless],
+        env=ENV, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "events.jsonl.part").exists() or (tmp_path / "events.jsonl.part").stat().st_size == 0:
+            assert time.monotonic() < deadline, "the run has not begun"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["pdflow"]["interrupted"] is True
+    records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert results["completed"] == sum(record["outcome"] == "completed" for record in records) > 0
+    assert sum(1 for _ in read_events(tmp_path / "events.jsonl")[1]) > 0
