@@ -106,7 +106,11 @@ class Builder:
         )
         # P's steps have tokens that nobody waits for: nothing would ever be read from their log.
         step_log = None if pool.role == "prefill" else log
-        engine = Engine(limits, cost_of(scenario.model, pool), PagedPool(blocks), self.exact, step_log, log)
+        stalls = None
+        if step_log is not None:
+            # Apart from the steps, which are counted; the distribution is over all logs.
+            stalls = world.steps[f"{name} preempted"] = Steps()
+        engine = Engine(limits, cost_of(scenario.model, pool), PagedPool(blocks), self.exact, step_log, stalls)
         block_bytes = self.shapes[pool.name].engine_bytes_per_token(pool.tp) * pool.block_size
         info = EngineInfo(name, self.shards[pool.name])
         self.infos[pool.role].append(info)

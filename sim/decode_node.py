@@ -110,7 +110,7 @@ class DecodeNode(EngineNode):
     def finished(self, seq: Sequence, at_ns: Instant) -> None:
         leg = self.by_seq[id(seq)]
         self.forget(leg)
-        self.world.decoded[leg.request_id] = (seq, at_ns, self.name)
+        self.world.decoded[leg.request_id] = (seq, at_ns)
         self.world.router.later(DecodeEnded(leg.request_id))
 
     # The protocol's effects.

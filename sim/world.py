@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, TypeAlias
 
 from pdflow.engine.sequence import Sequence
@@ -46,8 +47,8 @@ class World:
         self.writer_ns = 0
         self.prefill_tokens = 0
         """Tokens of the answer that P's first token stands for: 1 with first_token = "prefill"."""
-        self.decoded: dict[RequestId, tuple[Sequence, Instant, str]] = {}
-        """What D has generated and the router has not heard of yet: sequence, its last token, engine."""
+        self.decoded: dict[RequestId, tuple[Sequence, Instant]] = {}
+        """What D has generated and the router has not heard of yet: sequence, and when its last token came."""
         self.ended = 0
         self.workload: Iterator[Request]
         self.exhausted = False
@@ -123,7 +124,7 @@ class World:
                 self.records.first_token_ns[request] = now
                 self.records.last_token_ns[request] = now
 
-    def stamp_tokens(self, request: int, seq: Sequence, at_ns: Instant, engine: str) -> None:
+    def stamp_tokens(self, request: int, seq: Sequence, at_ns: Instant) -> None:
         """All tokens are generated; each takes one hop to the client."""
         records, http = self.records, self.router.http_ns
         first = seq.first_token_ns + http
@@ -131,12 +132,8 @@ class World:
         if not self.prefill_tokens:
             records.first_token_ns[request] = first
         records.last_token_ns[request] = at_ns + http
-        runs = self.token_runs
-        if runs is not None:
-            runs[request] = (engine, tuple(seq.token_runs))
-
-    token_runs: dict[int, tuple[str, tuple[tuple[int, int], ...]]] | None = None
-    """For --save-detailed: the engine steps in which each request got its tokens."""
+        runs = seq.token_runs
+        records.token_steps[request] = runs[0] if len(runs) == 1 else tuple(chain.from_iterable(runs))
 
     # Requests end.
 

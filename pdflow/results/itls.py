@@ -1,10 +1,10 @@
 """Every request's own inter-token latencies, read back from the step logs of the engines that decoded it.
 
-Only --save-detailed asks for them, so nothing is recorded per token during a run. A request of n tokens has waited,
-for all but its second token, exactly one step each of its decode engine, the last of which ended with its last token;
-what is left of (last token - first token) is its second token's wait: one step too, or the whole transfer where the
-first token came from the prefill engine. Holds for engines that give every running sequence a token per step and
-never preempt; there, memory is that of the log's rows, not of tokens.
+Only --save-detailed asks for them, so nothing is recorded per token during a run: the log says when each step of an
+engine ended, the record in which steps a request got its tokens. Instants are rounded up to whole nanoseconds as those
+of the records are, so the latencies of a request add up to its last token less its first, to the nanosecond. What a
+token takes to the client is the same for all of them; where the first came from the prefill engine, the second one's
+wait holds the whole transfer. After a preemption a wait lasts until the prompt has been computed again.
 """
 
 from __future__ import annotations
@@ -12,63 +12,64 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from pdflow.results.records import Records
 from pdflow.results.steps import Steps
 
 _PS_PER_NS = 1_000
-_PS_PER_S = 10**12
+_NS_PER_S = 10**9
+
+Instants = npt.NDArray[np.int64]
 
 
 def itls_s(records: Records, logs: Mapping[str, Steps]) -> Iterator[list[float]]:
-    """Seconds, one list per request in the order of the workload: n-1 for a completed one, none for others.
+    """Seconds, one list per request in the order of the workload: n-1 for a completed one of n tokens, else none.
 
-    `logs` has the log of each decode engine under the name that the records use; its rows in order of time.
+    `logs` has the log of each decode engine under the name that the records use: every step, in order, and nothing
+    else. A request whose `token_steps` nobody recorded has none.
     """
-    engines: dict[str, _Rows] = {}
+    engines: dict[str, _Ends] = {}
     columns = (
         records.outcome,
         records.decode_engine,
         records.output_tokens,
+        records.token_steps,
         records.first_token_ns,
         records.last_token_ns,
     )
-    for outcome, engine, tokens, first_ns, last_ns in zip(*columns, strict=True):
-        if outcome != "completed" or engine is None or tokens < 2:
+    for outcome, engine, tokens, steps, first_ns, last_ns in zip(*columns, strict=True):
+        if outcome != "completed" or engine is None or tokens < 2 or steps is None:
             yield []
             continue
-        rows = engines.get(engine)
-        if rows is None:
-            rows = engines[engine] = _Rows(logs[engine])
-        waits = rows.steps_until(last_ns * _PS_PER_NS, tokens - 2)
-        second = max(0, (last_ns - first_ns) * _PS_PER_NS - sum(waits))
-        yield [second / _PS_PER_S, *(wait / _PS_PER_S for wait in waits)]
+        ends = engines.get(engine)
+        if ends is None:
+            ends = engines[engine] = _Ends(logs[engine])
+        came = ends.of_steps(steps)
+        waits = np.diff(came)
+        if len(waits) < tokens - 1:
+            second = int(came[0]) + last_ns - int(came[-1]) - first_ns
+            waits = np.concatenate(([second], waits))
+        yield [int(wait) / _NS_PER_S for wait in waits]
 
 
-class _Rows:
-    """The rows of one engine's log in which some token was waited for."""
+class _Ends:
+    """When each step of one engine ended."""
 
-    __slots__ = ("_delta", "_first", "_start", "_steps")
+    __slots__ = ("_before", "_delta", "_first", "_start")
 
     def __init__(self, log: Steps) -> None:
-        folds = [
-            np.stack([column.astype(np.int64)[kept] for column in (start, first, delta, steps)])
-            for start, first, delta, steps, weight in log.folds()
-            for kept in ((weight > 0) & (steps > 0),)
-        ]
-        self._start, self._first, self._delta, self._steps = np.concatenate(
-            folds or [np.empty((4, 0), np.int64)], axis=1
-        )
+        folds = [np.stack([c.astype(np.int64) for c in columns[:4]]) for columns in log.folds()]
+        self._start, self._first, self._delta, steps = np.concatenate(folds or [np.empty((4, 0), np.int64)], axis=1)
+        self._before = np.cumsum(steps) - steps
+        """How many steps there are before each row."""
 
-    def steps_until(self, instant_ps: int, number: int) -> list[int]:
-        """The lengths in ps of the last `number` steps that ended by that instant, oldest first."""
-        found: list[int] = []
-        row = int(np.searchsorted(self._start, instant_ps, side="left")) - 1
-        while row >= 0 and len(found) < number:
-            lengths = self._first[row] + self._delta[row] * np.arange(self._steps[row], dtype=np.int64)
-            if not found:
-                ended = int(np.searchsorted(np.cumsum(lengths), instant_ps - self._start[row], side="right"))
-                lengths = lengths[:ended]
-            found.extend(lengths[::-1].tolist())
-            row -= 1
-        return found[:number][::-1]
+    def of_steps(self, runs: tuple[int, ...]) -> Instants:
+        """In ns, rounded up, of the steps from runs[0] to runs[1], from runs[2] to runs[3], and so on."""
+        numbers = np.concatenate([np.arange(a, b + 1) for a, b in zip(runs[::2], runs[1::2], strict=True)])
+        row = np.searchsorted(self._before, numbers, side="right") - 1
+        nth = numbers - self._before[row]
+        done = nth + 1
+        ends_ps = self._start[row] + done * self._first[row] + self._delta[row] * (done * nth // 2)
+        ends_ns: Instants = -(-ends_ps // _PS_PER_NS)
+        return ends_ns

@@ -44,6 +44,10 @@ NEVER = -1
 
 Outcome: TypeAlias = Literal["completed", "failed", "cancelled"]
 
+TokenSteps: TypeAlias = tuple[int, ...]
+"""In which steps of its decode engine, counted from 0, a request got its tokens: (first, last), one in each step from
+the one to the other; then, for each preemption that it lived through, the first and the last one after it."""
+
 IntColumn: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -67,6 +71,7 @@ class Records:
         "output_tokens",
         "prefill_engine",
         "reason",
+        "token_steps",
     )
 
     def __init__(self, requests: int = 0) -> None:
@@ -80,6 +85,7 @@ class Records:
         self.reason: list[str | None] = [None] * requests
         self.first_token_ns: list[int] = [NEVER] * requests
         self.last_token_ns: list[int] = [NEVER] * requests
+        self.token_steps: list[TokenSteps | None] = [None] * requests
         self.ends: tuple[list[int], ...] = tuple([NEVER] * requests for _ in STAGES)
 
     def __len__(self) -> int:
@@ -97,6 +103,7 @@ class Records:
         self.reason.append(None)
         self.first_token_ns.append(NEVER)
         self.last_token_ns.append(NEVER)
+        self.token_steps.append(None)
         for column in self.ends:
             column.append(NEVER)
         return len(self.arrival_ns) - 1

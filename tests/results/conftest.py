@@ -52,7 +52,9 @@ def records() -> Records:
 def result(records: Records) -> Result:
     log = Steps()
     for request in range(2):
+        log.add((records.first_token_ns[request] - 10 * MS) * 1_000, 10 * MS * 1_000, 0, 1, 0)
         log.add(records.first_token_ns[request] * 1_000, 10 * MS * 1_000, 0, 4, 1)
+        records.token_steps[request] = (5 * request, 5 * request + 4)
     totals = Totals(
         duration_ns=2 * S,
         bytes_moved=39_321_600,

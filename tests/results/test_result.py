@@ -52,25 +52,28 @@ def test_save_writes_both_files(result: Result, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["requests.jsonl", "results.json"]
 
 
-def test_itls_are_the_steps_between_a_requests_tokens() -> None:
-    """Steps of 3, 5, 7 and 9 us, then an idle gap, then 4 us; a second engine is not looked at."""
+def test_itls_are_the_waits_between_a_requests_tokens() -> None:
+    """Steps of 3, 5, 7 and 9 us, then an idle gap, then 4 us; the client is 100 us away."""
     log = Steps()
     log.add(10_000_000, 3_000_000, 2_000_000, 4, 2)
-    log.add(50_000_000, 4_000_000, 0, 1, 1)
+    log.add(50_000_000, 4_000_000, 0, 1, 0)
+    log.add(54_000_000, 500, 0, 2, 1)
     records = Records()
-    for first, last, tokens, engine in (
-        (13_000, 34_000, 4, "d0"),  # tokens after steps 0, 1, 2, 3
-        (18_000, 25_000, 2, "d0"),
-        (50_000, 54_000, 2, "d0"),
-        (2_000, 25_000, 3, "d0"),  # its first token came from the prefill engine long before
-        (5, 5, 1, "d0"),
+    for first, last, steps, tokens in (
+        (13_000, 34_000, (0, 3), 4),
+        (18_000, 25_000, (1, 2), 2),
+        (2_000, 25_000, (1, 2), 3),  # its first token came from the prefill engine long before
+        (13_000, 54_000, (0, 1, 4, 4), 3),  # preempted after two tokens
+        (54_000, 54_001, (4, 6), 3),  # steps of half a nanosecond: rounded up as the records are
+        (5, 5, (4, 4), 1),
     ):
         request = records.add(0, 1, tokens)
-        records.outcome[request], records.decode_engine[request] = "completed", engine
-        records.first_token_ns[request], records.last_token_ns[request] = first, last
+        records.outcome[request], records.decode_engine[request] = "completed", "d0"
+        records.first_token_ns[request], records.last_token_ns[request] = first + 100_000, last + 100_000
+        records.token_steps[request] = steps
     records.add(0, 1, 9)
-    us = [[wait * 1e6 for wait in waits] for waits in itls_s(records, {"d0": log})]
-    assert us == [pytest.approx(waits) for waits in ([5, 7, 9], [7], [4], [16, 7], [], [])]
+    ns = [[round(wait * 1e9) for wait in waits] for waits in itls_s(records, {"d0": log})]
+    assert ns == [[5000, 7000, 9000], [7000], [16000, 7000], [5000, 36000], [1, 0], [], []]
 
 
 def large(requests: int) -> Records:

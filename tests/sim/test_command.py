@@ -155,3 +155,22 @@ def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
     records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert results["completed"] == sum(record["outcome"] == "completed" for record in records) > 0
     assert sum(1 for _ in read_events(tmp_path / "events.jsonl")[1]) > 0
+
+
+@pytest.mark.parametrize("first_token", ["decode", "prefill"])
+def test_itls_sum_to_last_less_first_token_with_preemptions_too(tmp_path: Path, first_token: str) -> None:
+    tight = (
+        "workload.output_tokens=60", "pool.d.kv_tokens=256", "pool.d.replicas=1", "network.preset=rdma-400g",
+        f"router.first_token={first_token}", "pool.d.cost={ model = 'roofline' }",
+    )  # fmt: skip
+    sets = [word for override in tight for word in ("--set", override)]
+    done = pdflow("simulate", SMALL, *sets, "--save-detailed", "--quiet", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    itls = json.loads((tmp_path / "results.json").read_text())["itls"]
+    records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    for waits, record in zip(itls, records, strict=True):
+        assert len(waits) == record["output_tokens"] - 1
+        spent_ns = sum(round(wait * 1e9) for wait in waits)
+        assert spent_ns == record["last_token_ns"] - record["first_token_ns"]
+    longest, median = max(map(max, itls)), sorted(wait for waits in itls for wait in waits)[len(itls) // 2]
+    assert longest > 3 * median, "somebody was preempted"
