@@ -40,9 +40,10 @@ class EngineNode(Node):
             return
         env = self.env
         now = env.now
-        # A stale timer of this very instant, armed before it came, must not start the engine before all else is heard.
+        # A stale timer of this very instant, armed before it came, must not start the engine before all else is heard;
+        # one that has yet to ring must.
         timer = at if at > now else ~now
-        if timer == self.timer:
+        if timer == self.timer or at == self.timer:
             return
         self.timer = timer
         if at > now:
