@@ -116,6 +116,7 @@ class Oracle:
 
     __slots__ = (
         "_barred",
+        "_bygone",
         "_done_is_remote",
         "_geometry",
         "_links",
@@ -144,6 +145,8 @@ class Oracle:
         self._products: dict[tuple[EngineId, Xid], Product] = {}
         self._sources: dict[tuple[EngineId, int], Product] = {}
         self._links: dict[Link, dict[Op, Operation]] = {}
+        self._bygone: dict[tuple[Link, Op], Operation] = {}
+        """WRITEs that P's fence has ended: what was done by then may be polled after it."""
         """WRITEs by (P rank, D rank)."""
         self._barred: dict[Link, int] = {}
         """Of links that D has fenced, the newest generation that it had allocated by then."""
@@ -365,6 +368,7 @@ class Oracle:
         link = (node, rank_address(op.reg.engine, op.d_rank))
         operation = self._links.get(link, {}).get(op)
         if operation is None:
+            self._landed_before_the_fence(link, op, event.ok and self._done_is_remote)
             return
         product = operation.product
         assert product is not None
@@ -394,6 +398,8 @@ class Oracle:
         """Either end may fence: nothing of that link lands any more. Only P's own fence stops the reading."""
         for op, operation in list(self._links.get((node, event.peer), {}).items()):
             ours = type(event) is FenceEnded
+            if ours and not operation.handle_final and not operation.request.barred:
+                self._bygone[(node, event.peer), op] = operation
             self._settle((node, event.peer), op, operation, reading=operation.reading and not ours, landing=False)
         for op, operation in list(self._links.get((event.peer, node), {}).items()):
             self._settle((event.peer, node), op, operation, reading=operation.reading, landing=False)
@@ -407,6 +413,14 @@ class Oracle:
             if request.prefill == p_engine:
                 request.landing -= 1
                 del self._reads[reader, op]
+
+    def _landed_before_the_fence(self, link: Link, op: Op, well: bool) -> None:
+        """P had fenced before it, or D, looked at what had already come: the data are there all the same."""
+        operation = self._bygone.get((link, op))
+        if operation is not None and well:
+            operation.request.landed |= operation.bit
+            if operation.product is not None:
+                operation.product.sent |= 1 << op.p_rank
 
     def _settle(self, link: Link, op: Op, operation: Operation, reading: bool, landing: bool) -> None:
         if operation.reading and not reading:
@@ -473,11 +487,13 @@ class Oracle:
         """A notice travels behind its data. One that belongs to no WRITE of this sender's proves nothing."""
         link = (sender, node)
         operations = self._links.get(link)
-        if not operations:
+        if operations is None:
             return
         op = Op(reg, rank_of(sender), rank_of(node))
         operation = operations.get(op)
         if operation is None:
+            if self._bygone:
+                self._landed_before_the_fence(link, op, True)
             return
         if operation.request.barred:
             self._fail("S1", f"a WRITE of {sender} landed through a fence", reg.request_id)
