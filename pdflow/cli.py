@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pdflow.errors import EXIT_INTERRUPTED, PdflowError
+from pdflow.version import version
 
 if TYPE_CHECKING:
     from pdflow.scenario.schema import Scenario
@@ -34,13 +34,6 @@ class _Front(click.Group):
             ctx.exit(EXIT_INTERRUPTED)
 
 
-def _version() -> str:
-    try:
-        return version("pdflow")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
-
-
 _SET = click.option(
     "--set",
     "overrides",
@@ -51,7 +44,7 @@ _SET = click.option(
 
 
 @click.group(cls=_Front, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
-@click.version_option(_version(), prog_name="pdflow")
+@click.version_option(version(), prog_name="pdflow")
 def cli() -> None:
     """Prefill/decode-disaggregated LLM serving, simulated with the protocol that serves.
 

@@ -138,6 +138,7 @@ class Builder:
             self.pulls,
             blocks,
             self.scenario.transfer.quarantine_fraction,
+            self.scenario.transfer.quarantine_suspect_fraction,
         )
         node.make_scheduler(scheduler, incarnation)
         for rank in range(info.shards.ranks):

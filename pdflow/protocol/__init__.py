@@ -3,7 +3,7 @@
 Where to look, by question:
 
 - what can happen, what is done about it: `events`, `effects`; what travels between engines: `messages`, bytes in `wire`
-- who decides about a finished prompt and its WRITEs: `producer` (rules), `producer_rules` (their table), `producer_rank`
+- who decides about a finished prompt and its WRITEs: `producer` (rules; their table: `producer_rules`), `producer_rank`
 - what a lease's end means, in every phase and dialect: `lease`
 - who decides about a request that waits for its KV: `consumer` (rules and table), `consumer_scheduler`, `consumer_rank`
 - which registration belongs to which prompt: `matching`; what is remembered of ended ones: `tombstones`

@@ -14,7 +14,7 @@ import msgspec
 
 from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.dialect import Dialect
-from pdflow.protocol.effects import NOTHING, Effects, Fence, Handshake, Note, PostRead, ReadWord, Send, Tell
+from pdflow.protocol.effects import NOTHING, Effect, Effects, Fence, Handshake, Note, PostRead, ReadWord, Send, Tell
 from pdflow.protocol.events import (
     ConsumerRankEvent,
     FenceEnded,
@@ -332,7 +332,7 @@ class ConsumerRank:
         return (Tell(self.scheduler, PairFailed(op, sender, Code.CANCELLED, message.flushed)),)
 
     def _sync_answered(self, sender: Address, message: SyncReply) -> Effects:
-        effects: Effects = (Tell(self.scheduler, PeerHeard(sender)),)
+        effects: list[Effect] = [Tell(self.scheduler, PeerHeard(sender))]
         p_rank = rank_of(sender)
         answered = set()
         for item in message.items:
@@ -341,16 +341,16 @@ class ConsumerRank:
             answered.add(item.reg)
             op = Op(item.reg, p_rank, self.rank)
             if item.progress is not Progress.UNKNOWN:
-                effects += (Tell(self.scheduler, PairReported(op, sender, item.progress)),)
+                effects.append(Tell(self.scheduler, PairReported(op, sender, item.progress)))
             elif item.code is not Code.NONE:
-                effects += (Tell(self.scheduler, PairFailed(op, sender, item.code, item.flushed)),)
+                effects.append(Tell(self.scheduler, PairFailed(op, sender, item.code, item.flushed)))
         asked = self.synced.get(sender)
         if asked is not None and asked.seq == message.seq:
             del self.synced[sender]
             for reg in asked.open:
                 if reg not in answered:
-                    effects += (Tell(self.scheduler, PairMissing(Op(reg, p_rank, self.rank))),)
-        return effects
+                    effects.append(Tell(self.scheduler, PairMissing(Op(reg, p_rank, self.rank))))
+        return tuple(effects)
 
     def _handshake_ended(self, event: HandshakeEnded, now: Instant) -> Effects:
         peer = event.peer

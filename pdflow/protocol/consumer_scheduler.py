@@ -93,6 +93,7 @@ class ConsumerScheduler:
     Args:
         pool_blocks: size of the engine's KV pool in blocks.
         peer_fraction: the part of it that one of several prefill engines may bind (PROTOCOL 7.4: 25 %).
+        suspect_fraction: with more of it than that in quarantine, a suspect peer gets nothing new (10 %).
     """
 
     timed = True
@@ -112,6 +113,7 @@ class ConsumerScheduler:
         "quarantined_blocks",
         "retired",
         "seqs",
+        "suspect_limit",
     )
 
     def __init__(
@@ -124,6 +126,7 @@ class ConsumerScheduler:
         pulls: bool,
         pool_blocks: int,
         peer_fraction: float = 0.25,
+        suspect_fraction: float = 0.10,
     ) -> None:
         ranks = tuple(rank_address(engine.engine, rank) for rank in range(engine.shards.ranks))
         self.context = ConsumerContext(engine, ranks, dialect, timers, geometry, pulls)
@@ -132,6 +135,7 @@ class ConsumerScheduler:
         self.peers: dict[EngineId, PrefillPeer] = {}
         self.pool_blocks = pool_blocks
         self.peer_limit = int(pool_blocks * peer_fraction)
+        self.suspect_limit = int(pool_blocks * suspect_fraction)
         self.quarantined_blocks = 0
         self.next_seq = 1
         self.floor = 1
@@ -163,7 +167,16 @@ class ConsumerScheduler:
 
     def fork(self) -> ConsumerScheduler:
         other = object.__new__(ConsumerScheduler)
-        for name in ("context", "incarnation", "pool_blocks", "peer_limit", "quarantined_blocks", "next_seq", "floor"):
+        for name in (
+            "context",
+            "incarnation",
+            "pool_blocks",
+            "peer_limit",
+            "suspect_limit",
+            "quarantined_blocks",
+            "next_seq",
+            "floor",
+        ):
             setattr(other, name, getattr(self, name))
         other.cells = self.cells.copy()
         other.peers = {engine: peer.fork() for engine, peer in self.peers.items()}
@@ -228,7 +241,7 @@ class ConsumerScheduler:
         self.floor = seqs[0] if seqs else self.next_seq
 
     def _make_room(self, peer: PrefillPeer, now: Instant) -> Effects:
-        effects: Effects = NOTHING
+        effects: list[Effect] = []
         while peer.held:
             cell = self.cells.get(peer.held[0])
             if cell is None or cell.phase is not HELD:
@@ -239,11 +252,11 @@ class ConsumerScheduler:
             peer.held.popleft()
             peer.blocks += cell.num_blocks
             effects += self._apply(cell, RoomMade(), now)
-        return effects
+        return tuple(effects)
 
     def _has_room(self, peer: PrefillPeer, num_blocks: int, now: Instant) -> bool:
         """Entry to quarantine is involuntary, so its limits are limits on admission (L3, L6)."""
-        if self.quarantined_blocks * 10 > self.pool_blocks and self._suspect(peer, now):
+        if self.quarantined_blocks > self.suspect_limit and self._suspect(peer, now):
             return False
         limit = self.pool_blocks if len(self.peers) == 1 else self.peer_limit
         return not peer.blocks or peer.blocks + num_blocks <= limit
@@ -344,12 +357,12 @@ class ConsumerScheduler:
 
     def _to_all_of(self, engine: EngineId, event: CellEvent, now: Instant) -> Effects:
         peer = self.peers.get(engine)
-        effects: Effects = NOTHING
+        effects: list[Effect] = []
         for request_id in tuple(peer.requests) if peer is not None else ():
             cell = self.cells.get(request_id)
             if cell is not None and (cell.phase, type(event)) != (HELD, PeerFenced):
                 effects += self._apply(cell, event, now)
-        return effects
+        return tuple(effects)
 
     def _fenced(self, event: PeerFenced, now: Instant) -> Effects:
         return self._to_all_of(engine_of(event.peer), event, now)
@@ -361,22 +374,22 @@ class ConsumerScheduler:
         if life in self.retired or peer is None:
             return NOTHING
         self.retired.add(life)
-        effects: Effects = NOTHING
+        effects: list[Effect] = []
         for request_id in tuple(peer.requests):
             cell = self.cells.get(request_id)
             if cell is not None:
                 queued = cell.phase in (HELD, QUEUED)
                 told = RequestDoomed(Code.PEER_RESTARTED) if queued else PeerReborn()
                 effects += self._apply(cell, told, now)
-        return effects
+        return tuple(effects)
 
     # Time.
 
     def _time_reached(self, event: TimeReached, now: Instant) -> Effects:
-        effects: Effects = NOTHING
+        effects: list[Effect] = []
         while (timer := self.deadlines.first_due(now, self._deadline)) is not None:
             effects += self._timer_fired(TimerFired(timer), now)
-        return effects
+        return tuple(effects)
 
     def _deadline(self, timer: Timer) -> Instant | None:
         if timer.kind is TimerKind.SYNC:

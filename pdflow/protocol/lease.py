@@ -9,8 +9,8 @@ What the end of a lease means depends on how far the transfer is:
 LEASED, nobody has come. The blocks are freed. A registration that comes later is refused: FAIL(EXPIRED) in strict; in
 vllm-compat P has no word for it, and D's watchdog resolves the request.
 
-JOINING or READY, matched but nothing posted. No WRITE will be posted any more, and the blocks are freed. In strict every
-D rank that registered gets FAIL(EXPIRED), and a tombstone gives late frames the same answer. In vllm-compat D cannot be
+JOINING or READY, matched but nothing posted. No WRITE will be posted any more, and the blocks are freed. In strict
+every D rank that registered gets FAIL(EXPIRED), and a tombstone gives late frames the same answer. In vllm-compat D cannot be
 told: its watchdog resolves the request, and its blocks wait in quarantine.
 
 IN_FLIGHT or SETTLING, **a WRITE is under way**. Nothing is freed, in either dialect: the cell only notes that its lease

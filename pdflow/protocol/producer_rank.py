@@ -14,7 +14,7 @@ import msgspec
 
 from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.dialect import Dialect
-from pdflow.protocol.effects import NOTHING, BumpWord, Effects, Handshake, Note, Send, Tell
+from pdflow.protocol.effects import NOTHING, BumpWord, Effect, Effects, Handshake, Note, Send, Tell
 from pdflow.protocol.events import (
     FenceEnded,
     FlushEnded,
@@ -593,7 +593,7 @@ class ProducerRank:
         return effects + self._to_waiting(peer, Connected(), now)
 
     def _to_waiting(self, peer: Address, event: Connected | RegistrationRefused, now: Instant) -> Effects:
-        effects: Effects = NOTHING
+        effects: list[Effect] = []
         for reg in self.waiting.pop(peer, ()):
             cell = self.cells.get(reg)
             if cell is None or cell.phase is not READY:
@@ -603,10 +603,10 @@ class ProducerRank:
                 effects += self._connect(cell, now)
                 continue
             effects += self._apply(reg, cell, event, now, True)
-        return effects
+        return tuple(effects)
 
     def _retire(self, engine: EngineId, incarnation: int, now: Instant) -> Effects:
-        effects: Effects = NOTHING
+        effects: list[Effect] = []
         tombs = self.tombs.get(engine)
         if tombs is not None and tombs.incarnation == incarnation:
             del self.tombs[engine]
@@ -614,7 +614,7 @@ class ProducerRank:
             if isinstance(key, Reg) and key.engine == engine and key.incarnation in (incarnation, 0):
                 cell = self.cells[key]
                 effects += self._apply(key, cell, RegistrationRetired(), now)
-        return effects
+        return tuple(effects)
 
     def _peer_exited(self, event: PeerExited, now: Instant) -> Effects:
         self.peers.lost(event.peer)
@@ -637,13 +637,13 @@ class ProducerRank:
         self.peers.lost(event.peer)
         told = PeerQuiet(rank_of(event.peer), True, True)
         engine = engine_of(event.peer)
-        effects: Effects = NOTHING
+        effects: list[Effect] = []
         for key in tuple(self.cells):
             if isinstance(key, Reg) and key.engine == engine:
                 cell = self.cells[key]
                 if cell.phase is SETTLING and cell.flying & 1 << told.d_rank:
                     effects += self._apply(key, cell, told, now)
-        return effects
+        return tuple(effects)
 
     def _flushed(self, event: FlushEnded, now: Instant) -> Effects:
         """Flushes of one link end in their order. Each speaks of what was posted before it: of its own cell alone."""
@@ -661,10 +661,10 @@ class ProducerRank:
     # Time.
 
     def _time_reached(self, event: TimeReached, now: Instant) -> Effects:
-        effects: Effects = NOTHING
+        effects: list[Effect] = []
         while (timer := self.deadlines.first_due(now, self._deadline)) is not None:
             effects += self._timer_fired(TimerFired(timer), now)
-        return effects
+        return tuple(effects)
 
     def _deadline(self, timer: Timer) -> Instant | None:
         key = timer.key

@@ -12,7 +12,6 @@ from heapq import heappop, heappush
 from pdflow.protocol.ids import Reg
 from pdflow.protocol.messages import Code, Progress, SyncItem
 
-
 WINDOW = 65536
 """How far above its floor a D may register: what bounds cells and tombstones of one that never raises it (S9). Beyond,
 a frame is dropped without an answer, which promises nothing; an honest D repeats it when its floor has risen."""
