@@ -10,8 +10,8 @@ LEASED, nobody has come. The blocks are freed. A registration that comes later i
 vllm-compat P has no word for it, and D's watchdog resolves the request.
 
 JOINING or READY, matched but nothing posted. No WRITE will be posted any more, and the blocks are freed. In strict
-every D rank that registered gets FAIL(EXPIRED), and a tombstone gives late frames the same answer. In vllm-compat D cannot be
-told: its watchdog resolves the request, and its blocks wait in quarantine.
+every D rank that registered gets FAIL(EXPIRED), and a tombstone gives late frames the same answer. In vllm-compat D
+cannot be told: its watchdog resolves the request, and its blocks wait in quarantine.
 
 IN_FLIGHT or SETTLING, **a WRITE is under way**. Nothing is freed, in either dialect: the cell only notes that its lease
 is over (`expired`), and no second registration will be served from it. Then
