@@ -35,7 +35,7 @@ class EngineNode(Node):
 
     def rearm(self) -> None:
         """After every call of the engine: keep one timer at its next boundary. A stale one finds nothing due."""
-        at = self.engine.wake_at()
+        at = self.engine.wake_ns
         if at is None:
             return
         env = self.env
