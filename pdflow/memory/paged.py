@@ -178,19 +178,19 @@ class PagedPool:
 
     def _take_over_runs(self, count: int) -> tuple[int, ...]:
         """The next `count` blocks, if they use up the first run."""
-        runs, start = self._free_runs, self._cursor
-        blocks: list[int] = []
-        while count:
-            run = runs[0]
-            part = run[start : start + count]
-            blocks += part
-            count -= len(part)
-            start += len(part)
-            if start == len(run):
-                runs.popleft()
-                start = 0
-        self._cursor = start
-        return tuple(blocks)
+        runs = self._free_runs
+        blocks: tuple[int, ...] = ()
+        if runs:
+            blocks = runs.popleft()[self._cursor :]
+            count -= len(blocks)
+        while count and len(runs[0]) <= count:
+            run = runs.popleft()
+            blocks += run
+            count -= len(run)
+        if count:
+            blocks += runs[0][:count]
+        self._cursor = count
+        return blocks
 
     def _demand_same(self, mine: Allocation, given: Allocation) -> None:
         if mine is not given and mine.blocks != given.blocks:

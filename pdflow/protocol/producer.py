@@ -450,7 +450,9 @@ def peer_quiet(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: Producer
 def sent(cell: ProducerCell, ctx: ProducerContext) -> Stepped:
     """Every byte has landed and every notification is behind its bytes."""
     assert cell.reg is not None
-    answers = tuple(Send(to, CancelAck(cell.reg, ctx.rank, Disposition.SENT, True)) for to in cell.askers)
+    answers: Effects = NOTHING
+    if cell.askers:
+        answers = tuple(Send(to, CancelAck(cell.reg, ctx.rank, Disposition.SENT, True)) for to in cell.askers)
     return cell.becoming_gone(Code.NONE, SyncItem(cell.reg, Progress.SENT, Code.NONE, True)), answers
 
 

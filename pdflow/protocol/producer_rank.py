@@ -298,6 +298,8 @@ class ProducerRank:
         if type(event) is Register and rank_address(event.reg.engine, event.d_rank) not in connected:
             return False
         grants = cell.grants
+        if len(grants) == 1:
+            return rank_address(grants[0].reg.engine, grants[0].d_rank) in connected
         return not grants or all(rank_address(grant.reg.engine, grant.d_rank) in connected for grant in grants)
 
     def _connect(self, cell: ProducerCell, now: Instant) -> Effects:
