@@ -8,9 +8,10 @@ from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Dropped, NeverFitsError, Prefilled, Sequence
 from pdflow.protocol.effects import AnswerPrefill, BumpWord, PostWrite, ReleaseBlocks
 from pdflow.protocol.events import PrefillAborted, PrefillFinished, PrefillQueued, Received
+from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.values import Instant, RequestId, Xid
+from pdflow.protocol.values import Allocation, Instant, RequestId, Xid
 from pdflow.results.records import P_QUEUE, PREFILL, ROUTE
 from pdflow.routing.router import DispatchPrefill, PrefillAnswered
 from sim.engine_node import EngineNode
@@ -25,13 +26,15 @@ WEIGHTS = 1
 
 
 class PrefillLeg:
-    __slots__ = ("finished_ns", "request", "request_id", "seq", "xid")
+    __slots__ = ("finished_ns", "keeps", "request", "request_id", "seq", "xid")
 
-    def __init__(self, request: int, request_id: RequestId, xid: Xid, seq: Sequence) -> None:
+    def __init__(self, request: int, request_id: RequestId, xid: Xid, seq: Sequence, keeps: bool) -> None:
         self.request = request
         self.request_id = request_id
         self.xid = xid
         self.seq = seq
+        self.keeps = keeps
+        """A decode leg will come for the KV, so the protocol knows of it."""
         self.finished_ns: Instant = 0
 
 
@@ -41,6 +44,7 @@ class PrefillNode(EngineNode):
     def __init__(self, world: World, index: int, name: str, engine: Engine, block_bytes: int) -> None:
         super().__init__(world, index, name, engine, block_bytes)
         self.scheduler: Port
+        self.info: EngineInfo
         self.by_xid: dict[Xid, PrefillLeg] = {}
         self.by_request: dict[RequestId, PrefillLeg] = {}
         self.by_seq: dict[int, PrefillLeg] = {}
@@ -62,9 +66,10 @@ class PrefillNode(EngineNode):
         records = self.world.records
         records.ends[ROUTE][request] = now
         seq = Sequence(request, records.input_tokens[request], 1, False, True)
-        begun = PrefillLeg(request, leg.request_id, leg.xid, seq)
+        begun = PrefillLeg(request, leg.request_id, leg.xid, seq, leg.keeps)
         self.by_xid[leg.xid] = self.by_request[leg.request_id] = self.by_seq[id(seq)] = begun
-        self.feed(self.scheduler, PrefillQueued(leg.xid, leg.request_id))
+        if leg.keeps:
+            self.feed(self.scheduler, PrefillQueued(leg.xid, leg.request_id))
         try:
             self.engine.submit(seq, now)
         except NeverFitsError:
@@ -76,7 +81,8 @@ class PrefillNode(EngineNode):
         """This prefill ends without KV."""
         leg = self.by_request.pop(request_id)
         del self.by_xid[leg.xid], self.by_seq[id(leg.seq)]
-        self.feed(self.scheduler, PrefillAborted(leg.xid, code))
+        if leg.keeps:
+            self.feed(self.scheduler, PrefillAborted(leg.xid, code))
         self.world.router.later(PrefillAnswered(request_id, None, code))
 
     def abort(self, request_id: RequestId) -> None:
@@ -85,7 +91,8 @@ class PrefillNode(EngineNode):
         if leg is not None and self.engine.drop(leg.seq, self.env.now) is not Dropped.NOT_HERE:
             del self.by_request[request_id]
             del self.by_xid[leg.xid], self.by_seq[id(leg.seq)]
-            self.feed(self.scheduler, PrefillAborted(leg.xid, Code.CANCELLED))
+            if leg.keeps:
+                self.feed(self.scheduler, PrefillAborted(leg.xid, Code.CANCELLED))
             self.rearm()
 
     def came(self, outcome: object) -> None:
@@ -100,13 +107,24 @@ class PrefillNode(EngineNode):
         self.measure_pool()
         records.ends[P_QUEUE][request] = seq.start_ns
         records.ends[PREFILL][request] = now
+        assert seq.allocation is not None
+        if not leg.keeps:
+            self.done_here(leg, seq.allocation)
+            return
         if self.writer is not None:
             self.writer.finished(leg.xid)
-        assert seq.allocation is not None
         self.feed(
             self.scheduler,
             PrefillFinished(leg.xid, seq.allocation, seq.prompt_tokens, self.world.digest(request), WEIGHTS),
         )
+
+    def done_here(self, leg: PrefillLeg, allocation: Allocation) -> None:
+        """P's token is all that was asked for: nobody will come for the KV."""
+        del self.by_request[leg.request_id], self.by_xid[leg.xid]
+        self.engine.pool.release(allocation)
+        self.engine.blocks_freed(self.env.now)
+        params = KvParams(self.info, leg.xid, leg.request_id, leg.seq.prompt_tokens)
+        self.world.router.later(PrefillAnswered(leg.request_id, params))
 
     def hear(self, port: Port, event: Any) -> None:
         if self.writer is not None and type(event) is Received:
@@ -145,4 +163,5 @@ class PrefillNode(EngineNode):
         self.rearm()
 
     def make_scheduler(self, endpoint: ProducerScheduler, incarnation: int) -> None:
+        self.info = endpoint.engine
         self.scheduler = self.add(self.name, endpoint, incarnation)

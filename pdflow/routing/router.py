@@ -68,6 +68,8 @@ class DispatchPrefill(Value, frozen=True, gc=False):
     request: int
     request_id: RequestId
     xid: Xid
+    keeps: bool = True
+    """Whether a decode leg will come for the KV (vLLM's do_remote_decode)."""
 
 
 class DispatchDecode(Value, frozen=True, gc=False):
@@ -189,7 +191,7 @@ class Router:
         attempt = Attempt(request, number, p, prefill_only)
         self.attempts[attempt.request_id] = attempt
         self.by_request[request] = attempt
-        first = DispatchPrefill(p, request, attempt.request_id, attempt.xid)
+        first = DispatchPrefill(p, request, attempt.request_id, attempt.xid, not prefill_only)
         if self.dispatch == "sequential" or prefill_only:
             return (first,)
         # Only P's coordinates are known yet; that is all that push needs.

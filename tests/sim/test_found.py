@@ -59,3 +59,12 @@ def test_a_retry_does_not_take_the_former_attempts_prefill_for_its_own(play: Cal
     assert world.records.outcome == ["failed"]
     assert world.records.reason == ["deadline"]
     assert world.records.first_token_ns == [-1]
+
+
+def test_nobody_waits_for_the_kv_of_a_prompt_that_is_not_decoded(play: Callable[..., Any]) -> None:
+    """One token, P's own, is wanted: P held the blocks until its lease ended, 30 s later, as if a D might come."""
+    one = {"workload.requests": 1, "workload.output_tokens": 1, "router.first_token": "prefill"}
+    world = play(one)
+    assert world.records.outcome == ["completed"]
+    assert world.totals.stranded_byte_ns == 0
+    assert world.env.now < 10**9
