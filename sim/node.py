@@ -82,16 +82,14 @@ class Node:
     def feed(self, port: Port, event: Any) -> None:
         """Hand an event to an endpoint, and do all that follows from it."""
         queue = self.queue
-        queue.append((port, event))
         if self.busy:
+            queue.append((port, event))
             return
         self.busy = True
         do, ports, observe = self.do, self.ports, self.observe
         now: Instant = self.env.now
-        while queue:
-            port, event = queue.popleft()
-            endpoint = port.endpoint
-            effects = endpoint.handle(event, now)
+        while True:
+            effects = port.endpoint.handle(event, now)
             if observe is not None:
                 observe(port.address, event, effects, now)
             for effect in effects:
@@ -103,6 +101,9 @@ class Node:
             heap = port.heap
             if heap and heap[0][0] < port.armed:
                 self.arm(port, heap[0][0], now)
+            if not queue:
+                break
+            port, event = queue.popleft()
         self.busy = False
 
     def arm(self, port: Port, at: Instant, now: Instant) -> None:
