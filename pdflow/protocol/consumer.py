@@ -3,7 +3,8 @@
 The request is resolved on time, whatever P does; its blocks are another matter. They leave quarantine only when every
 possible writer is known to have ended: by its DONE, by an answer that says `flushed`, by a fence, by proof of death,
 or, against a vLLM P that cannot be asked, after the time in which a correctly running one may still begin. Time alone
-frees nothing in strict (PROTOCOL H6). Sources: PROTOCOL 3.3, 3.5, 7.2 (C6, C7), 7.4, 7.5.
+frees nothing in strict (PROTOCOL H6). Which event does that in which phase stands in `consumer_rules`; here are the
+cell, what it is told, and what its ranks are ordered to do. Sources: PROTOCOL 3.3, 3.5, 7.2 (C6, C7), 7.4, 7.5.
 """
 
 from __future__ import annotations
@@ -14,18 +15,7 @@ from typing import Any, Self, TypeAlias
 import msgspec
 
 from pdflow.protocol.dialect import Dialect
-from pdflow.protocol.effects import (
-    NOTHING,
-    Commit,
-    Effect,
-    Effects,
-    Enqueue,
-    FreeBlocks,
-    Outcome,
-    Quarantine,
-    Resolve,
-    Tell,
-)
+from pdflow.protocol.effects import NOTHING, Effect, Effects, Tell
 from pdflow.protocol.events import (
     DecodeAborted,
     DecodeAdmitted,
@@ -42,9 +32,9 @@ from pdflow.protocol.events import (
 )
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo, KvParams, Op, Reg, engine_of, rank_address, rank_of
-from pdflow.protocol.messages import Cancel, Code, Completion, Message, Progress, Register, Release, Taken
+from pdflow.protocol.messages import Code, Completion, Message, Progress, Register, Release, Taken
 from pdflow.protocol.phases import ConsumerPhase
-from pdflow.protocol.timers import TimerKind, Timers
+from pdflow.protocol.timers import Timers
 from pdflow.protocol.values import Address, Allocation, Instant, RequestId, Value
 
 HELD, QUEUED, WAITING, QUARANTINED, GONE = ConsumerPhase
@@ -219,6 +209,29 @@ def order(cell: ConsumerCell, bits: int, message: Message, ctx: ConsumerContext)
     return tuple(orders)
 
 
+def order_reads(cell: ConsumerCell, grant: Register, ctx: ConsumerContext) -> Effects:
+    p, d = cell.params.prefill.shards, ctx.engine.shards
+    engine = cell.params.prefill.engine
+    effects: list[Effect] = []
+    for rank in range(d.ranks):
+        sources = ctx.geometry.sources(rank, p, d)
+        readers = tuple(len(ctx.geometry.targets(s, p, d)) for s in sources)
+        addresses = tuple(rank_address(engine, s) for s in sources)
+        mine = msgspec.structs.replace(grant, d_rank=rank) if rank else grant
+        effects.append(Tell(ctx.ranks[rank], ReadOrdered(addresses, readers, cell.params, mine)))
+    return tuple(effects)
+
+
+def order_fences(cell: ConsumerCell, silent: frozenset[Address], ctx: ConsumerContext) -> Effects:
+    """Quarantine against dead peers: D closes its own side to those of them that may still write."""
+    orders: list[Effect] = []
+    for i, (p_rank, d_rank) in enumerate(cell.pairs):
+        peer = rank_address(cell.params.prefill.engine, p_rank)
+        if peer in silent and not cell.settled >> i & 1:
+            orders.append(Tell(ctx.ranks[d_rank], FenceOrdered(peer)))
+    return tuple(orders)
+
+
 def let_go(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effects:
     """Tell every P rank that this dispatch will not come (RELEASE; to a vLLM P, a pull-style completion: R11, C7)."""
     p, d = cell.params.prefill.shards, ctx.engine.shards
@@ -258,303 +271,3 @@ def let_go_of_idle(cell: ConsumerCell, ctx: ConsumerContext) -> Effects:
         message = Taken(cell.params.xid, 0, 1)
     idle = tuple(rank_address(cell.params.prefill.engine, r) for r in range(shards.ranks) if r not in busy)
     return (Tell(ctx.ranks[0], FrameOrdered(idle, message)),) if idle else NOTHING
-
-
-# Rules.
-
-
-def room_made(cell: ConsumerCell, _: RoomMade, now: Instant, ctx: ConsumerContext) -> Stepped:
-    return cell.becoming_queued(), (Enqueue(cell.request_id),)
-
-
-def admitted(cell: ConsumerCell, event: Admission, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Blocks are allocated: register with every P rank that writes us, or read from every one (pull)."""
-    given = event.admitted
-    params = cell.params
-    p, d = params.prefill.shards, ctx.engine.shards
-    grant = Register(
-        event.reg,
-        params.xid,
-        0,
-        d,
-        given.allocation,
-        given.token_start,
-        given.num_tokens,
-        given.digest,
-        given.weights,
-        ctx.floor,
-        params.request_id,
-    )
-    try:
-        pairs = ctx.geometry.pairs(p, d)
-    except ValueError:
-        pairs = ()
-    unequal = p.block_size != d.block_size and not ctx.pulls and not ctx.dialect.unequal_blocks
-    waiting = cell.becoming_waiting(grant, pairs)
-    wrong = Code.LAYOUT if not pairs or unequal else pulled_content(params, given, ctx)
-    if wrong is not Code.NONE:
-        resolved = Resolve(cell.request_id, Outcome.FAILED, wrong)
-        return waiting.becoming_gone(), (resolved, FreeBlocks(given.allocation), *let_go(cell, ctx, False))
-    if not ctx.pulls:
-        if len(pairs) == 1:
-            peer = rank_address(params.prefill.engine, pairs[0][0])
-            return waiting, (Tell(ctx.ranks[0], FrameOrdered((peer,), grant)),)
-        return waiting, order(waiting, everything(waiting), grant, ctx)
-    return waiting, order_reads(waiting, grant, ctx)
-
-
-def pulled_content(params: KvParams, given: DecodeAdmitted, ctx: ConsumerContext) -> Code:
-    """What is wrong with a prompt that is to be read: as P judges a REG before it writes (`granted_range`)."""
-    if not (ctx.pulls and ctx.dialect.checks_content):
-        return Code.NONE
-    if params.weights != given.weights:
-        return Code.WEIGHTS
-    same = params.digest == given.digest and params.num_tokens == given.token_start + given.num_tokens
-    return Code.NONE if same else Code.CONTENT
-
-
-def order_reads(cell: ConsumerCell, grant: Register, ctx: ConsumerContext) -> Effects:
-    p, d = cell.params.prefill.shards, ctx.engine.shards
-    engine = cell.params.prefill.engine
-    effects: list[Effect] = []
-    for rank in range(d.ranks):
-        sources = ctx.geometry.sources(rank, p, d)
-        readers = tuple(len(ctx.geometry.targets(s, p, d)) for s in sources)
-        addresses = tuple(rank_address(engine, s) for s in sources)
-        mine = msgspec.structs.replace(grant, d_rank=rank) if rank else grant
-        effects.append(Tell(ctx.ranks[rank], ReadOrdered(addresses, readers, cell.params, mine)))
-    return tuple(effects)
-
-
-def hit(cell: ConsumerCell, _: DecodeHit, now: Instant, ctx: ConsumerContext) -> Stepped:
-    return cell.becoming_gone(), (Commit(cell.request_id), *let_go(cell, ctx, False))
-
-
-def aborted_unadmitted(cell: ConsumerCell, event: DecodeAborted, now: Instant, ctx: ConsumerContext) -> Stepped:
-    resolved = Resolve(cell.request_id, _outcome(event.code), event.code)
-    return cell.becoming_gone(), (resolved, *let_go(cell, ctx, False))
-
-
-def doomed_unadmitted(cell: ConsumerCell, event: RequestDoomed, now: Instant, ctx: ConsumerContext) -> Stepped:
-    return cell.becoming_gone(), (Resolve(cell.request_id, Outcome.FAILED, event.code), *let_go(cell, ctx, False))
-
-
-def landed(cell: ConsumerCell, event: PairLanded, now: Instant, ctx: ConsumerContext) -> Stepped:
-    bit = bit_of(cell, event.op, event.sender)
-    if not bit or cell.landed & bit:
-        return cell, NOTHING
-    grant, done = cell.grant, event.done
-    assert grant is not None
-    if done is not None:
-        p, d = cell.params.prefill.shards, ctx.engine.shards
-        expected = ctx.geometry.nbytes(event.op.p_rank, event.op.d_rank, p, d, grant.num_tokens)
-        if done.generation != grant.target.generation or done.nbytes != expected:
-            return resolve(cell.with_settled(bit), Outcome.FAILED, Code.CONTENT, now, ctx)
-        if done.weights != grant.weights:
-            return resolve(cell.with_settled(bit), Outcome.FAILED, Code.WEIGHTS, now, ctx)
-    if cell.landed | bit == everything(cell):
-        return cell.becoming_gone(), (Commit(cell.request_id), *let_go_of_idle(cell, ctx))
-    return cell.with_landed(bit), NOTHING
-
-
-def reported(cell: ConsumerCell, event: PairReported, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """P is further than ever before: that is progress; READY and IN FLIGHT must not stop there for long."""
-    if event.progress is Progress.SENT:
-        # SENT and flushed, but its DONE was lost: the bytes are here all the same.
-        return landed(cell, PairLanded(event.op, event.sender), now, ctx)
-    if event.progress <= cell.best or not bit_of(cell, event.op, event.sender):
-        return cell, NOTHING
-    stalls = event.progress >= Progress.READY
-    return cell.with_progress(event.progress, now + ctx.timers.stall_ns if stalls else NEVER), NOTHING
-
-
-def pair_failed(cell: ConsumerCell, event: PairFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
-    bit = bit_of(cell, event.op, event.sender)
-    if not bit:
-        return cell, NOTHING
-    after = cell.with_settled(bit) if event.settled else cell
-    return resolve(after, Outcome.FAILED, event.code, now, ctx)
-
-
-def missing(cell: ConsumerCell, event: PairMissing, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """P answered a SYNC sent after our REG and knows nothing of it: the REG was lost; the same again."""
-    assert cell.grant is not None
-    if ctx.pulls:
-        return cell, NOTHING
-    bit = 0
-    for i, pair in enumerate(cell.pairs):
-        if pair == (event.op.p_rank, event.op.d_rank) and event.op.reg == cell.grant.reg:
-            bit = 1 << i
-    if not bit or cell.settled & bit:
-        return cell, NOTHING
-    grant = msgspec.structs.replace(cell.grant, floor=ctx.floor)
-    return cell, order(cell, bit, grant, ctx)
-
-
-def aborted(cell: ConsumerCell, event: DecodeAborted, now: Instant, ctx: ConsumerContext) -> Stepped:
-    return resolve(cell, _outcome(event.code), event.code, now, ctx)
-
-
-def doomed(cell: ConsumerCell, event: RequestDoomed, now: Instant, ctx: ConsumerContext) -> Stepped:
-    return resolve(cell, Outcome.FAILED, event.code, now, ctx)
-
-
-def peer_reborn(cell: ConsumerCell, _: PeerReborn, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """The new life knows nothing of what the old one's workers still write: its answers settle nothing (S8, F9)."""
-    orphan = cell.becoming_orphaned()
-    peers = frozenset(rank_address(cell.params.prefill.engine, p_rank) for p_rank, _ in cell.pairs)
-    if cell.phase is QUARANTINED:
-        return orphan, order_fences(orphan, peers, ctx)
-    after, effects = resolve(orphan, Outcome.FAILED, Code.PEER_RESTARTED, now, ctx)
-    return after, effects if ctx.pulls else effects + order_fences(after, peers, ctx)
-
-
-def resolve(cell: ConsumerCell, outcome: Outcome, code: Code, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """The one exit of every failure after admission: the request ends now, its blocks when their writers have."""
-    told = Resolve(cell.request_id, outcome, code)
-    open_bits = everything(cell) & ~cell.settled
-    if not open_bits:
-        return cell.becoming_gone(), (told, FreeBlocks(cell.allocation), *let_go(cell, ctx, True))
-    timers = ctx.timers
-    if ctx.pulls:
-        quarantined = cell.becoming_quarantined(cell.settled, NEVER, 0, NEVER)
-        return quarantined, (told, Quarantine(cell.allocation))
-    if ctx.dialect.control_frames and not cell.orphaned:
-        quarantined = cell.becoming_quarantined(
-            cell.settled, now + timers.cancel_first_ns, timers.cancel_first_ns, NEVER
-        )
-        cancels = order(cell, open_bits, Cancel(cell.reg, ctx.floor), ctx)
-        return quarantined, (told, Quarantine(cell.allocation), *cancels, *let_go(cell, ctx, True))
-    # An orphan is still strict: no time frees it (H6).
-    timed = cell.prefill_over and not ctx.dialect.control_frames
-    reclaim = reclaim_at(now, ctx) if timed else NEVER
-    return cell.becoming_quarantined(cell.settled, NEVER, 0, reclaim), (told, Quarantine(cell.allocation))
-
-
-def reclaim_at(now: Instant, ctx: ConsumerContext) -> Instant:
-    """When a correctly running vLLM P can no longer begin a write: its lease, what may queue ahead of the write, and
-    the transport's own retries. Probabilistic, like every clock (PROTOCOL 7.2, residual risk)."""
-    timers = ctx.timers
-    return now + timers.lease_ns + timers.handshake_queue_ns + timers.transport_ns
-
-
-def prefill_leg_ended(cell: ConsumerCell, event: PrefillLegEnded, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """From here P's lease runs; if the leg failed, P never writes at all."""
-    if cell.phase is not QUARANTINED:
-        return cell.with_prefill_over(cell.reclaim_until), NOTHING
-    if ctx.dialect.control_frames:
-        return cell, NOTHING
-    if not event.ok:
-        return freed(cell, ctx)
-    return cell.with_prefill_over(reclaim_at(now, ctx)), NOTHING
-
-
-def settle(cell: ConsumerCell, event: PairLanded | PairFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Quarantine: one writer less."""
-    bit = bit_of(cell, event.op, event.sender)
-    if not bit or cell.settled & bit or (type(event) is PairFailed and not event.settled):
-        return cell, NOTHING
-    if cell.orphaned and not ctx.pulls:
-        return cell, NOTHING
-    after = cell.with_settled(bit)
-    return freed(after, ctx) if after.settled == everything(cell) else (after, NOTHING)
-
-
-def settle_reported(cell: ConsumerCell, event: PairReported, now: Instant, ctx: ConsumerContext) -> Stepped:
-    if event.progress is not Progress.SENT:
-        return cell, NOTHING
-    return settle(cell, PairLanded(event.op, event.sender), now, ctx)
-
-
-def fenced(cell: ConsumerCell, event: PeerFenced, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Nothing from this P rank can land at this D rank any more: neither the data we wait for nor any other."""
-    bits = 0
-    for i, (p_rank, d_rank) in enumerate(cell.pairs):
-        if d_rank == event.d_rank and rank_address(cell.params.prefill.engine, p_rank) == event.peer:
-            bits |= 1 << i
-    bits &= ~cell.settled
-    if not bits:
-        return cell, NOTHING
-    after = cell.with_settled(bits)
-    if cell.phase is WAITING:
-        return resolve(after, Outcome.FAILED, Code.PEER_DEAD, now, ctx)
-    return freed(after, ctx) if after.settled == everything(cell) else (after, NOTHING)
-
-
-def freed(cell: ConsumerCell, ctx: ConsumerContext) -> Stepped:
-    effects: Effects = (FreeBlocks(cell.allocation),)
-    return cell.becoming_gone(), effects + (let_go(cell, ctx, True) if ctx.pulls else NOTHING)
-
-
-def cancel_due(cell: ConsumerCell, _: CancelDue, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """An unanswered CANCEL is sent again, to those who have not answered, at 0.2, 0.4 ... 2 s."""
-    wait = min(cell.cancel_wait * 2, ctx.timers.cancel_last_ns)
-    again = order(cell, everything(cell) & ~cell.settled, Cancel(cell.reg, ctx.floor), ctx)
-    return cell.with_cancel(now + wait, wait), again
-
-
-def reclaim_due(cell: ConsumerCell, _: ReclaimDue, now: Instant, ctx: ConsumerContext) -> Stepped:
-    return freed(cell, ctx)
-
-
-def order_fences(cell: ConsumerCell, silent: frozenset[Address], ctx: ConsumerContext) -> Effects:
-    """Quarantine against dead peers: D closes its own side to those of them that may still write."""
-    orders: list[Effect] = []
-    for i, (p_rank, d_rank) in enumerate(cell.pairs):
-        peer = rank_address(cell.params.prefill.engine, p_rank)
-        if peer in silent and not cell.settled >> i & 1:
-            orders.append(Tell(ctx.ranks[d_rank], FenceOrdered(peer)))
-    return tuple(orders)
-
-
-def _outcome(code: Code) -> Outcome:
-    return Outcome.CANCELLED if code is Code.CANCELLED else Outcome.FAILED
-
-
-RULES: dict[tuple[ConsumerPhase, type], Rule] = {
-    (HELD, RoomMade): room_made,
-    (HELD, PrefillLegEnded): prefill_leg_ended,
-    (HELD, DecodeAborted): aborted_unadmitted,
-    (HELD, RequestDoomed): doomed_unadmitted,
-    (QUEUED, Admission): admitted,
-    (QUEUED, DecodeHit): hit,
-    (QUEUED, DecodeAborted): aborted_unadmitted,
-    (QUEUED, RequestDoomed): doomed_unadmitted,
-    (QUEUED, PrefillLegEnded): prefill_leg_ended,
-    (WAITING, PrefillLegEnded): prefill_leg_ended,
-    (WAITING, PairLanded): landed,
-    (WAITING, PairReported): reported,
-    (WAITING, PairFailed): pair_failed,
-    (WAITING, PairMissing): missing,
-    (WAITING, DecodeAborted): aborted,
-    (WAITING, RequestDoomed): doomed,
-    (WAITING, PeerReborn): peer_reborn,
-    (WAITING, PeerFenced): fenced,
-    (QUARANTINED, PairLanded): settle,
-    (QUARANTINED, PairReported): settle_reported,
-    (QUARANTINED, PairFailed): settle,
-    (QUARANTINED, PeerReborn): peer_reborn,
-    (QUARANTINED, PeerFenced): fenced,
-    (QUARANTINED, CancelDue): cancel_due,
-    (QUARANTINED, ReclaimDue): reclaim_due,
-    (QUARANTINED, PrefillLegEnded): prefill_leg_ended,
-}
-
-
-def step(cell: ConsumerCell, event: CellEvent, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """The pure transition of one cell. An event without a rule returns the very same cell."""
-    rule = RULES.get((cell.phase, type(event)))
-    return (cell, NOTHING) if rule is None else rule(cell, event, now, ctx)
-
-
-def deadline_of(cell: ConsumerCell, kind: TimerKind) -> Instant | None:
-    """When this cell wants that timer; None if it does not."""
-    if kind is TimerKind.DEADLINE:
-        at = cell.deadline_until
-    elif kind is TimerKind.STALL:
-        at = cell.stall_until
-    elif kind is TimerKind.CANCEL:
-        at = cell.cancel_at
-    else:
-        at = cell.reclaim_until
-    return None if at >= NEVER or cell.phase is GONE else at

@@ -1,8 +1,8 @@
-"""The endpoint of one D rank: connects, sends what the scheduler orders, reports what arrives, and reads (pull).
+"""The endpoint of one D rank: connects, sends what the scheduler orders, and reports what arrives.
 
 It keeps no table of registrations: the scheduler made the cell before any rank could send its REG, so a completion can
 never be early here (R26), and it names its shard by its sender, never by a count (R14). Only READs have a small state
-of their own: posted, then the lease word (PROTOCOL 7.5).
+of their own: `consumer_reads`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import msgspec
-
+from pdflow.protocol.consumer_reads import ConsumerReads, Read
 from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.dialect import Dialect
-from pdflow.protocol.effects import NOTHING, Effect, Effects, Fence, Handshake, Note, PostRead, ReadWord, Send, Tell
+from pdflow.protocol.effects import NOTHING, Effect, Effects, Fence, Note, Send, Tell
 from pdflow.protocol.events import (
     ConsumerRankEvent,
     FenceEnded,
@@ -38,7 +37,7 @@ from pdflow.protocol.events import (
     WordRead,
 )
 from pdflow.protocol.geometry import Geometry
-from pdflow.protocol.ids import EngineInfo, KvParams, Op, Reg, engine_of, rank_address, rank_of
+from pdflow.protocol.ids import EngineInfo, Op, Reg, engine_of, rank_address, rank_of
 from pdflow.protocol.messages import (
     CancelAck,
     Code,
@@ -52,52 +51,18 @@ from pdflow.protocol.messages import (
     RegisterAck,
     Sync,
     SyncReply,
-    Taken,
 )
-from pdflow.protocol.peers import Peers
 from pdflow.protocol.timers import Timer, Timers
-from pdflow.protocol.values import Address, Instant, RequestId, Value
+from pdflow.protocol.values import Address, Instant
 
 
-class Read(Value, frozen=True, gc=False):
-    """One READ of one P rank's shard. Posted from the start, or waiting for its connection."""
-
-    op: Op
-    source: Address
-    readers: int
-    params: KvParams
-    grant: Register
-    posted: bool = False
-    begun_at: Instant = 0
-
-    def becoming_posted(self) -> Read:
-        return msgspec.structs.replace(self, posted=True)
-
-
-class ConsumerRank:
+class ConsumerRank(ConsumerReads):
     """One decode rank's half of the protocol."""
 
     timed = False
     """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
 
-    __slots__ = (
-        "deadlines",
-        "dialect",
-        "engine",
-        "fencing",
-        "geometry",
-        "incarnation",
-        "kept",
-        "me",
-        "peers",
-        "pending",
-        "rank",
-        "reads",
-        "scheduler",
-        "synced",
-        "timers",
-        "waiting_reads",
-    )
+    __slots__ = ("deadlines", "incarnation", "me", "pending", "synced")
 
     def __init__(
         self,
@@ -108,22 +73,11 @@ class ConsumerRank:
         timers: Timers,
         geometry: Geometry,
     ) -> None:
-        self.engine = engine
-        self.rank = rank
+        super().__init__(engine, rank, dialect, timers, geometry)
         self.me = rank_address(engine.engine, rank)
-        self.scheduler: Address = engine.engine
         self.incarnation = incarnation
-        self.dialect = dialect
-        self.timers = timers
-        self.geometry = geometry
-        self.peers = Peers()
         self.pending: dict[Address, tuple[Message, ...]] = {}
-        self.reads: dict[Op, Read] = {}
-        self.waiting_reads: dict[Address, tuple[Op, ...]] = {}
         self.synced: dict[Address, Sync] = {}
-        self.kept: dict[Address, dict[RequestId, Instant]] = {}
-        """Against a vLLM P: up to when each of its prompts that we want was kept by heartbeats without a gap."""
-        self.fencing: set[Address] = set()
         self.deadlines = Deadlines()
 
     # The four doors of every endpoint.
@@ -181,23 +135,6 @@ class ConsumerRank:
             self._beat(peer, message, now)
         return (Send(peer, message),)
 
-    def _keep(self, peers: tuple[Address, ...], message: Heartbeat, now: Instant) -> None:
-        """From the first heartbeat that should have gone out on; without it, from the READ's order on."""
-        for peer in peers:
-            before = self.kept.get(peer, {})
-            self.kept[peer] = {request_id: before.get(request_id, now) for request_id in message.request_ids}
-
-    def _beat(self, peer: Address, message: Heartbeat, now: Instant) -> None:
-        """A heartbeat leaves. One that comes after too long a silence revives no lease, and mends no gap."""
-        kept = self.kept.get(peer, {})
-        for request_id in message.request_ids:
-            since = kept.get(request_id)
-            if since is not None and not self._too_long(since, now):
-                kept[request_id] = now
-
-    def _too_long(self, since: Instant, now: Instant) -> bool:
-        return (now - since) * 4 > self.timers.lease_extension_ns * 3
-
     def _defer(self, peer: Address, message: Message, now: Instant) -> Effects:
         """No connection yet: keep the order of frames, and of SYNCs only the newest."""
         if not self.peers.may_try(peer, now):
@@ -207,12 +144,6 @@ class ConsumerRank:
             kept = tuple(m for m in kept if type(m) is not type(message))
         self.pending[peer] = (*kept, message)
         return self._connect(peer)
-
-    def _connect(self, peer: Address) -> Effects:
-        if peer in self.peers.connecting or peer in self.fencing:
-            return NOTHING
-        self.peers.connecting.add(peer)
-        return (Handshake(peer),)
 
     def _undeliverable(self, peer: Address, message: Message) -> Effects:
         """A REG that never left cannot be answered by a write; every other frame is repeated by its own timer."""
@@ -228,62 +159,7 @@ class ConsumerRank:
         self.peers.lost(event.peer)
         return (Fence(event.peer),)
 
-    def _read_ordered(self, event: ReadOrdered, now: Instant) -> Effects:
-        effects: Effects = NOTHING
-        for source, readers in zip(event.sources, event.readers, strict=True):
-            op = Op(event.grant.reg, rank_of(source), self.rank)
-            read = Read(op, source, readers, event.params, event.grant, False, now)
-            self.reads[op] = read
-            if source in self.peers.connected:
-                effects += self._post(read)
-            elif self.peers.may_try(source, now):
-                self.waiting_reads[source] = (*self.waiting_reads.get(source, ()), op)
-                effects += self._connect(source)
-            else:
-                effects += self._read_failed(op, Code.UNREACHABLE)
-        return effects
-
-    def _post(self, read: Read) -> Effects:
-        self.reads[read.op] = read.becoming_posted()
-        p, d = read.params.prefill.shards, self.engine.shards
-        nbytes = self.geometry.nbytes(read.op.p_rank, self.rank, p, d, read.grant.num_tokens)
-        notice = None if self.dialect.lease_words else Completion(read.params.request_id, read.readers)
-        return (PostRead(read.op, read.source, read.params.blocks, read.grant, nbytes, notice),)
-
     # From the transport.
-
-    def _read_ended(self, event: ReadEnded, now: Instant) -> Effects:
-        read = self.reads.get(event.op)
-        if read is None:
-            return (Note("consumer: READ ended for nothing"),)
-        if not event.ok:
-            return self._read_failed(event.op, Code.IO)
-        if self.dialect.lease_words:
-            words = read.params.words
-            if read.op.p_rank >= len(words):
-                return self._read_failed(event.op, Code.STALE)
-            return (ReadWord(read.op, read.source, words[read.op.p_rank].index),)
-        # A vLLM P cannot prove its pin: trust the bytes only if we ourselves were not silent for too long (R04, R09).
-        since = self.kept.get(read.source, {}).get(read.params.request_id, read.begun_at)
-        if self._too_long(since, now):
-            return self._read_failed(event.op, Code.STALE)
-        del self.reads[event.op]
-        return (Tell(self.scheduler, PairLanded(read.op, read.source)),)
-
-    def _word_read(self, event: WordRead, now: Instant) -> Effects:
-        """A word unchanged after the data proves that the pin covered them: a seqlock."""
-        read = self.reads.get(event.op)
-        if read is None:
-            return (Note("consumer: lease word for nothing"),)
-        if event.word is None or event.word != read.params.words[read.op.p_rank].word:
-            return self._read_failed(event.op, Code.STALE)
-        del self.reads[event.op]
-        taken = Taken(read.params.xid, self.rank, read.readers)
-        return (Tell(self.scheduler, PairLanded(read.op, read.source)), Send(read.source, taken))
-
-    def _read_failed(self, op: Op, code: Code) -> Effects:
-        read = self.reads.pop(op)
-        return (Tell(self.scheduler, PairFailed(op, read.source, code, True)),)
 
     def _received(self, event: Received, now: Instant) -> Effects:
         handler = _ON_FRAME.get(type(event.message))

@@ -1,19 +1,18 @@
-"""The endpoint of D's scheduler: owns the requests' cells, mints sequence numbers, watches over its prefill engines.
+"""The endpoint of D's scheduler: mints sequence numbers, watches over its prefill engines, and says what D wants.
 
-It decides when a request enters the engine's queue (a prefill engine at its block limit gets no new registrations),
-when a peer is suspect or dead, and what is said in SYNC. What a request does in each phase stands in `consumer`.
+It decides when a prefill engine is suspect or dead, and what is said in SYNC. How a changed cell is put back or buried,
+and who must wait for an engine at its block limit, stands in `consumer_cells`; what a request does in each phase, in
+`consumer_rules`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from pdflow.protocol.consumer import (
-    GONE,
     HELD,
     QUARANTINED,
     QUEUED,
@@ -22,17 +21,13 @@ from pdflow.protocol.consumer import (
     CancelDue,
     CellEvent,
     ConsumerCell,
-    ConsumerContext,
     PeerReborn,
     ReclaimDue,
     RequestDoomed,
-    RoomMade,
-    deadline_of,
     order_fences,
-    step,
 )
-from pdflow.protocol.deadlines import Deadlines
-from pdflow.protocol.dialect import Dialect
+from pdflow.protocol.consumer_cells import ConsumerCells, PrefillPeer
+from pdflow.protocol.consumer_rules import deadline_of
 from pdflow.protocol.effects import NOTHING, Effect, Effects, Enqueue, Note, Tell
 from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.events import (
@@ -53,100 +48,19 @@ from pdflow.protocol.events import (
     TimeReached,
     TimerFired,
 )
-from pdflow.protocol.geometry import Geometry
-from pdflow.protocol.ids import EngineInfo, Reg, engine_of, rank_address
+from pdflow.protocol.ids import Reg, engine_of, rank_address
 from pdflow.protocol.messages import Code, Heartbeat, Message, Sync
-from pdflow.protocol.timers import Timer, TimerKind, Timers
-from pdflow.protocol.values import Address, EngineId, Instant, RequestId
-
-CELL_TIMERS = (TimerKind.DEADLINE, TimerKind.STALL, TimerKind.CANCEL, TimerKind.RECLAIM)
+from pdflow.protocol.timers import Timer, TimerKind
+from pdflow.protocol.values import EngineId, Instant
 
 
-class PrefillPeer:
-    """What D knows of one prefill engine: the requests it owes us, the blocks they bind, and when it last spoke."""
-
-    __slots__ = ("blocks", "heard", "held", "info", "requests", "sync_at", "synced")
-
-    def __init__(self, info: EngineInfo) -> None:
-        self.info = info
-        self.requests: dict[RequestId, None] = {}
-        self.held: deque[RequestId] = deque()
-        self.blocks = 0
-        self.heard: dict[Address, Instant] = {}
-        """When each P rank last showed life; since then nothing was expected of one that is missing here."""
-        self.sync_at: Instant | None = None
-        self.synced = 0
-
-    def fork(self) -> PrefillPeer:
-        other = PrefillPeer(self.info)
-        other.requests = self.requests.copy()
-        other.held = self.held.copy()
-        other.blocks = self.blocks
-        other.heard = self.heard.copy()
-        other.sync_at, other.synced = self.sync_at, self.synced
-        return other
-
-
-class ConsumerScheduler:
-    """One decode engine's scheduler half of the protocol.
-
-    Args:
-        pool_blocks: size of the engine's KV pool in blocks.
-        peer_fraction: the part of it that one of several prefill engines may bind (PROTOCOL 7.4: 25 %).
-        suspect_fraction: with more of it than that in quarantine, a suspect peer gets nothing new (10 %).
-    """
+class ConsumerScheduler(ConsumerCells):
+    """One decode engine's scheduler half of the protocol."""
 
     timed = True
     """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
 
-    __slots__ = (
-        "cells",
-        "closed",
-        "context",
-        "deadlines",
-        "floor",
-        "incarnation",
-        "next_seq",
-        "peer_limit",
-        "peers",
-        "pool_blocks",
-        "quarantined_blocks",
-        "retired",
-        "seqs",
-        "suspect_limit",
-    )
-
-    def __init__(
-        self,
-        engine: EngineInfo,
-        incarnation: int,
-        dialect: Dialect,
-        timers: Timers,
-        geometry: Geometry,
-        pulls: bool,
-        pool_blocks: int,
-        peer_fraction: float = 0.25,
-        suspect_fraction: float = 0.10,
-    ) -> None:
-        ranks = tuple(rank_address(engine.engine, rank) for rank in range(engine.shards.ranks))
-        self.context = ConsumerContext(engine, ranks, dialect, timers, geometry, pulls)
-        self.incarnation = incarnation
-        self.cells: dict[RequestId, ConsumerCell] = {}
-        self.peers: dict[EngineId, PrefillPeer] = {}
-        self.pool_blocks = pool_blocks
-        self.peer_limit = int(pool_blocks * peer_fraction)
-        self.suspect_limit = int(pool_blocks * suspect_fraction)
-        self.quarantined_blocks = 0
-        self.next_seq = 1
-        self.floor = 1
-        self.seqs: deque[int] = deque()
-        """Minted and at or above the floor, ascending."""
-        self.closed: set[int] = set()
-        """Those of `seqs` that D will not ask for any more."""
-        self.retired: set[tuple[EngineId, int]] = set()
-        self.deadlines = Deadlines()
-
-    # The four doors of every endpoint.
+    __slots__ = ()
 
     def handle(self, event: ConsumerSchedulerEvent, now: Instant) -> Effects:
         effects: Effects = _ON[type(event)](self, event, now)
@@ -155,136 +69,6 @@ class ConsumerScheduler:
     def wake_at(self) -> Instant | None:
         heap = self.deadlines.heap
         return heap[0][0] if heap else None
-
-    def armed(self) -> tuple[Timer, ...]:
-        timers = [
-            Timer(kind, request_id)
-            for request_id, cell in self.cells.items()
-            for kind in CELL_TIMERS
-            if deadline_of(cell, kind) is not None
-        ]
-        return (*timers, *(Timer(TimerKind.SYNC, e) for e, p in self.peers.items() if p.sync_at is not None))
-
-    def fork(self) -> ConsumerScheduler:
-        other = object.__new__(ConsumerScheduler)
-        for name in (
-            "context",
-            "incarnation",
-            "pool_blocks",
-            "peer_limit",
-            "suspect_limit",
-            "quarantined_blocks",
-            "next_seq",
-            "floor",
-        ):
-            setattr(other, name, getattr(self, name))
-        other.cells = self.cells.copy()
-        other.peers = {engine: peer.fork() for engine, peer in self.peers.items()}
-        other.seqs = self.seqs.copy()
-        other.closed = self.closed.copy()
-        other.retired = self.retired.copy()
-        other.deadlines = Deadlines()
-        return other
-
-    def fingerprint(self) -> Hashable:
-        return (
-            tuple(sorted(self.cells.values(), key=_cell_order)),
-            self.next_seq,
-            self.floor,
-            tuple(sorted(self.closed)),
-            tuple(sorted(self.retired)),
-            tuple((e, tuple(sorted(p.heard.items())), p.sync_at, tuple(p.held)) for e, p in sorted(self.peers.items())),
-        )
-
-    # One funnel for every change of a cell.
-
-    def _apply(self, cell: ConsumerCell, event: CellEvent, now: Instant) -> Effects:
-        after, effects = step(cell, event, now, self.context)
-        if after is cell:
-            return effects or (Note(f"consumer ignored {type(event).__name__} in {cell.phase.name}"),)
-        return effects + self._put(cell, after, now)
-
-    def _put(self, before: ConsumerCell, after: ConsumerCell, now: Instant) -> Effects:
-        request_id = after.request_id
-        if after.phase is GONE:
-            return self._gone(before, after, now)
-        self.cells[request_id] = after
-        if after.phase is QUARANTINED and before.phase is not QUARANTINED:
-            self.quarantined_blocks += len(after.allocation.blocks)
-        push = self.deadlines.push
-        if after.stall_until < before.stall_until:
-            push(after.stall_until, Timer(TimerKind.STALL, request_id))
-        if after.cancel_at < before.cancel_at:
-            push(after.cancel_at, Timer(TimerKind.CANCEL, request_id))
-        if after.reclaim_until < before.reclaim_until:
-            push(after.reclaim_until, Timer(TimerKind.RECLAIM, request_id))
-        return NOTHING
-
-    def _gone(self, before: ConsumerCell, after: ConsumerCell, now: Instant) -> Effects:
-        """Bury a request, let the floor pass its seq, and let in who waited for its peer's limit."""
-        del self.cells[after.request_id]
-        if before.phase is QUARANTINED:
-            self.quarantined_blocks -= len(before.allocation.blocks)
-        peer = self.peers[after.params.prefill.engine]
-        del peer.requests[after.request_id]
-        if before.phase is not HELD:
-            peer.blocks -= after.num_blocks
-        if after.grant is not None and after.grant.reg.seq:
-            self._close(after.grant.reg.seq)
-        return self._make_room(peer, now) if peer.held else NOTHING
-
-    def _close(self, seq: int) -> None:
-        closed, seqs = self.closed, self.seqs
-        closed.add(seq)
-        while seqs and seqs[0] in closed:
-            closed.remove(seqs.popleft())
-        self.floor = seqs[0] if seqs else self.next_seq
-
-    def _make_room(self, peer: PrefillPeer, now: Instant) -> Effects:
-        effects: list[Effect] = []
-        while peer.held:
-            cell = self.cells.get(peer.held[0])
-            if cell is None or cell.phase is not HELD:
-                peer.held.popleft()
-                continue
-            if not self._has_room(peer, cell.num_blocks, now):
-                break
-            peer.held.popleft()
-            peer.blocks += cell.num_blocks
-            effects += self._apply(cell, RoomMade(), now)
-        return tuple(effects)
-
-    def _has_room(self, peer: PrefillPeer, num_blocks: int, now: Instant) -> bool:
-        """Entry to quarantine is involuntary, so its limits are limits on admission (L3, L6)."""
-        if self.quarantined_blocks > self.suspect_limit and self._suspect(peer, now):
-            return False
-        limit = self.pool_blocks if len(self.peers) == 1 else self.peer_limit
-        return not peer.blocks or peer.blocks + num_blocks <= limit
-
-    def _suspect(self, peer: PrefillPeer, now: Instant) -> bool:
-        after = self.context.timers.suspect_ns
-        return any(now - heard >= after for heard in peer.heard.values())
-
-    def _touch(self, peer: PrefillPeer, now: Instant) -> None:
-        """Something is open towards this peer: from now on it must show life, and be told what we want."""
-        if peer.sync_at is None:
-            every = self._sync_interval()
-            peer.sync_at = now + every
-            # A rank that moves nothing (a replica of another's heads) is never asked, so its silence means nothing.
-            for rank in self._writers(peer):
-                peer.heard[rank_address(peer.info.engine, rank)] = now
-            self.deadlines.push(peer.sync_at, Timer(TimerKind.SYNC, peer.info.engine))
-
-    def _writers(self, peer: PrefillPeer) -> tuple[int, ...]:
-        try:
-            pairs = self.context.geometry.pairs(peer.info.shards, self.context.engine.shards)
-        except ValueError:
-            return ()
-        return tuple(dict.fromkeys(p_rank for p_rank, _ in pairs))
-
-    def _sync_interval(self) -> int:
-        timers = self.context.timers
-        return timers.sync_ns if self.context.dialect.control_frames else timers.heartbeat_ns
 
     # From the engine.
 
@@ -417,6 +201,29 @@ class ConsumerScheduler:
             self.deadlines.push(after.cancel_at, Timer(TimerKind.CANCEL, key))
         return effects
 
+    # Whether a peer shows life, and what it is told.
+
+    def _touch(self, peer: PrefillPeer, now: Instant) -> None:
+        """Something is open towards this peer: from now on it must show life, and be told what we want."""
+        if peer.sync_at is None:
+            every = self._sync_interval()
+            peer.sync_at = now + every
+            # A rank that moves nothing (a replica of another's heads) is never asked, so its silence means nothing.
+            for rank in self._writers(peer):
+                peer.heard[rank_address(peer.info.engine, rank)] = now
+            self.deadlines.push(peer.sync_at, Timer(TimerKind.SYNC, peer.info.engine))
+
+    def _writers(self, peer: PrefillPeer) -> tuple[int, ...]:
+        try:
+            pairs = self.context.geometry.pairs(peer.info.shards, self.context.engine.shards)
+        except ValueError:
+            return ()
+        return tuple(dict.fromkeys(p_rank for p_rank, _ in pairs))
+
+    def _sync_interval(self) -> int:
+        timers = self.context.timers
+        return timers.sync_ns if self.context.dialect.control_frames else timers.heartbeat_ns
+
     def _sync_due(self, peer: PrefillPeer, now: Instant) -> Effects:
         """Once a second while something is open: say what we want, and judge who has been silent for too long."""
         if not peer.requests:
@@ -468,10 +275,6 @@ class ConsumerScheduler:
             to = tuple(rank_address(peer.info.engine, p_rank) for p_rank in sources)
             effects.append(Tell(address, FrameOrdered(to, message)))
         return tuple(effects)
-
-
-def _cell_order(cell: ConsumerCell) -> RequestId:
-    return cell.request_id
 
 
 _ON: dict[type, Callable[[Any, Any, Instant], Effects]] = {

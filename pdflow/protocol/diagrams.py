@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
-from pdflow.protocol.consumer import RULES as CONSUMER_RULES
+from pdflow.protocol.consumer_rules import RULES as CONSUMER_RULES
 from pdflow.protocol.dialect import DIALECTS
 from pdflow.protocol.phases import CONSUMER_PHASES, PRODUCER_PHASES, ConsumerPhase, ProducerPhase
 from pdflow.protocol.producer_rules import RULES as PRODUCER_RULES

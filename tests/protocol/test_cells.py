@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdflow.protocol import consumer, producer, producer_rules
+from pdflow.protocol import consumer, consumer_rules, producer, producer_rules
 from pdflow.protocol.consumer import ConsumerCell, ConsumerContext
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, Dialect
 from pdflow.protocol.effects import NOTHING
@@ -160,9 +160,9 @@ def test_an_event_without_a_rule_returns_the_very_same_cell(which) -> None:  # t
             assert producer_rules.step(cell, event, 0, ctx) == (cell, NOTHING)
             assert producer_rules.step(cell, event, 0, ctx)[0] is cell
     for cell, event, ctx in consumer_steps(explored):
-        if (cell.phase, type(event)) not in consumer.RULES:
-            assert consumer.step(cell, event, 0, ctx) == (cell, NOTHING)
-            assert consumer.step(cell, event, 0, ctx)[0] is cell
+        if (cell.phase, type(event)) not in consumer_rules.RULES:
+            assert consumer_rules.step(cell, event, 0, ctx) == (cell, NOTHING)
+            assert consumer_rules.step(cell, event, 0, ctx)[0] is cell
 
 
 @pytest.mark.parametrize("which", SPACES, ids=lambda w: f"{w[0].name} {'pull' if w[1] else 'push'} {w[2]}:{w[3]}")
@@ -175,7 +175,7 @@ def test_phases_change_as_the_tables_say_and_cells_never(which) -> None:  # type
         assert msgspec.json.encode(cell) == before
     for cell, event, ctx in consumer_steps(explored):
         before = msgspec.json.encode(cell)
-        after, _ = consumer.step(cell, event, 0, ctx)
+        after, _ = consumer_rules.step(cell, event, 0, ctx)
         assert after.phase in CONSUMER_PHASES[cell.phase], (cell, event, after)
         assert msgspec.json.encode(cell) == before
 
@@ -192,10 +192,10 @@ def test_every_change_of_the_tables_is_really_made() -> None:
             if cell.phase is ProducerPhase.SETTLING:
                 made_p.add((cell.phase, producer_rules.step(late, event, 1, ctx)[0].phase))
         for cell, event, ctx in consumer_steps(explored):
-            made_d.add((cell.phase, consumer.step(cell, event, 0, ctx)[0].phase))
+            made_d.add((cell.phase, consumer_rules.step(cell, event, 0, ctx)[0].phase))
             if cell.phase is ConsumerPhase.QUEUED:
                 held = msgspec.structs.replace(cell, phase=ConsumerPhase.HELD)
-                made_d.add((held.phase, consumer.step(held, event, 0, ctx)[0].phase))
+                made_d.add((held.phase, consumer_rules.step(held, event, 0, ctx)[0].phase))
     unmade_p = {(a, b) for a, to in PRODUCER_PHASES.items() for b in to if a is not b} - made_p
     unmade_d = {(a, b) for a, to in CONSUMER_PHASES.items() for b in to if a is not b} - made_d
     assert {f"{a.name}->{b.name}" for a, b in unmade_p} == set()
@@ -220,8 +220,8 @@ def test_only_differences_of_time_count(which, by) -> None:  # type: ignore[no-u
         assert later == (shifted(after, PRODUCER_TIMES, by), effects)
     for cell, event, ctx in consumer_steps(explored):
         cell = shifted(cell, CONSUMER_TIMES, now)
-        after, effects = consumer.step(cell, event, now, ctx)
-        later = consumer.step(shifted(cell, CONSUMER_TIMES, by), event, now + by, ctx)
+        after, effects = consumer_rules.step(cell, event, now, ctx)
+        later = consumer_rules.step(shifted(cell, CONSUMER_TIMES, by), event, now + by, ctx)
         assert later == (shifted(after, CONSUMER_TIMES, by), effects)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 
 from pdflow.protocol import producer_rules
-from pdflow.protocol.consumer import QUARANTINED, WAITING, CancelDue, RequestDoomed, aborted_unadmitted, freed
-from pdflow.protocol.consumer import RULES as CONSUMER_RULES
+from pdflow.protocol.consumer import QUARANTINED, WAITING, CancelDue, RequestDoomed
+from pdflow.protocol.consumer_rules import RULES as CONSUMER_RULES
+from pdflow.protocol.consumer_rules import aborted_unadmitted, freed
 from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.effects import NOTHING, Outcome, Resolve
 from pdflow.protocol.events import WriteEnded

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from pdflow.protocol import producer_rules
-from pdflow.protocol.consumer import RULES as CONSUMER_RULES
-from pdflow.protocol.consumer import WAITING, freed
+from pdflow.protocol.consumer import WAITING
+from pdflow.protocol.consumer_rules import RULES as CONSUMER_RULES
+from pdflow.protocol.consumer_rules import freed
 from pdflow.protocol.effects import (
     Commit,
     Enqueue,

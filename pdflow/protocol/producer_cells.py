@@ -1,0 +1,312 @@
+"""What one P rank keeps, and the one funnel through which every change of a cell goes.
+
+A cell stands under its registration or, while it has none, under its xid. What is decided here follows from the change
+alone, whoever caused it: under which key the cell stands from now on, what its tombstone says, when its product is let
+go of, and whom it must be connected to before it writes. Which change an event causes stands in `producer` and `lease`;
+which cell it means, in `producer_frames` and `producer_rank`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Self, TypeAlias
+
+import msgspec
+
+from pdflow.protocol.deadlines import Deadlines
+from pdflow.protocol.dialect import Dialect
+from pdflow.protocol.effects import NOTHING, BumpWord, Effects, Handshake, Note, Tell
+from pdflow.protocol.events import ShardReleased
+from pdflow.protocol.geometry import Geometry
+from pdflow.protocol.ids import EngineInfo, Reg, rank_address
+from pdflow.protocol.matching import Matching
+from pdflow.protocol.messages import Code, Register, SyncItem
+from pdflow.protocol.peers import Peers
+from pdflow.protocol.producer import (
+    FOREVER,
+    GONE,
+    IN_FLIGHT,
+    JOINING,
+    LEASED,
+    OPEN,
+    READY,
+    SETTLING,
+    CellEvent,
+    ProducerCell,
+    ProducerContext,
+    RegistrationRefused,
+)
+from pdflow.protocol.producer_rules import step
+from pdflow.protocol.timers import Timer, TimerKind, Timers
+from pdflow.protocol.tombstones import Tombstones
+from pdflow.protocol.values import Address, EngineId, Instant, RequestId, Xid
+
+Key: TypeAlias = Reg | Xid
+"""A cell stands under its registration, or, while it has none, under its xid."""
+
+EARLY_LIMIT = 4096
+"""RELEASEs and completions that came before their prompt was finished: bounded, oldest forgotten first."""
+
+
+class ProducerCells:
+    """The store of a P rank.
+
+    Args:
+        engine: this engine's id, incarnation and shards; `rank` is pp_rank * tp + tp_rank.
+        geometry: who writes whom, and how many bytes.
+        done_is_remote: whether the transport's DONE means that bytes have landed.
+    """
+
+    __slots__ = (
+        "cells",
+        "contexts",
+        "dead_xids",
+        "deadlines",
+        "early",
+        "early_takers",
+        "ended",
+        "engine",
+        "flushes",
+        "incarnation",
+        "interests",
+        "keys",
+        "matching",
+        "me",
+        "peers",
+        "scheduler",
+        "tombs",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        engine: EngineInfo,
+        rank: int,
+        incarnation: int,
+        dialect: Dialect,
+        timers: Timers,
+        geometry: Geometry,
+        done_is_remote: bool = True,
+    ) -> None:
+        self.engine = engine.engine
+        self.me = rank_address(engine.engine, rank)
+        self.scheduler: Address = engine.engine
+        self.incarnation = incarnation
+        context = ProducerContext(rank, engine.shards, dialect, timers, geometry, done_is_remote)
+        self.contexts = (context, msgspec.structs.replace(context, connected=True))
+        self.cells: dict[Key, ProducerCell] = {}
+        self.keys: dict[Xid, tuple[Key, ...]] = {}
+        self.matching = Matching()
+        self.tombs: dict[EngineId, Tombstones] = {}
+        self.dead_xids: OrderedDict[Xid, Code] = OrderedDict()
+        self.early: OrderedDict[Xid, None] = OrderedDict()
+        """RELEASEs of prompts that this rank has not seen finished."""
+        self.early_takers: OrderedDict[RequestId, dict[int, int]] = OrderedDict()
+        """vllm-compat: completions of such prompts, D rank -> how many D ranks read this rank."""
+        self.ended: OrderedDict[Reg, None] = OrderedDict()
+        """vllm-compat, which has no floor: registrations that have ended, so that a late copy never writes again."""
+        self.interests: dict[Address, frozenset[Xid]] = {}
+        self.peers = Peers()
+        self.waiting: dict[Address, dict[Reg, None]] = {}
+        self.flushes: dict[Address, tuple[Reg, ...]] = {}
+        """Whose WRITEs each flush under way is about, oldest first."""
+        self.deadlines = Deadlines()
+
+    def armed(self) -> tuple[Timer, ...]:
+        """Every timer that could fire, whatever the time: what the untimed explorer chooses from."""
+        timers = [Timer(TimerKind.LEASE, xid) for xid in self.keys if self._lease_until(xid) is not None]
+        for key in self.cells:
+            if isinstance(key, Reg):
+                kinds = (TimerKind.GRANT, TimerKind.EXPECT, TimerKind.JOIN)
+                timers += [t for kind in kinds if self._deadline(t := Timer(kind, key)) is not None]
+        return tuple(timers)
+
+    def fork(self) -> Self:
+        other = object.__new__(type(self))
+        for name in ("engine", "me", "scheduler", "incarnation", "contexts"):
+            setattr(other, name, getattr(self, name))
+        other.cells = self.cells.copy()
+        other.keys = self.keys.copy()
+        other.matching = self.matching.fork()
+        other.tombs = {engine: tombs.fork() for engine, tombs in self.tombs.items()}
+        other.dead_xids = self.dead_xids.copy()
+        other.early = self.early.copy()
+        other.early_takers = OrderedDict((name, takers.copy()) for name, takers in self.early_takers.items())
+        other.ended = self.ended.copy()
+        other.interests = self.interests.copy()
+        other.peers = self.peers.fork()
+        other.flushes = self.flushes.copy()
+        other.waiting = {peer: regs.copy() for peer, regs in self.waiting.items()}
+        other.deadlines = Deadlines()
+        return other
+
+    def fingerprint(self) -> Hashable:
+        return (
+            tuple(sorted(self.cells.values(), key=_cell_order)),
+            tuple(sorted((e, t.fingerprint()) for e, t in self.tombs.items())),
+            tuple(self.dead_xids.items()),
+            tuple(sorted(self.early)),
+            tuple(sorted((name, tuple(takers.items())) for name, takers in self.early_takers.items())),
+            tuple(sorted(map(msgspec.structs.astuple, self.ended))),
+            tuple(sorted((a, tuple(sorted(x))) for a, x in self.interests.items())),
+            tuple(sorted(self.flushes.items())),
+            self.peers.fingerprint(),
+        )
+
+    # One funnel for every change of a cell.
+
+    def _apply(self, key: Key, cell: ProducerCell, event: CellEvent, now: Instant, connected: bool = False) -> Effects:
+        """`connected` matters to the events that may complete a match: whether all its target ranks are."""
+        after, effects = step(cell, event, now, self.contexts[connected])
+        if after is cell:
+            return effects or (Note(f"producer ignored {type(event).__name__} in {cell.phase.name}"),)
+        return effects + self._put(key, cell, after, now)
+
+    def _put(self, key: Key, before: ProducerCell, after: ProducerCell, now: Instant) -> Effects:
+        """Store a changed cell under its key, bury what has ended, connect what must be written."""
+        verdict = after.verdict
+        if verdict is not None and verdict is not before.verdict:
+            self._bury(verdict)
+        if after.phase is GONE:
+            return self._gone(key, after)
+        if after.phase is LEASED and type(key) is Reg and self._shared(after.xid, key):
+            # Another registration shares this prompt: it alone says how long the prompt is kept.
+            return self._gone(key, after.becoming_gone(Code.NONE))
+        home: Key = after.xid if after.reg is None else after.reg
+        if home is not key and home != key:
+            del self.cells[key]
+            self._rekey(after.xid, key, home)
+            if type(key) is Reg:
+                self.deadlines.push(after.lease_until, Timer(TimerKind.LEASE, after.xid))
+        self.cells[home] = after
+        if after.phase is READY and (before.phase is not READY or after.grants is not before.grants):
+            return self._connect(after, now)
+        if after.phase is SETTLING and before.phase is IN_FLIGHT and not after.failed:
+            for grant in after.grants:
+                peer = rank_address(grant.reg.engine, grant.d_rank)
+                self.flushes[peer] = (*self.flushes.get(peer, ()), grant.reg)
+        if after.join_until != before.join_until and after.phase is JOINING and after.reg is not None:
+            self.deadlines.push(after.join_until, Timer(TimerKind.JOIN, after.reg))
+        return NOTHING
+
+    def _gone(self, key: Key, cell: ProducerCell) -> Effects:
+        """The only place where a rank lets go of a product: after its last cell, its word bumped first."""
+        del self.cells[key]
+        self._rekey(cell.xid, key, None)
+        source = cell.source
+        if not self.contexts[0].dialect.matches_by_xid:
+            self._unmatch(cell)
+        keys = self.keys.get(cell.xid)
+        if source is None or (keys and any(self.cells[k].source is not None for k in keys)):
+            return NOTHING
+        if cell.end is Code.EXPIRED:
+            self._remember_dead(cell.xid, Code.EXPIRED)
+        released: Effects = (Tell(self.scheduler, ShardReleased(cell.xid, self.contexts[0].rank, cell.end)),)
+        return released if source.word is None else (BumpWord(source.word), *released)
+
+    def _shared(self, xid: Xid, key: Key) -> bool:
+        keys = self.keys[xid]
+        return len(keys) > 1 and any(k != key and self.cells[k].source is not None for k in keys)
+
+    def _unmatch(self, cell: ProducerCell) -> None:
+        if cell.reg is not None:
+            self.matching.drop_registration(cell.reg)
+        if cell.source is not None and cell.xid not in self.keys:
+            self.matching.drop_product(cell.xid, cell.request_id)
+
+    def _rekey(self, xid: Xid, old: Key, new: Key | None) -> None:
+        keys = self.keys[xid]
+        if len(keys) == 1:
+            if new is None:
+                del self.keys[xid]
+            else:
+                self.keys[xid] = (new,)
+            return
+        rest = tuple(k for k in keys if k != old)
+        if new is not None:
+            self.keys[xid] = (*rest, new)
+        elif rest:
+            self.keys[xid] = rest
+        else:
+            del self.keys[xid]
+
+    def _bury(self, item: SyncItem) -> None:
+        if not self.contexts[0].dialect.floor:
+            if len(self.ended) >= EARLY_LIMIT:
+                self.ended.popitem(last=False)
+            self.ended[item.reg] = None
+        else:
+            tombs = self.tombs.get(item.reg.engine)
+            if tombs is not None and tombs.incarnation == item.reg.incarnation:
+                tombs.bury(item)
+
+    def _remember_dead(self, xid: Xid, code: Code) -> None:
+        """What a registration that comes too late is told at once, not after `no_request_ns`."""
+        if len(self.dead_xids) >= EARLY_LIMIT:
+            self.dead_xids.popitem(last=False)
+        self.dead_xids[xid] = code
+
+    def _tombs(self, engine: EngineId, incarnation: int) -> Tombstones:
+        tombs = self.tombs.get(engine)
+        if tombs is None or tombs.incarnation != incarnation:
+            tombs = self.tombs[engine] = Tombstones(incarnation)
+        return tombs
+
+    # Who must be connected before a cell writes.
+
+    def _connected(self, cell: ProducerCell, event: CellEvent) -> bool:
+        """Whether every rank that this cell would write, were the event its last missing piece, is connected."""
+        connected = self.peers.connected
+        if type(event) is Register and rank_address(event.reg.engine, event.d_rank) not in connected:
+            return False
+        grants = cell.grants
+        if len(grants) == 1:
+            return rank_address(grants[0].reg.engine, grants[0].d_rank) in connected
+        return not grants or all(rank_address(grant.reg.engine, grant.d_rank) in connected for grant in grants)
+
+    def _connect(self, cell: ProducerCell, now: Instant) -> Effects:
+        reg = cell.reg
+        assert reg is not None
+        effects: Effects = NOTHING
+        for grant in cell.grants:
+            peer = rank_address(reg.engine, grant.d_rank)
+            if peer in self.peers.connected:
+                continue
+            if not self.peers.may_try(peer, now):
+                return effects + self._apply(reg, cell, RegistrationRefused(Code.UNREACHABLE), now)
+            self.waiting.setdefault(peer, {})[reg] = None
+            if peer not in self.peers.connecting:
+                self.peers.connecting.add(peer)
+                effects += (Handshake(peer),)
+        return effects
+
+    # When a cell wants to be woken.
+
+    def _deadline(self, timer: Timer) -> Instant | None:
+        key = timer.key
+        if timer.kind is TimerKind.LEASE:
+            return self._lease_until(str(key)) if isinstance(key, str) else None
+        cell = self.cells.get(key)
+        if cell is None:
+            return None
+        if timer.kind is TimerKind.GRANT:
+            if cell.phase is OPEN:
+                return min(cell.grant_until, cell.expect_until)
+            return cell.grant_until if cell.phase is JOINING or cell.phase is READY else None
+        if timer.kind is TimerKind.JOIN:
+            due = cell.phase is JOINING and not self.contexts[0].dialect.waits_for_all_ranks
+            return cell.join_until if due else None
+        return cell.expect_until if cell.phase is OPEN and cell.expect_until != FOREVER else None
+
+    def _lease_until(self, xid: Xid) -> Instant | None:
+        leases = [
+            c.lease_until
+            for key in self.keys.get(xid, ())
+            if (c := self.cells[key]).source is not None and not c.expired
+        ]
+        return min(leases) if leases else None
+
+
+def _cell_order(cell: ProducerCell) -> tuple[Xid, tuple[object, ...]]:
+    return (cell.xid, () if cell.reg is None else msgspec.structs.astuple(cell.reg))
