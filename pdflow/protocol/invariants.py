@@ -20,13 +20,7 @@ decides is whether S1 to S9 hold (PROTOCOL 6). One event costs O(1), apart from 
 | S9 | a frame moves only what its sender owns: WRITEs and answers go to the sender's engine, and D's request changes |
 |    | for its own prefill engine alone. (What stops a loop is an exception, and needs no observer.) |
 
-A D rank's fence, or the proof that a P rank is dead, also bars what had been granted to that rank: a WRITE posted later
-over such a grant is no breach by itself, for P may not know of the fence, but it must never land (S1). The transport
-sees to that: it refuses an old grant, or connects that pair no more.
-
-An operation reads its source until its handle is final and good, or its endpoint is fenced: an error proves nothing
-(R17, R19). It may land until its notice has been received, its handle is final and good (after a flush where DONE is
-local), or either end has fenced the other or proved its death.
+What holds blocks is judged in `oracle_blocks`, what moves bytes in `oracle_operations`, what is said (S7, S8, S9) here.
 """
 
 from __future__ import annotations
@@ -53,12 +47,10 @@ from pdflow.protocol.effects import (
 )
 from pdflow.protocol.events import (
     DecodeAdmitted,
-    DecodeHit,
     DecodeQueued,
     Event,
     FenceEnded,
     FlushEnded,
-    FrameOrdered,
     HandshakeEnded,
     PairFailed,
     PairLanded,
@@ -66,26 +58,15 @@ from pdflow.protocol.events import (
     PeerExited,
     PrefillFinished,
     ReadEnded,
-    ReadOrdered,
     Received,
     ShardReleased,
     WriteEnded,
 )
 from pdflow.protocol.geometry import Geometry
-from pdflow.protocol.ghosts import Operation, Product, Request, mismatch
-from pdflow.protocol.ids import EngineInfo, KvParams, Op, Reg, Shards, engine_of, rank_address, rank_of
-from pdflow.protocol.messages import (
-    CancelAck,
-    Code,
-    Completion,
-    Disposition,
-    Done,
-    Progress,
-    Register,
-    RegisterAck,
-    SyncReply,
-)
-from pdflow.protocol.values import Address, EngineId, Instant, RequestId, Xid
+from pdflow.protocol.ids import Reg, engine_of, rank_of
+from pdflow.protocol.messages import CancelAck, Code, Completion, Disposition, Done, Progress, RegisterAck, SyncReply
+from pdflow.protocol.oracle_operations import OperationOracle
+from pdflow.protocol.values import Address, EngineId, Instant
 
 STORY_EVENTS = 4096
 """How far back a story looks."""
@@ -102,11 +83,10 @@ class InvariantViolated(AssertionError):  # noqa: N818 (what happened, not which
         self.story = story
 
 
-Link: TypeAlias = tuple[Address, Address]
 Judge: TypeAlias = Callable[[Any, Address, Any, Any], None]
 
 
-class Oracle:
+class Oracle(OperationOracle):
     """Watches one cluster.
 
     Args:
@@ -114,50 +94,12 @@ class Oracle:
         done_is_remote: as the P ranks were told: a good handle means that the bytes have landed.
     """
 
-    __slots__ = (
-        "_barred",
-        "_bygone",
-        "_done_is_remote",
-        "_geometry",
-        "_links",
-        "_lives",
-        "_newest",
-        "_now",
-        "_owned",
-        "_products",
-        "_read_notices",
-        "_reads",
-        "_recent",
-        "_requests",
-        "_sources",
-        "_tables",
-        "_targets",
-    )
+    __slots__ = ("_lives", "_now", "_recent")
 
     def __init__(self, geometry: Geometry, done_is_remote: bool = True) -> None:
-        self._geometry = geometry
-        self._done_is_remote = done_is_remote
-        self._requests: dict[tuple[EngineId, RequestId], Request] = {}
-        self._targets: dict[tuple[EngineId, int], Request] = {}
-        """By generation: every D allocation that is neither freed nor committed."""
-        self._owned: dict[EngineId, set[int]] = {}
-        """The blocks of those."""
-        self._products: dict[tuple[EngineId, Xid], Product] = {}
-        self._sources: dict[tuple[EngineId, int], Product] = {}
-        self._links: dict[Link, dict[Op, Operation]] = {}
-        self._bygone: dict[tuple[Link, Op], Operation] = {}
-        """WRITEs that P's fence has ended: what was done by then may be polled after it."""
-        """WRITEs by (P rank, D rank)."""
-        self._barred: dict[Link, int] = {}
-        """Of links that D has fenced, the newest generation that it had allocated by then."""
-        self._newest: dict[EngineId, int] = {}
-        self._reads: dict[tuple[Address, Op], Operation] = {}
-        self._read_notices: dict[tuple[Address, Address, RequestId], Operation] = {}
-        """READs whose notice has not reached P, by (P rank, D rank, P's request id)."""
+        super().__init__(geometry, done_is_remote)
         self._lives: dict[tuple[Address, EngineId], int] = {}
         """What each node learnt by handshake."""
-        self._tables: dict[tuple[Shards, Shards], dict[tuple[int, int], int]] = {}
-        """For two parallelisms, the bit of each pair."""
         self._recent: deque[tuple[Instant, Address, Event, Effects]] = deque(maxlen=STORY_EVENTS)
         self._now: Instant = 0
 
@@ -212,102 +154,7 @@ class Oracle:
         for node, peer in [key for key in self._lives if engine_of(key[0]) == engine]:
             del self._lives[node, peer]
 
-    # D: requests and their blocks.
-
-    def _queued(self, node: Address, event: DecodeQueued, effects: Effects) -> None:
-        self._requests[node, event.request_id] = Request(event)
-
-    def _admitted(self, node: Address, event: DecodeAdmitted, effects: Effects) -> None:
-        request = self._requests[node, event.request_id]
-        allocation = event.allocation
-        owned = self._owned.get(node)
-        if owned is None:
-            owned = self._owned[node] = set()
-        if (node, allocation.generation) in self._targets or not owned.isdisjoint(allocation.blocks):
-            self._fail("S1", f"{node} allocated blocks that a registration still holds", event.request_id)
-        owned.update(allocation.blocks)
-        if allocation.generation > self._newest.get(node, -1):
-            self._newest[node] = allocation.generation
-        request.admitted = event
-        request.allocation = allocation
-        self._targets[node, allocation.generation] = request
-        grant = _grant_in(effects)
-        if grant is None:
-            return
-        request.reg = grant.reg
-        request.num_tokens = event.num_tokens
-        request.shards = key = (request.queued.params.prefill.shards, grant.shards)
-        pairs = self._tables.get(key)
-        if pairs is None:
-            pairs = {pair: 1 << i for i, pair in enumerate(self._geometry.pairs(*key))}
-            self._tables[key] = pairs
-        request.pairs = pairs
-        request.expected = (1 << len(pairs)) - 1
-
-    def _enqueued(self, node: Address, effect: Enqueue, event: Event) -> None:
-        request = self._requests.get((node, effect.request_id))
-        if request is None or request.enqueued or request.over:
-            self._fail("S6", f"{node} enqueued a request that is not waiting for it", effect.request_id)
-        request.enqueued = True
-
-    def _resolved(self, node: Address, effect: Resolve, event: Event) -> None:
-        request = self._requests.get((node, effect.request_id))
-        if request is None or request.over:
-            self._fail("S6", f"{node} resolved a request that is over already", effect.request_id)
-        request.over = True
-        if request.allocation is None:
-            del self._requests[node, effect.request_id]
-
-    def _committed(self, node: Address, effect: Commit, event: Event) -> None:
-        request = self._requests.pop((node, effect.request_id), None)
-        if request is None or request.over:
-            self._fail("S6", f"{node} committed a request that is over already", effect.request_id)
-        if type(event) is DecodeHit and request.allocation is None:
-            return
-        if request.landed != request.expected or not request.expected or request.allocation is None:
-            missing = [pair for pair, bit in request.pairs.items() if not request.landed & bit]
-            self._fail("S3", f"{node} committed, but of the pairs {missing} nothing has landed", effect.request_id)
-        if request.landing:
-            self._fail("S3", f"{node} committed under {request.landing} operations in flight", effect.request_id)
-        if request.wrong is not None:
-            self._fail(request.wrong[0], f"{node} committed: {request.wrong[1]}", effect.request_id)
-        del self._targets[node, request.allocation.generation]
-        self._owned[node].difference_update(request.allocation.blocks)
-
-    def _quarantined(self, node: Address, effect: Quarantine, event: Event) -> None:
-        request = self._targets.get((node, effect.allocation.generation))
-        if request is None or not request.over:
-            self._fail("S6", f"{node} quarantined blocks of no resolved request", str(effect.allocation.generation))
-
-    def _freed(self, node: Address, effect: FreeBlocks, event: Event) -> None:
-        allocation = effect.allocation
-        request = self._targets.pop((node, allocation.generation), None)
-        if request is None:
-            self._fail("S6", f"{node} freed generation {allocation.generation}, which nothing holds", "FreeBlocks")
-        request_id = request.queued.request_id
-        if request.landing:
-            self._fail("S1", f"{node} freed blocks into which {request.landing} operations may still land", request_id)
-        if not request.over:
-            self._fail("S6", f"{node} freed the blocks of a request that is not over", request_id)
-        self._owned[node].difference_update(allocation.blocks)
-        del self._requests[node, request_id]
-
-    # P: products.
-
-    def _prefilled(self, node: Address, event: PrefillFinished, effects: Effects) -> None:
-        key = (node, event.allocation.generation)
-        if key in self._sources:
-            self._fail("S2", f"{node} filled blocks of generation {key[1]}, which it still holds", event.xid)
-        self._sources[key] = self._products[node, event.xid] = Product(event)
-
-    def _released(self, node: Address, effect: ReleaseBlocks, event: Event) -> None:
-        product = self._sources.pop((node, effect.allocation.generation), None)
-        if product is None or product.xid != effect.xid:
-            self._fail("S6", f"{node} released {effect.xid!r}, which it does not hold", effect.xid)
-        if product.reading:
-            self._fail("S2", f"{node} released {effect.xid!r} under {product.reading} WRITEs", effect.xid)
-        product.released = True
-        del self._products[node, effect.xid]
+    # Frames, and what is reported of transfers.
 
     def _told(self, node: Address, effect: Tell, event: Event) -> None:
         told = effect.event
@@ -316,155 +163,6 @@ class Oracle:
         product = self._products.get((engine_of(node), told.xid))
         if product is not None and product.failed >> told.rank & 1 and not product.sent >> told.rank & 1:
             self._fail("S7", f"{node} reports {told.xid!r} as sent, but its WRITE failed", told.xid)
-
-    # WRITEs.
-
-    def _write_posted(self, node: Address, effect: PostWrite, event: Event) -> None:
-        op, grant = effect.op, effect.grant
-        reg = op.reg
-        product = self._sources.get((engine_of(node), effect.source.generation))
-        if product is None:
-            self._fail("S2", f"{node} posted a WRITE from blocks that it has released", reg.request_id)
-        if self._barred and grant.target.generation <= self._barred.get((node, effect.to), -1):
-            self._post_barred(node, effect, product)
-            return
-        request = self._targets.get((reg.engine, grant.target.generation))
-        if request is None or request.allocation != grant.target:
-            self._fail("S1", f"{node} posted a WRITE into blocks that its request does not hold", reg.request_id)
-        if request.reg != reg or request.queued.request_id != reg.request_id:
-            self._fail("S1", f"{node} posted a WRITE into the blocks of another registration", reg.request_id)
-        bit = request.pairs.get((op.p_rank, op.d_rank), 0)
-        link = self._links.get((node, effect.to))
-        if link is None:
-            link = self._links[node, effect.to] = {}
-        if not bit or op in link or request.landed & bit:
-            self._fail("S3", f"{node} posted a WRITE that is not expected, or was posted before", reg.request_id)
-        if type(event) is Received and engine_of(event.sender) != reg.engine:
-            self._fail("S9", f"a frame of {event.sender} made {node} write to {reg.engine}", reg.request_id)
-        self._same_content(product, request, op, effect.nbytes, node)
-        link[op] = Operation(product, request, bit)
-        product.reading += 1
-        request.landing += 1
-
-    def _post_barred(self, node: Address, effect: PostWrite, product: Product) -> None:
-        params = KvParams(EngineInfo(engine_of(node), effect.grant.shards), product.xid, "", 0)
-        nobody = Request(DecodeQueued(effect.op.reg.request_id, params, 0, 0))
-        nobody.barred = True
-        nobody.landing = 1
-        self._links.setdefault((node, effect.to), {})[effect.op] = Operation(product, nobody, 0)
-        product.reading += 1
-
-    def _same_content(self, product: Product, request: Request, op: Op, nbytes: int, node: Address) -> None:
-        wrong = mismatch(product, request)
-        if wrong is not None:
-            self._fail("S4", f"{node} writes {wrong}", request.queued.request_id)
-        p, d = request.shards
-        expected = self._geometry.nbytes(op.p_rank, op.d_rank, p, d, request.num_tokens)
-        if nbytes != expected:
-            self._fail("S4", f"{node} writes {nbytes} bytes where {expected} belong", request.queued.request_id)
-
-    def _write_ended(self, node: Address, event: WriteEnded, effects: Effects) -> None:
-        op = event.op
-        link = (node, rank_address(op.reg.engine, op.d_rank))
-        operation = self._links.get(link, {}).get(op)
-        if operation is None:
-            self._landed_before_the_fence(link, op, event.ok and self._done_is_remote)
-            return
-        product = operation.product
-        assert product is not None
-        operation.handle_final = True
-        if not event.ok:
-            product.failed |= 1 << op.p_rank
-            return
-        if operation.request.barred:
-            self._fail("S1", f"a WRITE of {node} landed through a fence", op.reg.request_id)
-        product.sent |= 1 << op.p_rank
-        if self._done_is_remote:
-            operation.request.landed |= operation.bit
-        self._settle(link, op, operation, reading=False, landing=operation.landing and not self._done_is_remote)
-
-    def _flush_posted(self, node: Address, effect: Flush, event: Event) -> None:
-        for operation in self._links.get((node, effect.peer), {}).values():
-            operation.flushing = operation.flushing or operation.handle_final
-
-    def _flushed(self, node: Address, event: FlushEnded, effects: Effects) -> None:
-        link = (node, event.peer)
-        for op, operation in list(self._links.get(link, {}).items()) if event.ok else ():
-            if operation.flushing and not operation.reading:
-                operation.request.landed |= operation.bit
-                self._settle(link, op, operation, reading=False, landing=False)
-
-    def _fenced(self, node: Address, event: FenceEnded | PeerExited, effects: Effects) -> None:
-        """Either end may fence: nothing of that link lands any more. Only P's own fence stops the reading."""
-        for op, operation in list(self._links.get((node, event.peer), {}).items()):
-            ours = type(event) is FenceEnded
-            if ours and not operation.handle_final and not operation.request.barred:
-                self._bygone[(node, event.peer), op] = operation
-            self._settle((node, event.peer), op, operation, reading=operation.reading and not ours, landing=False)
-        for op, operation in list(self._links.get((event.peer, node), {}).items()):
-            self._settle((event.peer, node), op, operation, reading=operation.reading, landing=False)
-        engine = engine_of(node)
-        if engine not in self._newest:
-            return
-        self._barred[event.peer, node] = self._newest[engine]
-        p_engine, p_rank = engine_of(event.peer), rank_of(event.peer)
-        for reader, op in [key for key in self._reads if key[0] == node and key[1].p_rank == p_rank]:
-            request = self._reads[reader, op].request
-            if request.prefill == p_engine:
-                request.landing -= 1
-                del self._reads[reader, op]
-
-    def _landed_before_the_fence(self, link: Link, op: Op, well: bool) -> None:
-        """P had fenced before it, or D, looked at what had already come: the data are there all the same."""
-        operation = self._bygone.get((link, op))
-        if operation is not None and well:
-            operation.request.landed |= operation.bit
-            if operation.product is not None:
-                operation.product.sent |= 1 << op.p_rank
-
-    def _settle(self, link: Link, op: Op, operation: Operation, reading: bool, landing: bool) -> None:
-        if operation.reading and not reading:
-            operation.reading = False
-            if operation.product is not None:
-                operation.product.reading -= 1
-        if operation.landing and not landing:
-            operation.landing = False
-            operation.request.landing -= 1
-        if not operation.reading and not operation.landing:
-            del self._links[link][op]
-
-    # READs.
-
-    def _read_posted(self, node: Address, effect: PostRead, event: Event) -> None:
-        op = effect.op
-        request = self._targets.get((op.reg.engine, effect.grant.target.generation))
-        if request is None or request.reg != op.reg or engine_of(node) != op.reg.engine:
-            self._fail("S1", f"{node} posted a READ into blocks that its request does not hold", op.reg.request_id)
-        bit = request.pairs.get((op.p_rank, op.d_rank), 0)
-        if not bit or (node, op) in self._reads or request.landed & bit:
-            self._fail("S3", f"{node} posted a READ that is not expected, or was posted before", op.reg.request_id)
-        product = self._products.get((engine_of(effect.source), effect.grant.xid))
-        if product is not None:
-            wrong = mismatch(product, request)
-            if wrong is not None:
-                request.wrong = ("S4", f"it read {wrong}")
-        operation = self._reads[node, op] = Operation(product, request, bit)
-        if effect.notice is not None:
-            self._read_notices[effect.source, node, effect.notice.request_id] = operation
-        request.landing += 1
-
-    def _read_ended(self, node: Address, event: ReadEnded, effects: Effects) -> None:
-        operation = self._reads.pop((node, event.op), None)
-        if operation is None:
-            return
-        request = operation.request
-        request.landing -= 1
-        if event.ok:
-            request.landed |= operation.bit
-            if operation.product is None or (operation.product.released and operation.reading):
-                request.wrong = ("S2", "its source was released before the READ had ended")
-
-    # Frames.
 
     def _received(self, node: Address, event: Received, effects: Effects) -> None:
         sender, message = event.sender, event.message
@@ -482,25 +180,6 @@ class Oracle:
                 # A READ's notice is behind its data: P may free before D has polled its own handle.
                 read.reading = False
             self._noticed(node, sender, Reg(engine_of(node), 0, 0, message.request_id), None)
-
-    def _noticed(self, node: Address, sender: Address, reg: Reg, generation: int | None) -> None:
-        """A notice travels behind its data. One that belongs to no WRITE of this sender's proves nothing."""
-        link = (sender, node)
-        operations = self._links.get(link)
-        if operations is None:
-            return
-        op = Op(reg, rank_of(sender), rank_of(node))
-        operation = operations.get(op)
-        if operation is None:
-            if self._bygone:
-                self._landed_before_the_fence(link, op, True)
-            return
-        if operation.request.barred:
-            self._fail("S1", f"a WRITE of {sender} landed through a fence", reg.request_id)
-        allocation = operation.request.allocation
-        if generation is None or (allocation is not None and allocation.generation == generation):
-            operation.request.landed |= operation.bit
-            self._settle(link, op, operation, reading=operation.reading, landing=False)
 
     def _met(self, node: Address, event: HandshakeEnded, effects: Effects) -> None:
         if event.ok:
@@ -547,18 +226,6 @@ class Oracle:
                 lines.append(f"{at:>14} {node:<16} {text}")
                 lines += [f"{'':>14} {'':<16}   -> {answer}" for answer in answers]
         raise InvariantViolated(name, f"{what} (at {self._now} ns)", "\n".join(lines[-STORY_LINES:]))
-
-
-def _grant_in(effects: Effects) -> Register | None:
-    """What D asks for, as its scheduler tells its ranks."""
-    for effect in effects:
-        if type(effect) is Tell:
-            told = effect.event
-            if type(told) is ReadOrdered:
-                return told.grant
-            if type(told) is FrameOrdered and type(told.message) is Register:
-                return told.message
-    return None
 
 
 _ON_EVENT: dict[type, Judge] = {
