@@ -42,12 +42,16 @@ class Bound:
             return "something that is not empty"
         parts = []
         if self.above is not None:
-            parts.append(f"above {self.above:g}")
+            parts.append(f"above {_plain(self.above)}")
         if self.at_least is not None:
-            parts.append(f"of at least {self.at_least:g}")
+            parts.append(f"of at least {_plain(self.at_least)}")
         if self.at_most is not None:
-            parts.append(f"at most {self.at_most:g}")
+            parts.append(f"at most {_plain(self.at_most)}")
         return " and ".join(["a number " + parts[0], *parts[1:]]) if parts else "a finite number"
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.0f}" if number == int(number) else f"{number:g}"
 
 
 POSITIVE = Bound(above=0)
@@ -55,6 +59,14 @@ NOT_NEGATIVE = Bound(at_least=0)
 AT_LEAST_ONE = Bound(at_least=1)
 FRACTION = Bound(above=0, at_most=1)
 NOT_EMPTY = Bound(min_length=1)
+DELAY = Bound(at_least=0, at_most=1e6)
+"""Seconds. Beyond eleven days a few thousand of them in a row would leave the 64 bits of an instant."""
+TIMER = Bound(at_least=1e-6, at_most=1e6)
+"""Seconds of something that comes again and again: below a nanosecond it would never let the clock move on."""
+SCALE = Bound(at_least=1e-6, at_most=1e6)
+ENGINES = Bound(at_least=1, at_most=10_000)
+KV_TOKENS = Bound(at_least=1, at_most=1e9)
+"""Of one engine: its pool lists its blocks."""
 
 
 def about(

@@ -162,7 +162,8 @@ def _trace_problems(file: str, parts: Parts) -> tuple[list[Complaint], list[Prob
     path = Path(file).parent / trace.path
     if not os.path.isfile(path):
         looked = os.path.normpath(path)
-        return [Complaint(("workload", "trace", "path"), f'"{trace.path}" does not exist; looked for {looked}')], []
+        what = "is not a file" if os.path.exists(path) else "does not exist"
+        return [Complaint(("workload", "trace", "path"), f'"{trace.path}" {what}; looked for {looked}')], []
     try:
         check_trace(path, trace.format)
     except TraceError as error:

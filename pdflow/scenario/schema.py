@@ -20,10 +20,15 @@ from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.protocol.timers import Timers
 from pdflow.scenario.fields import (
     AT_LEAST_ONE,
+    DELAY,
+    ENGINES,
     FRACTION,
+    KV_TOKENS,
     NOT_EMPTY,
     NOT_NEGATIVE,
     POSITIVE,
+    SCALE,
+    TIMER,
     about,
 )
 
@@ -101,7 +106,7 @@ class Trace:
         metadata=about("mooncake: JSON lines (timestamp, input_length, output_length, hash_ids); azure: CSV")
     )
     time_scale: float = field(
-        default=1.0, metadata=about("arrival times are multiplied by it: 0.5 doubles the rate", POSITIVE)
+        default=1.0, metadata=about("arrival times are multiplied by it: 0.5 doubles the rate", SCALE)
     )
 
 
@@ -125,7 +130,7 @@ class Workload:
     like: Like | None = field(default=None, metadata=about("draw from a bundled model of a published trace"))
     rate_rps: float | None = field(default=None, metadata=about("with `like`: requests per second, absolute", POSITIVE))
     rate_scale: float | None = field(
-        default=None, metadata=about("with `like`: requests per second, as a multiple of the trace's", POSITIVE)
+        default=None, metadata=about("with `like`: requests per second, as a multiple of the trace's", SCALE)
     )
 
 
@@ -133,8 +138,8 @@ class Workload:
 class ConstantCost:
     """Times that depend on nothing, for tests against queueing theory."""
 
-    prefill_s: float = field(default=0.0, metadata=about("one prefill, whatever its length", NOT_NEGATIVE))
-    decode_step_s: float = field(default=0.0, metadata=about("one decode step, whatever its batch", NOT_NEGATIVE))
+    prefill_s: float = field(default=0.0, metadata=about("one prefill, whatever its length", DELAY))
+    decode_step_s: float = field(default=0.0, metadata=about("one decode step, whatever its batch", DELAY))
 
 
 @attrs.frozen(kw_only=True)
@@ -153,7 +158,7 @@ class Pool:
 
     name: str = field(metadata=about("name of the pool; its engines are NAME-0, NAME-1, ...", NOT_EMPTY))
     role: Role = field(metadata=about("what its engines do"))
-    replicas: int = field(default=1, metadata=about("how many engines", AT_LEAST_ONE))
+    replicas: int = field(default=1, metadata=about("how many engines", ENGINES))
     gpu: GpuSpec = field(metadata=about("a GPU preset's name, or a table { preset, ... } that overrides some of it"))
     tp: int = field(default=1, metadata=about("tensor-parallel size of each engine", AT_LEAST_ONE))
     pp: int = field(default=1, metadata=about("pipeline-parallel size of each engine; prefill only", AT_LEAST_ONE))
@@ -166,7 +171,7 @@ class Pool:
     )
     kv_tokens: int | None = field(
         default=None,
-        metadata=about("KV capacity of one engine in tokens; computed from the GPU's memory if absent", AT_LEAST_ONE),
+        metadata=about("KV capacity of one engine in tokens; computed from the GPU's memory if absent", KV_TOKENS),
     )
 
 
@@ -181,34 +186,32 @@ class Transfer:
         default="strict", metadata=about("whose frames and rules: ours, or vLLM 0.32's with the fixes C1 to C13")
     )
     kv_lease_duration_s: float = field(
-        default=30.0, metadata=about("P holds finished blocks this long unless renewed", POSITIVE)
+        default=30.0, metadata=about("P holds finished blocks this long unless renewed", TIMER)
     )
-    deadline_s: float = field(default=600.0, metadata=about("a request's total deadline", POSITIVE))
-    sync_s: float = field(default=1.0, metadata=about("between SYNCs of a pair with something open", POSITIVE))
-    stall_s: float = field(default=30.0, metadata=about("no progress of a ready or running transfer", POSITIVE))
-    suspect_s: float = field(default=5.0, metadata=about("silence after which a peer is suspect", POSITIVE))
-    dead_s: float = field(default=15.0, metadata=about("silence after which a peer's requests are given up", POSITIVE))
-    registration_ttl_s: float = field(default=60.0, metadata=about("P keeps an unrenewed registration", POSITIVE))
+    deadline_s: float = field(default=600.0, metadata=about("a request's total deadline", TIMER))
+    sync_s: float = field(default=1.0, metadata=about("between SYNCs of a pair with something open", TIMER))
+    stall_s: float = field(default=30.0, metadata=about("no progress of a ready or running transfer", TIMER))
+    suspect_s: float = field(default=5.0, metadata=about("silence after which a peer is suspect", TIMER))
+    dead_s: float = field(default=15.0, metadata=about("silence after which a peer's requests are given up", TIMER))
+    registration_ttl_s: float = field(default=60.0, metadata=about("P keeps an unrenewed registration", TIMER))
     no_request_s: float = field(
         default=10.0,
-        metadata=about("P answers NO_REQUEST when a registration finds no prefill for this long", POSITIVE),
+        metadata=about("P answers NO_REQUEST when a registration finds no prefill for this long", TIMER),
     )
-    release_lease_s: float = field(default=2.0, metadata=about("the lease that RELEASE shortens to", POSITIVE))
-    cancel_first_s: float = field(default=0.2, metadata=about("first retransmission of CANCEL", POSITIVE))
-    cancel_last_s: float = field(default=2.0, metadata=about("longest gap between CANCELs", POSITIVE))
-    orphan_s: float = field(default=5.0, metadata=about("a completion waits this long for its registration", POSITIVE))
-    handshake_timeout_s: float = field(default=5.0, metadata=about("a handshake's reply, per rank", POSITIVE))
-    backoff_first_s: float = field(default=1.0, metadata=about("pause after a failed handshake", POSITIVE))
-    backoff_last_s: float = field(default=60.0, metadata=about("longest pause after failed handshakes", POSITIVE))
+    release_lease_s: float = field(default=2.0, metadata=about("the lease that RELEASE shortens to", TIMER))
+    cancel_first_s: float = field(default=0.2, metadata=about("first retransmission of CANCEL", TIMER))
+    cancel_last_s: float = field(default=2.0, metadata=about("longest gap between CANCELs", TIMER))
+    orphan_s: float = field(default=5.0, metadata=about("a completion waits this long for its registration", TIMER))
+    handshake_timeout_s: float = field(default=5.0, metadata=about("a handshake's reply, per rank", TIMER))
+    backoff_first_s: float = field(default=1.0, metadata=about("pause after a failed handshake", TIMER))
+    backoff_last_s: float = field(default=60.0, metadata=about("longest pause after failed handshakes", TIMER))
     push_registration_timeout_s: float = field(
-        default=480.0, metadata=about("vllm-compat: D's watchdog over a registration", POSITIVE)
+        default=480.0, metadata=about("vllm-compat: D's watchdog over a registration", TIMER)
     )
     join_s: float = field(
-        default=2.0, metadata=about("vllm-compat: P waits this long for the other ranks' registrations", POSITIVE)
+        default=2.0, metadata=about("vllm-compat: P waits this long for the other ranks' registrations", TIMER)
     )
-    writer_poll_s: float = field(
-        default=0.001, metadata=about("vllm-compat push: the writer thread's poll", NOT_NEGATIVE)
-    )
+    writer_poll_s: float = field(default=0.001, metadata=about("vllm-compat push: the writer thread's poll", DELAY))
     quarantine_fraction: float = field(
         default=0.25, metadata=about("share of D's pool that one peer may hold registered or quarantined", FRACTION)
     )
@@ -250,7 +253,7 @@ class Link:
     bandwidth_bytes_per_s: int | None = field(
         metadata=about("capacity, shared max-min fairly; inf is unlimited (None)", AT_LEAST_ONE, rate=True)
     )
-    latency_s: float = field(default=0.0, metadata=about("delay that it adds", NOT_NEGATIVE))
+    latency_s: float = field(default=0.0, metadata=about("delay that it adds", DELAY))
 
 
 @attrs.frozen(kw_only=True)
@@ -270,12 +273,12 @@ class Network:
     bandwidth_bytes_per_s: int | None = field(
         metadata=about("each NIC, each direction; inf is unlimited (None)", AT_LEAST_ONE, preset=True, rate=True)
     )
-    latency_s: float = field(metadata=about("one way, between two NICs", NOT_NEGATIVE, preset=True))
-    per_message_s: float = field(metadata=about("posting one transfer", NOT_NEGATIVE, preset=True))
-    per_descriptor_s: float = field(metadata=about("each descriptor of a transfer", NOT_NEGATIVE, preset=True))
-    control_latency_s: float = field(metadata=about("one control message, one way", NOT_NEGATIVE, preset=True))
-    handshake_s: float = field(metadata=about("first contact of two engines", NOT_NEGATIVE, preset=True))
-    http_latency_s: float = field(metadata=about("one hop of HTTP, one way", NOT_NEGATIVE, preset=True))
+    latency_s: float = field(metadata=about("one way, between two NICs", DELAY, preset=True))
+    per_message_s: float = field(metadata=about("posting one transfer", DELAY, preset=True))
+    per_descriptor_s: float = field(metadata=about("each descriptor of a transfer", DELAY, preset=True))
+    control_latency_s: float = field(metadata=about("one control message, one way", DELAY, preset=True))
+    handshake_s: float = field(metadata=about("first contact of two engines", DELAY, preset=True))
+    http_latency_s: float = field(metadata=about("one hop of HTTP, one way", DELAY, preset=True))
     poll: bool = field(metadata=about("whether what a protocol polls waits for the poll", preset=True))
     links: tuple[Link, ...] = field(default=(), metadata=about("shared resources"))
     paths: tuple[LinkPath, ...] = field(default=(), metadata=about("which pools' bytes pass which links"))

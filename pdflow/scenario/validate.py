@@ -17,9 +17,12 @@ from pdflow.scenario.convert import Complaint, did_you_mean
 from pdflow.scenario.document import Parts
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.schema import Network, Pool, Transfer, Workload
+from pdflow.scenario.schema import ConstantArrival, Network, PoissonArrival, Pool, Transfer, Workload
 
 PlacedPool: TypeAlias = tuple[KeyPath, Pool]
+
+LONGEST_SPAN_S = 1e9
+"""30 years, a ninth of what instants can count."""
 
 
 def check(parts: Parts) -> Iterator[Complaint]:
@@ -28,6 +31,8 @@ def check(parts: Parts) -> Iterator[Complaint]:
     complete = bool(parts.pools) and None not in parts.pools
     if parts.workload_keys is not None:
         yield from _workload(parts.workload_keys)
+    if parts.workload is not None:
+        yield from _span(parts.workload)
     if complete:
         yield from _roles(pools)
     yield from _names(pools)
@@ -73,6 +78,19 @@ def _workload(keys: frozenset[str]) -> Iterator[Complaint]:
                 yield Complaint(("workload", key), f"has a meaning only with like (did you mean {hint}?)")
     elif {"rate_rps", "rate_scale"} <= keys:
         yield Complaint(("workload", "rate_scale"), "stands beside rate_rps, expected one of the two")
+
+
+def _span(workload: Workload) -> Iterator[Complaint]:
+    """How long the arrivals take: instants are nanoseconds in 64 bits, so a rate must not be all but 0."""
+    key: KeyPath = ("workload", "rate_rps")
+    rate = workload.rate_rps
+    if isinstance(workload.arrival, (PoissonArrival, ConstantArrival)):
+        key, rate = ("workload", "arrival", "rate_rps"), workload.arrival.rate_rps
+    requests = workload.requests or 0
+    if rate is not None and requests > rate * LONGEST_SPAN_S:
+        yield Complaint(
+            key, f"is {rate:g}, expected at least {requests / LONGEST_SPAN_S:g}: {requests} requests in 30 years"
+        )
 
 
 def _roles(pools: list[PlacedPool]) -> Iterator[Complaint]:

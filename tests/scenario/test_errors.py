@@ -175,6 +175,35 @@ def test_malformed_lines_of_a_trace_are_told_with_the_rest(tmp_path: Path) -> No
     assert third.startswith("t.jsonl:3: ")
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "workload.arrival.rate_rps=1e-300",
+        "workload.arrival.rate_rps=1e-12",
+        'workload.arrival={process="constant",rate_rps=1e-9}',
+        "workload.arrival.rate_rps=5e-6",
+        "pool.prefill.replicas=1000000000",
+        "pool.decode.kv_tokens=9223372036854775807",
+        "pool.prefill.cost={model='constant',prefill_s=1e300}",
+        "transfer.deadline_s=1e300",
+        "transfer.sync_s=1e-12",
+        "network.latency_s=1e300",
+    ],
+)
+def test_numbers_that_no_run_could_carry_are_refused(tmp_path: Path, override: str) -> None:
+    """Each was a traceback, or a run that never ends."""
+    [problem] = problems(tmp_path, GOOD, overrides=(override,))
+    assert problem.startswith(f"--set {override}: ")
+    assert "expected" in problem
+
+
+def test_a_trace_that_is_a_folder(tmp_path: Path) -> None:
+    start, end = GOOD.index("requests ="), GOOD.index("[model]")
+    text = GOOD[:start] + 'trace = { path = ".", format = "mooncake" }\n\n' + GOOD[end:]
+    [problem] = problems(tmp_path, text)
+    assert '"." is not a file' in problem
+
+
 def test_windows_line_ends(tmp_path: Path) -> None:
     text = GOOD.replace("seed = 1", "seed = -1").replace("\n", "\r\n")
     assert problems(tmp_path, text) == ["s.toml:5: scenario.seed: is -1, expected a number of at least 0"]
