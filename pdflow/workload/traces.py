@@ -80,14 +80,15 @@ def _requests(rows: Iterator[_Row]) -> Iterator[Request]:
         yield Request(index, at - start, max(1, input_tokens), max(1, output_tokens), prefix)
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
+_Hash = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _MooncakeLine(msgspec.Struct):
-    timestamp: Annotated[float, msgspec.Meta(ge=0)]
+    timestamp: Annotated[float, msgspec.Meta(ge=0, le=5e12)]  # ms, since 1970 if need be; ns stay in 64 bits
     input_length: _Count
     output_length: _Count
-    hash_ids: tuple[_Count, ...] = ()
+    hash_ids: tuple[_Hash, ...] = ()
 
 
 _decode_mooncake = msgspec.json.Decoder(_MooncakeLine).decode
@@ -101,7 +102,7 @@ def _mooncake_rows(lines: Iterable[str], place: str) -> Iterator[_Row]:
         try:
             row = _decode_mooncake(line)
         except (msgspec.DecodeError, UnicodeError) as error:
-            complaints.add(number, f"{_lower(str(error))}; {_MOONCAKE_EXPECTED}")
+            complaints.add(number, f"{_plain(str(error))}; {_MOONCAKE_EXPECTED}")
             continue
         at = round(row.timestamp * MS)
         blocks = -(-max(1, row.input_length) // PREFIX_BLOCK_TOKENS)
@@ -192,5 +193,13 @@ def instant_ns(stamp: str) -> int | None:
     return ((days * 1440 + minutes) * 60 + second) * S + int(fraction)
 
 
-def _lower(message: str) -> str:
-    return message[:1].lower() + message[1:]
+_FIELD = re.compile(r" - at `\$\.(\w+)[^`]*`$")
+
+
+def _plain(message: str) -> str:
+    """msgspec's message in this file's words: the field first, and no capital but in a name."""
+    field = _FIELD.search(message)
+    what = message[: field.start()] if field else message
+    if not what.startswith("JSON"):
+        what = what[:1].lower() + what[1:]
+    return f"{field[1]}: {what}" if field else what

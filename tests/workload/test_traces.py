@@ -90,11 +90,15 @@ def test_every_bad_mooncake_line_is_told() -> None:
             mooncake(9, 5, 5),
             mooncake(float("nan"), 5, 5),
             good.replace("0", "\ud800", 1),
+            mooncake(10, 10**12, 5),
+            mooncake(10, 5, 10**20),
+            mooncake(1e300, 5, 5),
         ],
         "mooncake",
     )
-    assert [line.split(":")[1] for line in told] == ["2", "3", "4", "5", "6", "8", "9", "10"]
-    assert "$.input_length" in told[1]
+    assert [line.split(":")[1] for line in told] == ["2", "3", "4", "5", "6", "8", "9", "10", "11", "12", "13"]
+    assert told[0].startswith("t:2: JSON is malformed")
+    assert told[1].startswith("t:3: input_length: expected")
     assert "output_length" in told[3]
     assert "expected at most 1" in told[4]
     assert "expected times in order" in told[5]
