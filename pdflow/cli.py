@@ -120,7 +120,7 @@ def presets(names: tuple[str, ...]) -> None:
 def _print(view: Any) -> None:
     from rich.console import Console
 
-    Console(highlight=False).print(view)
+    Console(highlight=False, markup=False, emoji=False).print(view)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from pdflow.results.bench_json import About, CostStatement, content_sha256
 from pdflow.results.events import EventsHeader, EventsWriter, writing_events
 from pdflow.results.result import Result
 from pdflow.results.totals import EngineTotals, LinkTotals
+from pdflow.results.write import make_folder
 from pdflow.scenario.schema import ClosedArrival, ConstantArrival, ConstantCost, PoissonArrival, Scenario
 from pdflow.version import version
 from pdflow.workload.build import requests
@@ -67,8 +68,8 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
     """
     options = Options(out=None if out is None else Path(out), **flags)
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-    console = Console(stderr=True)
+        make_folder(options.out)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with contextlib.ExitStack() as stack:
         observers: list[Observer] = []
         if options.events and options.out is not None:
@@ -90,7 +91,7 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
         speed = len(world.records) / spent if spent else 0.0
         console.print(f"{len(world.records):,} requests in {spent:.1f} CPU s: {speed:,.0f} per CPU second", style="dim")
         if options.out is not None:
-            console.print(f"written to {options.out}", style="dim", highlight=False)
+            console.print(f"written to {options.out}", style="dim")
     return Run(result, world, EXIT_INTERRUPTED if interrupted else EXIT_DONE)
 
 
@@ -244,7 +245,7 @@ def _progress(console: Console, scenario: Scenario, world: World) -> Progress | 
     if not console.is_terminal:
         return None
     progress = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TextColumn("{task.fields[simulated]} simulated, {task.fields[speed]} requests/s"),

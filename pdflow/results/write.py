@@ -72,6 +72,12 @@ def guarding(path: Path) -> Iterator[None]:
         raise OutputError(path, cause) from cause
 
 
+def make_folder(path: Path) -> None:
+    """The folder for a run's files, before the run: raises OutputError where it cannot be."""
+    with guarding(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def write_results(path: Path, content: Mapping[str, Any]) -> None:
     """results.json: one key per line; iterators among the values are written as lists without being held."""
     with replacing(path) as file, guarding(path):

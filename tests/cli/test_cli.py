@@ -118,6 +118,13 @@ def test_validate_says_what_the_engines_hold() -> None:
     assert [line.rstrip() for line in result.stdout.splitlines()] == VALIDATED.splitlines()
 
 
+def test_names_are_shown_as_they_are() -> None:
+    name = "[/x] :smile: [red]"
+    result = pdflow_command("validate", MD1, "--set", f'scenario.name="{name}"', "--set", f'pool.prefill.name="{name}"')
+    assert result.exit_code == 0, result.output
+    assert f"scenario  {name}, seed 1" in result.stdout
+
+
 def test_validate_of_a_wrong_file() -> None:
     result = pdflow_command("validate", str(ROOT / "tests/scenario/wrong/everything.toml"))
     assert result.exit_code == 2

@@ -112,6 +112,16 @@ def test_a_wrong_scenario_writes_nothing(args: tuple[str, ...], said: str, tmp_p
     assert not out.exists()
 
 
+@pytest.mark.parametrize("folder", ["file/x", "/dev/null/x"])
+def test_a_folder_that_cannot_be(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = pdflow("simulate", SMALL, "--quiet", "--out", str(tmp_path / folder))
+    assert done.returncode == 2
+    assert done.stderr == f"{tmp_path / folder}: cannot write: Not a directory. " + (
+        "Nothing of this file was kept; choose another --out, or make room there.\n"
+    )
+
+
 def test_a_missing_file() -> None:
     done = pdflow("simulate", "nowhere.toml")
     assert done.returncode == 2
