@@ -15,6 +15,7 @@ from attrs import validators
 
 _COUNT = validators.ge(1)
 _RATE = validators.gt(0.0)
+_HOST_S = [validators.ge(0.0), validators.le(1e3)]
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +43,7 @@ class ModelSpec:
     head_dim: int = attrs.field(validator=_COUNT)
     vocab_size: int = attrs.field(validator=_COUNT)
     tie_embeddings: bool = False
-    weight_bytes_per_param: float = attrs.field(default=2.0, validator=_RATE)
+    weight_bytes_per_param: float = attrs.field(default=2.0, validator=[_RATE, validators.le(8.0)])
     """2 for bf16, 1 for fp8, 0.5 for 4-bit weights."""
     kv_bytes_per_value: int = attrs.field(default=2, validator=_COUNT)
     mla: MlaDims | None = None
@@ -139,9 +140,9 @@ class GpuSpec:
     """Share of the memory bandwidth that reading weights and KV reaches."""
     allreduce_bytes_per_s: float = attrs.field(default=20e9, validator=_RATE)
     """Effective rate of `roofline`'s all-reduce formula, not a link's speed."""
-    allreduce_latency_s: float = attrs.field(default=50e-6, validator=validators.ge(0.0))
-    host_step_s: float = attrs.field(default=1e-3, validator=validators.ge(0.0))
+    allreduce_latency_s: float = attrs.field(default=50e-6, validator=_HOST_S)
+    host_step_s: float = attrs.field(default=1e-3, validator=_HOST_S)
     """Time per step in which the GPU waits for the engine's host code."""
-    host_seq_s: float = attrs.field(default=10e-6, validator=validators.ge(0.0))
+    host_seq_s: float = attrs.field(default=10e-6, validator=_HOST_S)
     """The same, per decoding sequence."""
     source: str = ""

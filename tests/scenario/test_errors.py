@@ -188,6 +188,8 @@ def test_malformed_lines_of_a_trace_are_told_with_the_rest(tmp_path: Path) -> No
         "transfer.deadline_s=1e300",
         "transfer.sync_s=1e-12",
         "network.latency_s=1e300",
+        'pool.decode.gpu={preset="h100-sxm",host_step_s=1e300}',
+        'model={preset="llama-3.1-8b",weight_bytes_per_param=1e300}',
     ],
 )
 def test_numbers_that_no_run_could_carry_are_refused(tmp_path: Path, override: str) -> None:
