@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from pdflow.results.bench_json import About, CostStatement, content_sha256
 from pdflow.results.events import EventsHeader, EventsWriter, writing_events
 from pdflow.results.result import Result
 from pdflow.results.totals import EngineTotals, LinkTotals
-from pdflow.results.write import make_folder
+from pdflow.results.write import OutputError, make_folder
 from pdflow.scenario.schema import ClosedArrival, ConstantArrival, ConstantCost, PoissonArrival, Scenario
 from pdflow.version import version
 from pdflow.workload.build import requests
@@ -87,12 +88,27 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
     if options.out is not None:
         result.save(options.out, detailed=options.save_detailed)
     if not options.quiet:
-        Console(highlight=False).print(result.table())
+        _print_report(result)
         speed = len(world.records) / spent if spent else 0.0
         console.print(f"{len(world.records):,} requests in {spent:.1f} CPU s: {speed:,.0f} per CPU second", style="dim")
         if options.out is not None:
             console.print(f"written to {options.out}", style="dim")
     return Run(result, world, EXIT_INTERRUPTED if interrupted else EXIT_DONE)
+
+
+def _print_report(result: Result) -> None:
+    """To stdout. A reader who has seen enough is no error; a full disk is, but not a finding about the scenario."""
+    try:
+        _Stdout(highlight=False).print(result.table())
+        sys.stdout.flush()
+    except OSError as cause:
+        raise OutputError(Path("standard output"), cause) from cause
+
+
+class _Stdout(Console):
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def prepare(scenario: Scenario, options: Options, observers: list[Observer]) -> tuple[World, Oracle | None]:

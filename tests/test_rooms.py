@@ -53,7 +53,7 @@ EXCEPTIONS: Final = {
     "pdflow/results/events.py": Permit("writes and reads events.jsonl", touches_files=True),
     "sim/run.py": Permit(
         "--out, SOURCE_DATE_EPOCH, a wall clock for the speed it prints, Ctrl-C",
-        "os signal threading time",
+        "os signal sys threading time",
         touches_files=True,
     ),
 }

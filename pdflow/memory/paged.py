@@ -17,6 +17,7 @@ Sources: PROTOCOL.md section 6 (S1 and S6: exclusive destinations, one release),
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from pdflow.protocol.values import Allocation
 
@@ -51,10 +52,11 @@ class PagedPool:
         """Blocks in use that were only counted, never named."""
         self.quarantined = 0
         # Free and grown blocks, in the order of their next use; no run is empty, none but the first is begun.
-        self._free_runs: deque[tuple[int, ...]] = deque()
+        # The first is a range, so that a pool costs memory for the blocks that it has handed out, not for all it has.
+        self._free_runs: deque[Sequence[int]] = deque()
         self._cursor = 0
         if num_blocks:
-            self._free_runs.append(tuple(range(num_blocks)))
+            self._free_runs.append(range(num_blocks))
         self._generation = 0
         self._held: dict[int, Allocation] = {}
         self._quarantine: dict[int, Allocation] = {}
@@ -82,7 +84,7 @@ class PagedPool:
         end = start + count
         runs = self._free_runs
         if runs and end < len(runs[0]):
-            blocks = runs[0][start:end]
+            blocks = tuple(runs[0][start:end])
             self._cursor = end
         else:
             blocks = self._take_over_runs(count)
@@ -181,14 +183,14 @@ class PagedPool:
         runs = self._free_runs
         blocks: tuple[int, ...] = ()
         if runs:
-            blocks = runs.popleft()[self._cursor :]
+            blocks = tuple(runs.popleft()[self._cursor :])
             count -= len(blocks)
         while count and len(runs[0]) <= count:
             run = runs.popleft()
-            blocks += run
+            blocks += tuple(run)
             count -= len(run)
         if count:
-            blocks += runs[0][:count]
+            blocks += tuple(runs[0][:count])
         self._cursor = count
         return blocks
 

@@ -38,8 +38,6 @@ class Timers(Value, frozen=True, gc=False):
     """vllm-compat: `push_registration_timeout`, after which D resolves the request (C6)."""
     cancel_first_ns: int = 200 * MS
     cancel_last_ns: int = 2 * S
-    orphan_ns: int = 5 * S
-    """How long a completion may wait for its registration (C2)."""
     backoff_first_ns: int = 1 * S
     backoff_last_ns: int = 60 * S
     """Negative cache of failed handshakes (C9)."""
@@ -67,8 +65,6 @@ class TimerKind(IntEnum):
     """When an unanswered CANCEL is sent again."""
     SYNC = 8
     """When a peer with something open is told what D holds open (strict) or wants kept (vllm-compat heartbeat)."""
-    ORPHAN = 9
-    """When a completion that nothing claimed is dropped."""
     BACKOFF = 10
     """When a peer that could not be reached may be tried again."""
     RECLAIM = 11

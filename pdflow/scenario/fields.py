@@ -66,7 +66,7 @@ TIMER = Bound(at_least=1e-6, at_most=1e6)
 SCALE = Bound(at_least=1e-6, at_most=1e6)
 ENGINES = Bound(at_least=1, at_most=10_000)
 KV_TOKENS = Bound(at_least=1, at_most=1e9)
-"""Of one engine: its pool lists its blocks."""
+"""Of one engine; beyond a billion somebody has mistaken bytes for tokens."""
 
 
 def about(

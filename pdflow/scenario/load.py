@@ -56,7 +56,7 @@ def _read(file: str) -> str:
         reason = getattr(error, "strerror", None) or str(error)
         raise ScenarioError([Problem(file, "", f"cannot be read: {reason}")]) from None
     try:
-        return raw.decode("utf-8").replace("\r\n", "\n")
+        return raw.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ScenarioError([Problem(f"{file}:{line}", "", "is not UTF-8 text, as TOML must be")]) from None

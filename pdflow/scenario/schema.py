@@ -201,7 +201,6 @@ class Transfer:
     release_lease_s: float = field(default=2.0, metadata=about("the lease that RELEASE shortens to", TIMER))
     cancel_first_s: float = field(default=0.2, metadata=about("first retransmission of CANCEL", TIMER))
     cancel_last_s: float = field(default=2.0, metadata=about("longest gap between CANCELs", TIMER))
-    orphan_s: float = field(default=5.0, metadata=about("a completion waits this long for its registration", TIMER))
     handshake_timeout_s: float = field(default=5.0, metadata=about("a handshake's reply, per rank", TIMER))
     backoff_first_s: float = field(default=1.0, metadata=about("pause after a failed handshake", TIMER))
     backoff_last_s: float = field(default=60.0, metadata=about("longest pause after failed handshakes", TIMER))
@@ -238,7 +237,6 @@ class Transfer:
             watchdog_ns=seconds_to_ns(self.push_registration_timeout_s),
             cancel_first_ns=seconds_to_ns(self.cancel_first_s),
             cancel_last_ns=seconds_to_ns(self.cancel_last_s),
-            orphan_ns=seconds_to_ns(self.orphan_s),
             backoff_first_ns=seconds_to_ns(self.backoff_first_s),
             backoff_last_ns=seconds_to_ns(self.backoff_last_s),
             handshake_queue_ns=seconds_to_ns(self.handshake_timeout_s),

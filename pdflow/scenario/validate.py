@@ -6,9 +6,10 @@ Sources of the protocol's rules: PROTOCOL.md 1.4 (TP), 1.5 and C12 (block sizes)
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from pdflow.cost.specs import ModelSpec
 from pdflow.layout.ranks import check_tp
@@ -18,6 +19,9 @@ from pdflow.scenario.document import Parts
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.locate import KeyPath
 from pdflow.scenario.schema import ConstantArrival, Network, PoissonArrival, Pool, Transfer, Workload
+
+NAME: Final = re.compile(r"[\w.+-]+")
+"""What may be a pool's name: it becomes part of addresses, track names and lines of text."""
 
 PlacedPool: TypeAlias = tuple[KeyPath, Pool]
 
@@ -105,6 +109,9 @@ def _roles(pools: list[PlacedPool]) -> Iterator[Complaint]:
 def _names(pools: list[PlacedPool]) -> Iterator[Complaint]:
     seen: set[str] = set()
     for path, pool in pools:
+        if not NAME.fullmatch(pool.name):
+            what = 'expected letters, digits, ".", "_", "+" and "-": engines, files and addresses are named after it'
+            yield Complaint((*path, "name"), f"is {pool.name!r}, {what}")
         if pool.name in seen:
             yield Complaint((*path, "name"), f'is "{pool.name}", which an earlier pool has too')
         seen.add(pool.name)

@@ -120,7 +120,7 @@ def test_validate_says_what_the_engines_hold() -> None:
 
 def test_names_are_shown_as_they_are() -> None:
     name = "[/x] :smile: [red]"
-    result = pdflow_command("validate", MD1, "--set", f'scenario.name="{name}"', "--set", f'pool.prefill.name="{name}"')
+    result = pdflow_command("validate", MD1, "--set", f'scenario.name="{name}"')
     assert result.exit_code == 0, result.output
     assert f"scenario  {name}, seed 1" in result.stdout
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
@@ -169,3 +171,15 @@ def test_ids_taken_do_not_pile_up() -> None:
         assert allocation is not None
         pool.release(allocation)
     assert sum(len(run) for run in pool._free_runs) <= 2 * 3000
+
+
+def test_a_pool_costs_memory_for_what_it_has_handed_out() -> None:
+    """A thousand idle engines of half a million tokens each took a gigabyte."""
+    tracemalloc.start()
+    pool = PagedPool(1_000_000)
+    allocation = pool.allocate(10)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert allocation is not None
+    assert allocation.blocks == tuple(range(10))
+    assert peak < 50_000

@@ -209,3 +209,15 @@ def test_a_trace_that_is_a_folder(tmp_path: Path) -> None:
 def test_windows_line_ends(tmp_path: Path) -> None:
     text = GOOD.replace("seed = 1", "seed = -1").replace("\n", "\r\n")
     assert problems(tmp_path, text) == ["s.toml:5: scenario.seed: is -1, expected a number of at least 0"]
+
+
+def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
+    assert problems(tmp_path, b"\xef\xbb\xbf" + GOOD.encode()) == []
+
+
+@pytest.mark.parametrize("name", ["a/b", "a\\nb", "a b", "\\u001b[31m"])
+def test_names_that_would_break_lines_and_addresses(tmp_path: Path, name: str) -> None:
+    said = problems(tmp_path, GOOD.replace('name = "prefill"', f'name = "{name}"', 1))
+    assert len(said) == 1
+    assert "pool" in said[0]
+    assert "expected letters, digits" in said[0]

@@ -184,3 +184,43 @@ def test_itls_sum_to_last_less_first_token_with_preemptions_too(tmp_path: Path, 
         assert spent_ns == record["last_token_ns"] - record["first_token_ns"]
     longest, median = max(map(max, itls)), sorted(wait for waits in itls for wait in waits)[len(itls) // 2]
     assert longest > 3 * median, "somebody was preempted"
+
+
+def test_python_overrides_are_read_back_as_what_they_were() -> None:
+    import pdflow
+
+    result = pdflow.simulate(
+        SMALL,
+        overrides={
+            "workload.arrival": {"process": "constant", "rate_rps": 50.0},
+            "workload.requests": 5,
+            "scenario.name": "8",
+            "network.poll": False,
+        },
+    )
+    assert result.about.scenario_name == "8"
+    assert result.about.request_rate_rps == 50.0
+    assert len(result.requests) == 5
+
+
+def test_python_wants_a_folder_for_what_it_writes() -> None:
+    import pdflow
+
+    with pytest.raises(ValueError, match="out="):
+        pdflow.simulate(SMALL, events=True)
+
+
+def test_a_reader_of_the_report_may_stop_reading() -> None:
+    """`| head` has seen enough: no error, and no exit code that means something else."""
+    command = f"{sys.executable} -m pdflow simulate {SMALL} | head -1; exit ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    command = f"{sys.executable} -m pdflow simulate {SMALL} > /dev/full"
+    ran = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+    assert ran.returncode == 2
+    assert "standard output: cannot write: No space left on device" in ran.stderr
+    assert "Traceback" not in ran.stderr
