@@ -27,3 +27,11 @@ def test_a_simulated_case(title: str) -> None:
 def test_an_event_costs_the_same_however_many_transfers_are_open() -> None:
     each = [with_open_transfers(count, 2_000, 5)[1] for count in OPEN]
     assert max(each) / min(each) < 1.5
+
+
+def test_every_file_of_ours_belongs_to_a_room() -> None:
+    from benchmarks.profile_sim import ROOT, room_of
+
+    assert room_of(str(ROOT / "pdflow/protocol/lease.py")) == "protocol"
+    assert room_of(str(ROOT / "sim/node.py")) == "sim"
+    assert room_of("<string>") == room_of("/usr/lib/python3/heapq.py") == "libraries"
