@@ -101,14 +101,22 @@ def _print_report(result: Result) -> None:
     try:
         _Stdout(highlight=False).print(result.table())
         sys.stdout.flush()
+    except BrokenPipeError:
+        _silence_stdout()
     except OSError as cause:
+        _silence_stdout()
         raise OutputError(Path("standard output"), cause) from cause
 
 
 class _Stdout(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
+
+
+def _silence_stdout() -> None:
+    """What is still buffered must not fail once more when the interpreter flushes it at its end (exit code 120)."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def prepare(scenario: Scenario, options: Options, observers: list[Observer]) -> tuple[World, Oracle | None]:
