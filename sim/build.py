@@ -58,7 +58,6 @@ class Builder:
         self.shapes = {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools}
         shape = self.shapes[scenario.pools[0].name]
         self.geometry = TransferGeometry(shape, initiator=self.initiator, rule=self.rule)
-        self.shards = {pool.name: Shards(pool.tp, pool.pp, pool.block_size) for pool in scenario.pools}
         self.index = 0
         self.infos: dict[str, list[EngineInfo]] = {"prefill": [], "decode": []}
 
@@ -77,8 +76,7 @@ class Builder:
             world, network, paths, seconds_to_ns(table.control_latency_s), seconds_to_ns(table.handshake_s)
         )
         for pool in scenario.pools:
-            for replica in range(pool.replicas):
-                self.add_engine(pool, f"{pool.name}-{replica}")
+            self.add_pool(pool)
         router = Router(
             tuple(self.infos["prefill"]),
             tuple(self.infos["decode"]),
@@ -95,31 +93,39 @@ class Builder:
         """Who watches over this world's every event."""
         return Oracle(self.geometry)
 
-    def add_engine(self, pool: Pool, name: str) -> None:
-        world, scenario = self.world, self.scenario
-        blocks = kv_tokens_of(scenario.model, pool) // pool.block_size
-        log = world.steps[name] = Steps()
+    def add_pool(self, pool: Pool) -> None:
+        """All engines of a pool; what they share is worked out once."""
+        model = self.scenario.model
+        blocks = kv_tokens_of(model, pool) // pool.block_size
         limits = Limits(
             max_num_seqs=pool.max_num_seqs,
             max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
             block_size=pool.block_size,
         )
-        # P's steps have tokens that nobody waits for: nothing would ever be read from their log.
-        step_log = None if pool.role == "prefill" else log
-        stalls = None
-        if step_log is not None:
-            # Apart from the steps, which are counted; the distribution is over all logs.
-            stalls = world.steps[f"{name} preempted"] = Steps()
-        engine = Engine(limits, cost_of(scenario.model, pool), PagedPool(blocks), self.exact, step_log, stalls)
+        cost = cost_of(model, pool)
         block_bytes = self.shapes[pool.name].engine_bytes_per_token(pool.tp) * pool.block_size
-        info = EngineInfo(name, self.shards[pool.name])
-        self.infos[pool.role].append(info)
-        incarnation = incarnation_of(self.index)
-        if pool.role == "prefill":
-            self.add_prefill(PrefillNode(world, self.index, name, engine, block_bytes), info, incarnation)
-        else:
-            self.add_decode(DecodeNode(world, self.index, name, engine, block_bytes), info, incarnation, blocks)
-        self.index += 1
+        shards = Shards(pool.tp, pool.pp, pool.block_size)
+        for replica in range(pool.replicas):
+            info = EngineInfo(f"{pool.name}-{replica}", shards)
+            self.infos[pool.role].append(info)
+            logs = self.logs(info.engine) if pool.role == "decode" else (None, None)
+            engine = Engine(limits, cost, PagedPool(blocks), self.exact, *logs)
+            incarnation = incarnation_of(self.index)
+            node_args = (self.world, self.index, info.engine, engine, block_bytes)
+            if pool.role == "prefill":
+                self.add_prefill(PrefillNode(*node_args), info, incarnation)
+            else:
+                self.add_decode(DecodeNode(*node_args), info, incarnation, blocks)
+            self.index += 1
+
+    def logs(self, engine: str) -> tuple[Steps, Steps]:
+        """Of a decode engine: its steps, and, apart from them since they are counted, the waits of the preempted.
+
+        A prefill engine has none: nobody waits for a token of its steps.
+        """
+        steps = self.world.steps[engine] = Steps()
+        preempted = self.world.steps[f"{engine} preempted"] = Steps()
+        return steps, preempted
 
     def add_prefill(self, node: PrefillNode, info: EngineInfo, incarnation: int) -> None:
         node.make_scheduler(ProducerScheduler(info, incarnation, self.dialect, self.pulls), incarnation)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pdflow.engine.engine import Engine
 from pdflow.protocol.values import Instant
 from sim.clock import AFTER_ENGINES, ENGINE, POLL
-from sim.node import FAR, TIME_REACHED, Node, Port
+from sim.node import FAR, Node, Port
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -28,6 +28,9 @@ class EngineNode(Node):
         self.timer: int = FAR
         """The one timer that counts: its instant, or, of one that rings last of all at its instant, the complement."""
         self.peak_blocks = 0
+        if world.poll_ns:
+            # Deadlines too are judged in the engine's step, behind everything that had come before (C11).
+            self.receive = self.hear
 
     def came(self, outcome: object) -> None:
         """One outcome of the engine."""
@@ -60,16 +63,6 @@ class EngineNode(Node):
         for outcome in outcomes:
             self.came(outcome)
         self.rearm()
-
-    def ring(self, about: tuple[Port, Instant]) -> None:
-        """A polling engine judges its deadlines in its step too, behind everything that had come before (C11)."""
-        if not self.world.poll_ns:
-            super().ring(about)
-            return
-        port, at = about
-        if port.armed == at:
-            port.armed = FAR
-            self.hear(port, TIME_REACHED)
 
     def measure_pool(self) -> None:
         """At every admission, when the pool is at its fullest."""

@@ -101,21 +101,7 @@ class Fabric:
 
     def arrived(self, about: tuple[Port, Any]) -> None:
         port, event = about
-        if self.world.poll_ns:
-            port.node.hear(port, event)
-        else:
-            port.node.feed(port, event)
-
-    def deliver(self, port: Port, event: Any) -> None:
-        """Hand over what has arrived at a node, at its next poll."""
-        if self.world.poll_ns:
-            port.node.hear(port, event)
-        else:
-            port.node.feed(port, event)
-
-    def polled(self, about: tuple[Port, Any]) -> None:
-        port, event = about
-        port.node.feed(port, event)
+        port.node.receive(port, event)
 
     def handshake(self, port: Port, peer: Address) -> None:
         self.env.call(self.handshake_ns, self.shaken, (port, peer))
@@ -228,9 +214,9 @@ class Fabric:
     def fail(self, flight: Flight) -> None:
         """Its handle is final and says so; there is no notice."""
         if self.world.pulls:
-            self.deliver(flight.d_port, ReadEnded(flight.op, False))
+            flight.d_port.node.receive(flight.d_port, ReadEnded(flight.op, False))
         else:
-            self.deliver(flight.p_port, WriteEnded(flight.op, False))
+            flight.p_port.node.receive(flight.p_port, WriteEnded(flight.op, False))
 
     def land(self, flight: Flight) -> None:
         world = self.world
@@ -243,9 +229,9 @@ class Fabric:
         world.totals.transfers += 1
         if world.pulls:
             if flight.notice is not None:
-                self.deliver(p_port, Received(d_port.address, d_port.incarnation, flight.notice))
-            self.deliver(d_port, ReadEnded(op, True))
+                p_port.node.receive(p_port, Received(d_port.address, d_port.incarnation, flight.notice))
+            d_port.node.receive(d_port, ReadEnded(op, True))
             return
         if flight.notice is not None:
-            self.deliver(d_port, Received(p_port.address, p_port.incarnation, flight.notice))
-        self.deliver(p_port, WriteEnded(op, True))
+            d_port.node.receive(d_port, Received(p_port.address, p_port.incarnation, flight.notice))
+        p_port.node.receive(p_port, WriteEnded(op, True))

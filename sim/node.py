@@ -58,6 +58,8 @@ class Node:
         self.ports: dict[Address, Port] = {}
         self.queue: deque[tuple[Port, Any]] = deque()
         self.busy = False
+        self.receive: Callable[[Port, Any], None] = self.feed
+        """What has come over the fabric, and deadlines, go in here: at once, unless a kind of node polls for them."""
         self.observe: Observer | None = None
         self.do: dict[type, Callable[[Port, Any], None]] = {
             Send: world.fabric.send,
@@ -74,10 +76,6 @@ class Node:
     def newest_generation(self) -> int:
         """The last one of its pool so far, if it has blocks."""
         return 0
-
-    def hear(self, port: Port, event: Any) -> None:
-        """Something has come over the fabric, for whoever polls for it. At once, unless a kind of node polls."""
-        self.feed(port, event)
 
     def feed(self, port: Port, event: Any) -> None:
         """Hand an event to an endpoint, and do all that follows from it."""
@@ -115,7 +113,7 @@ class Node:
         if port.armed != at:
             return
         port.armed = FAR
-        self.feed(port, TIME_REACHED)
+        self.receive(port, TIME_REACHED)
 
     # Effects that mean the same at every node.
 

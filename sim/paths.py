@@ -6,6 +6,7 @@ are worked out at first use, so that 400 engines cost only what they use.
 
 from __future__ import annotations
 
+from pdflow.cost.step import PS_PER_NS, to_ps
 from pdflow.layout.descriptors import DescriptorCounter, descriptor_counter, rank_memory
 from pdflow.layout.ranks import Initiator, Pair, Rule, writers
 from pdflow.layout.shapes import KvShape
@@ -15,13 +16,11 @@ from pdflow.protocol.values import Address, EngineId
 from pdflow.scenario.schema import Network as NetworkTable
 from pdflow.scenario.schema import Pool, seconds_to_ns
 
-PS_PER_NS = 1000
-
 
 class Route:
     """From one P rank to one D rank."""
 
-    __slots__ = ("costs", "counter", "latency_ns", "path", "per_descriptor_ps", "per_message_ps")
+    __slots__ = ("counter", "latency_ns", "path", "per_descriptor_ps", "per_message_ps")
 
     def __init__(
         self, path: PathId | None, latency_ns: int, counter: DescriptorCounter | None, network: NetworkTable
@@ -29,8 +28,8 @@ class Route:
         self.path = path
         self.latency_ns = latency_ns
         self.counter = counter
-        self.per_message_ps = round(network.per_message_s * 1e12)
-        self.per_descriptor_ps = round(network.per_descriptor_s * 1e12)
+        self.per_message_ps = to_ps(network.per_message_s)
+        self.per_descriptor_ps = to_ps(network.per_descriptor_s)
 
     def post_ns(self, num_tokens: int) -> int:
         """What the posting lane is busy with a transfer of that many tokens, rounded up."""
@@ -70,7 +69,8 @@ class Paths:
             (link.name, self.links[link.name], link.bandwidth_bytes_per_s) for link in table.links
         ]
         self.routes: dict[tuple[Address, Address], Route] = {}
-        self.counters: dict[tuple[str, str, int, int], DescriptorCounter | None] = {}
+        self.counters: dict[tuple[str, str], dict[tuple[int, int], DescriptorCounter]] = {}
+        """By two pools, then by P rank and D rank."""
 
     def nic(self, rank: Address, direction: str) -> ResourceId:
         key = (rank, direction)
@@ -103,13 +103,15 @@ class Paths:
         return Route(path, latency, self._counter(p_pool, d_pool, rank_of(source), rank_of(target)), self.table)
 
     def _counter(self, p_pool: Pool, d_pool: Pool, p_rank: int, d_rank: int) -> DescriptorCounter | None:
-        key = (p_pool.name, d_pool.name, p_rank, d_rank)
-        if key not in self.counters:
+        pools = (p_pool.name, d_pool.name)
+        counters = self.counters.get(pools)
+        if counters is None:
             p_shape, d_shape = self.shapes[p_pool.name], self.shapes[d_pool.name]
             pairs = writers(p_shape, p_pool.tp, p_pool.pp, d_pool.tp, initiator=self.initiator, rule=self.rule)
-            pair = next((pair for pair in pairs if (pair.p_rank, pair.d_rank) == (p_rank, d_rank)), None)
-            self.counters[key] = None if pair is None else _counter(pair, p_shape, d_shape, p_pool, d_pool)
-        return self.counters[key]
+            counters = self.counters[pools] = {
+                (pair.p_rank, pair.d_rank): _counter(pair, p_shape, d_shape, p_pool, d_pool) for pair in pairs
+            }
+        return counters.get((p_rank, d_rank))
 
 
 def _counter(pair: Pair, p_shape: KvShape, d_shape: KvShape, p_pool: Pool, d_pool: Pool) -> DescriptorCounter:

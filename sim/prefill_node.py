@@ -73,26 +73,22 @@ class PrefillNode(EngineNode):
         try:
             self.engine.submit(seq, now)
         except NeverFitsError:
-            self.fail(leg.request_id, Code.REJECTED)
+            self.end(begun, Code.REJECTED)
+            self.world.router.later(PrefillAnswered(leg.request_id, None, Code.REJECTED))
             return
         self.rearm()
 
-    def fail(self, request_id: RequestId, code: Code) -> None:
+    def end(self, leg: PrefillLeg, code: Code) -> None:
         """This prefill ends without KV."""
-        leg = self.by_request.pop(request_id)
-        del self.by_xid[leg.xid], self.by_seq[id(leg.seq)]
+        del self.by_request[leg.request_id], self.by_xid[leg.xid], self.by_seq[id(leg.seq)]
         if leg.keeps:
             self.feed(self.scheduler, PrefillAborted(leg.xid, code))
-        self.world.router.later(PrefillAnswered(request_id, None, code))
 
     def abort(self, request_id: RequestId) -> None:
         """The router takes the leg back. A finished prompt stays: its lease decides."""
         leg = self.by_request.get(request_id)
         if leg is not None and self.engine.drop(leg.seq, self.env.now) is not Dropped.NOT_HERE:
-            del self.by_request[request_id]
-            del self.by_xid[leg.xid], self.by_seq[id(leg.seq)]
-            if leg.keeps:
-                self.feed(self.scheduler, PrefillAborted(leg.xid, Code.CANCELLED))
+            self.end(leg, Code.CANCELLED)
             self.rearm()
 
     def came(self, outcome: object) -> None:

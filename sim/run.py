@@ -24,18 +24,14 @@ from pdflow.protocol.invariants import InvariantViolated, Oracle
 from pdflow.results.bench_json import About, CostStatement, content_sha256
 from pdflow.results.events import EventsHeader, EventsWriter, writing_events
 from pdflow.results.result import Result
-from pdflow.results.totals import EngineTotals, LinkTotals
-from pdflow.results.write import OutputError, make_folder
+from pdflow.results.totals import NS_PER_S, EngineTotals, LinkTotals
+from pdflow.results.write import EVENTS_NAME, OutputError, make_folder
 from pdflow.scenario.schema import ClosedArrival, ConstantArrival, ConstantCost, PoissonArrival, Scenario
 from pdflow.version import version
 from pdflow.workload.build import requests
 from pdflow.workload.readers import load_model
 from sim.build import Builder, cost_of
 from sim.world import Observer, World
-
-NS_PER_S = 1_000_000_000
-UNREPEATED = ("--out", "--quiet")
-"""Options that do not change what comes out: two equal runs into two folders must not differ."""
 
 
 @attrs.frozen(kw_only=True)
@@ -75,7 +71,7 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
         observers: list[Observer] = []
         if options.events and options.out is not None:
             header = EventsHeader(world="simulated", scenario=scenario.name, seed=scenario.seed)
-            writer = stack.enter_context(writing_events(options.out / "events.jsonl", header))
+            writer = stack.enter_context(writing_events(options.out / EVENTS_NAME, header))
             observers.append(_recording(writer))
         world, oracle = prepare(scenario, options, observers)
         progress = None if options.quiet else _progress(console, scenario, world)
@@ -183,7 +179,7 @@ def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupt
         totals.links.append(LinkTotals(name=name, bytes=carried, busy_ns=busy, capacity_bytes_per_s=capacity))
     for role, nodes in (("prefill", world.prefills), ("decode", world.decodes)):
         for node in nodes:
-            pool = scenario.pool(node.name.rpartition("-")[0])
+            pool = world.fabric.paths.pool_of[node.name]
             totals.engines.append(
                 EngineTotals(
                     name=node.name,
@@ -238,13 +234,14 @@ def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> Abou
 
 
 def _repeatable(command: Sequence[str]) -> Iterator[str]:
+    """Without the options that do not change what comes out: equal runs into two folders must not differ."""
     skip = False
     for word in command:
         if skip:
             skip = False
         elif word == "--out":
             skip = True
-        elif word not in UNREPEATED and not word.startswith("--out="):
+        elif word != "--quiet" and not word.startswith("--out="):
             yield word
 
 
