@@ -35,11 +35,9 @@ from pdflow.protocol.ids import EngineInfo, KvParams, Op, Reg, engine_of, rank_a
 from pdflow.protocol.messages import Code, Completion, Message, Progress, Register, Release, Taken
 from pdflow.protocol.phases import ConsumerPhase
 from pdflow.protocol.timers import Timers
-from pdflow.protocol.values import Address, Allocation, Instant, RequestId, Value
+from pdflow.protocol.values import NEVER, Address, Allocation, Instant, RequestId, Value
 
 HELD, QUEUED, WAITING, QUARANTINED, GONE = ConsumerPhase
-
-NEVER: Instant = 1 << 62
 
 Pairs: TypeAlias = tuple[tuple[int, int], ...]
 """The (p_rank, d_rank) that move bytes; bit i of `landed` and `settled` is pair i."""
@@ -251,8 +249,7 @@ def let_go(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effect
                 message = Completion(cell.params.request_id, len(ctx.geometry.targets(p_rank, p, d)))
             peer = rank_address(cell.params.prefill.engine, p_rank)
             effects.append(Tell(ctx.ranks[rank], FrameOrdered((peer,), message)))
-    busy = {p_rank for _, p_ranks in sources for p_rank in p_ranks}
-    idle = tuple(rank_address(cell.params.prefill.engine, r) for r in range(p.ranks) if r not in busy)
+    idle = idle_ranks(cell, {p_rank for _, p_ranks in sources for p_rank in p_ranks})
     if idle and ctx.dialect.control_frames:
         effects.append(Tell(ctx.ranks[0], FrameOrdered(idle, Release(cell.params.xid))))
     elif idle and (ctx.pulls or not registered):
@@ -262,12 +259,16 @@ def let_go(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effect
 
 def let_go_of_idle(cell: ConsumerCell, ctx: ConsumerContext) -> Effects:
     """P ranks that hold the prompt but move none of it (replicas of a head) are told that nobody will come."""
-    shards = cell.params.prefill.shards
-    if shards.tp * shards.pp == 1:
+    if cell.params.prefill.shards.ranks == 1:
         return NOTHING
-    busy = {p_rank for p_rank, _ in cell.pairs}
     message: Message = Completion(cell.params.request_id, 1)
     if ctx.dialect.control_frames:
         message = Taken(cell.params.xid, 0, 1)
-    idle = tuple(rank_address(cell.params.prefill.engine, r) for r in range(shards.ranks) if r not in busy)
+    idle = idle_ranks(cell, {p_rank for p_rank, _ in cell.pairs})
     return (Tell(ctx.ranks[0], FrameOrdered(idle, message)),) if idle else NOTHING
+
+
+def idle_ranks(cell: ConsumerCell, busy: set[int]) -> tuple[Address, ...]:
+    """P's ranks that are not among those that move something."""
+    prefill = cell.params.prefill
+    return tuple(rank_address(prefill.engine, rank) for rank in range(prefill.shards.ranks) if rank not in busy)

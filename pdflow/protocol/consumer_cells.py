@@ -19,7 +19,7 @@ from pdflow.protocol.effects import NOTHING, Effect, Effects, Note
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo, rank_address
 from pdflow.protocol.timers import Timer, TimerKind, Timers
-from pdflow.protocol.values import Address, EngineId, Instant, RequestId
+from pdflow.protocol.values import NEVER, Address, EngineId, Instant, RequestId
 
 CELL_TIMERS = (TimerKind.DEADLINE, TimerKind.STALL, TimerKind.CANCEL, TimerKind.RECLAIM)
 
@@ -163,7 +163,7 @@ class ConsumerCells:
         push = self.deadlines.push
         if after.stall_until < before.stall_until:
             push(after.stall_until, Timer(TimerKind.STALL, request_id))
-        if after.cancel_at < before.cancel_at:
+        if before.cancel_at != after.cancel_at != NEVER:
             push(after.cancel_at, Timer(TimerKind.CANCEL, request_id))
         if after.reclaim_until < before.reclaim_until:
             push(after.reclaim_until, Timer(TimerKind.RECLAIM, request_id))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from pdflow.protocol.consumer_reads import ConsumerReads, Read
-from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import NOTHING, Effect, Effects, Fence, Note, Send, Tell
 from pdflow.protocol.events import (
@@ -62,7 +61,7 @@ class ConsumerRank(ConsumerReads):
     timed = False
     """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
 
-    __slots__ = ("deadlines", "incarnation", "me", "pending", "synced")
+    __slots__ = ("incarnation", "me", "pending", "synced")
 
     def __init__(
         self,
@@ -78,7 +77,6 @@ class ConsumerRank(ConsumerReads):
         self.incarnation = incarnation
         self.pending: dict[Address, tuple[Message, ...]] = {}
         self.synced: dict[Address, Sync] = {}
-        self.deadlines = Deadlines()
 
     # The four doors of every endpoint.
 
@@ -101,7 +99,6 @@ class ConsumerRank(ConsumerReads):
         for name in ("pending", "reads", "waiting_reads", "synced", "fencing"):
             setattr(other, name, getattr(self, name).copy())
         other.kept = {peer: kept.copy() for peer, kept in self.kept.items()}
-        other.deadlines = Deadlines()
         return other
 
     def fingerprint(self) -> Hashable:

@@ -12,7 +12,6 @@ import msgspec
 from pdflow.protocol.consumer import (
     GONE,
     HELD,
-    NEVER,
     QUARANTINED,
     QUEUED,
     WAITING,
@@ -52,7 +51,7 @@ from pdflow.protocol.ids import KvParams, rank_address
 from pdflow.protocol.messages import Cancel, Code, Progress, Register
 from pdflow.protocol.phases import ConsumerPhase
 from pdflow.protocol.timers import TimerKind
-from pdflow.protocol.values import Instant
+from pdflow.protocol.values import NEVER, Instant
 
 
 def room_made(cell: ConsumerCell, _: RoomMade, now: Instant, ctx: ConsumerContext) -> Stepped:

@@ -67,8 +67,7 @@ class ConsumerScheduler(ConsumerCells):
         return effects
 
     def wake_at(self) -> Instant | None:
-        heap = self.deadlines.heap
-        return heap[0][0] if heap else None
+        return self.deadlines.wake_at()
 
     # From the engine.
 
@@ -195,23 +194,16 @@ class ConsumerScheduler(ConsumerCells):
             told = ReclaimDue()
         else:
             told = RequestDoomed(Code.DEADLINE if kind is TimerKind.DEADLINE else Code.STALLED)
-        effects = self._apply(cell, told, now)
-        after = self.cells.get(key)
-        if kind is TimerKind.CANCEL and after is not None:
-            self.deadlines.push(after.cancel_at, Timer(TimerKind.CANCEL, key))
-        return effects
+        return self._apply(cell, told, now)
 
     # Whether a peer shows life, and what it is told.
 
     def _touch(self, peer: PrefillPeer, now: Instant) -> None:
         """Something is open towards this peer: from now on it must show life, and be told what we want."""
-        if peer.sync_at is None:
-            every = self._sync_interval()
-            peer.sync_at = now + every
-            # A rank that moves nothing (a replica of another's heads) is never asked, so its silence means nothing.
-            for rank in self._writers(peer):
-                peer.heard[rank_address(peer.info.engine, rank)] = now
-            self.deadlines.push(peer.sync_at, Timer(TimerKind.SYNC, peer.info.engine))
+        # A rank that moves nothing (a replica of another's heads) is never asked, so its silence means nothing.
+        for rank in self._writers(peer):
+            peer.heard[rank_address(peer.info.engine, rank)] = now
+        self._arm_sync(peer, now)
 
     def _writers(self, peer: PrefillPeer) -> tuple[int, ...]:
         try:
@@ -220,9 +212,10 @@ class ConsumerScheduler(ConsumerCells):
             return ()
         return tuple(dict.fromkeys(p_rank for p_rank, _ in pairs))
 
-    def _sync_interval(self) -> int:
+    def _arm_sync(self, peer: PrefillPeer, now: Instant) -> None:
         timers = self.context.timers
-        return timers.sync_ns if self.context.dialect.control_frames else timers.heartbeat_ns
+        peer.sync_at = now + (timers.sync_ns if self.context.dialect.control_frames else timers.heartbeat_ns)
+        self.deadlines.push(peer.sync_at, Timer(TimerKind.SYNC, peer.info.engine))
 
     def _sync_due(self, peer: PrefillPeer, now: Instant) -> Effects:
         """Once a second while something is open: say what we want, and judge who has been silent for too long."""
@@ -231,8 +224,7 @@ class ConsumerScheduler(ConsumerCells):
             peer.heard.clear()
             return NOTHING
         effects = self._judge(peer, now) if self.context.dialect.control_frames else NOTHING
-        peer.sync_at = now + self._sync_interval()
-        self.deadlines.push(peer.sync_at, Timer(TimerKind.SYNC, peer.info.engine))
+        self._arm_sync(peer, now)
         if peer.held:
             # Who was kept out because this peer was suspect has nobody else's end to wait for.
             effects += self._make_room(peer, now)
@@ -243,12 +235,12 @@ class ConsumerScheduler(ConsumerCells):
         silent = frozenset(rank for rank, heard in peer.heard.items() if now - heard >= dead)
         if not silent:
             return NOTHING
-        effects = self._to_all_of(peer.info.engine, RequestDoomed(Code.PEER_DEAD), now)
+        effects: list[Effect] = [*self._to_all_of(peer.info.engine, RequestDoomed(Code.PEER_DEAD), now)]
         for request_id in peer.requests:
             cell = self.cells[request_id]
             if cell.phase is QUARANTINED:
                 effects += order_fences(cell, silent, self.context)
-        return effects
+        return tuple(effects)
 
     def _sync(self, peer: PrefillPeer) -> Effects:
         cells = [self.cells[request_id] for request_id in peer.requests]

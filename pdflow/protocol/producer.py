@@ -34,11 +34,9 @@ from pdflow.protocol.messages import (
 )
 from pdflow.protocol.phases import ProducerPhase
 from pdflow.protocol.timers import Timers
-from pdflow.protocol.values import Address, Instant, RequestId, Value, Xid
+from pdflow.protocol.values import NEVER, Address, Instant, RequestId, Value, Xid
 
 OPEN, LEASED, JOINING, READY, IN_FLIGHT, SETTLING, GONE = ProducerPhase
-
-FOREVER: Instant = 1 << 62
 
 
 class ProducerContext(Value, frozen=True, gc=False):
@@ -67,8 +65,8 @@ class ProducerCell(Value, frozen=True, gc=False):
     """One per D rank that has registered, by rank."""
     targets: tuple[int, ...] = ()
     grant_until: Instant = 0
-    join_until: Instant = FOREVER
-    expect_until: Instant = FOREVER
+    join_until: Instant = NEVER
+    expect_until: Instant = NEVER
     """When the scheduler is asked whether this registration's prompt exists."""
     flying: int = 0
     """Bit per D rank with a WRITE whose handle is not final, or that a flush or fence must still settle."""
@@ -123,7 +121,7 @@ class ProducerCell(Value, frozen=True, gc=False):
             grants=(),
             targets=(),
             grant_until=0,
-            join_until=FOREVER,
+            join_until=NEVER,
             flying=0,
             failed=False,
             askers=(),
@@ -316,6 +314,11 @@ def proceed(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
             return end_registration(cell, asked, True, now, ctx)
     if len(cell.grants) < len(cell.targets) and now < cell.join_until:
         return cell, NOTHING
+    return write_or_wait(cell, now, ctx)
+
+
+def write_or_wait(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
+    """Matched, and nobody is waited for any more: write under a valid lease, as soon as the peers are connected."""
     if cell.lease_until <= now:
         return end_registration(cell, Code.EXPIRED, True, now, ctx)
     return post(cell, now, ctx) if ctx.connected else (cell.becoming_ready(), NOTHING)
@@ -346,7 +349,7 @@ def post(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
     return cell.becoming_in_flight(flying), tuple(writes)
 
 
-# Rules. OPEN and LEASED meet in `source_meets_open` and `registered_leased`: matching in both orders.
+# Rules. `source_meets_open` and `registered` are the match, in both orders.
 
 
 def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerContext) -> Stepped:
@@ -362,7 +365,7 @@ def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerC
         return cell, NOTHING
     phase = OPEN if cell.source is None else JOINING
     join = now if cell.phase is READY else cell.join_until
-    if phase is JOINING and join == FOREVER and not ctx.dialect.waits_for_all_ranks:
+    if phase is JOINING and join == NEVER and not ctx.dialect.waits_for_all_ranks:
         join = now + ctx.timers.join_ns
     met = cell.becoming_granted(phase, event, targets, now + ctx.timers.registration_ttl_ns, join)
     if phase is OPEN:
@@ -372,7 +375,7 @@ def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerC
 
 
 def source_meets_open(cell: ProducerCell, event: SourceReady, now: Instant, ctx: ProducerContext) -> Stepped:
-    join = FOREVER if ctx.dialect.waits_for_all_ranks else now + ctx.timers.join_ns
+    join = NEVER if ctx.dialect.waits_for_all_ranks else now + ctx.timers.join_ns
     met = cell.becoming_sourced(event.source, event.request_id, now + ctx.timers.lease_ns, join)
     return proceed(met, now, ctx)
 
@@ -383,9 +386,7 @@ def prefill_ended(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: Pr
 
 def connected(cell: ProducerCell, _: Connected, now: Instant, ctx: ProducerContext) -> Stepped:
     """The deferred WRITE: its lease is judged again here, or it would read blocks that are somebody else's (R02)."""
-    if cell.lease_until <= now:
-        return end_registration(cell, Code.EXPIRED, True, now, ctx)
-    return post(cell, now, ctx)
+    return write_or_wait(cell, now, ctx)
 
 
 def refused(cell: ProducerCell, event: RegistrationRefused, now: Instant, ctx: ProducerContext) -> Stepped:
@@ -408,9 +409,7 @@ def retired(cell: ProducerCell, _: RegistrationRetired, now: Instant, ctx: Produ
 
 def join_ended(cell: ProducerCell, _: JoinEnded, now: Instant, ctx: ProducerContext) -> Stepped:
     """C4: write to the ranks that registered, and to no other."""
-    if cell.lease_until <= now:
-        return end_registration(cell, Code.EXPIRED, True, now, ctx)
-    return post(cell, now, ctx) if ctx.connected else (cell.becoming_ready(), NOTHING)
+    return write_or_wait(cell, now, ctx)
 
 
 def write_ended(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:

@@ -24,7 +24,6 @@ from pdflow.protocol.matching import Matching
 from pdflow.protocol.messages import Code, Register, SyncItem
 from pdflow.protocol.peers import Peers
 from pdflow.protocol.producer import (
-    FOREVER,
     GONE,
     IN_FLIGHT,
     JOINING,
@@ -40,7 +39,7 @@ from pdflow.protocol.producer import (
 from pdflow.protocol.producer_rules import step
 from pdflow.protocol.timers import Timer, TimerKind, Timers
 from pdflow.protocol.tombstones import Tombstones
-from pdflow.protocol.values import Address, EngineId, Instant, RequestId, Xid
+from pdflow.protocol.values import NEVER, Address, EngineId, Instant, RequestId, Xid
 
 Key: TypeAlias = Reg | Xid
 """A cell stands under its registration, or, while it has none, under its xid."""
@@ -297,7 +296,7 @@ class ProducerCells:
         if timer.kind is TimerKind.JOIN:
             due = cell.phase is JOINING and not self.contexts[0].dialect.waits_for_all_ranks
             return cell.join_until if due else None
-        return cell.expect_until if cell.phase is OPEN and cell.expect_until != FOREVER else None
+        return cell.expect_until if cell.phase is OPEN and cell.expect_until != NEVER else None
 
     def _lease_until(self, xid: Xid) -> Instant | None:
         leases = [

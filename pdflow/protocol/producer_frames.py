@@ -31,10 +31,10 @@ from pdflow.protocol.messages import (
     SyncReply,
     Taken,
 )
-from pdflow.protocol.producer import FOREVER, JOINING, OPEN, CancelReceived, ProducerCell, ShardTaken, progress_of
+from pdflow.protocol.producer import JOINING, OPEN, CancelReceived, ProducerCell, ShardTaken, progress_of
 from pdflow.protocol.producer_cells import EARLY_LIMIT, ProducerCells
 from pdflow.protocol.timers import Timer, TimerKind
-from pdflow.protocol.values import Address, Instant, Xid
+from pdflow.protocol.values import NEVER, Address, Instant, Xid
 
 
 class ProducerFrames(ProducerCells):
@@ -109,7 +109,7 @@ class ProducerFrames(ProducerCells):
         if shared is not None and shared.expired:
             # Its blocks go as soon as the WRITEs in flight have ended: nothing would ever answer this registration.
             return self._refuse_unborn(sender, message, Code.EXPIRED)
-        expect = now + context.timers.no_request_ns if context.dialect.control_frames else FOREVER
+        expect = now + context.timers.no_request_ns if context.dialect.control_frames else NEVER
         cell = ProducerCell(OPEN, xid, expect_until=expect)
         if shared is not None and shared.source is not None:
             cell = cell.becoming_leased(shared.source, shared.request_id, shared.lease_until)

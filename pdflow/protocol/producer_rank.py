@@ -31,7 +31,6 @@ from pdflow.protocol.events import (
 from pdflow.protocol.ids import Reg, engine_of, rank_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer import (
-    FOREVER,
     OPEN,
     READY,
     SETTLING,
@@ -47,7 +46,7 @@ from pdflow.protocol.producer import (
 from pdflow.protocol.producer_cells import Key
 from pdflow.protocol.producer_frames import ProducerFrames
 from pdflow.protocol.timers import Timer, TimerKind
-from pdflow.protocol.values import Address, EngineId, Instant, Xid
+from pdflow.protocol.values import NEVER, Address, EngineId, Instant, Xid
 
 
 class ProducerRank(ProducerFrames):
@@ -63,8 +62,7 @@ class ProducerRank(ProducerFrames):
         return effects
 
     def wake_at(self) -> Instant | None:
-        heap = self.deadlines.heap
-        return heap[0][0] if heap else None
+        return self.deadlines.wake_at()
 
     # From the scheduler of this engine.
 
@@ -231,7 +229,7 @@ class ProducerRank(ProducerFrames):
         if kind is TimerKind.JOIN:
             return self._apply(key, cell_or_none, JoinEnded(), now, self._connected(cell_or_none, JoinEnded()))
         # One timer stands for both: an open registration's prompt is asked for first, its grant judged after that.
-        self.cells[key] = cell_or_none.expecting(FOREVER)
+        self.cells[key] = cell_or_none.expecting(NEVER)
         self.deadlines.push(cell_or_none.grant_until, Timer(TimerKind.GRANT, key))
         return (Tell(self.scheduler, PrefillWanted(cell_or_none.xid, self.contexts[0].rank)),)
 

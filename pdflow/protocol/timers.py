@@ -65,8 +65,6 @@ class TimerKind(IntEnum):
     """When an unanswered CANCEL is sent again."""
     SYNC = 8
     """When a peer with something open is told what D holds open (strict) or wants kept (vllm-compat heartbeat)."""
-    BACKOFF = 10
-    """When a peer that could not be reached may be tried again."""
     RECLAIM = 11
     """When a correctly running vLLM P can no longer start a write (vllm-compat quarantine)."""
 

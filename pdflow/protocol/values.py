@@ -24,9 +24,11 @@ RequestId: TypeAlias = str
 Xid: TypeAlias = str
 """Names one prefill product: a transfer id and the prefill attempt, minted by the router."""
 
-US = 1_000
 MS = 1_000_000
 S = 1_000_000_000
+
+NEVER: Instant = 1 << 62
+"""A deadline that does not exist; later than any instant, and still an int of 64 bits."""
 
 
 class Value(msgspec.Struct, frozen=True, gc=False):
