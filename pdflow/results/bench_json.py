@@ -28,7 +28,6 @@ from pdflow.results.spread import Spread
 from pdflow.results.totals import NS_PER_S, Totals
 
 FORMAT_VERSION = 1
-DETAILED_KEYS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors")
 
 
 @attrs.frozen(kw_only=True)

@@ -16,9 +16,7 @@ import numpy.typing as npt
 
 from pdflow.results.records import Records
 from pdflow.results.steps import Steps
-
-_PS_PER_NS = 1_000
-_NS_PER_S = 10**9
+from pdflow.results.totals import NS_PER_S, PS_PER_NS
 
 Instants = npt.NDArray[np.int64]
 
@@ -50,7 +48,7 @@ def itls_s(records: Records, logs: Mapping[str, Steps]) -> Iterator[list[float]]
         if len(waits) < tokens - 1:
             second = int(came[0]) + last_ns - int(came[-1]) - first_ns
             waits = np.concatenate(([second], waits))
-        yield [int(wait) / _NS_PER_S for wait in waits]
+        yield [int(wait) / NS_PER_S for wait in waits]
 
 
 class _Ends:
@@ -71,5 +69,5 @@ class _Ends:
         nth = numbers - self._before[row]
         done = nth + 1
         ends_ps = self._start[row] + done * self._first[row] + self._delta[row] * (done * nth // 2)
-        ends_ns: Instants = -(-ends_ps // _PS_PER_NS)
+        ends_ns: Instants = -(-ends_ps // PS_PER_NS)
         return ends_ns

@@ -335,16 +335,6 @@ class Scenario:
         """The pool of that name."""
         return next(pool for pool in self.pools if pool.name == name)
 
-    @property
-    def prefill_pools(self) -> tuple[Pool, ...]:
-        """The pools whose engines prefill, in the file's order."""
-        return tuple(pool for pool in self.pools if pool.role == "prefill")
-
-    @property
-    def decode_pools(self) -> tuple[Pool, ...]:
-        """The pools whose engines decode, in the file's order."""
-        return tuple(pool for pool in self.pools if pool.role == "decode")
-
 
 def seconds_to_ns(seconds: float) -> int:
     """A duration of the edge as the inside counts it, rounded to the nearest nanosecond."""

@@ -20,7 +20,6 @@ class PoolSummary:
     kv_tokens: int
     kv_bytes: int
     weight_bytes_per_gpu: int
-    block_bytes_per_gpu: int
 
 
 def pool_summary(scenario: Scenario, pool: Pool) -> PoolSummary:
@@ -37,7 +36,6 @@ def pool_summary(scenario: Scenario, pool: Pool) -> PoolSummary:
         kv_tokens=tokens,
         kv_bytes=tokens * per_rank * ranks,
         weight_bytes_per_gpu=-(-scenario.model.weight_bytes // ranks),
-        block_bytes_per_gpu=per_rank * pool.block_size,
     )
 
 

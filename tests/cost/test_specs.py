@@ -6,37 +6,7 @@ import cattrs
 import pytest
 
 from pdflow.cost.specs import GpuSpec, MlaDims, ModelSpec
-
-LLAMA_8B = ModelSpec(
-    name="llama-3.1-8b",
-    num_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-)
-LLAMA_70B = ModelSpec(
-    name="llama-3.1-70b",
-    num_layers=80,
-    hidden_size=8192,
-    intermediate_size=28672,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-)
-QWEN3_32B = ModelSpec(
-    name="qwen3-32b",
-    num_layers=64,
-    hidden_size=5120,
-    intermediate_size=25600,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-)
+from tests.cost.hardware import LLAMA_8B, LLAMA_70B, QWEN3_32B
 
 
 def test_parameter_counts_are_those_of_the_model_cards() -> None:

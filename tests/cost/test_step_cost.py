@@ -7,40 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pdflow.cost import GpuSpec, LinearTime, ModelSpec, StepCost, constant, kv_capacity_tokens, roofline
+from pdflow.cost import GpuSpec, LinearTime, StepCost, constant, kv_capacity_tokens, roofline
 from pdflow.cost.progression import boundary_after, span_of, steps_to_reach
-
-LLAMA_8B = ModelSpec(
-    name="llama-3.1-8b",
-    num_layers=32,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-)
-LLAMA_70B = ModelSpec(
-    name="llama-3.1-70b",
-    num_layers=80,
-    hidden_size=8192,
-    intermediate_size=28672,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-)
-H100 = GpuSpec(
-    name="h100-sxm",
-    bf16_flops=989e12,
-    fp8_flops=1979e12,
-    hbm_bytes_per_s=3.35e12,
-    device_bytes=85_900_000_000,
-    ec=0.68,
-    em=0.77,
-    allreduce_bytes_per_s=270e9,
-    allreduce_latency_s=10e-6,
-)
+from tests.cost.hardware import H100, LLAMA_8B, LLAMA_70B
 
 coefficient = st.integers(0, 10**9)
 costs = st.builds(

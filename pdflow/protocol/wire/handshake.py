@@ -35,7 +35,6 @@ from pdflow.protocol.wire.limits import (
 from pdflow.protocol.wire.malformed import Malformed, malformed, unpack
 
 GET_META = b"get_meta_msg"
-PDFLOW_VERSION = 1
 MEMORY_TYPES = ("VRAM", "DRAM")
 
 
