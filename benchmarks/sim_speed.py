@@ -54,8 +54,9 @@ print(json.dumps({
 
 def measured(overrides: list[str]) -> dict[str, Any]:
     """One run in a process of its own."""
-    command = [sys.executable, "-c", CHILD, REFERENCE, *overrides]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
+    # -P: what is installed is measured, which may be compiled, not the source in this folder.
+    command = [sys.executable, "-P", "-c", CHILD, REFERENCE, *overrides]
+    ran = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
     figures: dict[str, Any] = json.loads(ran.stdout)
     return figures
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pdflow.errors import EXIT_INTERRUPTED, PdflowError
-from pdflow.version import version
+from pdflow.version import compiled, version
 
 if TYPE_CHECKING:
     from pdflow.scenario.schema import Scenario
@@ -44,7 +44,7 @@ _SET = click.option(
 
 
 @click.group(cls=_Front, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
-@click.version_option(version(), prog_name="pdflow")
+@click.version_option(version() + (" (compiled)" if compiled() else ""), prog_name="pdflow")
 def cli() -> None:
     """Prefill/decode-disaggregated LLM serving, simulated with the protocol that serves.
 

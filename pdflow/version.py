@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
+from importlib.util import find_spec
 
 
 def version() -> str:
@@ -12,3 +13,9 @@ def version() -> str:
         return installed("pdflow")
     except PackageNotFoundError:
         return "unknown"
+
+
+def compiled() -> bool:
+    """Whether the rooms that a run spends its time in were compiled to C when this was installed (setup.py)."""
+    engine = find_spec("pdflow.engine.engine")
+    return engine is not None and not str(engine.origin).endswith(".py")

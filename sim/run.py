@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pdflow.errors import EXIT_DONE, EXIT_INTERRUPTED, InvariantError
-from pdflow.protocol.invariants import InvariantViolated, Oracle
+from pdflow.protocol.errors import InvariantViolated
+from pdflow.protocol.invariants import Oracle
 from pdflow.results.bench_json import About, CostStatement, content_sha256
 from pdflow.results.events import EventsHeader, EventsWriter, writing_events
 from pdflow.results.result import Result

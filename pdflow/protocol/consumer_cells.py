@@ -72,6 +72,7 @@ class ConsumerCells:
         "quarantined_blocks",
         "retired",
         "seqs",
+        "settings",
         "suspect_limit",
     )
 
@@ -87,6 +88,10 @@ class ConsumerCells:
         peer_fraction: float = 0.25,
         suspect_fraction: float = 0.10,
     ) -> None:
+        self.settings = (
+            *(engine, incarnation, dialect, timers, geometry),
+            *(pulls, pool_blocks, peer_fraction, suspect_fraction),
+        )
         ranks = tuple(rank_address(engine.engine, rank) for rank in range(engine.shards.ranks))
         self.context = ConsumerContext(engine, ranks, dialect, timers, geometry, pulls)
         self.incarnation = incarnation
@@ -115,24 +120,14 @@ class ConsumerCells:
         return (*timers, *(Timer(TimerKind.SYNC, e) for e, p in self.peers.items() if p.sync_at is not None))
 
     def fork(self) -> Self:
-        other = object.__new__(type(self))
-        for name in (
-            "context",
-            "incarnation",
-            "pool_blocks",
-            "peer_limit",
-            "suspect_limit",
-            "quarantined_blocks",
-            "next_seq",
-            "floor",
-        ):
-            setattr(other, name, getattr(self, name))
+        other = type(self)(*self.settings)
+        other.quarantined_blocks = self.quarantined_blocks
+        other.next_seq, other.floor, other.context = self.next_seq, self.floor, self.context
         other.cells = self.cells.copy()
         other.peers = {engine: peer.fork() for engine, peer in self.peers.items()}
         other.seqs = self.seqs.copy()
         other.closed = self.closed.copy()
         other.retired = self.retired.copy()
-        other.deadlines = Deadlines()
         return other
 
     def fingerprint(self) -> Hashable:

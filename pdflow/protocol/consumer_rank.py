@@ -91,13 +91,11 @@ class ConsumerRank(ConsumerReads):
         return ()
 
     def fork(self) -> ConsumerRank:
-        other = object.__new__(ConsumerRank)
-        fixed = ("engine", "rank", "me", "scheduler", "incarnation", "dialect", "timers", "geometry")
-        for name in fixed:
-            setattr(other, name, getattr(self, name))
+        other = ConsumerRank(self.engine, self.rank, self.incarnation, self.dialect, self.timers, self.geometry)
         other.peers = self.peers.fork()
-        for name in ("pending", "reads", "waiting_reads", "synced", "fencing"):
-            setattr(other, name, getattr(self, name).copy())
+        other.pending, other.synced = self.pending.copy(), self.synced.copy()
+        other.reads, other.waiting_reads = self.reads.copy(), self.waiting_reads.copy()
+        other.fencing = self.fencing.copy()
         other.kept = {peer: kept.copy() for peer, kept in self.kept.items()}
         return other
 

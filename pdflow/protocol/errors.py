@@ -1,6 +1,7 @@
-"""The one exception of the protocol.
+"""The exceptions of the protocol.
 
     LocalProtocolError    our own caller misused the machine: raised, state unchanged
+    InvariantViolated     what the oracle raises
 
 Whatever a peer sends is data: it becomes a failure effect or a named no-op, and touches only the transfer it names. An
 AssertionError is a bug of ours and stops the node.
@@ -11,3 +12,13 @@ from __future__ import annotations
 
 class LocalProtocolError(Exception):
     """The driver or the engine broke the contract of an endpoint."""
+
+
+class InvariantViolated(AssertionError):  # noqa: N818 (what happened, not which kind of error)
+    """A bug of the machine, or of the driver that carries it. `story` is what led to it, oldest first."""
+
+    def __init__(self, name: str, what: str, story: str) -> None:
+        super().__init__(f"{name}: {what}\n{story}")
+        self.name = name
+        self.what = what
+        self.story = story

@@ -45,6 +45,7 @@ from pdflow.protocol.effects import (
     Send,
     Tell,
 )
+from pdflow.protocol.errors import InvariantViolated
 from pdflow.protocol.events import (
     DecodeAdmitted,
     DecodeQueued,
@@ -71,16 +72,6 @@ from pdflow.protocol.values import Address, EngineId, Instant
 STORY_EVENTS = 4096
 """How far back a story looks."""
 STORY_LINES = 60
-
-
-class InvariantViolated(AssertionError):  # noqa: N818 (what happened, not which kind of error)
-    """A bug of the machine, or of the driver that carries it. `story` is what led to it, oldest first."""
-
-    def __init__(self, name: str, what: str, story: str) -> None:
-        super().__init__(f"{name}: {what}\n{story}")
-        self.name = name
-        self.what = what
-        self.story = story
 
 
 Judge: TypeAlias = Callable[[Any, Address, Any, Any], None]

@@ -74,6 +74,7 @@ class ProducerCells:
         "me",
         "peers",
         "scheduler",
+        "settings",
         "tombs",
         "waiting",
     )
@@ -88,6 +89,7 @@ class ProducerCells:
         geometry: Geometry,
         done_is_remote: bool = True,
     ) -> None:
+        self.settings = (engine, rank, incarnation, dialect, timers, geometry, done_is_remote)
         self.engine = engine.engine
         self.me = rank_address(engine.engine, rank)
         self.scheduler: Address = engine.engine
@@ -122,9 +124,7 @@ class ProducerCells:
         return tuple(timers)
 
     def fork(self) -> Self:
-        other = object.__new__(type(self))
-        for name in ("engine", "me", "scheduler", "incarnation", "contexts"):
-            setattr(other, name, getattr(self, name))
+        other = type(self)(*self.settings)
         other.cells = self.cells.copy()
         other.keys = self.keys.copy()
         other.matching = self.matching.fork()
@@ -137,7 +137,6 @@ class ProducerCells:
         other.peers = self.peers.fork()
         other.flushes = self.flushes.copy()
         other.waiting = {peer: regs.copy() for peer, regs in self.waiting.items()}
-        other.deadlines = Deadlines()
         return other
 
     def fingerprint(self) -> Hashable:

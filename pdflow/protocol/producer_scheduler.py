@@ -68,9 +68,8 @@ class ProducerScheduler:
         return ()
 
     def fork(self) -> ProducerScheduler:
-        other = object.__new__(ProducerScheduler)
-        other.engine, other.incarnation, other.dialect = self.engine, self.incarnation, self.dialect
-        other.ranks, other.words, other.leases_words = self.ranks, self.words, self.leases_words
+        other = ProducerScheduler(self.engine, self.incarnation, self.dialect, self.leases_words)
+        other.words = self.words
         other.products = self.products.copy()
         return other
 

@@ -23,6 +23,7 @@ from pdflow.protocol.effects import (
     Send,
     Tell,
 )
+from pdflow.protocol.errors import InvariantViolated
 from pdflow.protocol.events import (
     DecodeAborted,
     DecodeAdmitted,
@@ -34,7 +35,6 @@ from pdflow.protocol.events import (
     TimeReached,
     WriteEnded,
 )
-from pdflow.protocol.invariants import InvariantViolated
 from pdflow.protocol.lease import expired_unclaimed
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck
 from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
