@@ -1,0 +1,302 @@
+"""What the explorer knows and no endpoint does: who owns the blocks, what every operation may still do, what has landed.
+
+A violated invariant is raised as Broken, at the step that violates it. S1 to S3 are judged where a block changes hands
+and where an operation touches one: nothing is released, freed or committed while an operation may still touch it, and
+none is posted on what is not held. Ghosts never reach an endpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum, IntFlag
+from typing import Any, NamedTuple
+
+from pdflow.protocol.effects import (
+    AnswerPrefill,
+    Commit,
+    Enqueue,
+    Fence,
+    Flush,
+    FreeBlocks,
+    Handshake,
+    PostRead,
+    PostWrite,
+    ReadWord,
+    ReleaseBlocks,
+    Resolve,
+    Send,
+)
+from pdflow.protocol.events import Received
+from pdflow.protocol.ids import KvParams, rank_address
+from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, SyncReply
+from pdflow.protocol.values import Address
+from sim.check.cluster import SOURCE, TARGET, Cluster
+
+
+class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of error)
+    """An invariant does not hold. `name` is S1 to S9, or L for liveness."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(f"{name}: {what}")
+        self.name = name
+        self.what = what
+
+
+class Product(IntEnum):
+    """A prompt's KV at P."""
+
+    ABSENT = 0
+    QUEUED = 1
+    HELD = 2
+    RELEASED = 3
+    DEAD = 4
+
+
+class Stage(IntEnum):
+    """A request at D. RESOLVED still holds blocks, FREED none."""
+
+    UNBORN = 0
+    KNOWN = 1
+    ENQUEUED = 2
+    ADMITTED = 3
+    COMMITTED = 4
+    RESOLVED = 5
+    FREED = 6
+
+
+class Flag(IntFlag):
+    """What an operation may still do, and what is still to be said of it."""
+
+    FLYING = 1
+    """Its bytes may still land."""
+    NOTICE = 2
+    """They have; its notice is under way."""
+    ENDED_OK = 4
+    ENDED_ERR = 8
+    """Its handle has ended, which its owner has not been told."""
+    READING = 16
+    """Its source may still be read."""
+    TOLD = 32
+    """Its handle's bad end has been told; bytes may land all the same."""
+    ORPHAN = 64
+    """The process that posted it is dead."""
+
+
+FLYING, NOTICE, ENDED_OK, ENDED_ERR, READING, TOLD, ORPHAN = (flag.value for flag in Flag)
+PIECE = 7
+"""Above the flags of an operation: how many pieces of its source are read, and, three bits on, how many have landed."""
+
+
+class Ghost(NamedTuple):
+    products: tuple[int, ...]
+    stages: tuple[int, ...]
+    landed: tuple[int, ...]
+    """By request, a bit for each pair of ranks whose operation has landed whole."""
+    stale: tuple[bool, ...]
+    """Something that was read for this request was not its product's KV any more."""
+    lives: tuple[int, int]
+    """How often P and D have started again."""
+
+
+class Draft:
+    """Operations, tasks and ghosts while the effects of one turn change them."""
+
+    __slots__ = ("landed", "lives", "ops", "products", "stages", "stale", "tasks")
+
+    def __init__(self, ops: tuple[tuple[int, int], ...], tasks: tuple[tuple[str, int, int], ...], ghost: Ghost) -> None:
+        self.ops = list(ops)
+        self.tasks = list(tasks)
+        self.products = list(ghost.products)
+        self.stages = list(ghost.stages)
+        self.landed = list(ghost.landed)
+        self.stale = list(ghost.stale)
+        self.lives = ghost.lives
+
+    def ghost(self) -> Ghost:
+        return Ghost(tuple(self.products), tuple(self.stages), tuple(self.landed), tuple(self.stale), self.lives)
+
+
+class Interned:
+    """Equal values get one small number, in the order of their coming."""
+
+    __slots__ = ("ids", "values")
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.ids: dict[Any, int] = {}
+
+    def of(self, value: Any) -> int:
+        found = self.ids.get(value)
+        if found is None:
+            found = self.ids[value] = len(self.values)
+            self.values.append(value)
+        return found
+
+
+class Judge:
+    """Turns effects into changes of a Draft, and says what they violate. `operations` and `seen` are shared with the
+    world: (node, its life, effect) of every operation, and how often each goal was met by a new step."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.operations = Interned()
+        self.seen: dict[str, int] = {}
+        self.params: dict[str, KvParams] = {}
+        self.words: dict[tuple[Address, int], int] = {}
+
+    def goal(self, name: str) -> None:
+        self.seen[name] = self.seen.get(name, 0) + 1
+
+    def judge(self, draft: Draft, node: Address, effect: Any, event: Any) -> None:
+        act = _ON.get(type(effect))
+        if act is not None:
+            act(self, draft, node, effect, event)
+
+    def request_of(self, effect: Any) -> int:
+        return self.cluster.requests.index(effect.op.reg.request_id)
+
+    # What is asked of the fabric.
+
+    def sent(self, draft: Draft, node: Address, effect: Send, event: Any) -> None:
+        """Nobody may say that something was sent which has not landed."""
+        message = effect.message
+        claims: list[Any] = []
+        if isinstance(message, CancelAck):
+            self.goal("cancelled " + ("before" if message.disposition is Disposition.NOT_STARTED else "in flight"))
+            if message.disposition is Disposition.SENT:
+                claims.append(message.reg)
+            if type(event) is Received and type(event.message) is Register:
+                self.goal("late REG refused")
+        elif isinstance(message, RegisterAck) and message.progress is Progress.SENT:
+            claims.append(message.reg)
+        elif isinstance(message, SyncReply):
+            claims += [item.reg for item in message.items if item.progress is Progress.SENT]
+        cluster = self.cluster
+        for reg in claims:
+            i = cluster.requests.index(reg.request_id)
+            pair = (cluster.p_ranks.index(node), cluster.d_ranks.index(effect.to))
+            if not draft.landed[i] & cluster.bit[pair]:
+                raise Broken("S7", f"{node} claims to have sent {reg.request_id}, which has not landed")
+
+    def shook(self, draft: Draft, node: Address, effect: Handshake, event: Any) -> None:
+        draft.tasks.append(("handshake", self.cluster.at[node], self.cluster.at[effect.peer]))
+
+    def fenced(self, draft: Draft, node: Address, effect: Fence, event: Any) -> None:
+        draft.tasks.append(("fence", self.cluster.at[node], self.cluster.at[effect.peer]))
+
+    def flushed(self, draft: Draft, node: Address, effect: Flush, event: Any) -> None:
+        draft.tasks.append(("flush", self.cluster.at[node], self.cluster.at[effect.peer]))
+
+    def word_wanted(self, draft: Draft, node: Address, effect: ReadWord, event: Any) -> None:
+        draft.tasks.append(("word", self.cluster.at[node], self.operations.of((node, 0, effect))))
+
+    # Operations.
+
+    def wrote(self, draft: Draft, node: Address, effect: PostWrite, event: Any) -> None:
+        i = self.request_of(effect)
+        cluster = self.cluster
+        if draft.products[cluster.product_of[i]] != Product.HELD or effect.source.generation < SOURCE:
+            raise Broken("S2", f"{node} writes from a released product")
+        if draft.stages[i] not in (Stage.ADMITTED, Stage.RESOLVED) or effect.grant.target.generation != TARGET + i:
+            raise Broken("S1", f"{node} writes into blocks that {cluster.requests[i]} does not hold")
+        self.post(draft, node, effect, i)
+
+    def read(self, draft: Draft, node: Address, effect: PostRead, event: Any) -> None:
+        i = self.request_of(effect)
+        if draft.stages[i] not in (Stage.ADMITTED, Stage.RESOLVED):
+            raise Broken("S1", f"{node} reads into blocks that {self.cluster.requests[i]} does not hold")
+        if draft.products[self.cluster.product_of[i]] != Product.HELD:
+            draft.stale[i] = True
+        self.post(draft, node, effect, i)
+
+    def post(self, draft: Draft, node: Address, effect: PostWrite | PostRead, i: int) -> None:
+        life = draft.lives[0 if node.startswith("P") else 1]
+        op = self.operations.of((node, life, effect))
+        bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
+        if draft.landed[i] & bit or any(known == op and flags & FLYING for known, flags in draft.ops):
+            raise Broken("S3", f"{node} posts {self.cluster.requests[i]} twice")
+        draft.ops.append((op, FLYING | READING))
+
+    def reading(self, draft: Draft, product: int) -> bool:
+        """Whether a WRITE may still read this product's blocks. A READ that does is D's risk, and shows as stale."""
+        for op, flags in draft.ops:
+            effect = self.operations.values[op][2]
+            if (
+                flags & READING
+                and type(effect) is PostWrite
+                and self.cluster.product_of[self.request_of(effect)] == product
+            ):
+                return True
+        return False
+
+    def flying(self, draft: Draft, i: int) -> bool:
+        """Whether bytes may still land in this request's blocks."""
+        for op, flags in draft.ops:
+            if flags & FLYING and self.request_of(self.operations.values[op][2]) == i:
+                return True
+        return False
+
+    # Blocks and outcomes.
+
+    def answered(self, draft: Draft, node: Address, effect: AnswerPrefill, event: Any) -> None:
+        self.params[effect.params.xid] = effect.params
+        for rank, word in enumerate(effect.params.words):
+            self.words[rank_address("P", rank), word.index] = word.word
+
+    def released(self, draft: Draft, node: Address, effect: ReleaseBlocks, event: Any) -> None:
+        product = self.cluster.xids.index(effect.xid)
+        if draft.products[product] != Product.HELD:
+            raise Broken("S6", f"{effect.xid} is released twice")
+        if self.reading(draft, product):
+            raise Broken("S2", f"{effect.xid} is released under a WRITE")
+        draft.products[product] = Product.RELEASED
+        self.goal("expired" if effect.code is Code.EXPIRED else "released after use")
+
+    def enqueued(self, draft: Draft, node: Address, effect: Enqueue, event: Any) -> None:
+        draft.stages[self.cluster.requests.index(effect.request_id)] = Stage.ENQUEUED
+
+    def committed(self, draft: Draft, node: Address, effect: Commit, event: Any) -> None:
+        i = self.cluster.requests.index(effect.request_id)
+        if draft.stages[i] != Stage.ADMITTED:
+            raise Broken("S6", f"{effect.request_id} is committed in stage {Stage(draft.stages[i]).name}")
+        missing = self.cluster.everything & ~draft.landed[i]
+        if missing or self.flying(draft, i):
+            raise Broken(
+                "S3", f"{effect.request_id} is committed, {'incomplete' if missing else 'and still written to'}"
+            )
+        if draft.stale[i]:
+            raise Broken("S2", f"{effect.request_id} is committed, but its source had been released when it was read")
+        draft.stages[i] = Stage.COMMITTED
+        self.goal("delivered")
+
+    def resolved(self, draft: Draft, node: Address, effect: Resolve, event: Any) -> None:
+        i = self.cluster.requests.index(effect.request_id)
+        if draft.stages[i] not in (Stage.KNOWN, Stage.ENQUEUED, Stage.ADMITTED):
+            raise Broken("S6", f"{effect.request_id} is resolved in stage {Stage(draft.stages[i]).name}")
+        draft.stages[i] = Stage.RESOLVED if draft.stages[i] == Stage.ADMITTED else Stage.FREED
+        self.goal(f"resolved {effect.code.name}")
+
+    def freed(self, draft: Draft, node: Address, effect: FreeBlocks, event: Any) -> None:
+        i = effect.allocation.generation - TARGET
+        if draft.stages[i] != Stage.RESOLVED:
+            raise Broken("S6", f"{self.cluster.requests[i]} is freed in stage {Stage(draft.stages[i]).name}")
+        if self.flying(draft, i):
+            raise Broken("S1", f"{self.cluster.requests[i]} is freed while something may land in it")
+        draft.stages[i] = Stage.FREED
+
+
+_ON: dict[type, Callable[[Judge, Draft, Address, Any, Any], None]] = {
+    AnswerPrefill: Judge.answered,
+    Commit: Judge.committed,
+    Enqueue: Judge.enqueued,
+    Fence: Judge.fenced,
+    Flush: Judge.flushed,
+    FreeBlocks: Judge.freed,
+    Handshake: Judge.shook,
+    PostRead: Judge.read,
+    PostWrite: Judge.wrote,
+    ReadWord: Judge.word_wanted,
+    ReleaseBlocks: Judge.released,
+    Resolve: Judge.resolved,
+    Send: Judge.sent,
+}

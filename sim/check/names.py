@@ -1,0 +1,109 @@
+"""What a move is called: words that a person can read, and that still mean the same after a change of the numbers.
+
+Within one state every name is the name of one move; two moves of one name would do the same, and the first is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any
+
+from pdflow.protocol.events import FrameOrdered
+from pdflow.protocol.ids import Op, Reg
+from pdflow.protocol.messages import Heartbeat, Sync, SyncReply
+from sim.check.ghost import PIECE
+from sim.check.relation import Move, Relation
+from sim.check.world import State
+
+ENGINES = ("P", "D")
+
+
+def name(world: Relation, state: State, move: Move) -> str:
+    """Such as "deliver Register u0-d0000000 D.r0 -> P.r0"."""
+    cluster, verb = world.cluster, move[0]
+    if verb in ("finish", "abort prefill"):
+        return f"{verb} {cluster.xids[move[1]]}"
+    if verb in ("decode", "admit", "abort"):
+        return f"{verb} {cluster.requests[move[1]]}"
+    if verb in ("deliver", "drop", "duplicate"):
+        frame = world.chans.values[state[world.first_link + move[1]]][0]
+        return f"{verb} {_frame(world, move[1], frame)}"
+    if verb == "late":
+        link, frame = world.bags.values[state[world.bag]][move[1]]
+        return f"late {_frame(world, link, frame)}"
+    if verb == "lose":
+        return f"lose {_link(world, move[1])}"
+    if verb == "restart":
+        return f"restart {ENGINES[move[1]]}"
+    if verb == "timer":
+        timer = world.armed[state[move[1]]][move[2]]
+        return f"timer {timer.kind.name} {_about(timer.key)} at {cluster.nodes[move[1]]}"
+    if verb in ("task", "unreachable"):
+        kind, node, about = world.tasks_of(state)[move[1]]
+        what = _operation(world, about) if kind == "word" else f"{cluster.nodes[node]} -> {cluster.nodes[about]}"
+        return f"{kind if verb == 'task' else verb} {what}"
+    op, flags = world.ops_of(state)[move[1]]
+    pieces = f" piece {_piece(verb, flags)}" if world.split and verb in ("read", "land") else ""
+    return f"{verb} {_operation(world, op)}{pieces}"
+
+
+def find(world: Relation, state: State, text: str) -> Move | None:
+    """The move of this name, if it may happen now."""
+    return next((move for move in world.moves(state) if name(world, state, move) == text), None)
+
+
+def _piece(verb: str, flags: int) -> int:
+    return (flags >> PIECE & 7 if verb == "read" else flags >> (PIECE + 3)) + 1
+
+
+def _link(world: Relation, link: int) -> str:
+    sender, to = world.cluster.links[link]
+    return f"{sender} -> {to}"
+
+
+def _frame(world: Relation, link: int, frame: int) -> str:
+    message = world.frames.values[frame]
+    return f"{type(message).__name__} {subject(message)} {_link(world, link)}"
+
+
+def _operation(world: Relation, op: int) -> str:
+    node, life, effect = world.operations(op)
+    again = f" of life {life + 1}" if life else ""
+    return f"{type(effect).__name__} {_about(effect.op)} by {node}{again}"
+
+
+def subject(message: Any) -> str:
+    """What a frame, or an event between endpoints, is about, and what it says of that."""
+    if isinstance(message, Sync):
+        return f"#{message.seq} {_list(map(_about, message.open))}"
+    if isinstance(message, SyncReply):
+        return f"#{message.seq} {_list(f'{_about(item.reg)} {_says(item)}' for item in message.items)}"
+    if isinstance(message, Heartbeat):
+        return _list(message.request_ids)
+    if isinstance(message, FrameOrdered):
+        return f"{type(message.message).__name__} {subject(message.message)}"
+    for field in ("reg", "op", "request_id", "xid", "peer", "engine"):
+        value = getattr(message, field, None)
+        if value is not None:
+            return f"{_about(value)} {_says(message)}".rstrip()
+    return ""
+
+
+def _list(words: Iterable[str]) -> str:
+    return ", ".join(words) or "nothing"
+
+
+def _says(message: Any) -> str:
+    """Its verdicts, as words."""
+    values = (getattr(message, field) for field in type(message).__struct_fields__)
+    words = [value.name for value in values if isinstance(value, IntEnum)]
+    return " ".join([*words, "flushed"] if getattr(message, "flushed", False) else words)
+
+
+def _about(key: Any) -> str:
+    if isinstance(key, Op):
+        return f"{_about(key.reg)} r{key.p_rank}->r{key.d_rank}"
+    if isinstance(key, Reg):
+        return key.request_id
+    return str(key)

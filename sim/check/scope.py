@@ -1,0 +1,81 @@
+"""A scope: which cluster, how many requests, and how often each thing may go wrong in it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import attrs
+
+from pdflow.protocol.dialect import STRICT, Dialect
+from pdflow.protocol.timers import TimerKind
+
+
+class Fault(IntEnum):
+    """What has a budget. The value is its place in a state's budget."""
+
+    DROP = 0
+    DUP = 1
+    ERR = 2
+    UNREACHABLE = 3
+    LOSE = 4
+    ABORT = 5
+    PREFILL_ABORT = 6
+    P_RESTART = 7
+    D_RESTART = 8
+    SYNC = 9
+    CANCEL = 10
+    DEADLINE = 11
+    STALL = 12
+
+
+BUDGETED_TIMERS = {
+    TimerKind.SYNC: Fault.SYNC,
+    TimerKind.CANCEL: Fault.CANCEL,
+    TimerKind.DEADLINE: Fault.DEADLINE,
+    TimerKind.STALL: Fault.STALL,
+}
+"""Timers that may fire so often and no more. Any other may fire whenever it is armed: each firing ends something."""
+
+
+def budget(help_text: str, default: int = 0) -> Any:
+    """A field of Scope that limits one Fault of the same name."""
+    return attrs.field(default=default, metadata={"help": help_text}, validator=attrs.validators.ge(0))
+
+
+@attrs.frozen(kw_only=True)
+class Scope:
+    """One P engine and one D engine. What is not limited here may happen as often as its own nature lets it."""
+
+    dialect: Dialect = STRICT
+    pulls: bool = False
+    p_tp: int = 1
+    d_tp: int = 1
+    requests: int = 1
+    same_product: bool = False
+    """All requests ask for one prompt: a retry beside its first attempt, two dispatches with one base id."""
+    lagging: bool = False
+    """What endpoints of one engine tell each other takes its time, each pair of them first in, first out."""
+    concurrent: bool = True
+    """The decode leg may arrive before the prefill has finished."""
+    chunks: int = 1
+    """A one-sided operation reads its source and lands in so many pieces; 1: all at once, read and landed."""
+    done_is_remote: bool = True
+    """A good handle at P means that the bytes have landed; otherwise only that they have been read."""
+    drop: int = budget("frames and notices that are lost")
+    dup: int = budget("frames that arrive a second time, whenever they like")
+    err: int = budget("operations that end badly, whose bytes may land all the same")
+    unreachable: int = budget("handshakes that fail")
+    lose: int = budget("connections that break")
+    abort: int = budget("requests that their client gives up", 1)
+    prefill_abort: int = budget("prefills that end without KV")
+    p_restart: int = budget("deaths of P, which starts again with the same engine id")
+    d_restart: int = budget("deaths of D, which starts again with the same engine id")
+    sync: int = budget("SYNCs or heartbeats by the clock")
+    cancel: int = budget("repetitions of a CANCEL")
+    deadline: int = budget("requests whose deadline comes", 1)
+    stall: int = budget("transfers that are given up for showing no progress", 1)
+
+    @property
+    def budget(self) -> tuple[int, ...]:
+        return tuple(getattr(self, fault.name.lower()) for fault in Fault)

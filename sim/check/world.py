@@ -1,0 +1,231 @@
+"""A state of the explored world, and the turn: one event into one endpoint, and all that follows from it.
+
+A state is a flat tuple of small numbers, one slot for each endpoint, each link, the late duplicates, the tasks, the
+operations, the ghosts and the budgets; `Interned` knows the values behind them. A turn is remembered by what it read
+(the event and the engine's endpoints; then the effects, operations, tasks and ghosts), so that almost none runs the
+core: an explorer's time goes into tuples and dictionaries. `now` stays 0: every deadline is a constant then, and an armed
+timer may fire at any moment, which over-approximates every clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, TypeAlias
+
+import msgspec
+
+from pdflow.protocol.effects import Note, Send, Tell
+from pdflow.protocol.events import PrefillQueued, Received
+from pdflow.protocol.ids import engine_of
+from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, SyncReply
+from pdflow.protocol.timers import Timer
+from pdflow.protocol.values import Address
+from sim.check.cluster import FIRST_LIFE, Cluster
+from sim.check.ghost import Draft, Ghost, Interned, Judge, Product, Stage
+from sim.check.scope import Scope
+
+State: TypeAlias = tuple[int, ...]
+Turn: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...], int]
+"""The engine's endpoints afterwards; frames by the slot of their link; a number for the effects that must be judged, or
+-1."""
+
+
+class World:
+    """The explored world of one scope: its values, and `turn`. What may happen in it is relation.py's."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.cluster = cluster = Cluster(scope)
+        self.judge = Judge(cluster)
+        self.endpoints = Interned()
+        """(address, incarnation, fingerprint) of each; the endpoint itself in `bodies`."""
+        self.bodies: list[Any] = []
+        self.armed: list[tuple[Timer, ...]] = []
+        self.frames = Interned()
+        self.chans = Interned()
+        self.bags = Interned()
+        self.tasks = Interned()
+        self.ops = Interned()
+        self.ghosts = Interned()
+        self.budgets = Interned()
+        self.events = Interned()
+        """(node, event)"""
+        self.batches = Interned()
+        """(address, effect, event) of effects that must be judged."""
+        self.steps: dict[tuple[int, int], tuple[int, tuple[Any, ...]]] = {}
+        self.turns: dict[tuple[int, ...], Turn] = {}
+        self.judged: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
+        self.appended: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.arrivals: dict[tuple[int, int, tuple[int, int]], int] = {}
+
+        count = len(cluster.nodes)
+        self.first_link = count
+        self.bag = count + len(cluster.links)
+        self.task, self.op, self.ghost, self.budget = (self.bag + i for i in range(1, 5))
+        split = 1 + scope.p_tp
+        self.span = [(0, split) if engine_of(node) == "P" else (split, count) for node in cluster.nodes]
+        """The slots of each node's engine."""
+        self.chans.of(())
+        self.bags.of(())
+
+    # Values.
+
+    def endpoint(self, node: Address, body: Any) -> int:
+        found = self.endpoints.of((node, body.incarnation, body.fingerprint()))
+        if found == len(self.bodies):
+            self.bodies.append(body)
+            self.armed.append(body.armed())
+        return found
+
+    def body(self, state: State, node: Address) -> Any:
+        return self.bodies[state[self.cluster.at[node]]]
+
+    def ghost_of(self, state: State) -> Ghost:
+        ghost: Ghost = self.ghosts.values[state[self.ghost]]
+        return ghost
+
+    def ops_of(self, state: State) -> tuple[tuple[int, int], ...]:
+        ops: tuple[tuple[int, int], ...] = self.ops.values[state[self.op]]
+        return ops
+
+    def tasks_of(self, state: State) -> tuple[tuple[str, int, int], ...]:
+        tasks: tuple[tuple[str, int, int], ...] = self.tasks.values[state[self.task]]
+        return tasks
+
+    def life(self, ghost: Ghost, node: Address) -> int:
+        engine = engine_of(node)
+        return FIRST_LIFE[engine] + ghost.lives[0 if engine == "P" else 1]
+
+    def start(self) -> State:
+        """Every prompt is queued at P, and nothing else has happened."""
+        cluster = self.cluster
+        bodies = [*cluster.prefill_engine(FIRST_LIFE["P"]), *cluster.decode_engine(FIRST_LIFE["D"])]
+        n = len(cluster.requests)
+        ghost = Ghost((Product.QUEUED,) * len(cluster.xids), (Stage.UNBORN,) * n, (0,) * n, (False,) * n, (0, 0))
+        state = (
+            *(self.endpoint(node, body) for node, body in zip(cluster.nodes, bodies, strict=True)),
+            *(0 for _ in cluster.links),
+            self.bags.of(()),
+            self.tasks.of(()),
+            self.ops.of(()),
+            self.ghosts.of(ghost),
+            self.budgets.of(self.scope.budget),
+        )
+        for xid, prefill_id in zip(cluster.xids, cluster.prefill_ids, strict=True):
+            state = self.feed(state, "P", PrefillQueued(xid, prefill_id))
+        return state
+
+    # The turn.
+
+    def feed(self, state: State, node: Address, event: Any) -> State:
+        """One event, and all that follows from it. Raises Broken."""
+        draft = list(state)
+        at = self.cluster.at[node]
+        self.turn(draft, at, self.events.of((at, event)))
+        return tuple(draft)
+
+    def arrive(self, draft: list[int], link: int, frame: int) -> None:
+        """A frame reaches the other end of its link. One between endpoints of an engine is an event by itself."""
+        ghost = self.ghosts.values[draft[self.ghost]]
+        key = (link, frame, ghost.lives)
+        found = self.arrivals.get(key)
+        if found is None:
+            sender, to = self.cluster.links[link]
+            what = self.frames.values[frame]
+            if link < self.cluster.between_engines:
+                what = Received(sender, self.life(ghost, sender), what)
+            found = self.arrivals[key] = self.events.of((self.cluster.at[to], what))
+        self.turn(draft, self.events.values[found][0], found)
+
+    def turn(self, draft: list[int], node: int, event: int) -> None:
+        """Change the draft of a state by what this event does, judged."""
+        first, end = self.span[node]
+        key = (event, *draft[first:end])
+        turn = self.turns.get(key)
+        if turn is None:
+            turn = self.turns[key] = self._turn(key[1:], first, event)
+        draft[first:end], sends, batch = turn
+        for slot, frames in sends:
+            more = (draft[slot], frames)
+            chan = self.appended.get(more)
+            if chan is None:
+                chan = self.appended[more] = self.chans.of(self.chans.values[draft[slot]] + frames)
+            draft[slot] = chan
+        if batch >= 0:
+            before = (batch, draft[self.op], draft[self.task], draft[self.ghost])
+            after = self.judged.get(before)
+            if after is None:
+                after = self.judged[before] = self._judge(*before)
+            draft[self.op], draft[self.task], draft[self.ghost] = after
+
+    def _turn(self, ends: tuple[int, ...], first: int, event: int) -> Turn:
+        """Run the endpoints: what one tells another of its engine comes at once, unless ranks lag."""
+        after = list(ends)
+        nodes, links = self.cluster.nodes, self.cluster.link_of
+        sends: dict[int, list[int]] = {}
+        batch: list[tuple[Address, Any, Any]] = []
+        queue = deque([event])
+        while queue:
+            event = queue.popleft()
+            at, what = self.events.values[event]
+            node = nodes[at]
+            after[at - first], effects = self._step(after[at - first], event)
+            for effect in effects:
+                kind = type(effect)
+                if kind is Tell:
+                    if not self.scope.lagging:
+                        queue.append(self.events.of((self.cluster.at[effect.to], effect.event)))
+                        continue
+                    slot = self.first_link + links[node, effect.to]
+                    sends.setdefault(slot, []).append(self.frames.of(effect.event))
+                elif kind is Send:
+                    slot = self.first_link + links[node, effect.to]
+                    sends.setdefault(slot, []).append(self.frames.of(self._on_the_wire(effect.message)))
+                    if _claims(effect.message):
+                        batch.append((node, effect, what))
+                elif kind is not Note:
+                    batch.append((node, effect, what))
+        number = self.batches.of(tuple(batch)) if batch else -1
+        return tuple(after), tuple((slot, tuple(frames)) for slot, frames in sends.items()), number
+
+    def _step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
+        hit = self.steps.get((end, event))
+        if hit is None:
+            node, what = self.events.values[event]
+            body = self.bodies[end].fork()
+            effects = body.handle(what, 0)
+            hit = self.steps[end, event] = (self.endpoint(self.cluster.nodes[node], body), effects)
+        return hit
+
+    def _on_the_wire(self, message: Any) -> Any:
+        """vLLM's PUSH_REG has no word for the prefill product."""
+        if isinstance(message, Register) and not self.scope.dialect.matches_by_xid:
+            return msgspec.structs.replace(message, xid="")
+        return message
+
+    def _judge(self, batch: int, op: int, task: int, ghost: int) -> tuple[int, int, int]:
+        draft = Draft(self.ops.values[op], self.tasks.values[task], self.ghosts.values[ghost])
+        for node, effect, event in self.batches.values[batch]:
+            self.judge.judge(draft, node, effect, event)
+        return (
+            self.ops.of(tuple(sorted(draft.ops))),
+            self.tasks.of(tuple(sorted(draft.tasks))),
+            self.ghosts.of(draft.ghost()),
+        )
+
+    def settled(self, state: State) -> bool:
+        """Everything has an outcome, nothing is held or under way."""
+        ghost = self.ghost_of(state)
+        return (
+            all(product in (Product.ABSENT, Product.RELEASED, Product.DEAD) for product in ghost.products)
+            and all(stage in (Stage.COMMITTED, Stage.FREED) for stage in ghost.stages)
+            and not self.ops_of(state)
+            and not any(getattr(self.bodies[end], "cells", None) for end in state[: self.first_link])
+        )
+
+
+def _claims(message: Any) -> bool:
+    """Whether it says that something was sent, or answers a CANCEL: the ghosts must look at it."""
+    if isinstance(message, RegisterAck):
+        return message.progress is Progress.SENT
+    return isinstance(message, (CancelAck, SyncReply))
