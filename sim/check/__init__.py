@@ -1,1 +1,1 @@
-"""`pdflow check`: what can happen between engines and a network that misbehaves, explored with the protocol's own code."""
+"""`pdflow check`: what can happen between engines and a network that misbehaves, by the protocol's own code."""

@@ -64,7 +64,7 @@ class Cluster:
         scope = self.scope
         fixed = (scope.dialect, self.timers, self.geometry)
         ranks = [ProducerRank(self.p, r, life, *fixed, scope.done_is_remote) for r in range(scope.p_tp)]
-        return [ProducerScheduler(self.p, life, scope.dialect), *ranks]
+        return [ProducerScheduler(self.p, life, scope.dialect, scope.pulls), *ranks]
 
     def decode_engine(self, life: int) -> list[Any]:
         """Its endpoints, in the order of `nodes`."""
