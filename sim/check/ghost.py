@@ -1,4 +1,4 @@
-"""What the explorer knows and no endpoint does: who owns the blocks, what every operation may still do, what has landed.
+"""What the explorer knows and no endpoint does: who owns the blocks, what operations may still do, what has landed.
 
 A violated invariant is raised as Broken, at the step that violates it. S1 to S3 are judged where a block changes hands
 and where an operation touches one: nothing is released, freed or committed while an operation may still touch it, and
@@ -231,10 +231,8 @@ class Judge:
 
     def flying(self, draft: Draft, i: int) -> bool:
         """Whether bytes may still land in this request's blocks."""
-        for op, flags in draft.ops:
-            if flags & FLYING and self.request_of(self.operations.values[op][2]) == i:
-                return True
-        return False
+        operations = self.operations.values
+        return any(flags & FLYING and self.request_of(operations[op][2]) == i for op, flags in draft.ops)
 
     # Blocks and outcomes.
 
@@ -261,9 +259,8 @@ class Judge:
             raise Broken("S6", f"{effect.request_id} is committed in stage {Stage(draft.stages[i]).name}")
         missing = self.cluster.everything & ~draft.landed[i]
         if missing or self.flying(draft, i):
-            raise Broken(
-                "S3", f"{effect.request_id} is committed, {'incomplete' if missing else 'and still written to'}"
-            )
+            how = "incomplete" if missing else "while it may be written to"
+            raise Broken("S3", f"{effect.request_id} is committed {how}")
         if draft.stale[i]:
             raise Broken("S2", f"{effect.request_id} is committed, but its source had been released when it was read")
         draft.stages[i] = Stage.COMMITTED

@@ -497,7 +497,7 @@ class Relation(World):
         return tuple(draft)
 
 
-_AFTER_P = {Product.HELD: Product.RELEASED, Product.QUEUED: Product.DEAD}
+_AFTER_P: dict[int, int] = {Product.HELD: Product.RELEASED, Product.QUEUED: Product.DEAD}
 
 
 def _with(values: tuple[Any, ...], i: int, value: Any) -> Any:
@@ -506,4 +506,4 @@ def _with(values: tuple[Any, ...], i: int, value: Any) -> Any:
 
 def _other(effect: PostWrite | PostRead) -> Address:
     """Whom the one that posts it does not name as itself."""
-    return effect.to if type(effect) is PostWrite else effect.source
+    return effect.to if isinstance(effect, PostWrite) else effect.source

@@ -3,8 +3,8 @@
 A state is a flat tuple of small numbers, one slot for each endpoint, each link, the late duplicates, the tasks, the
 operations, the ghosts and the budgets; `Interned` knows the values behind them. A turn is remembered by what it read
 (the event and the engine's endpoints; then the effects, operations, tasks and ghosts), so that almost none runs the
-core: an explorer's time goes into tuples and dictionaries. `now` stays 0: every deadline is a constant then, and an armed
-timer may fire at any moment, which over-approximates every clock.
+core: an explorer's time goes into tuples and dictionaries. `now` stays 0: every deadline is a constant then, and an
+armed timer may fire at any moment, which over-approximates every clock.
 """
 
 from __future__ import annotations
