@@ -40,6 +40,8 @@ class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of er
         super().__init__(f"{name}: {what}")
         self.name = name
         self.what = what
+        self.state: tuple[int, ...] | None = None
+        """L: from which state not everything ends."""
 
 
 class Product(IntEnum):

@@ -114,13 +114,14 @@ class Relation(World):
         """Raises Broken if an invariant does not hold."""
         return self.do[move[0]](state, *move[1:])
 
-    def _left(self, state: State) -> tuple[int, ...]:
+    def left(self, state: State) -> tuple[int, ...]:
+        """What is left of every budget, by Fault."""
         left: tuple[int, ...] = self.budgets.values[state[self.budget]]
         return left
 
     def _of_tail(self, state: State) -> Iterator[Move]:
         """Everything that endpoints, links and timers do not decide."""
-        left, ghost, cluster = self._left(state), self.ghost_of(state), self.cluster
+        left, ghost, cluster = self.left(state), self.ghost_of(state), self.cluster
         for i, product in enumerate(ghost.products):
             if product == Product.QUEUED:
                 yield ("finish", i)
@@ -170,7 +171,7 @@ class Relation(World):
             yield ("ended", i)
 
     def _of_chans(self, state: State) -> Iterator[Move]:
-        left = self._left(state)
+        left = self.left(state)
         for link in range(len(self.cluster.links)):
             if state[self.first_link + link]:
                 yield ("deliver", link)
@@ -221,7 +222,7 @@ class Relation(World):
         return found
 
     def spend(self, state: State, fault: Fault) -> State:
-        left = list(self._left(state))
+        left = list(self.left(state))
         left[fault] -= 1
         return self.put(state, self.budget, self.budgets.of(tuple(left)))
 

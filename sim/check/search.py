@@ -4,56 +4,121 @@ shortest."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import attrs
 
-from sim.check.relation import Relation
+from sim.check.ghost import Broken
+from sim.check.live import live
+from sim.check.relation import Move, Relation
 from sim.check.world import State
 
 
 @attrs.define
 class Coverage:
-    """What a search has seen."""
+    """What a search has seen so far."""
 
     states: int = 0
     transitions: int = 0
     depth: int = 0
+    """Moves to the farthest state."""
+    frontier: int = 0
+    """States of that depth."""
     complete: bool = False
 
 
-def explore(world: Relation, limit: int = 10_000_000, tick: Callable[[Coverage], bool] | None = None) -> Coverage:
-    """Every state once. Raises Broken; `path_to` then finds the way there.
+@attrs.frozen
+class Story:
+    """The shortest way to something: what happened, and what it violates."""
+
+    moves: tuple[Move, ...]
+    broken: Broken
+
+
+Tick = Callable[[Coverage], bool]
+"""Shown what has been seen so far, at every level and every so many states; True stops the search, incomplete."""
+TICK_STATES = 20_000
+
+
+def explore(world: Relation, limit: int = 10_000_000, tick: Tick | None = None, lively: bool = True) -> Coverage:
+    """Every state once; if all were seen, every one's liveness too. Raises Broken; `shortest` then tells the story.
 
     Args:
         limit: stop, incomplete, with so many states.
-        tick: asked at every level and every 100,000 states; True stops, incomplete.
     """
     found = Coverage()
     start = world.start()
     seen = {start}
     level = [start]
     moves, do = world.moves, world.do
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with _uncollected():
         while level:
+            found.frontier = len(level)
             following: list[State] = []
-            for state in level:
+            for count, state in enumerate(level):
                 for move in moves(state):
                     after = do[move[0]](state, *move[1:])
                     found.transitions += 1
                     if after not in seen:
                         seen.add(after)
                         following.append(after)
-            found.states = len(seen)
-            if len(seen) >= limit or (tick is not None and tick(found)):
-                return found
+                if count % TICK_STATES == 0:
+                    found.states = len(seen)
+                    if len(seen) >= limit or (tick is not None and tick(found)):
+                        return found
             level = following
             found.depth += bool(level)
-    finally:
         found.states = len(seen)
+        found.complete = True
+        if lively:
+            live(world, seen)
+    return found
+
+
+def shortest(world: Relation, limit: int = 10_000_000, lively: bool = True) -> Story | None:
+    """The shortest way to a violated invariant; failing that, to a state from which not everything ends."""
+    start = world.start()
+    parents: dict[State, tuple[State, Move] | None] = {start: None}
+    level = [start]
+    with _uncollected():
+        while level and len(parents) < limit:
+            following: list[State] = []
+            for state in level:
+                for move in world.moves(state):
+                    try:
+                        after = world.apply(state, move)
+                    except Broken as broken:
+                        return Story((*_path(parents, state), move), broken)
+                    if after not in parents:
+                        parents[after] = (state, move)
+                        following.append(after)
+            level = following
+        if lively:
+            try:
+                # In the order in which they were found: the first that cannot end is one of the nearest.
+                live(world, parents)
+            except Broken as broken:
+                assert broken.state is not None
+                return Story(_path(parents, broken.state), broken)
+    return None
+
+
+def _path(parents: dict[State, tuple[State, Move] | None], state: State) -> tuple[Move, ...]:
+    moves: list[Move] = []
+    while (step := parents[state]) is not None:
+        state, move = step
+        moves.append(move)
+    return tuple(reversed(moves))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """States are never in a cycle; looking for cycles among millions of them takes longer than finding them."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
         if collecting:
             gc.enable()
-    found.complete = True
-    return found

@@ -1,0 +1,100 @@
+"""Liveness: once faults are over, everything ends.
+
+From a state, faults stop and a fair schedule goes on: what is under way arrives, then timers fire, the gentle ones
+first. Whatever was lost must be repaired by SYNC and CANCEL alone where a dialect has them; a request's own deadline is
+the last resort. If that ends with every request resolved and nothing held, resolution is reachable from that state.
+Under strong fairness (what may happen again and again does happen) this, asked of every reachable state, is the same as
+saying that every run resolves: a run that never did would stay for ever among states from which it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pdflow.protocol.events import TimerFired
+from pdflow.protocol.timers import Timer, TimerKind
+from sim.check.ghost import Broken, Product, Stage
+from sim.check.relation import Relation
+from sim.check.scope import Fault
+from sim.check.world import State
+
+REPAIRS = frozenset({TimerKind.SYNC, TimerKind.CANCEL})
+ENDS = frozenset({TimerKind.LEASE, TimerKind.GRANT, TimerKind.JOIN, TimerKind.EXPECT, TimerKind.RECLAIM})
+STEPS = 500
+"""More than any scope's frames, operations and tasks together; beyond it something repeats itself."""
+
+
+def live(world: Relation, states: Iterable[State]) -> None:
+    """Every one of these can settle. Raises Broken("L", ...), whose `state` is the first that cannot."""
+    good: set[State] = set()
+    for state in states:
+        if state not in good:
+            # Only calm states may be remembered: one with budgets left is another state.
+            good.update(after for after in settle(world, state, good) if not any(world.left(after)))
+
+
+def settle(world: Relation, state: State, good: set[State] | None = None) -> list[State]:
+    """The states on the way to rest, up to one that is known to be good. Raises Broken("L", ...)."""
+    chain = [state]
+    if world.settled(state):
+        return chain
+    for after in _calm(world, state):
+        if good and after in good:
+            return chain
+        chain.append(after)
+    if not world.settled(chain[-1]):
+        broken = Broken("L", f"with faults over it never ends: {missing(world, chain[-1])}")
+        broken.state = state
+        raise broken
+    return chain
+
+
+def missing(world: Relation, state: State) -> str:
+    """What has not ended, in words."""
+    ghost, cluster = world.ghost_of(state), world.cluster
+    words = [
+        f"{cluster.requests[i]} is {Stage(stage).name}"
+        for i, stage in enumerate(ghost.stages)
+        if stage not in (Stage.COMMITTED, Stage.FREED)
+    ]
+    words += [
+        f"P's {cluster.xids[i]} is {Product(product).name}"
+        for i, product in enumerate(ghost.products)
+        if product in (Product.QUEUED, Product.HELD)
+    ]
+    words += [f"an operation is open ({world.operations(op)[2].op})" for op, _ in world.ops_of(state)]
+    words += [
+        f"{node} remembers {len(cells)} transfer(s)"
+        for node in cluster.nodes
+        if (cells := getattr(world.body(state, node), "cells", None))
+    ]
+    return ", ".join(words)
+
+
+def _calm(world: Relation, state: State) -> Iterator[State]:
+    ends = ENDS if world.scope.dialect.control_frames else ENDS | {TimerKind.DEADLINE}
+    state = world.put(state, world.budget, world.budgets.of((0,) * len(Fault)))
+    for kinds in (REPAIRS, REPAIRS, REPAIRS, ends, REPAIRS, ends, REPAIRS, ends | REPAIRS, ends | REPAIRS):
+        for _ in range(STEPS):
+            move = next((move for move in world.moves(state) if move[0] != "timer"), None)
+            if move is None:
+                break
+            state = world.apply(state, move)
+            yield state
+        if world.settled(state):
+            return
+        for at, node in enumerate(world.cluster.nodes):
+            for timer in world.armed[state[at]]:
+                if timer.kind in kinds and timer in world.armed[state[at]] and _may_fire(world, state, timer):
+                    state = world.feed(state, node, TimerFired(timer))
+                    yield state
+
+
+def _may_fire(world: Relation, state: State, timer: Timer) -> bool:
+    """Not where SYNC would move this deadline for ever: then nothing may rest on its end."""
+    if not world.scope.dialect.control_frames:
+        return world.by_clocks(state, timer)
+    cells = world.body(state, "D").cells.values()
+    if timer.kind is TimerKind.GRANT:
+        return not any(cell.grant is not None and cell.grant.reg == timer.key for cell in cells)
+    return timer.kind is not TimerKind.LEASE or not any(c.grant is None and c.params.xid == timer.key for c in cells)
