@@ -36,7 +36,9 @@ from pdflow.protocol.messages import Code, Done, Progress, Register
 from pdflow.protocol.phases import CONSUMER_PHASES, PRODUCER_PHASES, ConsumerPhase, ProducerPhase
 from pdflow.protocol.producer import ProducerCell, ProducerContext
 from pdflow.protocol.values import Allocation
-from tests.protocol.support.space import Scope, Space
+from sim.check.relation import Relation
+from sim.check.scope import Scope
+from sim.check.search import explore
 
 FAR = 1 << 60
 OTHER = Reg("D", 9, 9, "another")
@@ -45,9 +47,9 @@ CONSUMER_TIMES = ("deadline_until", "stall_until", "cancel_at", "reclaim_until")
 
 
 @cache
-def space(dialect: Dialect, pulls: bool, p_tp: int, d_tp: int) -> Space:
-    explored = Space(Scope(dialect=dialect, pulls=pulls, p_tp=p_tp, d_tp=d_tp, err=1, dup=1))
-    explored.explore(limit=4000, live=False)
+def space(dialect: Dialect, pulls: bool, p_tp: int, d_tp: int) -> Relation:
+    explored = Relation(Scope(dialect=dialect, pulls=pulls, p_tp=p_tp, d_tp=d_tp, err=1, dup=1))
+    explore(explored, limit=4000, lively=False)
     return explored
 
 
@@ -55,24 +57,30 @@ SPACES = [(STRICT, False, 1, 1), (STRICT, False, 1, 2), (STRICT, False, 2, 1), (
 SPACES += [(VLLM_COMPAT, False, 1, 2), (VLLM_COMPAT, False, 1, 1), (VLLM_COMPAT, True, 1, 1)]
 
 
-def cells_of(explored: Space, kind: type) -> dict[Any, None]:
+def cells_of(explored: Relation, kind: type) -> dict[Any, None]:
     """In the order in which they were met, without repetitions."""
     found: dict[Any, None] = {}
-    for endpoint in explored.endpoints:
+    for endpoint in explored.bodies:
         for cell in getattr(endpoint, "cells", {}).values():
             if type(cell) is kind:
                 found[cell] = None
     return found
 
 
-def producer_context(explored: Space, connected: bool = True) -> ProducerContext:
+def producer_context(explored: Relation, connected: bool = True) -> ProducerContext:
     scope = explored.scope
     return ProducerContext(
-        0, explored.p.shards, scope.dialect, explored.timers, explored.geometry, True, connected=connected
+        0,
+        explored.cluster.p.shards,
+        scope.dialect,
+        explored.cluster.timers,
+        explored.cluster.geometry,
+        True,
+        connected=connected,
     )
 
 
-def producer_events(cell: ProducerCell, explored: Space) -> list[Any]:
+def producer_events(cell: ProducerCell, explored: Relation) -> list[Any]:
     source = Source(Allocation(10, (100, 101)), 32, 70, 1, None)
     events: list[Any] = [
         SourceReady(cell.xid, "u0-e0000000", source),
@@ -90,7 +98,7 @@ def producer_events(cell: ProducerCell, explored: Space) -> list[Any]:
     for reg in (cell.reg or Reg("D", 201, 1, "u0-d0000000"), OTHER):
         for rank in range(explored.scope.d_tp):
             target = Allocation(20, (200, 201))
-            grant = Register(reg, cell.xid, rank, explored.d.shards, target, 0, 32, 70, 1, 1)
+            grant = Register(reg, cell.xid, rank, explored.cluster.d.shards, target, 0, 32, 70, 1, 1)
             events += [grant, msgspec.structs.replace(grant, digest=71)]
             events += [WriteEnded(Op(reg, 0, rank), ok) for ok in (True, False)]
             events += [
@@ -99,13 +107,15 @@ def producer_events(cell: ProducerCell, explored: Space) -> list[Any]:
     return events
 
 
-def consumer_context(explored: Space) -> ConsumerContext:
+def consumer_context(explored: Relation) -> ConsumerContext:
     scope = explored.scope
-    ranks = tuple(explored.d_ranks)
-    return ConsumerContext(explored.d, ranks, scope.dialect, explored.timers, explored.geometry, scope.pulls)
+    ranks = tuple(explored.cluster.d_ranks)
+    return ConsumerContext(
+        explored.cluster.d, ranks, scope.dialect, explored.cluster.timers, explored.cluster.geometry, scope.pulls
+    )
 
 
-def consumer_events(cell: ConsumerCell, explored: Space) -> list[Any]:
+def consumer_events(cell: ConsumerCell, explored: Relation) -> list[Any]:
     admitted = DecodeAdmitted(cell.request_id, Allocation(20, (200, 201)), 0, 32, 70, 1)
     events: list[Any] = [
         consumer.Admission(Reg("D", 201, 1, cell.request_id), admitted),
@@ -121,10 +131,12 @@ def consumer_events(cell: ConsumerCell, explored: Space) -> list[Any]:
     ]
     reg = OTHER if cell.grant is None else cell.grant.reg
     for named in (reg, OTHER):
-        for p_rank, d_rank in explored.pairs:
+        for p_rank, d_rank in explored.cluster.pairs:
             op = Op(named, p_rank, d_rank)
             for sender in (f"P.r{p_rank}", f"Q.r{p_rank}", f"P.r{p_rank + 1}"):
-                nbytes = explored.geometry.nbytes(p_rank, d_rank, explored.p.shards, explored.d.shards, 32)
+                nbytes = explored.cluster.geometry.nbytes(
+                    p_rank, d_rank, explored.cluster.p.shards, explored.cluster.d.shards, 32
+                )
                 done = Done(named, p_rank, 20, nbytes, 1)
                 events += [PairLanded(op, sender), PairLanded(op, sender, done)]
                 events += [PairLanded(op, sender, msgspec.structs.replace(done, generation=19))]
@@ -135,7 +147,7 @@ def consumer_events(cell: ConsumerCell, explored: Space) -> list[Any]:
     return events
 
 
-def producer_steps(explored: Space):  # type: ignore[no-untyped-def]
+def producer_steps(explored: Relation):  # type: ignore[no-untyped-def]
     for connected in (True, False):
         ctx = producer_context(explored, connected)
         for cell in cells_of(explored, ProducerCell):
@@ -145,7 +157,7 @@ def producer_steps(explored: Space):  # type: ignore[no-untyped-def]
                 yield cell, event, ctx
 
 
-def consumer_steps(explored: Space):  # type: ignore[no-untyped-def]
+def consumer_steps(explored: Relation):  # type: ignore[no-untyped-def]
     ctx = consumer_context(explored)
     for cell in cells_of(explored, ConsumerCell):
         for event in consumer_events(cell, explored):
