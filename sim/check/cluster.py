@@ -13,11 +13,10 @@ from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.timers import Timers
 from pdflow.protocol.values import Allocation
-from sim.check.scope import Scope
+from sim.check.scope import BLOCK_TOKENS, TOKENS, Scope
 
-TOKENS = 32
-BLOCKS = 2
-SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=TOKENS // BLOCKS)
+BLOCKS = TOKENS // BLOCK_TOKENS
+SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=BLOCK_TOKENS)
 POOL_BLOCKS = 1000
 FIRST_LIFE = {"P": 101, "D": 201}
 """Incarnations of the engines' first processes; each restart adds one."""
@@ -51,13 +50,20 @@ class Cluster:
         self.everything = (1 << len(self.pairs)) - 1
         # Ids as vLLM makes them: what a client sent, and eight hexadecimal digits of the engine's own.
         products = [0 if scope.same_product else i for i in range(scope.requests)]
-        self.requests = [f"u{product}-d000000{i}" for i, product in enumerate(products)]
+        bases = [0 if scope.same_base else product for product in products]
+        self.requests = [f"u{base}-d000000{i}" for i, base in enumerate(bases)]
         self.product_of = products
         """Which product each request asks for."""
         self.xids = [f"x{product}" for product in dict.fromkeys(products)]
-        self.prefill_ids = [f"u{product}-e000000{product}" for product in dict.fromkeys(products)]
+        self.prefill_ids = [f"u{bases[product]}-e000000{product}" for product in dict.fromkeys(products)]
         self.sources = [Allocation(SOURCE + i, (100 + 2 * i, 101 + 2 * i)) for i in range(len(self.xids))]
-        self.targets = [Allocation(TARGET + i, (200 + 2 * i, 201 + 2 * i)) for i in range(scope.requests)]
+        wanted = BLOCKS - scope.hit_tokens // BLOCK_TOKENS
+        self.targets = [Allocation(TARGET + i, self._blocks(i)[:wanted]) for i in range(scope.requests)]
+
+    def _blocks(self, i: int) -> tuple[int, ...]:
+        """D's blocks of a request; those of one before it, if the pool is small."""
+        first = 200 + BLOCKS * (i % self.scope.pool if self.scope.pool else i)
+        return tuple(range(first, first + BLOCKS))
 
     def prefill_engine(self, life: int) -> list[Any]:
         """Its endpoints, in the order of `nodes`."""

@@ -89,13 +89,21 @@ PIECE = 7
 """Above the flags of an operation: how many pieces of its source are read, and, three bits on, how many have landed."""
 
 
+class Content(IntEnum):
+    GOOD = 0
+    STALE = 1
+    """Some of it was read from blocks that had been released."""
+    FOREIGN = 2
+    """It is another prompt's."""
+
+
 class Ghost(NamedTuple):
     products: tuple[int, ...]
     stages: tuple[int, ...]
     landed: tuple[int, ...]
     """By request, a bit for each pair of ranks whose operation has landed whole."""
-    stale: tuple[bool, ...]
-    """Something that was read for this request was not its product's KV any more."""
+    content: tuple[int, ...]
+    """Of what was read for each request, by Content."""
     lives: tuple[int, int]
     """How often P and D have started again."""
 
@@ -103,7 +111,7 @@ class Ghost(NamedTuple):
 class Draft:
     """Operations, tasks and ghosts while the effects of one turn change them."""
 
-    __slots__ = ("landed", "lives", "ops", "products", "stages", "stale", "tasks")
+    __slots__ = ("content", "landed", "lives", "ops", "products", "stages", "tasks")
 
     def __init__(self, ops: tuple[tuple[int, int], ...], tasks: tuple[tuple[str, int, int], ...], ghost: Ghost) -> None:
         self.ops = list(ops)
@@ -111,11 +119,11 @@ class Draft:
         self.products = list(ghost.products)
         self.stages = list(ghost.stages)
         self.landed = list(ghost.landed)
-        self.stale = list(ghost.stale)
+        self.content = list(ghost.content)
         self.lives = ghost.lives
 
     def ghost(self) -> Ghost:
-        return Ghost(tuple(self.products), tuple(self.stages), tuple(self.landed), tuple(self.stale), self.lives)
+        return Ghost(tuple(self.products), tuple(self.stages), tuple(self.landed), tuple(self.content), self.lives)
 
 
 class Interned:
@@ -197,8 +205,11 @@ class Judge:
     def wrote(self, draft: Draft, node: Address, effect: PostWrite, event: Any) -> None:
         i = self.request_of(effect)
         cluster = self.cluster
-        if draft.products[cluster.product_of[i]] != Product.HELD or effect.source.generation < SOURCE:
+        product = effect.source.generation - SOURCE
+        if draft.products[product] != Product.HELD:
             raise Broken("S2", f"{node} writes from a released product")
+        if product != cluster.product_of[i]:
+            draft.content[i] = Content.FOREIGN
         if draft.stages[i] not in (Stage.ADMITTED, Stage.RESOLVED) or effect.grant.target.generation != TARGET + i:
             raise Broken("S1", f"{node} writes into blocks that {cluster.requests[i]} does not hold")
         self.post(draft, node, effect, i)
@@ -208,7 +219,7 @@ class Judge:
         if draft.stages[i] not in (Stage.ADMITTED, Stage.RESOLVED):
             raise Broken("S1", f"{node} reads into blocks that {self.cluster.requests[i]} does not hold")
         if draft.products[self.cluster.product_of[i]] != Product.HELD:
-            draft.stale[i] = True
+            draft.content[i] = Content.STALE
         self.post(draft, node, effect, i)
 
     def post(self, draft: Draft, node: Address, effect: PostWrite | PostRead, i: int) -> None:
@@ -223,11 +234,7 @@ class Judge:
         """Whether a WRITE may still read this product's blocks. A READ that does is D's risk, and shows as stale."""
         for op, flags in draft.ops:
             effect = self.operations.values[op][2]
-            if (
-                flags & READING
-                and type(effect) is PostWrite
-                and self.cluster.product_of[self.request_of(effect)] == product
-            ):
+            if flags & READING and type(effect) is PostWrite and effect.source.generation - SOURCE == product:
                 return True
         return False
 
@@ -263,8 +270,10 @@ class Judge:
         if missing or self.flying(draft, i):
             how = "incomplete" if missing else "while it may be written to"
             raise Broken("S3", f"{effect.request_id} is committed {how}")
-        if draft.stale[i]:
+        if draft.content[i] == Content.STALE:
             raise Broken("S2", f"{effect.request_id} is committed, but its source had been released when it was read")
+        if draft.content[i] == Content.FOREIGN:
+            raise Broken("S4", f"{effect.request_id} is committed with the KV of another prompt")
         draft.stages[i] = Stage.COMMITTED
         self.goal("delivered")
 

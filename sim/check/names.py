@@ -24,9 +24,9 @@ def name(world: Relation, state: State, move: Move) -> str:
     cluster, verb = world.cluster, move[0]
     if verb in ("finish", "abort prefill"):
         return f"{verb} {cluster.xids[move[1]]}"
-    if verb in ("decode", "admit", "abort"):
+    if verb in ("decode", "admit", "hit", "abort"):
         return f"{verb} {cluster.requests[move[1]]}"
-    if verb in ("deliver", "drop", "duplicate"):
+    if verb in ("deliver", "drop", "delay", "duplicate"):
         frame = world.chans.values[state[world.first_link + move[1]]][0]
         return f"{verb} {_frame(world, move[1], frame)}"
     if verb == "late":
@@ -39,7 +39,7 @@ def name(world: Relation, state: State, move: Move) -> str:
     if verb == "timer":
         timer = world.armed[state[move[1]]][move[2]]
         return f"timer {timer.kind.name} {_about(timer.key)} at {cluster.nodes[move[1]]}"
-    if verb in ("task", "unreachable"):
+    if verb in ("task", "unreachable", "flush fails"):
         kind, node, about = world.tasks_of(state)[move[1]]
         what = _operation(world, about) if kind == "word" else f"{cluster.nodes[node]} -> {cluster.nodes[about]}"
         return f"{kind if verb == 'task' else verb} {what}"

@@ -13,6 +13,7 @@ from pdflow.protocol.effects import PostRead, PostWrite, ReadWord
 from pdflow.protocol.events import (
     DecodeAborted,
     DecodeAdmitted,
+    DecodeHit,
     DecodeQueued,
     FenceEnded,
     FlushEnded,
@@ -31,7 +32,7 @@ from pdflow.protocol.ids import KvParams, engine_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Address
-from sim.check.cluster import BLOCKS, DIGEST, FIRST_LIFE, TOKENS, WEIGHTS
+from sim.check.cluster import BLOCKS, DIGEST, FIRST_LIFE, SOURCE, WEIGHTS
 from sim.check.ghost import (
     ENDED_ERR,
     ENDED_OK,
@@ -41,10 +42,12 @@ from sim.check.ghost import (
     PIECE,
     READING,
     TOLD,
+    Content,
+    Ghost,
     Product,
     Stage,
 )
-from sim.check.scope import BUDGETED_TIMERS, Fault, Scope
+from sim.check.scope import BUDGETED_TIMERS, TOKENS, Fault, Scope
 from sim.check.world import State, World
 
 Move: TypeAlias = tuple[Any, ...]
@@ -68,13 +71,16 @@ class Relation(World):
             "abort prefill": self.abort_prefill,
             "decode": self.decode,
             "admit": self.admit,
+            "hit": self.hit,
             "abort": self.abort,
             "deliver": self.deliver,
             "drop": self.drop,
+            "delay": self.delay,
             "duplicate": self.duplicate,
             "late": self.late,
             "task": self.task_done,
             "unreachable": self.unreachable,
+            "flush fails": self.flush_fails,
             "lose": self.lose,
             "restart": self.restart,
             "read": self.read,
@@ -132,7 +138,10 @@ class Relation(World):
             if stage == Stage.UNBORN and (ghost.products[cluster.product_of[i]] >= Product.HELD or early):
                 yield ("decode", i)
             elif stage == Stage.ENQUEUED:
-                yield ("admit", i)
+                if self.scope.hit_tokens == TOKENS:
+                    yield ("hit", i)
+                elif not self.scope.pool or not self._taken(ghost, i):
+                    yield ("admit", i)
             if left[Fault.ABORT] and Stage.KNOWN <= stage <= Stage.ADMITTED:
                 yield ("abort", i)
         for i in range(len(self.bags.values[state[self.bag]])):
@@ -142,6 +151,8 @@ class Relation(World):
                 yield ("task", i)
             if kind == "handshake" and left[Fault.UNREACHABLE]:
                 yield ("unreachable", i)
+            if kind == "flush" and left[Fault.ERR]:
+                yield ("flush fails", i)
         for i, (_, flags) in enumerate(self.ops_of(state)):
             yield from self._of_operation(i, flags, left)
         if left[Fault.LOSE]:
@@ -161,7 +172,7 @@ class Relation(World):
                     yield ("read", i)
                 if landed < read:
                     yield ("land", i)
-            if left[Fault.ERR] and not flags & (ORPHAN | ENDED_OK):
+            if left[Fault.ERR] and flags & READING and not flags & (ORPHAN | ENDED_OK):
                 yield ("error", i)
         if flags & NOTICE:
             yield ("notice", i)
@@ -178,6 +189,8 @@ class Relation(World):
                 if link < self.cluster.between_engines:
                     if left[Fault.DROP]:
                         yield ("drop", link)
+                    if left[Fault.DELAY]:
+                        yield ("delay", link)
                     if left[Fault.DUP]:
                         yield ("duplicate", link)
 
@@ -291,8 +304,22 @@ class Relation(World):
         """D's engine has a seat and blocks for it."""
         cluster = self.cluster
         digest = DIGEST + cluster.product_of[i]
-        event = DecodeAdmitted(cluster.requests[i], cluster.targets[i], 0, TOKENS, digest, WEIGHTS)
+        here = self.scope.hit_tokens
+        event = DecodeAdmitted(cluster.requests[i], cluster.targets[i], here, TOKENS - here, digest, WEIGHTS)
         return self.feed(self.put_stage(state, i, Stage.ADMITTED), "D", event)
+
+    def _taken(self, ghost: Ghost, i: int) -> bool:
+        """Whether another request still holds the blocks that this one would get. Decoding takes no time here."""
+        pool = self.scope.pool
+        return any(
+            stage in (Stage.ADMITTED, Stage.RESOLVED) and j % pool == i % pool for j, stage in enumerate(ghost.stages)
+        )
+
+    def hit(self, state: State, i: int) -> State:
+        """The whole prompt is in D's prefix cache: nothing has to land."""
+        landed = _with(self.ghost_of(state).landed, i, self.cluster.everything)
+        state = self.put_ghost(self.put_stage(state, i, Stage.ADMITTED), landed=landed)
+        return self.feed(state, "D", DecodeHit(self.cluster.requests[i]))
 
     def abort(self, state: State, i: int) -> State:
         """The client gives up."""
@@ -317,6 +344,13 @@ class Relation(World):
     def drop(self, state: State, link: int) -> State:
         draft = list(self.spend(state, Fault.DROP))
         self._take(draft, link)
+        return tuple(draft)
+
+    def delay(self, state: State, link: int) -> State:
+        """Later frames overtake this one."""
+        draft = list(self.spend(state, Fault.DELAY))
+        late = (link, self._take(draft, link))
+        draft[self.bag] = self.bags.of(tuple(sorted((*self.bags.values[draft[self.bag]], late))))
         return tuple(draft)
 
     def duplicate(self, state: State, link: int) -> State:
@@ -383,6 +417,12 @@ class Relation(World):
         state = self.without_task(self.spend(state, Fault.UNREACHABLE), i)
         return self.feed(state, self.cluster.nodes[node], HandshakeEnded(self.cluster.nodes[about], False, 0))
 
+    def flush_fails(self, state: State, i: int) -> State:
+        """What was posted may have landed, or not."""
+        _, node, about = self.tasks_of(state)[i]
+        state = self.without_task(self.spend(state, Fault.ERR), i)
+        return self.feed(state, self.cluster.nodes[node], FlushEnded(self.cluster.nodes[about], False))
+
     # One-sided operations.
 
     def read(self, state: State, i: int) -> State:
@@ -396,9 +436,12 @@ class Relation(World):
     def _note_stale(self, state: State, effect: PostWrite | PostRead) -> State:
         request = self.judge.request_of(effect)
         ghost = self.ghost_of(state)
-        if ghost.products[self.cluster.product_of[request]] == Product.HELD:
+        product = self.cluster.product_of[request]
+        if isinstance(effect, PostWrite):
+            product = effect.source.generation - SOURCE
+        if ghost.products[product] == Product.HELD:
             return state
-        return self.put_ghost(state, stale=_with(ghost.stale, request, True))
+        return self.put_ghost(state, content=_with(ghost.content, request, Content.STALE))
 
     def land(self, state: State, i: int) -> State:
         """The next piece lands at D, or the whole at once."""

@@ -10,6 +10,10 @@ import attrs
 from pdflow.protocol.dialect import STRICT, Dialect
 from pdflow.protocol.timers import TimerKind
 
+TOKENS = 32
+"""Of every prompt."""
+BLOCK_TOKENS = 16
+
 
 class Fault(IntEnum):
     """What has a budget. The value is its place in a state's budget."""
@@ -27,6 +31,7 @@ class Fault(IntEnum):
     CANCEL = 10
     DEADLINE = 11
     STALL = 12
+    DELAY = 13
 
 
 BUDGETED_TIMERS = {
@@ -53,7 +58,13 @@ class Scope:
     d_tp: int = 1
     requests: int = 1
     same_product: bool = False
-    """All requests ask for one prompt: a retry beside its first attempt, two dispatches with one base id."""
+    """All requests ask for one prompt: a retry beside its first attempt."""
+    same_base: bool = False
+    """Two prompts under one X-Request-Id: two dispatches with one base id."""
+    pool: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """How many requests D has blocks for at once, the same blocks for each that comes after; 0: for all, its own."""
+    hit_tokens: int = attrs.field(default=0, validator=attrs.validators.in_((0, BLOCK_TOKENS, TOKENS)))
+    """How many of a prompt's tokens D's prefix cache holds when the request is admitted; all: nothing is wanted."""
     lagging: bool = False
     """What endpoints of one engine tell each other takes its time, each pair of them first in, first out."""
     concurrent: bool = True
@@ -63,6 +74,7 @@ class Scope:
     done_is_remote: bool = True
     """A good handle at P means that the bytes have landed; otherwise only that they have been read."""
     drop: int = budget("frames and notices that are lost")
+    delay: int = budget("frames that later ones overtake")
     dup: int = budget("frames that arrive a second time, whenever they like")
     err: int = budget("operations that end badly, whose bytes may land all the same")
     unreachable: int = budget("handshakes that fail")

@@ -99,8 +99,7 @@ def shortest(world: Relation, limit: int = 10_000_000, lively: bool = True) -> S
                 # In the order in which they were found: the first that cannot end is one of the nearest.
                 live(world, parents)
             except Broken as broken:
-                assert broken.state is not None
-                return Story(_path(parents, broken.state), broken)
+                return Story(_path(parents, broken.state or start), broken)
     return None
 
 

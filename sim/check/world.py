@@ -101,7 +101,7 @@ class World:
         cluster = self.cluster
         bodies = [*cluster.prefill_engine(FIRST_LIFE["P"]), *cluster.decode_engine(FIRST_LIFE["D"])]
         n = len(cluster.requests)
-        ghost = Ghost((Product.QUEUED,) * len(cluster.xids), (Stage.UNBORN,) * n, (0,) * n, (False,) * n, (0, 0))
+        ghost = Ghost((Product.QUEUED,) * len(cluster.xids), (Stage.UNBORN,) * n, (0,) * n, (0,) * n, (0, 0))
         state = (
             *(self.endpoint(node, body) for node, body in zip(cluster.nodes, bodies, strict=True)),
             *(0 for _ in cluster.links),
