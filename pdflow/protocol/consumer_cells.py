@@ -202,6 +202,8 @@ class ConsumerCells:
 
     def _has_room(self, peer: PrefillPeer, num_blocks: int, now: Instant) -> bool:
         """Entry to quarantine is involuntary, so its limits are limits on admission (L3, L6)."""
+        if not self.context.dialect.limits_peers:
+            return True
         if self.quarantined_blocks > self.suspect_limit and self._suspect(peer, now):
             return False
         limit = self.pool_blocks if len(self.peers) == 1 else self.peer_limit

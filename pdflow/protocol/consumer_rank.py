@@ -1,8 +1,8 @@
 """The endpoint of one D rank: connects, sends what the scheduler orders, and reports what arrives.
 
 It keeps no table of registrations: the scheduler made the cell before any rank could send its REG, so a completion can
-never be early here (R26), and it names its shard by its sender, never by a count (R14). Only READs have a small state
-of their own: `consumer_reads`.
+never be early here (R26), and it names its shard by its sender, never by a count (R14). `vllm-stock` does keep one, of
+how many completions each request still waits for here. Only READs have a small state of their own: `consumer_reads`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from pdflow.protocol.messages import (
     SyncReply,
 )
 from pdflow.protocol.timers import Timer, Timers
-from pdflow.protocol.values import Address, Instant
+from pdflow.protocol.values import Address, Instant, RequestId
 
 
 class ConsumerRank(ConsumerReads):
@@ -61,7 +61,7 @@ class ConsumerRank(ConsumerReads):
     timed = False
     """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
 
-    __slots__ = ("incarnation", "me", "pending", "synced")
+    __slots__ = ("awaited", "counts", "incarnation", "me", "pending", "synced")
 
     def __init__(
         self,
@@ -77,6 +77,9 @@ class ConsumerRank(ConsumerReads):
         self.incarnation = incarnation
         self.pending: dict[Address, tuple[Message, ...]] = {}
         self.synced: dict[Address, Sync] = {}
+        self.counts = not (dialect.counts_senders and dialect.keeps_early)
+        self.awaited: dict[RequestId, tuple[Address, ...]] = {}
+        """vllm-stock: of every request registered from here, the writers whose completion has not been counted."""
 
     # The four doors of every endpoint.
 
@@ -96,6 +99,7 @@ class ConsumerRank(ConsumerReads):
         other.pending, other.synced = self.pending.copy(), self.synced.copy()
         other.reads, other.waiting_reads = self.reads.copy(), self.waiting_reads.copy()
         other.fencing = self.fencing.copy()
+        other.awaited = self.awaited.copy()
         other.kept = {peer: kept.copy() for peer, kept in self.kept.items()}
         return other
 
@@ -107,6 +111,7 @@ class ConsumerRank(ConsumerReads):
             tuple(sorted(self.synced.items())),
             tuple((peer, tuple(sorted(kept.items()))) for peer, kept in sorted(self.kept.items())),
             tuple(sorted(self.fencing)),
+            tuple(sorted(self.awaited.items())),
         )
 
     # Orders of the scheduler.
@@ -115,6 +120,8 @@ class ConsumerRank(ConsumerReads):
         effects: Effects = NOTHING
         if type(event.message) is Heartbeat:
             self._keep(event.to, event.message, now)
+        if self.counts and type(event.message) is Register:
+            self.awaited[event.message.reg.request_id] = event.to
         for peer in event.to:
             if peer in self.peers.connected:
                 effects += self._sending(peer, event.message, now)
@@ -144,6 +151,7 @@ class ConsumerRank(ConsumerReads):
         """A REG that never left cannot be answered by a write; every other frame is repeated by its own timer."""
         if type(message) is Register and isinstance(message, Register):
             op = Op(message.reg, rank_of(peer), self.rank)
+            self.awaited.pop(message.reg.request_id, None)
             return (Tell(self.scheduler, PairFailed(op, peer, Code.UNREACHABLE, True)),)
         return (Note("consumer: frame to an unreachable peer"),)
 
@@ -179,8 +187,27 @@ class ConsumerRank(ConsumerReads):
         return (Tell(self.scheduler, PairLanded(op, sender, message)),)
 
     def _completed(self, sender: Address, message: Completion) -> Effects:
+        if self.counts:
+            writer = self._counted(sender, message.request_id)
+            if writer is None:
+                return (Note("consumer: completion of an unknown request"),)
+            sender = writer
         reg = Reg(self.engine.engine, 0, 0, message.request_id)
         return (Tell(self.scheduler, PairLanded(Op(reg, rank_of(sender), self.rank), sender)),)
+
+    def _counted(self, sender: Address, request_id: RequestId) -> Address | None:
+        """Whose completion this passes for: where senders are not told apart, the next writer's, whoever sent it (R14).
+        None if this rank has not registered the request, or not yet (R26)."""
+        awaited = self.awaited.get(request_id)
+        if awaited is None:
+            return sender if self.dialect.keeps_early else None
+        writer = sender if self.dialect.counts_senders else awaited[0]
+        rest = tuple([w for w in awaited if w != writer])
+        if rest:
+            self.awaited[request_id] = rest
+        else:
+            del self.awaited[request_id]
+        return writer
 
     def _acknowledged(self, sender: Address, message: RegisterAck) -> Effects:
         if not self._mine(message.reg):
@@ -276,6 +303,8 @@ class ConsumerRank(ConsumerReads):
     def _peer_quiet(self, event: PeerExited | FenceEnded, now: Instant) -> Effects:
         """Every grant to this peer counts as settled now, so none that is still waiting here may leave any more."""
         peer = event.peer
+        if not self.dialect.quarantine_ends:
+            return (Note("consumer: nobody here learns of a peer's death"),)
         self.peers.lost(peer)
         self.fencing.discard(peer)
         for op in self.waiting_reads.pop(peer, ()):

@@ -58,7 +58,7 @@ class ConsumerReads:
         self.dialect = dialect
         self.timers = timers
         self.geometry = geometry
-        self.peers = Peers()
+        self.peers = Peers(dialect)
         self.reads: dict[Op, Read] = {}
         self.waiting_reads: dict[Address, tuple[Op, ...]] = {}
         self.kept: dict[Address, dict[RequestId, Instant]] = {}
@@ -100,7 +100,7 @@ class ConsumerReads:
             return (ReadWord(read.op, read.source, words[read.op.p_rank].index),)
         # A vLLM P cannot prove its pin: trust the bytes only if we ourselves were not silent for too long (R04, R09).
         since = self.kept.get(read.source, {}).get(read.params.request_id, read.begun_at)
-        if self._too_long(since, now):
+        if self.dialect.doubts_reads and self._too_long(since, now):
             return self._read_failed(event.op, Code.STALE)
         del self.reads[event.op]
         return (Tell(self.scheduler, PairLanded(read.op, read.source)),)

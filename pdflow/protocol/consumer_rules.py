@@ -132,6 +132,8 @@ def landed(cell: ConsumerCell, event: PairLanded, now: Instant, ctx: ConsumerCon
             return resolve(cell.with_settled(bit), Outcome.FAILED, Code.WEIGHTS, now, ctx)
     if cell.landed | bit == everything(cell):
         return cell.becoming_gone(), (Commit(cell.request_id), *let_go_of_idle(cell, ctx))
+    if not ctx.dialect.fails_at_once and cell.settled | bit == everything(cell):
+        return resolve(cell.with_landed(bit), Outcome.FAILED, Code.IO, now, ctx)
     return cell.with_landed(bit), NOTHING
 
 
@@ -150,8 +152,22 @@ def pair_failed(cell: ConsumerCell, event: PairFailed, now: Instant, ctx: Consum
     bit = bit_of(cell, event.op, event.sender)
     if not bit:
         return cell, NOTHING
-    after = cell.with_settled(bit) if event.settled else cell
+    if not ctx.dialect.fails_at_once:
+        after = cell.with_settled(lost_with(cell, event, bit, ctx))
+        if after.settled != everything(cell):
+            return after, NOTHING
+    else:
+        after = cell.with_settled(bit) if event.settled else cell
     return resolve(after, Outcome.FAILED, event.code, now, ctx)
+
+
+def lost_with(cell: ConsumerCell, event: PairFailed, bit: int, ctx: ConsumerContext) -> int:
+    """vllm-stock: a D rank that cannot register with one of its writers is lost as a whole; READs end one by one."""
+    bits = bit
+    for i, (_, d_rank) in enumerate(cell.pairs):
+        if d_rank == event.op.d_rank and not ctx.pulls:
+            bits |= 1 << i
+    return bits
 
 
 def missing(cell: ConsumerCell, event: PairMissing, now: Instant, ctx: ConsumerContext) -> Stepped:
@@ -204,7 +220,7 @@ def resolve(cell: ConsumerCell, outcome: Outcome, code: Code, now: Instant, ctx:
         cancels = order(cell, open_bits, Cancel(cell.reg, ctx.floor), ctx)
         return quarantined, (told, Quarantine(cell.allocation), *cancels, *let_go(cell, ctx, True))
     # An orphan is still strict: no time frees it (H6).
-    timed = cell.prefill_over and not ctx.dialect.control_frames
+    timed = cell.prefill_over and not ctx.dialect.control_frames and ctx.dialect.quarantine_ends
     reclaim = reclaim_at(now, ctx) if timed else NEVER
     return cell.becoming_quarantined(cell.settled, NEVER, 0, reclaim), (told, Quarantine(cell.allocation))
 
@@ -220,7 +236,7 @@ def prefill_leg_ended(cell: ConsumerCell, event: PrefillLegEnded, now: Instant, 
     """From here P's lease runs; if the leg failed, P never writes at all."""
     if cell.phase is not QUARANTINED:
         return cell.with_prefill_over(cell.reclaim_until), NOTHING
-    if ctx.dialect.control_frames:
+    if ctx.dialect.control_frames or not ctx.dialect.quarantine_ends:
         return cell, NOTHING
     if not event.ok:
         return freed(cell, ctx)

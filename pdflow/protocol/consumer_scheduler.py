@@ -51,7 +51,7 @@ from pdflow.protocol.events import (
 from pdflow.protocol.ids import Reg, engine_of, rank_address
 from pdflow.protocol.messages import Code, Heartbeat, Message, Sync
 from pdflow.protocol.timers import Timer, TimerKind
-from pdflow.protocol.values import EngineId, Instant
+from pdflow.protocol.values import EngineId, Instant, RequestId
 
 
 class ConsumerScheduler(ConsumerCells):
@@ -81,7 +81,8 @@ class ConsumerScheduler(ConsumerCells):
             peer = self.peers[info.engine] = PrefillPeer(info)
         timers = self.context.timers
         wanted = event.deadline_ns or timers.deadline_ns
-        if not self.context.dialect.control_frames and not self.context.pulls:
+        dialect = self.context.dialect
+        if dialect.watchdog_resolves and not dialect.control_frames and not self.context.pulls:
             wanted = min(wanted, timers.watchdog_ns)
         until = now + wanted
         held = bool(peer.held) or not self._has_room(peer, event.num_blocks, now)
@@ -219,7 +220,7 @@ class ConsumerScheduler(ConsumerCells):
 
     def _sync_due(self, peer: PrefillPeer, now: Instant) -> Effects:
         """Once a second while something is open: say what we want, and judge who has been silent for too long."""
-        if not peer.requests:
+        if not peer.requests or self._all_given_up(peer):
             peer.sync_at = None
             peer.heard.clear()
             return NOTHING
@@ -229,6 +230,12 @@ class ConsumerScheduler(ConsumerCells):
             # Who was kept out because this peer was suspect has nobody else's end to wait for.
             effects += self._make_room(peer, now)
         return effects + self._sync(peer)
+
+    def _all_given_up(self, peer: PrefillPeer) -> bool:
+        """vllm-stock: there is nothing more to say of requests whose blocks nothing but a completion frees."""
+        if self.context.dialect.quarantine_ends:
+            return False
+        return all(self.cells[request_id].phase is QUARANTINED for request_id in peer.requests)
 
     def _judge(self, peer: PrefillPeer, now: Instant) -> Effects:
         dead = self.context.timers.dead_ns
@@ -254,7 +261,7 @@ class ConsumerScheduler(ConsumerCells):
             message = Sync(peer.synced, self.floor, interest, open_regs)
         else:
             # C6: a resolved request is not renewed, or P and D would pin each other for ever (L4).
-            message = Heartbeat(tuple(c.params.request_id for c in cells if c.phase is not QUARANTINED))
+            message = Heartbeat(tuple([self._prefill_id(c) for c in cells if c.phase is not QUARANTINED]))
             if not message.request_ids:
                 return NOTHING
         context = self.context
@@ -267,6 +274,12 @@ class ConsumerScheduler(ConsumerCells):
             to = tuple(rank_address(peer.info.engine, p_rank) for p_rank in sources)
             effects.append(Tell(address, FrameOrdered(to, message)))
         return tuple(effects)
+
+    def _prefill_id(self, cell: ConsumerCell) -> RequestId:
+        """What a heartbeat calls this request's prompt. P's answer, which names blocks, brings P's own id of it; a vLLM
+        proxy that did not wait for that gives one of its own (R05)."""
+        params = cell.params
+        return params.request_id if params.blocks or self.context.dialect.knows_prefill_id else params.xid
 
 
 _ON: dict[type, Callable[[Any, Any, Instant], Effects]] = {

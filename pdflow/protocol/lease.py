@@ -22,8 +22,9 @@ is over (`expired`), and no second registration will be served from it. Then
   go after that. In strict D gets FAIL(IO, flushed). In vllm-compat it gets nothing, as above.
 - D cancels meanwhile (strict): the answer waits for the WRITE's end, and is SENT or DRAINED.
 
-vLLM 0.32.0 frees in the last case, and posts in the one before it; D then decodes whatever was written into those
-blocks next (R01, R02: S2). The rules below are all that a lease's end does; nothing else frees P's blocks for time.
+vLLM 0.32.0, and so `vllm-stock`, frees in every one of these cases, posts from READY all the same, and writes on: D
+then decodes whatever was written into those blocks next (R01, R02: S2). The rules below are all that a lease's end
+does; nothing else frees P's blocks for time.
 """
 
 from __future__ import annotations
@@ -55,11 +56,15 @@ def expired_unclaimed(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: Prod
 
 def expired_unposted(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: ProducerContext) -> Stepped:
     """JOINING, READY: a WRITE posted from here on would read blocks that are somebody else's (R02)."""
+    if not ctx.dialect.lease_rechecked:
+        return cell.losing_its_source(), NOTHING
     return end_registration(cell.outliving_its_lease(), Code.EXPIRED, True, now, ctx)
 
 
 def expired_in_flight(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: ProducerContext) -> Stepped:
     """IN_FLIGHT, SETTLING: pinned until every handle is final; then no second registration is served (R01)."""
+    if not ctx.dialect.writes_pin:
+        return cell.losing_its_source(), NOTHING
     return cell.outliving_its_lease(), NOTHING
 
 

@@ -8,6 +8,7 @@ retired for good (PROTOCOL 7.3).
 
 from __future__ import annotations
 
+from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.timers import Timers
 from pdflow.protocol.values import Address, EngineId, Instant
@@ -16,9 +17,19 @@ from pdflow.protocol.values import Address, EngineId, Instant
 class Peers:
     """The connections of one rank."""
 
-    __slots__ = ("connected", "connecting", "duplicates", "failures", "incarnations", "retired", "retry_at")
+    __slots__ = (
+        "connected",
+        "connecting",
+        "dialect",
+        "duplicates",
+        "failures",
+        "incarnations",
+        "retired",
+        "retry_at",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
         self.connected: set[Address] = set()
         self.connecting: set[Address] = set()
         self.failures: dict[Address, int] = {}
@@ -33,6 +44,8 @@ class Peers:
 
     def current(self, peer: Address, incarnation: int) -> bool:
         """Whether a frame of this life of the peer's engine may be looked at. The first life seen is believed."""
+        if not self.dialect.knows_lives:
+            return True
         engine = engine_of(peer)
         return self.incarnations.setdefault(engine, incarnation) == incarnation and engine not in self.duplicates
 
@@ -42,6 +55,9 @@ class Peers:
         self.connecting.discard(peer)
         self.failures.pop(peer, None)
         self.retry_at.pop(peer, None)
+        if not self.dialect.knows_lives:
+            self.connected.add(peer)
+            return None
         before = self.incarnations.get(engine)
         if incarnation in self.retired.get(engine, frozenset()):
             self.duplicates.add(engine)
@@ -58,6 +74,8 @@ class Peers:
     def refused(self, peer: Address, now: Instant, timers: Timers) -> None:
         self.connecting.discard(peer)
         self.connected.discard(peer)
+        if not self.dialect.remembers_failures:
+            return
         failures = self.failures.get(peer, 0)
         self.failures[peer] = failures + 1
         backoff = min(timers.backoff_first_ns << min(failures, 16), timers.backoff_last_ns)
@@ -68,7 +86,7 @@ class Peers:
         self.connected.discard(peer)
 
     def fork(self) -> Peers:
-        other = Peers()
+        other = Peers(self.dialect)
         other.connected = self.connected.copy()
         other.connecting = self.connecting.copy()
         other.failures = self.failures.copy()

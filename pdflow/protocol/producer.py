@@ -60,6 +60,8 @@ class ProducerCell(Value, frozen=True, gc=False):
     lease_until: Instant = 0
     expired: bool = False
     """The lease ended while WRITEs were in flight."""
+    freed: bool = False
+    """vllm-stock: and took the source from under them."""
     reg: Reg | None = None
     grants: tuple[Register, ...] = ()
     """One per D rank that has registered, by rank."""
@@ -151,6 +153,15 @@ class ProducerCell(Value, frozen=True, gc=False):
 
     def outliving_its_lease(self) -> Self:
         return msgspec.structs.replace(self, expired=True)
+
+    def losing_its_source(self) -> Self:
+        return msgspec.structs.replace(self, expired=True, freed=True)
+
+    def granted_by_all(self) -> Self:
+        """One rank's registration speaks for every rank that is written."""
+        grant = self.grants[0]
+        grants = tuple(msgspec.structs.replace(grant, d_rank=rank) for rank in self.targets)
+        return msgspec.structs.replace(self, grants=grants)
 
 
 # What the endpoint tells a cell, beyond the events that reach it unchanged.
@@ -319,7 +330,7 @@ def proceed(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
 
 def write_or_wait(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
     """Matched, and nobody is waited for any more: write under a valid lease, as soon as the peers are connected."""
-    if cell.lease_until <= now:
+    if cell.lease_until <= now and ctx.dialect.lease_rechecked:
         return end_registration(cell, Code.EXPIRED, True, now, ctx)
     return post(cell, now, ctx) if ctx.connected else (cell.becoming_ready(), NOTHING)
 
@@ -329,7 +340,7 @@ def post(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
     source, reg = cell.source, cell.reg
     assert source is not None
     assert reg is not None
-    assert cell.lease_until > now, "a WRITE may only be posted under a valid lease"
+    assert cell.lease_until > now or not ctx.dialect.lease_rechecked, "a WRITE may only be posted under a valid lease"
     writes: list[Effect] = []
     flying = 0
     for grant in cell.grants:
@@ -367,7 +378,10 @@ def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerC
     join = now if cell.phase is READY else cell.join_until
     if phase is JOINING and join == NEVER and not ctx.dialect.waits_for_all_ranks:
         join = now + ctx.timers.join_ns
-    met = cell.becoming_granted(phase, event, targets, now + ctx.timers.registration_ttl_ns, join)
+    until = now + ctx.timers.registration_ttl_ns if ctx.dialect.registrations_end else NEVER
+    met = cell.becoming_granted(phase, event, targets, until, join)
+    if not ctx.dialect.writes_registered_only:
+        met = met.granted_by_all()
     if phase is OPEN:
         return met, acknowledge(met, event.d_rank, ctx)
     after, effects = proceed(met, now, ctx)
@@ -423,6 +437,8 @@ def write_ended(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: Produc
         return cell.with_write_ended(flying, failed), NOTHING
     if not failed and ctx.done_is_remote:
         return sent(cell, ctx)
+    if failed and not ctx.dialect.fences_errors:
+        return end_registration(cell, Code.IO, False, now, ctx)
     # An error on a handle proves nothing (R17, R19): fence every rank that we wrote. A local DONE needs a flush.
     unsettled = 0
     for grant in cell.grants:
@@ -456,7 +472,7 @@ def sent(cell: ProducerCell, ctx: ProducerContext) -> Stepped:
 
 
 def shard_taken(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:
-    takers = cell.takers | 1 << event.d_rank
+    takers = cell.takers | 1 << event.d_rank if ctx.dialect.counts_senders else cell.takers << 1 | 1
     if takers.bit_count() >= event.readers:
         return cell.becoming_gone(Code.NONE), NOTHING
     return (cell, NOTHING) if takers == cell.takers else (cell.with_taker(takers), NOTHING)

@@ -98,7 +98,7 @@ class ProducerCells:
         self.contexts = (context, msgspec.structs.replace(context, connected=True))
         self.cells: dict[Key, ProducerCell] = {}
         self.keys: dict[Xid, tuple[Key, ...]] = {}
-        self.matching = Matching()
+        self.matching = Matching(dialect.one_candidate_only)
         self.tombs: dict[EngineId, Tombstones] = {}
         self.dead_xids: OrderedDict[Xid, Code] = OrderedDict()
         self.early: OrderedDict[Xid, None] = OrderedDict()
@@ -108,7 +108,7 @@ class ProducerCells:
         self.ended: OrderedDict[Reg, None] = OrderedDict()
         """vllm-compat, which has no floor: registrations that have ended, so that a late copy never writes again."""
         self.interests: dict[Address, frozenset[Xid]] = {}
-        self.peers = Peers()
+        self.peers = Peers(dialect)
         self.waiting: dict[Address, dict[Reg, None]] = {}
         self.flushes: dict[Address, tuple[Reg, ...]] = {}
         """Whose WRITEs each flush under way is about, oldest first."""
@@ -150,6 +150,7 @@ class ProducerCells:
             tuple(sorted((a, tuple(sorted(x))) for a, x in self.interests.items())),
             tuple(sorted(self.flushes.items())),
             self.peers.fingerprint(),
+            self.matching.fingerprint(),
         )
 
     # One funnel for every change of a cell.
@@ -178,6 +179,8 @@ class ProducerCells:
             if type(key) is Reg:
                 self.deadlines.push(after.lease_until, Timer(TimerKind.LEASE, after.xid))
         self.cells[home] = after
+        if after.freed and not before.freed:
+            return self._let_go(after, Code.EXPIRED)
         if after.phase is READY and (before.phase is not READY or after.grants is not before.grants):
             return self._connect(after, now)
         if after.phase is SETTLING and before.phase is IN_FLIGHT and not after.failed:
@@ -189,19 +192,34 @@ class ProducerCells:
         return NOTHING
 
     def _gone(self, key: Key, cell: ProducerCell) -> Effects:
-        """The only place where a rank lets go of a product: after its last cell, its word bumped first."""
+        """After its last cell a product is let go of."""
         del self.cells[key]
         self._rekey(cell.xid, key, None)
-        source = cell.source
         if not self.contexts[0].dialect.matches_by_xid:
             self._unmatch(cell)
         keys = self.keys.get(cell.xid)
-        if source is None or (keys and any(self.cells[k].source is not None for k in keys)):
+        if cell.source is None or cell.freed or (keys and any(self.cells[k].source is not None for k in keys)):
             return NOTHING
-        if cell.end is Code.EXPIRED:
+        return self._let_go(cell, cell.end)
+
+    def _let_go(self, cell: ProducerCell, code: Code) -> Effects:
+        """The only place where a rank lets go of a product: its word bumped first."""
+        source = cell.source
+        assert source is not None
+        if code is Code.EXPIRED:
             self._remember_dead(cell.xid, Code.EXPIRED)
-        released: Effects = (Tell(self.scheduler, ShardReleased(cell.xid, self.contexts[0].rank, cell.end)),)
+        if not self.contexts[0].dialect.registrations_end:
+            self._forget_namesakes(cell.request_id)
+        released: Effects = (Tell(self.scheduler, ShardReleased(cell.xid, self.contexts[0].rank, code)),)
         return released if source.word is None else (BumpWord(source.word), *released)
+
+    def _forget_namesakes(self, request_id: RequestId) -> None:
+        """vLLM forgets with a product the registrations that wait under P's very own id of it, and no other: as D mints
+        an id of its own, that is hardly ever one (PROTOCOL 3.2, `evict`)."""
+        for reg in self.matching.registrations.get(request_id, ()):
+            cell = self.cells.pop(reg)
+            self._rekey(cell.xid, reg, None)
+            self.matching.drop_registration(reg)
 
     def _shared(self, xid: Xid, key: Key) -> bool:
         keys = self.keys[xid]
@@ -231,6 +249,8 @@ class ProducerCells:
 
     def _bury(self, item: SyncItem) -> None:
         if not self.contexts[0].dialect.floor:
+            if not self.contexts[0].dialect.registrations_end:
+                return
             if len(self.ended) >= EARLY_LIMIT:
                 self.ended.popitem(last=False)
             self.ended[item.reg] = None
@@ -256,12 +276,21 @@ class ProducerCells:
     def _connected(self, cell: ProducerCell, event: CellEvent) -> bool:
         """Whether every rank that this cell would write, were the event its last missing piece, is connected."""
         connected = self.peers.connected
-        if type(event) is Register and rank_address(event.reg.engine, event.d_rank) not in connected:
-            return False
+        if type(event) is Register:
+            if rank_address(event.reg.engine, event.d_rank) not in connected:
+                return False
+            if not self.contexts[0].dialect.writes_registered_only:
+                return self._all_connected(event)
         grants = cell.grants
         if len(grants) == 1:
             return rank_address(grants[0].reg.engine, grants[0].d_rank) in connected
         return not grants or all(rank_address(grant.reg.engine, grant.d_rank) in connected for grant in grants)
+
+    def _all_connected(self, message: Register) -> bool:
+        """Whether every rank is connected for which this registration speaks, should it speak for all."""
+        context = self.contexts[0]
+        targets = context.geometry.targets(context.rank, context.shards, message.shards)
+        return all(rank_address(message.reg.engine, rank) in self.peers.connected for rank in targets)
 
     def _connect(self, cell: ProducerCell, now: Instant) -> Effects:
         reg = cell.reg
@@ -290,8 +319,10 @@ class ProducerCells:
             return None
         if timer.kind is TimerKind.GRANT:
             if cell.phase is OPEN:
-                return min(cell.grant_until, cell.expect_until)
-            return cell.grant_until if cell.phase is JOINING or cell.phase is READY else None
+                at = min(cell.grant_until, cell.expect_until)
+            else:
+                at = cell.grant_until if cell.phase is JOINING or cell.phase is READY else NEVER
+            return at if at < NEVER else None
         if timer.kind is TimerKind.JOIN:
             due = cell.phase is JOINING and not self.contexts[0].dialect.waits_for_all_ranks
             return cell.join_until if due else None

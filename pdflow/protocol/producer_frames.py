@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from pdflow.protocol.effects import NOTHING, Effects, Handshake, Note, Send
 from pdflow.protocol.events import Received
 from pdflow.protocol.ids import Reg, engine_of, rank_of
@@ -80,6 +82,9 @@ class ProducerFrames(ProducerCells):
                 return self._replay(sender, verdict)
         elif reg in self.ended:
             return (Note("producer: registration has ended"),)
+        if not context.dialect.registrations_end:
+            message = self._beside(message)
+            reg = message.reg
         cell = self.cells.get(reg)
         if cell is not None:
             return self._apply(reg, cell, message, now, self._connected(cell, message))
@@ -91,19 +96,33 @@ class ProducerFrames(ProducerCells):
             return self._refuse_unborn(sender, message, Code.LAYOUT)
         return self._place(sender, message, now)
 
+    def _beside(self, message: Register) -> Register:
+        """vLLM keeps the registrations that wait apart from those it serves, so one that comes again, or from a second
+        rank, stands beside the one that is being written (R13). Nothing ends it; a number of ours tells them apart."""
+        reg = message.reg
+        cell = self.cells.get(reg)
+        while cell is not None and cell.phase is not OPEN:
+            reg = msgspec.structs.replace(reg, seq=reg.seq + 1)
+            cell = self.cells.get(reg)
+        return message if reg is message.reg else msgspec.structs.replace(message, reg=reg)
+
     def _place(self, sender: Address, message: Register, now: Instant) -> Effects:
         """A registration that no cell has yet: give it its product, a share of one, or a cell that waits."""
         context = self.contexts[0]
-        xid: Xid | None = message.xid
-        if not xid:
+        xid: Xid = message.xid if context.dialect.one_candidate_only else ""
+        named = bool(xid)
+        if not named:
             xid = self.matching.product_of(message) or f"?{message.reg.engine}/{message.reg.request_id}"
         keys = self.keys.get(xid, ())
         if xid in self.dead_xids and not keys:
             return self._refuse_unborn(sender, message, self.dead_xids[xid])
-        until = min(context.timers.registration_ttl_ns, context.timers.no_request_ns)
-        self.deadlines.push(now + until, Timer(TimerKind.GRANT, message.reg))
+        if context.dialect.registrations_end:
+            until = min(context.timers.registration_ttl_ns, context.timers.no_request_ns)
+            self.deadlines.push(now + until, Timer(TimerKind.GRANT, message.reg))
         cell = self.cells.get(xid)
         if cell is not None:
+            if not context.dialect.prompts_serve_again:
+                self.matching.spend(xid, cell.request_id)
             return self._apply(xid, cell, message, now, self._connected(cell, message))
         shared = next((self.cells[k] for k in keys if self.cells[k].source is not None), None) if keys else None
         if shared is not None and shared.expired:
@@ -113,7 +132,7 @@ class ProducerFrames(ProducerCells):
         cell = ProducerCell(OPEN, xid, expect_until=expect)
         if shared is not None and shared.source is not None:
             cell = cell.becoming_leased(shared.source, shared.request_id, shared.lease_until)
-        elif not message.xid:
+        elif not named:
             self.matching.add_registration(message.reg)
         self.cells[message.reg] = cell
         self.keys[xid] = (*keys, message.reg)
@@ -207,6 +226,8 @@ class ProducerFrames(ProducerCells):
             xid = self.matching.products.get(request_id)
             if xid is not None:
                 self._renew(xid, until)
+        if not self.contexts[0].dialect.registrations_end:
+            return NOTHING
         # C4: a registration lives as long as its D speaks.
         for reg, cell in self.cells.items():
             if isinstance(reg, Reg) and reg.engine == engine_of(sender) and cell.phase in (OPEN, JOINING):

@@ -78,6 +78,8 @@ class ProducerRank(ProducerFrames):
             keys = self._adopt(event)
         if not self.contexts[0].dialect.matches_by_xid:
             self.matching.add_product(xid, event.request_id)
+            if keys and not self.contexts[0].dialect.prompts_serve_again:
+                self.matching.spend(xid, event.request_id)
         self.deadlines.push(now + timers.lease_ns, Timer(TimerKind.LEASE, xid))
         if keys:
             effects: Effects = NOTHING
@@ -152,6 +154,8 @@ class ProducerRank(ProducerFrames):
         return tuple(effects)
 
     def _retire(self, engine: EngineId, incarnation: int, now: Instant) -> Effects:
+        if not self.contexts[0].dialect.registrations_end:
+            return NOTHING
         effects: list[Effect] = []
         tombs = self.tombs.get(engine)
         if tombs is not None and tombs.incarnation == incarnation:
