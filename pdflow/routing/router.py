@@ -52,13 +52,21 @@ class ClientGone(Value, frozen=True, gc=False):
 
 
 class EngineChanged(Value, frozen=True, gc=False):
-    """An engine came up or went down: it gets new legs or none."""
+    """An engine came up or went down: it gets new legs or none. Legs that it has go on."""
 
     engine: str
     up: bool
+    became: EngineInfo | None = None
+    """It came up under another id."""
 
 
-RouterEvent: TypeAlias = RequestArrived | PrefillAnswered | DecodeEnded | ClientGone | EngineChanged
+class EngineLost(Value, frozen=True, gc=False):
+    """The router's connections to an engine broke: it is down, and the legs that it had will not be answered."""
+
+    engine: str
+
+
+RouterEvent: TypeAlias = RequestArrived | PrefillAnswered | DecodeEnded | ClientGone | EngineChanged | EngineLost
 
 # What it wants done.
 
@@ -156,8 +164,8 @@ class Router:
         max_attempts: int = 1,
         reports_prefill: bool = False,
     ) -> None:
-        self.prefill = prefill
-        self.decode = decode
+        self.prefill = list(prefill)
+        self.decode = list(decode)
         self.prefill_choice = Choice(policy, len(prefill))
         self.decode_choice = Choice(policy, len(decode))
         self.dispatch = dispatch
@@ -279,7 +287,19 @@ class Router:
             for place, info in enumerate(engines):
                 if info.engine == event.engine:
                     choice.up[place] = event.up
+                    engines[place] = event.became or info
         return ()
+
+    def _engine_lost(self, event: EngineLost) -> RouterEffects:
+        """First it gets no more legs, then each of its own fails, as if it had said so itself."""
+        self._engine_changed(EngineChanged(event.engine, False))
+        effects: RouterEffects = ()
+        for attempt in list(self.attempts.values()):
+            if attempt.p_open and self.prefill[attempt.p].engine == event.engine:
+                effects += self._prefill_answered(PrefillAnswered(attempt.request_id, None, Code.PEER_DEAD))
+            elif attempt.d_open and self.decode[attempt.d].engine == event.engine:
+                effects += self._decode_ended(DecodeEnded(attempt.request_id, Code.PEER_DEAD))
+        return effects
 
 
 _ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
@@ -288,4 +308,5 @@ _ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
     DecodeEnded: Router._decode_ended,
     ClientGone: Router._client_gone,
     EngineChanged: Router._engine_changed,
+    EngineLost: Router._engine_lost,
 }

@@ -22,6 +22,7 @@ from pdflow.routing.router import (
     DispatchDecode,
     DispatchPrefill,
     EngineChanged,
+    EngineLost,
     PrefillAnswered,
     Reply,
     ReportPrefill,
@@ -145,6 +146,39 @@ def test_nobody_is_up() -> None:
     assert (it.prefill_choice.loads, it.decode_choice.loads) == ([0], [0])
 
 
+def test_the_legs_of_an_engine_that_is_lost_are_retried_elsewhere() -> None:
+    it = router(max_attempts=2)
+    it.handle(RequestArrived(0), 0)
+    it.handle(RequestArrived(1), 0)
+    abort, prefill, decode = it.handle(EngineLost("p-0"), 0)
+    assert abort == AbortLeg("decode", 0, "r0.1")
+    assert isinstance(prefill, DispatchPrefill)
+    assert isinstance(decode, DispatchDecode)
+    assert (prefill.engine, prefill.request_id) == (1, "r0.2")
+    replies = [effect for effect in it.handle(EngineLost("p-1"), 0) if isinstance(effect, Reply)]
+    assert replies == [Reply(1, "failed", Code.UNREACHABLE, 1), Reply(0, "failed", Code.PEER_DEAD, 2)]
+    assert it.attempts == {}
+
+
+def test_a_decode_leg_that_is_lost_fails_without_further_attempts() -> None:
+    it = router(p=1, d=1)
+    prefill, _ = it.handle(RequestArrived(0), 0)
+    assert isinstance(prefill, DispatchPrefill)
+    it.handle(answer(prefill), 0)
+    assert it.handle(EngineLost("d-0"), 0) == (Reply(0, "failed", Code.PEER_DEAD, 1),)
+    assert it.handle(EngineLost("d-0"), 0) == ()
+
+
+def test_an_engine_comes_back_under_another_id() -> None:
+    it = router(p=1)
+    it.handle(EngineLost("p-0"), 0)
+    it.handle(EngineChanged("p-0", True, EngineInfo("p-0+1", Shards(1, 1, 16))), 0)
+    _, decode = it.handle(RequestArrived(0), 0)
+    assert isinstance(decode, DispatchDecode)
+    assert decode.params.prefill.engine == "p-0+1"
+    assert it.handle(EngineLost("p-0"), 0) == ()
+
+
 def test_a_request_arrives_once() -> None:
     it = router()
     it.handle(RequestArrived(0), 0)
@@ -189,7 +223,7 @@ def test_any_order_of_events(data: st.DataObject, policy: Any, dispatch: Any, ma
     code = st.sampled_from([Code.EXPIRED, Code.REJECTED, Code.UNREACHABLE])
     for _ in range(data.draw(st.integers(1, 40))):
         what = data.draw(
-            st.sampled_from(["arrive", "arrive", "prefill", "prefill", "decode", "decode", "gone", "engine"])
+            st.sampled_from(["arrive", "arrive", "prefill", "prefill", "decode", "decode", "gone", "engine", "lost"])
         )
         well = data.draw(st.booleans())
         if what == "arrive":
@@ -204,6 +238,8 @@ def test_any_order_of_events(data: st.DataObject, policy: Any, dispatch: Any, ma
             feed(ClientGone(data.draw(st.integers(0, arrived - 1))))
         elif what == "engine":
             feed(EngineChanged(data.draw(st.sampled_from(["p-0", "p-1", "d-0", "d-1", "d-2"])), well))
+        elif what == "lost":
+            feed(EngineLost(data.draw(st.sampled_from(["p-0", "p-1", "d-0", "d-1", "d-2"]))))
     assert max(replies.values(), default=1) == 1
     open_legs = sum(a.p_open + a.d_open for a in it.attempts.values())
     assert sum(it.prefill_choice.loads) + sum(it.decode_choice.loads) == open_legs
