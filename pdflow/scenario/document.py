@@ -79,7 +79,7 @@ def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
         parts.model = _model(document["model"], found)
     if "pool" in document:
         parts.pools = _pools(document["pool"], found)
-    parts.transfer = _transfer(document.get("transfer", {}), found)
+    parts.transfer = _part(document.get("transfer", {}), schema.Transfer, ("transfer",), found)
     parts.network = _network(document.get("network", {}), found)
     parts.router = _part(document.get("router", {}), schema.Router, ("router",), found)
     parts.slo = _part(document.get("slo", {}), schema.Slo, ("slo",), found)
@@ -90,15 +90,6 @@ def _part(value: object, into: type[T], path: KeyPath, found: list[Complaint]) -
     part, complaints = structure(value, into)
     found += [attrs.evolve(complaint, path=(*path, *complaint.path)) for complaint in complaints]
     return part
-
-
-def _transfer(table: object, found: list[Complaint]) -> schema.Transfer | None:
-    if isinstance(table, Mapping) and table.get("dialect") == "vllm-stock":
-        message = "vllm-stock shows vLLM's faults and comes with the checker; a simulation takes strict or vllm-compat"
-        found.append(Complaint(("transfer", "dialect"), message))
-        _part({**table, "dialect": "strict"}, schema.Transfer, ("transfer",), found)
-        return None
-    return _part(table, schema.Transfer, ("transfer",), found)
 
 
 def _network(table: object, found: list[Complaint]) -> schema.Network | None:

@@ -182,8 +182,11 @@ class Transfer:
     method: Literal["nixl-push", "nixl-pull"] = field(
         default="nixl-push", metadata=about("who moves the bytes: P writes (push) or D reads (pull)")
     )
-    dialect: Literal["strict", "vllm-compat"] = field(
-        default="strict", metadata=about("whose frames and rules: ours, or vLLM 0.32's with the fixes C1 to C13")
+    dialect: Literal["strict", "vllm-compat", "vllm-stock"] = field(
+        default="strict",
+        metadata=about(
+            "whose frames and rules: ours, vLLM 0.32's with the fixes C1 to C13, or as it is (simulate only)"
+        ),
     )
     kv_lease_duration_s: float = field(
         default=30.0, metadata=about("P holds finished blocks this long unless renewed", TIMER)

@@ -142,9 +142,9 @@ def _blocks(transfer: Transfer, pools: list[PlacedPool]) -> Iterator[Complaint]:
                     expected = f"a divisor or a multiple of {p}"
             elif transfer.method == "nixl-push":
                 if p != d:
-                    expected = f"{p}: vllm-compat pushes between equal block sizes only"
+                    expected = f"{p}: {transfer.dialect} pushes between equal block sizes only"
             elif d % p:
-                expected = f"a multiple of {p}: vllm-compat pulls into blocks that P's divide"
+                expected = f"a multiple of {p}: {transfer.dialect} pulls into blocks that P's divide"
             if expected is not None:
                 where = f"expected {expected} (block_size of pool {prefill.name})"
                 yield Complaint((*path, "block_size"), f"is {d}, {where}")

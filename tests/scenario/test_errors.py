@@ -103,8 +103,8 @@ def test_an_empty_file_says_what_is_needed(tmp_path: Path) -> None:
         ),
         (
             'dialect = "strict"',
-            'dialect = "vllm-stock"',
-            ["s.toml:32: transfer.dialect: vllm-stock shows vLLM's faults and comes with the checker; a simulation"],
+            'dialect = "vllm"',
+            ['s.toml:32: transfer.dialect: is "vllm", expected one of strict, vllm-compat, vllm-stock'],
         ),
         (
             "arrival = {",
