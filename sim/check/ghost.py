@@ -108,7 +108,7 @@ class Ghost(NamedTuple):
     """How often P and D have started again."""
 
 
-class Draft:
+class Sketch:
     """Operations, tasks and ghosts while the effects of one turn change them."""
 
     __slots__ = ("content", "landed", "lives", "ops", "products", "stages", "tasks")
@@ -144,7 +144,7 @@ class Interned:
 
 
 class Judge:
-    """Turns effects into changes of a Draft, and says what they violate. `operations` and `seen` are shared with the
+    """Turns effects into changes of a Sketch, and says what they violate. `operations` and `seen` are shared with the
     world: (node, its life, effect) of every operation, and how often each goal was met by a new step."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -157,7 +157,7 @@ class Judge:
     def goal(self, name: str) -> None:
         self.seen[name] = self.seen.get(name, 0) + 1
 
-    def judge(self, draft: Draft, node: Address, effect: Any, event: Any) -> None:
+    def judge(self, draft: Sketch, node: Address, effect: Any, event: Any) -> None:
         act = _ON.get(type(effect))
         if act is not None:
             act(self, draft, node, effect, event)
@@ -167,7 +167,7 @@ class Judge:
 
     # What is asked of the fabric.
 
-    def sent(self, draft: Draft, node: Address, effect: Send, event: Any) -> None:
+    def sent(self, draft: Sketch, node: Address, effect: Send, event: Any) -> None:
         """Nobody may say that something was sent which has not landed."""
         message = effect.message
         claims: list[Any] = []
@@ -188,21 +188,21 @@ class Judge:
             if not draft.landed[i] & cluster.bit[pair]:
                 raise Broken("S7", f"{node} claims to have sent {reg.request_id}, which has not landed")
 
-    def shook(self, draft: Draft, node: Address, effect: Handshake, event: Any) -> None:
+    def shook(self, draft: Sketch, node: Address, effect: Handshake, event: Any) -> None:
         draft.tasks.append(("handshake", self.cluster.at[node], self.cluster.at[effect.peer]))
 
-    def fenced(self, draft: Draft, node: Address, effect: Fence, event: Any) -> None:
+    def fenced(self, draft: Sketch, node: Address, effect: Fence, event: Any) -> None:
         draft.tasks.append(("fence", self.cluster.at[node], self.cluster.at[effect.peer]))
 
-    def flushed(self, draft: Draft, node: Address, effect: Flush, event: Any) -> None:
+    def flushed(self, draft: Sketch, node: Address, effect: Flush, event: Any) -> None:
         draft.tasks.append(("flush", self.cluster.at[node], self.cluster.at[effect.peer]))
 
-    def word_wanted(self, draft: Draft, node: Address, effect: ReadWord, event: Any) -> None:
+    def word_wanted(self, draft: Sketch, node: Address, effect: ReadWord, event: Any) -> None:
         draft.tasks.append(("word", self.cluster.at[node], self.operations.of((node, 0, effect))))
 
     # Operations.
 
-    def wrote(self, draft: Draft, node: Address, effect: PostWrite, event: Any) -> None:
+    def wrote(self, draft: Sketch, node: Address, effect: PostWrite, event: Any) -> None:
         i = self.request_of(effect)
         cluster = self.cluster
         product = effect.source.generation - SOURCE
@@ -214,7 +214,7 @@ class Judge:
             raise Broken("S1", f"{node} writes into blocks that {cluster.requests[i]} does not hold")
         self.post(draft, node, effect, i)
 
-    def read(self, draft: Draft, node: Address, effect: PostRead, event: Any) -> None:
+    def read(self, draft: Sketch, node: Address, effect: PostRead, event: Any) -> None:
         i = self.request_of(effect)
         if draft.stages[i] not in (Stage.ADMITTED, Stage.RESOLVED):
             raise Broken("S1", f"{node} reads into blocks that {self.cluster.requests[i]} does not hold")
@@ -222,7 +222,7 @@ class Judge:
             draft.content[i] = Content.STALE
         self.post(draft, node, effect, i)
 
-    def post(self, draft: Draft, node: Address, effect: PostWrite | PostRead, i: int) -> None:
+    def post(self, draft: Sketch, node: Address, effect: PostWrite | PostRead, i: int) -> None:
         life = draft.lives[0 if node.startswith("P") else 1]
         op = self.operations.of((node, life, effect))
         bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
@@ -230,7 +230,7 @@ class Judge:
             raise Broken("S3", f"{node} posts {self.cluster.requests[i]} twice")
         draft.ops.append((op, FLYING | READING))
 
-    def reading(self, draft: Draft, product: int) -> bool:
+    def reading(self, draft: Sketch, product: int) -> bool:
         """Whether a WRITE may still read this product's blocks. A READ that does is D's risk, and shows as stale."""
         for op, flags in draft.ops:
             effect = self.operations.values[op][2]
@@ -238,19 +238,19 @@ class Judge:
                 return True
         return False
 
-    def flying(self, draft: Draft, i: int) -> bool:
+    def flying(self, draft: Sketch, i: int) -> bool:
         """Whether bytes may still land in this request's blocks."""
         operations = self.operations.values
         return any(flags & FLYING and self.request_of(operations[op][2]) == i for op, flags in draft.ops)
 
     # Blocks and outcomes.
 
-    def answered(self, draft: Draft, node: Address, effect: AnswerPrefill, event: Any) -> None:
+    def answered(self, draft: Sketch, node: Address, effect: AnswerPrefill, event: Any) -> None:
         self.params[effect.params.xid] = effect.params
         for rank, word in enumerate(effect.params.words):
             self.words[rank_address("P", rank), word.index] = word.word
 
-    def released(self, draft: Draft, node: Address, effect: ReleaseBlocks, event: Any) -> None:
+    def released(self, draft: Sketch, node: Address, effect: ReleaseBlocks, event: Any) -> None:
         product = self.cluster.xids.index(effect.xid)
         if draft.products[product] != Product.HELD:
             raise Broken("S6", f"{effect.xid} is released twice")
@@ -259,10 +259,10 @@ class Judge:
         draft.products[product] = Product.RELEASED
         self.goal("expired" if effect.code is Code.EXPIRED else "released after use")
 
-    def enqueued(self, draft: Draft, node: Address, effect: Enqueue, event: Any) -> None:
+    def enqueued(self, draft: Sketch, node: Address, effect: Enqueue, event: Any) -> None:
         draft.stages[self.cluster.requests.index(effect.request_id)] = Stage.ENQUEUED
 
-    def committed(self, draft: Draft, node: Address, effect: Commit, event: Any) -> None:
+    def committed(self, draft: Sketch, node: Address, effect: Commit, event: Any) -> None:
         i = self.cluster.requests.index(effect.request_id)
         if draft.stages[i] != Stage.ADMITTED:
             raise Broken("S6", f"{effect.request_id} is committed in stage {Stage(draft.stages[i]).name}")
@@ -277,14 +277,14 @@ class Judge:
         draft.stages[i] = Stage.COMMITTED
         self.goal("delivered")
 
-    def resolved(self, draft: Draft, node: Address, effect: Resolve, event: Any) -> None:
+    def resolved(self, draft: Sketch, node: Address, effect: Resolve, event: Any) -> None:
         i = self.cluster.requests.index(effect.request_id)
         if draft.stages[i] not in (Stage.KNOWN, Stage.ENQUEUED, Stage.ADMITTED):
             raise Broken("S6", f"{effect.request_id} is resolved in stage {Stage(draft.stages[i]).name}")
         draft.stages[i] = Stage.RESOLVED if draft.stages[i] == Stage.ADMITTED else Stage.FREED
         self.goal(f"resolved {effect.code.name}")
 
-    def freed(self, draft: Draft, node: Address, effect: FreeBlocks, event: Any) -> None:
+    def freed(self, draft: Sketch, node: Address, effect: FreeBlocks, event: Any) -> None:
         i = effect.allocation.generation - TARGET
         if draft.stages[i] != Stage.RESOLVED:
             raise Broken("S6", f"{self.cluster.requests[i]} is freed in stage {Stage(draft.stages[i]).name}")
@@ -293,7 +293,7 @@ class Judge:
         draft.stages[i] = Stage.FREED
 
 
-_ON: dict[type, Callable[[Judge, Draft, Address, Any, Any], None]] = {
+_ON: dict[type, Callable[[Judge, Sketch, Address, Any, Any], None]] = {
     AnswerPrefill: Judge.answered,
     Commit: Judge.committed,
     Enqueue: Judge.enqueued,

@@ -48,7 +48,7 @@ from sim.check.ghost import (
     Stage,
 )
 from sim.check.scope import BUDGETED_TIMERS, TOKENS, Fault, Scope
-from sim.check.world import State, World
+from sim.check.world import Draft, State, World
 
 Move: TypeAlias = tuple[Any, ...]
 READ_PIECE, LANDED_PIECE = 1 << PIECE, 1 << (PIECE + 3)
@@ -66,7 +66,22 @@ class Relation(World):
         self._tail_moves: dict[State, tuple[Move, ...]] = {}
         self._chan_moves: dict[State, tuple[Move, ...]] = {}
         self._timer_moves: dict[tuple[int, int, int], tuple[Move, ...]] = {}
-        self.do: dict[str, Callable[..., State]] = {
+        self._spent: dict[tuple[int, Fault], int] = {}
+        self._put: dict[tuple[int, str, int, int], int] = {}
+        self._flagged: dict[tuple[int, int, int], int] = {}
+        self._splits: dict[int, tuple[int, int]] = {}
+        self._fired: dict[tuple[int, int], tuple[Fault | None, int]] = {}
+        self._born: dict[tuple[int, int], list[int]] = {}
+        cluster, here = self.cluster, scope.hit_tokens
+        self._finished = [
+            PrefillFinished(xid, source, TOKENS, DIGEST + i, WEIGHTS)
+            for i, (xid, source) in enumerate(zip(cluster.xids, cluster.sources, strict=True))
+        ]
+        self._admitted = [
+            DecodeAdmitted(request_id, target, here, TOKENS - here, DIGEST + product, WEIGHTS)
+            for request_id, target, product in zip(cluster.requests, cluster.targets, cluster.product_of, strict=True)
+        ]
+        self.do: dict[str, Callable[..., None]] = {
             "finish": self.finish,
             "abort prefill": self.abort_prefill,
             "decode": self.decode,
@@ -118,9 +133,11 @@ class Relation(World):
 
     def apply(self, state: State, move: Move) -> State:
         """Raises Broken if an invariant does not hold."""
-        return self.do[move[0]](state, *move[1:])
+        draft = list(state)
+        self.do[move[0]](draft, *move[1:])
+        return tuple(draft)
 
-    def left(self, state: State) -> tuple[int, ...]:
+    def left(self, state: State | Draft) -> tuple[int, ...]:
         """What is left of every budget, by Fault."""
         left: tuple[int, ...] = self.budgets.values[state[self.budget]]
         return left
@@ -227,65 +244,71 @@ class Relation(World):
                 return False
         return True
 
-    # Changes of single slots.
+    # Changes of single slots. A move changes a draft: the state as a list.
 
     def operations(self, op: int) -> tuple[Address, int, Any]:
         """(node, its life, effect)"""
         found: tuple[Address, int, Any] = self.judge.operations.values[op]
         return found
 
-    def spend(self, state: State, fault: Fault) -> State:
-        left = list(self.left(state))
-        left[fault] -= 1
-        return self.put(state, self.budget, self.budgets.of(tuple(left)))
+    def spend(self, draft: Draft, fault: Fault) -> None:
+        key = (draft[self.budget], fault)
+        found = self._spent.get(key)
+        if found is None:
+            left = list(self.left(draft))
+            left[fault] -= 1
+            found = self._spent[key] = self.budgets.of(tuple(left))
+        draft[self.budget] = found
 
-    @staticmethod
-    def put(state: State, slot: int, value: int) -> State:
-        return (*state[:slot], value, *state[slot + 1 :])
+    def put_ghost(self, draft: Draft, field: str, i: int, value: int) -> None:
+        """Change one entry of one of the ghosts' tuples."""
+        key = (draft[self.ghost], field, i, value)
+        found = self._put.get(key)
+        if found is None:
+            ghost = self.ghost_of(draft)
+            found = self._put[key] = self.ghosts.of(ghost._replace(**{field: _with(getattr(ghost, field), i, value)}))
+        draft[self.ghost] = found
 
-    def put_ghost(self, state: State, **changed: Any) -> State:
-        return self.put(state, self.ghost, self.ghosts.of(self.ghost_of(state)._replace(**changed)))
+    def put_ops(self, draft: Draft, ops: list[tuple[int, int]]) -> None:
+        draft[self.op] = self.ops.of(tuple(sorted((op, flags) for op, flags in ops if flags & FLAGS & ~ORPHAN)))
 
-    def put_product(self, state: State, i: int, product: Product) -> State:
-        return self.put_ghost(state, products=_with(self.ghost_of(state).products, i, product))
+    def put_flags(self, draft: Draft, i: int, flags: int) -> None:
+        key = (draft[self.op], i, flags)
+        found = self._flagged.get(key)
+        if found is None:
+            ops = list(self.ops_of(draft))
+            ops[i] = (ops[i][0], flags)
+            self.put_ops(draft, ops)
+            found = self._flagged[key] = draft[self.op]
+        draft[self.op] = found
 
-    def put_stage(self, state: State, i: int, stage: Stage) -> State:
-        return self.put_ghost(state, stages=_with(self.ghost_of(state).stages, i, stage))
-
-    def put_ops(self, state: State, ops: list[tuple[int, int]]) -> State:
-        alive = tuple(sorted((op, flags) for op, flags in ops if flags & FLAGS & ~ORPHAN))
-        return self.put(state, self.op, self.ops.of(alive))
-
-    def put_flags(self, state: State, i: int, flags: int) -> State:
-        ops = list(self.ops_of(state))
-        ops[i] = (ops[i][0], flags)
-        return self.put_ops(state, ops)
-
-    def without_task(self, state: State, i: int) -> State:
-        tasks = self.tasks_of(state)
-        return self.put(state, self.task, self.tasks.of(tasks[:i] + tasks[i + 1 :]))
+    def take_task(self, draft: Draft, i: int) -> tuple[str, int, int]:
+        """A task, taken from those that wait."""
+        tasks = self.tasks_of(draft)
+        draft[self.task] = self.tasks.of(tasks[:i] + tasks[i + 1 :])
+        return tasks[i]
 
     # Engines and clients.
 
-    def finish(self, state: State, i: int) -> State:
+    def finish(self, draft: Draft, i: int) -> None:
         """P has computed a prompt."""
-        state = self.put_product(state, i, Product.HELD)
-        finished = PrefillFinished(self.cluster.xids[i], self.cluster.sources[i], TOKENS, DIGEST + i, WEIGHTS)
-        return self.report(self.feed(state, "P", finished), i, True)
+        self.put_ghost(draft, "products", i, Product.HELD)
+        self.event(draft, "P", self._finished[i])
+        self.report(draft, i, True)
 
-    def report(self, state: State, product: int, ok: bool) -> State:
+    def report(self, draft: Draft, product: int, ok: bool) -> None:
         """The router tells D how a prefill leg ended, which vllm-compat rests on."""
         if not self.scope.dialect.control_frames:
             for i, request_id in enumerate(self.cluster.requests):
-                if self.cluster.product_of[i] == product and self.ghost_of(state).stages[i] != Stage.UNBORN:
-                    state = self.feed(state, "D", PrefillLegEnded(request_id, ok))
-        return state
+                if self.cluster.product_of[i] == product and self.ghost_of(draft).stages[i] != Stage.UNBORN:
+                    self.event(draft, "D", PrefillLegEnded(request_id, ok))
 
-    def abort_prefill(self, state: State, i: int) -> State:
-        state = self.put_product(self.spend(state, Fault.PREFILL_ABORT), i, Product.DEAD)
-        return self.feed(state, "P", PrefillAborted(self.cluster.xids[i], Code.PREFILL_ABORTED))
+    def abort_prefill(self, draft: Draft, i: int) -> None:
+        self.spend(draft, Fault.PREFILL_ABORT)
+        self.put_ghost(draft, "products", i, Product.DEAD)
+        self.event(draft, "P", PrefillAborted(self.cluster.xids[i], Code.PREFILL_ABORTED))
 
-    def decode(self, state: State, i: int) -> State:
+    def decode(self, draft: Draft, i: int) -> None:
         """The decode leg reaches D."""
         cluster = self.cluster
         product = cluster.product_of[i]
@@ -294,19 +317,16 @@ class Relation(World):
         if params is None:
             params = KvParams(cluster.p, xid, cluster.prefill_ids[product], TOKENS)
         request_id = cluster.requests[i]
-        state = self.feed(self.put_stage(state, i, Stage.KNOWN), "D", DecodeQueued(request_id, params, BLOCKS, 0))
-        now = self.ghost_of(state).products[product]
+        self.put_ghost(draft, "stages", i, Stage.KNOWN)
+        self.event(draft, "D", DecodeQueued(request_id, params, BLOCKS, 0))
+        now = self.ghost_of(draft).products[product]
         if not self.scope.dialect.control_frames and now != Product.QUEUED:
-            state = self.feed(state, "D", PrefillLegEnded(request_id, now != Product.DEAD))
-        return state
+            self.event(draft, "D", PrefillLegEnded(request_id, now != Product.DEAD))
 
-    def admit(self, state: State, i: int) -> State:
+    def admit(self, draft: Draft, i: int) -> None:
         """D's engine has a seat and blocks for it."""
-        cluster = self.cluster
-        digest = DIGEST + cluster.product_of[i]
-        here = self.scope.hit_tokens
-        event = DecodeAdmitted(cluster.requests[i], cluster.targets[i], here, TOKENS - here, digest, WEIGHTS)
-        return self.feed(self.put_stage(state, i, Stage.ADMITTED), "D", event)
+        self.put_ghost(draft, "stages", i, Stage.ADMITTED)
+        self.event(draft, "D", self._admitted[i])
 
     def _taken(self, ghost: Ghost, i: int) -> bool:
         """Whether another request still holds the blocks that this one would get. Decoding takes no time here."""
@@ -315,93 +335,95 @@ class Relation(World):
             stage in (Stage.ADMITTED, Stage.RESOLVED) and j % pool == i % pool for j, stage in enumerate(ghost.stages)
         )
 
-    def hit(self, state: State, i: int) -> State:
+    def hit(self, draft: Draft, i: int) -> None:
         """The whole prompt is in D's prefix cache: nothing has to land."""
-        landed = _with(self.ghost_of(state).landed, i, self.cluster.everything)
-        state = self.put_ghost(self.put_stage(state, i, Stage.ADMITTED), landed=landed)
-        return self.feed(state, "D", DecodeHit(self.cluster.requests[i]))
+        self.put_ghost(draft, "landed", i, self.cluster.everything)
+        self.put_ghost(draft, "stages", i, Stage.ADMITTED)
+        self.event(draft, "D", DecodeHit(self.cluster.requests[i]))
 
-    def abort(self, state: State, i: int) -> State:
+    def abort(self, draft: Draft, i: int) -> None:
         """The client gives up."""
-        event = DecodeAborted(self.cluster.requests[i], Code.CANCELLED)
-        return self.feed(self.spend(state, Fault.ABORT), "D", event)
+        self.spend(draft, Fault.ABORT)
+        self.event(draft, "D", DecodeAborted(self.cluster.requests[i], Code.CANCELLED))
 
     # Frames.
 
-    def deliver(self, state: State, link: int) -> State:
-        draft = list(state)
-        frame = self._take(draft, link)
-        self.arrive(draft, link, frame)
-        return tuple(draft)
+    def deliver(self, draft: Draft, link: int) -> None:
+        self.arrive(draft, link, self._take(draft, link))
 
-    def _take(self, draft: list[int], link: int) -> int:
+    def _take(self, draft: Draft, link: int) -> int:
         """The oldest frame of a link, taken from it."""
         slot = self.first_link + link
-        frames: tuple[int, ...] = self.chans.values[draft[slot]]
-        draft[slot] = self.chans.of(frames[1:])
-        return frames[0]
+        first, rest = self._split(draft[slot])
+        draft[slot] = rest
+        return first
 
-    def drop(self, state: State, link: int) -> State:
-        draft = list(self.spend(state, Fault.DROP))
+    def _split(self, chan: int) -> tuple[int, int]:
+        found = self._splits.get(chan)
+        if found is None:
+            frames = self.chans.values[chan]
+            found = self._splits[chan] = (frames[0], self.chans.of(frames[1:]))
+        return found
+
+    def drop(self, draft: Draft, link: int) -> None:
+        self.spend(draft, Fault.DROP)
         self._take(draft, link)
-        return tuple(draft)
 
-    def delay(self, state: State, link: int) -> State:
+    def delay(self, draft: Draft, link: int) -> None:
         """Later frames overtake this one."""
-        draft = list(self.spend(state, Fault.DELAY))
-        late = (link, self._take(draft, link))
-        draft[self.bag] = self.bags.of(tuple(sorted((*self.bags.values[draft[self.bag]], late))))
-        return tuple(draft)
+        self.spend(draft, Fault.DELAY)
+        self._keep(draft, link, self._take(draft, link))
 
-    def duplicate(self, state: State, link: int) -> State:
-        bag = self.bags.values[state[self.bag]]
-        frame = self.chans.values[state[self.first_link + link]][0]
-        state = self.spend(state, Fault.DUP)
-        return self.put(state, self.bag, self.bags.of(tuple(sorted((*bag, (link, frame))))))
+    def duplicate(self, draft: Draft, link: int) -> None:
+        self.spend(draft, Fault.DUP)
+        self._keep(draft, link, self._split(draft[self.first_link + link])[0])
 
-    def late(self, state: State, i: int) -> State:
-        """A duplicate arrives."""
-        bag = self.bags.values[state[self.bag]]
+    def _keep(self, draft: Draft, link: int, frame: int) -> None:
+        bag = self.bags.values[draft[self.bag]]
+        draft[self.bag] = self.bags.of(tuple(sorted((*bag, (link, frame)))))
+
+    def late(self, draft: Draft, i: int) -> None:
+        """A duplicate arrives, or a frame that was overtaken."""
+        bag = self.bags.values[draft[self.bag]]
         link, frame = bag[i]
-        draft = list(state)
         draft[self.bag] = self.bags.of(bag[:i] + bag[i + 1 :])
         self.arrive(draft, link, frame)
-        return tuple(draft)
 
-    def lose(self, state: State, link: int) -> State:
+    def lose(self, draft: Draft, link: int) -> None:
         """A connection breaks at one end: what it had under way towards the other is gone."""
         name, peer = self.cluster.links[link]
-        state = self.put(self.spend(state, Fault.LOSE), self.first_link + link, 0)
-        return self.feed(state, name, PeerLost(peer))
+        self.spend(draft, Fault.LOSE)
+        draft[self.first_link + link] = 0
+        self.event(draft, name, PeerLost(peer))
 
     # What an endpoint has asked for.
 
-    def task_done(self, state: State, i: int) -> State:
-        kind, node, about = self.tasks_of(state)[i]
-        state = self.without_task(state, i)
+    def task_done(self, draft: Draft, i: int) -> None:
+        kind, node, about = self.take_task(draft, i)
         nodes = self.cluster.nodes
         name = nodes[node]
         if kind == "handshake":
-            life = self.life(self.ghost_of(state), nodes[about])
-            return self.feed(state, name, HandshakeEnded(nodes[about], True, life))
-        if kind == "fence":
-            return self.fence(state, name, nodes[about])
-        if kind == "flush":
-            return self.feed(state, name, FlushEnded(nodes[about], True))
-        effect = self.operations(about)[2]
-        return self.feed(state, name, WordRead(effect.op, self.word(state, effect)))
+            life = self.life(self.ghost_of(draft), nodes[about])
+            self.event(draft, name, HandshakeEnded(nodes[about], True, life))
+        elif kind == "fence":
+            self.fence(draft, name, nodes[about])
+        elif kind == "flush":
+            self.event(draft, name, FlushEnded(nodes[about], True))
+        else:
+            effect = self.operations(about)[2]
+            self.event(draft, name, WordRead(effect.op, self.word(draft, effect)))
 
-    def word(self, state: State, effect: ReadWord) -> int:
+    def word(self, draft: Draft, effect: ReadWord) -> int:
         """P bumps its word when it lets go; which it has done by the time its product is released, at the latest."""
         xid = self.cluster.xids[self.cluster.product_of[self.judge.request_of(effect)]]
-        cells = self.body(state, effect.source).cells.values()
+        cells = self.body(draft, effect.source).cells.values()
         held = any(cell.source is not None and cell.xid == xid for cell in cells)
         return self.judge.words[effect.source, effect.index] + (0 if held else 1)
 
-    def fence(self, state: State, name: Address, peer: Address) -> State:
+    def fence(self, draft: Draft, name: Address, peer: Address) -> None:
         """Either end's fence: nothing of that link lands any more; its handles end badly."""
         ops = []
-        for op, flags in self.ops_of(state):
+        for op, flags in self.ops_of(draft):
             node, _, effect = self.operations(op)
             if {node, _other(effect)} == {name, peer} and flags & FLYING:
                 told = flags & (ENDED_ERR | TOLD | ORPHAN)
@@ -409,75 +431,77 @@ class Relation(World):
                 if flags & TOLD and node == name:
                     flags = 0
             ops.append((op, flags))
-        return self.feed(self.put_ops(state, ops), name, FenceEnded(peer))
+        self.put_ops(draft, ops)
+        self.event(draft, name, FenceEnded(peer))
 
-    def unreachable(self, state: State, i: int) -> State:
+    def unreachable(self, draft: Draft, i: int) -> None:
         """A handshake fails."""
-        _, node, about = self.tasks_of(state)[i]
-        state = self.without_task(self.spend(state, Fault.UNREACHABLE), i)
-        return self.feed(state, self.cluster.nodes[node], HandshakeEnded(self.cluster.nodes[about], False, 0))
+        self.spend(draft, Fault.UNREACHABLE)
+        _, node, about = self.take_task(draft, i)
+        self.event(draft, self.cluster.nodes[node], HandshakeEnded(self.cluster.nodes[about], False, 0))
 
-    def flush_fails(self, state: State, i: int) -> State:
+    def flush_fails(self, draft: Draft, i: int) -> None:
         """What was posted may have landed, or not."""
-        _, node, about = self.tasks_of(state)[i]
-        state = self.without_task(self.spend(state, Fault.ERR), i)
-        return self.feed(state, self.cluster.nodes[node], FlushEnded(self.cluster.nodes[about], False))
+        self.spend(draft, Fault.ERR)
+        _, node, about = self.take_task(draft, i)
+        self.event(draft, self.cluster.nodes[node], FlushEnded(self.cluster.nodes[about], False))
 
     # One-sided operations.
 
-    def read(self, state: State, i: int) -> State:
+    def read(self, draft: Draft, i: int) -> None:
         """The next piece of the source is read."""
-        op, flags = self.ops_of(state)[i]
+        op, flags = self.ops_of(draft)[i]
         flags += READ_PIECE
         if flags >> PIECE & 7 == self.scope.chunks and not self.scope.done_is_remote:
             flags |= 0 if flags & ORPHAN else ENDED_OK
-        return self._note_stale(self.put_flags(state, i, flags), self.operations(op)[2])
+        self.put_flags(draft, i, flags)
+        self._note_stale(draft, self.operations(op)[2])
 
-    def _note_stale(self, state: State, effect: PostWrite | PostRead) -> State:
+    def _note_stale(self, draft: Draft, effect: PostWrite | PostRead) -> None:
         request = self.judge.request_of(effect)
-        ghost = self.ghost_of(state)
         product = self.cluster.product_of[request]
         if isinstance(effect, PostWrite):
             product = effect.source.generation - SOURCE
-        if ghost.products[product] == Product.HELD:
-            return state
-        return self.put_ghost(state, content=_with(ghost.content, request, Content.STALE))
+        if self.ghost_of(draft).products[product] != Product.HELD:
+            self.put_ghost(draft, "content", request, Content.STALE)
 
-    def land(self, state: State, i: int) -> State:
+    def land(self, draft: Draft, i: int) -> None:
         """The next piece lands at D, or the whole at once."""
-        op, flags = self.ops_of(state)[i]
+        op, flags = self.ops_of(draft)[i]
         effect = self.operations(op)[2]
+        ended = ENDED_OK
         if self.split:
             flags += LANDED_PIECE
             if flags >> (PIECE + 3) < self.scope.chunks:
-                return self.put_flags(state, i, flags)
+                self.put_flags(draft, i, flags)
+                return
             ended = ENDED_OK if self.scope.done_is_remote else 0
-        else:
-            state = self._note_stale(state, effect) if type(effect) is PostRead else state
-            ended = ENDED_OK
+        elif type(effect) is PostRead:
+            self._note_stale(draft, effect)
         request = self.judge.request_of(effect)
-        landed = self.ghost_of(state).landed
         bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
-        state = self.put_ghost(state, landed=_with(landed, request, landed[request] | bit))
+        self.put_ghost(draft, "landed", request, self.ghost_of(draft).landed[request] | bit)
         notice = 0 if effect.notice is None else NOTICE
-        return self.put_flags(state, i, flags & ~FLYING | notice | (0 if flags & ORPHAN else ended))
+        self.put_flags(draft, i, flags & ~FLYING | notice | (0 if flags & ORPHAN else ended))
 
-    def error(self, state: State, i: int) -> State:
+    def error(self, draft: Draft, i: int) -> None:
         """A handle ends badly, which says nothing of its bytes."""
-        return self.put_flags(self.spend(state, Fault.ERR), i, self.ops_of(state)[i][1] | ENDED_ERR)
+        self.spend(draft, Fault.ERR)
+        self.put_flags(draft, i, self.ops_of(draft)[i][1] | ENDED_ERR)
 
-    def notice(self, state: State, i: int) -> State:
-        op, flags = self.ops_of(state)[i]
+    def notice(self, draft: Draft, i: int) -> None:
+        op, flags = self.ops_of(draft)[i]
         node, life, effect = self.operations(op)
-        event = Received(node, FIRST_LIFE[engine_of(node)] + life, effect.notice)
-        return self.feed(self.put_flags(state, i, flags & ~NOTICE), _other(effect), event)
+        self.put_flags(draft, i, flags & ~NOTICE)
+        self.event(draft, _other(effect), Received(node, FIRST_LIFE[engine_of(node)] + life, effect.notice))
 
-    def lose_notice(self, state: State, i: int) -> State:
-        return self.put_flags(self.spend(state, Fault.DROP), i, self.ops_of(state)[i][1] & ~NOTICE)
+    def lose_notice(self, draft: Draft, i: int) -> None:
+        self.spend(draft, Fault.DROP)
+        self.put_flags(draft, i, self.ops_of(draft)[i][1] & ~NOTICE)
 
-    def ended(self, state: State, i: int) -> State:
+    def ended(self, draft: Draft, i: int) -> None:
         """Who posted it hears how its handle ended."""
-        op, flags = self.ops_of(state)[i]
+        op, flags = self.ops_of(draft)[i]
         node, _, effect = self.operations(op)
         ok = bool(flags & ENDED_OK)
         left = flags & ~(ENDED_OK | ENDED_ERR)
@@ -487,58 +511,66 @@ class Relation(World):
             left |= TOLD
         else:
             left &= ~READING
-        event: Any = (WriteEnded if type(effect) is PostWrite else ReadEnded)(effect.op, ok)
-        return self.feed(self.put_flags(state, i, left), node, event)
+        self.put_flags(draft, i, left)
+        self.event(draft, node, (WriteEnded if type(effect) is PostWrite else ReadEnded)(effect.op, ok))
 
     # Time, and death.
 
-    def timer(self, state: State, node: int, i: int) -> State:
-        timer = self.armed[state[node]][i]
-        fault = BUDGETED_TIMERS.get(timer.kind)
-        state = state if fault is None else self.spend(state, fault)
-        return self.feed(state, self.cluster.nodes[node], TimerFired(timer))
+    def timer(self, draft: Draft, node: int, i: int) -> None:
+        key = (draft[node], i)
+        found = self._fired.get(key)
+        if found is None:
+            timer = self.armed[draft[node]][i]
+            found = self._fired[key] = (BUDGETED_TIMERS.get(timer.kind), self.events.of((node, TimerFired(timer))))
+        fault, event = found
+        if fault is not None:
+            self.spend(draft, fault)
+        self.turn(draft, node, event)
 
-    def restart(self, state: State, engine: int) -> State:
+    def restart(self, draft: Draft, engine: int) -> None:
         """An engine's processes die, and others start under the same name. Nobody is left to be told of the old life's
         operations; what its NIC has begun may land all the same, but not in the memory of a process that is gone."""
         cluster = self.cluster
         name = "PD"[engine]
-        ops = []
-        for op, flags in self.ops_of(state):
-            node, _, effect = self.operations(op)
-            if engine_of(node) == name:
-                flags = flags & ~(ENDED_OK | ENDED_ERR | TOLD | READING) | ORPHAN if flags & (FLYING | NOTICE) else 0
-                if type(effect) is PostRead:
-                    flags = 0
-            elif type(effect) is PostWrite:
-                flags = flags & ~NOTICE
-                flags = flags & ~FLYING | (0 if flags & (ENDED_ERR | TOLD) else ENDED_ERR) if flags & FLYING else flags
-            ops.append((op, flags))
-        state = self.put_ops(self.spend(state, (Fault.P_RESTART, Fault.D_RESTART)[engine]), ops)
-        ghost = self.ghost_of(state)
-        lives = _with(ghost.lives, engine, ghost.lives[engine] + 1)
+        self.spend(draft, (Fault.P_RESTART, Fault.D_RESTART)[engine])
+        self.put_ops(draft, [(op, self._outliving(name, op, flags)) for op, flags in self.ops_of(draft)])
         if name == "P":
-            for product, now in enumerate(ghost.products):
+            for product, now in enumerate(self.ghost_of(draft).products):
                 if now == Product.QUEUED:
-                    state = self.report(state, product, False)
-            products = tuple(_AFTER_P.get(product, product) for product in self.ghost_of(state).products)
-            state = self.put_ghost(state, products=products, lives=lives)
+                    self.report(draft, product, False)
+                self.put_ghost(draft, "products", product, _AFTER_P.get(now, now))
         else:
-            stages = tuple(stage if stage == Stage.UNBORN else Stage.FREED for stage in ghost.stages)
-            state = self.put_ghost(state, stages=stages, lives=lives)
-        life = FIRST_LIFE[name] + lives[engine]
-        bodies = cluster.prefill_engine(life) if name == "P" else cluster.decode_engine(life)
-        draft = list(state)
+            for i, stage in enumerate(self.ghost_of(draft).stages):
+                self.put_ghost(draft, "stages", i, stage if stage == Stage.UNBORN else Stage.FREED)
+        lives = self.ghost_of(draft).lives[engine] + 1
+        self.put_ghost(draft, "lives", engine, lives)
         first = 0 if name == "P" else self.span[-1][0]
-        for slot, body in enumerate(bodies, first):
-            draft[slot] = self.endpoint(cluster.nodes[slot], body)
+        born = self._born.get((engine, lives))
+        if born is None:
+            life = FIRST_LIFE[name] + lives
+            bodies = cluster.prefill_engine(life) if name == "P" else cluster.decode_engine(life)
+            born = [self.endpoint(cluster.nodes[slot], body) for slot, body in enumerate(bodies, first)]
+            self._born[engine, lives] = born
+        draft[first : first + len(born)] = born
         for link, ends in enumerate(cluster.links):
             if name in map(engine_of, ends):
                 draft[self.first_link + link] = 0
         draft[self.bag] = self.bags.of(())
-        kept = tuple(task for task in self.tasks_of(state) if engine_of(cluster.nodes[task[1]]) != name)
+        kept = tuple(task for task in self.tasks_of(draft) if engine_of(cluster.nodes[task[1]]) != name)
         draft[self.task] = self.tasks.of(kept)
-        return tuple(draft)
+
+    def _outliving(self, name: str, op: int, flags: int) -> int:
+        """What is left of an operation when this engine dies."""
+        node, _, effect = self.operations(op)
+        if engine_of(node) == name:
+            if type(effect) is PostRead or not flags & (FLYING | NOTICE):
+                return 0
+            return flags & ~(ENDED_OK | ENDED_ERR | TOLD | READING) | ORPHAN
+        if type(effect) is PostWrite:
+            flags &= ~NOTICE
+            if flags & FLYING:
+                return flags & ~FLYING | (0 if flags & (ENDED_ERR | TOLD) else ENDED_ERR)
+        return flags
 
 
 _AFTER_P: dict[int, int] = {Product.HELD: Product.RELEASED, Product.QUEUED: Product.DEAD}

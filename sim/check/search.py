@@ -58,7 +58,9 @@ def explore(world: Relation, limit: int = 10_000_000, tick: Tick | None = None, 
             following: list[State] = []
             for count, state in enumerate(level):
                 for move in moves(state):
-                    after = do[move[0]](state, *move[1:])
+                    draft = list(state)
+                    do[move[0]](draft, *move[1:])
+                    after = tuple(draft)
                     found.transitions += 1
                     if after not in seen:
                         seen.add(after)

@@ -21,10 +21,12 @@ from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck,
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from sim.check.cluster import FIRST_LIFE, Cluster
-from sim.check.ghost import Draft, Ghost, Interned, Judge, Product, Stage
+from sim.check.ghost import Ghost, Interned, Judge, Product, Sketch, Stage
 from sim.check.scope import Scope
 
 State: TypeAlias = tuple[int, ...]
+Draft: TypeAlias = list[int]
+"""A state while a move changes it."""
 Turn: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...], int]
 """The engine's endpoints afterwards; frames by the slot of their link; a number for the effects that must be judged, or
 -1."""
@@ -77,24 +79,29 @@ class World:
             self.armed.append(body.armed())
         return found
 
-    def body(self, state: State, node: Address) -> Any:
+    def body(self, state: State | Draft, node: Address) -> Any:
         return self.bodies[state[self.cluster.at[node]]]
 
-    def ghost_of(self, state: State) -> Ghost:
+    def ghost_of(self, state: State | Draft) -> Ghost:
         ghost: Ghost = self.ghosts.values[state[self.ghost]]
         return ghost
 
-    def ops_of(self, state: State) -> tuple[tuple[int, int], ...]:
+    def ops_of(self, state: State | Draft) -> tuple[tuple[int, int], ...]:
         ops: tuple[tuple[int, int], ...] = self.ops.values[state[self.op]]
         return ops
 
-    def tasks_of(self, state: State) -> tuple[tuple[str, int, int], ...]:
+    def tasks_of(self, state: State | Draft) -> tuple[tuple[str, int, int], ...]:
         tasks: tuple[tuple[str, int, int], ...] = self.tasks.values[state[self.task]]
         return tasks
 
     def life(self, ghost: Ghost, node: Address) -> int:
         engine = engine_of(node)
         return FIRST_LIFE[engine] + ghost.lives[0 if engine == "P" else 1]
+
+    @staticmethod
+    def put(state: State, slot: int, value: int) -> State:
+        """The same state but for one slot."""
+        return (*state[:slot], value, *state[slot + 1 :])
 
     def start(self) -> State:
         """Every prompt is queued at P, and nothing else has happened."""
@@ -120,11 +127,15 @@ class World:
     def feed(self, state: State, node: Address, event: Any) -> State:
         """One event, and all that follows from it. Raises Broken."""
         draft = list(state)
-        at = self.cluster.at[node]
-        self.turn(draft, at, self.events.of((at, event)))
+        self.event(draft, node, event)
         return tuple(draft)
 
-    def arrive(self, draft: list[int], link: int, frame: int) -> None:
+    def event(self, draft: Draft, node: Address, event: Any) -> None:
+        """The same, to a draft."""
+        at = self.cluster.at[node]
+        self.turn(draft, at, self.events.of((at, event)))
+
+    def arrive(self, draft: Draft, link: int, frame: int) -> None:
         """A frame reaches the other end of its link. One between endpoints of an engine is an event by itself."""
         ghost = self.ghosts.values[draft[self.ghost]]
         key = (link, frame, ghost.lives)
@@ -137,7 +148,7 @@ class World:
             found = self.arrivals[key] = self.events.of((self.cluster.at[to], what))
         self.turn(draft, self.events.values[found][0], found)
 
-    def turn(self, draft: list[int], node: int, event: int) -> None:
+    def turn(self, draft: Draft, node: int, event: int) -> None:
         """Change the draft of a state by what this event does, judged."""
         first, end = self.span[node]
         key = (event, *draft[first:end])
@@ -204,7 +215,7 @@ class World:
         return message
 
     def _judge(self, batch: int, op: int, task: int, ghost: int) -> tuple[int, int, int]:
-        draft = Draft(self.ops.values[op], self.tasks.values[task], self.ghosts.values[ghost])
+        draft = Sketch(self.ops.values[op], self.tasks.values[task], self.ghosts.values[ghost])
         for node, effect, event in self.batches.values[batch]:
             self.judge.judge(draft, node, effect, event)
         return (
