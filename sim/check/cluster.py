@@ -30,7 +30,8 @@ class Cluster:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.timers = Timers()
+        # Time stands still at 0, where a peer that could not be reached would be left alone for ever.
+        self.timers = Timers(backoff_first_ns=0, backoff_last_ns=0)
         self.geometry = TransferGeometry(SHAPE, initiator="pull" if scope.pulls else "push")
         self.p = EngineInfo("P", Shards(scope.p_tp, 1, SHAPE.block_size))
         self.d = EngineInfo("D", Shards(scope.d_tp, 1, SHAPE.block_size))

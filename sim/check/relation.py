@@ -451,11 +451,17 @@ class Relation(World):
     def read(self, draft: Draft, i: int) -> None:
         """The next piece of the source is read."""
         op, flags = self.ops_of(draft)[i]
+        effect = self.operations(op)[2]
         flags += READ_PIECE
-        if flags >> PIECE & 7 == self.scope.chunks and not self.scope.done_is_remote:
+        if flags >> PIECE & 7 == self.scope.chunks and not self._ends_landed(effect):
             flags |= 0 if flags & ORPHAN else ENDED_OK
         self.put_flags(draft, i, flags)
-        self._note_stale(draft, self.operations(op)[2])
+        if not flags & ORPHAN:  # Nobody has reused the memory of a process that is dead.
+            self._note_stale(draft, effect)
+
+    def _ends_landed(self, effect: PostWrite | PostRead) -> bool:
+        """Whether a good end means that the bytes have landed. Of a READ it does: they land where its end is seen."""
+        return self.scope.done_is_remote or type(effect) is PostRead
 
     def _note_stale(self, draft: Draft, effect: PostWrite | PostRead) -> None:
         request = self.judge.request_of(effect)
@@ -475,7 +481,7 @@ class Relation(World):
             if flags >> (PIECE + 3) < self.scope.chunks:
                 self.put_flags(draft, i, flags)
                 return
-            ended = ENDED_OK if self.scope.done_is_remote else 0
+            ended = ENDED_OK if self._ends_landed(effect) else 0
         elif type(effect) is PostRead:
             self._note_stale(draft, effect)
         request = self.judge.request_of(effect)
