@@ -1,0 +1,367 @@
+"""What a story's diagram shows: lifelines, and line by line what passed between them or changed at one.
+
+Collected while the story is told again, from the turns of the world: the move itself, then what every endpoint did in
+it. How it is drawn is diagram_text.py's and diagram_mermaid.py's. A frame is two lines: from its sender into the wire
+when it is sent, and out of the wire when it arrives, is lost, or arrives once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from pdflow.protocol.consumer import ConsumerCell
+from pdflow.protocol.effects import (
+    AnswerPrefill,
+    BumpWord,
+    Commit,
+    Enqueue,
+    Fence,
+    Flush,
+    FreeBlocks,
+    Handshake,
+    Note,
+    PostRead,
+    PostWrite,
+    Quarantine,
+    ReadWord,
+    ReleaseBlocks,
+    Resolve,
+    Send,
+    Tell,
+)
+from pdflow.protocol.events import DecodeAdmitted, PrefillFinished, PrefillLegEnded, PrefillQueued
+from pdflow.protocol.messages import Code
+from pdflow.protocol.producer import ProducerCell
+from pdflow.protocol.values import Address, Allocation
+from sim.check import names
+from sim.check.ghost import Broken, Judge
+from sim.check.live import settle
+from sim.check.relation import Move, Relation
+from sim.check.replay import walk
+from sim.check.scope import Scope
+from sim.check.story import StoryFile
+from sim.check.world import State
+
+CLIENT, ROUTER, WIRE = "client", "router", "wire"
+
+
+class Style(Enum):
+    """What a line means."""
+
+    TOLD = "told"
+    """Within an engine, or between it and the router or a client."""
+    SENT = "sent"
+    """A frame, or what is asked of the transport, into the wire or out of it."""
+    LOST = "lost"
+    """It does not arrive."""
+    BYTES = "bytes"
+    """A one-sided operation: asked for, its source read, landing."""
+    NOTE = "note"
+    """Something happens here: a timer, a fault, an order of the engine."""
+    PHASE = "phase"
+    BLOCKS = "blocks"
+    IGNORED = "ignored"
+    BROKEN = "broken"
+
+
+@attrs.frozen
+class Line:
+    style: Style
+    at: str
+    text: str
+    to: str | None = None
+    """The other end of an arrow, or the last lifeline of a note that is over several."""
+    number: int | None = None
+    """Of the step that begins with this line."""
+
+    @property
+    def arrow(self) -> bool:
+        return self.to is not None and self.style in (Style.TOLD, Style.SENT, Style.LOST, Style.BYTES)
+
+
+@attrs.frozen
+class Diagram:
+    title: str
+    prefill: tuple[str, ...]
+    """Lifelines of the prefill engine, and of the decode engine."""
+    decode: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+    @property
+    def lifelines(self) -> tuple[str, ...]:
+        return (CLIENT, ROUTER, *self.prefill, WIRE, *self.decode)
+
+
+def collect(story: StoryFile) -> Diagram:
+    """Tell it again, leniently. The story's mutant must be in place."""
+    recorder = Recorder(story.scope)
+    state = recorder.start()
+    for stride in walk(recorder, story.moves, state):
+        if stride.move is None:
+            recorder.skip(stride.name)
+        elif stride.broken is not None:
+            recorder.say(Style.BROKEN, recorder.judge.node, str(stride.broken))
+        elif stride.after is not None:
+            state = stride.after
+    lines = tuple(recorder.lines)
+    if not lines or lines[-1].style is not Style.BROKEN:
+        try:
+            settle(recorder, state)
+        except Broken as broken:
+            lines += (Line(Style.BROKEN, CLIENT, str(broken), "D"),)
+    cluster = recorder.cluster
+    return Diagram(_title(story), ("P", *cluster.p_ranks), (*cluster.d_ranks, "D"), lines)
+
+
+def _title(story: StoryFile) -> str:
+    scope = story.scope
+    parts = [f"{scope.dialect.name} {'pull' if scope.pulls else 'push'}, TP {scope.p_tp} to {scope.d_tp}"]
+    parts += [f"mutant {story.mutant}"] if story.mutant else []
+    parts += [story.information.note] if story.information.note else []
+    return "; ".join(parts)
+
+
+class Witness(Judge):
+    """A judge who remembers at whom it looked last."""
+
+    node: Address = CLIENT
+
+    def judge(self, draft: Any, node: Address, effect: Any, event: Any) -> None:
+        self.node = node
+        super().judge(draft, node, effect, event)
+
+
+class Recorder(Relation):
+    """A relation that writes down what each move does. It remembers no turn: one that is not run cannot be seen."""
+
+    judge: Witness
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope)
+        self.judge = Witness(self.cluster)
+        self.lines: list[Line] = []
+        self.number = 0
+
+    def say(self, style: Style, at: str, text: str, to: str | None = None, number: int | None = None) -> None:
+        self.lines.append(Line(style, at, text, to, number))
+
+    def skip(self, name: str) -> None:
+        self.number += 1
+        self.say(Style.IGNORED, CLIENT, f"skipped, it is not possible: {name}", "D", self.number)
+
+    def start(self) -> State:
+        for request_id in self.cluster.requests:
+            self.say(Style.TOLD, CLIENT, f"request {request_id}", ROUTER)
+        return super().start()
+
+    def apply(self, state: State, move: Move) -> State:
+        self.number += 1
+        style, at, to = _MOVES[move[0]](self, state, move)
+        self.say(style, at, names.name(self, state, move), to, self.number)
+        for link in self._cut(move):
+            for frame in self.chans.values[state[self.first_link + link]]:
+                self.say(Style.LOST, WIRE, _named(self.frames.values[frame]), self.cluster.links[link][1])
+        return super().apply(state, move)
+
+    def _cut(self, move: Move) -> list[int]:
+        """Links between the engines on which everything is lost."""
+        between = range(self.cluster.between_engines)
+        return [move[1]] if move[0] == "lose" else list(between) if move[0] == "restart" else []
+
+    def turn(self, draft: list[int], node: int, event: int) -> None:
+        self.turns.clear()
+        self.judged.clear()
+        super().turn(draft, node, event)
+
+    def _step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
+        at, what = self.events.values[event]
+        node = self.cluster.nodes[at]
+        after, effects = super()._step(end, event)
+        said = _EVENTS.get(type(what))
+        if said is not None:
+            self.say(*said(what))
+        for text in _phases(self.bodies[end], self.bodies[after]):
+            self.say(Style.PHASE, node, text)
+        for effect in effects:
+            self.say(*_EFFECTS[type(effect)](self, node, effect))
+        return after, effects
+
+    def ends(self, state: State, i: int) -> tuple[Address, Address, Address]:
+        """Of an operation: who posted it, whose memory it reads, where it lands."""
+        node, _, effect = self.operations(self.ops_of(state)[i][0])
+        return (node, node, effect.to) if isinstance(effect, PostWrite) else (node, effect.source, node)
+
+
+Shape = tuple[Style, str, str | None]
+"""How a move's first line is drawn: at whom, and to whom."""
+
+
+def _of_link(style: Style) -> Callable[[Recorder, State, Move], Shape]:
+    """A frame that leaves the wire. What lags within an engine was on no wire."""
+
+    def shape(world: Recorder, state: State, move: Move) -> Shape:
+        link = world.bags.values[state[world.bag]][move[1]][0] if move[0] == "late" else move[1]
+        to = world.cluster.links[link][1]
+        return (style, WIRE, to) if link < world.cluster.between_engines else (Style.NOTE, to, None)
+
+    return shape
+
+
+def _of_task(style: Style) -> Callable[[Recorder, State, Move], Shape]:
+    """The transport's answer."""
+    return lambda world, state, move: (style, WIRE, world.cluster.nodes[world.tasks_of(state)[move[1]][1]])
+
+
+def _restart(world: Recorder, state: State, move: Move) -> Shape:
+    cluster = world.cluster
+    return (Style.NOTE, "P", cluster.p_ranks[-1]) if move[1] == 0 else (Style.NOTE, cluster.d_ranks[0], "D")
+
+
+def _land(world: Recorder, state: State, move: Move) -> Shape:
+    """All at once, its source is read and it lands; in pieces, reading is a move of its own."""
+    _, source, target = world.ends(state, move[1])
+    return Style.BYTES, WIRE if world.split else source, target
+
+
+def _notice(style: Style) -> Callable[[Recorder, State, Move], Shape]:
+    """Behind a WRITE's bytes to where they land; of a READ, to whose memory was read."""
+
+    def shape(world: Recorder, state: State, move: Move) -> Shape:
+        node, source, target = world.ends(state, move[1])
+        return style, WIRE, target if node == source else source
+
+    return shape
+
+
+_MOVES: dict[str, Callable[[Recorder, State, Move], Shape]] = {
+    "finish": lambda world, state, move: (Style.NOTE, "P", None),
+    "abort prefill": lambda world, state, move: (Style.NOTE, "P", None),
+    "decode": lambda world, state, move: (Style.TOLD, ROUTER, "D"),
+    "admit": lambda world, state, move: (Style.NOTE, "D", None),
+    "hit": lambda world, state, move: (Style.NOTE, "D", None),
+    "abort": lambda world, state, move: (Style.TOLD, CLIENT, "D"),
+    "deliver": _of_link(Style.SENT),
+    "drop": _of_link(Style.LOST),
+    "delay": lambda world, state, move: (Style.NOTE, WIRE, None),
+    "duplicate": lambda world, state, move: (Style.NOTE, WIRE, None),
+    "late": _of_link(Style.SENT),
+    "task": _of_task(Style.SENT),
+    "unreachable": _of_task(Style.LOST),
+    "flush fails": _of_task(Style.LOST),
+    "lose": lambda world, state, move: (Style.NOTE, world.cluster.links[move[1]][0], None),
+    "restart": _restart,
+    "read": lambda world, state, move: (Style.BYTES, world.ends(state, move[1])[1], WIRE),
+    "land": _land,
+    "error": lambda world, state, move: (Style.NOTE, WIRE, None),
+    "notice": _notice(Style.SENT),
+    "lose notice": _notice(Style.LOST),
+    "ended": lambda world, state, move: (Style.SENT, WIRE, world.ends(state, move[1])[0]),
+    "timer": lambda world, state, move: (Style.NOTE, world.cluster.nodes[move[1]], None),
+}
+
+
+# What an endpoint does.
+
+
+def _named(message: Any) -> str:
+    return f"{type(message).__name__} {names.subject(message)}".rstrip()
+
+
+def _held(owner: str, allocation: Allocation) -> str:
+    return f"{owner}: generation {allocation.generation} in blocks {', '.join(map(str, allocation.blocks))}"
+
+
+def _generation(allocation: Allocation) -> str:
+    return f"generation {allocation.generation}"
+
+
+def _why(code: Code) -> str:
+    return "" if code is Code.NONE else f", {code.name}"
+
+
+Said = tuple[Any, ...]
+"""What Recorder.say takes."""
+
+_EVENTS: dict[type, Callable[[Any], Said]] = {
+    PrefillQueued: lambda event: (Style.TOLD, ROUTER, f"prefill {event.xid}", "P"),
+    PrefillLegEnded: lambda event: (
+        Style.TOLD,
+        ROUTER,
+        f"prefill leg of {event.request_id} ended {'well' if event.ok else 'badly'}",
+        "D",
+    ),
+    PrefillFinished: lambda event: (Style.BLOCKS, "P", _held(event.xid, event.allocation)),
+    DecodeAdmitted: lambda event: (Style.BLOCKS, "D", _held(event.request_id, event.allocation)),
+}
+"""Events that say more than the move that led to them."""
+
+
+def _posted(word: str, source: str, effect: PostWrite | PostRead) -> str:
+    op = effect.op
+    where = f"{source} -> {_generation(effect.grant.target)}"
+    return f"{word} {op.reg.request_id} r{op.p_rank}->r{op.d_rank}, {where}"
+
+
+_EFFECTS: dict[type, Callable[[Recorder, Address, Any], Said]] = {
+    Tell: lambda world, node, effect: (Style.TOLD, node, _named(effect.event), effect.to),
+    Send: lambda world, node, effect: (Style.SENT, node, f"{_named(effect.message)} to {effect.to}", WIRE),
+    Handshake: lambda world, node, effect: (Style.SENT, node, f"handshake with {effect.peer}", WIRE),
+    Flush: lambda world, node, effect: (Style.SENT, node, f"flush to {effect.peer}", WIRE),
+    Fence: lambda world, node, effect: (Style.SENT, node, f"fence {effect.peer}", WIRE),
+    PostWrite: lambda world, node, effect: (
+        Style.BYTES,
+        node,
+        _posted("WRITE", _generation(effect.source), effect),
+        WIRE,
+    ),
+    PostRead: lambda world, node, effect: (Style.BYTES, node, _posted("READ", effect.source, effect), WIRE),
+    ReadWord: lambda world, node, effect: (Style.BYTES, node, f"READ lease word of {effect.source}", WIRE),
+    BumpWord: lambda world, node, effect: (Style.BLOCKS, node, "lease word bumped"),
+    AnswerPrefill: lambda world, node, effect: (Style.TOLD, node, f"prefill {effect.params.xid} answered", ROUTER),
+    ReleaseBlocks: lambda world, node, effect: (
+        Style.BLOCKS,
+        node,
+        f"{_generation(effect.allocation)} of {effect.xid} released{_why(effect.code)}",
+    ),
+    Enqueue: lambda world, node, effect: (Style.NOTE, node, f"{effect.request_id} is let into the engine's queue"),
+    Commit: lambda world, node, effect: (Style.BLOCKS, node, f"{effect.request_id} committed: its KV is visible"),
+    Resolve: lambda world, node, effect: (
+        Style.TOLD,
+        node,
+        f"{effect.request_id} resolved: {effect.outcome.name}{_why(effect.code)}",
+        ROUTER,
+    ),
+    Quarantine: lambda world, node, effect: (Style.BLOCKS, node, f"{_generation(effect.allocation)} in quarantine"),
+    FreeBlocks: lambda world, node, effect: (Style.BLOCKS, node, f"{_generation(effect.allocation)} freed"),
+    Note: lambda world, node, effect: (Style.IGNORED, node, effect.name),
+}
+
+
+def _phases(before: Any, after: Any) -> Iterator[str]:
+    """Which cells changed their phase. A cell of P may change its key, from its xid to its registration."""
+    old, new = (dict(getattr(body, "cells", {})) for body in (before, after))
+    gone = {key: old[key] for key in old if key not in new}
+    for key, cell in new.items():
+        was = old.get(key)
+        if was is None:
+            moved = next((k for k, c in gone.items() if _product(c) == _product(cell)), None)
+            was = None if moved is None else gone.pop(moved)
+        if was is None or was.phase is not cell.phase:
+            yield f"{_cell(cell)}: {f'{was.phase.name} -> ' if was else ''}{cell.phase.name}"
+    for cell in gone.values():
+        yield f"{_cell(cell)}: {cell.phase.name} -> GONE"
+
+
+def _product(cell: Any) -> str:
+    """What stays the same in a cell of P while it changes its key."""
+    return cell.xid if isinstance(cell, ProducerCell) else ""
+
+
+def _cell(cell: ProducerCell | ConsumerCell) -> str:
+    if isinstance(cell, ConsumerCell):
+        return cell.request_id
+    return cell.xid if cell.reg is None else f"{cell.xid} for {cell.reg.request_id}".removeprefix(" for ")

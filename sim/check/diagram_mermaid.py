@@ -1,0 +1,78 @@
+"""A diagram as a Mermaid sequenceDiagram, which GitHub and many others draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from sim.check.diagram import CLIENT, ROUTER, WIRE, Diagram, Line, Style
+
+ARROWS = {Style.TOLD: "->>", Style.SENT: "-)", Style.LOST: "-x", Style.BYTES: "-->>"}
+RED = "rgb(255, 205, 205)"
+ESCAPES = str.maketrans({"#": "#35;", ";": "#59;", "<": "#lt;", ">": "#gt;", "\n": " "})
+
+
+def mermaid(diagram: Diagram) -> str:
+    """The text of one diagram, without a fence around it."""
+    return "\n".join(_rows(diagram)) + "\n"
+
+
+def _rows(diagram: Diagram) -> Iterator[str]:
+    yield "sequenceDiagram"
+    yield f"    title {_escaped(diagram.title)}"
+    yield f"    actor {CLIENT}"
+    yield f"    participant {ROUTER}"
+    yield from _engine("prefill engine", diagram.prefill)
+    yield f"    participant {WIRE}"
+    yield from _engine("decode engine", diagram.decode)
+    for lines in _together(diagram.lines):
+        line = lines[0]
+        if line.arrow:
+            yield f"    {_id(line.at)}{ARROWS[line.style]}{_id(line.to or line.at)}: {_words(line)}"
+        else:
+            yield from _note(line, "<br/>".join(map(_words, lines)))
+
+
+def _together(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    """What one step notes in one place, one after the other, is one note: the picture stays half as long."""
+    group: list[Line] = []
+    for line in lines:
+        if group and (line.arrow or line.number is not None or _place(line) != _place(group[0])):
+            yield group
+            group = []
+        group.append(line)
+    if group:
+        yield group
+
+
+def _place(line: Line) -> tuple[bool, str, str | None, bool]:
+    """A violation stands alone."""
+    return line.arrow, line.at, line.to, line.style is Style.BROKEN
+
+
+def _engine(name: str, lifelines: tuple[str, ...]) -> Iterator[str]:
+    yield f"    box {name}"
+    for lifeline in lifelines:
+        yield f"    participant {_id(lifeline)} as {lifeline}"
+    yield "    end"
+
+
+def _note(line: Line, words: str) -> Iterator[str]:
+    over = _id(line.at) + (f",{_id(line.to)}" if line.to else "")
+    if line.style is Style.BROKEN:
+        yield f"    rect {RED}"
+    yield f"    Note over {over}: {words}"
+    if line.style is Style.BROKEN:
+        yield "    end"
+
+
+def _words(line: Line) -> str:
+    return _escaped(line.text if line.number is None else f"{line.number}. {line.text}")
+
+
+def _id(lifeline: str) -> str:
+    """A name that Mermaid's grammar takes."""
+    return lifeline.replace(".", "_")
+
+
+def _escaped(text: str) -> str:
+    return text.translate(ESCAPES)

@@ -1,0 +1,52 @@
+"""What a state is, whatever numbers its parts were interned under: equal states have equal digests in every process.
+
+A digest changes with what is in a state, and with nothing else: not with the order in which a search met its values,
+not with PYTHONHASHSEED, not with a fault or a ghost that has been added since and does not occur in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from sim.check.scope import Fault
+from sim.check.world import State, World
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+DIGEST_BYTES = 8
+"""A story compares hundreds of states, not millions: 64 bits are plenty."""
+
+
+def digest(world: World, state: State) -> str:
+    """16 hexadecimal digits."""
+    assert len(state) == world.budget + 1, "a slot of the state that no digest looks at"
+    return hashlib.blake2b(_encode(_plain(world, state)), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _plain(world: World, state: State) -> dict[str, Any]:
+    """Everything by value. What a state keeps in the order of interned numbers is put into an order of its own."""
+    nodes, links, frames = world.cluster.nodes, world.cluster.links, world.frames.values
+    ghost = world.ghost_of(state)
+    left = world.budgets.values[state[world.budget]]
+    return {
+        "endpoints": [world.endpoints.values[end] for end in state[: world.first_link]],
+        "links": [
+            [*link, *(frames[frame] for frame in world.chans.values[chan])]
+            for link, chan in zip(links, state[world.first_link : world.bag], strict=True)
+            if chan
+        ],
+        "late": _sorted([*links[link], frames[frame]] for link, frame in world.bags.values[state[world.bag]]),
+        "tasks": _sorted(
+            [kind, nodes[node], world.judge.operations.values[about] if kind == "word" else nodes[about]]
+            for kind, node, about in world.tasks_of(state)
+        ),
+        "operations": _sorted([*world.judge.operations.values[op], flags] for op, flags in world.ops_of(state)),
+        "ghost": {name: values for name, values in ghost._asdict().items() if any(values)},
+        "left": {fault.name: left[fault] for fault in Fault if left[fault]},
+    }
+
+
+def _sorted(items: Any) -> list[Any]:
+    return sorted(items, key=_encode)

@@ -1,0 +1,215 @@
+"""A story, told again: strictly, up to the first difference, or leniently, skipping what is impossible.
+
+Strict is for files: the same moves lead through the same states to the same verdict, or the first step at which they
+do not is named. Lenient is for shrinking, and for a file that is older than the protocol. A world with a mutant in
+place is the caller's to build. Every step is judged, and after the last one whether all can still end (L).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from sim.check import names
+from sim.check.digest import digest
+from sim.check.ghost import Broken
+from sim.check.live import settle
+from sim.check.relation import Move, Relation
+from sim.check.story import Information, Step, StoryFile, Verdict
+from sim.check.world import State
+
+SHOWN = 40
+"""Possible moves that a mismatch lists: more than any small scope has."""
+
+
+@attrs.frozen
+class Stride:
+    """One name, tried in one state."""
+
+    number: int
+    """From 1, among the names that were given."""
+    name: str
+    before: State
+    move: Move | None
+    """None: not possible now."""
+    after: State | None = None
+    """None if it was not possible, or broke something."""
+    broken: Broken | None = None
+
+
+@attrs.frozen
+class Mismatch:
+    """Where a replay differs from its story."""
+
+    step: int
+    """From 1; 0 is the state before the first."""
+    expected: str
+    found: str
+    possible: tuple[str, ...] = ()
+    """What could have happened instead, if the move could not."""
+    digests: tuple[str, str] | None = None
+    """The story's and the replay's, of the state in which they differ."""
+
+    def __str__(self) -> str:
+        lines = [f"step {self.step}: expected {self.expected}; {self.found}"]
+        if self.possible:
+            close = difflib.get_close_matches(self.expected, self.possible, n=1)
+            lines[0] += f" (did you mean {close[0]}?)" if close else ""
+            lines.append("  possible are:")
+            lines += [f"    {name}" for name in self.possible[:SHOWN]]
+            lines += [f"    and {len(self.possible) - SHOWN} more"] if len(self.possible) > SHOWN else []
+        if self.digests:
+            recorded, now = self.digests
+            lines.append(f"  digest of the state: {recorded} in the story, {now} now")
+        return "\n".join(lines)
+
+
+@attrs.frozen
+class Replayed:
+    """What a replay came to."""
+
+    state: State
+    """The last state that a step led to."""
+    applied: tuple[str, ...]
+    skipped: tuple[int, ...] = ()
+    """Numbers of the steps that were not possible (lenient)."""
+    verdict: Verdict | None = None
+    mismatch: Mismatch | None = None
+    """Strict only: the replay ended there, and its verdict is None."""
+
+    def confirms(self, story: StoryFile) -> bool:
+        """Whether it came to the recorded verdict. That is the invariant; its words may be put otherwise by now."""
+        return self.mismatch is None and _invariant(self.verdict) == _invariant(story.verdict)
+
+
+def walk(world: Relation, moves: Iterable[str], state: State | None = None) -> Iterator[Stride]:
+    """Every name in turn. One that is not possible changes nothing; one that breaks something is the last."""
+    state = world.start() if state is None else state
+    for number, name in enumerate(moves, 1):
+        move = names.find(world, state, name)
+        if move is None:
+            yield Stride(number, name, state, None)
+            continue
+        try:
+            after = world.apply(state, move)
+        except Broken as broken:
+            yield Stride(number, name, state, move, None, broken)
+            return
+        yield Stride(number, name, state, move, after)
+        state = after
+
+
+def strict(world: Relation, story: StoryFile) -> Replayed:
+    """Up to the first difference, if there is one."""
+    state = world.start()
+    applied: list[str] = []
+
+    def ended(mismatch: Mismatch | None, verdict: Verdict | None = None) -> Replayed:
+        return Replayed(state, tuple(applied), (), verdict, mismatch)
+
+    if mismatch := _differs(world, state, 0, "the state before the first step", story.start):
+        return ended(mismatch)
+    for stride, step in zip(walk(world, story.moves, state), story.steps, strict=False):
+        if stride.move is None:
+            possible = _possible(world, state)
+            now = "it is not possible now" if possible else "nothing can happen any more"
+            return ended(Mismatch(stride.number, step.move, now, possible, _both(world, story, stride)))
+        applied.append(step.move)
+        if stride.broken is not None:
+            verdict = Verdict(invariant=stride.broken.name, what=stride.broken.what)
+            if stride.number < len(story.steps):
+                found = f"the story goes on, but this breaks {stride.broken}"
+                return ended(Mismatch(stride.number, step.move, found))
+            return ended(None, verdict)
+        assert stride.after is not None
+        state = stride.after
+        if mismatch := _differs(world, state, stride.number, step.move, step.after):
+            return ended(mismatch)
+    return ended(None, _last_judgement(world, state))
+
+
+def lenient(world: Relation, moves: Iterable[str], lively: bool = True) -> Replayed:
+    """What is not possible is skipped. `lively`: judge at the end whether all can still end."""
+    state = world.start()
+    applied: list[str] = []
+    skipped: list[int] = []
+    for stride in walk(world, moves, state):
+        if stride.move is None:
+            skipped.append(stride.number)
+            continue
+        applied.append(stride.name)
+        if stride.broken is not None:
+            verdict = Verdict(invariant=stride.broken.name, what=stride.broken.what)
+            return Replayed(state, tuple(applied), tuple(skipped), verdict)
+        assert stride.after is not None
+        state = stride.after
+    return Replayed(state, tuple(applied), tuple(skipped), _last_judgement(world, state) if lively else None)
+
+
+def named(world: Relation, moves: Iterable[Move]) -> list[str]:
+    """Moves of this world, by name. The last may break something."""
+    state = world.start()
+    found = []
+    for move in moves:
+        found.append(names.name(world, state, move))
+        try:
+            state = world.apply(state, move)
+        except Broken:
+            break
+    return found
+
+
+def record(
+    world: Relation, moves: Iterable[str], *, mutant: str | None = None, information: Information | None = None
+) -> StoryFile:
+    """What happens if these moves do, leniently: a story that replays strictly."""
+    state = world.start()
+    start = digest(world, state)
+    steps = []
+    verdict = None
+    for stride in walk(world, moves, state):
+        if stride.after is not None:
+            state = stride.after
+            steps.append(Step(move=stride.name, after=digest(world, state)))
+        elif stride.broken is not None:
+            steps.append(Step(move=stride.name))
+            verdict = Verdict(invariant=stride.broken.name, what=stride.broken.what)
+    return StoryFile(
+        scope=world.scope,
+        steps=tuple(steps),
+        start=start,
+        verdict=verdict or _last_judgement(world, state),
+        mutant=mutant,
+        information=information or Information(),
+    )
+
+
+def _last_judgement(world: Relation, state: State) -> Verdict | None:
+    try:
+        settle(world, state)
+    except Broken as broken:
+        return Verdict(invariant=broken.name, what=broken.what)
+    return None
+
+
+def _differs(world: Relation, state: State, number: int, step: str, recorded: str | None) -> Mismatch | None:
+    if recorded is None or (now := digest(world, state)) == recorded:
+        return None
+    return Mismatch(number, step, "it leads to another state than in the story", digests=(recorded, now))
+
+
+def _both(world: Relation, story: StoryFile, stride: Stride) -> tuple[str, str] | None:
+    """The digests of the state before a step."""
+    recorded = story.steps[stride.number - 2].after if stride.number > 1 else story.start
+    return None if recorded is None else (recorded, digest(world, stride.before))
+
+
+def _possible(world: Relation, state: State) -> tuple[str, ...]:
+    """Each name once."""
+    return tuple(dict.fromkeys(names.name(world, state, move) for move in world.moves(state)))
+
+
+def _invariant(verdict: Verdict | None) -> str | None:
+    return None if verdict is None else verdict.invariant

@@ -1,0 +1,194 @@
+"""A story file: what happened, by name, in which scope, and what it violated. JSON, one step a line.
+
+Names, not numbers: a file outlives a search's numbering, and a person can read it. Every step carries a digest of the
+state after it, so that a replay which drifts is noticed where it drifts. What is in a file is checked here as far as a
+file alone can be; whether its moves are possible is replay.py's. Format: CHECKER.md 1.3(d).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+
+from pdflow.protocol.dialect import DIALECTS
+from pdflow.scenario.convert import did_you_mean, one_of, shown
+from pdflow.version import version
+from sim.check.relation import Relation
+from sim.check.scope import Scope
+
+VERSION = 1
+LARGEST = 1_000
+"""No scope that anybody can walk has more of anything; a file that says so would only eat memory."""
+ENDPOINTS = 64
+
+
+class StoryError(Exception):
+    """A story file that cannot be used: which, where in it, and why. For people, in one line."""
+
+    def __init__(self, file: str, where: str, what: str) -> None:
+        line = ": ".join(part for part in (file, where, what) if part)
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what stands in a file."""
+
+
+class Verdict(Struct, frozen=True):
+    invariant: str
+    """S1 to S9, or L for liveness."""
+    what: str
+
+
+class Step(Struct, frozen=True):
+    move: str
+    """As names.name says it."""
+    after: str | None = None
+    """Digest of the state after it; None where there is none, and where a person who wrote the file left it out."""
+
+
+class Information(Struct, frozen=True):
+    """Where a story comes from. Nothing is decided by it."""
+
+    note: str = ""
+    """One line on what was wrong, or what there is to see."""
+    seed: int | None = None
+    scheduler: str = ""
+    pdflow: str = msgspec.field(default_factory=version)
+
+
+class StoryFile(Struct, frozen=True):
+    scope: Scope
+    steps: tuple[Step, ...]
+    start: str | None = None
+    """Digest of the state before the first step."""
+    verdict: Verdict | None = None
+    mutant: str | None = None
+    """Which named patch of sim/check/mutants must be in place."""
+    information: Information = msgspec.field(default_factory=Information)
+
+    @property
+    def moves(self) -> list[str]:
+        return [step.move for step in self.steps]
+
+
+class _Document(Struct, frozen=True):
+    """A StoryFile as it stands in JSON."""
+
+    pdflow_story: int
+    scope: dict[str, Any]
+    steps: tuple[Step, ...]
+    start: str | None = None
+    verdict: Verdict | None = None
+    mutant: str | None = None
+    information: Information = msgspec.field(default_factory=Information)
+
+
+def encode(story: StoryFile) -> str:
+    """The file's text."""
+    scope = {name: getattr(story.scope, name) for name in _scope_fields()}
+    head = {
+        "pdflow_story": VERSION,
+        "information": msgspec.to_builtins(story.information),
+        "mutant": story.mutant,
+        "verdict": msgspec.to_builtins(story.verdict),
+        "scope": scope | {"dialect": story.scope.dialect.name},
+        "start": story.start,
+    }
+    steps = ",\n".join("    " + json.dumps(msgspec.to_builtins(step)) for step in story.steps)
+    return f'{json.dumps(head, indent=2)[:-2]},\n  "steps": [\n{steps}\n  ]\n}}\n'
+
+
+def decode(text: str | bytes, file: str = "story") -> StoryFile:
+    """Raises StoryError at the first thing that is wrong, which names `file`."""
+    try:
+        tree = json.loads(text if isinstance(text, str) else text.decode())
+    except UnicodeDecodeError as error:
+        raise StoryError(file, "", f"is not UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise StoryError(file, "", "is nested too deep for a story") from None
+    except json.JSONDecodeError as error:
+        raise StoryError(file, f"line {error.lineno}, column {error.colno}", f"is not JSON: {error.msg}") from None
+    except ValueError as error:
+        raise StoryError(file, "", f"is not JSON: {error}") from None
+    if not isinstance(tree, dict) or "pdflow_story" not in tree:
+        raise StoryError(file, "", 'is not a story of pdflow: it has no "pdflow_story"')
+    if type(tree["pdflow_story"]) is not int or tree["pdflow_story"] != VERSION:
+        found = shown(tree["pdflow_story"])
+        raise StoryError(file, "pdflow_story", f"is version {found}; this pdflow reads version {VERSION}")
+    try:
+        document = msgspec.convert(tree, _Document)
+    except msgspec.ValidationError as error:
+        raise StoryError(file, *_located(str(error))) from None
+    return StoryFile(
+        scope=_scope(document.scope, file),
+        steps=document.steps,
+        start=document.start,
+        verdict=document.verdict,
+        mutant=document.mutant,
+        information=document.information,
+    )
+
+
+def read(path: str | os.PathLike[str]) -> StoryFile:
+    """Raises StoryError."""
+    try:
+        raw = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise StoryError(os.fspath(path), "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return decode(raw, os.fspath(path))
+
+
+def write(path: str | os.PathLike[str], story: StoryFile) -> None:
+    """Raises OSError."""
+    Path(path).write_text(encode(story), encoding="utf-8")
+
+
+def _located(message: str) -> tuple[str, str]:
+    """msgspec's words as a place and what is wrong there."""
+    what, _, path = message.partition(" - at `$")
+    unknown = re.search(r"unknown field `(.*)`", what)
+    if unknown:
+        known = {name for kind in (_Document, Step, Verdict, Information) for name in kind.__struct_fields__}
+        what += did_you_mean(unknown[1], known)
+    return path.rstrip("`").lstrip("."), what
+
+
+def _scope_fields() -> dict[str, Any]:
+    """Each with its default, whose type is its type."""
+    return {field.name: field.default for field in attrs.fields(Scope)}
+
+
+def _scope(document: Mapping[str, Any], file: str) -> Scope:
+    """Fields that an older file does not know have their defaults, which change nothing."""
+    fields = _scope_fields()
+    given: dict[str, Any] = {}
+    for name, value in document.items():
+        where = f"scope.{name}"
+        if name not in fields:
+            raise StoryError(file, where, f"there is no such field{did_you_mean(name, fields)}")
+        if name == "dialect":
+            if not isinstance(value, str) or value not in DIALECTS:
+                raise StoryError(file, where, str(one_of(value, DIALECTS)))
+            value = DIALECTS[value]
+        elif type(value) is not type(fields[name]):
+            wanted = {bool: "true or false", int: "a whole number"}[type(fields[name])]
+            raise StoryError(file, where, f"is {shown(value)}, expected {wanted}")
+        elif type(value) is int and value > LARGEST:
+            raise StoryError(file, where, f"is {value}, more than {LARGEST}")
+        given[name] = value
+    try:
+        scope = Scope(**given)
+        if scope.p_tp + scope.d_tp + scope.requests > ENDPOINTS:
+            raise ValueError(f"p_tp, d_tp and requests are more than {ENDPOINTS} together")
+        Relation(scope)
+    except ValueError as error:
+        raise StoryError(file, "scope", str(error.args[0] if error.args else error)) from None
+    return scope

@@ -1,0 +1,162 @@
+"""Story files: what is written is what is read, and what cannot be used is refused in one line that says where."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdflow.protocol.dialect import DIALECTS, VLLM_COMPAT
+from sim.check.scope import Scope
+from sim.check.story import Information, Step, StoryError, StoryFile, Verdict, decode, encode, read, write
+
+STORY = StoryFile(
+    scope=Scope(dialect=VLLM_COMPAT, p_tp=2, dup=1),
+    start="00",
+    steps=(Step(move="finish x0", after="01"), Step(move="restart P")),
+    verdict=Verdict(invariant="S2", what="x0 is released under a WRITE"),
+    mutant="no tombstone",
+    information=Information(note="an example", seed=7, scheduler="PCT 3", pdflow="0.1.0"),
+)
+
+
+def test_a_story_reads_as_it_was_written(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", STORY)
+    assert read(tmp_path / "a.json") == STORY
+
+
+def test_a_file_names_every_field_of_its_scope_and_has_a_line_for_each_step() -> None:
+    text = encode(STORY)
+    document = json.loads(text)
+    assert list(document["scope"]) == [field.name for field in attrs.fields(Scope)]
+    assert document["scope"]["dialect"] == "vllm-compat"
+    assert '\n    {"move": "finish x0", "after": "01"},\n' in text
+    assert document["pdflow_story"] == 1
+
+
+def test_a_field_that_an_older_file_does_not_know_has_its_default() -> None:
+    document = json.loads(encode(STORY))
+    del document["scope"]["stall"]
+    assert decode(json.dumps(document)) == STORY
+
+
+@given(
+    dialect=st.sampled_from(sorted(DIALECTS)),
+    moves=st.lists(st.tuples(st.text(), st.none() | st.text())),
+    verdict=st.none() | st.builds(Verdict, invariant=st.text(), what=st.text()),
+    mutant=st.none() | st.text(),
+    information=st.builds(Information, note=st.text(), seed=st.none() | st.integers(-(2**63), 2**63), pdflow=st.text()),
+)
+def test_any_story_reads_as_it_was_written(
+    dialect: str, moves: list[Any], verdict: Verdict | None, mutant: str | None, information: Information
+) -> None:
+    story = StoryFile(
+        scope=Scope(dialect=DIALECTS[dialect]),
+        steps=tuple(Step(move=move, after=after) for move, after in moves),
+        verdict=verdict,
+        mutant=mutant,
+        information=information,
+    )
+    assert decode(encode(story)) == story
+
+
+def changed(path: str, value: Any) -> str:
+    """STORY's text with one value set or added."""
+    document = json.loads(encode(STORY))
+    *way, last = path.split(".")
+    at = document
+    for key in way:
+        at = at[int(key) if isinstance(at, list) else key]
+    at[int(last) if isinstance(at, list) else last] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "f: line 1, column 1: is not JSON: Expecting value"),
+        ('{"pdflow_story": 1,\n "steps": [}', "f: line 2, column 12: is not JSON: Expecting value"),
+        (b"\xff\xfe\x00\x01", "f: is not UTF-8: invalid start byte at byte 0"),
+        ("[" * 100_000, "f: is nested too deep for a story"),
+        ("9" * 5000, "f: is not JSON: Exceeds the limit"),
+        ("[]", 'f: is not a story of pdflow: it has no "pdflow_story"'),
+        ("{}", 'f: is not a story of pdflow: it has no "pdflow_story"'),
+        (changed("pdflow_story", 2), "f: pdflow_story: is version 2; this pdflow reads version 1"),
+        (changed("pdflow_story", True), "f: pdflow_story: is version true; this pdflow reads version 1"),
+        (changed("pdflow_story", "1"), 'f: pdflow_story: is version "1"; this pdflow reads version 1'),
+        (changed("step", []), "f: Object contains unknown field `step` (did you mean steps?)"),
+        (changed("steps.1.mov", 1), "f: steps[1]: Object contains unknown field `mov` (did you mean move?)"),
+        (changed("steps.0.move", 7), "f: steps[0].move: Expected `str`, got `int`"),
+        (changed("steps", None), "f: steps: Expected `array`, got `null`"),
+        (changed("steps", [{}]), "f: steps[0]: Object missing required field `move`"),
+        (changed("verdict", "S2"), "f: verdict: Expected `object | null`, got `str`"),
+        (changed("information.seed", 0.5), "f: information.seed: Expected `int | null`, got `float`"),
+        (changed("mutant", ["a"]), "f: mutant: Expected `str | null`, got `array`"),
+        (changed("scope", []), "f: scope: Expected `object`, got `array`"),
+        (changed("scope.dorp", 1), "f: scope.dorp: there is no such field (did you mean drop?)"),
+        (changed("scope.drop", "1"), 'f: scope.drop: is "1", expected a whole number'),
+        (changed("scope.drop", True), "f: scope.drop: is true, expected a whole number"),
+        (changed("scope.drop", -1), "f: scope: 'drop' must be >= 0: -1"),
+        (changed("scope.requests", 10**9), "f: scope.requests: is 1000000000, more than 1000"),
+        (changed("scope.requests", 900), "f: scope: p_tp, d_tp and requests are more than 64 together"),
+        (changed("scope.p_tp", 3), "f: scope: prefill TP 3 and 2 KV heads: one of the two must divide the other"),
+        (changed("scope.pulls", 0), "f: scope.pulls: is 0, expected true or false"),
+        (changed("scope.dialect", "strickt"), 'f: scope.dialect: is "strickt", expected one of strict, vllm-compat'),
+        (changed("scope.dialect", "strickt"), "(did you mean strict?)"),
+        (changed("scope.dialect", None), "f: scope.dialect: is None, expected one of strict"),
+        (changed("scope.a\x1b[31m\n", 1), "f: scope.a\\x1b[31m\\n: there is no such field"),
+        (changed("scope.\ud800", 1), "f: scope.\\ud800: there is no such field"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line_that_says_where(text: str | bytes, message: str) -> None:
+    with pytest.raises(StoryError) as caught:
+        decode(text, "f")
+    said = str(caught.value)
+    assert said.startswith(message) or (message.startswith("(") and message in said)
+    assert "\n" not in said
+    said.encode()
+
+
+def test_a_file_that_is_not_there_is_said_plainly(tmp_path: Path) -> None:
+    with pytest.raises(StoryError, match=r"nothing\.json: cannot be read: No such file or directory$"):
+        read(tmp_path / "nothing.json")
+    with pytest.raises(StoryError, match=r"cannot be read: Is a directory$"):
+        read(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+PLACES = [
+    "pdflow_story",
+    "information",
+    "information.seed",
+    "mutant",
+    "verdict",
+    "start",
+    "steps",
+    "steps.0",
+    "steps.0.move",
+    *(f"scope.{field.name}" for field in attrs.fields(Scope)),
+]
+
+
+@given(place=st.sampled_from(PLACES), value=JSON | st.integers(-5, 70))
+def test_nothing_in_a_file_does_worse_than_being_refused(place: str, value: Any) -> None:
+    with suppress(StoryError):
+        story = decode(changed(place, value))
+        assert decode(encode(story)) == story
+
+
+@given(st.binary())
+def test_no_bytes_do_worse_than_being_refused(raw: bytes) -> None:
+    with pytest.raises(StoryError):
+        decode(raw)
