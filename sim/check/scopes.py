@@ -1,0 +1,251 @@
+"""The named scopes: what `pdflow check scopes` goes through, and what each must reach to count.
+
+A scope that never reaches its goals proves nothing, and fails. How many states each has is asserted by the tests, so
+that a change of the space is noticed; the numbers depend on no hash seed.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
+from sim.check.scope import BLOCK_TOKENS, TOKENS, Scope
+
+DELIVERED = frozenset({"delivered"})
+ENDS = DELIVERED | {"expired"}
+EVERY_END = ENDS | {"cancelled before", "cancelled in flight", "released after use"}
+
+
+def _resolved(*codes: str) -> frozenset[str]:
+    return frozenset(f"resolved {code}" for code in codes)
+
+
+@attrs.frozen
+class Named:
+    """A scope with a name. `states` and `transitions` are what a complete search of it finds; 0 where too many to
+    assert in every run."""
+
+    name: str
+    scope: Scope
+    goals: frozenset[str]
+    states: int = 0
+    transitions: int = 0
+    nightly: bool = False
+
+
+COMPAT = VLLM_COMPAT
+SCOPES = (
+    # One push request, and one kind of trouble after another.
+    Named(
+        "drop and duplicate",
+        Scope(drop=1, dup=1),
+        EVERY_END | {"late REG refused"} | _resolved("STALLED"),
+        24923,
+        91714,
+    ),
+    Named("three drops and three duplicates", Scope(drop=3, dup=3, abort=0, deadline=0, stall=0), ENDS, 26376, 119329),
+    Named("drop, SYNC and repeated CANCEL", Scope(drop=1, sync=1, cancel=1), EVERY_END, 54834, 195723),
+    Named("two SYNCs", Scope(drop=1, sync=2, cancel=1, deadline=0, stall=0), EVERY_END, 138091, 537423),
+    Named("errors and broken connections", Scope(drop=1, err=1, lose=1), EVERY_END | _resolved("IO"), 12414, 41633),
+    Named(
+        "unreachable peers and aborted prefills",
+        Scope(unreachable=1, prefill_abort=1, sync=1),
+        EVERY_END | _resolved("UNREACHABLE", "PREFILL_ABORTED"),
+        11446,
+        32986,
+    ),
+    Named("CANCEL overtakes REG", Scope(delay=2, cancel=1), EVERY_END | {"late REG refused"}, 22876, 89247),
+    Named("a WRITE in two pieces", Scope(chunks=2, err=1, drop=1), EVERY_END | _resolved("IO"), 6435, 20161),
+    Named(
+        "done before it has landed",
+        Scope(done_is_remote=False, err=1, drop=1),
+        EVERY_END | _resolved("IO"),
+        6908,
+        22777,
+    ),
+    Named("half of the prompt is here", Scope(hit_tokens=BLOCK_TOKENS, drop=1, dup=1), EVERY_END, 24923, 91714),
+    Named("all of the prompt is here", Scope(hit_tokens=TOKENS, drop=1, dup=1), ENDS, 96, 175),
+    # Several ranks.
+    Named("one to two ranks", Scope(d_tp=2, deadline=0, stall=0), EVERY_END, 39465, 180446),
+    Named("two to one rank", Scope(p_tp=2, abort=0, deadline=0, stall=0), ENDS, 19382, 80644),
+    Named("one rank that lags", Scope(lagging=True, deadline=0, stall=0), EVERY_END, 4054, 13559),
+    Named("one to two ranks that lag", Scope(lagging=True, d_tp=2, abort=0, deadline=0, stall=0), ENDS, 35932, 161026),
+    # Several requests.
+    Named("two requests", Scope(requests=2, abort=0, deadline=0, stall=0), ENDS, 16874, 59116),
+    Named("two requests, one pool", Scope(requests=2, pool=1, deadline=0, stall=0), EVERY_END, 24030, 85904),
+    Named(
+        "two prompts, one base id", Scope(requests=2, same_base=True, abort=0, deadline=0, stall=0), ENDS, 16874, 59116
+    ),
+    Named(
+        "two attempts at one prompt",
+        Scope(requests=2, same_product=True, concurrent=False, deadline=0, stall=0),
+        EVERY_END,
+        15395,
+        48871,
+    ),
+    Named(
+        "RELEASE and a late REG",
+        Scope(requests=2, same_product=True, concurrent=False, delay=1, deadline=0, stall=0),
+        EVERY_END | {"late REG refused"},
+        82129,
+        304509,
+    ),
+    # Deaths.
+    Named(
+        "P starts again",
+        Scope(p_restart=1, drop=1, sync=1, stall=0),
+        EVERY_END | _resolved("PEER_RESTARTED", "NO_REQUEST"),
+        30018,
+        107807,
+    ),
+    Named("D starts again", Scope(d_restart=1, drop=1, sync=1), EVERY_END, 45085, 165045),
+    Named(
+        "both start again",
+        Scope(p_restart=1, d_restart=1, drop=1, dup=1, deadline=0, stall=0),
+        EVERY_END,
+        34157,
+        154891,
+    ),
+    Named(
+        "flapping links and a new P", Scope(lose=2, p_restart=1, sync=1, deadline=0, stall=0), EVERY_END, 46639, 194880
+    ),
+    # Pull.
+    Named(
+        "pull",
+        Scope(pulls=True, drop=1, dup=1, err=1, lose=1, sync=1),
+        ENDS | _resolved("STALE", "IO"),
+        16679,
+        51754,
+    ),
+    Named("pull in two pieces", Scope(pulls=True, chunks=2, drop=1, err=1), ENDS | _resolved("STALE", "IO"), 206, 385),
+    Named("pull, two requests", Scope(pulls=True, requests=2, deadline=0), ENDS | _resolved("STALE"), 6963, 18070),
+    Named(
+        "pull, P starts again",
+        Scope(pulls=True, p_restart=1, sync=1),
+        DELIVERED | _resolved("STALE", "PEER_RESTARTED"),
+        1123,
+        2255,
+    ),
+    Named("pull, D starts again", Scope(pulls=True, d_restart=1, drop=1), ENDS, 248, 397),
+    Named("pull, half of the prompt is here", Scope(pulls=True, hit_tokens=BLOCK_TOKENS, drop=1), ENDS, 98, 142),
+    # vllm-compat, as far as it claims to hold: clocks agree, and every dispatch has an id of its own.
+    Named(
+        "compat",
+        Scope(dialect=COMPAT, drop=1, dup=1, err=1),
+        ENDS | {"released after use"} | _resolved("DEADLINE"),
+        557,
+        1361,
+    ),
+    Named("compat, one to two ranks", Scope(dialect=COMPAT, d_tp=2, dup=1), ENDS, 4590, 15435),
+    Named("compat, two to one rank", Scope(dialect=COMPAT, p_tp=2, drop=1, err=1), ENDS, 3449, 11370),
+    Named(
+        "compat, a retry with the same base id",
+        Scope(dialect=COMPAT, requests=2, same_product=True, dup=1, err=1),
+        ENDS,
+        13240,
+        47449,
+    ),
+    Named(
+        "compat, P starts again",
+        Scope(dialect=COMPAT, p_tp=2, p_restart=1),
+        DELIVERED | _resolved("PEER_RESTARTED"),
+        2163,
+        7614,
+    ),
+    Named("compat, D starts again", Scope(dialect=COMPAT, d_restart=1), ENDS, 294, 588),
+    Named(
+        "compat, done before it has landed", Scope(dialect=COMPAT, done_is_remote=False, drop=1, err=1), ENDS, 234, 515
+    ),
+    Named(
+        "compat pull",
+        Scope(dialect=COMPAT, pulls=True, drop=1, dup=1, err=1, sync=1),
+        ENDS | _resolved("IO"),
+        1002,
+        2065,
+    ),
+    Named("compat pull in two pieces", Scope(dialect=COMPAT, pulls=True, chunks=2, drop=1), ENDS, 68, 104),
+    # Larger ones.
+    Named("all repairs", Scope(drop=1, dup=1, sync=1, cancel=1), EVERY_END, nightly=True),
+    Named("two drops and an error", Scope(drop=2, err=1, sync=1, cancel=1), EVERY_END, nightly=True),
+    Named("three SYNCs", Scope(drop=1, sync=3, cancel=1, deadline=0, stall=0), EVERY_END, nightly=True),
+    Named("broken connections and SYNC", Scope(dup=1, lose=1, sync=1), EVERY_END, nightly=True),
+    Named(
+        "three drops, three duplicates, both start again",
+        Scope(drop=3, dup=3, p_restart=1, d_restart=1),
+        EVERY_END,
+        nightly=True,
+    ),
+    Named(
+        "two to one rank, and all else", Scope(p_tp=2, deadline=0, stall=0), EVERY_END, 210163, 1038907, nightly=True
+    ),
+    Named(
+        "two to one rank that lag",
+        Scope(p_tp=2, lagging=True, abort=0, deadline=0, stall=0),
+        ENDS,
+        449175,
+        2220358,
+        nightly=True,
+    ),
+    Named("one to two ranks, duplicates", Scope(d_tp=2, dup=1, deadline=0, stall=0), EVERY_END, nightly=True),
+    Named(
+        "two requests, one lost frame",
+        Scope(requests=2, drop=1, deadline=0, stall=0),
+        EVERY_END,
+        495982,
+        2154480,
+        nightly=True,
+    ),
+    Named(
+        "two requests, one pool, a loss and a duplicate",
+        Scope(requests=2, pool=1, drop=1, dup=1, deadline=0, stall=0),
+        EVERY_END,
+        859544,
+        3941160,
+        nightly=True,
+    ),
+    Named(
+        "two requests, one SYNC",
+        Scope(requests=2, sync=1, abort=0, deadline=0, stall=0),
+        ENDS,
+        231502,
+        865802,
+        nightly=True,
+    ),
+    Named(
+        "two prompts, one base id, aborts",
+        Scope(requests=2, same_base=True, deadline=0, stall=0),
+        EVERY_END,
+        159886,
+        631778,
+        nightly=True,
+    ),
+    Named(
+        "two attempts, an error",
+        Scope(requests=2, same_product=True, err=1, dup=1, deadline=0, stall=0),
+        EVERY_END,
+        nightly=True,
+    ),
+    Named(
+        "P starts again twice, two requests",
+        Scope(p_restart=2, requests=2, abort=0, deadline=0, stall=0),
+        ENDS,
+        nightly=True,
+    ),
+    Named(
+        "P starts again among ranks that lag",
+        Scope(p_restart=1, lagging=True, sync=1, deadline=0, stall=0),
+        EVERY_END,
+        nightly=True,
+    ),
+    Named(
+        "broken connections among ranks that lag",
+        Scope(lagging=True, lose=1, sync=1, deadline=0, stall=0),
+        EVERY_END,
+        nightly=True,
+    ),
+    Named("compat, ranks that lag", Scope(dialect=COMPAT, lagging=True, p_tp=2, drop=1, err=1), ENDS, nightly=True),
+    Named("compat, two requests", Scope(dialect=COMPAT, requests=2, drop=1, dup=1), ENDS, nightly=True),
+)
+
+assert len({named.name for named in SCOPES}) == len(SCOPES)
+assert all(named.scope.dialect in (STRICT, COMPAT) for named in SCOPES)
