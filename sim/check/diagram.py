@@ -160,7 +160,7 @@ class Recorder(Relation):
 
     def apply(self, state: State, move: Move) -> State:
         self.number += 1
-        style, at, to = _MOVES[move[0]](self, state, move)
+        style, at, to = _MOVES.get(move[0], _somewhere)(self, state, move)
         self.say(style, at, names.name(self, state, move), to, self.number)
         for link in self._cut(move):
             for frame in self.chans.values[state[self.first_link + link]]:
@@ -181,13 +181,12 @@ class Recorder(Relation):
         at, what = self.events.values[event]
         node = self.cluster.nodes[at]
         after, effects = super()._step(end, event)
-        said = _EVENTS.get(type(what))
-        if said is not None:
-            self.say(*said(what))
+        if type(what) in _EVENTS:
+            self.say(*_EVENTS[type(what)](what))
         for text in _phases(self.bodies[end], self.bodies[after]):
             self.say(Style.PHASE, node, text)
         for effect in effects:
-            self.say(*_EFFECTS[type(effect)](self, node, effect))
+            self.say(*_EFFECTS.get(type(effect), _something)(node, effect))
         return after, effects
 
     def ends(self, state: State, i: int) -> tuple[Address, Address, Address]:
@@ -214,6 +213,10 @@ def _of_link(style: Style) -> Callable[[Recorder, State, Move], Shape]:
 def _of_task(style: Style) -> Callable[[Recorder, State, Move], Shape]:
     """The transport's answer."""
     return lambda world, state, move: (style, WIRE, world.cluster.nodes[world.tasks_of(state)[move[1]][1]])
+
+
+def _somewhere(world: Recorder, state: State, move: Move) -> Shape:
+    return Style.NOTE, CLIENT, "D"
 
 
 def _restart(world: Recorder, state: State, move: Move) -> Shape:
@@ -286,6 +289,11 @@ def _why(code: Code) -> str:
 Said = tuple[Any, ...]
 """What Recorder.say takes."""
 
+
+def _something(node: Address, effect: Any) -> Said:
+    return Style.NOTE, node, _named(effect)
+
+
 _EVENTS: dict[type, Callable[[Any], Said]] = {
     PrefillQueued: lambda event: (Style.TOLD, ROUTER, f"prefill {event.xid}", "P"),
     PrefillLegEnded: lambda event: (
@@ -306,38 +314,38 @@ def _posted(word: str, source: str, effect: PostWrite | PostRead) -> str:
     return f"{word} {op.reg.request_id} r{op.p_rank}->r{op.d_rank}, {where}"
 
 
-_EFFECTS: dict[type, Callable[[Recorder, Address, Any], Said]] = {
-    Tell: lambda world, node, effect: (Style.TOLD, node, _named(effect.event), effect.to),
-    Send: lambda world, node, effect: (Style.SENT, node, f"{_named(effect.message)} to {effect.to}", WIRE),
-    Handshake: lambda world, node, effect: (Style.SENT, node, f"handshake with {effect.peer}", WIRE),
-    Flush: lambda world, node, effect: (Style.SENT, node, f"flush to {effect.peer}", WIRE),
-    Fence: lambda world, node, effect: (Style.SENT, node, f"fence {effect.peer}", WIRE),
-    PostWrite: lambda world, node, effect: (
+_EFFECTS: dict[type, Callable[[Address, Any], Said]] = {
+    Tell: lambda node, effect: (Style.TOLD, node, _named(effect.event), effect.to),
+    Send: lambda node, effect: (Style.SENT, node, f"{_named(effect.message)} to {effect.to}", WIRE),
+    Handshake: lambda node, effect: (Style.SENT, node, f"handshake with {effect.peer}", WIRE),
+    Flush: lambda node, effect: (Style.SENT, node, f"flush to {effect.peer}", WIRE),
+    Fence: lambda node, effect: (Style.SENT, node, f"fence {effect.peer}", WIRE),
+    PostWrite: lambda node, effect: (
         Style.BYTES,
         node,
         _posted("WRITE", _generation(effect.source), effect),
         WIRE,
     ),
-    PostRead: lambda world, node, effect: (Style.BYTES, node, _posted("READ", effect.source, effect), WIRE),
-    ReadWord: lambda world, node, effect: (Style.BYTES, node, f"READ lease word of {effect.source}", WIRE),
-    BumpWord: lambda world, node, effect: (Style.BLOCKS, node, "lease word bumped"),
-    AnswerPrefill: lambda world, node, effect: (Style.TOLD, node, f"prefill {effect.params.xid} answered", ROUTER),
-    ReleaseBlocks: lambda world, node, effect: (
+    PostRead: lambda node, effect: (Style.BYTES, node, _posted("READ", effect.source, effect), WIRE),
+    ReadWord: lambda node, effect: (Style.BYTES, node, f"READ lease word of {effect.source}", WIRE),
+    BumpWord: lambda node, effect: (Style.BLOCKS, node, "lease word bumped"),
+    AnswerPrefill: lambda node, effect: (Style.TOLD, node, f"prefill {effect.params.xid} answered", ROUTER),
+    ReleaseBlocks: lambda node, effect: (
         Style.BLOCKS,
         node,
         f"{_generation(effect.allocation)} of {effect.xid} released{_why(effect.code)}",
     ),
-    Enqueue: lambda world, node, effect: (Style.NOTE, node, f"{effect.request_id} is let into the engine's queue"),
-    Commit: lambda world, node, effect: (Style.BLOCKS, node, f"{effect.request_id} committed: its KV is visible"),
-    Resolve: lambda world, node, effect: (
+    Enqueue: lambda node, effect: (Style.NOTE, node, f"{effect.request_id} is let into the engine's queue"),
+    Commit: lambda node, effect: (Style.BLOCKS, node, f"{effect.request_id} committed: its KV is visible"),
+    Resolve: lambda node, effect: (
         Style.TOLD,
         node,
         f"{effect.request_id} resolved: {effect.outcome.name}{_why(effect.code)}",
         ROUTER,
     ),
-    Quarantine: lambda world, node, effect: (Style.BLOCKS, node, f"{_generation(effect.allocation)} in quarantine"),
-    FreeBlocks: lambda world, node, effect: (Style.BLOCKS, node, f"{_generation(effect.allocation)} freed"),
-    Note: lambda world, node, effect: (Style.IGNORED, node, effect.name),
+    Quarantine: lambda node, effect: (Style.BLOCKS, node, f"{_generation(effect.allocation)} in quarantine"),
+    FreeBlocks: lambda node, effect: (Style.BLOCKS, node, f"{_generation(effect.allocation)} freed"),
+    Note: lambda node, effect: (Style.IGNORED, node, effect.name),
 }
 
 

@@ -1,0 +1,275 @@
+"""Diagrams show what happened: every step once, every frame where it was sent and where it went, what broke last."""
+
+from __future__ import annotations
+
+import re
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdflow.protocol import effects, producer_rules
+from pdflow.protocol.consumer import QUARANTINED, CancelDue
+from pdflow.protocol.consumer_rules import RULES as CONSUMER_RULES
+from pdflow.protocol.dialect import VLLM_COMPAT
+from pdflow.protocol.effects import NOTHING
+from pdflow.protocol.lease import expired_unclaimed
+from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
+from sim.check import diagram, names
+from sim.check.diagram import Diagram, Line, Style, collect
+from sim.check.diagram_mermaid import mermaid
+from sim.check.diagram_text import text
+from sim.check.relation import Relation
+from sim.check.replay import named, record
+from sim.check.scope import Scope
+from sim.check.search import shortest
+from sim.check.story import Information, Step, StoryFile
+
+REQUEST = "u0-d0000000"
+
+GOLDEN = """\
+strict push, TP 1 to 1; mutant lease frees under a write
+client router P P.r0 wire D.r0  D
+   │─────>│   │   │    │    │   │    request u0-d0000000
+   │      │──>│   │    │    │   │    prefill x0
+   │      │   *   │    │    │   │  1 finish x0
+   │      │   #   │    │    │   │    x0: generation 10 in blocks 100, 101
+   │      │   │──>│    │    │   │    SourceReady u0-e0000000
+   │      │<──│   │    │    │   │    prefill x0 answered
+   │      │   │   o    │    │   │    x0: LEASED
+   │      │───┼───┼────┼────┼──>│  2 decode u0-d0000000
+   │      │   │   │    │    │   o    u0-d0000000: QUEUED
+   │      │   │   │    │    │   *    u0-d0000000 is let into the engine's queue
+   │      │   │   │    │    │   *  3 admit u0-d0000000
+   │      │   │   │    │    │   #    u0-d0000000: generation 20 in blocks 200,
+   │      │   │   │    │    │   │      201
+   │      │   │   │    │    │   o    u0-d0000000: QUEUED -> WAITING
+   │      │   │   │    │    │<──│    FrameOrdered Register u0-d0000000
+   │      │   │   │    │<───│   │    handshake with P.r0
+   │      │   │   │    │───>│   │  4 handshake D.r0 -> P.r0
+   │      │   │   │    │<───│   │    Register u0-d0000000 to P.r0
+   │      │   │   │<───│    │   │  5 deliver Register u0-d0000000 D.r0 -> P.r0
+   │      │   │   o    │    │   │    x0 for u0-d0000000: LEASED -> READY
+   │      │   │   │───>│    │   │    RegisterAck u0-d0000000 READY to D.r0
+   │      │   │   │───>│    │   │    handshake with D.r0
+   │      │   │   │<───│    │   │  6 handshake P.r0 -> D.r0
+   │      │   │   o    │    │   │    x0 for u0-d0000000: READY -> IN_FLIGHT
+   │      │   │   │═══>│    │   │    WRITE u0-d0000000 r0->r0, generation 10 ->
+   │      │   │   │    │    │   │      generation 20
+   │      │   │   *    │    │   │  7 timer LEASE x0 at P.r0
+   │      │   │   o    │    │   │    x0 for u0-d0000000: IN_FLIGHT -> GONE
+   │      │   │<──│    │    │   │    ShardReleased x0 EXPIRED
+   │      │   #   │    │    │   │    generation 10 of x0 released, EXPIRED
+   │      │   !   │    │    │   │    S2: x0 is released under a WRITE
+client router P P.r0 wire D.r0  D
+!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
+!! S2: x0 is released under a WRITE                                           !!
+!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
+"""
+
+
+def planted() -> Diagram:
+    world = Relation(Scope())
+    found = shortest(world)
+    assert found is not None
+    return collect(record(world, named(world, found.moves), mutant="lease frees under a write"))
+
+
+@pytest.fixture
+def lease_frees_under_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(producer_rules.RULES, (IN_FLIGHT, LeaseEnded), expired_unclaimed)
+
+
+@pytest.mark.usefixtures("lease_frees_under_a_write")
+def test_a_planted_bug_as_text() -> None:
+    assert text(planted()) == GOLDEN
+
+
+@pytest.mark.usefixtures("lease_frees_under_a_write")
+def test_a_planted_bug_as_mermaid() -> None:
+    lines = [line.strip() for line in mermaid(planted()).splitlines()]
+    assert lines[:4] == [
+        "sequenceDiagram",
+        "title strict push, TP 1 to 1#59; mutant lease frees under a write",
+        "actor client",
+        "participant router",
+    ]
+    assert "router->>D: 2. decode u0-d0000000" in lines
+    assert "P_r0-->>wire: WRITE u0-d0000000 r0-#gt;r0, generation 10 -#gt; generation 20" in lines
+    assert "Note over P_r0: 7. timer LEASE x0 at P.r0<br/>x0 for u0-d0000000: IN_FLIGHT -#gt; GONE" in lines
+    assert lines[-3:] == ["rect rgb(255, 205, 205)", "Note over P: S2: x0 is released under a WRITE", "end"]
+
+
+def told(scope: Scope, *moves: str) -> Diagram:
+    story = record(Relation(scope), moves)
+    assert story.moves == list(moves)
+    return collect(story)
+
+
+def lines(drawn: Diagram, *styles: Style) -> list[tuple[str, str | None, str]]:
+    return [(line.at, line.to, line.text) for line in drawn.lines if line.style in styles]
+
+
+TO_FLIGHT = (
+    "finish x0",
+    f"decode {REQUEST}",
+    f"admit {REQUEST}",
+    "handshake D.r0 -> P.r0",
+    f"deliver Register {REQUEST} D.r0 -> P.r0",
+    "handshake P.r0 -> D.r0",
+)
+
+
+def test_a_dropped_frame_stops_in_the_wire_and_a_copy_comes_out_of_it() -> None:
+    frame = f"Register {REQUEST} D.r0 -> P.r0"
+    drawn = told(Scope(dup=1, drop=1), *TO_FLIGHT[:4], f"duplicate {frame}", f"drop {frame}", f"late {frame}")
+    assert ("wire", None, f"duplicate {frame}") in lines(drawn, Style.NOTE)
+    assert lines(drawn, Style.LOST) == [("wire", "P.r0", f"drop {frame}")]
+    assert ("wire", "P.r0", f"late {frame}") in lines(drawn, Style.SENT)
+    rows = text(drawn).splitlines()
+    assert "   │      │   │   │  x─│    │   │  6 drop Register u0-d0000000 D.r0 -> P.r0" in rows
+    assert f"wire-xP_r0: 6. drop {frame}".replace(">", "#gt;") in mermaid(drawn)
+
+
+def test_a_write_reads_its_source_and_lands_piece_by_piece() -> None:
+    write = f"PostWrite {REQUEST} r0->r0 by P.r0"
+    steps = [f"{verb} {write} piece {piece}" for piece in (1, 2) for verb in ("read", "land")]
+    drawn = told(Scope(chunks=2), *TO_FLIGHT, *steps, f"notice {write}", f"ended {write}")
+    assert lines(drawn, Style.BYTES)[1:] == [
+        ("P.r0", "wire", steps[0]),
+        ("wire", "D.r0", steps[1]),
+        ("P.r0", "wire", steps[2]),
+        ("wire", "D.r0", steps[3]),
+    ]
+    assert ("wire", "D.r0", f"notice {write}") in lines(drawn, Style.SENT)
+    assert ("wire", "P.r0", f"ended {write}") in lines(drawn, Style.SENT)
+    assert lines(drawn, Style.BLOCKS)[-2:] == [
+        ("D", None, f"{REQUEST} committed: its KV is visible"),
+        ("P", None, "generation 10 of x0 released"),
+    ]
+
+
+def test_at_once_a_read_goes_from_p_through_the_wire_to_d() -> None:
+    read = f"PostRead {REQUEST} r0->r0 by D.r0"
+    drawn = told(
+        Scope(pulls=True),
+        *("finish x0", f"decode {REQUEST}", f"admit {REQUEST}", "handshake D.r0 -> P.r0"),
+        *(f"land {read}", f"ended {read}"),
+    )
+    assert lines(drawn, Style.BYTES)[:2] == [
+        ("D.r0", "wire", f"READ {REQUEST} r0->r0, P.r0 -> generation 20"),
+        ("P.r0", "D.r0", f"land {read}"),
+    ]
+    assert "   │      │   │   │════╪═══>│   │  5 land PostRead" in text(drawn)
+
+
+def test_an_abort_comes_from_the_client_and_its_blocks_are_followed() -> None:
+    write, cancel = f"PostWrite {REQUEST} r0->r0 by P.r0", f"deliver Cancel {REQUEST} D.r0 -> P.r0"
+    drawn = told(Scope(), *TO_FLIGHT, f"abort {REQUEST}", cancel, f"land {write}", f"notice {write}")
+    assert ("client", "D", f"abort {REQUEST}") in lines(drawn, Style.TOLD)
+    assert ("D", "router", f"{REQUEST} resolved: CANCELLED, CANCELLED") in lines(drawn, Style.TOLD)
+    assert [what for at, _, what in lines(drawn, Style.BLOCKS, Style.PHASE) if at == "D"] == [
+        f"{REQUEST}: QUEUED",
+        f"{REQUEST}: generation 20 in blocks 200, 201",
+        f"{REQUEST}: QUEUED -> WAITING",
+        f"{REQUEST}: WAITING -> QUARANTINED",
+        "generation 20 in quarantine",
+        f"{REQUEST}: QUARANTINED -> GONE",
+        "generation 20 freed",
+    ]
+
+
+def test_a_death_is_over_its_engine_and_takes_what_was_under_way() -> None:
+    drawn = told(Scope(p_restart=1, p_tp=2), "finish x0", f"decode {REQUEST}", f"admit {REQUEST}", "restart P")
+    assert lines(drawn, Style.NOTE)[-1] == ("P", "P.r1", "restart P")
+    assert "*───*────*" in text(drawn)
+    assert "Note over P,P_r1: 4. restart P" in mermaid(drawn)
+    lost = told(Scope(p_restart=1), *TO_FLIGHT[:4], "restart P")
+    assert lines(lost, Style.LOST) == [("wire", "P.r0", f"Register {REQUEST}")]
+
+
+def test_the_router_says_how_the_prefill_leg_ended_where_the_dialect_rests_on_it() -> None:
+    drawn = told(Scope(dialect=VLLM_COMPAT), f"decode {REQUEST}", "finish x0")
+    assert ("router", "D", f"prefill leg of {REQUEST} ended well") in lines(drawn, Style.TOLD)
+
+
+def test_what_lags_within_an_engine_is_on_no_wire() -> None:
+    drawn = told(Scope(lagging=True), "finish x0", "deliver SourceReady u0-e0000000 P -> P.r0")
+    assert ("P", "P.r0", "SourceReady u0-e0000000") in lines(drawn, Style.TOLD)
+    assert ("P.r0", None, "deliver SourceReady u0-e0000000 P -> P.r0") in lines(drawn, Style.NOTE)
+
+
+def test_that_something_never_ends_is_said_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONSUMER_RULES, (QUARANTINED, CancelDue), lambda cell, event, now, ctx: (cell, NOTHING))
+    world = Relation(Scope(drop=2, deadline=0, stall=0))
+    found = shortest(world)
+    assert found is not None
+    assert found.broken.name == "L"
+    last = collect(record(world, named(world, found.moves))).lines[-1]
+    assert (last.style, last.at, last.to) == (Style.BROKEN, "client", "D")
+    assert last.text.startswith("L: with faults over it never ends: ")
+
+
+def test_what_is_not_possible_is_shown_as_skipped_under_its_own_number() -> None:
+    story = StoryFile(
+        scope=Scope(),
+        steps=(Step(move="restart P"), Step(move="finish x0")),
+        information=Information(note="one; two #3"),
+    )
+    drawn = collect(story)
+    assert [(line.number, line.text) for line in drawn.lines if line.number] == [
+        (1, "skipped, it is not possible: restart P"),
+        (2, "finish x0"),
+    ]
+    assert "title strict push, TP 1 to 1#59; one#59; two #35;3" in mermaid(drawn)
+
+
+def test_every_move_and_every_effect_has_a_shape() -> None:
+    assert set(diagram._MOVES) == set(Relation(Scope()).do)
+    assert set(diagram._EFFECTS) == set(typing.get_args(effects.Effect))
+
+
+SCOPES = [
+    Scope(drop=2, dup=2, delay=1, sync=1, cancel=1, lose=1),
+    Scope(chunks=3, done_is_remote=False, err=1, p_restart=1, d_restart=1),
+    Scope(pulls=True, err=1, sync=1, unreachable=1, d_restart=1),
+    Scope(requests=2, same_product=True, dup=1, prefill_abort=1),
+    Scope(dialect=VLLM_COMPAT, drop=1, sync=1),
+    Scope(p_tp=2, d_tp=2, lagging=True, lose=1),
+]
+IDS = r"(client|router|wire|P|D|[PD]_r\d)"
+GRAMMAR = re.compile(
+    rf"sequenceDiagram|title [^;#]*(#\w+;[^;#]*)*|actor client|participant {IDS}( as [PD](\.r\d)?)?|box [a-z ]+|end"
+    rf"|rect rgb\(255, 205, 205\)|(Note over {IDS}(,{IDS})?|{IDS}(->>|-\)|-x|-->>){IDS}): [^;#]+(#\w+;[^;#]*)*"
+)
+
+
+@given(st.sampled_from(SCOPES), st.lists(st.integers(0, 10_000), max_size=40))
+def test_any_story_can_be_drawn(scope: Scope, choices: list[int]) -> None:
+    world = Relation(scope)
+    state = world.start()
+    moves = []
+    for choice in choices:
+        possible = world.moves(state)
+        if possible:
+            move = possible[choice % len(possible)]
+            moves.append(names.name(world, state, move))
+            state = world.apply(state, move)
+    story = record(Relation(scope), moves)
+    drawn = collect(story)
+    assert [(line.number, line.text) for line in drawn.lines if line.number] == list(enumerate(moves, 1))
+    one = scope.p_tp == scope.d_tp == 1
+    rows = text(drawn, 80 if one else 100).splitlines()
+    assert max(map(len, rows)) <= (80 if one else 100)
+    for row in mermaid(drawn).splitlines():
+        assert GRAMMAR.fullmatch(row.strip()), row
+    assert collect(story) == drawn
+
+
+def test_the_words_wrap_and_nothing_is_lost_of_them() -> None:
+    words = "it is " + "very " * 40 + "long"
+    drawn = Diagram("a title", ("P", "P.r0"), ("D.r0", "D"), (Line(Style.NOTE, "D", words),))
+    rows = text(drawn, 80).splitlines()
+    assert " ".join(" ".join(row[33:].split()) for row in rows[2:-1]).split() == words.split()
+    assert {row[:33].replace("*", "│") for row in rows[2:-1]} == {rows[3][:33]}

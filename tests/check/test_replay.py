@@ -1,0 +1,281 @@
+"""Told again, a story is the same story; and where it is not, the first difference is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdflow.protocol import producer_rules
+from pdflow.protocol.dialect import VLLM_COMPAT
+from pdflow.protocol.lease import expired_unclaimed
+from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
+from sim.check import names
+from sim.check.digest import digest
+from sim.check.relation import Relation
+from sim.check.replay import lenient, named, record, strict
+from sim.check.scope import Scope
+from sim.check.search import explore, shortest
+from sim.check.story import Step, StoryFile, Verdict, decode, encode, read
+
+ROOT = Path(__file__).resolve().parents[2]
+REPLAYS = sorted((ROOT / "tests/replays").glob("*.json"))
+REQUEST = "u0-d0000000"
+
+SCOPES = [
+    Scope(drop=1, dup=1, sync=1, cancel=1),
+    Scope(p_tp=2, lose=1, err=1),
+    Scope(d_tp=2, lagging=True, dup=1),
+    Scope(requests=2, same_product=True, p_restart=1, d_restart=1),
+    Scope(chunks=2, done_is_remote=False, err=1, dup=1),
+    Scope(pulls=True, drop=1, err=1, sync=1, unreachable=1),
+    Scope(dialect=VLLM_COMPAT, p_tp=2, dup=1, prefill_abort=1),
+    Scope(dialect=VLLM_COMPAT, pulls=True, requests=2, sync=1),
+]
+
+
+def wander(scope: Scope, choices: list[int]) -> list[str]:
+    """The names of a random path."""
+    world = Relation(scope)
+    state = world.start()
+    told = []
+    for choice in choices:
+        moves = world.moves(state)
+        if not moves:
+            break
+        move = moves[choice % len(moves)]
+        told.append(names.name(world, state, move))
+        state = world.apply(state, move)
+    return told
+
+
+PATHS = st.tuples(st.sampled_from(SCOPES), st.lists(st.integers(0, 10_000), max_size=30))
+
+
+@given(PATHS)
+def test_a_story_told_again_is_the_same(path: tuple[Scope, list[int]]) -> None:
+    scope, choices = path
+    told = wander(scope, choices)
+    story = decode(encode(record(Relation(scope), told)))
+    assert story.moves == told
+    replayed = strict(Relation(scope), story)
+    assert replayed.mismatch is None
+    assert replayed.confirms(story)
+    assert replayed.applied == tuple(told)
+    assert lenient(Relation(scope), told) == replayed
+
+
+@given(PATHS, st.data())
+def test_leniently_what_is_impossible_is_skipped(path: tuple[Scope, list[int]], data: st.DataObject) -> None:
+    """And what was done is a story of its own: this is what shrinking rests on."""
+    scope, choices = path
+    told = wander(scope, choices)
+    kept = data.draw(st.lists(st.sampled_from(told), unique=True)) if told else []
+    world = Relation(scope)
+    once = lenient(world, [*kept, "deliver nothing"])
+    assert len(once.applied) + len(once.skipped) == len(kept) + 1
+    again = lenient(world, once.applied)
+    assert not again.skipped
+    assert again == attrs.evolve(once, skipped=())
+
+
+def test_digests_do_not_depend_on_the_order_in_which_values_were_met() -> None:
+    scope = Scope(dup=1, deadline=0, stall=0)
+    told = wander(scope, list(range(100, 130)))
+    used = Relation(scope)
+    explore(used)
+    assert record(used, told) == record(Relation(scope), told)
+
+
+def test_states_have_one_digest_each() -> None:
+    """Of a whole scope: 64 bits suffice, and nothing of a state is left out."""
+    world = Relation(Scope(dup=1, deadline=0, stall=0))
+    seen = {world.start()}
+    level = list(seen)
+    while level:
+        after = {world.apply(state, move) for state in level for move in world.moves(state)} - seen
+        seen |= after
+        level = sorted(after)
+    assert len(seen) > 1000
+    assert len({digest(world, state) for state in seen}) == len(seen)
+
+
+WANDERING = """
+import random
+from sim.check import names, replay, story
+from sim.check.relation import Relation
+from sim.check.scope import Scope
+
+for scope in (Scope(requests=2, d_tp=2, dup=2, lose=1, lagging=True), Scope(pulls=True, sync=2, p_restart=1)):
+    for seed in range(5):
+        world, told, rng = Relation(scope), [], random.Random(seed)
+        state = world.start()
+        while len(told) < 60 and (moves := world.moves(state)):
+            move = rng.choice(moves)
+            told.append(names.name(world, state, move))
+            state = world.apply(state, move)
+        print(story.encode(replay.record(world, told)))
+"""
+
+
+def test_digests_do_not_depend_on_the_hash_seed() -> None:
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", WANDERING],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1]
+    assert said[0].count('"after"') > 150
+
+
+# Where it differs.
+
+
+def story(*moves: str, scope: Scope | None = None) -> StoryFile:
+    world = Relation(scope or Scope(dup=1))
+    told = record(world, moves)
+    assert told.moves == list(moves)
+    return told
+
+
+def with_step(old: StoryFile, k: int, move: str) -> StoryFile:
+    steps = list(old.steps)
+    steps[k - 1] = Step(move=move, after=steps[k - 1].after)
+    return msgspec.structs.replace(old, steps=tuple(steps))
+
+
+def test_a_move_that_is_not_possible_is_named_with_what_is() -> None:
+    told = story("finish x0", f"decode {REQUEST}", f"admit {REQUEST}", "handshake D.r0 -> P.r0")
+    mismatch = strict(Relation(told.scope), with_step(told, 3, "admit u0-d000000")).mismatch
+    assert mismatch is not None
+    assert (mismatch.step, mismatch.expected) == (3, "admit u0-d000000")
+    assert f"admit {REQUEST}" in mismatch.possible
+    assert mismatch.digests == (told.steps[1].after, told.steps[1].after)
+    assert str(mismatch).startswith(
+        f"step 3: expected admit u0-d000000; it is not possible now (did you mean admit {REQUEST}?)\n"
+        f"  possible are:\n    admit {REQUEST}\n    abort {REQUEST}\n"
+    )
+
+
+def test_the_first_state_that_differs_is_named_with_both_digests() -> None:
+    told = story("finish x0", f"decode {REQUEST}", f"admit {REQUEST}")
+    other = with_step(told, 2, "timer LEASE x0 at P.r0")
+    replayed = strict(Relation(told.scope), other)
+    mismatch = replayed.mismatch
+    assert mismatch is not None
+    assert (mismatch.step, mismatch.expected) == (2, "timer LEASE x0 at P.r0")
+    assert mismatch.digests is not None
+    assert mismatch.digests[0] == told.steps[1].after != mismatch.digests[1]
+    assert replayed.applied == ("finish x0", "timer LEASE x0 at P.r0")
+    assert "it leads to another state than in the story" in str(mismatch)
+    assert f"{told.steps[1].after} in the story" in str(mismatch)
+    assert not replayed.confirms(other)
+
+
+def test_a_start_that_differs_is_step_0() -> None:
+    told = msgspec.structs.replace(story("finish x0"), start="0" * 16)
+    mismatch = strict(Relation(told.scope), told).mismatch
+    assert mismatch is not None
+    assert str(mismatch).startswith("step 0: expected the state before the first step; it leads to another state")
+
+
+def test_steps_without_digests_are_not_compared() -> None:
+    told = story("finish x0", f"decode {REQUEST}")
+    bare = msgspec.structs.replace(told, start=None, steps=tuple(Step(move=move) for move in told.moves))
+    assert strict(Relation(told.scope), bare).confirms(bare)
+
+
+def test_where_nothing_can_happen_any_more_that_is_said() -> None:
+    scope = Scope(abort=0, deadline=0, stall=0)
+    told = story("finish x0", "timer LEASE x0 at P.r0", scope=scope)
+    longer = msgspec.structs.replace(told, steps=(*told.steps, *(Step(move="restart P"),) * 2))
+    assert "it is not possible now" in str(strict(Relation(scope), longer).mismatch)
+
+
+def test_another_verdict_than_the_recorded_one_is_no_confirmation() -> None:
+    told = story("finish x0")
+    claims = msgspec.structs.replace(told, verdict=Verdict(invariant="S2", what="x0 is released under a WRITE"))
+    replayed = strict(Relation(told.scope), claims)
+    assert replayed.mismatch is None
+    assert replayed.verdict is None
+    assert not replayed.confirms(claims)
+
+
+# A planted bug.
+
+
+@pytest.fixture
+def lease_frees_under_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(producer_rules.RULES, (IN_FLIGHT, LeaseEnded), expired_unclaimed)
+
+
+@pytest.mark.usefixtures("lease_frees_under_a_write")
+def test_the_shortest_story_of_a_planted_bug_replays_to_the_same_verdict() -> None:
+    world = Relation(Scope())
+    found = shortest(world)
+    assert found is not None
+    told = decode(encode(record(world, named(world, found.moves), mutant="lease frees under a write")))
+    assert told.verdict == Verdict(invariant=found.broken.name, what=found.broken.what)
+    assert len(told.steps) == len(found.moves)
+    assert told.steps[-1].after is None
+    replayed = strict(Relation(Scope()), told)
+    assert replayed.verdict == told.verdict
+    assert replayed.confirms(told)
+    # Other budgets, the same names: a mutant's story told in a larger scope.
+    assert lenient(Relation(Scope(drop=1, dup=1)), told.moves).verdict == told.verdict
+
+
+def test_without_its_mutant_a_story_says_at_which_step_it_differs(lease_frees_under_a_write, monkeypatch) -> None:
+    world = Relation(Scope())
+    found = shortest(world)
+    told = record(world, named(world, found.moves))
+    monkeypatch.undo()
+    replayed = strict(Relation(Scope()), told)
+    assert replayed.mismatch is None
+    assert replayed.verdict is None
+    assert not replayed.confirms(told)
+
+
+@pytest.mark.usefixtures("lease_frees_under_a_write")
+def test_a_story_that_goes_on_after_its_violation_is_not_the_same() -> None:
+    world = Relation(Scope())
+    found = shortest(world)
+    assert found is not None
+    told = record(world, named(world, found.moves))
+    longer = msgspec.structs.replace(told, steps=(*told.steps, Step(move="finish x0")))
+    mismatch = strict(Relation(Scope()), longer).mismatch
+    assert str(mismatch) == (
+        f"step {len(told.steps)}: expected timer LEASE x0 at P.r0; "
+        "the story goes on, but this breaks S2: x0 is released under a WRITE"
+    )
+
+
+# What was found once.
+
+
+@pytest.mark.parametrize("file", REPLAYS, ids=lambda path: path.stem)
+def test_what_was_found_once_ends_well(file: Path) -> None:
+    told = read(file)
+    assert told.mutant is None, "a mutant's story belongs to the mutants' tests"
+    assert told.information.note, "one line on what was wrong"
+    replayed = strict(Relation(told.scope), told)
+    assert replayed.mismatch is None, replayed.mismatch
+    assert replayed.verdict is None
+    assert replayed.confirms(told)
+
+
+def test_there_are_stories_to_replay() -> None:
+    assert len(REPLAYS) >= 2
