@@ -108,6 +108,8 @@ class Cluster:
         self.holding: set[str] = set()
         self.unreachable: set[str] = set()
         """Addresses that no handshake reaches."""
+        self.lagging: set[str] = set()
+        """Endpoints that are told things late: an "order" to them waits in `pending` like all else."""
         self.log: list[tuple[str, Any]] = []
         """Every effect, with the node that wanted it."""
         self.words: dict[tuple[str, int], int] = {}
@@ -155,7 +157,11 @@ class Cluster:
     # What engines and clients do.
 
     def prefill(self, xid: str, engine: str = "P", request_id: str | None = None) -> None:
-        self.feed(engine, PrefillQueued(xid, request_id or f"p-{xid}"))
+        self.feed(engine, PrefillQueued(xid, request_id or self.prefill_id(xid)))
+
+    def prefill_id(self, xid: str) -> str:
+        """P's internal id of a prompt, unless a test says otherwise."""
+        return f"p-{xid}"
 
     def allocate(self, num_blocks: int) -> Allocation:
         self.generation += 1
@@ -175,7 +181,7 @@ class Cluster:
         for params in self.answers.values():
             if params.xid == xid:
                 return params
-        return KvParams(self.infos[engine], xid, f"p-{xid}", num_tokens)
+        return KvParams(self.infos[engine], xid, self.prefill_id(xid), num_tokens)
 
     def decode(
         self, request_id: str, xid: str, engine: str = "D", prefill: str = "P", deadline_ns: int = 0, blocks: int = 4
@@ -223,7 +229,9 @@ class Cluster:
             for effect in effects:
                 out.append(effect)
                 self.log.append((at, effect))
-                if type(effect) is Tell:
+                if type(effect) is Tell and effect.to in self.lagging:
+                    self.pending.append(Item("order", at, effect.to, effect.event))
+                elif type(effect) is Tell:
                     queue.append((effect.to, effect.event))
                 else:
                     self.do(at, effect)
