@@ -8,7 +8,6 @@ file alone can be; whether its moves are possible is replay.py's. Format: CHECKE
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -137,16 +136,16 @@ def decode(text: str | bytes, file: str = "story") -> StoryFile:
     )
 
 
-def read(path: str | os.PathLike[str]) -> StoryFile:
+def read(path: str | Path) -> StoryFile:
     """Raises StoryError."""
     try:
         raw = Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise StoryError(os.fspath(path), "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return decode(raw, os.fspath(path))
+        raise StoryError(str(path), "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return decode(raw, str(path))
 
 
-def write(path: str | os.PathLike[str], story: StoryFile) -> None:
+def write(path: str | Path, story: StoryFile) -> None:
     """Raises OSError."""
     Path(path).write_text(encode(story), encoding="utf-8")
 
