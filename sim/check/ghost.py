@@ -27,10 +27,10 @@ from pdflow.protocol.effects import (
     Send,
 )
 from pdflow.protocol.events import Received
-from pdflow.protocol.ids import KvParams, rank_address
+from pdflow.protocol.ids import KvParams, Reg, rank_address
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, SyncReply
 from pdflow.protocol.values import Address
-from sim.check.cluster import SOURCE, TARGET, Cluster
+from sim.check.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster
 
 
 class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of error)
@@ -183,10 +183,16 @@ class Judge:
             claims += [item.reg for item in message.items if item.progress is Progress.SENT]
         cluster = self.cluster
         for reg in claims:
+            if self.dead(draft, reg):
+                continue  # Nobody is left to believe it.
             i = cluster.requests.index(reg.request_id)
             pair = (cluster.p_ranks.index(node), cluster.d_ranks.index(effect.to))
             if not draft.landed[i] & cluster.bit[pair]:
                 raise Broken("S7", f"{node} claims to have sent {reg.request_id}, which has not landed")
+
+    def dead(self, draft: Sketch, reg: Reg) -> bool:
+        """Whether a former life of D registered this. vLLM's registrations do not say whose they are."""
+        return reg.incarnation not in (0, FIRST_LIFE["D"] + draft.lives[1])
 
     def shook(self, draft: Sketch, node: Address, effect: Handshake, event: Any) -> None:
         draft.tasks.append(("handshake", self.cluster.at[node], self.cluster.at[effect.peer]))
@@ -210,6 +216,10 @@ class Judge:
             raise Broken("S2", f"{node} writes from a released product")
         if product != cluster.product_of[i]:
             draft.content[i] = Content.FOREIGN
+        if self.dead(draft, effect.op.reg):
+            # Its process went, and with it what its blocks' addresses meant: the handle ends badly, and nothing lands.
+            draft.ops.append((self.operations.of((node, draft.lives[0], effect)), READING | ENDED_ERR))
+            return
         if draft.stages[i] not in (Stage.ADMITTED, Stage.RESOLVED) or effect.grant.target.generation != TARGET + i:
             raise Broken("S1", f"{node} writes into blocks that {cluster.requests[i]} does not hold")
         self.post(draft, node, effect, i)

@@ -425,9 +425,9 @@ class Relation(World):
         ops = []
         for op, flags in self.ops_of(draft):
             node, _, effect = self.operations(op)
-            if {node, _other(effect)} == {name, peer} and flags & FLYING:
-                told = flags & (ENDED_ERR | TOLD | ORPHAN)
-                flags = flags & ~FLYING if told else flags & ~FLYING | ENDED_ERR
+            if {node, _other(effect)} == {name, peer}:
+                if flags & FLYING:
+                    flags = flags & ~FLYING | _cut(flags)
                 if flags & TOLD and node == name:
                     flags = 0
             ops.append((op, flags))
@@ -575,7 +575,7 @@ class Relation(World):
         if type(effect) is PostWrite:
             flags &= ~NOTICE
             if flags & FLYING:
-                return flags & ~FLYING | (0 if flags & (ENDED_ERR | TOLD) else ENDED_ERR)
+                return flags & ~FLYING | _cut(flags)
         return flags
 
 
@@ -584,6 +584,11 @@ _AFTER_P: dict[int, int] = {Product.HELD: Product.RELEASED, Product.QUEUED: Prod
 
 def _with(values: tuple[Any, ...], i: int, value: Any) -> Any:
     return (*values[:i], value, *values[i + 1 :])
+
+
+def _cut(flags: int) -> int:
+    """What is still to be said of an operation that can land no more: a handle ends once."""
+    return ENDED_ERR if flags & READING and not flags & (ENDED_OK | ENDED_ERR | TOLD | ORPHAN) else 0
 
 
 def _other(effect: PostWrite | PostRead) -> Address:
