@@ -84,6 +84,33 @@ def _simulate(scenario: Scenario, **options: Any) -> int:
 
 
 @cli.command()
+@click.argument("what", default="all")
+@click.option("--dialect", type=click.Choice(["strict", "vllm-compat"]), help="Only scopes of this dialect.")
+@click.option("--only", metavar="WORDS", help="Only scopes with these words in their names, nightly ones included.")
+@click.option("--large", is_flag=True, help="The nightly scopes too: minutes, and up to 6 GB.")
+@click.option("--budget", type=float, metavar="SECONDS", help="Stop after so long; exit 3 if that came first.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes; as many as there are processors.")
+@click.option("--seed", type=int, default=1, metavar="N", help="Of random walks.")
+@click.option("--out", type=click.Path(file_okay=False), default="check", metavar="DIR", help="Where stories go.")
+@click.option("--json", "as_json", is_flag=True, help="One object with a row per scope, race or mutant.")
+@click.option("--replay", type=click.Path(), metavar="FILE", help="Tell one story again, strictly.")
+@click.option("--diagram", type=click.Path(), metavar="FILE", help="Draw one story: text, and a Mermaid diagram.")
+@click.pass_context
+def check(
+    ctx: click.Context, /, what: str, replay: str | None, diagram: str | None, out: str, as_json: bool, **limits: Any
+) -> None:
+    """Check the protocol: what can happen, in every order.
+
+    WHAT is all, scopes, walk, mutants, races or a SCENARIO.toml. Says what was covered, or writes the shortest story
+    that breaks an invariant into --out and exits with 1.
+    """
+    command = importlib.import_module("sim.check.command")
+    if replay is not None or diagram is not None:
+        ctx.exit(command.replay(replay) if replay is not None else command.diagram(diagram))
+    ctx.exit(command.check(what, command.options(out=out, json=as_json, **limits)))
+
+
+@cli.command()
 @click.argument("scenario", metavar="FILE", type=click.Path())
 @_SET
 def validate(scenario: str, overrides: tuple[str, ...]) -> None:

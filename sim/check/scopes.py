@@ -60,8 +60,8 @@ SCOPES = (
         "done before it has landed",
         Scope(done_is_remote=False, err=1, drop=1),
         EVERY_END | _resolved("IO"),
-        6908,
-        22777,
+        6373,
+        20923,
     ),
     Named("half of the prompt is here", Scope(hit_tokens=BLOCK_TOKENS, drop=1, dup=1), EVERY_END, 24923, 91714),
     Named("all of the prompt is here", Scope(hit_tokens=TOKENS, drop=1, dup=1), ENDS, 96, 175),
@@ -103,8 +103,8 @@ SCOPES = (
         "both start again",
         Scope(p_restart=1, d_restart=1, drop=1, dup=1, deadline=0, stall=0),
         EVERY_END,
-        34157,
-        154891,
+        34139,
+        154873,
     ),
     Named(
         "flapping links and a new P", Scope(lose=2, p_restart=1, sync=1, deadline=0, stall=0), EVERY_END, 46639, 194880
@@ -154,7 +154,7 @@ SCOPES = (
     ),
     Named("compat, D starts again", Scope(dialect=COMPAT, d_restart=1), ENDS, 294, 588),
     Named(
-        "compat, done before it has landed", Scope(dialect=COMPAT, done_is_remote=False, drop=1, err=1), ENDS, 234, 515
+        "compat, done before it has landed", Scope(dialect=COMPAT, done_is_remote=False, drop=1, err=1), ENDS, 228, 502
     ),
     Named(
         "compat pull",

@@ -1,0 +1,173 @@
+"""Searching several scopes, one after the other or in processes, within a budget of time and memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from queue import Empty
+from typing import Any
+
+import attrs
+
+from sim.check.ghost import Broken
+from sim.check.relation import Relation
+from sim.check.replay import named, record
+from sim.check.scope import Scope
+from sim.check.scopes import Named
+from sim.check.search import Coverage, explore, shortest
+from sim.check.story import Information, StoryFile
+
+MEMORY_BYTES = 6_000_000_000
+"""Of all processes together."""
+PROGRESS_S = 0.25
+
+
+@attrs.frozen
+class Limits:
+    """When to stop. `until_s` is on the clock of time.monotonic."""
+
+    until_s: float = float("inf")
+    memory_bytes: int = MEMORY_BYTES
+    """Of one process."""
+
+
+@attrs.frozen(kw_only=True)
+class Searched:
+    """What a search of one scope has found."""
+
+    name: str
+    scope: Scope
+    states: int = 0
+    transitions: int = 0
+    depth: int = 0
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    stopped_by: str = ""
+    """"time" or "memory"; empty for a search that saw everything, or found something."""
+    goals: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
+    """Goals that a complete search never reached."""
+    story: StoryFile | None = None
+    """The shortest way to something that does not hold."""
+
+    @property
+    def holds(self) -> bool:
+        return not (self.stopped_by or self.missed or self.story)
+
+
+Progress = Callable[[str, Coverage, int], None]
+"""Shown a scope's name, what its search has seen, and its process's memory in bytes."""
+
+
+def search(what: Named, limits: Limits, progress: Progress) -> Searched:
+    """One scope, whole."""
+    world = Relation(what.scope)
+    began = time.process_time()
+    stopped_by = ""
+    shown_at = 0.0
+
+    def tick(coverage: Coverage) -> bool:
+        nonlocal stopped_by, shown_at
+        now = time.monotonic()
+        if now > limits.until_s:
+            stopped_by = "time"
+        elif peak_bytes() > limits.memory_bytes:
+            stopped_by = "memory"
+        if now > shown_at + PROGRESS_S:
+            shown_at = now
+            progress(what.name, coverage, peak_bytes())
+        return bool(stopped_by)
+
+    story = None
+    coverage = Coverage()
+    try:
+        coverage = explore(world, limit=1 << 62, tick=tick)
+    except Broken as broken:
+        story = tell(what.scope, broken)
+    reached = world.judge.seen
+    return Searched(
+        name=what.name,
+        scope=what.scope,
+        states=coverage.states,
+        transitions=coverage.transitions,
+        depth=coverage.depth,
+        seconds=time.process_time() - began,
+        peak_bytes=peak_bytes(),
+        stopped_by=stopped_by,
+        goals=tuple(sorted(reached)),
+        missed=tuple(sorted(what.goals - reached.keys())) if coverage.complete else (),
+        story=story,
+    )
+
+
+def tell(scope: Scope, broken: Broken) -> StoryFile:
+    """Search again, for the way there."""
+    world = Relation(scope)
+    story = shortest(world)
+    if story is None:
+        raise AssertionError(f"found once and never again: {broken}")
+    return record(world, named(world, story.moves), information=Information(scheduler="breadth first"))
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had. Linux counts it in KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def search_all(
+    scopes: Sequence[Named], jobs: int, until_s: float, progress: Progress, waiting: Callable[[], None]
+) -> Iterator[Searched]:
+    """Every scope, as each ends; those that were not begun when the time ran out are stopped by it.
+
+    Args:
+        waiting: called again and again while nothing has ended.
+    """
+    limits = Limits(until_s, MEMORY_BYTES // max(1, jobs))
+    if jobs == 1:
+        for what in scopes:
+            yield search(what, limits, progress)
+        return
+    # The larger ones first: the last to end is then one of the small.
+    order = sorted(scopes, key=lambda what: -what.states)
+    context = multiprocessing.get_context("forkserver")
+    with context.Manager() as manager:
+        news = manager.Queue()
+        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_hired, initargs=(news,)) as pool:
+            pending: set[Future[Searched]] = {pool.submit(_search, what, limits) for what in order}
+            try:
+                while pending:
+                    done, pending = wait(pending, timeout=PROGRESS_S, return_when=FIRST_COMPLETED)
+                    for title, coverage, memory in _drained(news):
+                        progress(title, coverage, memory)
+                    waiting()
+                    for future in done:
+                        yield future.result()
+            except BaseException:
+                for future in pending:
+                    future.cancel()
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                raise
+
+
+_news: Any = None
+
+
+def _hired(news: Any) -> None:
+    global _news
+    _news = news
+
+
+def _search(what: Named, limits: Limits) -> Searched:
+    return search(what, limits, lambda *seen: _news.put(seen))
+
+
+def _drained(news: Any) -> Iterator[tuple[str, Coverage, int]]:
+    while True:
+        try:
+            yield news.get_nowait()
+        except Empty:
+            return

@@ -1,0 +1,89 @@
+"""What `pdflow check` shows: a board while it searches, tables when it has ended. Reads well at 80 columns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sim.check.crew import Searched
+from sim.check.search import Coverage
+
+
+class Board:
+    """The searches under way, on stderr; nothing where nobody watches."""
+
+    def __init__(self, total: int, quiet: bool = False) -> None:
+        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self.live = None if quiet or not console.is_terminal else Live(console=console, transient=True, screen=False)
+        self.total = total
+        self.done = 0
+        self.states = 0
+        self.began = time.monotonic()
+        self.now: dict[str, tuple[Coverage, int]] = {}
+
+    def __enter__(self) -> Board:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def searching(self, name: str, coverage: Coverage, memory_bytes: int) -> None:
+        self.now[name] = (coverage, memory_bytes)
+        self.refresh()
+
+    def ended(self, one: Searched) -> None:
+        self.now.pop(one.name, None)
+        self.done += 1
+        self.states += one.states
+        self.refresh()
+
+    def refresh(self) -> None:
+        if self.live is None:
+            return
+        spent = time.monotonic() - self.began
+        states = self.states + sum(coverage.states for coverage, _ in self.now.values())
+        lines = [f"{self.done} of {self.total} scopes · {states:,} states · {states / spent:,.0f}/s · {spent:,.0f} s"]
+        for name, (coverage, memory_bytes) in self.now.items():
+            figures = f"{coverage.states:,} states, frontier {coverage.frontier:,}, depth {coverage.depth}"
+            lines.append(f"  {name[:30]:30} {figures}, {memory_bytes / 1e6:,.0f} MB")
+        self.live.update(Text("\n".join(lines)))
+
+
+def scopes_table(ended: Sequence[Searched]) -> Table:
+    """A line for each scope, and what the whole covers."""
+    table = Table(box=None, pad_edge=False, show_footer=False)
+    table.add_column("scope", overflow="fold")
+    for title in ("states", "transitions", "depth", "states/s"):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    for one in ended:
+        speed = f"{one.states / one.seconds:,.0f}" if one.seconds else ""
+        table.add_row(
+            one.name, f"{one.states:,}", f"{one.transitions:,}", str(one.depth), speed, Text(_word(one), _style(one))
+        )
+    states, transitions = sum(one.states for one in ended), sum(one.transitions for one in ended)
+    held = sum(one.holds for one in ended)
+    table.add_section()
+    table.add_row(f"{held} of {len(ended)} hold", f"{states:,}", f"{transitions:,}", "", "", "")
+    return table
+
+
+def _word(one: Searched) -> str:
+    if one.story is not None:
+        verdict = one.story.verdict
+        return f"{verdict.invariant if verdict else '?'} broken in {len(one.story.steps)} steps"
+    if one.missed:
+        return f"vacuous: never {', '.join(one.missed)}"
+    return f"stopped: {one.stopped_by}" if one.stopped_by else "holds"
+
+
+def _style(one: Searched) -> str:
+    return "bold red" if one.story or one.missed else "yellow" if one.stopped_by else ""
