@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pdflow.protocol.events import TimerFired
 from pdflow.protocol.timers import Timer, TimerKind
 from sim.check.ghost import Broken, Product, Stage
+from sim.check.prompt import prompt
 from sim.check.relation import Relation
 from sim.check.scope import Fault
 from sim.check.world import State
@@ -26,6 +27,9 @@ STEPS = 500
 
 def live(world: Relation, states: Iterable[State]) -> None:
     """Every one of these can settle. Raises Broken("L", ...), whose `state` is the first that cannot."""
+    if not world.scope.clocks:
+        prompt(world, states)
+        return
     good: set[State] = set()
     for state in states:
         if state not in good:

@@ -213,7 +213,7 @@ class Relation(World):
 
     def _of_timers(self, node: int, end: int, budget: int) -> Iterator[Move]:
         left = self.budgets.values[budget]
-        for i, timer in enumerate(self.armed[end]):
+        for i, timer in enumerate(self.armed[end] if self.scope.clocks else ()):
             fault = BUDGETED_TIMERS.get(timer.kind)
             if fault is None or left[fault]:
                 yield ("timer", node, i)

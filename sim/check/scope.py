@@ -87,6 +87,8 @@ class Scope:
     cancel: int = budget("repetitions of a CANCEL")
     deadline: int = budget("requests whose deadline comes", 1)
     stall: int = budget("transfers that are given up for showing no progress", 1)
+    clocks: bool = True
+    """Otherwise nothing takes as long as any timer: none fires, and none may be needed (prompt.py)."""
 
     @property
     def budget(self) -> tuple[int, ...]:

@@ -1,0 +1,80 @@
+"""Promptness: in a scope without clocks, where nothing takes as long as any timer, nothing may need one.
+
+Timers hide mistakes: whatever a peer forgets to say, some deadline says in the end. So here none fires, and of every
+state in which nothing more happens it is asked that every request has its outcome (L1), that D's blocks are free (L3),
+that P keeps no prompt which nobody wants for longer than RELEASE leaves it (L2), and that no request has failed whose
+client did not give up and whose peers could be reached (L1: its outcome is the delivery).
+
+Not judged: what only a clock can notice (a frame or an engine that is gone); where a dialect has no word for a failure,
+those who wait for one; and a second attempt at a prompt that the first has taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sim.check.ghost import Broken, Product, Stage
+from sim.check.relation import Relation
+from sim.check.scope import TOKENS, Fault
+from sim.check.world import State
+
+UNASKED = frozenset({"abort", "lose", "restart"})
+"""Moves that may always happen, for which nobody waits."""
+SILENT = (Fault.DROP, Fault.LOSE, Fault.P_RESTART, Fault.D_RESTART)
+"""What only a clock can notice."""
+TOLD = (Fault.ERR, Fault.UNREACHABLE, Fault.PREFILL_ABORT)
+"""What may rightly end a request that nobody gave up, and is told to those who wait if there is a word for it."""
+
+
+def prompt(world: Relation, states: Iterable[State]) -> None:
+    """Raises Broken("L1", "L2" or "L3", ...), whose `state` is the first at rest in which something is amiss."""
+    for state in states:
+        if all(move[0] in UNASKED for move in world.moves(state)):
+            found = amiss(world, state)
+            if found is not None:
+                found.state = state
+                raise found
+
+
+def amiss(world: Relation, state: State) -> Broken | None:
+    """What has not ended, or not well, although nothing more will happen."""
+    strict = world.scope.dialect.control_frames
+    ghost, cluster = world.ghost_of(state), world.cluster
+    left, had = world.left(state), world.scope.budget
+    spent = {fault for fault in Fault if left[fault] != had[fault]}
+    if spent.intersection(SILENT) or (spent.intersection(TOLD) and not strict):
+        return None
+    if world.scope.same_product and not strict:
+        return None
+    # SENT is the end of a prompt, whether the attempt that it was sent to still wanted it or not.
+    sent = {product for product, landed in zip(cluster.product_of, ghost.landed, strict=True) if landed}
+    failed = 0
+    for request, product, stage in zip(cluster.requests, cluster.product_of, ghost.stages, strict=True):
+        if stage == Stage.RESOLVED:
+            return Broken("L3", f"the blocks of {request} are free only when a timer has fired")
+        if stage == Stage.COMMITTED or product in sent:
+            continue
+        if stage != Stage.FREED:
+            return Broken("L1", f"{request} is {Stage(stage).name}, and waits for a timer")
+        failed += 1
+    if spent.intersection(TOLD):
+        return None
+    if failed > had[Fault.ABORT] - left[Fault.ABORT]:
+        return Broken("L1", "a request has failed that nobody gave up, though nothing was lost")
+    limit = world.cluster.timers.release_lease_ns
+    if Fault.DELAY not in spent and (strict or world.scope.pulls or world.scope.hit_tokens == TOKENS):
+        for xid, product in zip(cluster.xids, ghost.products, strict=True):
+            if product == Product.HELD and _longest_lease(world, state, xid) > limit:
+                return Broken("L2", f"nobody wants {xid} any more, and P keeps it for as long as if somebody did")
+    return None
+
+
+def _longest_lease(world: Relation, state: State, xid: str) -> int:
+    """`now` is 0, so that a lease's end is its length."""
+    leases = [
+        cell.lease_until
+        for rank in world.cluster.p_ranks
+        for cell in world.body(state, rank).cells.values()
+        if cell.xid == xid and cell.source is not None
+    ]
+    return max(leases, default=0)
