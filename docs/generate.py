@@ -114,7 +114,33 @@ def scenario_keys() -> Iterator[str]:
     for name, schema in schema_json()["properties"].items():
         many = schema.get("type") == "array"
         yield f"### {'[[' if many else '['}{name}{']]' if many else ']'}\n"
-        yield from key_table(schema["items"] if many else schema, name)
+        if many and "oneOf" in schema["items"]:
+            yield from kinds_table(schema["items"]["oneOf"])
+        else:
+            yield from key_table(schema["items"] if many else schema, name)
+
+
+def kinds_table(kinds: list[Schema]) -> Iterator[str]:
+    """Tables that are told apart by their first key: what each kind is, then every key with the kinds that take it."""
+    names = [next(iter(kind["properties"].values()))["const"] for kind in kinds]
+    tag = next(iter(kinds[0]["properties"]))
+    yield f"| `{tag}` | what happens |\n| --- | --- |"
+    for name, kind in zip(names, kinds, strict=True):
+        yield f"| `{name}` | {kind['description']} |"
+    rows: list[tuple[str, Schema, str, list[str]]] = []
+    for name, kind in zip(names, kinds, strict=True):
+        for key, prop in kind["properties"].items():
+            default = default_words(key, prop, kind.get("required", ()), kind)
+            same = next((row for row in rows if row[:3] == (key, prop, default)), None)
+            if same is not None:
+                same[3].append(name)
+            elif key != tag:
+                rows.append((key, prop, default, [name]))
+    yield "\n| key | value | default | kinds | meaning |\n| --- | --- | --- | --- | --- |"
+    for key, prop, default, takers in rows:
+        who = "all" if takers == names else ", ".join(takers)
+        yield f"| `{key}` | {value_words(prop)} | {default} | {who} | {prop.get('description', '')} |"
+    yield ""
 
 
 def key_table(schema: Schema, name: str) -> Iterator[str]:
@@ -168,6 +194,8 @@ def value_words(prop: Schema) -> str:
         return "a table"
     if kind == "array":
         inner = value_words(prop["items"])
+        if "enum" in prop["items"]:
+            return f"array of {inner}"
         return f"array of {'tables' if inner == 'a table' else inner + 's'}"
     if {"exclusiveMinimum", "maximum"} <= prop.keys():
         return f"{kind} in ({prop['exclusiveMinimum']:g}, {prop['maximum']:g}]"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import attrs
+
 from pdflow.cost.roofline import roofline
 from pdflow.cost.specs import ModelSpec
 from pdflow.cost.step import StepCost, constant
@@ -18,13 +20,17 @@ from pdflow.protocol.ids import EngineInfo, Shards, rank_address
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.values import MS
+from pdflow.protocol.values import MS, EngineId
 from pdflow.results.steps import Steps
 from pdflow.routing.router import Router
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
+from pdflow.scenario.plan import plan_of
 from pdflow.scenario.schema import ConstantCost, Pool, Scenario, seconds_to_ns
+from pdflow.workload.rng import Rng
 from sim.decode_node import DecodeNode
+from sim.engine_node import HostedEngine
 from sim.fabric import Fabric
+from sim.faults import Faults
 from sim.paths import Paths
 from sim.prefill_node import PrefillNode
 from sim.router_node import RouterNode
@@ -38,9 +44,25 @@ def cost_of(model: ModelSpec, pool: Pool) -> StepCost:
     return roofline(model, pool.gpu, pool.tp, pool.pp)
 
 
-def incarnation_of(index: int) -> int:
+def incarnation_of(index: int, life: int = 0) -> int:
     """Each engine's life has a number of its own; a simulated one needs no randomness."""
-    return 0x5EED_0000 + index
+    return 0x5EED_0000 + index + (life << 32)
+
+
+@attrs.frozen
+class Place:
+    """Where an engine stands, whatever its life: all that a new life is made from."""
+
+    index: int
+    pool: Pool
+    position: int
+    """Among the engines of its role."""
+    name: EngineId
+    """The id of its first life: what the scenario calls it."""
+    limits: Limits
+    cost: StepCost
+    blocks: int
+    block_bytes: int
 
 
 class Builder:
@@ -58,7 +80,8 @@ class Builder:
         self.shapes = {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools}
         shape = self.shapes[scenario.pools[0].name]
         self.geometry = TransferGeometry(shape, initiator=self.initiator, rule=self.rule)
-        self.index = 0
+        self.places: dict[EngineId, Place] = {}
+        self.engine_class = HostedEngine if scenario.faults else Engine
         self.infos: dict[str, list[EngineInfo]] = {"prefill": [], "decode": []}
 
     def build(self) -> World:
@@ -87,6 +110,8 @@ class Builder:
             reports_prefill=not self.dialect.control_frames and not self.pulls,
         )
         world.router = RouterNode(world, router, seconds_to_ns(table.http_latency_s))
+        if scenario.faults:
+            world.faults = Faults(self, plan_of(scenario), Rng(scenario.seed).stream)
         return world
 
     def oracle(self) -> Oracle:
@@ -96,45 +121,50 @@ class Builder:
     def add_pool(self, pool: Pool) -> None:
         """All engines of a pool; what they share is worked out once."""
         model = self.scenario.model
-        blocks = kv_tokens_of(model, pool) // pool.block_size
         limits = Limits(
             max_num_seqs=pool.max_num_seqs,
             max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
             block_size=pool.block_size,
         )
         cost = cost_of(model, pool)
+        blocks = kv_tokens_of(model, pool) // pool.block_size
         block_bytes = self.shapes[pool.name].engine_bytes_per_token(pool.tp) * pool.block_size
         shards = Shards(pool.tp, pool.pp, pool.block_size)
         for replica in range(pool.replicas):
             info = EngineInfo(f"{pool.name}-{replica}", shards)
-            self.infos[pool.role].append(info)
-            logs = self.logs(info.engine) if pool.role == "decode" else (None, None)
-            engine = Engine(limits, cost, PagedPool(blocks), self.exact, *logs)
-            incarnation = incarnation_of(self.index)
-            node_args = (self.world, self.index, info.engine, engine, block_bytes)
+            infos = self.infos[pool.role]
+            place = Place(len(self.places), pool, len(infos), info.engine, limits, cost, blocks, block_bytes)
+            self.places[place.name] = place
+            infos.append(info)
             if pool.role == "prefill":
-                self.add_prefill(PrefillNode(*node_args), info, incarnation)
+                self.world.prefills.append(self.prefill(place, info, incarnation_of(place.index)))
             else:
-                self.add_decode(DecodeNode(*node_args), info, incarnation, blocks)
-            self.index += 1
+                self.world.decodes.append(self.decode(place, info, incarnation_of(place.index)))
 
-    def logs(self, engine: str) -> tuple[Steps, Steps]:
+    def logs(self, engine: EngineId) -> tuple[Steps, Steps]:
         """Of a decode engine: its steps, and, apart from them since they are counted, the waits of the preempted.
 
         A prefill engine has none: nobody waits for a token of its steps.
         """
-        steps = self.world.steps[engine] = Steps()
-        preempted = self.world.steps[f"{engine} preempted"] = Steps()
+        steps = self.world.steps.setdefault(engine, Steps())
+        preempted = self.world.steps.setdefault(f"{engine} preempted", Steps())
         return steps, preempted
 
-    def add_prefill(self, node: PrefillNode, info: EngineInfo, incarnation: int) -> None:
+    def prefill(self, place: Place, info: EngineInfo, incarnation: int, generation: int = 0) -> PrefillNode:
+        """One life of a prefill engine. `generation` is the last of its former life's."""
+        engine = self.engine_class(place.limits, place.cost, pool_after(place, generation), self.exact)
+        node = PrefillNode(self.world, place.index, info.engine, engine, place.block_bytes)
         node.make_scheduler(ProducerScheduler(info, incarnation, self.dialect, self.pulls), incarnation)
         for rank in range(info.shards.ranks):
             endpoint = ProducerRank(info, rank, incarnation, self.dialect, self.timers, self.geometry)
             node.add(rank_address(info.engine, rank), endpoint, incarnation)
-        self.world.prefills.append(node)
+        return node
 
-    def add_decode(self, node: DecodeNode, info: EngineInfo, incarnation: int, blocks: int) -> None:
+    def decode(self, place: Place, info: EngineInfo, incarnation: int, generation: int = 0) -> DecodeNode:
+        """One life of a decode engine. `generation` is the last of its former life's."""
+        pool = pool_after(place, generation)
+        engine = self.engine_class(place.limits, place.cost, pool, self.exact, *self.logs(info.engine))
+        node = DecodeNode(self.world, place.index, info.engine, engine, place.block_bytes)
         scheduler = ConsumerScheduler(
             info,
             incarnation,
@@ -142,7 +172,7 @@ class Builder:
             self.timers,
             self.geometry,
             self.pulls,
-            blocks,
+            place.blocks,
             self.scenario.transfer.quarantine_fraction,
             self.scenario.transfer.quarantine_suspect_fraction,
         )
@@ -150,7 +180,18 @@ class Builder:
         for rank in range(info.shards.ranks):
             endpoint = ConsumerRank(info, rank, incarnation, self.dialect, self.timers, self.geometry)
             node.add(rank_address(info.engine, rank), endpoint, incarnation)
-        self.world.decodes.append(node)
+        return node
+
+
+def pool_after(place: Place, generation: int) -> PagedPool:
+    """A fresh pool whose generations go on where a former life's ended, so that no grant of that life can be taken for
+    one of this."""
+    pool = PagedPool(place.blocks)
+    while pool.newest_generation < generation:
+        unused = pool.allocate(0)
+        assert unused is not None
+        pool.release(unused)
+    return pool
 
 
 def build(scenario: Scenario, *, exact: bool = False) -> World:

@@ -40,6 +40,8 @@ class DecodeNode(EngineNode):
         self.legs: dict[RequestId, DecodeLeg] = {}
         self.by_seq: dict[int, DecodeLeg] = {}
         """Under the identity of the sequence: two attempts of one request may meet at one engine."""
+        self.steps_before = 0
+        """Steps that former lives of this engine have logged."""
         self.do.update(
             {
                 Enqueue: self.enqueue,
@@ -110,6 +112,9 @@ class DecodeNode(EngineNode):
     def finished(self, seq: Sequence, at_ns: Instant) -> None:
         leg = self.by_seq[id(seq)]
         self.forget(leg)
+        before = self.steps_before
+        if before:
+            seq.token_runs = [(first + before, last + before) for first, last in seq.token_runs]
         self.world.decoded[leg.request_id] = (seq, at_ns)
         self.world.router.later(DecodeEnded(leg.request_id))
 

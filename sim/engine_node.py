@@ -1,16 +1,58 @@
-"""What both kinds of engine nodes share: the engine's one timer, its polls, and the memory that stands idle."""
+"""What both kinds of engine nodes share: the engine's one timer, its polls, and the memory that stands idle.
+
+A node is one life of an engine's processes. It can be paused, and it can die; a restarted engine is a new node.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pdflow.cost.progression import boundary_after
+from pdflow.cost.step import PS_PER_NS
 from pdflow.engine.engine import Engine
+from pdflow.engine.sequence import Outcome
 from pdflow.protocol.values import Instant
 from sim.clock import AFTER_ENGINES, ENGINE, POLL
-from sim.node import FAR, Node, Port
+from sim.node import FAR, TIME_REACHED, Node, Port
 
 if TYPE_CHECKING:
     from sim.world import World
+
+
+class HostedEngine(Engine):
+    """An engine whose host can stand still."""
+
+    __slots__ = ()
+
+    def stretch(self, now: Instant, until: Instant) -> list[Outcome]:
+        """The step that runs at `now` ends at `until`, unless it takes longer anyway. Standing still, nothing happens.
+
+        It is made a segment of its own; what was planned behind it is planned again when it ends.
+        """
+        outcomes: list[Outcome] = []
+        if not self._steps:
+            return outcomes
+        start, first, delta = self._start_ps, self._first_ps, self._delta_ps
+        begun, _ = boundary_after(start, first, delta, now * PS_PER_NS)
+        if begun > 1:
+            done = begun - 1
+            self._steps = self._planned_steps = done
+            self._end_ps = self._planned_end_ps = end = start + done * first + delta * (done * (done - 1) // 2)
+            self.wake_ns = self._planned_wake_ns = -(-end // PS_PER_NS)
+            outcomes = self.advance(now)
+        end = self._start_ps + self._first_ps
+        would_end_ns = -(-end // PS_PER_NS)
+        end = max(end, until * PS_PER_NS)
+        self._steps = self._planned_steps = 1
+        self._first_ps = end - self._start_ps
+        self._end_ps = self._planned_end_ps = end
+        self.wake_ns = self._planned_wake_ns = end_ns = -(-end // PS_PER_NS)
+        scheduler = self._scheduler
+        for seq in (*scheduler.fresh, *(seq for seq, _ in scheduler.chunks)):
+            if seq.first_token_ns == would_end_ns:
+                seq.first_token_ns = end_ns
+        return outcomes
 
 
 class EngineNode(Node):
@@ -28,6 +70,12 @@ class EngineNode(Node):
         self.timer: int = FAR
         """The one timer that counts: its instant, or, of one that rings last of all at its instant, the complement."""
         self.peak_blocks = 0
+        self.alive = True
+        self.paused_until: Instant = 0
+        self.door: Callable[[Any], None] | None = None
+        """Takes what the router sends, while the engine itself cannot."""
+        self.busy_before_ps = 0
+        """In steps of former lives."""
         if world.poll_ns:
             # Deadlines too are judged in the engine's step, behind everything that had come before (C11).
             self.receive = self.hear
@@ -63,6 +111,48 @@ class EngineNode(Node):
         for outcome in outcomes:
             self.came(outcome)
         self.rearm()
+
+    # Standing still, and dying.
+
+    def pause(self, until: Instant) -> None:
+        """Nothing is heard or done until then; only the running step goes on. Who is busy only queues."""
+        self.busy = True
+        self.timer = FAR
+        self.paused_until = max(self.paused_until, until)
+        self.stretch(self.paused_until)
+
+    def stretch(self, until: Instant) -> None:
+        engine = self.engine
+        if isinstance(engine, HostedEngine):
+            for outcome in engine.stretch(self.env.now, until):
+                self.came(outcome)
+        if engine.wake_ns is not None and engine.wake_ns > self.env.now:
+            self.rearm()
+
+    def resume(self) -> None:
+        """Whatever came is handled before any deadline is judged (C11)."""
+        self.busy = False
+        waiting = list(self.queue)
+        self.queue.clear()
+        late = [item for item in waiting if item[1] is TIME_REACHED]
+        for port, event in [item for item in waiting if item[1] is not TIME_REACHED] + late:
+            self.feed(port, event)
+        self.rearm()
+
+    def die(self) -> None:
+        """Every process of it is gone, with its memory. What still comes for it ends here."""
+        self.busy_before_ps += self.engine.busy_ps(self.env.now)
+        self.alive = False
+        self.busy = True
+        self.timer = FAR
+        self.receive = self.ignore
+
+    def ignore(self, port: Port, event: Any) -> None:
+        pass
+
+    def busy_ps(self, now: Instant) -> int:
+        """Time in steps up to `now`, those of former lives included."""
+        return self.busy_before_ps + (self.engine.busy_ps(now) if self.alive else 0)
 
     def measure_pool(self) -> None:
         """At every admission, when the pool is at its fullest."""

@@ -90,7 +90,9 @@ class Fabric:
         self.bars: dict[tuple[Address, Address], int] = {}
         """By P rank and D rank: the newest generation of D's blocks when D closed itself to P."""
         self.fails: Callable[[Op | Address], bool] | None = None
-        """Whether this operation, or this handshake with a peer, fails: a plan of faults says so."""
+        """Whether this operation, or this handshake with a peer, fails: a test says so."""
+        self.hindrances: Any = None
+        """What a plan of faults does to operations; messages and handshakes do not come here then."""
 
     # Control messages.
 
@@ -181,12 +183,16 @@ class Fabric:
         self.env.call(lane.lane_free - now, self.begin, flight)
 
     def begin(self, flight: Flight) -> None:
-        now = self.env.now
-        self.world.records.ends[XFER_POST][flight.request] = now
+        self.world.records.ends[XFER_POST][flight.request] = self.env.now
+        if self.hindrances is None or self.hindrances.begins(flight):
+            self.flow(flight, flight.nbytes)
+
+    def flow(self, flight: Flight, nbytes: int) -> None:
+        """Put so many bytes of it on its way."""
         if flight.path is None:
             self.depart(flight)
             return
-        flow = self.network.start(flight.path, flight.nbytes, now)
+        flow = self.network.start(flight.path, nbytes, self.env.now)
         self.flows[flow] = flight
         self.arm()
 
@@ -223,6 +229,9 @@ class Fabric:
         op, p_port, d_port = flight.op, flight.p_port, flight.d_port
         if (self.fences and self.barred(flight)) or (self.fails is not None and self.fails(op)):
             self.fail(flight)
+            return
+        if self.hindrances is not None:
+            self.hindrances.lands(flight)
             return
         world.records.ends[XFER_WIRE][flight.request] = self.env.now
         world.totals.bytes_moved += flight.nbytes

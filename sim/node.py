@@ -61,6 +61,8 @@ class Node:
         self.receive: Callable[[Port, Any], None] = self.feed
         """What has come over the fabric, and deadlines, go in here: at once, unless a kind of node polls for them."""
         self.observe: Observer | None = None
+        self.clock: Any = world.env
+        """Where its endpoints see the time; not the world's, where a fault has it run wrong (`sim.skew`)."""
         self.do: dict[type, Callable[[Port, Any], None]] = {
             Send: world.fabric.send,
             Handshake: self.handshake,
@@ -85,11 +87,11 @@ class Node:
             return
         self.busy = True
         do, ports, observe = self.do, self.ports, self.observe
-        now: Instant = self.env.now
+        now: Instant = self.clock.now
         while True:
             effects = port.endpoint.handle(event, now)
             if observe is not None:
-                observe(port.address, event, effects, now)
+                observe(port.address, event, effects, self.env.now)
             for effect in effects:
                 kind = type(effect)
                 if kind is Tell:
@@ -106,7 +108,10 @@ class Node:
 
     def arm(self, port: Port, at: Instant, now: Instant) -> None:
         port.armed = at
-        self.env.call(max(0, at - now), self.ring, (port, at), DEADLINE)
+        wait = max(0, at - now)
+        if self.clock is not self.env:
+            wait = self.clock.real(wait)
+        self.env.call(wait, self.ring, (port, at), DEADLINE)
 
     def ring(self, about: tuple[Port, Instant]) -> None:
         port, at = about

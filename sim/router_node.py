@@ -31,6 +31,7 @@ class RouterNode(Node):
         self.http_ns = http_ns
         self.port = Port(self, "router", router, 0)
         self.attempts = router.attempts
+        self.by_request = router.by_request
         self.do: dict[type, Callable[[Port, Any], None]] = {
             DispatchPrefill: self.dispatch_prefill,
             DispatchDecode: self.dispatch_decode,
@@ -38,6 +39,13 @@ class RouterNode(Node):
             ReportPrefill: self.report_prefill,
             Reply: self.reply,
         }
+        self.arrivals: dict[type, Callable[[Any], None]] = {
+            DispatchPrefill: self.prefill_arrived,
+            DispatchDecode: self.decode_arrived,
+            AbortLeg: self.abort_arrived,
+            ReportPrefill: self.report_arrived,
+        }
+        """What comes over HTTP to an engine, one hop after it was sent."""
 
     def arrive(self, request: int, prefill_only: bool) -> None:
         """A client's request."""
@@ -65,13 +73,20 @@ class RouterNode(Node):
         self.env.call(self.http_ns, self.prefill_arrived, effect)
 
     def prefill_arrived(self, effect: DispatchPrefill) -> None:
-        self.world.prefills[effect.engine].accept(effect)
+        node = self.world.prefills[effect.engine]
+        if node.door is None:
+            node.accept(effect)
+        else:
+            node.door(effect)
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
         self.env.call(self.http_ns, self.decode_arrived, effect)
 
     def decode_arrived(self, effect: DispatchDecode) -> None:
         node = self.world.decodes[effect.engine]
+        if node.door is not None:
+            node.door(effect)
+            return
         self.world.records.decode_engine[effect.request] = node.name
         node.accept(effect)
 
@@ -79,14 +94,28 @@ class RouterNode(Node):
         self.env.call(self.http_ns, self.abort_arrived, effect)
 
     def abort_arrived(self, effect: AbortLeg) -> None:
-        nodes = self.world.prefills if effect.role == "prefill" else self.world.decodes
-        nodes[effect.engine].abort(effect.request_id)
+        if effect.role == "prefill":
+            prefill = self.world.prefills[effect.engine]
+            if prefill.door is None:
+                prefill.abort(effect.request_id)
+            else:
+                prefill.door(effect)
+            return
+        decode = self.world.decodes[effect.engine]
+        if decode.door is None:
+            decode.abort(effect.request_id)
+        else:
+            decode.door(effect)
 
     def report_prefill(self, port: Port, effect: ReportPrefill) -> None:
         self.env.call(self.http_ns, self.report_arrived, effect)
 
     def report_arrived(self, effect: ReportPrefill) -> None:
-        self.world.decodes[effect.engine].report_prefill(effect)
+        node = self.world.decodes[effect.engine]
+        if node.door is None:
+            node.report_prefill(effect)
+        else:
+            node.door(effect)
 
     def reply(self, port: Port, effect: Reply) -> None:
         self.world.replied(effect)

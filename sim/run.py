@@ -123,7 +123,7 @@ def prepare(scenario: Scenario, options: Options, observers: list[Observer]) -> 
     oracle = None
     if options.check_invariants:
         oracle = builder.oracle()
-        observers = [*observers, oracle.observe]
+        observers = [*observers, oracle.observe if world.faults is None else world.faults.witness(oracle)]
     if observers:
         world.watch(observers[0] if len(observers) == 1 else _all_of(observers))
     world.open(requests(scenario.workload, scenario.seed, scenario.base_dir))
@@ -185,7 +185,7 @@ def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupt
                 EngineTotals(
                     name=node.name,
                     role=role,
-                    busy_ps=node.engine.busy_ps(now),
+                    busy_ps=node.busy_ps(now),
                     gpus=pool.tp * pool.pp,
                     kv_blocks=node.engine.pool.num_blocks,
                     peak_kv_blocks=node.peak_blocks,
@@ -219,7 +219,7 @@ def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> Abou
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     return About(
         scenario_name=scenario.name,
-        scenario_sha256=content_sha256(attrs.asdict(attrs.evolve(scenario, path=""))),
+        scenario_sha256=content_sha256(_content(scenario)),
         seed=scenario.seed,
         version=version(),
         command_line=" ".join(["pdflow", *_repeatable(command)]) if command else "",
@@ -232,6 +232,14 @@ def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> Abou
         costs=tuple(costs),
         interrupted=interrupted,
     )
+
+
+def _content(scenario: Scenario) -> dict[str, Any]:
+    """What makes it this scenario and no other: wherever it lies, and whatever it does not say of faults."""
+    content = attrs.asdict(attrs.evolve(scenario, path=""))
+    if not scenario.faults:
+        del content["faults"], content["fault_table"]
+    return content
 
 
 def _repeatable(command: Sequence[str]) -> Iterator[str]:

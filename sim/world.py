@@ -26,6 +26,7 @@ REASONS = {
     Code.REJECTED: "does not fit the engine's KV cache",
     Code.DEADLINE: "deadline",
     Code.UNREACHABLE: "no engine could be reached",
+    Code.PEER_DEAD: "its engine, or its engine's peer, died",
 }
 
 
@@ -54,9 +55,13 @@ class World:
         self.exhausted = False
         self.waiting_for_turn: Request | None = None
         self.on_end: Callable[[], None] | None = None
+        self.faults: Any = None
+        """What goes wrong (`sim.faults`), if anything is to."""
+        self.observe: Observer | None = None
 
     def watch(self, observe: Observer) -> None:
         """Show every event into and effect out of every endpoint to `observe(node, event, effects, now)`."""
+        self.observe = observe
         for node in (self.router, *self.prefills, *self.decodes):
             node.observe = observe
 
@@ -73,6 +78,8 @@ class World:
     def assert_empty(self) -> None:
         """At quiescence: every block is back in its pool, and no endpoint remembers a transfer that is still open."""
         for node in (*self.prefills, *self.decodes):
+            if not node.alive:
+                continue
             pool = node.engine.pool
             assert pool.free == pool.num_blocks, f"{node.name} has lost {pool.num_blocks - pool.free} KV blocks"
             for port in node.ports.values():
@@ -104,6 +111,8 @@ class World:
     def _enter(self, request: Request) -> None:
         index = self.records.add(self.env.now, request.input_tokens, request.output_tokens)
         self.router.arrive(index, request.output_tokens <= self.prefill_tokens)
+        if self.faults is not None:
+            self.faults.arrived(index)
 
     # Requests go through.
 

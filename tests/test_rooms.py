@@ -67,7 +67,8 @@ ROOMS: Final = {
     "routing": "protocol",
     "engine": "protocol memory cost",
     "workload": "protocol scenario",
-    "scenario": "protocol cost layout workload",
+    "faults": "protocol",
+    "scenario": "protocol cost layout workload faults",
     "results": "protocol",
     "cli": "scenario results sim",
 }

@@ -24,7 +24,7 @@ from cattrs import (
 )
 from cattrs.gen import make_dict_structure_fn, override
 
-from pdflow.scenario import schema
+from pdflow.scenario import faults, schema
 from pdflow.scenario.fields import Bound, key_of
 from pdflow.scenario.locate import KeyPath
 
@@ -64,6 +64,7 @@ TAGGED: Final[Mapping[Any, Tagged]] = {
     ),
     schema.Length: Tagged("dist", {"fixed": schema.FixedLength, "uniform": schema.UniformLength}, bare="fixed"),
     schema.Cost: Tagged("model", {"constant": schema.ConstantCost, "roofline": schema.RooflineCost}),
+    faults.Fault: Tagged("kind", faults.FAULT_KINDS),
 }
 
 

@@ -12,14 +12,14 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
-from pdflow.scenario import schema
+from pdflow.scenario import faults, schema
 from pdflow.scenario.convert import Complaint, did_you_mean, one_of, shown, structure
 from pdflow.scenario.locate import KeyPath
 from pdflow.scenario.presets import Kind, presets
 
 T = TypeVar("T")
 
-TABLES: Final[Mapping[str, type]] = {
+TABLES: Final[Mapping[str, Any]] = {
     "scenario": schema.Header,
     "workload": schema.Workload,
     "model": ModelSpec,
@@ -28,6 +28,8 @@ TABLES: Final[Mapping[str, type]] = {
     "network": schema.Network,
     "router": schema.Router,
     "slo": schema.Slo,
+    "fault": faults.Fault,
+    "faults": faults.Faults,
 }
 REQUIRED_TABLES: Final = ("workload", "model", "pool")
 
@@ -42,7 +44,7 @@ DTYPES: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = {
 
 @attrs.define
 class Parts:
-    """A document's parts; None where one is wrong or missing. `pools` has the document's order and length.
+    """A document's parts; None where one is wrong or missing. Lists have the document's order and length.
 
     `workload_keys` are what [workload] says, rightly or wrongly.
     """
@@ -56,6 +58,8 @@ class Parts:
     network: schema.Network | None = None
     router: schema.Router | None = None
     slo: schema.Slo | None = None
+    fault_list: list[faults.Fault | None] = attrs.field(factory=list)
+    fault_table: faults.Faults | None = None
 
 
 def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
@@ -83,6 +87,8 @@ def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
     parts.network = _network(document.get("network", {}), found)
     parts.router = _part(document.get("router", {}), schema.Router, ("router",), found)
     parts.slo = _part(document.get("slo", {}), schema.Slo, ("slo",), found)
+    parts.fault_list = _fault_list(document.get("fault", []), found)
+    parts.fault_table = _part(document.get("faults", {}), faults.Faults, ("faults",), found)
     return parts, found
 
 
@@ -129,6 +135,15 @@ def _pools(value: object, found: list[Complaint]) -> list[schema.Pool | None]:
         found.append(Complaint(("pool",), f"is {shown(value)}, expected an array of tables{hint}"))
         return []
     return [_pool(table, ("pool", index), found) for index, table in enumerate(value)]
+
+
+def _fault_list(value: object, found: list[Complaint]) -> list[faults.Fault | None]:
+    if not isinstance(value, list):
+        hint = ": write [[fault]]" if isinstance(value, Mapping) else ""
+        found.append(Complaint(("fault",), f"is {shown(value)}, expected an array of tables{hint}"))
+        return []
+    into: Any = faults.Fault
+    return [_part(table, into, ("fault", index), found) for index, table in enumerate(value)]
 
 
 def _pool(table: object, path: KeyPath, found: list[Complaint]) -> schema.Pool | None:

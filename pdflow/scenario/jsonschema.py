@@ -43,9 +43,11 @@ def schema_json() -> dict[str, Any]:
     }
 
 
-def _table(key: str, cls: type) -> dict[str, Any]:
+def _table(key: str, cls: Any) -> dict[str, Any]:
     if key == "model":
         return _model()
+    if key == "fault":
+        return {"type": "array", "items": _tagged(TAGGED[cls])}
     schema = _object(cls)
     return {"type": "array", "minItems": 1, "items": schema} if key == "pool" else schema
 

@@ -18,6 +18,7 @@ from attrs import field
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.protocol.timers import Timers
+from pdflow.scenario.faults import Fault, Faults
 from pdflow.scenario.fields import (
     AT_LEAST_ONE,
     DELAY,
@@ -328,6 +329,8 @@ class Scenario:
     slo: Slo
     path: str
     """The scenario file. A trace's path is relative to its folder."""
+    faults: tuple[Fault, ...] = ()
+    fault_table: Faults = field(factory=Faults)
 
     @property
     def base_dir(self) -> Path:

@@ -19,6 +19,7 @@ from pdflow.scenario.document import Parts
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.locate import KeyPath
 from pdflow.scenario.schema import ConstantArrival, Network, PoissonArrival, Pool, Transfer, Workload
+from pdflow.scenario.validate_faults import check_faults
 
 NAME: Final = re.compile(r"[\w.+-]+")
 """What may be a pool's name: it becomes part of addresses, track names and lines of text."""
@@ -56,6 +57,7 @@ def check(parts: Parts) -> Iterator[Complaint]:
             yield from _longest_request(parts.model, parts.workload, [pool for _, pool in fitting])
     if parts.network is not None:
         yield from _network(parts.network, pools, complete)
+    yield from check_faults(parts, [pool for _, pool in pools] if complete else None)
 
 
 def _workload(keys: frozenset[str]) -> Iterator[Complaint]:

@@ -1,0 +1,14 @@
+"""Which engines a pattern names: a name, or part of one and a `*` for the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from pdflow.protocol.values import EngineId
+
+
+def matching(pattern: str, names: Iterable[EngineId]) -> tuple[EngineId, ...]:
+    """Those of `names` that a pattern means, in their order."""
+    regex = re.compile(".*".join(re.escape(part) for part in pattern.split("*")))
+    return tuple(name for name in names if regex.fullmatch(name))

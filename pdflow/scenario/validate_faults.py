@@ -1,0 +1,139 @@
+"""What the keys of a fault must be to each other, and to the cluster that it happens to: rules as in `validate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pdflow.faults.names import matching
+from pdflow.scenario.convert import Complaint, did_you_mean
+from pdflow.scenario.document import Parts
+from pdflow.scenario.faults import (
+    CrashFault,
+    Fault,
+    HandshakeErrorFault,
+    HangUpFault,
+    OnLinks,
+    OnMessages,
+    PauseFault,
+    SkewFault,
+    SlowFault,
+    TransferErrorFault,
+)
+from pdflow.scenario.locate import KeyPath
+from pdflow.scenario.plan import engines_of, links_of
+from pdflow.scenario.schema import Network, Pool
+
+
+def check_faults(parts: Parts, pools: Sequence[Pool] | None) -> Iterator[Complaint]:
+    """`pools` is None if they are not all sound: then no name can be judged."""
+    heal_s = parts.fault_table.heal_s if parts.fault_table is not None else None
+    for index, fault in enumerate(parts.fault_list):
+        if fault is None:
+            continue
+        path: KeyPath = ("fault", index)
+        yield from _when(path, fault, heal_s)
+        if isinstance(fault, CrashFault):
+            strict = parts.transfer is not None and parts.transfer.dialect == "strict"
+            yield from _crash(path, fault, strict)
+        if isinstance(fault, SkewFault) and fault.speed == 1.0 and fault.offset_s == 0.0:
+            yield Complaint(path, "says nothing of the clock, expected speed, offset_s or both")
+        if isinstance(fault, OnLinks):
+            yield from _links(path, fault, pools)
+        if isinstance(fault, SlowFault):
+            yield from _slow(path, fault, parts.network, pools)
+        elif isinstance(fault, (CrashFault, PauseFault, SkewFault)) and pools is not None:
+            yield from _engine((*path, "engine"), fault.engine, engines_of(pools))
+
+
+def _when(path: KeyPath, fault: Fault, heal_s: float | None) -> Iterator[Complaint]:
+    drawn = isinstance(fault, (OnMessages, TransferErrorFault, HandshakeErrorFault))
+    whenever = isinstance(fault, HangUpFault) and fault.within_s is not None
+    if fault.rate_per_s is not None and fault.every_s is not None:
+        yield Complaint((*path, "every_s"), "stands beside rate_per_s, expected one of the two")
+    elif fault.every_s is not None and fault.at_s is None:
+        yield Complaint((*path, "every_s"), "begins nowhere: at_s is missing")
+    elif fault.at_s is None and fault.rate_per_s is None and not whenever:
+        if not drawn:
+            yield Complaint(path, "says nothing of when, expected at_s or rate_per_s")
+        elif not isinstance(fault, (OnMessages, TransferErrorFault, HandshakeErrorFault)) or fault.probability is None:
+            yield Complaint(path, "says neither when nor how often, expected probability, at_s or rate_per_s")
+    if isinstance(fault, (CrashFault, HangUpFault)) and not whenever:
+        if fault.for_s is not None:
+            hint = " (did you mean restart_after_s?)" if isinstance(fault, CrashFault) else ""
+            yield Complaint((*path, "for_s"), "has no meaning here: it happens at once" + hint)
+    elif fault.for_s is None and (isinstance(fault, PauseFault) or fault.every_s or fault.rate_per_s):
+        yield Complaint(path, "for_s is missing: how long it lasts each time")
+    if fault.every_s is not None:
+        for key in ("for_s", "restart_after_s"):
+            lasts = getattr(fault, key, None)
+            if lasts is not None and lasts >= fault.every_s:
+                yield Complaint((*path, key), f"is {lasts:g}, expected less than every_s, which is {fault.every_s:g}")
+    if heal_s is not None and fault.at_s is not None and fault.at_s >= heal_s:
+        yield Complaint((*path, "at_s"), f"is {fault.at_s:g}, expected less than faults.heal_s, which is {heal_s:g}")
+
+
+def _crash(path: KeyPath, fault: CrashFault, strict: bool) -> Iterator[Complaint]:
+    if fault.incarnation == "same":
+        if strict:
+            message = 'is "same", expected "new": strict rests on every life having an incarnation of its own'
+            yield Complaint((*path, "incarnation"), message)
+        elif fault.engine_id == "new":
+            yield Complaint((*path, "incarnation"), 'is "same", expected "new" beside engine_id = "new"')
+    if fault.every_s is not None and fault.restart_after_s is None:
+        yield Complaint(path, "restart_after_s is missing: an engine that is down cannot crash again")
+
+
+def _links(path: KeyPath, fault: OnLinks, pools: Sequence[Pool] | None) -> Iterator[Complaint]:
+    named: list[tuple[KeyPath, str]] = []
+    if fault.between is not None:
+        if fault.from_engine is not None or fault.to_engine is not None:
+            yield Complaint((*path, "between"), "stands beside from or to, expected one direction or both")
+            return
+        if len(fault.between) != 2:
+            yield Complaint((*path, "between"), f"names {len(fault.between)} engines, expected two")
+            return
+        named = [((*path, "between", i), pattern) for i, pattern in enumerate(fault.between)]
+    for key, end in (("from", fault.from_engine), ("to", fault.to_engine)):
+        if end is not None:
+            named.append(((*path, key), end))
+    if pools is None:
+        return
+    known = engines_of(pools)
+    found = [complaint for at, pattern in named for complaint in _engine(at, pattern, known)]
+    yield from found
+    if not found and not links_of(fault, pools):
+        message = "nothing passes between these engines: KV and messages go between prefill and decode engines"
+        yield Complaint(named[0][0][: len(path) + 1] if named else path, message)
+
+
+def _engine(at: KeyPath, pattern: str, known: Sequence[str]) -> Iterator[Complaint]:
+    if matching(pattern, known):
+        return
+    if pattern == "router":
+        yield Complaint(at, "is the router; faults happen to prefill and decode engines, and between these")
+        return
+    names = ", ".join(known) if len(known) <= 8 else f"{known[0]}, ..., {known[-1]}"
+    hint = did_you_mean(pattern, known)
+    yield Complaint(at, f'is "{pattern}", expected an engine: {names}, or a part of a name and *{hint}')
+
+
+def _slow(
+    path: KeyPath, fault: SlowFault, network: Network | None, pools: Sequence[Pool] | None
+) -> Iterator[Complaint]:
+    if (fault.engine is None) == (fault.link is None):
+        yield Complaint(path, "expected one of engine and link: whose bandwidth")
+        return
+    if fault.engine is not None and pools is not None:
+        yield from _engine((*path, "engine"), fault.engine, engines_of(pools))
+    if network is None:
+        return
+    if fault.link is not None:
+        links = {link.name: link.bandwidth_bytes_per_s for link in network.links}
+        if not matching(fault.link, links):
+            known = ", ".join(links) or "none is defined"
+            hint = did_you_mean(fault.link, links)
+            yield Complaint((*path, "link"), f'is "{fault.link}", expected the name of a link: {known}{hint}')
+        elif all(links[name] is None for name in matching(fault.link, links)):
+            yield Complaint((*path, "link"), f'"{fault.link}" is unlimited, and stays so whatever it is divided by')
+    elif network.bandwidth_bytes_per_s is None:
+        yield Complaint((*path, "engine"), "NICs are unlimited here (network.bandwidth_bytes_per_s): nothing to divide")

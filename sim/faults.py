@@ -1,0 +1,284 @@
+"""Applies a plan of faults to a world: draws when each begins and ends, and does what it says.
+
+What it does to messages and operations is in `hindrances`, dying and coming back in `lives`, wrong clocks in `skew`. A
+world without faults has none of these. A run in which nothing is left to go wrong comes to rest: with the end of the
+last request no further fault begins, and from `heal_ns` on none acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from pdflow.faults.draw import Numbers, Streams, Window, windows
+from pdflow.faults.plan import Crash, Fault, HangUp, Pause, Plan, Skew, Slow
+from pdflow.protocol.effects import PostWrite
+from pdflow.protocol.events import FenceEnded, WriteEnded
+from pdflow.protocol.invariants import Oracle
+from pdflow.protocol.values import EngineId, Instant
+from pdflow.scenario.schema import seconds_to_ns
+from sim.clock import AFTER_ENGINES, INPUT
+from sim.hindrances import Hindrances
+from sim.lives import Lives
+from sim.skew import SkewedClock
+
+if TYPE_CHECKING:
+    from sim.build import Builder
+    from sim.engine_node import EngineNode
+    from sim.fabric import Flight
+    from sim.world import Observer
+
+
+class Course:
+    """One fault as it takes its course, at one engine if it happens to engines."""
+
+    __slots__ = ("engine", "fault", "windows")
+
+    def __init__(self, fault: Fault, engine: EngineId | None, numbers: Numbers) -> None:
+        self.fault = fault
+        self.engine = engine
+        self.windows: Iterator[Window] = windows(fault.when, numbers)
+
+
+class Faults:
+    """Args: `streams` gives the stream of random numbers of a name."""
+
+    def __init__(self, builder: Builder, plan: Plan, streams: Streams) -> None:
+        self.world = builder.world
+        self.env = builder.world.env
+        self.plan = plan
+        self.streams = streams
+        self.oracle: Oracle | None = None
+        self.healed = False
+        self.lives = Lives(self, builder)
+        timeout_ns = seconds_to_ns(builder.scenario.transfer.handshake_timeout_s)
+        self.hindrances = Hindrances(self, plan, streams, timeout_ns)
+        self.open: dict[int, Course] = {}
+        """Windows that are open and will end, by a number of their own."""
+        self.windows = 0
+        self.waiting: list[Any] = []
+        self.slowed: dict[int, list[float]] = {}
+        """By resource of the network: what its bandwidth is divided by."""
+        self.hang_ups: list[HangUp] = []
+        self.actions: dict[type, tuple[Callable[[Course, Instant | None], None], Callable[[Course], None] | None]] = {
+            Crash: (self.crash, None),
+            Pause: (self.pause, None),
+            Skew: (self.skew, self.unskew),
+            Slow: (self.slow, self.unslow),
+            HangUp: (self.hang_up, self.stop_hanging_up),
+        }
+        for fault in plan.faults:
+            engines: tuple[EngineId | None, ...] = (None,)
+            if isinstance(fault, (Crash, Pause, Skew, Slow)):
+                engines = fault.engines or (None,)
+            for engine in engines:
+                name = fault.name if engine is None else f"{fault.name}/{engine}"
+                self.follow(Course(fault, engine, streams(f"faults/{name}/times")))
+        if plan.heal_ns is not None:
+            self.env.call(plan.heal_ns, self.heal, None)
+
+    def count(self, fault: Fault) -> None:
+        """For the result: how often each kind has happened."""
+        name = "fault: " + fault.name.partition("/")[0]
+        notes = self.world.totals.notes
+        notes[name] = notes.get(name, 0) + 1
+
+    # When.
+
+    def follow(self, course: Course) -> None:
+        """Wait for the next window of a fault."""
+        window = next(course.windows, None)
+        if window is None or (self.plan.heal_ns is not None and window[0] >= self.plan.heal_ns):
+            return
+        # A pause begins between steps that end and steps that start.
+        priority = AFTER_ENGINES if isinstance(course.fault, Pause) else INPUT
+        self.env.call(window[0] - self.env.now, self.begin, (course, window[1]), priority)
+
+    def begin(self, about: tuple[Course, Instant | None]) -> None:
+        course, until = about
+        if self.world.done or self.healed:
+            return
+        fault = course.fault
+        action = self.actions.get(type(fault))
+        if action is not None:
+            action[0](course, until)
+        else:
+            self.hindrances.begin(fault)
+        if action is None or action[1] is not None:
+            self.windows += 1
+            self.open[self.windows] = course
+            if until is not None:
+                self.env.call(until - self.env.now, self.end, self.windows)
+        self.follow(course)
+
+    def end(self, window: int) -> None:
+        course = self.open.pop(window, None)
+        if course is None:
+            return
+        action = self.actions.get(type(course.fault))
+        if action is None:
+            self.hindrances.end(course.fault)
+        elif action[1] is not None:
+            action[1](course)
+
+    def heal(self, _: None) -> None:
+        """From now on no fault acts, and every engine is up."""
+        self.healed = True
+        for window in list(self.open):
+            self.end(window)
+        for name in list(self.lives.down):
+            self.lives.restart(name)
+        for node in (*self.world.prefills, *self.world.decodes):
+            if node.paused_until > self.env.now:
+                node.paused_until = self.env.now
+                self.resume(node)
+
+    # What.
+
+    def crash(self, course: Course, until: Instant | None) -> None:
+        if self.lives.crash(cast(Crash, course.fault), cast(EngineId, course.engine)):
+            self.count(course.fault)
+
+    def pause(self, course: Course, until: Instant | None) -> None:
+        fault, node = cast(Pause, course.fault), self.lives.node(cast(EngineId, course.engine))
+        if not node.alive or until is None:
+            return
+        if self.plan.heal_ns is not None:
+            until = min(until, self.plan.heal_ns)
+        self.count(fault)
+        if fault.only_engine:
+            node.stretch(until)
+            return
+        node.door = self.waiting_room(node)
+        node.pause(until)
+        self.env.call(until - self.env.now, self.resume, node)
+
+    def waiting_room(self, node: EngineNode) -> Callable[[Any], None]:
+        def wait(effect: Any) -> None:
+            self.waiting.append((node, effect))
+
+        return wait
+
+    def resume(self, node: EngineNode) -> None:
+        if not node.alive or node.door is None or node.paused_until > self.env.now:
+            return
+        node.door = None
+        node.resume()
+        mine = [effect for at, effect in self.waiting if at is node]
+        self.waiting = [item for item in self.waiting if item[0] is not node]
+        for effect in mine:
+            self.world.router.arrivals[type(effect)](effect)
+
+    def skew(self, course: Course, until: Instant | None) -> None:
+        fault = cast(Skew, course.fault)
+        self.set_clock(cast(EngineId, course.engine), fault.speed, fault.offset_ns)
+        self.count(fault)
+
+    def unskew(self, course: Course) -> None:
+        """Right speed again; what it has gained it keeps, since no clock goes back."""
+        self.set_clock(cast(EngineId, course.engine), 1.0, 0)
+
+    def set_clock(self, name: EngineId, speed: float, ahead_ns: int) -> None:
+        node = self.lives.node(name)
+        if node.clock is self.env:
+            node.clock = SkewedClock(self.env)
+        node.clock.set(speed, ahead_ns)
+        now = node.clock.now
+        for port in node.ports.values():
+            if port.heap:
+                node.arm(port, port.heap[0][0], now)
+
+    def slow(self, course: Course, until: Instant | None) -> None:
+        fault = cast(Slow, course.fault)
+        self.count(fault)
+        for resource, _ in self.resources(course):
+            self.slowed.setdefault(resource, []).append(fault.factor)
+        self.set_bandwidths(course)
+
+    def unslow(self, course: Course) -> None:
+        for resource, _ in self.resources(course):
+            self.slowed[resource].remove(cast(Slow, course.fault).factor)
+        self.set_bandwidths(course)
+
+    def set_bandwidths(self, course: Course) -> None:
+        network = self.world.fabric.network
+        for resource, capacity in self.resources(course):
+            if capacity is not None:
+                for factor in sorted(self.slowed[resource]):
+                    capacity = max(1, int(capacity / factor))
+                network.set_bandwidth(resource, capacity, self.env.now)
+        self.world.fabric.arm()
+
+    def resources(self, course: Course) -> list[tuple[int, int | None]]:
+        """The links that are slowed, with what they offer when they are not."""
+        paths = self.world.fabric.paths
+        fault = cast(Slow, course.fault)
+        if course.engine is None:
+            return [
+                (paths.links[link.name], link.bandwidth_bytes_per_s)
+                for link in paths.table.links
+                if link.name in fault.links
+            ]
+        node = self.lives.node(course.engine)
+        direction = "tx" if node in self.world.prefills else "rx"
+        nics = [address for address in node.ports if address != node.name]
+        return [(paths.nic(address, direction), paths.table.bandwidth_bytes_per_s) for address in nics]
+
+    def hang_up(self, course: Course, until: Instant | None) -> None:
+        fault = cast(HangUp, course.fault)
+        if fault.within_ns is not None:
+            self.hang_ups.append(fault)
+            return
+        for request in list(self.world.router.by_request):
+            if self.hindrances.numbers[fault.name].uniform() < fault.probability:
+                self.count(fault)
+                self.world.router.hang_up(request)
+
+    def stop_hanging_up(self, course: Course) -> None:
+        if self.hang_ups:
+            self.hang_ups = [fault for fault in self.hang_ups if fault is not course.fault]
+
+    def arrived(self, request: int) -> None:
+        """A request has come; its client may be one that will not wait."""
+        for fault in self.hang_ups:
+            assert fault.within_ns is not None
+            numbers = self.hindrances.numbers[fault.name]
+            leaves, after_ns = numbers.uniform() < fault.probability, 1 + numbers.below(fault.within_ns)
+            if leaves:
+                self.env.call(after_ns, self.gone, (fault, request))
+
+    def gone(self, about: tuple[HangUp, int]) -> None:
+        fault, request = about
+        if request in self.world.router.by_request and not self.healed:
+            self.count(fault)
+            self.world.router.hang_up(request)
+
+    # What the oracle cannot see.
+
+    def witness(self, oracle: Oracle) -> Observer:
+        """The oracle's eyes: a WRITE over a grant of a life that is over lands nowhere, so it breaks nothing."""
+        self.oracle = oracle
+
+        def observe(node: str, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
+            if any(type(effect) is PostWrite and self.stale(effect) for effect in effects):
+                effects = tuple(effect for effect in effects if type(effect) is not PostWrite or not self.stale(effect))
+            oracle.observe(node, event, effects, now)
+
+        return observe
+
+    def stale(self, effect: PostWrite) -> bool:
+        return self.hindrances.stale(effect.to, effect.grant.target.generation)
+
+    def landed_for_the_dead(self, flight: Flight) -> None:
+        """A WRITE whose process has died meanwhile is over, which nobody is there to say."""
+        if self.oracle is not None:
+            self.oracle.observe(flight.p_port.address, WriteEnded(flight.op, True), (), self.env.now)
+
+    def nothing_lands(self, node: EngineNode) -> None:
+        """The NICs of a dead prefill engine have stopped: as if it had closed all its endpoints."""
+        assert self.oracle is not None
+        ranks = [address for address in node.ports if address != node.name]
+        for decode in self.world.decodes:
+            for peer in decode.ports:
+                for rank in ranks if peer != decode.name and node in self.world.prefills else ():
+                    self.oracle.observe(rank, FenceEnded(peer), (), self.env.now)

@@ -1,0 +1,38 @@
+"""A clock that runs wrong: fast, slow, or ahead. Monotonic all the same, as a node's clock must be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pdflow.protocol.values import Instant
+
+if TYPE_CHECKING:
+    from sim.clock import Clock
+
+PARTS = 1_000_000
+
+
+class SkewedClock:
+    """Shows `speed` times the world's time since it was last set; in whole millionths, so that it is exact."""
+
+    __slots__ = ("_env", "_local", "_since", "_speed")
+
+    def __init__(self, env: Clock) -> None:
+        self._env = env
+        self._since: Instant = 0
+        self._local: Instant = 0
+        self._speed = PARTS
+
+    @property
+    def now(self) -> Instant:
+        return self._local + (self._env.now - self._since) * self._speed // PARTS
+
+    def set(self, speed: float, ahead_ns: int) -> None:
+        """From now on this fast, and first a jump ahead."""
+        self._local = self.now + ahead_ns
+        self._since = self._env.now
+        self._speed = max(1, round(speed * PARTS))
+
+    def real(self, duration_ns: int) -> int:
+        """How long the world takes until this clock has moved on by that much."""
+        return -(-duration_ns * PARTS // self._speed)
