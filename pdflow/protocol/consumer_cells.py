@@ -48,6 +48,10 @@ class PrefillPeer:
         other.sync_at, other.synced = self.sync_at, self.synced
         return other
 
+    def fingerprint(self) -> Hashable:
+        """Without what the cells of its requests say already."""
+        return (tuple(sorted(self.heard.items())), self.sync_at, self.synced, tuple(self.held))
+
 
 class ConsumerCells:
     """The store of D's scheduler.
@@ -137,7 +141,7 @@ class ConsumerCells:
             self.floor,
             tuple(sorted(self.closed)),
             tuple(sorted(self.retired)),
-            tuple((e, tuple(sorted(p.heard.items())), p.sync_at, tuple(p.held)) for e, p in sorted(self.peers.items())),
+            tuple((e, peer.fingerprint()) for e, peer in sorted(self.peers.items())),
         )
 
     # One funnel for every change of a cell.

@@ -76,7 +76,8 @@ def _operation(world: Relation, op: int) -> str:
 def subject(message: Any) -> str:
     """What a frame, or an event between endpoints, is about, and what it says of that."""
     if isinstance(message, Sync):
-        return f"#{message.seq} {_list(map(_about, message.open))}"
+        wants = f" wanting {_list(message.interest)}" if message.interest else ""
+        return f"#{message.seq} {_list(map(_about, message.open))}{wants}{_floor(message)}"
     if isinstance(message, SyncReply):
         return f"#{message.seq} {_list(f'{_about(item.reg)} {_says(item)}' for item in message.items)}"
     if isinstance(message, Heartbeat):
@@ -86,8 +87,14 @@ def subject(message: Any) -> str:
     for field in ("reg", "op", "request_id", "xid", "peer", "engine"):
         value = getattr(message, field, None)
         if value is not None:
-            return f"{_about(value)} {_says(message)}".rstrip()
+            return f"{_about(value)} {_says(message)}".rstrip() + _floor(message)
     return ""
+
+
+def _floor(message: Any) -> str:
+    """Where it has risen: two frames may differ by nothing else."""
+    floor = getattr(message, "floor", 1)
+    return f" floor {floor}" if floor > 1 else ""
 
 
 def _list(words: Iterable[str]) -> str:

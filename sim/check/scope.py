@@ -48,15 +48,19 @@ def budget(help_text: str, default: int = 0) -> Any:
     return attrs.field(default=default, metadata={"help": help_text}, validator=attrs.validators.ge(0))
 
 
+def between(low: int, high: int) -> Any:
+    return attrs.validators.and_(attrs.validators.ge(low), attrs.validators.le(high))
+
+
 @attrs.frozen(kw_only=True)
 class Scope:
     """One P engine and one D engine. What is not limited here may happen as often as its own nature lets it."""
 
     dialect: Dialect = STRICT
     pulls: bool = False
-    p_tp: int = 1
-    d_tp: int = 1
-    requests: int = 1
+    p_tp: int = attrs.field(default=1, validator=between(1, 8))
+    d_tp: int = attrs.field(default=1, validator=between(1, 8))
+    requests: int = attrs.field(default=1, validator=between(1, 8))
     same_product: bool = False
     """All requests ask for one prompt: a retry beside its first attempt."""
     same_base: bool = False
@@ -69,7 +73,7 @@ class Scope:
     """What endpoints of one engine tell each other takes its time, each pair of them first in, first out."""
     concurrent: bool = True
     """The decode leg may arrive before the prefill has finished."""
-    chunks: int = 1
+    chunks: int = attrs.field(default=1, validator=between(1, 7))
     """A one-sided operation reads its source and lands in so many pieces; 1: all at once, read and landed."""
     done_is_remote: bool = True
     """A good handle at P means that the bytes have landed; otherwise only that they have been read."""

@@ -45,7 +45,7 @@ SCOPES = (
     ),
     Named("three drops and three duplicates", Scope(drop=3, dup=3, abort=0, deadline=0, stall=0), ENDS, 26376, 119329),
     Named("drop, SYNC and repeated CANCEL", Scope(drop=1, sync=1, cancel=1), EVERY_END, 54834, 195723),
-    Named("two SYNCs", Scope(drop=1, sync=2, cancel=1, deadline=0, stall=0), EVERY_END, 138091, 537423),
+    Named("two SYNCs", Scope(drop=1, sync=2, cancel=1, deadline=0, stall=0), EVERY_END, 104545, 404239),
     Named("errors and broken connections", Scope(drop=1, err=1, lose=1), EVERY_END | _resolved("IO"), 12414, 41633),
     Named(
         "unreachable peers and aborted prefills",
