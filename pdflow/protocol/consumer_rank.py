@@ -141,6 +141,8 @@ class ConsumerRank(ConsumerReads):
         """No connection yet: keep the order of frames, and of SYNCs only the newest."""
         if not self.peers.may_try(peer, now):
             return self._undeliverable(peer, message)
+        if type(message) is Heartbeat and not self.dialect.defers_heartbeats:
+            return self._connect(peer)
         kept = self.pending.get(peer, ())
         if type(message) in (Sync, Heartbeat):
             kept = tuple(m for m in kept if type(m) is not type(message))

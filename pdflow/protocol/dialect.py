@@ -98,6 +98,10 @@ class Dialect(Value, frozen=True, gc=False):
     releases_unregistered: bool
     """Push: a D that will not register lets P go (C7). Otherwise it says nothing, and P's lease must end (R11)."""
 
+    defers_heartbeats: bool
+    """A heartbeat that has no connection yet leaves as soon as it has one. Otherwise it only asks for the connection,
+    and the next one is the first to leave."""
+
     knows_prefill_id: bool
     """D's heartbeats name P's own id of the prompt, which our router mints (C10). Otherwise a decode leg that did not
     wait for P's answer can only name the router's id, and its heartbeats renew nothing (R05)."""
@@ -142,6 +146,7 @@ STRICT = Dialect(
     fails_at_once=True,
     quarantine_ends=True,
     releases_unregistered=True,
+    defers_heartbeats=True,
     knows_prefill_id=True,
     remembers_failures=True,
     knows_lives=True,
@@ -172,6 +177,7 @@ VLLM_COMPAT = Dialect(
     fails_at_once=True,
     quarantine_ends=True,
     releases_unregistered=True,
+    defers_heartbeats=True,
     knows_prefill_id=True,
     remembers_failures=True,
     knows_lives=True,
@@ -202,6 +208,7 @@ VLLM_STOCK = Dialect(
     fails_at_once=False,
     quarantine_ends=False,
     releases_unregistered=False,
+    defers_heartbeats=False,
     knows_prefill_id=False,
     remembers_failures=False,
     knows_lives=False,

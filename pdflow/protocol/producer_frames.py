@@ -97,13 +97,15 @@ class ProducerFrames(ProducerCells):
         return self._place(sender, message, now)
 
     def _beside(self, message: Register) -> Register:
-        """vLLM keeps the registrations that wait apart from those it serves, so one that comes again, or from a second
-        rank, stands beside the one that is being written (R13). Nothing ends it; a number of ours tells them apart."""
+        """vLLM keeps the registrations that wait apart from those it serves, one for each id of D's; so one that comes
+        again, or from a second rank, stands beside the one that is being written (R13). Nothing ends it; a number of
+        ours tells them apart."""
         reg = message.reg
-        cell = self.cells.get(reg)
-        while cell is not None and cell.phase is not OPEN:
+        waiting = [known for known in self.matching.registrations.get(reg.request_id, ()) if known.engine == reg.engine]
+        if waiting:
+            reg = waiting[0]
+        while not waiting and reg in self.cells:
             reg = msgspec.structs.replace(reg, seq=reg.seq + 1)
-            cell = self.cells.get(reg)
         return message if reg is message.reg else msgspec.structs.replace(message, reg=reg)
 
     def _place(self, sender: Address, message: Register, now: Instant) -> Effects:
