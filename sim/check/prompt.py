@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.check.ghost import Broken, Product, Stage
+from sim.check.ghost import Broken, Ghost, Product, Stage
 from sim.check.relation import Relation
 from sim.check.scope import TOKENS, Fault
 from sim.check.world import State
@@ -46,13 +46,11 @@ def amiss(world: Relation, state: State) -> Broken | None:
         return None
     if world.scope.same_product and not strict:
         return None
-    # SENT is the end of a prompt, whether the attempt that it was sent to still wanted it or not.
-    sent = {product for product, landed in zip(cluster.product_of, ghost.landed, strict=True) if landed}
     failed = 0
-    for request, product, stage in zip(cluster.requests, cluster.product_of, ghost.stages, strict=True):
+    for i, (request, stage) in enumerate(zip(cluster.requests, ghost.stages, strict=True)):
         if stage == Stage.RESOLVED:
             return Broken("L3", f"the blocks of {request} are free only when a timer has fired")
-        if stage == Stage.COMMITTED or product in sent:
+        if stage == Stage.COMMITTED or _taken(world, ghost, i):
             continue
         if stage != Stage.FREED:
             return Broken("L1", f"{request} is {Stage(stage).name}, and waits for a timer")
@@ -67,6 +65,12 @@ def amiss(world: Relation, state: State) -> Broken | None:
             if product == Product.HELD and _longest_lease(world, state, xid) > limit:
                 return Broken("L2", f"nobody wants {xid} any more, and P keeps it for as long as if somebody did")
     return None
+
+
+def _taken(world: Relation, ghost: Ghost, i: int) -> bool:
+    """Whether another attempt has been sent this one's prompt, which ends it, wanted or not."""
+    products = world.cluster.product_of
+    return any(landed and j != i and products[j] == products[i] for j, landed in enumerate(ghost.landed))
 
 
 def _longest_lease(world: Relation, state: State, xid: str) -> int:
