@@ -6,7 +6,7 @@ that P keeps no prompt which nobody wants for longer than RELEASE leaves it (L2)
 client did not give up and whose peers could be reached (L1: its outcome is the delivery).
 
 Not judged: what only a clock can notice (a frame or an engine that is gone); where a dialect has no word for a failure,
-those who wait for one; and a second attempt at a prompt that the first has taken.
+those who wait for one; a second attempt at a prompt that the first has taken; and what a base id leaves undecided.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def amiss(world: Relation, state: State) -> Broken | None:
     spent = {fault for fault in Fault if left[fault] != had[fault]}
     if spent.intersection(SILENT) or (spent.intersection(TOLD) and not strict):
         return None
-    if world.scope.same_product and not strict:
+    if (world.scope.same_product or world.scope.same_base) and not strict:
         return None
     failed = 0
     for i, (request, stage) in enumerate(zip(cluster.requests, ghost.stages, strict=True)):

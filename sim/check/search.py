@@ -34,6 +34,8 @@ class Story:
 
     moves: tuple[Move, ...]
     broken: Broken
+    states: int = 0
+    """How many had been seen by then."""
 
 
 Tick = Callable[[Coverage], bool]
@@ -78,7 +80,7 @@ def explore(world: Relation, limit: int = 10_000_000, tick: Tick | None = None, 
     return found
 
 
-def shortest(world: Relation, limit: int = 10_000_000, lively: bool = True) -> Story | None:
+def shortest(world: Relation, limit: int = 10_000_000, lively: bool = True, tick: Tick | None = None) -> Story | None:
     """The shortest way to a violated invariant; failing that, to a state from which not everything ends."""
     start = world.start()
     parents: dict[State, tuple[State, Move] | None] = {start: None}
@@ -86,12 +88,14 @@ def shortest(world: Relation, limit: int = 10_000_000, lively: bool = True) -> S
     with _uncollected():
         while level and len(parents) < limit:
             following: list[State] = []
-            for state in level:
+            for count, state in enumerate(level):
+                if count % TICK_STATES == 0 and tick is not None and tick(Coverage(states=len(parents))):
+                    return None
                 for move in world.moves(state):
                     try:
                         after = world.apply(state, move)
                     except Broken as broken:
-                        return Story((*_path(parents, state), move), broken)
+                        return Story((*_path(parents, state), move), broken, len(parents))
                     if after not in parents:
                         parents[after] = (state, move)
                         following.append(after)
@@ -101,7 +105,7 @@ def shortest(world: Relation, limit: int = 10_000_000, lively: bool = True) -> S
                 # In the order in which they were found: the first that cannot end is one of the nearest.
                 live(world, parents)
             except Broken as broken:
-                return Story(_path(parents, broken.state or start), broken)
+                return Story(_path(parents, broken.state or start), broken, len(parents))
     return None
 
 
