@@ -284,7 +284,7 @@ def end_registration(
         effects = tuple(answers)
     if cell.source is None:
         return cell.becoming_gone(code, verdict), effects
-    if cell.expired or cell.lease_until <= now:
+    if cell.expired or (cell.lease_until <= now and ctx.dialect.lease_rechecked):
         return cell.becoming_gone(Code.EXPIRED, verdict), effects
     return cell.becoming_unregistered(verdict), effects
 
