@@ -1,0 +1,279 @@
+"""The life of D's blocks after their request: cancels, quarantine, fences, and what ends each writer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdflow.protocol.consumer import (
+    QUARANTINED,
+    WAITING,
+    ConsumerCell,
+    ConsumerContext,
+    PeerReborn,
+    RequestDoomed,
+    Stepped,
+    everything,
+)
+from pdflow.protocol.consumer_cells import ConsumerCells, PrefillPeer
+from pdflow.protocol.consumer_rank import ConsumerRank
+from pdflow.protocol.consumer_rules import (
+    RULES,
+    fenced,
+    freed,
+    pair_failed,
+    peer_reborn,
+    reclaim_at,
+    resolve,
+    settle,
+)
+from pdflow.protocol.effects import NOTHING, Effects, Outcome, Resolve, Tell
+from pdflow.protocol.events import (
+    DecodeAborted,
+    FenceEnded,
+    FenceOrdered,
+    PairFailed,
+    PairLanded,
+    PeerExited,
+    PeerFenced,
+)
+from pdflow.protocol.messages import Code
+from pdflow.protocol.producer import (
+    CancelReceived,
+    ProducerCell,
+    ProducerContext,
+    cancelled,
+    cancelled_in_flight,
+    end_registration,
+)
+from pdflow.protocol.producer import Stepped as ProducerStepped
+from pdflow.protocol.values import Instant
+from sim.check.mutants.mutant import Mutant, Row, Swap
+from sim.check.scope import Scope
+
+# The request's end taken for its blocks'.
+
+
+def _doomed_and_freed(cell: ConsumerCell, event: RequestDoomed, now: Instant, ctx: ConsumerContext) -> Stepped:
+    after, effects = freed(cell, ctx)
+    return after, (Resolve(cell.request_id, Outcome.FAILED, event.code), *effects)
+
+
+def _aborted_and_freed(cell: ConsumerCell, event: DecodeAborted, now: Instant, ctx: ConsumerContext) -> Stepped:
+    after, effects = freed(cell, ctx)
+    return after, (Resolve(cell.request_id, Outcome.CANCELLED, event.code), *effects)
+
+
+def _failed_and_freed(cell: ConsumerCell, event: PairFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
+    return pair_failed(cell.with_settled(everything(cell)), event, now, ctx)
+
+
+def _resolved_twice(cell: ConsumerCell, event: RequestDoomed, now: Instant, ctx: ConsumerContext) -> Stepped:
+    return cell, (Resolve(cell.request_id, Outcome.FAILED, event.code),)
+
+
+def _first_answer_frees(
+    cell: ConsumerCell, event: PairLanded | PairFailed, now: Instant, ctx: ConsumerContext
+) -> Stepped:
+    after, effects = settle(cell, event, now, ctx)
+    return (after, effects) if after is cell or effects else freed(after, ctx)
+
+
+def _unflushed_settles(
+    cell: ConsumerCell, event: PairLanded | PairFailed, now: Instant, ctx: ConsumerContext
+) -> Stepped:
+    if isinstance(event, PairFailed):
+        event = PairFailed(event.op, event.sender, event.code, True)
+    return settle(cell, event, now, ctx)
+
+
+def _freed_in_time(cell: ConsumerCell, outcome: Outcome, code: Code, now: Instant, ctx: ConsumerContext) -> Stepped:
+    after, effects = resolve(cell, outcome, code, now, ctx)
+    if after.phase is QUARANTINED:
+        after = msgspec.structs.replace(after, reclaim_until=reclaim_at(now, ctx))
+    return after, effects
+
+
+# P's answers to a CANCEL.
+
+
+def _answered_in_flight(
+    cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext
+) -> ProducerStepped:
+    return cell, end_registration(cell.with_asker(event.asker), Code.CANCELLED, True, now, ctx)[1]
+
+
+def _answered_and_written(
+    cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext
+) -> ProducerStepped:
+    return cell, end_registration(cell.with_asker(event.asker), Code.CANCELLED, True, now, ctx)[1]
+
+
+def _unanswered(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> ProducerStepped:
+    return cell, NOTHING
+
+
+def _one_asker(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> ProducerStepped:
+    return msgspec.structs.replace(cell, askers=(event.asker,)), NOTHING
+
+
+# Fences.
+
+
+def _ordered_is_done(self: ConsumerRank, event: FenceOrdered, now: Instant) -> Effects:
+    return (*_fence_ordered(self, event, now), Tell(self.scheduler, PeerFenced(event.peer, self.rank)))
+
+
+def _one_fence_for_all(cell: ConsumerCell, event: PeerFenced, now: Instant, ctx: ConsumerContext) -> Stepped:
+    peers = [i for i, (p_rank, _) in enumerate(cell.pairs) if event.peer.endswith(f".r{p_rank}")]
+    if not peers:
+        return cell, NOTHING
+    return fenced(cell.with_settled(everything(cell) & ~(1 << peers[0])), event, now, ctx)
+
+
+def _waiting_frames_kept(self: ConsumerRank, event: PeerExited | FenceEnded, now: Instant) -> Effects:
+    waiting = self.pending.pop(event.peer, ())
+    effects = _peer_quiet(self, event, now)
+    if waiting:
+        self.pending[event.peer] = waiting
+        effects += self._connect(event.peer)
+    return effects
+
+
+def _unfenced(cell: ConsumerCell, event: PeerReborn, now: Instant, ctx: ConsumerContext) -> Stepped:
+    after, effects = peer_reborn(cell, event, now, ctx)
+    return after, tuple([e for e in effects if not (isinstance(e, Tell) and isinstance(e.event, FenceOrdered))])
+
+
+_fence_ordered = ConsumerRank._fence_ordered
+_peer_quiet = ConsumerRank._peer_quiet
+
+
+def _room_for_all(self: ConsumerCells, peer: PrefillPeer, num_blocks: int, now: Instant) -> bool:
+    return True
+
+
+BLOCKS: tuple[Mutant, ...] = (
+    Mutant(
+        name="deadline-frees",
+        drops="A deadline resolves the request, not its blocks. A WRITE would land in what is somebody else's.",
+        source="1.3(f) 3; 7.4; C6; H6",
+        patches=(Row(RULES, (WAITING, RequestDoomed), _doomed_and_freed),),
+        breaks="S1",
+    ),
+    Mutant(
+        name="abort-frees",
+        drops="An abort resolves the request, not its blocks. A WRITE would land in what is somebody else's.",
+        source="7.4; R10",
+        patches=(Row(RULES, (WAITING, DecodeAborted), _aborted_and_freed),),
+        breaks="S1",
+    ),
+    Mutant(
+        name="first-failure-frees",
+        drops="One shard's failure says nothing of the others. Their WRITEs would land in freed blocks.",
+        source="7.4; R16; R20",
+        patches=(Swap(pair_failed, _failed_and_freed),),
+        scope=Scope(p_tp=2, err=1, abort=0, deadline=0, stall=0),
+        breaks="S1",
+    ),
+    Mutant(
+        name="first-answer-frees",
+        drops="Quarantine ends when every writer is known to have ended. The second would write into freed blocks.",
+        source="7.4 quarantine",
+        patches=(Swap(settle, _first_answer_frees),),
+        scope=Scope(p_tp=2, deadline=0, stall=0),
+        breaks="S1",
+    ),
+    Mutant(
+        name="time-frees",
+        drops="In strict no time frees a block, because no pause of P has a bound.",
+        source="7.4; H6; F1",
+        patches=(Swap(resolve, _freed_in_time),),
+        breaks="S1",
+    ),
+    Mutant(
+        name="resolved-at-every-deadline",
+        drops="A request has one outcome.",
+        source="S6; R49",
+        patches=(Row(RULES, (WAITING, RequestDoomed), _resolved_twice),),
+        scope=Scope(deadline=1, stall=1),
+        breaks="S6",
+    ),
+    Mutant(
+        name="unflushed-settles",
+        drops="Only an answer that says `flushed` ends a writer.",
+        source="7.4 What DONE means",
+        patches=(Swap(settle, _unflushed_settles),),
+        scope=Scope(err=1, drop=1, sync=1),
+        survives="pdflow's own P answers when it has flushed or fenced, never before; another's might.",
+    ),
+    Mutant(
+        name="cancel-answered-under-a-write",
+        drops="A CANCEL in flight is answered when the WRITE has ended. D would free under it.",
+        source="7.4; R10; R18",
+        patches=(Swap(cancelled_in_flight, _answered_in_flight),),
+        breaks="S1",
+    ),
+    Mutant(
+        name="cancel-answered-and-written",
+        drops="NOT_STARTED means that no WRITE will start. It would start all the same.",
+        source="7.4; F2",
+        patches=(Swap(cancelled, _answered_and_written),),
+        breaks="S1",
+    ),
+    Mutant(
+        name="asker-forgotten",
+        drops="P remembers who cancelled under a WRITE.",
+        source="7.4; R18",
+        patches=(Swap(cancelled_in_flight, _unanswered),),
+        scope=Scope(err=1, drop=1, cancel=1),
+        survives="Who is not answered hears DONE or FAIL all the same, and asks again if that is lost.",
+    ),
+    Mutant(
+        name="one-slot-for-askers",
+        drops="P remembers every rank that cancelled under a WRITE.",
+        source="7.4; R18",
+        patches=(Swap(cancelled_in_flight, _one_asker),),
+        scope=Scope(d_tp=2, err=1, clocks=False),
+        survives="As asker-forgotten: DONE and FAIL go to every rank that was written.",
+    ),
+    Mutant(
+        name="fence-counts-when-ordered",
+        drops="D's fence counts when it has ended. Until then an orphan's bytes may land.",
+        source="7.4 Fences; F4",
+        patches=(Swap(_fence_ordered, _ordered_is_done),),
+        scope=Scope(p_restart=1, sync=1),
+        breaks="S1",
+    ),
+    Mutant(
+        name="one-fence-for-all",
+        drops="A fence is against one P rank.",
+        source="7.4 Fences",
+        patches=(Swap(fenced, _one_fence_for_all),),
+        scope=Scope(p_tp=2, p_restart=1, abort=0, deadline=0, stall=0),
+        breaks="S1",
+    ),
+    Mutant(
+        name="no-fence-against-orphans",
+        drops="D fences a P that has started again. Its blocks would wait for ever.",
+        source="7.4 Fences; L3; R15; R44",
+        patches=(Swap(peer_reborn, _unfenced),),
+        scope=Scope(p_restart=1, sync=1),
+        breaks="L",
+    ),
+    Mutant(
+        name="grant-outlives-its-fence",
+        drops="A REG that waits for a connection goes with a fence. It would grant blocks that the fence has freed.",
+        source="7.4 Fences; S1",
+        patches=(Swap(_peer_quiet, _waiting_frames_kept),),
+        scope=Scope(p_restart=1, lose=1, requests=2, abort=0, deadline=0, stall=0),
+        breaks="S1",
+    ),
+    Mutant(
+        name="no-limit-for-a-peer",
+        drops="What one P may bind of D's pool is limited at admission.",
+        source="7.4 Quarantine limits; L6; L7; R38",
+        patches=(Swap(ConsumerCells._has_room, _room_for_all),),
+        scope=Scope(requests=2, pool=1, deadline=0, stall=0),
+        survives="It takes two P engines, or a pool that requests wait for; D's own allocator is not explored here.",
+    ),
+)

@@ -1,0 +1,23 @@
+"""All mutants, by name."""
+
+from __future__ import annotations
+
+from sim.check.mutants.blocks import BLOCKS
+from sim.check.mutants.compat import COMPAT
+from sim.check.mutants.completion import COMPLETION
+from sim.check.mutants.identity import IDENTITY
+from sim.check.mutants.leases import LEASES
+from sim.check.mutants.mutant import Mutant
+from sim.check.mutants.repair import REPAIR
+
+GROUPS: dict[str, tuple[Mutant, ...]] = {
+    "The life of P's blocks": LEASES,
+    "The life of D's blocks": BLOCKS,
+    "When a transfer is complete": COMPLETION,
+    "Who is meant": IDENTITY,
+    "What is said, and said again": REPAIR,
+    "vllm-compat": COMPAT,
+}
+MUTANTS: dict[str, Mutant] = {mutant.name: mutant for group in GROUPS.values() for mutant in group}
+
+assert len(MUTANTS) == sum(map(len, GROUPS.values())), "two mutants of one name"

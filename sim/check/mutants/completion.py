@@ -1,0 +1,273 @@
+"""When a transfer counts as complete: at P by its handles and flushes, at D shard by shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pdflow.protocol.consumer import ConsumerCell, ConsumerContext, everything
+from pdflow.protocol.consumer import Stepped as ConsumerStepped
+from pdflow.protocol.consumer_rules import landed, reported
+from pdflow.protocol.effects import NOTHING, Commit, Effects
+from pdflow.protocol.events import FlushEnded, PairLanded, PairReported, WriteEnded
+from pdflow.protocol.ids import Reg, rank_of
+from pdflow.protocol.messages import Code, Progress, Register
+from pdflow.protocol.producer import (
+    SETTLING,
+    PeerQuiet,
+    ProducerCell,
+    ProducerContext,
+    Stepped,
+    end_registration,
+    peer_quiet,
+    post,
+    registered,
+    write_ended,
+)
+from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.values import Instant
+from sim.check.mutants.mutant import Mutant, Swap
+from sim.check.scope import Scope
+
+# P: handles.
+
+
+def _first_handle_decides(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    return write_ended(cell.with_write_ended(1 << event.op.d_rank, cell.failed), event, now, ctx)
+
+
+def _last_handle_decides(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    return write_ended(cell.with_write_ended(cell.flying, False), event, now, ctx)
+
+
+def _error_is_success(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    return write_ended(cell, WriteEnded(event.op, True), now, ctx)
+
+
+def _error_is_the_end(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    flying = cell.flying & ~(1 << event.op.d_rank)
+    if event.ok or flying or cell.failed:
+        return write_ended(cell, event, now, ctx)
+    return end_registration(cell, Code.IO, True, now, ctx)
+
+
+def _done_is_taken_for_remote(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    return write_ended(cell, event, now, msgspec.structs.replace(ctx, done_is_remote=True))
+
+
+def _one_rank_is_enough(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
+    return peer_quiet(cell.with_write_ended(1 << event.d_rank, cell.failed), event, now, ctx)
+
+
+def _failed_flush_is_good(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
+    return peer_quiet(cell, PeerQuiet(event.d_rank, True, event.fenced), now, ctx)
+
+
+def _fence_is_a_flush(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
+    return peer_quiet(cell, PeerQuiet(event.d_rank, event.ok, False), now, ctx)
+
+
+def _any_flush_settles(self: ProducerRank, event: FlushEnded, now: Instant) -> Effects:
+    effects: Effects = NOTHING
+    self.flushes.pop(event.peer, None)
+    for key in tuple(self.cells):
+        cell = self.cells[key]
+        if isinstance(key, Reg) and cell.phase is SETTLING and cell.flying >> rank_of(event.peer) & 1:
+            effects += self._apply(key, cell, PeerQuiet(rank_of(event.peer), event.ok, False), now)
+    return effects
+
+
+def _written_again(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerContext) -> Stepped:
+    if cell.phase.name == "IN_FLIGHT":
+        return post(cell, now, ctx)
+    return registered(cell, event, now, ctx)
+
+
+def _first_rank_is_enough(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerContext) -> Stepped:
+    if cell.source is None or cell.grants:
+        return registered(cell, event, now, ctx)
+    return registered(cell, event, now, msgspec.structs.replace(ctx, geometry=_OnlyOne(ctx.geometry, event.d_rank)))
+
+
+class _OnlyOne:
+    """A geometry in which P writes just this D rank."""
+
+    def __init__(self, geometry: Any, d_rank: int) -> None:
+        self.nbytes = geometry.nbytes
+        self.d_rank = d_rank
+
+    def targets(self, p_rank: int, p: Any, d: Any) -> tuple[int, ...]:
+        return (self.d_rank,)
+
+
+# D: shards.
+
+
+def _counted(cell: ConsumerCell, event: PairLanded, now: Instant, ctx: ConsumerContext) -> ConsumerStepped:
+    after = cell.with_landed(cell.landed + 1)
+    if after.landed == everything(cell):
+        return cell.becoming_gone(), (Commit(cell.request_id),)
+    return after, NOTHING
+
+
+def _one_shard_is_all(cell: ConsumerCell, event: PairLanded, now: Instant, ctx: ConsumerContext) -> ConsumerStepped:
+    return cell.becoming_gone(), (Commit(cell.request_id),)
+
+
+def _ready_is_sent(cell: ConsumerCell, event: PairReported, now: Instant, ctx: ConsumerContext) -> ConsumerStepped:
+    if event.progress is Progress.IN_FLIGHT:
+        event = PairReported(event.op, event.sender, Progress.SENT)
+    return reported(cell, event, now, ctx)
+
+
+def _sent_does_not_count(
+    cell: ConsumerCell, event: PairReported, now: Instant, ctx: ConsumerContext
+) -> ConsumerStepped:
+    return (cell, NOTHING) if event.progress is Progress.SENT else reported(cell, event, now, ctx)
+
+
+def _done_unread(cell: ConsumerCell, event: PairLanded, now: Instant, ctx: ConsumerContext) -> ConsumerStepped:
+    return landed(cell, PairLanded(event.op, event.sender), now, ctx)
+
+
+NO_CLOCKS = Scope(abort=0, deadline=0, stall=0)
+
+COMPLETION: tuple[Mutant, ...] = (
+    Mutant(
+        name="completions-counted",
+        drops="D tells apart whose shard has landed. One rank's DONE and its SENT would pass for two ranks'.",
+        source="1.3(f) 9; 7.4; C1; R14",
+        patches=(Swap(landed, _counted),),
+        scope=Scope(p_tp=2, dup=1, abort=0, deadline=0, stall=0),
+        breaks="S3",
+    ),
+    Mutant(
+        name="first-handle-decides",
+        drops="P judges when every handle of a registration has ended. It would free under a sibling's WRITE.",
+        source="1.3(f) 10; R16",
+        patches=(Swap(write_ended, _first_handle_decides),),
+        scope=Scope(d_tp=2, abort=0, deadline=0, stall=0),
+        breaks="S2",
+    ),
+    Mutant(
+        name="last-handle-decides",
+        drops="One bad handle among siblings is remembered. The last one's success would speak for all.",
+        source="1.3(f) 11; R16; S7",
+        patches=(Swap(write_ended, _last_handle_decides),),
+        scope=Scope(d_tp=2, err=1, abort=0, deadline=0, stall=0),
+        breaks="S2",
+    ),
+    Mutant(
+        name="error-counts-as-sent",
+        drops="A WRITE that ended badly was not sent. P would say so, and free what may still be read.",
+        source="7.4; R17; R21",
+        patches=(Swap(write_ended, _error_is_success),),
+        scope=Scope(err=1),
+        breaks="S2",
+    ),
+    Mutant(
+        name="error-without-fence",
+        drops="After an error P closes its endpoint before it says `flushed`. A NIC may still read what it frees.",
+        source="7.4 F10; R17; R19",
+        patches=(Swap(write_ended, _error_is_the_end),),
+        scope=Scope(err=1),
+        breaks="S2",
+    ),
+    Mutant(
+        name="local-done-without-flush",
+        drops="Where DONE is local, P flushes before it says SENT. It would say so of bytes that are in a socket.",
+        source="7.4 What DONE means",
+        patches=(Swap(write_ended, _done_is_taken_for_remote),),
+        scope=Scope(done_is_remote=False),
+        breaks="S7",
+    ),
+    Mutant(
+        name="one-flush-is-enough",
+        drops="Every written rank must be flushed. SENT would be said of one that is not.",
+        source="7.4 What DONE means",
+        patches=(Swap(peer_quiet, _one_rank_is_enough),),
+        scope=Scope(done_is_remote=False, d_tp=2, deadline=0, stall=0),
+        breaks="S7",
+    ),
+    Mutant(
+        name="failed-flush-is-good",
+        drops="A flush that failed is followed by a fence. SENT would be said of what may not have landed.",
+        source="7.4 What DONE means",
+        patches=(Swap(peer_quiet, _failed_flush_is_good),),
+        scope=Scope(done_is_remote=False, err=1),
+        breaks="S7",
+    ),
+    Mutant(
+        name="fence-counts-as-flush",
+        drops="A fence proves that nothing lands any more, not that anything has. SENT would be said of what was lost.",
+        source="7.4 Fences",
+        patches=(Swap(peer_quiet, _fence_is_a_flush),),
+        scope=Scope(done_is_remote=False, requests=2, err=1, concurrent=False, deadline=0, stall=0),
+        breaks="S7",
+    ),
+    Mutant(
+        name="any-flush-settles",
+        drops="A flush speaks of what was posted before it. An earlier one would settle a later WRITE.",
+        source="7.4 What DONE means",
+        patches=(Swap(ProducerRank._flushed, _any_flush_settles),),
+        scope=Scope(done_is_remote=False, requests=2, concurrent=False, deadline=0, stall=0),
+        survives="Here a flush waits for all that was posted, later WRITEs too. tests/protocol/test_fixed.py shows it.",
+    ),
+    Mutant(
+        name="same-registration-writes-again",
+        drops="The same REG again is only acknowledged. Its bytes would land twice, the second time after the commit.",
+        source="7.4; R14",
+        patches=(Swap(registered, _written_again),),
+        scope=Scope(dup=1),
+        breaks="S3",
+    ),
+    Mutant(
+        name="join-of-one",
+        drops="P writes when every target rank has registered. SENT would be said to those that come later.",
+        source="7.4; R13; R26",
+        patches=(Swap(registered, _first_rank_is_enough),),
+        scope=Scope(d_tp=2, deadline=0, stall=0),
+        breaks="S7",
+    ),
+    Mutant(
+        name="join-ends-by-the-clock",
+        drops="Strict waits for every target rank. After a time P would write those it knows, and say SENT to all.",
+        source="7.4; 7.6 rank join",
+        guards=("waits_for_all_ranks",),
+        scope=Scope(d_tp=2, sync=1, abort=0, deadline=0, stall=0),
+        breaks="S7",
+    ),
+    Mutant(
+        name="one-shard-is-all",
+        drops="D commits when every shard has landed. It would decode with half of the heads.",
+        source="7.4; S3",
+        patches=(Swap(landed, _one_shard_is_all),),
+        scope=Scope(p_tp=2, abort=0, deadline=0, stall=0),
+        breaks="S3",
+    ),
+    Mutant(
+        name="in-flight-counts-as-sent",
+        drops="Only SENT means that a shard is here. D would commit under a WRITE.",
+        source="7.4; S3",
+        patches=(Swap(reported, _ready_is_sent),),
+        scope=Scope(sync=1),
+        breaks="S3",
+    ),
+    Mutant(
+        name="sent-does-not-count",
+        drops="SENT stands for a DONE that was lost. D would wait for it until its deadline.",
+        source="7.4; L5; R19; R27",
+        patches=(Swap(reported, _sent_does_not_count),),
+        scope=Scope(drop=1),
+        breaks="L",
+    ),
+    Mutant(
+        name="done-unread",
+        drops="D holds generation, bytes and weights of a DONE against its own.",
+        source="7.3 Content; 7.4",
+        patches=(Swap(landed, _done_unread),),
+        scope=Scope(drop=1, dup=1),
+        survives="A second line: a DONE is for one registration, and that names one attempt and one generation.",
+    ),
+)

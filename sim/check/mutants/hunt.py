@@ -1,0 +1,92 @@
+"""Hunting mutants: which invariant names each, after how many states, and by how short a story.
+
+The search is breadth first, so the story is a shortest one. A hunt is fair only if the machine without the mutant
+passes the same scope: `alarm` asks that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from sim.check.mutants.mutant import Mutant
+from sim.check.names import name
+from sim.check.relation import Move, Relation
+from sim.check.search import Coverage, shortest
+
+LIMIT = 2_000_000
+"""States; the largest scope of a mutant has half a million."""
+
+
+@attrs.frozen(kw_only=True)
+class Kill:
+    """How one mutant was found; or, where `invariant` is empty, that it was not."""
+
+    mutant: str
+    invariant: str = ""
+    what: str = ""
+    search: str = ""
+    states: int = 0
+    """Seen until then."""
+    seconds: float = 0.0
+    stopped: bool = False
+    """The budget ran out first, so that nothing was found means nothing."""
+    moves: tuple[str, ...] = ()
+    """The shortest story. None: it goes wrong without a single fault, whatever is done."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.moves)
+
+
+def hunt(mutant: Mutant, clock: Callable[[], float], budget_s: float = 60.0) -> Kill:
+    """Raises CannotMutate where pdflow is compiled."""
+    began = clock()
+    stopped = False
+
+    def tick(_: Coverage) -> bool:
+        nonlocal stopped
+        stopped = clock() - began > budget_s
+        return stopped
+
+    with mutant.applied():
+        world = mutant.world()
+        story = shortest(world, LIMIT, tick=tick)
+        seconds = clock() - began
+        if story is None:
+            return Kill(mutant=mutant.name, search=searched(mutant), seconds=seconds, stopped=stopped)
+        return Kill(
+            mutant=mutant.name,
+            invariant=story.broken.name,
+            what=story.broken.what,
+            search=searched(mutant),
+            states=story.states,
+            seconds=seconds,
+            moves=told(world, story.moves),
+        )
+
+
+def searched(mutant: Mutant) -> str:
+    return "exhaustive" if mutant.scope.clocks else "exhaustive, no clocks"
+
+
+def told(world: Relation, moves: tuple[Move, ...]) -> tuple[str, ...]:
+    """The names of a story's moves."""
+    state = world.start()
+    names = []
+    for i, move in enumerate(moves):
+        names.append(name(world, state, move))
+        if i + 1 < len(moves):
+            state = world.apply(state, move)
+    return tuple(names)
+
+
+def alarm(mutant: Mutant) -> str:
+    """What the machine as it is violates in this mutant's scope; empty, or the mutant proves nothing."""
+    story = shortest(Relation(mutant.scope), LIMIT)
+    return "" if story is None else str(story.broken)
+
+
+def as_expected(mutant: Mutant, kill: Kill) -> bool:
+    return kill.invariant == mutant.breaks and not kill.stopped

@@ -1,0 +1,266 @@
+"""Who is meant: attempts, prompts, lives of an engine, and what of them has ended already."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdflow.protocol.consumer import ConsumerCell, bit_of
+from pdflow.protocol.consumer_cells import ConsumerCells
+from pdflow.protocol.consumer_rank import ConsumerRank
+from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.effects import NOTHING, Effects, Send
+from pdflow.protocol.events import DecodeAdmitted, PairFailed, PairLanded, PairReported, PeerRestarted
+from pdflow.protocol.ids import Op, Reg, base_id, engine_of
+from pdflow.protocol.messages import Cancel, CancelAck, Disposition, SyncItem
+from pdflow.protocol.peers import Peers
+from pdflow.protocol.producer_frames import ProducerFrames
+from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.tombstones import Tombstones
+from pdflow.protocol.values import Address, EngineId, Instant
+from sim.check.mutants.mutant import Mutant, Swap
+from sim.check.scope import Scope
+
+# Attempts.
+
+
+def _of_any_attempt(self: ConsumerScheduler, event: PairReported | PairLanded | PairFailed, now: Instant) -> Effects:
+    """The first request of the same client id that is waiting."""
+    base = base_id(event.op.reg.request_id)
+    for cell in self.cells.values():
+        if base_id(cell.request_id) == base and cell.grant is not None:
+            event = msgspec.structs.replace(event, op=Op(cell.reg, event.op.p_rank, event.op.d_rank))
+            break
+    if isinstance(event, PairLanded):
+        event = PairLanded(event.op, event.sender)
+    return _for_pair(self, event, now)
+
+
+_for_pair = ConsumerScheduler._for_pair
+
+
+def _any_sender(cell: ConsumerCell, op: Op, sender: Address) -> int:
+    return bit_of(cell, op, f"{cell.params.prefill.engine}.r{op.p_rank}")
+
+
+# Tombstones and the floor.
+
+
+def _nothing_buried(self: Tombstones, item: SyncItem) -> None:
+    pass
+
+
+def _floor_forgotten(self: Tombstones, reg: Reg) -> SyncItem | None:
+    return self.verdicts.get(reg.seq)
+
+
+def _without_window(self: Tombstones, reg: Reg) -> bool:
+    return False
+
+
+def _floor_too_high(self: ConsumerCells, seq: int) -> None:
+    self.floor = self.next_seq
+
+
+def _floor_never_rises(self: ConsumerCells, seq: int) -> None:
+    pass
+
+
+def _seq_repeated(self: ConsumerScheduler, event: DecodeAdmitted, now: Instant) -> Effects:
+    effects = _admitted(self, event, now)
+    self.next_seq = 1
+    return effects
+
+
+def _unknown_cancel_unburied(self: ProducerFrames, sender: Address, message: Cancel, now: Instant) -> Effects:
+    reg = message.reg
+    if reg in self.cells or self._tombs(reg.engine, reg.incarnation).find(reg) is not None:
+        return _cancelled(self, sender, message, now)
+    return (Send(sender, CancelAck(reg, self.contexts[0].rank, Disposition.NOT_STARTED, True)),)
+
+
+_admitted = ConsumerScheduler._admitted
+_cancelled = ProducerFrames._cancelled
+
+
+# Lives.
+
+
+def _any_life(self: Peers, peer: Address, incarnation: int) -> bool:
+    self.incarnations.setdefault(engine_of(peer), incarnation)
+    return True
+
+
+def _believed_at_once(self: Peers, peer: Address, incarnation: int) -> bool:
+    """A life counts as soon as one of its frames comes, without a nonce."""
+    self.incarnations[engine_of(peer)] = incarnation
+    return True
+
+
+def _old_life_kept(self: ProducerRank, engine: EngineId, incarnation: int, now: Instant) -> Effects:
+    return NOTHING
+
+
+def _restart_unnoticed(self: ConsumerScheduler, event: PeerRestarted, now: Instant) -> Effects:
+    return NOTHING
+
+
+def _anyones(self: ConsumerRank, reg: Reg) -> bool:
+    return True
+
+
+def _retired_may_return(self: Peers, peer: Address, incarnation: int) -> int | None:
+    self.retired.clear()
+    return _answered(self, peer, incarnation)
+
+
+_answered = Peers.answered
+
+
+def _orphan_like_any(self: ConsumerCell) -> ConsumerCell:
+    return self
+
+
+IDENTITY: tuple[Mutant, ...] = (
+    Mutant(
+        name="any-attempt",
+        drops="What P says is of one attempt. Another one's blocks would be taken for written, or freed.",
+        source="1.3(f) 4; 7.3 seq; S8",
+        patches=(Swap(_for_pair, _of_any_attempt),),
+        scope=Scope(requests=2, same_product=True, concurrent=False, deadline=0, stall=0),
+        breaks="S3",
+    ),
+    Mutant(
+        name="any-sender",
+        drops="A shard is its sender's.",
+        source="7.3; C1; R14; S9",
+        patches=(Swap(bit_of, _any_sender),),
+        scope=Scope(p_tp=2, abort=0, deadline=0, stall=0),
+        survives="A second line: D's rank names a pair by its sender, and no sender is forged here.",
+    ),
+    Mutant(
+        name="matched-by-base-id",
+        drops="A registration names its prompt by xid. Two of one client id would be confused, or wait.",
+        source="7.3 Names of work; R12; R39",
+        guards=("matches_by_xid",),
+        scope=Scope(requests=2, same_base=True, abort=0, clocks=False),
+        breaks="L1",
+    ),
+    Mutant(
+        name="content-unchecked",
+        drops="P writes only the prompt that D has the digest of. If the xid fails too, as here, it is another's.",
+        source="7.3 Content; S4; S5; R39; R52",
+        guards=("checks_content", "matches_by_xid"),
+        scope=Scope(requests=2, same_base=True, abort=0, deadline=0, stall=0),
+        breaks="S4",
+    ),
+    Mutant(
+        name="no-tombstone",
+        drops="What has ended leaves a tombstone. A late copy of its REG would write again.",
+        source="1.3(f) 5; 7.3; R12",
+        patches=(Swap(Tombstones.bury, _nothing_buried),),
+        scope=Scope(dup=1),
+        breaks="S1",
+    ),
+    Mutant(
+        name="cancel-of-unknown-unburied",
+        drops="A CANCEL that has overtaken its REG leaves a tombstone. The REG would be served after all.",
+        source="7.3; 7.4; S1",
+        patches=(Swap(_cancelled, _unknown_cancel_unburied),),
+        scope=Scope(delay=1),
+        breaks="S1",
+    ),
+    Mutant(
+        name="floor-forgotten",
+        drops="Below the floor nothing is served. A REG whose tombstone has gone with the floor would write again.",
+        source="7.3 Sequence and floor",
+        patches=(Swap(Tombstones.find, _floor_forgotten),),
+        scope=Scope(requests=2, same_product=True, concurrent=False, dup=1, deadline=0, stall=0),
+        breaks="S1",
+    ),
+    Mutant(
+        name="floor-too-high",
+        drops="The floor is the smallest seq that D may still ask for. Above it P would forget what is still open.",
+        source="7.3 Sequence and floor",
+        patches=(Swap(ConsumerCells._close, _floor_too_high),),
+        scope=Scope(requests=3, delay=1, concurrent=False, abort=0, clocks=False),
+        breaks="L1",
+    ),
+    Mutant(
+        name="floor-never-rises",
+        drops="D raises its floor. P would remember all that ever ended.",
+        source="7.3 Sequence and floor; S9",
+        patches=(Swap(ConsumerCells._close, _floor_never_rises),),
+        survives="Memory grows by one word a request, and P bounds even that (WINDOW); a scope has two requests.",
+    ),
+    Mutant(
+        name="no-window",
+        drops="P keeps no more than 65,536 registrations above a floor.",
+        source="7.3; S9",
+        patches=(Swap(Tombstones.beyond, _without_window),),
+        survives="No scope has 65,536 requests. tests/protocol/test_fixed.py shows it.",
+    ),
+    Mutant(
+        name="seq-repeated",
+        drops="Every attempt has a seq of its own. The tombstone of one would end another.",
+        source="7.3 Sequence and floor",
+        patches=(Swap(_admitted, _seq_repeated),),
+        scope=Scope(requests=2, concurrent=False, abort=0, deadline=0, stall=0),
+        breaks="L",
+    ),
+    Mutant(
+        name="any-life",
+        drops="A frame counts only from the life that the last handshake showed.",
+        source="1.3(f) 12; 7.3 Incarnation; C13; S8; R44; R46",
+        patches=(Swap(Peers.current, _any_life),),
+        scope=Scope(p_restart=1, drop=1, sync=1, stall=0),
+        breaks="S1",
+    ),
+    Mutant(
+        name="life-believed-at-once",
+        drops="Another life counts only when it has echoed a nonce.",
+        source="7.3 Incarnation; S8",
+        patches=(Swap(Peers.current, _believed_at_once),),
+        scope=Scope(p_restart=1, drop=1, sync=1, stall=0),
+        breaks="S1",
+    ),
+    Mutant(
+        name="retired-life-returns",
+        drops="A life that has been replaced never comes back.",
+        source="7.3 Incarnation",
+        patches=(Swap(_answered, _retired_may_return),),
+        scope=Scope(p_restart=1, sync=1, stall=0),
+        survives="Two living engines of one id are needed. tests/protocol/test_fixed.py shows them.",
+    ),
+    Mutant(
+        name="dead-d-still-registered",
+        drops="A new life of D ends what the old one had registered. P would write to it.",
+        source="7.4; C13; R46",
+        patches=(Swap(ProducerRank._retire, _old_life_kept),),
+        scope=Scope(d_restart=1, sync=1),
+        survives="Nobody reuses a dead process's memory here: its WRITEs fail, its cells end by TTL or lease.",
+    ),
+    Mutant(
+        name="p-restart-unnoticed",
+        drops="A new life of P resolves what the old one owed. D would wait for it until its deadline.",
+        source="7.3; 7.4; R44; R46",
+        patches=(Swap(ConsumerScheduler._restarted, _restart_unnoticed),),
+        scope=Scope(p_restart=1, sync=1),
+        breaks="S1",
+    ),
+    Mutant(
+        name="new-life-answers-for-the-old",
+        drops="What the new P answers settles nothing of the old one's. An orphan would write into what D has freed.",
+        source="7.4 Proof of death; F9; S8",
+        patches=(Swap(ConsumerCell.becoming_orphaned, _orphan_like_any),),
+        scope=Scope(p_restart=1, sync=1),
+        breaks="S1",
+    ),
+    Mutant(
+        name="answers-to-another-life",
+        drops="D takes no answer to its former life.",
+        source="7.3 Incarnation; S8",
+        patches=(Swap(ConsumerRank._mine, _anyones),),
+        scope=Scope(d_restart=1, drop=1, deadline=0),
+        survives="A second line: what is answered names a registration of that life, which the new one does not have.",
+    ),
+)

@@ -1,0 +1,272 @@
+"""The life of P's blocks: leases, pins, releases, and the word by which a pulling D sees their end."""
+
+from __future__ import annotations
+
+from pdflow.protocol.consumer_reads import ConsumerReads, Read
+from pdflow.protocol.effects import NOTHING, Effects, ReadWord, ReleaseBlocks, Send, Tell
+from pdflow.protocol.events import PairLanded, ReadEnded, ShardReleased, SourceReady, WordRead
+from pdflow.protocol.lease import expired_unclaimed, released, renewed
+from pdflow.protocol.messages import Code, Register, Release, Taken
+from pdflow.protocol.producer import (
+    IN_FLIGHT,
+    LEASED,
+    LeaseEnded,
+    ProducerCell,
+    ProducerContext,
+    ShardTaken,
+    Stepped,
+    shard_taken,
+)
+from pdflow.protocol.producer_cells import ProducerCells
+from pdflow.protocol.producer_frames import ProducerFrames
+from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer_rules import RULES
+from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.values import Address, Instant
+from sim.check.mutants.mutant import Mutant, Row, Swap
+from sim.check.scope import Scope
+
+# A lease's end leaves its entry behind, and a renewal takes it for a living one.
+
+
+def _expired_but_kept(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    return cell.losing_its_source(), NOTHING
+
+
+def _revived(cell: ProducerCell, until: Instant) -> ProducerCell:
+    # An entry without a source has nothing to renew; one that is only expired is taken for a living one.
+    return (
+        cell
+        if cell.source is None
+        else ProducerCell(LEASED, cell.xid).becoming_leased(cell.source, cell.request_id, until)
+    )
+
+
+_frames_registered = ProducerFrames._registered
+
+
+def _refused_if_expired(self: ProducerFrames, sender: Address, message: Register, now: Instant) -> Effects:
+    cell = self.cells.get(message.xid)
+    if cell is not None and cell.expired:
+        return self._refuse_unborn(sender, message, Code.EXPIRED)
+    return _frames_registered(self, sender, message, now)
+
+
+# Expiry and completion each report the end, and the scheduler frees at every report.
+
+
+def _reported_twice(self: ProducerCells, cell: ProducerCell, code: Code) -> Effects:
+    told = _let_go(self, cell, code)
+    return told + told[-1:] if cell.expired else told
+
+
+def _freed_at_every_report(self: ProducerScheduler, event: ShardReleased, now: Instant) -> Effects:
+    product = self.products[event.xid]
+    assert product.allocation is not None
+    return (ReleaseBlocks(event.xid, product.allocation, event.code),)
+
+
+_let_go = ProducerCells._let_go
+
+
+def _any_rank_frees(self: ProducerScheduler, event: ShardReleased, now: Instant) -> Effects:
+    product = self.products.pop(event.xid, None)
+    if product is None or product.allocation is None:
+        return NOTHING
+    return (ReleaseBlocks(event.xid, product.allocation, event.code),)
+
+
+# RELEASE.
+
+
+def _release_frees(self: ProducerFrames, sender: Address, message: Release, now: Instant) -> Effects:
+    effects: Effects = NOTHING
+    for key in self.keys.get(message.xid, ()):
+        cell = self.cells[key]
+        if cell.phase is LEASED:
+            effects += self._apply(key, cell, LeaseEnded(), now)
+    return effects
+
+
+def _release_frees_whatever(self: ProducerFrames, sender: Address, message: Release, now: Instant) -> Effects:
+    effects: Effects = NOTHING
+    for key in self.keys.get(message.xid, ()):
+        cell = self.cells[key]
+        if cell.source is not None:
+            effects += self._put(key, cell, cell.becoming_gone(Code.EXPIRED), now)
+    return effects
+
+
+def _unshortened(cell: ProducerCell, until: Instant) -> ProducerCell:
+    return cell
+
+
+def _nothing_early(self: ProducerFrames, name: str) -> None:
+    pass
+
+
+# Reading.
+
+
+def _word_ignored(self: ConsumerReads, event: WordRead, now: Instant) -> Effects:
+    read = self.reads.get(event.op)
+    if read is not None:
+        event = WordRead(event.op, read.params.words[read.op.p_rank].word)
+    return _word_read(self, event, now)
+
+
+_word_read = ConsumerReads._word_read
+_post = ConsumerReads._post
+
+
+def _word_first(self: ConsumerReads, read: Read) -> Effects:
+    self.reads[read.op] = read.becoming_posted()
+    return (ReadWord(read.op, read.source, read.params.words[read.op.p_rank].index),)
+
+
+def _data_after_word(self: ConsumerReads, event: WordRead, now: Instant) -> Effects:
+    read = self.reads.get(event.op)
+    if read is None:
+        return NOTHING
+    if event.word != read.params.words[read.op.p_rank].word:
+        return self._read_failed(event.op, Code.STALE)
+    return _post(self, read)
+
+
+def _landed_after_data(self: ConsumerReads, event: ReadEnded, now: Instant) -> Effects:
+    read = self.reads.get(event.op)
+    if read is None:
+        return NOTHING
+    if not event.ok:
+        return self._read_failed(event.op, Code.IO)
+    del self.reads[event.op]
+    taken = Taken(read.params.xid, self.rank, read.readers)
+    return (Tell(self.scheduler, PairLanded(read.op, read.source)), Send(read.source, taken))
+
+
+def _takers_counted(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:
+    counted = ShardTaken(cell.takers.bit_count(), event.readers)
+    return shard_taken(cell, counted, now, ctx)
+
+
+def _first_taker_frees(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:
+    return shard_taken(cell, ShardTaken(event.d_rank, 1), now, ctx)
+
+
+def _early_is_early(self: ProducerRank, event: SourceReady, now: Instant) -> Effects:
+    self.early_takers.clear()
+    return _source_ready(self, event, now)
+
+
+_source_ready = ProducerRank._source_ready
+
+LEASES: tuple[Mutant, ...] = (
+    Mutant(
+        name="expiry-frees-under-a-write",
+        drops="A lease's end waits for the WRITEs in flight. The NIC would read blocks that are somebody else's.",
+        source="1.3(f) 1; 7.4; C3; R01",
+        patches=(Row(RULES, (IN_FLIGHT, LeaseEnded), expired_unclaimed),),
+        breaks="S2",
+    ),
+    Mutant(
+        name="deferred-write-after-expiry",
+        drops="A lease's end calls off a WRITE that waits for its connection. It would be posted from freed blocks.",
+        source="1.3(f) 2; 7.4; C3; R02",
+        guards=("lease_rechecked",),
+        breaks="S2",
+    ),
+    Mutant(
+        name="heartbeat-revives-a-lease",
+        drops="A lease that has ended is renewed by nobody. A WRITE would be posted from freed blocks.",
+        source="1.3(f) 8; 7.4",
+        patches=(
+            Row(RULES, (LEASED, LeaseEnded), _expired_but_kept),
+            Swap(_frames_registered, _refused_if_expired),
+            Swap(renewed, _revived),
+        ),
+        scope=Scope(sync=1),
+        breaks="S2",
+    ),
+    Mutant(
+        name="released-at-every-report",
+        drops="P's scheduler frees once, when all ranks have let go. Expiry and completion at once would free twice.",
+        source="1.3(f) 15; R49",
+        patches=(Swap(_let_go, _reported_twice), Swap(ProducerScheduler._shard_released, _freed_at_every_report)),
+        breaks="S6",
+    ),
+    Mutant(
+        name="first-rank-frees",
+        drops="P's scheduler frees when every rank has let go. It would free while another rank still writes.",
+        source="7.1; 7.4",
+        patches=(Swap(ProducerScheduler._shard_released, _any_rank_frees),),
+        scope=Scope(p_tp=2, abort=0, deadline=0, stall=0),
+        breaks="S2",
+    ),
+    Mutant(
+        name="release-frees-under-a-write",
+        drops="RELEASE cuts an unclaimed lease only. It would free what another attempt is being written from.",
+        source="7.4 RELEASE",
+        patches=(Swap(ProducerFrames._released, _release_frees_whatever),),
+        breaks="S2",
+    ),
+    Mutant(
+        name="release-leaves-no-time",
+        drops="RELEASE leaves a lease 2 s for a REG that it has overtaken. That REG would be refused.",
+        source="7.4 RELEASE",
+        patches=(Swap(ProducerFrames._released, _release_frees),),
+        scope=Scope(requests=2, same_product=True, concurrent=False, clocks=False),
+        breaks="L1",
+    ),
+    Mutant(
+        name="release-shortens-nothing",
+        drops="RELEASE shortens the lease. P would hold for 30 s what nobody will come for.",
+        source="7.4 RELEASE; L2; R11",
+        patches=(Swap(released, _unshortened),),
+        scope=Scope(clocks=False),
+        breaks="L2",
+    ),
+    Mutant(
+        name="early-release-forgotten",
+        drops="A RELEASE before its prompt is finished counts when it is. P would hold it for 30 s.",
+        source="7.4 RELEASE; L2; R11",
+        patches=(Swap(ProducerFrames._remember_early, _nothing_early),),
+        scope=Scope(clocks=False),
+        breaks="L2",
+    ),
+    Mutant(
+        name="lease-word-ignored",
+        drops="D commits a READ only if the lease word is unchanged. It would decode what P has put there since.",
+        source="7.5; R04",
+        patches=(Swap(_word_read, _word_ignored),),
+        scope=Scope(pulls=True),
+        breaks="S2",
+    ),
+    Mutant(
+        name="lease-word-read-first",
+        drops="The lease word is read after the data. Read before them, it proves nothing.",
+        source="7.5; R04",
+        patches=(
+            Swap(_post, _word_first),
+            Swap(_word_read, _data_after_word),
+            Swap(ConsumerReads._read_ended, _landed_after_data),
+        ),
+        scope=Scope(pulls=True),
+        breaks="S2",
+    ),
+    Mutant(
+        name="takers-counted",
+        drops="P tells apart which D rank has read. One rank's TAKEN twice would free while the other reads.",
+        source="7.5; C1; R14",
+        patches=(Swap(shard_taken, _takers_counted),),
+        scope=Scope(pulls=True, d_tp=2, dup=1, clocks=False),
+        breaks="L1",
+    ),
+    Mutant(
+        name="first-taker-frees",
+        drops="P frees when every D rank that reads it has done so. It would free while the other reads.",
+        source="7.5",
+        patches=(Swap(shard_taken, _first_taker_frees),),
+        scope=Scope(pulls=True, d_tp=2, clocks=False),
+        breaks="L1",
+    ),
+)

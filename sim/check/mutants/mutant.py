@@ -1,0 +1,143 @@
+"""A mutant: the machine of pdflow/protocol with one rule dropped, for as long as a `with` lasts.
+
+The machine has no switches for bugs. A patch replaces a function wherever the machine knows it (as a module's name, in
+a class, in a table of rules or of handlers), or takes a row out of a table; `guards` turn off what differs between
+the dialects anyway. A compiled machine calls its methods directly and would not notice, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import attrs
+import msgspec
+
+import pdflow.protocol
+from pdflow.errors import PdflowError
+from pdflow.version import compiled
+from sim.check.relation import Relation
+from sim.check.scope import Scope
+
+MISSING: Any = object()
+
+
+class CannotMutate(PdflowError):  # noqa: N818 (what happened, as the other errors of the house)
+    """The machine cannot be patched here."""
+
+
+@attrs.frozen
+class Swap:
+    """Another function, wherever the machine knows this one."""
+
+    old: Callable[..., Any]
+    new: Callable[..., Any]
+
+
+@attrs.frozen
+class Row:
+    """Another rule in a row of a table, or none: an event without a rule does nothing."""
+
+    table: dict[Any, Any]
+    key: Any
+    new: Any = MISSING
+
+
+Patch: TypeAlias = Swap | Row
+
+
+@attrs.frozen(kw_only=True)
+class Mutant:
+    name: str
+    drops: str
+    """The rule that is dropped, and what must go wrong."""
+    source: str
+    """Where the rule stands: a number of CHECKER 1.3(f), a C-rule, a section of PROTOCOL 7; and races."""
+    patches: tuple[Patch, ...] = ()
+    guards: tuple[str, ...] = ()
+    """Guards of the scope's dialect that are turned off."""
+    scope: Scope = attrs.field(factory=Scope)
+    """The smallest in which the search must find it."""
+    breaks: str = ""
+    """The invariant that must be named; empty if nothing can show it here."""
+    survives: str = ""
+    """Why nothing can show it here."""
+
+    def scope_with(self, scope: Scope) -> Scope:
+        """A scope, in the dialect without the guards that this mutant turns off."""
+        if not self.guards:
+            return scope
+        dialect = msgspec.structs.replace(scope.dialect, **dict.fromkeys(self.guards, False))
+        return attrs.evolve(scope, dialect=dialect)
+
+    def world(self, scope: Scope | None = None) -> Relation:
+        """A new world of this scope, or of its own. To be made and used inside `applied`."""
+        return Relation(self.scope_with(scope or self.scope))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Patched inside, as before afterwards. Raises CannotMutate."""
+        if compiled():
+            raise CannotMutate(
+                "mutants need pdflow as plain Python, and this one is compiled: reinstall it without PDFLOW_COMPILE"
+            )
+        undo: list[Callable[[], None]] = []
+        try:
+            for patch in self.patches:
+                for change in list(_changes(patch)):
+                    undo.append(change.undo)
+                    change.do()
+            yield
+        finally:
+            for back in reversed(undo):
+                back()
+
+
+@attrs.frozen
+class _Change:
+    do: Callable[[], None]
+    undo: Callable[[], None]
+
+
+def _changes(patch: Patch) -> Iterator[_Change]:
+    if isinstance(patch, Row):
+        yield _in_table(patch.table, patch.key, patch.new)
+        return
+    found = [*_holders(patch.old)]
+    if not found:
+        raise CannotMutate(f"{patch.old.__qualname__} stands nowhere in pdflow.protocol: the rule has moved")
+    for holder, name in found:
+        if isinstance(holder, dict):
+            yield _in_table(holder, name, patch.new)
+        else:
+            yield _in_namespace(holder, name, patch.old, patch.new)
+
+
+def _holders(old: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
+    """Every (module or class, name) and (table, key) under which the machine knows this function."""
+    for module in [m for m in vars(pdflow.protocol).values() if isinstance(m, ModuleType)]:
+        for name, value in vars(module).items():
+            if value is old:
+                yield module, name
+            elif isinstance(value, dict):
+                yield from ((value, key) for key, row in value.items() if row is old)
+            elif isinstance(value, type) and value.__module__ == module.__name__:
+                yield from ((value, key) for key, member in vars(value).items() if member is old)
+
+
+def _in_table(table: dict[Any, Any], key: Any, new: Any) -> _Change:
+    old = table.get(key, MISSING)
+
+    def put(value: Any) -> None:
+        if value is MISSING:
+            table.pop(key, None)
+        else:
+            table[key] = value
+
+    return _Change(lambda: put(new), lambda: put(old))
+
+
+def _in_namespace(holder: Any, name: str, old: Any, new: Any) -> _Change:
+    return _Change(lambda: setattr(holder, name, new), lambda: setattr(holder, name, old))
