@@ -171,11 +171,12 @@ class ConsumerScheduler(ConsumerCells):
 
     def _time_reached(self, event: TimeReached, now: Instant) -> Effects:
         effects: list[Effect] = []
-        while (timer := self.deadlines.first_due(now, self._deadline)) is not None:
+        while (timer := self.deadlines.first_due(now, self.deadline)) is not None:
             effects += self._timer_fired(TimerFired(timer), now)
         return tuple(effects)
 
-    def _deadline(self, timer: Timer) -> Instant | None:
+    def deadline(self, timer: Timer) -> Instant | None:
+        """When an armed timer is due."""
         if timer.kind is TimerKind.SYNC:
             return self.peers[str(timer.key)].sync_at
         cell = self.cells.get(str(timer.key))

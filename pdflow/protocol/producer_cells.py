@@ -120,7 +120,7 @@ class ProducerCells:
         for key in self.cells:
             if isinstance(key, Reg):
                 kinds = (TimerKind.GRANT, TimerKind.EXPECT, TimerKind.JOIN)
-                timers += [t for kind in kinds if self._deadline(t := Timer(kind, key)) is not None]
+                timers += [t for kind in kinds if self.deadline(t := Timer(kind, key)) is not None]
         return tuple(timers)
 
     def fork(self) -> Self:
@@ -310,7 +310,8 @@ class ProducerCells:
 
     # When a cell wants to be woken.
 
-    def _deadline(self, timer: Timer) -> Instant | None:
+    def deadline(self, timer: Timer) -> Instant | None:
+        """When an armed timer is due."""
         key = timer.key
         if timer.kind is TimerKind.LEASE:
             return self._lease_until(str(key)) if isinstance(key, str) else None

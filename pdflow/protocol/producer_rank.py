@@ -212,7 +212,7 @@ class ProducerRank(ProducerFrames):
 
     def _time_reached(self, event: TimeReached, now: Instant) -> Effects:
         effects: list[Effect] = []
-        while (timer := self.deadlines.first_due(now, self._deadline)) is not None:
+        while (timer := self.deadlines.first_due(now, self.deadline)) is not None:
             effects += self._timer_fired(TimerFired(timer), now)
         return tuple(effects)
 

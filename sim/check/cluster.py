@@ -25,13 +25,40 @@ SOURCE, TARGET = 10, 20
 DIGEST, WEIGHTS = 70, 1
 
 
+TRANSPORT_TICKS = 2
+"""How long the transport tries, on the clock of who posted."""
+TICKS = Timers(
+    lease_ns=4,
+    lease_extension_ns=3,
+    heartbeat_ns=1,
+    release_lease_ns=1,
+    registration_ttl_ns=5,
+    no_request_ns=2,
+    join_ns=1,
+    sync_ns=1,
+    suspect_ns=2,
+    dead_ns=4,
+    stall_ns=3,
+    deadline_ns=6,
+    watchdog_ns=6,
+    cancel_first_ns=1,
+    cancel_last_ns=2,
+    backoff_first_ns=1,
+    backoff_last_ns=2,
+    handshake_queue_ns=1,
+    transport_ns=TRANSPORT_TICKS + 3,
+)
+"""Every duration in ticks: as short as keeps their order. The transport's has its margin: two clocks that may each be a
+tick ahead of the other differ by two over a time, and one more is the tick in which something falls."""
+
+
 class Cluster:
     """One P engine and one D engine, as a scope wants them."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        # Time stands still at 0, where a peer that could not be reached would be left alone for ever.
-        self.timers = Timers(backoff_first_ns=0, backoff_last_ns=0)
+        # Without clocks time stands still at 0, where a peer that could not be reached would be left alone for ever.
+        self.timers = TICKS if scope.horizon else Timers(backoff_first_ns=0, backoff_last_ns=0)
         self.geometry = TransferGeometry(SHAPE, initiator="pull" if scope.pulls else "push")
         self.p = EngineInfo("P", Shards(scope.p_tp, 1, SHAPE.block_size))
         self.d = EngineInfo("D", Shards(scope.d_tp, 1, SHAPE.block_size))

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from pdflow.protocol.effects import (
     AnswerPrefill,
     Commit,
@@ -27,7 +29,7 @@ from pdflow.protocol.effects import (
     Send,
 )
 from pdflow.protocol.events import Received
-from pdflow.protocol.ids import KvParams, Reg, rank_address
+from pdflow.protocol.ids import KvParams, LeaseWord, Reg, rank_address
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, SyncReply
 from pdflow.protocol.values import Address
 from sim.check.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster
@@ -85,8 +87,12 @@ class Flag(IntFlag):
 
 
 FLYING, NOTICE, ENDED_OK, ENDED_ERR, READING, TOLD, ORPHAN = (flag.value for flag in Flag)
+WORD = 1 << 32
+"""What a lease word is as long as nobody has bumped it."""
 PIECE = 7
 """Above the flags of an operation: how many pieces of its source are read, and, three bits on, how many have landed."""
+POSTED = PIECE + 6
+"""Above them: when it was posted, on its engine's clock."""
 
 
 class Content(IntEnum):
@@ -106,12 +112,14 @@ class Ghost(NamedTuple):
     """Of what was read for each request, by Content."""
     lives: tuple[int, int]
     """How often P and D have started again."""
+    barred: tuple[int, ...]
+    """By request, a bit for each pair of ranks that D's fence has closed to what P may still post for it."""
 
 
 class Sketch:
     """Operations, tasks and ghosts while the effects of one turn change them."""
 
-    __slots__ = ("content", "landed", "lives", "ops", "products", "stages", "tasks")
+    __slots__ = ("barred", "content", "landed", "lives", "now", "ops", "products", "stages", "tasks")
 
     def __init__(self, ops: tuple[tuple[int, int], ...], tasks: tuple[tuple[str, int, int], ...], ghost: Ghost) -> None:
         self.ops = list(ops)
@@ -121,9 +129,13 @@ class Sketch:
         self.landed = list(ghost.landed)
         self.content = list(ghost.content)
         self.lives = ghost.lives
+        self.barred = ghost.barred
+        self.now = 0
 
     def ghost(self) -> Ghost:
-        return Ghost(tuple(self.products), tuple(self.stages), tuple(self.landed), tuple(self.content), self.lives)
+        return Ghost(
+            tuple(self.products), tuple(self.stages), tuple(self.landed), tuple(self.content), self.lives, self.barred
+        )
 
 
 class Interned:
@@ -214,6 +226,10 @@ class Judge:
         product = effect.source.generation - SOURCE
         if draft.products[product] != Product.HELD:
             raise Broken("S2", f"{node} writes from a released product")
+        if draft.barred[i] & cluster.bit[effect.op.p_rank, effect.op.d_rank]:
+            # The transport's part of D's fence: an older grant leads nowhere (docs/protocol.md).
+            draft.ops.append((self.operations.of((node, draft.lives[0], effect)), ENDED_ERR | READING))
+            return
         if product != cluster.product_of[i]:
             draft.content[i] = Content.FOREIGN
         if self.dead(draft, effect.op.reg):
@@ -238,7 +254,7 @@ class Judge:
         bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
         if draft.landed[i] & bit or any(known == op and flags & FLYING for known, flags in draft.ops):
             raise Broken("S3", f"{node} posts {self.cluster.requests[i]} twice")
-        draft.ops.append((op, FLYING | READING))
+        draft.ops.append((op, FLYING | READING | draft.now << POSTED))
 
     def reading(self, draft: Sketch, product: int) -> bool:
         """Whether a WRITE may still read this product's blocks. A READ that does is D's risk, and shows as stale."""
@@ -256,8 +272,13 @@ class Judge:
     # Blocks and outcomes.
 
     def answered(self, draft: Sketch, node: Address, effect: AnswerPrefill, event: Any) -> None:
-        self.params[effect.params.xid] = effect.params
-        for rank, word in enumerate(effect.params.words):
+        """What a router would pass on. P numbers its words as prompts finish; here each prompt has words of its own, so
+        that a state need not say in which order they did."""
+        params = effect.params
+        first = self.cluster.xids.index(params.xid) * len(self.cluster.p_ranks)
+        words = tuple(LeaseWord(first + rank, WORD) for rank in range(len(params.words)))
+        self.params[params.xid] = structs.replace(params, words=words)
+        for rank, word in enumerate(words):
             self.words[rank_address("P", rank), word.index] = word.word
 
     def released(self, draft: Sketch, node: Address, effect: ReleaseBlocks, event: Any) -> None:

@@ -34,8 +34,8 @@ def name(world: Relation, state: State, move: Move) -> str:
         return f"late {_frame(world, link, frame)}"
     if verb == "lose":
         return f"lose {_link(world, move[1])}"
-    if verb == "restart":
-        return f"restart {ENGINES[move[1]]}"
+    if verb in ("restart", "tick"):
+        return f"{verb} {ENGINES[move[1]]}"
     if verb == "timer":
         timer = world.armed[state[move[1]]][move[2]]
         return f"timer {timer.kind.name} {_about(timer.key)} at {cluster.nodes[move[1]]}"
@@ -54,7 +54,7 @@ def find(world: Relation, state: State, text: str) -> Move | None:
 
 
 def _piece(verb: str, flags: int) -> int:
-    return (flags >> PIECE & 7 if verb == "read" else flags >> (PIECE + 3)) + 1
+    return (flags >> PIECE & 7 if verb == "read" else flags >> (PIECE + 3) & 7) + 1
 
 
 def _link(world: Relation, link: int) -> str:

@@ -62,7 +62,7 @@ class Relation(World):
         super().__init__(scope)
         self.split = scope.chunks > 1 or not scope.done_is_remote
         """Whether operations read and land piece by piece."""
-        self.fair = self._fair_by_clocks if not scope.dialect.control_frames else None
+        self.fair = None if scope.dialect.control_frames or scope.horizon else self._fair_by_clocks
         self._tail_moves: dict[State, tuple[Move, ...]] = {}
         self._chan_moves: dict[State, tuple[Move, ...]] = {}
         self._timer_moves: dict[tuple[int, int, int], tuple[Move, ...]] = {}
@@ -70,7 +70,7 @@ class Relation(World):
         self._put: dict[tuple[int, str, int, int], int] = {}
         self._flagged: dict[tuple[int, int, int], int] = {}
         self._splits: dict[int, tuple[int, int]] = {}
-        self._fired: dict[tuple[int, int], tuple[Fault | None, int]] = {}
+        self._fired: dict[tuple[int, int, int], tuple[Fault | None, int]] = {}
         self._born: dict[tuple[int, int], list[int]] = {}
         cluster, here = self.cluster, scope.hit_tokens
         self._finished = [
@@ -184,7 +184,7 @@ class Relation(World):
             if not self.split:
                 yield ("land", i)
             else:
-                read, landed = flags >> PIECE & 7, flags >> (PIECE + 3)
+                read, landed = flags >> PIECE & 7, flags >> (PIECE + 3) & 7
                 if read < self.scope.chunks:
                     yield ("read", i)
                 if landed < read:
@@ -313,8 +313,10 @@ class Relation(World):
         cluster = self.cluster
         product = cluster.product_of[i]
         xid = cluster.xids[product]
-        params = self.judge.params.get(xid) if self.scope.pulls else None
-        if params is None:
+        answered = self.ghost_of(draft).products[product] in (Product.HELD, Product.RELEASED)
+        if self.scope.pulls and answered:
+            params = self.judge.params[xid]
+        else:
             params = KvParams(cluster.p, xid, cluster.prefill_ids[product], TOKENS)
         request_id = cluster.requests[i]
         self.put_ghost(draft, "stages", i, Stage.KNOWN)
@@ -432,6 +434,12 @@ class Relation(World):
                     flags = 0
             ops.append((op, flags))
         self.put_ops(draft, ops)
+        if name in self.cluster.d_ranks:
+            pair = self.cluster.bit.get((self.cluster.p_ranks.index(peer), self.cluster.d_ranks.index(name)), 0)
+            ghost = self.ghost_of(draft)
+            for i, stage in enumerate(ghost.stages):
+                if stage >= Stage.ADMITTED:
+                    self.put_ghost(draft, "barred", i, ghost.barred[i] | pair)
         self.event(draft, name, FenceEnded(peer))
 
     def unreachable(self, draft: Draft, i: int) -> None:
@@ -478,7 +486,7 @@ class Relation(World):
         ended = ENDED_OK
         if self.split:
             flags += LANDED_PIECE
-            if flags >> (PIECE + 3) < self.scope.chunks:
+            if flags >> (PIECE + 3) & 7 < self.scope.chunks:
                 self.put_flags(draft, i, flags)
                 return
             ended = ENDED_OK if self._ends_landed(effect) else 0
@@ -523,7 +531,7 @@ class Relation(World):
     # Time, and death.
 
     def timer(self, draft: Draft, node: int, i: int) -> None:
-        key = (draft[node], i)
+        key = (node, draft[node], i)
         found = self._fired.get(key)
         if found is None:
             timer = self.armed[draft[node]][i]

@@ -77,6 +77,10 @@ class Scope:
     """A one-sided operation reads its source and lands in so many pieces; 1: all at once, read and landed."""
     done_is_remote: bool = True
     """A good handle at P means that the bytes have landed; otherwise only that they have been read."""
+    horizon: int = attrs.field(default=0, validator=between(0, 1000))
+    """Engines have clocks, which stop after so many ticks (timed.py); 0: an armed timer may fire at any moment."""
+    skew: int = attrs.field(default=1, validator=between(1, 1000))
+    """By how many ticks one engine's clock may be ahead of the other's."""
     drop: int = budget("frames and notices that are lost")
     delay: int = budget("frames that later ones overtake")
     dup: int = budget("frames that arrive a second time, whenever they like")

@@ -95,19 +95,19 @@ SCOPES = (
         "P starts again",
         Scope(p_restart=1, drop=1, sync=1, stall=0),
         EVERY_END | _resolved("PEER_RESTARTED", "NO_REQUEST"),
-        30018,
-        107807,
+        30106,
+        107897,
     ),
     Named("D starts again", Scope(d_restart=1, drop=1, sync=1), EVERY_END, 45085, 165045),
     Named(
         "both start again",
         Scope(p_restart=1, d_restart=1, drop=1, dup=1, deadline=0, stall=0),
         EVERY_END,
-        34139,
-        154873,
+        34231,
+        155003,
     ),
     Named(
-        "flapping links and a new P", Scope(lose=2, p_restart=1, sync=1, deadline=0, stall=0), EVERY_END, 46639, 194880
+        "flapping links and a new P", Scope(lose=2, p_restart=1, sync=1, deadline=0, stall=0), EVERY_END, 46904, 195330
     ),
     # Pull.
     Named(
@@ -118,13 +118,13 @@ SCOPES = (
         51754,
     ),
     Named("pull in two pieces", Scope(pulls=True, chunks=2, drop=1, err=1), ENDS | _resolved("STALE", "IO"), 206, 385),
-    Named("pull, two requests", Scope(pulls=True, requests=2, deadline=0), ENDS | _resolved("STALE"), 6963, 18070),
+    Named("pull, two requests", Scope(pulls=True, requests=2, deadline=0), ENDS | _resolved("STALE"), 4994, 12822),
     Named(
         "pull, P starts again",
         Scope(pulls=True, p_restart=1, sync=1),
         DELIVERED | _resolved("STALE", "PEER_RESTARTED"),
-        1123,
-        2255,
+        1052,
+        2107,
     ),
     Named("pull, D starts again", Scope(pulls=True, d_restart=1, drop=1), ENDS, 248, 397),
     Named("pull, half of the prompt is here", Scope(pulls=True, hit_tokens=BLOCK_TOKENS, drop=1), ENDS, 98, 142),
@@ -149,8 +149,8 @@ SCOPES = (
         "compat, P starts again",
         Scope(dialect=COMPAT, p_tp=2, p_restart=1),
         DELIVERED | _resolved("PEER_RESTARTED"),
-        2163,
-        7614,
+        2179,
+        7628,
     ),
     Named("compat, D starts again", Scope(dialect=COMPAT, d_restart=1), ENDS, 294, 588),
     Named(
@@ -165,14 +165,14 @@ SCOPES = (
     ),
     Named("compat pull in two pieces", Scope(dialect=COMPAT, pulls=True, chunks=2, drop=1), ENDS, 68, 104),
     # Larger ones.
-    Named("all repairs", Scope(drop=1, dup=1, sync=1, cancel=1), EVERY_END, nightly=True),
-    Named("two drops and an error", Scope(drop=2, err=1, sync=1, cancel=1), EVERY_END, nightly=True),
-    Named("three SYNCs", Scope(drop=1, sync=3, cancel=1, deadline=0, stall=0), EVERY_END, nightly=True),
-    Named("broken connections and SYNC", Scope(dup=1, lose=1, sync=1), EVERY_END, nightly=True),
+    Named("all repairs", Scope(drop=1, dup=1, sync=1, cancel=1), EVERY_END, 705629, 2946354, nightly=True),
+    Named("two drops and an error", Scope(drop=2, err=1, sync=1, cancel=1), EVERY_END, 124847, 481982, nightly=True),
+    Named("three SYNCs", Scope(drop=1, sync=3, cancel=1, deadline=0, stall=0), EVERY_END, 528806, 2170422, nightly=True),
+    Named("broken connections and SYNC", Scope(dup=1, lose=1, sync=1), EVERY_END, 402173, 1521409, nightly=True),
     Named(
         "three drops, three duplicates, both start again",
         Scope(drop=3, dup=3, p_restart=1, d_restart=1),
-        EVERY_END,
+        EVERY_END, 2230901, 14303412,
         nightly=True,
     ),
     Named(
@@ -186,7 +186,7 @@ SCOPES = (
         2220358,
         nightly=True,
     ),
-    Named("one to two ranks, duplicates", Scope(d_tp=2, dup=1, deadline=0, stall=0), EVERY_END, nightly=True),
+    Named("one to two ranks, duplicates", Scope(d_tp=2, dup=1, deadline=0, stall=0), EVERY_END, 629211, 3353624, nightly=True),
     Named(
         "two requests, one lost frame",
         Scope(requests=2, drop=1, deadline=0, stall=0),
@@ -222,29 +222,29 @@ SCOPES = (
     Named(
         "two attempts, an error",
         Scope(requests=2, same_product=True, err=1, dup=1, deadline=0, stall=0),
-        EVERY_END,
+        EVERY_END, 1535248, 6006036,
         nightly=True,
     ),
     Named(
         "P starts again twice, two requests",
         Scope(p_restart=2, requests=2, abort=0, deadline=0, stall=0),
-        ENDS,
+        ENDS, 23580, 89577,
         nightly=True,
     ),
     Named(
         "P starts again among ranks that lag",
         Scope(p_restart=1, lagging=True, sync=1, deadline=0, stall=0),
-        EVERY_END,
+        EVERY_END, 66854, 261708,
         nightly=True,
     ),
     Named(
         "broken connections among ranks that lag",
         Scope(lagging=True, lose=1, sync=1, deadline=0, stall=0),
-        EVERY_END,
+        EVERY_END, 208755, 833361,
         nightly=True,
     ),
-    Named("compat, ranks that lag", Scope(dialect=COMPAT, lagging=True, p_tp=2, drop=1, err=1), ENDS, nightly=True),
-    Named("compat, two requests", Scope(dialect=COMPAT, requests=2, drop=1, dup=1), ENDS, nightly=True),
+    Named("compat, ranks that lag", Scope(dialect=COMPAT, lagging=True, p_tp=2, drop=1, err=1), ENDS, 9347, 33374, nightly=True),
+    Named("compat, two requests", Scope(dialect=COMPAT, requests=2, drop=1, dup=1), ENDS, 38855, 167862, nightly=True),
 )
 
 assert len({named.name for named in SCOPES}) == len(SCOPES)
