@@ -232,7 +232,7 @@ def order_fences(cell: ConsumerCell, silent: frozenset[Address], ctx: ConsumerCo
 
 def let_go(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effects:
     """Tell every P rank that this dispatch will not come (RELEASE; to a vLLM P, a pull-style completion: R11, C7)."""
-    if not ctx.pulls and not ctx.dialect.releases_unregistered:
+    if not ctx.dialect.releases_unregistered and (registered or not ctx.pulls):
         return NOTHING
     p, d = cell.params.prefill.shards, ctx.engine.shards
     effects: list[Effect] = []

@@ -96,7 +96,8 @@ class Dialect(Value, frozen=True, gc=False):
     when a correct P can no longer begin. Otherwise by completions alone: where none comes, never (R15)."""
 
     releases_unregistered: bool
-    """Push: a D that will not register lets P go (C7). Otherwise it says nothing, and P's lease must end (R11)."""
+    """A D that will not take a prompt lets P go of it: push, where it will not register (C7); pull, where a READ has
+    failed. Otherwise it says nothing, and P's lease must end (R11); but a pull that never began is called off."""
 
     defers_heartbeats: bool
     """A heartbeat that has no connection yet leaves as soon as it has one. Otherwise it only asks for the connection,
