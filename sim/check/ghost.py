@@ -33,6 +33,7 @@ from pdflow.protocol.ids import KvParams, LeaseWord, Reg, rank_address
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, SyncReply
 from pdflow.protocol.values import Address
 from sim.check.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster
+from sim.check.scope import TOKENS
 
 
 class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of error)
@@ -100,7 +101,7 @@ class Content(IntEnum):
     STALE = 1
     """Some of it was read from blocks that had been released."""
     FOREIGN = 2
-    """It is another prompt's."""
+    """It is another prompt's, or of other positions."""
 
 
 class Ghost(NamedTuple):
@@ -230,7 +231,9 @@ class Judge:
             # The transport's part of D's fence: an older grant leads nowhere (docs/protocol.md).
             draft.ops.append((self.operations.of((node, draft.lives[0], effect)), ENDED_ERR | READING))
             return
-        if product != cluster.product_of[i]:
+        here = cluster.scope.hit_tokens
+        asked = (effect.grant.token_start, effect.grant.num_tokens)
+        if product != cluster.product_of[i] or asked != (here, TOKENS - here):
             draft.content[i] = Content.FOREIGN
         if self.dead(draft, effect.op.reg):
             # Its process went, and with it what its blocks' addresses meant: the handle ends badly, and nothing lands.
@@ -304,7 +307,7 @@ class Judge:
         if draft.content[i] == Content.STALE:
             raise Broken("S2", f"{effect.request_id} is committed, but its source had been released when it was read")
         if draft.content[i] == Content.FOREIGN:
-            raise Broken("S4", f"{effect.request_id} is committed with the KV of another prompt")
+            raise Broken("S4", f"{effect.request_id} is committed with KV that is not its prompt's")
         draft.stages[i] = Stage.COMMITTED
         self.goal("delivered")
 

@@ -228,10 +228,12 @@ class World:
         return what, 0
 
     def _on_the_wire(self, message: Any) -> Any:
-        """vLLM's PUSH_REG has no word for the prefill product."""
-        if isinstance(message, Register) and not self.scope.dialect.matches_by_xid:
+        """vLLM's PUSH_REG has no word for the prefill product, and none for what of it is wanted."""
+        if not isinstance(message, Register) or self.scope.dialect.matches_by_xid:
+            return message
+        if self.scope.dialect.control_frames:
             return msgspec.structs.replace(message, xid="")
-        return message
+        return msgspec.structs.replace(message, xid="", token_start=0, num_tokens=0, digest=0, weights=0)
 
     def _judge(self, batch: int, op: int, task: int, ghost: int) -> tuple[int, int, int]:
         draft = Sketch(self.ops.values[op], self.tasks.values[task], self.ghosts.values[ghost])
