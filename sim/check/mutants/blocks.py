@@ -262,11 +262,11 @@ BLOCKS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="grant-outlives-its-fence",
-        drops="A REG that waits for a connection goes with a fence. It would grant blocks that the fence has freed.",
+        drops="A REG that waits for a connection goes with a fence, which has settled what it grants.",
         source="7.4 Fences; S1",
         patches=(Swap(_peer_quiet, _waiting_frames_kept),),
-        scope=Scope(p_restart=1, lose=1, requests=2, abort=0, deadline=0, stall=0),
-        breaks="S1",
+        scope=Scope(requests=2, p_restart=1, abort=0, deadline=0, stall=0),
+        survives="It takes a P that was silent, and lives: one that has started again has nothing to write.",
     ),
     Mutant(
         name="no-limit-for-a-peer",

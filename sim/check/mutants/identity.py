@@ -8,17 +8,19 @@ from pdflow.protocol.consumer import ConsumerCell, bit_of
 from pdflow.protocol.consumer_cells import ConsumerCells
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.effects import NOTHING, Effects, Send
-from pdflow.protocol.events import DecodeAdmitted, PairFailed, PairLanded, PairReported, PeerRestarted
+from pdflow.protocol.events import DecodeAdmitted, PairFailed, PairLanded, PairReported, PeerRestarted, Source
 from pdflow.protocol.ids import Op, Reg, base_id, engine_of
-from pdflow.protocol.messages import Cancel, CancelAck, Disposition, SyncItem
+from pdflow.protocol.messages import Cancel, CancelAck, Code, Disposition, Register, SyncItem
 from pdflow.protocol.peers import Peers
+from pdflow.protocol.producer import ProducerContext, granted_range
 from pdflow.protocol.producer_frames import ProducerFrames
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.tombstones import Tombstones
 from pdflow.protocol.values import Address, EngineId, Instant
 from sim.check.mutants.mutant import Mutant, Swap
-from sim.check.scope import Scope
+from sim.check.scope import BLOCK_TOKENS, Scope
 
 # Attempts.
 
@@ -40,6 +42,14 @@ _for_pair = ConsumerScheduler._for_pair
 
 def _any_sender(cell: ConsumerCell, op: Op, sender: Address) -> int:
     return bit_of(cell, op, f"{cell.params.prefill.engine}.r{op.p_rank}")
+
+
+# Content.
+
+
+def _head_for_tail(grant: Register, source: Source, ctx: ProducerContext) -> tuple[int, int] | Code:
+    asked = granted_range(grant, source, ctx)
+    return asked if isinstance(asked, Code) else (0, asked[1])
 
 
 # Tombstones and the floor.
@@ -151,6 +161,14 @@ IDENTITY: tuple[Mutant, ...] = (
         source="7.3 Content; S4; S5; R39; R52",
         guards=("checks_content", "matches_by_xid"),
         scope=Scope(requests=2, same_base=True, abort=0, deadline=0, stall=0),
+        breaks="S4",
+    ),
+    Mutant(
+        name="head-for-tail",
+        drops="D's blocks stand for the tail of a prompt that it has in part. It would get the head's KV.",
+        source="1.3(f) 17; 7.3 Content; R52",
+        patches=(Swap(granted_range, _head_for_tail),),
+        scope=Scope(dialect=VLLM_COMPAT, hit_tokens=BLOCK_TOKENS),
         breaks="S4",
     ),
     Mutant(
