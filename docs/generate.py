@@ -7,6 +7,7 @@
     docs/wire.md           messages, phases and dialects, from the protocol's own tables;
     docs/phases.md         what writes these stands in pdflow/protocol
     docs/dialects.md
+    docs/mutants.md        what became of every mutant, from hunting them all: some seconds
 
 A generated part stands between `<!-- NAME -->` and `<!-- /NAME -->`. tests/docs/test_generated.py compares, so that
 none of this can be wrong for long.
@@ -32,6 +33,7 @@ from pdflow.protocol.diagrams import dialects_page, docstrings, phases_page
 from pdflow.protocol.wire.formats import regenerated
 from pdflow.results.events import read_events
 from pdflow.scenario.jsonschema import schema_json
+from sim.check.mutants.page import page as mutants_page
 
 ROOT = Path(__file__).resolve().parents[1]
 MAIN_JOB = ("simulate", "examples/conversation.toml")
@@ -52,6 +54,7 @@ def pages() -> dict[str, str]:
         "docs/wire.md": regenerated((ROOT / "docs/wire.md").read_text(encoding="utf-8")),
         "docs/phases.md": phases_page(inspect.getsource(phases)),
         "docs/dialects.md": dialects_page(inspect.getsource(dialect)),
+        "docs/mutants.md": mutants_page(),
     }
 
 
