@@ -138,14 +138,18 @@ class ConsumerRank(ConsumerReads):
         return (Send(peer, message),)
 
     def _defer(self, peer: Address, message: Message, now: Instant) -> Effects:
-        """No connection yet: keep the order of frames, and of SYNCs only the newest."""
+        """No connection yet: keep the order of frames, and of SYNCs only the newest.
+
+        A heartbeat is not kept. It would extend leases later than the scheduler, which counts from its order, believes;
+        when a quarantine is reclaimed rests on that (found by the search with clocks).
+        """
         if not self.peers.may_try(peer, now):
             return self._undeliverable(peer, message)
-        if type(message) is Heartbeat and not self.dialect.defers_heartbeats:
+        if type(message) is Heartbeat:
             return self._connect(peer)
         kept = self.pending.get(peer, ())
-        if type(message) in (Sync, Heartbeat):
-            kept = tuple(m for m in kept if type(m) is not type(message))
+        if type(message) is Sync:
+            kept = tuple(m for m in kept if type(m) is not Sync)
         self.pending[peer] = (*kept, message)
         return self._connect(peer)
 

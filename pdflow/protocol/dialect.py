@@ -99,10 +99,6 @@ class Dialect(Value, frozen=True, gc=False):
     """A D that will not take a prompt lets P go of it: push, where it will not register (C7); pull, where a READ has
     failed. Otherwise it says nothing, and P's lease must end (R11); but a pull that never began is called off."""
 
-    defers_heartbeats: bool
-    """A heartbeat that has no connection yet leaves as soon as it has one. Otherwise it only asks for the connection,
-    and the next one is the first to leave."""
-
     knows_prefill_id: bool
     """D's heartbeats name P's own id of the prompt, which our router mints (C10). Otherwise a decode leg that did not
     wait for P's answer can only name the router's id, and its heartbeats renew nothing (R05)."""
@@ -147,7 +143,6 @@ STRICT = Dialect(
     fails_at_once=True,
     quarantine_ends=True,
     releases_unregistered=True,
-    defers_heartbeats=True,
     knows_prefill_id=True,
     remembers_failures=True,
     knows_lives=True,
@@ -178,7 +173,6 @@ VLLM_COMPAT = Dialect(
     fails_at_once=True,
     quarantine_ends=True,
     releases_unregistered=True,
-    defers_heartbeats=True,
     knows_prefill_id=True,
     remembers_failures=True,
     knows_lives=True,
@@ -209,7 +203,6 @@ VLLM_STOCK = Dialect(
     fails_at_once=False,
     quarantine_ends=False,
     releases_unregistered=False,
-    defers_heartbeats=False,
     knows_prefill_id=False,
     remembers_failures=False,
     knows_lives=False,

@@ -25,10 +25,10 @@ from pdflow.errors import (
 )
 from sim.check import story as stories
 from sim.check.crew import Searched, search_all
-from sim.check.relation import Relation
 from sim.check.report import Board, scopes_table
 from sim.check.scopes import SCOPES, Named
 from sim.check.story import StoryFile
+from sim.check.timed import relation
 
 
 @attrs.frozen(kw_only=True)
@@ -159,7 +159,7 @@ def replay(file: str) -> int:
 
     story = stories.read(file)
     with patched(story.mutant):
-        told = strict(Relation(story.scope), story)
+        told = strict(relation(story.scope), story)
     if told.mismatch is not None:
         _say(f"{file}: {told.mismatch}", error=True)
         return EXIT_NOT_SO

@@ -13,12 +13,12 @@ from typing import Any
 import attrs
 
 from sim.check.ghost import Broken
-from sim.check.relation import Relation
 from sim.check.replay import named, record
 from sim.check.scope import Scope
 from sim.check.scopes import Named
 from sim.check.search import Coverage, explore, shortest
 from sim.check.story import Information, StoryFile
+from sim.check.timed import relation
 
 MEMORY_BYTES = 6_000_000_000
 """Of all processes together."""
@@ -64,7 +64,7 @@ Progress = Callable[[str, Coverage, int], None]
 
 def search(what: Named, limits: Limits, progress: Progress) -> Searched:
     """One scope, whole."""
-    world = Relation(what.scope)
+    world = relation(what.scope)
     began = time.process_time()
     stopped_by = ""
     shown_at = 0.0
@@ -105,7 +105,7 @@ def search(what: Named, limits: Limits, progress: Progress) -> Searched:
 
 def tell(scope: Scope, broken: Broken) -> StoryFile:
     """Search again, for the way there."""
-    world = Relation(scope)
+    world = relation(scope)
     story = shortest(world)
     if story is None:
         raise AssertionError(f"found once and never again: {broken}")

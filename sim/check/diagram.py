@@ -44,6 +44,7 @@ from sim.check.relation import Move, Relation
 from sim.check.replay import walk
 from sim.check.scope import Scope
 from sim.check.story import StoryFile
+from sim.check.timed import Timed
 from sim.check.world import State
 
 CLIENT, ROUTER, WIRE = "client", "router", "wire"
@@ -98,7 +99,7 @@ class Diagram:
 
 def collect(story: StoryFile) -> Diagram:
     """Tell it again, leniently. The story's mutant must be in place."""
-    recorder = Recorder(story.scope)
+    recorder = TimedRecorder(story.scope) if story.scope.horizon else Recorder(story.scope)
     state = recorder.start()
     for stride in walk(recorder, story.moves, state):
         if stride.move is None:
@@ -193,6 +194,10 @@ class Recorder(Relation):
         """Of an operation: who posted it, whose memory it reads, where it lands."""
         node, _, effect = self.operations(self.ops_of(state)[i][0])
         return (node, node, effect.to) if isinstance(effect, PostWrite) else (node, effect.source, node)
+
+
+class TimedRecorder(Recorder, Timed):
+    """The same with clocks."""
 
 
 Shape = tuple[Style, str, str | None]

@@ -92,8 +92,8 @@ WORD = 1 << 32
 """What a lease word is as long as nobody has bumped it."""
 PIECE = 7
 """Above the flags of an operation: how many pieces of its source are read, and, three bits on, how many have landed."""
-POSTED = PIECE + 6
-"""Above them: when it was posted, on its engine's clock."""
+AGE = PIECE + 6
+"""Above them: for how many ticks of its engine's clock it has been under way."""
 
 
 class Content(IntEnum):
@@ -120,7 +120,7 @@ class Ghost(NamedTuple):
 class Sketch:
     """Operations, tasks and ghosts while the effects of one turn change them."""
 
-    __slots__ = ("barred", "content", "landed", "lives", "now", "ops", "products", "stages", "tasks")
+    __slots__ = ("barred", "content", "landed", "lives", "ops", "products", "stages", "tasks")
 
     def __init__(self, ops: tuple[tuple[int, int], ...], tasks: tuple[tuple[str, int, int], ...], ghost: Ghost) -> None:
         self.ops = list(ops)
@@ -131,7 +131,6 @@ class Sketch:
         self.content = list(ghost.content)
         self.lives = ghost.lives
         self.barred = ghost.barred
-        self.now = 0
 
     def ghost(self) -> Ghost:
         return Ghost(
@@ -257,7 +256,7 @@ class Judge:
         bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
         if draft.landed[i] & bit or any(known == op and flags & FLYING for known, flags in draft.ops):
             raise Broken("S3", f"{node} posts {self.cluster.requests[i]} twice")
-        draft.ops.append((op, FLYING | READING | draft.now << POSTED))
+        draft.ops.append((op, FLYING | READING))
 
     def reading(self, draft: Sketch, product: int) -> bool:
         """Whether a WRITE may still read this product's blocks. A READ that does is D's risk, and shows as stale."""

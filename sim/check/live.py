@@ -16,7 +16,8 @@ from pdflow.protocol.timers import Timer, TimerKind
 from sim.check.ghost import Broken, Product, Stage
 from sim.check.prompt import prompt
 from sim.check.relation import Relation
-from sim.check.scope import Fault
+from sim.check.scope import ENDLESS, Fault
+from sim.check.timed import Timed
 from sim.check.world import State
 
 REPAIRS = frozenset({TimerKind.SYNC, TimerKind.CANCEL})
@@ -75,7 +76,25 @@ def missing(world: Relation, state: State) -> str:
     return ", ".join(words)
 
 
+def _by_the_clock(world: Timed, state: State) -> Iterator[State]:
+    """The same with clocks: whatever may happen does, and when nothing may, time goes on."""
+    state = world.put(state, world.budget, world.budgets.of((0,) * len(Fault)))
+    state = world.put(state, world.left_ticks, ENDLESS)
+    for _ in range(STEPS):
+        moves = world.moves(state)
+        # Each clock in its turn: the one that is behind.
+        ticks = sorted((m for m in moves if m[0] == "tick"), key=lambda m: m[1] == (state[world.ahead] <= 0))
+        move = next((m for m in moves if m[0] != "tick"), None) or next(iter(ticks), None)
+        if move is None or world.settled(state):
+            return
+        state = world.apply(state, move)
+        yield state
+
+
 def _calm(world: Relation, state: State) -> Iterator[State]:
+    if isinstance(world, Timed):
+        yield from _by_the_clock(world, state)
+        return
     ends = ENDS if world.scope.dialect.control_frames else ENDS | {TimerKind.DEADLINE}
     state = world.put(state, world.budget, world.budgets.of((0,) * len(Fault)))
     for kinds in (REPAIRS, REPAIRS, REPAIRS, ends, REPAIRS, ends, REPAIRS, ends | REPAIRS, ends | REPAIRS):

@@ -13,6 +13,7 @@ from pdflow.protocol.timers import TimerKind
 TOKENS = 32
 """Of every prompt."""
 BLOCK_TOKENS = 16
+ENDLESS = 1000
 
 
 class Fault(IntEnum):
@@ -77,8 +78,9 @@ class Scope:
     """A one-sided operation reads its source and lands in so many pieces; 1: all at once, read and landed."""
     done_is_remote: bool = True
     """A good handle at P means that the bytes have landed; otherwise only that they have been read."""
-    horizon: int = attrs.field(default=0, validator=between(0, 1000))
-    """Engines have clocks, which stop after so many ticks (timed.py); 0: an armed timer may fire at any moment."""
+    horizon: int = attrs.field(default=0, validator=between(0, ENDLESS))
+    """Engines have clocks (timed.py), and P's stops after so many ticks, or never (ENDLESS); 0: there are none, an
+    armed timer may fire at any moment."""
     skew: int = attrs.field(default=1, validator=between(1, 1000))
     """By how many ticks one engine's clock may be ahead of the other's."""
     drop: int = budget("frames and notices that are lost")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
-from sim.check.scope import BLOCK_TOKENS, TOKENS, Scope
+from sim.check.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
 
 DELIVERED = frozenset({"delivered"})
 ENDS = DELIVERED | {"expired"}
@@ -160,19 +160,46 @@ SCOPES = (
         "compat pull",
         Scope(dialect=COMPAT, pulls=True, drop=1, dup=1, err=1, sync=1),
         ENDS | _resolved("IO"),
-        1002,
-        2065,
+        981,
+        2041,
     ),
     Named("compat pull in two pieces", Scope(dialect=COMPAT, pulls=True, chunks=2, drop=1), ENDS, 68, 104),
+    # With clocks.
+    Named(
+        "compat, with clocks",
+        Scope(dialect=COMPAT, horizon=ENDLESS, abort=0),
+        ENDS | _resolved("DEADLINE"),
+        188523,
+        536402,
+    ),
+    Named(
+        "pull, with clocks for eight ticks",
+        Scope(pulls=True, horizon=8, abort=0),
+        ENDS | _resolved("STALE", "PEER_DEAD"),
+        147268,
+        366082,
+    ),
     # Larger ones.
+    Named("push, with clocks for six ticks", Scope(horizon=6, abort=0), ENDS | _resolved("PEER_DEAD"), nightly=True),
+    Named("compat, with clocks and an abort", Scope(dialect=COMPAT, horizon=ENDLESS), ENDS, nightly=True),
+    Named(
+        "compat, with clocks and a lost frame",
+        Scope(dialect=COMPAT, horizon=ENDLESS, drop=1, abort=0),
+        ENDS,
+        nightly=True,
+    ),
     Named("all repairs", Scope(drop=1, dup=1, sync=1, cancel=1), EVERY_END, 705629, 2946354, nightly=True),
     Named("two drops and an error", Scope(drop=2, err=1, sync=1, cancel=1), EVERY_END, 124847, 481982, nightly=True),
-    Named("three SYNCs", Scope(drop=1, sync=3, cancel=1, deadline=0, stall=0), EVERY_END, 528806, 2170422, nightly=True),
+    Named(
+        "three SYNCs", Scope(drop=1, sync=3, cancel=1, deadline=0, stall=0), EVERY_END, 528806, 2170422, nightly=True
+    ),
     Named("broken connections and SYNC", Scope(dup=1, lose=1, sync=1), EVERY_END, 402173, 1521409, nightly=True),
     Named(
         "three drops, three duplicates, both start again",
         Scope(drop=3, dup=3, p_restart=1, d_restart=1),
-        EVERY_END, 2230901, 14303412,
+        EVERY_END,
+        2230901,
+        14303412,
         nightly=True,
     ),
     Named(
@@ -186,7 +213,14 @@ SCOPES = (
         2220358,
         nightly=True,
     ),
-    Named("one to two ranks, duplicates", Scope(d_tp=2, dup=1, deadline=0, stall=0), EVERY_END, 629211, 3353624, nightly=True),
+    Named(
+        "one to two ranks, duplicates",
+        Scope(d_tp=2, dup=1, deadline=0, stall=0),
+        EVERY_END,
+        629211,
+        3353624,
+        nightly=True,
+    ),
     Named(
         "two requests, one lost frame",
         Scope(requests=2, drop=1, deadline=0, stall=0),
@@ -222,28 +256,43 @@ SCOPES = (
     Named(
         "two attempts, an error",
         Scope(requests=2, same_product=True, err=1, dup=1, deadline=0, stall=0),
-        EVERY_END, 1535248, 6006036,
+        EVERY_END,
+        1535248,
+        6006036,
         nightly=True,
     ),
     Named(
         "P starts again twice, two requests",
         Scope(p_restart=2, requests=2, abort=0, deadline=0, stall=0),
-        ENDS, 23580, 89577,
+        ENDS,
+        23580,
+        89577,
         nightly=True,
     ),
     Named(
         "P starts again among ranks that lag",
         Scope(p_restart=1, lagging=True, sync=1, deadline=0, stall=0),
-        EVERY_END, 66854, 261708,
+        EVERY_END,
+        66854,
+        261708,
         nightly=True,
     ),
     Named(
         "broken connections among ranks that lag",
         Scope(lagging=True, lose=1, sync=1, deadline=0, stall=0),
-        EVERY_END, 208755, 833361,
+        EVERY_END,
+        208755,
+        833361,
         nightly=True,
     ),
-    Named("compat, ranks that lag", Scope(dialect=COMPAT, lagging=True, p_tp=2, drop=1, err=1), ENDS, 9347, 33374, nightly=True),
+    Named(
+        "compat, ranks that lag",
+        Scope(dialect=COMPAT, lagging=True, p_tp=2, drop=1, err=1),
+        ENDS,
+        9347,
+        33374,
+        nightly=True,
+    ),
     Named("compat, two requests", Scope(dialect=COMPAT, requests=2, drop=1, dup=1), ENDS, 38855, 167862, nightly=True),
 )
 

@@ -16,20 +16,22 @@ from typing import Any
 import attrs
 import msgspec
 
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.protocol.dialect import DIALECTS
 from pdflow.scenario.convert import did_you_mean, one_of, shown
 from pdflow.version import version
-from sim.check.relation import Relation
 from sim.check.scope import Scope
+from sim.check.timed import relation
 
 VERSION = 1
 LARGEST = 1_000
 """No scope that anybody can walk has more of anything; a file that says so would only eat memory."""
-ENDPOINTS = 64
 
 
-class StoryError(Exception):
+class StoryError(PdflowError):
     """A story file that cannot be used: which, where in it, and why. For people, in one line."""
+
+    exit_code = EXIT_BAD_INPUT
 
     def __init__(self, file: str, where: str, what: str) -> None:
         line = ": ".join(part for part in (file, where, what) if part)
@@ -185,9 +187,7 @@ def _scope(document: Mapping[str, Any], file: str) -> Scope:
         given[name] = value
     try:
         scope = Scope(**given)
-        if scope.p_tp + scope.d_tp + scope.requests > ENDPOINTS:
-            raise ValueError(f"p_tp, d_tp and requests are more than {ENDPOINTS} together")
-        Relation(scope)
+        relation(scope)
     except ValueError as error:
         raise StoryError(file, "scope", str(error.args[0] if error.args else error)) from None
     return scope

@@ -3,136 +3,165 @@
 Untimed, any armed timer may fire at any moment, which is more than any clock does; whatever holds there needs no clock.
 Some rules rest on clocks all the same: that D frees a quarantine when a correctly running P can no longer write
 (vllm-compat, PROTOCOL 7.2), and that everything ends within a bounded time (L1 to L3). Here each engine has a clock of
-its own, in ticks; one may be ahead of the other by `skew`, and both stop at `horizon`. Between two ticks anything may
-happen in any order; a tick waits for frames on their way, for timers that are due, and for an operation that would
-otherwise outlast the transport's bound. What is later than that, a fault has to delay.
+its own, in ticks, and either may be ahead of the other by `skew`. Between two ticks anything may happen in any order;
+a tick waits for frames on their way, for timers that are due, and for an operation that would otherwise outlast the
+transport's bound. What takes longer than that, a fault has to delay.
+
+Only differences of time count (tests/protocol/test_cells.py holds that), so a clock stands still at 0 and everything
+else moves: a tick brings each of the engine's instants one nearer, and the space is finite without an end of time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
+
+from pdflow.protocol.consumer_rank import ConsumerRank
+from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.events import TimerFired
 from pdflow.protocol.ids import engine_of
-from pdflow.protocol.timers import Timer
-from pdflow.protocol.values import Address, Instant
+from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.values import NEVER, Instant
 from sim.check.cluster import TRANSPORT_TICKS
-from sim.check.ghost import ENDED_ERR, FLYING, POSTED, TOLD, Product, Stage
+from sim.check.ghost import AGE, ENDED_ERR, FLYING, TOLD, Product, Stage
 from sim.check.relation import Move, Relation
-from sim.check.scope import Scope
+from sim.check.scope import ENDLESS, Scope
 from sim.check.world import Draft, State
 
-
-class Stamped(NamedTuple):
-    """An event, and the clock of the engine that it comes to."""
-
-    event: Any
-    now: Instant
+LONG_AGO = -10
+"""Longer than any duration of TICKS: nothing asks how much longer."""
 
 
 class Timed(Relation):
-    """A Relation whose engines have clocks: two more slots of every state."""
+    """A Relation whose engines have clocks: one more slot, by how many ticks P's is ahead of D's, and one for the ticks
+    that are left to P's."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
-        self.clocks = self.budget + 1
+        self.ahead = self.budget + 1
+        self.left_ticks = self.budget + 2
         self.do["tick"] = self.tick
+        self._aged: dict[int, int] = {}
 
     def beginning(self) -> State:
-        return (*super().beginning(), 0, 0)
-
-    # Events know their instant.
-
-    def turn(self, draft: Draft, node: int, event: int) -> None:
-        at, what = self.events.values[event]
-        stamped = Stamped(what, self.now(draft, self.cluster.nodes[at]))
-        super().turn(draft, node, self.events.of((at, stamped)))
-
-    def now(self, state: State | Draft, node: Address) -> Instant:
-        return state[self.clocks + (engine_of(node) != "P")]
-
-    def handled(self, body: Any, what: Any) -> tuple[Any, ...]:
-        effects: tuple[Any, ...] = body.handle(what.event, what.now)
-        return effects
-
-    def told(self, what: Any, event: Any) -> Any:
-        return Stamped(event, what.now)
-
-    def bare(self, what: Any) -> tuple[Any, Instant]:
-        return what.event, what.now
+        return (*super().beginning(), 0, self.scope.horizon)
 
     # What may happen.
 
     def moves(self, state: State) -> list[Move]:
         found = super().moves(state)
-        for node, name in enumerate(self.cluster.nodes):
-            body = self.bodies[state[node]]
-            for i, timer in enumerate(self.armed[state[node]]):
-                if self._due(body, timer, self.now(state, name)):
-                    found.append(("timer", node, i))
-        found += self._ticks(state)
+        if not any(state[self.first_link : self.bag]):
+            ahead, left = state[self.ahead], state[self.left_ticks]
+            if left and ahead < self.scope.skew and not self._waited_for(state, 0):
+                found.append(("tick", 0))
+            if ahead > -self.scope.skew and not self._waited_for(state, 1):
+                found.append(("tick", 1))
         return found
 
     def _of_timers(self, node: int, end: int, budget: int) -> Iterator[Move]:
-        """None by itself: all have their time."""
-        return iter(())
+        """Those that are due. They have no budget: time itself bounds them."""
+        body = self.bodies[end]
+        for i, timer in enumerate(self.armed[end]):
+            if (at := body.deadline(timer)) is not None and at <= 0:
+                yield ("timer", node, i)
 
-    def _due(self, body: Any, timer: Timer, now: Instant) -> bool:
-        at = body.deadline(timer)
-        return at is not None and at <= now
-
-    def _ticks(self, state: State) -> Iterator[Move]:
-        if any(state[self.first_link : self.bag]):
-            return
-        for engine in (0, 1):
-            now = state[self.clocks + engine]
-            ahead = now + 1 - state[self.clocks + 1 - engine]
-            if now < self.scope.horizon and ahead <= self.scope.skew and not self._waited_for(state, engine, now):
-                yield ("tick", engine)
-
-    def _waited_for(self, state: State, engine: int, now: Instant) -> bool:
+    def _waited_for(self, state: State, engine: int) -> bool:
         """Whether something has to happen before this engine's clock goes on."""
-        for node, name in enumerate(self.cluster.nodes):
-            if engine_of(name) == "PD"[engine]:
-                body = self.bodies[state[node]]
-                if any(self._due(body, timer, now) for timer in self.armed[state[node]]):
-                    return True
-        if self.scope.pulls and self._undispatched(state):
-            return True
-        return any(
-            flags & FLYING and not flags & (ENDED_ERR | TOLD) and self._of(engine, op) and now >= self._last(flags)
+        name = "PD"[engine]
+        for node, address in enumerate(self.cluster.nodes):
+            if engine_of(address) == name and next(self._of_timers(node, state[node], 0), None):
+                return True
+        return self._undispatched(state) or any(
+            engine_of(self.operations(op)[0]) == name and self._lands(flags) and flags >> AGE >= TRANSPORT_TICKS
             for op, flags in self.ops_of(state)
         )
+
+    @staticmethod
+    def _lands(flags: int) -> bool:
+        return bool(flags & FLYING and not flags & (ENDED_ERR | TOLD))
 
     def _undispatched(self, state: State) -> bool:
         """A pull's decode leg follows its prefill leg at once: what a lease has lost by then D cannot know (C10)."""
         ghost = self.ghost_of(state)
-        return any(
+        return self.scope.pulls and any(
             stage == Stage.UNBORN and ghost.products[product] == Product.HELD
             for stage, product in zip(ghost.stages, self.cluster.product_of, strict=True)
         )
 
-    def _of(self, engine: int, op: int) -> bool:
-        return engine_of(self.operations(op)[0]) == "PD"[engine]
-
-    def _last(self, flags: int) -> Instant:
-        """When the transport has given up an operation, at the latest."""
-        return (flags >> POSTED) + TRANSPORT_TICKS
-
-    def tick(self, draft: Draft, engine: int) -> None:
-        draft[self.clocks + engine] += 1
-        # What has ended badly and has not landed by now never will.
-        now, ended = draft[self.clocks + engine], ENDED_ERR | TOLD
-        late = [
-            (op, flags & ~FLYING if self._of(engine, op) and flags & ended and now > self._last(flags) else flags)
-            for op, flags in self.ops_of(draft)
-        ]
-        self.put_ops(draft, late)
+    # Time.
 
     def timer(self, draft: Draft, node: int, i: int) -> None:
-        """Without a budget: a timer fires when it is due."""
         self.event(draft, self.cluster.nodes[node], TimerFired(self.armed[draft[node]][i]))
+
+    def tick(self, draft: Draft, engine: int) -> None:
+        name = "PD"[engine]
+        for node, address in enumerate(self.cluster.nodes):
+            if engine_of(address) == name:
+                draft[node] = self._older(draft[node], address)
+        ops = []
+        for op, flags in self.ops_of(draft):
+            if engine_of(self.operations(op)[0]) == name and flags & FLYING:
+                flags += 1 << AGE
+                if flags >> AGE > TRANSPORT_TICKS:
+                    # It has ended badly without landing, and never will.
+                    flags &= ~FLYING
+            ops.append((op, flags))
+        self.put_ops(draft, ops)
+        draft[self.ahead] += 1 - 2 * engine
+        if engine == 0 and self.scope.horizon < ENDLESS:
+            draft[self.left_ticks] -= 1
+
+    def _older(self, end: int, address: str) -> int:
+        found = self._aged.get(end)
+        if found is None:
+            found = self._aged[end] = self.endpoint(address, aged(self.bodies[end]))
+        return found
+
+
+def aged(body: Any) -> Any:
+    """An endpoint one tick later, as seen from then."""
+    other = body.fork()
+    if isinstance(other, (ProducerRank, ConsumerRank)):
+        other.peers.retry_at = {peer: _nearer(at) for peer, at in other.peers.retry_at.items()}
+    if isinstance(other, ProducerRank):
+        other.cells = {
+            key: msgspec.structs.replace(
+                cell,
+                lease_until=cell.lease_until if cell.source is None else _nearer(cell.lease_until),
+                grant_until=_nearer(cell.grant_until) if cell.grants else cell.grant_until,
+                join_until=_nearer(cell.join_until),
+                expect_until=_nearer(cell.expect_until),
+            )
+            for key, cell in other.cells.items()
+        }
+    elif isinstance(other, ConsumerScheduler):
+        other.cells = {
+            key: msgspec.structs.replace(
+                cell,
+                deadline_until=_nearer(cell.deadline_until),
+                stall_until=_nearer(cell.stall_until),
+                cancel_at=_nearer(cell.cancel_at),
+                reclaim_until=_nearer(cell.reclaim_until),
+            )
+            for key, cell in other.cells.items()
+        }
+        for peer in other.peers.values():
+            peer.heard = {address: _nearer(at) for address, at in peer.heard.items()}
+            peer.sync_at = None if peer.sync_at is None else _nearer(peer.sync_at)
+    elif isinstance(other, ConsumerRank):
+        other.reads = {
+            op: msgspec.structs.replace(read, begun_at=_nearer(read.begun_at)) for op, read in other.reads.items()
+        }
+        other.kept = {
+            peer: {request_id: _nearer(at) for request_id, at in kept.items()} for peer, kept in other.kept.items()
+        }
+    return other
+
+
+def _nearer(at: Instant) -> Instant:
+    return at if at >= NEVER else max(at - 1, LONG_AGO)
 
 
 def relation(scope: Scope) -> Relation:

@@ -19,7 +19,7 @@ from pdflow.protocol.events import PrefillQueued, Received
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, SyncReply
 from pdflow.protocol.timers import Timer
-from pdflow.protocol.values import Address, Instant
+from pdflow.protocol.values import Address
 from sim.check.cluster import FIRST_LIFE, Cluster
 from sim.check.ghost import Ghost, Interned, Judge, Product, Sketch, Stage
 from sim.check.scope import Scope
@@ -53,7 +53,7 @@ class World:
         self.events = Interned()
         """(node, event)"""
         self.batches = Interned()
-        """(now, (address, effect, event) of each effect that must be judged)"""
+        """(address, effect, event) of effects that must be judged."""
         self.steps: dict[tuple[int, int], tuple[int, tuple[Any, ...]]] = {}
         self.turns: dict[tuple[int, ...], Turn] = {}
         self.judged: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
@@ -183,14 +183,13 @@ class World:
         while queue:
             event = queue.popleft()
             at, what = self.events.values[event]
-            said, now = self.bare(what)
             node = nodes[at]
             after[at - first], effects = self._step(after[at - first], event)
             for effect in effects:
                 kind = type(effect)
                 if kind is Tell:
                     if not self.scope.lagging:
-                        queue.append(self.events.of((self.cluster.at[effect.to], self.told(what, effect.event))))
+                        queue.append(self.events.of((self.cluster.at[effect.to], effect.event)))
                         continue
                     slot = self.first_link + links[node, effect.to]
                     sends.setdefault(slot, []).append(self.frames.of(effect.event))
@@ -198,10 +197,10 @@ class World:
                     slot = self.first_link + links[node, effect.to]
                     sends.setdefault(slot, []).append(self.frames.of(self._on_the_wire(effect.message)))
                     if _claims(effect.message):
-                        batch.append((node, effect, said))
+                        batch.append((node, effect, what))
                 elif kind is not Note:
-                    batch.append((node, effect, said))
-        number = self.batches.of((now, tuple(batch))) if batch else -1
+                    batch.append((node, effect, what))
+        number = self.batches.of(tuple(batch)) if batch else -1
         return tuple(after), tuple((slot, tuple(frames)) for slot, frames in sends.items()), number
 
     def _step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
@@ -209,23 +208,9 @@ class World:
         if hit is None:
             node, what = self.events.values[event]
             body = self.bodies[end].fork()
-            effects = self.handled(body, what)
+            effects = body.handle(what, 0)
             hit = self.steps[end, event] = (self.endpoint(self.cluster.nodes[node], body), effects)
         return hit
-
-    # What a world with clocks does otherwise (timed.py).
-
-    def handled(self, body: Any, what: Any) -> tuple[Any, ...]:
-        effects: tuple[Any, ...] = body.handle(what, 0)
-        return effects
-
-    def told(self, what: Any, event: Any) -> Any:
-        """What one endpoint tells another of its engine because of an event."""
-        return event
-
-    def bare(self, what: Any) -> tuple[Any, Instant]:
-        """An event, and the clock of the engine that it comes to."""
-        return what, 0
 
     def _on_the_wire(self, message: Any) -> Any:
         """vLLM's PUSH_REG has no word for the prefill product, and none for what of it is wanted."""
@@ -237,8 +222,7 @@ class World:
 
     def _judge(self, batch: int, op: int, task: int, ghost: int) -> tuple[int, int, int]:
         draft = Sketch(self.ops.values[op], self.tasks.values[task], self.ghosts.values[ghost])
-        draft.now, effects = self.batches.values[batch]
-        for node, effect, event in effects:
+        for node, effect, event in self.batches.values[batch]:
             self.judge.judge(draft, node, effect, event)
         return (
             self.ops.of(tuple(sorted(draft.ops))),

@@ -24,6 +24,7 @@ from sim.check.replay import lenient, named, record, strict
 from sim.check.scope import Scope
 from sim.check.search import explore, shortest
 from sim.check.story import Step, StoryFile, Verdict, decode, encode, read
+from sim.check.timed import relation
 
 ROOT = Path(__file__).resolve().parents[2]
 REPLAYS = sorted((ROOT / "tests/replays").glob("*.json"))
@@ -271,7 +272,7 @@ def test_what_was_found_once_ends_well(file: Path) -> None:
     told = read(file)
     assert told.mutant is None, "a mutant's story belongs to the mutants' tests"
     assert told.information.note, "one line on what was wrong"
-    replayed = strict(Relation(told.scope), told)
+    replayed = strict(relation(told.scope), told)
     assert replayed.mismatch is None, replayed.mismatch
     assert replayed.verdict is None
     assert replayed.confirms(told)

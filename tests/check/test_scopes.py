@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import pytest
 
-from sim.check.relation import Relation
 from sim.check.scopes import SCOPES, Named
 from sim.check.search import explore
+from sim.check.timed import relation
 
 CI = [named for named in SCOPES if not named.nightly]
 NIGHTLY = [named for named in SCOPES if named.nightly]
 
 
 def look(named: Named) -> None:
-    world = Relation(named.scope)
+    world = relation(named.scope)
     covered = explore(world)
     assert covered.complete
     assert named.goals <= world.judge.seen.keys()

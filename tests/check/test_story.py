@@ -104,7 +104,7 @@ def changed(path: str, value: Any) -> str:
         (changed("scope.drop", True), "f: scope.drop: is true, expected a whole number"),
         (changed("scope.drop", -1), "f: scope: 'drop' must be >= 0: -1"),
         (changed("scope.requests", 10**9), "f: scope.requests: is 1000000000, more than 1000"),
-        (changed("scope.requests", 900), "f: scope: p_tp, d_tp and requests are more than 64 together"),
+        (changed("scope.requests", 900), "f: scope: 'requests' must be <= 8: 900"),
         (changed("scope.p_tp", 3), "f: scope: prefill TP 3 and 2 KV heads: one of the two must divide the other"),
         (changed("scope.pulls", 0), "f: scope.pulls: is 0, expected true or false"),
         (changed("scope.dialect", "strickt"), 'f: scope.dialect: is "strickt", expected one of strict, vllm-compat'),

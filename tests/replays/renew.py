@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sim.check.relation import Relation
+from sim.check.timed import relation
 from sim.check.replay import record
 from sim.check.story import read, write
 
@@ -14,7 +14,7 @@ def main(files: list[str]) -> None:
         old = read(file)
         if old.mutant is not None:
             sys.exit(f"{file}: needs the mutant {old.mutant}, which is not in place here")
-        new = record(Relation(old.scope), old.moves, information=old.information)
+        new = record(relation(old.scope), old.moves, information=old.information)
         if new.moves != old.moves or new.verdict != old.verdict:
             sys.exit(f"{file}: the same moves tell another story now; see `pdflow check --replay {file}`")
         write(file, new)
