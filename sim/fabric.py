@@ -219,6 +219,8 @@ class Fabric:
 
     def fail(self, flight: Flight) -> None:
         """Its handle is final and says so; there is no notice."""
+        if self.hindrances is not None:
+            self.hindrances.failed(flight)
         if self.world.pulls:
             flight.d_port.node.receive(flight.d_port, ReadEnded(flight.op, False))
         else:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from pdflow.faults.draw import Numbers, Streams, Window, windows
 from pdflow.faults.plan import Crash, Fault, HangUp, Pause, Plan, Skew, Slow
 from pdflow.protocol.effects import PostWrite
-from pdflow.protocol.events import FenceEnded, WriteEnded
+from pdflow.protocol.events import FenceEnded, PeerLost, Received, WriteEnded
+from pdflow.protocol.ids import rank_address
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.values import EngineId, Instant
 from pdflow.scenario.schema import seconds_to_ns
@@ -256,10 +257,15 @@ class Faults:
     # What the oracle cannot see.
 
     def witness(self, oracle: Oracle) -> Observer:
-        """The oracle's eyes: a WRITE over a grant of a life that is over lands nowhere, so it breaks nothing."""
+        """The oracle's eyes: a WRITE over a grant of a life that is over lands nowhere, so it breaks nothing; and one
+        that has landed is not undone by a handle that says otherwise."""
         self.oracle = oracle
 
+        landed = self.hindrances.landed
+
         def observe(node: str, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
+            if landed and type(event) is WriteEnded and event.op in landed and not event.ok:
+                event = PeerLost(rank_address(event.op.reg.engine, event.op.d_rank))
             if any(type(effect) is PostWrite and self.stale(effect) for effect in effects):
                 effects = tuple(effect for effect in effects if type(effect) is not PostWrite or not self.stale(effect))
             oracle.observe(node, event, effects, now)
@@ -273,6 +279,18 @@ class Faults:
         """A WRITE whose process has died meanwhile is over, which nobody is there to say."""
         if self.oracle is not None:
             self.oracle.observe(flight.p_port.address, WriteEnded(flight.op, True), (), self.env.now)
+
+    def ended_for_the_dead(self, flight: Flight) -> None:
+        """The same, if it has not landed. For the oracle the whole link is closed: in the rare case that another life
+        writes over it already, it sees less than it could, and never more than there is."""
+        if self.oracle is not None:
+            self.oracle.observe(flight.p_port.address, FenceEnded(flight.d_port.address), (), self.env.now)
+
+    def read_has_landed(self, flight: Flight) -> None:
+        """Whatever becomes of P from here on, before D looks, and whether or not its notice gets through."""
+        if self.oracle is not None and flight.notice is not None:
+            d, p = flight.d_port, flight.p_port
+            self.oracle.observe(p.address, Received(d.address, d.incarnation, flight.notice), (), self.env.now)
 
     def nothing_lands(self, node: EngineNode) -> None:
         """The NICs of a dead prefill engine have stopped: as if it had closed all its endpoints."""

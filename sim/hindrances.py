@@ -25,7 +25,7 @@ from pdflow.faults.plan import (
 )
 from pdflow.protocol.effects import Handshake, ReadWord, Send
 from pdflow.protocol.events import HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded
-from pdflow.protocol.ids import engine_of
+from pdflow.protocol.ids import Op, engine_of
 from pdflow.protocol.messages import Message
 from pdflow.protocol.values import Address, EngineId, Instant
 from pdflow.results.records import XFER_WIRE
@@ -75,7 +75,11 @@ class Hindrances:
         """The last generation of D engines' former lives: their memory keys are not valid any more."""
         self.fates: dict[int, str] = {}
         """By number: the stage of the error that an operation will end with."""
+        self.landed: set[Op] = set()
+        """WRITEs whose data and notice have arrived, and whose handle says otherwise, or does not know yet."""
         self.stuck: dict[int, Stuck] = {}
+        self.left: dict[int, int] = {}
+        """By number: bytes that an interrupted operation had left when it went on."""
         self.unplugged: list[EngineNode] = []
         """Dead nodes whose NICs have stopped too."""
         self.fabric.hindrances = self
@@ -286,7 +290,8 @@ class Hindrances:
                 carried = fabric.network.cancel(flow, now)
                 if carried is not None:
                     del fabric.flows[flow]
-                    self._stick(flight, max(0, flight.nbytes - carried))
+                    # At least one byte: the last one is not there until the flow has ended.
+                    self._stick(flight, max(1, self.left.pop(flight.number, flight.nbytes) - carried))
         fabric.arm()
 
     def _retry(self) -> None:
@@ -297,7 +302,8 @@ class Hindrances:
             if self.blocked(a, b) or (not stuck.remaining and self.cut(b, a)):
                 continue
             del self.stuck[number]
-            if stuck.remaining or self.world.pulls:
+            if stuck.remaining:
+                self.left[number] = stuck.remaining
                 self.fabric.flow(flight, stuck.remaining)
             else:
                 flight.p_port.node.receive(flight.p_port, WriteEnded(flight.op, True))
@@ -305,6 +311,7 @@ class Hindrances:
     def lands(self, flight: Flight) -> None:
         """Its last byte has arrived, unless an error comes first or there is nobody to arrive at."""
         fate = self.fates.pop(flight.number, None)
+        self.left.pop(flight.number, None)
         p, d = flight.p_port, flight.d_port
         mine: Any = d.node if self.world.pulls else p.node
         if not mine.alive and (self.world.pulls or mine in self.unplugged):
@@ -319,6 +326,7 @@ class Hindrances:
         world.totals.transfers += 1
         if world.pulls:
             if flight.notice is not None:
+                self.faults.read_has_landed(flight)
                 self.carry(d, p.address, flight.notice, 0)
             d.node.receive(d, ReadEnded(flight.op, fate is None))
             return
@@ -327,11 +335,19 @@ class Hindrances:
         if not mine.alive:
             self.faults.landed_for_the_dead(flight)
         elif fate is not None:
+            self.landed.add(flight.op)
             p.node.receive(p, WriteEnded(flight.op, False))
         elif self.cut(self.place(d.address), self.place(p.address)):
+            self.landed.add(flight.op)
             self._stick(flight, 0)
         else:
             p.node.receive(p, WriteEnded(flight.op, True))
+
+    def failed(self, flight: Flight) -> None:
+        """It has ended badly. If its process is dead, nobody is there to say so."""
+        writer: Any = flight.p_port.node
+        if not self.world.pulls and not writer.alive:
+            self.faults.ended_for_the_dead(flight)
 
     def died(self, node: EngineNode, cut_off: bool) -> None:
         """The memory of this engine is gone; with `cut_off` its NICs stop as well."""

@@ -87,6 +87,7 @@ class Lives:
         if fault.new_engine_id:
             info = EngineInfo(f"{name}+{life}", info.shards)
             self.names[info.engine] = name
+            self.keep_nics(old.name, info)
             world.fabric.paths.pool_of[info.engine] = place.pool
         incarnation = world.fabric.ports[rank_address(old.name, 0)].incarnation
         if not fault.same_incarnation:
@@ -97,6 +98,15 @@ class Lives:
         new.clock = old.clock
         self.faults.hindrances.attach(new)
         world.router.later(EngineChanged(old.name, True, info if fault.new_engine_id else None))
+
+    def keep_nics(self, before: EngineId, info: EngineInfo) -> None:
+        """Another id, the same hardware."""
+        nics = self.world.fabric.paths.nics
+        for rank in range(info.shards.ranks):
+            for direction in ("tx", "rx"):
+                nic = nics.get((rank_address(before, rank), direction))
+                if nic is not None:
+                    nics[rank_address(info.engine, rank), direction] = nic
 
     def enter(self, place: Place, old: EngineNode, info: EngineInfo, incarnation: int) -> EngineNode:
         generation = old.newest_generation()

@@ -27,11 +27,20 @@ from pdflow.results.events import EventsHeader, EventsWriter, writing_events
 from pdflow.results.result import Result
 from pdflow.results.totals import NS_PER_S, EngineTotals, LinkTotals
 from pdflow.results.write import EVENTS_NAME, OutputError, make_folder
-from pdflow.scenario.schema import ClosedArrival, ConstantArrival, ConstantCost, PoissonArrival, Scenario
+from pdflow.scenario.resolution import resolution_of
+from pdflow.scenario.schema import (
+    ClosedArrival,
+    ConstantArrival,
+    ConstantCost,
+    PoissonArrival,
+    Scenario,
+    seconds_to_ns,
+)
 from pdflow.version import version
 from pdflow.workload.build import requests
 from pdflow.workload.readers import load_model
 from sim.build import Builder, cost_of
+from sim.liveness import Watch, assert_all_ended
 from sim.world import Observer, World
 
 
@@ -124,6 +133,8 @@ def prepare(scenario: Scenario, options: Options, observers: list[Observer]) -> 
     if options.check_invariants:
         oracle = builder.oracle()
         observers = [*observers, oracle.observe if world.faults is None else world.faults.witness(oracle)]
+        if scenario.faults and scenario.fault_table.heal_s is not None:
+            Watch(world, seconds_to_ns(scenario.fault_table.heal_s), resolution_of(scenario))
     if observers:
         world.watch(observers[0] if len(observers) == 1 else _all_of(observers))
     world.open(requests(scenario.workload, scenario.seed, scenario.base_dir))
@@ -135,6 +146,8 @@ def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
     try:
         with _stopping_between_turns(world) as interrupted:
             world.env.turn()
+            if not interrupted:
+                assert_all_ended(world)
             if drain and not interrupted:
                 world.env.turn()
         if oracle is not None and not interrupted:

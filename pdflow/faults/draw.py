@@ -34,12 +34,16 @@ Window: TypeAlias = tuple[Instant, Instant | None]
 
 
 def windows(when: When, numbers: Numbers) -> Iterator[Window]:
-    """In order of their beginning; without end where a fault comes again and again, and then perhaps overlapping."""
+    """In order, none into another; without end where a fault comes again and again.
+
+    A rate is that of beginnings while the fault does not act.
+    """
     begin = when.at_ns
     if when.rate_per_s is not None:
         while True:
             begin += max(1, round(numbers.exponential(S / when.rate_per_s)))
             yield _window(begin, when.for_ns)
+            begin += when.for_ns or 0
     yield _window(begin, when.for_ns)
     while when.every_ns is not None:
         begin += when.every_ns

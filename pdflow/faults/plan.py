@@ -35,7 +35,7 @@ class Links:
 @attrs.frozen(kw_only=True)
 class When:
     """At which times a fault acts: from `at_ns` on for `for_ns` (None: for good); every `every_ns` again; or, with
-    `rate_per_s`, from times on that are drawn."""
+    `rate_per_s`, from times on that are drawn, so many a second while it does not act."""
 
     at_ns: int = 0
     for_ns: int | None = None

@@ -35,7 +35,10 @@ class Timed:
     every_s: float | None = field(default=None, metadata=about("begins again this long after it last began", TIMER))
     rate_per_s: float | None = field(
         default=None,
-        metadata=about("begins at random times, so many a second on average; for each engine, if it has one", RATE),
+        metadata=about(
+            "begins at random times, so many a second on average while it does not act; for each engine, if it has one",
+            RATE,
+        ),
     )
 
 

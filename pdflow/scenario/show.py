@@ -11,8 +11,9 @@ from rich.text import Text
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.convert import did_you_mean
 from pdflow.scenario.presets import Kind, Preset, presets
+from pdflow.scenario.resolution import resolution_of
 from pdflow.scenario.schema import Network, Scenario
-from pdflow.scenario.summary import pool_summary, workload_summary
+from pdflow.scenario.summary import faults_summary, pool_summary, workload_summary
 
 _KINDS: tuple[tuple[Kind, str], ...] = (("models", "model"), ("gpus", "GPU"), ("links", "network"))
 
@@ -35,6 +36,12 @@ def scenario_view(scenario: Scenario) -> RenderableType:
         head.add_row("link", f"{link.name}: {_rate(link.bandwidth_bytes_per_s)}, {_time(link.latency_s)}")
     for path in scenario.network.paths:
         head.add_row("path", f"{path.from_pool} to {path.to_pool} via {', '.join(path.via)}")
+    if scenario.faults:
+        head.add_row("faults", faults_summary(scenario))
+        if scenario.fault_table.heal_s is not None:
+            head.add_row(
+                "healed", f"at {scenario.fault_table.heal_s:g} s; then all ends within {resolution_of(scenario)}"
+            )
     return Group(head, Text(), _pool_table(scenario))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from pdflow.scenario.fit import kv_tokens_of
+from pdflow.scenario.plan import plan_of
 from pdflow.scenario.schema import ClosedArrival, ConstantArrival, PoissonArrival, Pool, Scenario
 
 
@@ -37,6 +38,15 @@ def pool_summary(scenario: Scenario, pool: Pool) -> PoolSummary:
         kv_bytes=tokens * per_rank * ranks,
         weight_bytes_per_gpu=-(-scenario.model.weight_bytes // ranks),
     )
+
+
+def faults_summary(scenario: Scenario) -> str:
+    """One line: what goes wrong, kind by kind."""
+    counts: dict[str, int] = {}
+    for fault in plan_of(scenario).faults:
+        kind = fault.name.partition("/")[0]
+        counts[kind] = counts.get(kind, 0) + 1
+    return ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in counts.items())
 
 
 def workload_summary(scenario: Scenario) -> str:

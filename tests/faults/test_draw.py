@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 
@@ -36,6 +36,8 @@ def test_at_random_times() -> None:
     assert all(end == begin + 1 for begin, end in drawn)
     assert (begins[-1] - 7 * S) / S == pytest.approx(2000, rel=0.03)
     assert drawn == first(when, 20_000)
+    long = first(When(for_ns=3 * S, rate_per_s=10.0), 1000)
+    assert all(later[0] > (earlier[1] or 0) for earlier, later in pairwise(long))
     assert drawn[:10] != first(when, 10, "b")
 
 

@@ -1,0 +1,77 @@
+"""How long a request may still take once nothing goes wrong any more: a bound, worked out from the timers.
+
+In a healed core an attempt ends at the latest by its own deadline at D, in vllm-compat push by D's watchdog; and it may
+have to wait for blocks, which others give back when a lease ends, when a dead peer has been fenced, or, in vllm-compat,
+when their quarantine is over. Each further attempt takes as much again. Then there are operations that were under way,
+which their transport may try once more, and all bytes that decode engines can hold, over the narrowest link. What
+engines compute meanwhile is not counted: that is work, not waiting.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from pdflow.protocol.values import S
+from pdflow.scenario.fit import kv_tokens_of
+from pdflow.scenario.schema import Scenario, seconds_to_ns
+
+
+@attrs.frozen(kw_only=True)
+class Resolution:
+    """The bound and what it is made of, in seconds."""
+
+    attempts: int
+    blocks_s: float
+    deadline_s: float
+    transport_s: float
+    write_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.attempts * (self.blocks_s + self.deadline_s) + self.transport_s + self.write_s
+
+    @property
+    def bound_ns(self) -> int:
+        return seconds_to_ns(self.seconds)
+
+    def __str__(self) -> str:
+        parts = f"{self.blocks_s:g} s for blocks + {self.deadline_s:g} s deadline"
+        attempts = f"({parts})" if self.attempts == 1 else f"{self.attempts} attempts x ({parts})"
+        return f"{self.seconds:.4g} s: {attempts} + {self.transport_s:g} s transport + {self.write_s:.3g} s of writes"
+
+
+def resolution_of(scenario: Scenario) -> Resolution:
+    """For a request that is open when the faults are over, or that comes later."""
+    transfer = scenario.transfer
+    deadline_s = transfer.deadline_s
+    timers = transfer.timers()
+    if transfer.dialect == "strict":
+        blocks_s = max(transfer.kv_lease_duration_s, transfer.dead_s + transfer.sync_s + transfer.cancel_last_s)
+    else:
+        blocks_s = transfer.kv_lease_duration_s + (timers.handshake_queue_ns + timers.transport_ns) / S
+        if transfer.method == "nixl-push":
+            deadline_s = min(deadline_s, transfer.push_registration_timeout_s)
+    return Resolution(
+        attempts=scenario.router.max_attempts,
+        blocks_s=blocks_s,
+        deadline_s=deadline_s,
+        transport_s=scenario.fault_table.transport_timeout_s,
+        write_s=_write_s(scenario),
+    )
+
+
+def _write_s(scenario: Scenario) -> float:
+    held = [
+        (pool, kv_tokens_of(scenario.model, pool) * scenario.model.kv_bytes_per_token)
+        for pool in scenario.pools
+        if pool.role == "decode"
+    ]
+    network = scenario.network
+    slowest = 0.0
+    if network.bandwidth_bytes_per_s is not None:
+        # At worst one prefill rank sends to all.
+        slowest = sum(nbytes * pool.replicas for pool, nbytes in held) / network.bandwidth_bytes_per_s
+    for link in network.links:
+        if link.bandwidth_bytes_per_s is not None:
+            slowest = max(slowest, sum(nbytes * pool.replicas for pool, nbytes in held) / link.bandwidth_bytes_per_s)
+    return slowest

@@ -1,0 +1,165 @@
+"""Once the faults are over, nothing stands still for longer than a bounded time; and if something does, what is
+missing, for which request.
+
+The time of a request is counted from the healing, or from the last thing that happened to it: its arrival, its
+dispatch, the end of its prefill, the arrival of its decode leg, whose deadline runs from there. While an engine
+computes it, or while it is in a queue that moves, it does not wait for the protocol. The bound is worked out in
+`pdflow.scenario.resolution`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pdflow.engine.sequence import Phase
+from pdflow.protocol.errors import InvariantViolated
+from pdflow.protocol.ids import rank_address
+from pdflow.protocol.phases import ConsumerPhase
+from pdflow.protocol.values import Instant, S
+from pdflow.results.records import HANDOFF, P_QUEUE, PREFILL, ROUTE
+from pdflow.scenario.resolution import Resolution
+
+if TYPE_CHECKING:
+    from pdflow.routing.router import Attempt
+    from sim.decode_node import DecodeNode
+    from sim.prefill_node import PrefillNode
+    from sim.world import World
+
+SHOWN = 20
+"""Requests that a complaint names."""
+
+
+class Watch:
+    """Looks at every open request when its time is over."""
+
+    def __init__(self, world: World, heal_ns: Instant, resolution: Resolution) -> None:
+        self.world = world
+        self.heal_ns = heal_ns
+        self.resolution = resolution
+        self.ended = 0
+        """Requests that had ended when last looked at."""
+        self.moved_at = heal_ns
+        world.env.call(heal_ns + resolution.bound_ns, self.look, None)
+
+    def look(self, _: None) -> None:
+        world, now, bound = self.world, self.world.env.now, self.resolution.bound_ns
+        if world.done:
+            return
+        if world.ended > self.ended:
+            self.ended = world.ended
+            self.moved_at = now
+        late = []
+        again = now + bound
+        for request in list(world.router.by_request):
+            due = self.since(request) + bound
+            if due > now:
+                again = min(again, due)
+            elif not at_work(world, request) and not (in_line(world, request) and self.moved_at + bound > now):
+                late.append(request)
+        if late:
+            self.fail(late)
+        world.env.call(again - now, self.look, None)
+
+    def since(self, request: int) -> Instant:
+        """The last thing that happened to it."""
+        records = self.world.records
+        stamps = (records.ends[stage][request] for stage in (ROUTE, P_QUEUE, PREFILL, HANDOFF))
+        return max(self.heal_ns, records.arrival_ns[request], *stamps)
+
+    def fail(self, late: list[int]) -> None:
+        lines = [missing(self.world, request) for request in late[:SHOWN]]
+        if len(late) > SHOWN:
+            lines.append(f"and {len(late) - SHOWN} more")
+        what = f"the faults are over since {seconds(self.heal_ns)}, and nothing may stand still for {self.resolution}"
+        raise InvariantViolated("liveness", "\n".join([what, *lines]), "")
+
+
+def assert_all_ended(world: World) -> None:
+    """Nothing is left to happen. Raises InvariantViolated if a request is still open."""
+    if world.done:
+        return
+    still = [request for request, outcome in enumerate(world.records.outcome) if outcome is None]
+    lines = [missing(world, request) for request in still[:SHOWN]]
+    raise InvariantViolated(
+        "liveness", "\n".join([f"nothing is left to happen, and {len(still)} are open", *lines]), ""
+    )
+
+
+def at_work(world: World, request: int) -> bool:
+    """Whether an engine computes it, or would as soon as it has computed what is before it."""
+    attempt = world.router.by_request[request]
+    if attempt.p_open:
+        prefill = world.prefills[attempt.p]
+        return attempt.request_id in prefill.by_request and prefill.engine.running > 0
+    decode = world.decodes[attempt.d]
+    leg = decode.legs.get(attempt.request_id)
+    computes = decode.alive and decode.engine.running > 0
+    return leg is not None and computes and leg.seq.phase not in (Phase.LOADING, Phase.NEW)
+
+
+def in_line(world: World, request: int) -> bool:
+    """Whether it is in the queue of a prefill engine, for blocks that others must give back first."""
+    attempt = world.router.by_request[request]
+    leg = world.prefills[attempt.p].by_request.get(attempt.request_id) if attempt.p_open else None
+    return leg is not None and leg.seq.phase is Phase.WAITING
+
+
+def missing(world: World, request: int) -> str:
+    """What a request waits for, in one line."""
+    attempt = world.router.by_request.get(request)
+    if attempt is None:
+        return f"request {request}: the router has no attempt of it"
+    about = f"request {request}" if attempt.number == 1 else f"request {request}, attempt {attempt.number}"
+    if attempt.d_open:
+        return f"{about}: {_missing_at_decode(world, world.decodes[attempt.d], attempt)}"
+    return f"{about}: {_missing_at_prefill(world.prefills[attempt.p], attempt)}"
+
+
+def _missing_at_prefill(node: PrefillNode, attempt: Attempt) -> str:
+    leg = node.by_request.get(attempt.request_id)
+    if not node.alive:
+        return f"the router waits for {node.name}, which is down"
+    if leg is None:
+        return f"the router waits for {node.name}, which does not have it"
+    return f"it is {leg.seq.phase.name} in {node.name}, which {_doing(node)}"
+
+
+def _missing_at_decode(world: World, node: DecodeNode, attempt: Attempt) -> str:
+    if not node.alive:
+        return f"the router waits for {node.name}, which is down"
+    leg = node.legs.get(attempt.request_id)
+    if leg is None:
+        return f"the router waits for {node.name}, which does not have it"
+    scheduler: Any = node.scheduler.endpoint
+    cell = scheduler.cells.get(attempt.request_id)
+    if cell is None:
+        return f"its KV is there; it is {leg.seq.phase.name} in {node.name}, which {_doing(node)}"
+    prefill = cell.params.prefill.engine
+    if cell.phase is ConsumerPhase.HELD:
+        return f"{node.name} keeps it out of its queue: {prefill} binds too many of its blocks, or is suspect"
+    if cell.phase is ConsumerPhase.QUEUED:
+        pool = node.engine.pool
+        quarantined = f"{pool.quarantined:,} of {pool.num_blocks:,} KV blocks are in quarantine"
+        return f"it waits for {leg.seq.prompt_tokens} tokens' blocks in {node.name}'s queue; {quarantined}"
+    if not cell.pairs:
+        return f"it is {cell.phase.name} at {node.name}"
+    wanted = "data" if world.pulls else "DONE"
+    waits = [
+        f"{rank_address(node.name, d)} waits for {rank_address(prefill, p)}'s {wanted}"
+        for bit, (p, d) in enumerate(cell.pairs)
+        if not cell.landed >> bit & 1
+    ]
+    asked = "READ" if world.pulls else "registration"
+    said = f"{prefill} last said {cell.best.name}" if cell.best else "no answer"
+    return f"{', '.join(waits)}; {asked} sent at {seconds(leg.admitted_ns)}, {said}"
+
+
+def _doing(node: PrefillNode | DecodeNode) -> str:
+    engine = node.engine
+    if node.paused_until > node.env.now:
+        return f"stands still until {seconds(node.paused_until)}"
+    return f"has {engine.running} sequences to compute and {engine.waiting} in its queue"
+
+
+def seconds(at: Instant) -> str:
+    return f"{at / S:.3f} s"
