@@ -98,7 +98,8 @@ def _floor(message: Any) -> str:
 
 
 def _list(words: Iterable[str]) -> str:
-    return ", ".join(words) or "nothing"
+    """Sorted: the order in which D met them is no part of a state."""
+    return ", ".join(sorted(words)) or "nothing"
 
 
 def _says(message: Any) -> str:

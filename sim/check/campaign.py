@@ -1,0 +1,222 @@
+"""Many random walks: a range of seeds in batches, in as many processes as wanted, with one answer.
+
+What a range comes to does not depend on the number of processes: batches are begun in order and those begun are ended,
+so what was done is always the first so many seeds. Time decides only how many.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import attrs
+
+from pdflow.protocol.dialect import Dialect
+from sim.check.ghost import Stage
+from sim.check.ordered import Worlds
+from sim.check.scope import Scope
+from sim.check.walk import Walk, digest_of, walk
+
+BATCH = 500
+"""Seeds; a multiple of swarm.BLOCK, so that no cluster is explored twice for nothing."""
+DIGEST_EVERY = 1_000
+
+
+@attrs.frozen(kw_only=True)
+class Failure:
+    """The first run in which an invariant broke, and how to tell its story."""
+
+    seed: int
+    invariant: str
+    what: str
+    scope: Scope
+    scheduler: str
+    names: tuple[str, ...]
+
+
+@attrs.define(kw_only=True)
+class Walked:
+    """What the first so many seeds came to."""
+
+    runs: int = 0
+    moves: int = 0
+    calm: int = 0
+    """Moves that settling took."""
+    delivering: int = 0
+    """Runs in which some request got its prompt's KV before faults were over."""
+    cpu_s: float = 0.0
+    goals: frozenset[str] = frozenset()
+    """What happened at least once."""
+    broken: dict[str, int] = attrs.field(factory=dict)
+    """How many runs broke each invariant."""
+    failures: dict[str, Failure] = attrs.field(factory=dict)
+    """The first run that broke each."""
+    digests: dict[int, str] = attrs.field(factory=dict)
+    """Of every thousandth seed: everything that its run passed."""
+    complete: bool = False
+    """Every seed was run, or the first failure that was asked for was found."""
+
+    def add(self, other: Walked) -> None:
+        """What came after this."""
+        self.runs += other.runs
+        self.moves += other.moves
+        self.calm += other.calm
+        self.delivering += other.delivering
+        self.cpu_s += other.cpu_s
+        self.goals |= other.goals
+        self.digests |= other.digests
+        self.failures = other.failures | self.failures
+        for invariant, count in other.broken.items():
+            self.broken[invariant] = self.broken.get(invariant, 0) + count
+
+
+@attrs.frozen(kw_only=True)
+class Task:
+    """What every batch is told."""
+
+    dialect: Dialect
+    scope: Scope | None = None
+    """The cluster and budgets of every run; None: drawn."""
+    prepare: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered in every process before it walks, such as a mutant's patch."""
+    first: bool = False
+    """Stop at the first violation."""
+
+
+def walks(
+    task: Task,
+    seeds: range,
+    *,
+    jobs: int = 1,
+    until_s: float = float("inf"),
+    tick: Callable[[Walked], bool] | None = None,
+) -> Walked:
+    """Walk these seeds.
+
+    Args:
+        until_s: on the clock of time.monotonic; no batch is begun after it.
+        tick: shown what has been done after every batch; True stops.
+    """
+    found = Walked()
+    batches = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
+    with _hands(task, jobs) as submit:
+        for ended in _in_order(submit, batches, jobs, until_s):
+            found.add(ended)
+            if task.first and found.failures:
+                found.complete = True
+                return found
+            if tick is not None and tick(found):
+                return found
+    found.complete = found.runs == len(seeds)
+    return found
+
+
+def batch(worlds: Worlds, task: Task, seeds: range) -> Walked:
+    """Walk these seeds, here."""
+    found = Walked()
+    began = time.process_time()
+    known = set()
+    with _uncollected():
+        for seed in seeds:
+            record = walk(worlds, seed, task.dialect, task.scope)
+            world = worlds.of(record.cluster)
+            known.add(world)
+            found.runs += 1
+            found.moves += len(record.moves)
+            found.calm += record.calm
+            found.delivering += Stage.COMMITTED in world.ghost_of(record.end).stages
+            if seed % DIGEST_EVERY == 0:
+                found.digests[seed] = digest_of(world, record)
+            if record.broken is not None:
+                invariant = record.broken.name
+                found.broken[invariant] = found.broken.get(invariant, 0) + 1
+                if invariant not in found.failures:
+                    found.failures[invariant] = _failure(record, record.names(world))
+                if task.first:
+                    break
+    found.goals = frozenset(goal for world in known for goal in world.judge.seen)
+    found.cpu_s = time.process_time() - began
+    return found
+
+
+def _failure(record: Walk, names: list[str]) -> Failure:
+    assert record.broken is not None
+    return Failure(
+        seed=record.seed,
+        invariant=record.broken.name,
+        what=record.broken.what,
+        scope=record.scope,
+        scheduler=record.manner.scheduler,
+        names=tuple(names),
+    )
+
+
+Submit = Callable[[range], "Future[Walked]"]
+
+
+@contextmanager
+def _hands(task: Task, jobs: int) -> Iterator[Submit]:
+    """Who walks a batch: this process, or others."""
+    if jobs == 1:
+        with task.prepare():
+            worlds = Worlds()
+            yield lambda seeds: _done(batch(worlds, task, seeds))
+        return
+    context = multiprocessing.get_context("spawn")
+    pool: Executor
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_hired, initargs=(task,)) as pool:
+        try:
+            yield lambda seeds: pool.submit(_batch, seeds)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _in_order(submit: Submit, batches: list[range], jobs: int, until_s: float) -> Iterator[Walked]:
+    """Results in the order of seeds, each process kept busy."""
+    under_way: deque[Future[Walked]] = deque()
+    for seeds in batches:
+        if time.monotonic() > until_s:
+            break
+        under_way.append(submit(seeds))
+        while len(under_way) > (jobs if jobs > 1 else 0):
+            yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()
+
+
+def _done(walked: Walked) -> Future[Walked]:
+    future: Future[Walked] = Future()
+    future.set_result(walked)
+    return future
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Nothing that a walk makes is in a cycle; looking for cycles among all that worlds remember takes a third of the
+    time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+_task: Task
+_worlds: Worlds
+
+
+def _hired(task: Task) -> None:
+    global _task, _worlds
+    _task, _worlds = task, Worlds()
+    task.prepare().__enter__()
+
+
+def _batch(seeds: range) -> Walked:
+    return batch(_worlds, _task, seeds)

@@ -1,0 +1,233 @@
+"""Makes a story short: what is left of a random run is what its violation needs.
+
+Delta debugging (Zeller and Hildebrandt, TSE 2002) over the names of moves: a candidate is replayed leniently, names
+that cannot happen are skipped, and it counts if the same invariant breaks. Then whatever the story can do without goes:
+requests, ranks, budgets (`simpler`). Last, breadth first search looks for a shorter one, among the story's own moves
+and, if it is small enough, in the whole scope that is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import attrs
+
+from sim.check.ghost import Broken
+from sim.check.live import _calm as calm
+from sim.check.names import name
+from sim.check.ordered import Ordered
+from sim.check.relation import Move
+from sim.check.scope import Fault, Scope
+from sim.check.search import Story, shortest
+from sim.check.simpler import loosely, simpler
+from sim.check.walk import as_broken, rest
+from sim.check.world import State
+
+LIVENESS = ("L", "L1", "L2", "L3")
+"""What is judged where nothing more happens, or only a calm schedule goes on."""
+REPAIRS = 20
+"""Timers of each kind that a calm schedule fires at most."""
+MOST = 200
+"""Steps of simplification: more than any scope has particulars and budgets."""
+SMALL = 200_000
+"""States after which a search for the shortest story gives up."""
+OWN = 20_000
+"""The same, among a story's own moves."""
+
+
+@attrs.frozen
+class Short:
+    """A story and the smallest scope found in which it happens."""
+
+    scope: Scope
+    names: tuple[str, ...]
+    broken: Broken
+    shortest: bool = False
+    """Breadth first search has found none shorter in this scope."""
+
+
+@attrs.frozen
+class Replay:
+    """What became of a list of names."""
+
+    names: tuple[str, ...]
+    """Those that could happen."""
+    end: State
+    """The last state reached."""
+    broken: Broken | None
+    settling: bool
+    """It broke, if it did, when faults were over and a calm schedule went on."""
+
+
+def replay(world: Ordered, names: Iterable[str], settling: bool = True) -> Replay:
+    """Do these moves from the start, skipping those that cannot happen; `settling`: then everything must settle."""
+    state = world.start()
+    done: list[str] = []
+    for text in names:
+        found = _find(world, state, text)
+        if found is None:
+            continue
+        done.append(found[0])
+        broken, after = _apply(world, state, found[1])
+        if broken is not None:
+            return Replay(tuple(done), state, broken, False)
+        state = after
+    return Replay(tuple(done), state, _unsettled(world, state) if settling else None, True)
+
+
+def shrink(scope: Scope, names: Sequence[str], invariant: str, small: int = SMALL) -> Short:
+    """The shortest story found of a violation of this invariant. `names` must be one in this scope.
+
+    Args:
+        small: states after which the search of the whole scope gives up; 0: none is made.
+    """
+    story = _broken(Ordered(scope), names, invariant)
+    if story is None:
+        raise ValueError(
+            f"these {len(names)} moves do not break {invariant} in this scope; are they of another version?"
+        )
+    scope, story = _simplest(scope, story, invariant)
+    if story.settling and invariant not in LIVENESS:
+        scope = attrs.evolve(scope, sync=REPAIRS, cancel=REPAIRS, deadline=REPAIRS)
+        spoken = _broken(Ordered(scope), _spoken(Ordered(scope), story), invariant, False)
+        assert spoken is not None, "what breaks when a calm schedule goes on breaks when its moves are said"
+        scope, story = _simplest(scope, spoken, invariant)
+    if invariant not in LIVENESS:
+        own = _searched(Among(scope, story.names), invariant, OWN)
+        if own is not None and len(own.moves) < len(story.names):
+            shorter = _broken(Ordered(scope), tuple(spelled(Ordered(scope), own.moves)), invariant, False)
+            assert shorter is not None, "a subset of a scope's moves is a story of that scope"
+            scope, story = _simplest(scope, shorter, invariant)
+    found = _searched(Ordered(scope), invariant, small) if small else None
+    if found is not None:
+        return Short(scope, tuple(spelled(Ordered(scope), found.moves)), found.broken, True)
+    assert story.broken is not None
+    return Short(scope, story.names, story.broken)
+
+
+def minimal(names: Sequence[str], breaks: Callable[[Sequence[str]], bool]) -> list[str]:
+    """ddmin: no single name can be left out any more."""
+    left, parts = list(names), 2
+    while len(left) >= 2:
+        size = -(-len(left) // parts)
+        for start in range(0, len(left), size):
+            rest = left[:start] + left[start + size :]
+            if breaks(rest):
+                left, parts = rest, max(2, parts - 1)
+                break
+        else:
+            if size == 1:
+                break
+            parts = min(len(left), 2 * parts)
+    return left
+
+
+def spelled(world: Ordered, moves: Sequence[Move]) -> Iterator[str]:
+    """The names of moves from the start of their world."""
+    state = world.start()
+    for left, move in enumerate(moves, 1 - len(moves)):
+        yield name(world, state, move)
+        if left:
+            state = world.apply(state, move)
+
+
+class Among(Ordered):
+    """A world in which only some moves happen: those that a story names."""
+
+    def __init__(self, scope: Scope, names: Iterable[str]) -> None:
+        super().__init__(scope)
+        self.named = frozenset(map(loosely, names))
+
+    def moves(self, state: State) -> list[Move]:
+        return [move for move in super().moves(state) if loosely(name(self, state, move)) in self.named]
+
+
+def _simplest(scope: Scope, story: Replay, invariant: str) -> tuple[Scope, Replay]:
+    """The smallest scope in which what is left of the story still breaks the invariant."""
+    story = _least(scope, story, invariant)
+    for _ in range(MOST):
+        for smaller, told in simpler(scope, story.names):
+            found = _broken(Ordered(smaller), told, invariant, story.settling)
+            if found is not None:
+                scope, story = smaller, _least(smaller, found, invariant)
+                break
+        else:
+            break
+    return scope, story
+
+
+def _least(scope: Scope, story: Replay, invariant: str) -> Replay:
+    world = Ordered(scope)
+    least = minimal(story.names, lambda names: _broken(world, names, invariant, story.settling) is not None)
+    found = _broken(world, least, invariant, story.settling)
+    assert found is not None, "a story that breaks breaks again"
+    return found
+
+
+def _broken(world: Ordered, names: Sequence[str], invariant: str, settling: bool = True) -> Replay | None:
+    """The replay, if it breaks that invariant; `settling`: be it when a calm schedule goes on after it."""
+    story = replay(world, names, settling)
+    return story if story.broken is not None and story.broken.name == invariant else None
+
+
+def _spoken(world: Ordered, story: Replay) -> list[str]:
+    """The story, and every move of the calm schedule that goes on after it, up to the violation."""
+    state = replay(world, story.names, False).end
+    said = list(story.names)
+    for after in _until_broken(calm(world, state)):
+        for move in world.moves(state):
+            broken, reached = _apply(world, state, move)
+            if (broken is not None) if after is None else (broken is None and _spent(world, reached) == after):
+                said.append(name(world, state, move))
+                state = reached
+                break
+    return said
+
+
+def _until_broken(states: Iterator[State]) -> Iterator[State | None]:
+    """The states, and None for the step that breaks something."""
+    try:
+        yield from states
+    except Exception:
+        yield None
+
+
+def _spent(world: Ordered, state: State) -> State:
+    return world.put(state, world.budget, world.budgets.of((0,) * len(Fault)))
+
+
+def _searched(world: Ordered, invariant: str, limit: int) -> Story | None:
+    """The shortest story of this world, if it is small enough."""
+    try:
+        found = shortest(world, limit, lively=invariant in LIVENESS)
+    except Exception:
+        return None  # The core raised, which a search does not take for a story.
+    return found if found is not None and found.broken.name == invariant else None
+
+
+def _find(world: Ordered, state: State, text: str) -> tuple[str, Move] | None:
+    """The move of this name, or failing that one of the same kind on the same link, and its name."""
+    possible = [(name(world, state, move), move) for move in world.moves(state)]
+    loose = loosely(text)
+    alike = None
+    for found in possible:
+        if found[0] == text:
+            return found
+        if alike is None and loosely(found[0]) == loose:
+            alike = found
+    return alike
+
+
+def _apply(world: Ordered, state: State, move: Move) -> tuple[Broken | None, State]:
+    try:
+        return None, world.apply(state, move)
+    except Exception as error:
+        return as_broken(error), state
+
+
+def _unsettled(world: Ordered, state: State) -> Broken | None:
+    try:
+        rest(world, state, world.scope.budget)
+    except Exception as error:
+        return as_broken(error)
+    return None

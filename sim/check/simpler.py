@@ -1,0 +1,74 @@
+"""What a story may do without: requests, ranks, particulars of its cluster, budgets; and how it then reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from sim.check.cluster import Cluster
+from sim.check.scope import Fault, Scope
+
+PLAIN: dict[str, Any] = {"chunks": 1, "lagging": False, "same_product": False, "same_base": False}
+PLAIN |= {"pool": 0, "hit_tokens": 0, "done_is_remote": True, "concurrent": False}
+"""What a cluster is without its particulars."""
+FRAMES = ("deliver", "drop", "delay", "duplicate", "late")
+
+
+def simpler(scope: Scope, names: Sequence[str]) -> Iterator[tuple[Scope, list[str]]]:
+    """Smaller scopes to try the story in, and the story in their words."""
+    for dropped in range(scope.requests if scope.requests > 1 else 0):
+        fewer = attrs.evolve(
+            scope,
+            requests=scope.requests - 1,
+            same_product=scope.same_product and scope.requests > 2,
+            same_base=scope.same_base and scope.requests > 2,
+        )
+        yield fewer, _without_request(scope, fewer, dropped, names)
+    for engine, field in (("P", "p_tp"), ("D", "d_tp")):
+        for kept in range(getattr(scope, field) if getattr(scope, field) > 1 else 0):
+            yield _with(scope, field, 1), _with_one_rank(engine, kept, names)
+    for field, plain in PLAIN.items():
+        if getattr(scope, field) != plain:
+            yield _with(scope, field, plain), list(names)
+    for fault in Fault:
+        field = fault.name.lower()
+        for amount in range(getattr(scope, field)):
+            yield _with(scope, field, amount), list(names)
+
+
+def loosely(text: str) -> str:
+    """A name without what a frame says: which of its kind it is on its link is enough. What SYNCs and answers say
+    depends on much that a shorter story does without."""
+    words = text.split(" ")
+    return " ".join((*words[:2], *words[-3:])) if words[0] in FRAMES else text
+
+
+def _with(scope: Scope, field: str, value: Any) -> Scope:
+    return attrs.evolve(scope, **{field: value})
+
+
+def _without_request(scope: Scope, fewer: Scope, dropped: int, names: Sequence[str]) -> list[str]:
+    """The story of the other requests, by the names they have where there is one less."""
+    old, new = Cluster(scope), Cluster(fewer)
+    renamed: dict[str, str] = {}
+    for after, before in enumerate(i for i in range(scope.requests) if i != dropped):
+        renamed[old.requests[before]] = new.requests[after]
+        renamed[old.xids[old.product_of[before]]] = new.xids[new.product_of[after]]
+    words = re.compile("|".join(map(re.escape, renamed)))
+    return [words.sub(lambda word: renamed[word[0]], text) for text in names]
+
+
+def _with_one_rank(engine: str, kept: int, names: Sequence[str]) -> list[str]:
+    """The story of one rank of an engine, as rank 0."""
+    other = 1 - kept
+    pair = r"\br{}->" if engine == "P" else r"->r{}\b"
+    gone = re.compile(rf"\b{engine}\.r{other}\b|" + pair.format(other))
+    rank, operation = re.compile(rf"\b{engine}\.r{kept}\b"), re.compile(pair.format(kept))
+    return [
+        operation.sub(pair.format(0).replace(r"\b", ""), rank.sub(f"{engine}.r0", text))
+        for text in names
+        if not gone.search(text)
+    ]

@@ -1,0 +1,154 @@
+"""What a random run is like: its cluster, what may go wrong in it and how often, and who decides what comes next.
+
+Every run has a character of its own (swarm testing, Groce et al., ISSTA 2012): each kind of fault is on or off, timers
+are eager or slow, somebody is starved or nobody. All of it is drawn from named streams of one seed. Runs of one block
+of seeds share a cluster, so that they share its world's memory; budgets and manners are each run's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import attrs
+
+from pdflow.protocol.dialect import Dialect
+from pdflow.protocol.timers import TimerKind
+from pdflow.workload.rng import Rng, Stream
+from sim.check.prompt import SILENT
+from sim.check.scope import BLOCK_TOKENS, TOKENS, Fault, Scope
+
+T = TypeVar("T")
+
+BLOCK = 100
+"""Seeds in a row that share a cluster."""
+QUIET: dict[str, Any] = dict.fromkeys((fault.name.lower() for fault in Fault), 0)
+SCHEDULERS = ("uniform", "partial order", "pct 2", "pct 3", "pct 5", "queue")
+FAULT_RATES = (None, 0.02, 0.05, 0.15, 0.4)
+TIMER_RATES = (None, 0.0, 0.01, 0.05, 0.2)
+"""How likely one comes before anything else; None: it is a move like any other."""
+HASTY = (TimerKind.LEASE, TimerKind.GRANT, TimerKind.JOIN, TimerKind.EXPECT, TimerKind.STALL, TimerKind.DEADLINE)
+"""Timers that some runs fire as soon as they are armed: a lease of one tick."""
+REPEATED = {Fault.DROP: 3, Fault.DELAY: 3, Fault.DUP: 3, Fault.ERR: 2, Fault.UNREACHABLE: 2, Fault.LOSE: 2}
+REPEATED |= {Fault.SYNC: 3, Fault.CANCEL: 3}
+"""The most of each kind in one run; of any other, one for each request, and one restart."""
+RESTARTS = (Fault.P_RESTART, Fault.D_RESTART)
+UNBORNE = (Fault.PREFILL_ABORT, Fault.P_RESTART)
+"""What a pull without control frames does not claim to bear: a decode leg for a prompt that P no longer has, which a
+READ cannot notice. Nor does one bear a second attempt at a prompt, or anybody two prompts under one base id (R39)."""
+LONG, HORIZON = 0.5, 40
+"""How many runs go on until nothing can happen any more; the others stop within so many moves for each request, and
+must settle."""
+
+
+@attrs.frozen
+class Hold:
+    """What a link brings, or a node does, waits from one step to another, unless nothing else is left."""
+
+    of: int
+    since: int
+    until: int
+
+
+@attrs.frozen(kw_only=True)
+class Manner:
+    """Who decides what comes next, and with which whims."""
+
+    scheduler: str
+    fault_rate: float | None = None
+    timer_rate: float | None = None
+    hasty: TimerKind | None = None
+    links: tuple[Hold, ...] = ()
+    """Swizzled links: held one after the other, let go in another order."""
+    nodes: tuple[Hold, ...] = ()
+    """Starved nodes."""
+    steps: int | None = None
+    """When faults are over, if before everything has happened that can."""
+
+
+def quiet(scope: Scope) -> Scope:
+    """The same cluster, in which nothing may go wrong."""
+    return attrs.evolve(scope, **QUIET)
+
+
+def cluster_of(seed: int, dialect: Dialect) -> Scope:
+    """The cluster of this seed's block, with every budget 0."""
+    return _cluster(seed // BLOCK, dialect)
+
+
+@lru_cache(maxsize=64)
+def _cluster(block: int, dialect: Dialect) -> Scope:
+    rng = Rng(block).stream("cluster")
+    pulls = rng.below(3) == 0
+    p_tp, d_tp = _one_of(rng, ((1, 1), (1, 1), (1, 2), (2, 1)))
+    requests = _one_of(rng, (1, 1, 2, 2, 2, 3))
+    shared = rng.below(4) if requests > 1 else None
+    bears = dialect.control_frames
+    return Scope(
+        dialect=dialect,
+        pulls=pulls,
+        p_tp=p_tp,
+        d_tp=d_tp,
+        requests=requests,
+        same_product=shared == 0 and (bears or not pulls),
+        same_base=shared == 1 and bears,
+        pool=_one_of(rng, (0, 0, 1)) if requests > 1 else 0,
+        hit_tokens=_one_of(rng, (0, 0, 0, 0, 0, BLOCK_TOKENS, BLOCK_TOKENS, TOKENS)),
+        lagging=rng.below(3) == 0,
+        concurrent=rng.below(4) > 0,
+        chunks=_one_of(rng, (1, 1, 2, 3)),
+        done_is_remote=rng.below(4) > 0,
+        clocks=rng.below(8) > 0,
+        **QUIET,
+    )
+
+
+def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
+    """What may go wrong: each kind of fault is on in half of the runs, a restart in a quarter. Without clocks nothing
+    does that only a clock could notice."""
+    budget = []
+    unborne = UNBORNE if cluster.pulls and not cluster.dialect.control_frames else ()
+    for fault in Fault:
+        restarts = fault in RESTARTS
+        off = rng.below(4 if restarts else 2)
+        amount = 1 if restarts else 1 + rng.below(REPEATED.get(fault, cluster.requests))
+        silent = fault in SILENT and not cluster.clocks
+        budget.append(0 if off or silent or fault in unborne else amount)
+    return tuple(budget)
+
+
+def with_budget(cluster: Scope, budget: Sequence[int]) -> Scope:
+    """The scope of a run."""
+    budgets: dict[str, Any] = {fault.name.lower(): budget[fault] for fault in Fault}
+    return attrs.evolve(cluster, **budgets)
+
+
+def manner_of(rng: Stream, cluster: Scope, links: int, nodes: int) -> Manner:
+    """`links` and `nodes`: how many the cluster has."""
+    span = HORIZON * cluster.requests
+    whim = rng.below(8)
+    return Manner(
+        scheduler=_one_of(rng, SCHEDULERS),
+        fault_rate=_one_of(rng, FAULT_RATES),
+        timer_rate=_one_of(rng, TIMER_RATES),
+        hasty=_one_of(rng, HASTY) if whim == 0 else None,
+        links=_swizzled(rng, links, span) if whim in (1, 2) else (),
+        nodes=(_hold(rng, nodes, span),) if whim in (3, 4) else (),
+        steps=None if rng.uniform() < LONG else 1 + rng.below(span),
+    )
+
+
+def _one_of(rng: Stream, values: Sequence[T]) -> T:
+    return values[rng.below(len(values))]
+
+
+def _swizzled(rng: Stream, links: int, span: int) -> tuple[Hold, ...]:
+    """About half of the links, each held from a time of its own in the first half of a run to one in the second."""
+    half = max(1, span // 2)
+    return tuple(Hold(i, rng.below(half), half + rng.below(half)) for i in range(links) if rng.below(2))
+
+
+def _hold(rng: Stream, nodes: int, span: int) -> Hold:
+    since = rng.below(span)
+    return Hold(rng.below(nodes), since, since + 1 + rng.below(span))

@@ -1,0 +1,212 @@
+"""One random walk through the relation: a run that is a function of its seed, and ends at rest or in a violation.
+
+When nothing may happen any more, or the run's faults are over, everything must settle.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+import attrs
+
+from pdflow.protocol.dialect import Dialect
+from pdflow.workload.rng import Rng, Stream
+from sim.check.digest import digest
+from sim.check.ghost import Broken
+from sim.check.live import settle
+from sim.check.names import name
+from sim.check.ordered import PRICES, Ordered, Worlds
+from sim.check.prompt import amiss
+from sim.check.relation import Move
+from sim.check.schedulers import Scheduler, node, scheduler_of
+from sim.check.scope import Scope
+from sim.check.swarm import Hold, Manner, budget_of, cluster_of, manner_of, quiet, with_budget
+from sim.check.world import State
+
+LONGEST = 2_000
+"""Moves after which a run is cut short: far beyond what any has taken."""
+CRASH = "crash"
+"""What is violated where the core raises anything but Broken."""
+TWISTS = (0, 1, 2, 3, 5, 7)
+"""Calm schedules to try before it is said that something never ends."""
+FAULTS = frozenset((*PRICES, "restart"))
+
+
+@attrs.define
+class Walk:
+    """A run: what it was drawn to be, what happened, and what that violates."""
+
+    seed: int
+    cluster: Scope
+    budget: tuple[int, ...]
+    manner: Manner
+    moves: list[Move]
+    end: State
+    """The last state before settling, or before the violation."""
+    broken: Broken | None = None
+    calm: int = 0
+    """Steps it took to settle."""
+
+    @property
+    def scope(self) -> Scope:
+        return with_budget(self.cluster, self.budget)
+
+    def names(self, world: Ordered) -> list[str]:
+        return [name(world, state, move) for state, move in self.steps(world)]
+
+    def steps(self, world: Ordered) -> Iterator[tuple[State, Move]]:
+        """Every move, and the state it was chosen in."""
+        state = world.opening(self.budget)
+        for left, move in enumerate(self.moves, 1 - len(self.moves)):
+            yield state, move
+            if left:
+                state = world.apply(state, move)
+
+
+class Course:
+    """Chooses the moves of one run: a scheduler, and the run's whims about faults, timers and held links."""
+
+    def __init__(self, world: Ordered, manner: Manner, scheduler: Scheduler, rng: Stream) -> None:
+        self.world, self.manner, self.scheduler, self.rng = world, manner, scheduler, rng
+        self.plain = manner.fault_rate is None and manner.timer_rate is None and manner.hasty is None
+        self.plain = self.plain and not manner.links and not manner.nodes
+        self.step = 0
+
+    def next(self, state: State, moves: Sequence[Move]) -> Move:
+        self.step += 1
+        if self.plain:
+            return self.scheduler.pick(state, moves)
+        manner, rng = self.manner, self.rng
+        if manner.hasty is not None:
+            for move in moves:
+                if move[0] == "timer" and self.world.armed[state[move[1]]][move[2]].kind is manner.hasty:
+                    return move
+        ordinary, timers, faults = self._sorted(moves)
+        if faults and rng.uniform() < (manner.fault_rate or 0):
+            return faults[rng.below(len(faults))]
+        if timers and rng.uniform() < (manner.timer_rate or 0):
+            return timers[rng.below(len(timers))]
+        if manner.links or manner.nodes:
+            ordinary = self._let_go(state, ordinary) or (ordinary if not timers else [])
+        return self.scheduler.pick(state, ordinary or timers or faults)
+
+    def _sorted(self, moves: Sequence[Move]) -> tuple[list[Move], list[Move], list[Move]]:
+        """Ordinary moves, timers and faults; without a rate of their own, these are ordinary."""
+        ordinary: list[Move] = []
+        timers: list[Move] = []
+        faults: list[Move] = []
+        to_timers = ordinary if self.manner.timer_rate is None else timers
+        to_faults = ordinary if self.manner.fault_rate is None else faults
+        for move in moves:
+            if move[0] == "timer":
+                to_timers.append(move)
+            elif move[0] in FAULTS:
+                to_faults.append(move)
+            else:
+                ordinary.append(move)
+        return ordinary, timers, faults
+
+    def _let_go(self, state: State, moves: list[Move]) -> list[Move]:
+        """Without what waits on a held link or at a starved node."""
+        links, nodes = self._held(self.manner.links), self._held(self.manner.nodes)
+        if links:
+            moves = [move for move in moves if move[0] != "deliver" or move[1] not in links]
+        if nodes:
+            moves = [move for move in moves if node(self.world, state, move) not in nodes]
+        return moves
+
+    def _held(self, holds: tuple[Hold, ...]) -> list[int]:
+        return [hold.of for hold in holds if hold.since <= self.step < hold.until]
+
+
+def walk(worlds: Worlds, seed: int, dialect: Dialect, scope: Scope | None = None) -> Walk:
+    """The run of this seed. `scope`: the cluster and budgets to run in, instead of drawn ones."""
+    cluster = cluster_of(seed, dialect) if scope is None else quiet(scope)
+    world = worlds.of(cluster)
+    rng = Rng(seed)
+    plan = rng.stream("plan")
+    budget = budget_of(plan, cluster)
+    manner = manner_of(plan, cluster, len(world.cluster.links), len(world.cluster.nodes))
+    schedule = rng.stream("schedule")
+    course = Course(world, manner, scheduler_of(world, manner.scheduler, schedule), schedule)
+    return run(world, budget if scope is None else scope.budget, course, seed)
+
+
+def run(world: Ordered, budget: tuple[int, ...], course: Course, seed: int = -1) -> Walk:
+    """Follow a course to its end, and settle."""
+    state = world.opening(budget)
+    taken: list[Move] = []
+    record = Walk(seed, world.scope, budget, course.manner, taken, state)
+    moves_of, apply, following = world.moves, world.apply, course.next
+    steps = LONGEST if course.manner.steps is None else course.manner.steps
+    try:
+        while len(taken) < steps:
+            moves = moves_of(state)
+            if not moves:
+                break
+            move = following(state, moves)
+            taken.append(move)
+            record.end = state
+            state = apply(state, move)
+        record.end = state
+        record.calm = rest(world, state, budget)
+    except Exception as error:
+        record.broken = as_broken(error)
+    return record
+
+
+def rest(world: Ordered, state: State, budget: tuple[int, ...]) -> int:
+    """How many steps it takes until everything has settled. Raises Broken.
+
+    That it can settle is what is asked (live.py): if one fair schedule repeats itself, others are tried. Without clocks
+    it must settle by itself, and well (prompt.py).
+    """
+    if not world.scope.clocks:
+        return _promptly(world, state, budget)
+    if world.settled(state):
+        return 0
+    for world.twist in TWISTS:
+        try:
+            return len(settle(world, state)) - 1
+        except Broken as broken:
+            if broken.name != "L" or world.twist == TWISTS[-1]:
+                raise
+        finally:
+            world.twist = 0
+    raise AssertionError("the last schedule either settles or raises")
+
+
+def _promptly(world: Ordered, state: State, budget: tuple[int, ...]) -> int:
+    steps = 0
+    while move := next((move for move in world.moves(state) if move[0] not in FAULTS), None):
+        state = world.apply(state, move)
+        steps += 1
+    cluster, world.scope = world.scope, with_budget(world.scope, budget)
+    found = amiss(world, state)
+    world.scope = cluster
+    if found is not None:
+        raise found
+    return steps
+
+
+def as_broken(error: Exception) -> Broken:
+    """What a run ended with: that the core raises on what it ought to bear is a violation like any other."""
+    if isinstance(error, Broken):
+        return error.with_traceback(None)
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return Broken(CRASH, f"{type(error).__name__}: {error} (in {at.name})")
+
+
+def digest_of(world: Ordered, record: Walk) -> str:
+    """Of everything a run passed: every state, what could have happened in it, and what did."""
+    sha = blake2b(digest_size=8)
+    for state, move in record.steps(world):
+        sha.update(digest(world, state).encode())
+        for possible in world.moves(state):
+            sha.update(name(world, state, possible).encode())
+        sha.update(name(world, state, move).encode())
+    sha.update(digest(world, record.end).encode())
+    sha.update(str(record.broken).encode())
+    return sha.hexdigest()

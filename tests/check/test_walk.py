@@ -1,0 +1,206 @@
+"""Random walks: functions of their seed, fair in what they try, and sharp enough for the planted bugs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+
+from pdflow.protocol import producer_rules
+from pdflow.protocol.consumer import QUARANTINED, WAITING, CancelDue, RequestDoomed
+from pdflow.protocol.consumer_rules import RULES as CONSUMER_RULES
+from pdflow.protocol.consumer_rules import freed
+from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, Dialect
+from pdflow.protocol.effects import NOTHING, Outcome, Resolve
+from pdflow.protocol.events import WriteEnded
+from pdflow.protocol.lease import expired_unclaimed
+from pdflow.protocol.producer import IN_FLIGHT, CancelReceived, LeaseEnded, cancelled, sent
+from sim.check.campaign import Task, walks
+from sim.check.names import name
+from sim.check.ordered import Ordered, Worlds
+from sim.check.relation import Relation
+from sim.check.scope import Fault
+from sim.check.swarm import BLOCK, SCHEDULERS, cluster_of
+from sim.check.walk import digest_of, walk
+
+ROOT = Path(__file__).resolve().parents[2]
+GOALS = {
+    "delivered",
+    "expired",
+    "released after use",
+    "cancelled before",
+    "cancelled in flight",
+    "late REG refused",
+    "resolved DEADLINE",
+    "resolved STALLED",
+    "resolved IO",
+    "resolved UNREACHABLE",
+    "resolved PEER_RESTARTED",
+    "resolved STALE",
+}
+
+
+def digests(seeds: range, dialect: Dialect = STRICT) -> list[str]:
+    worlds = Worlds()
+    found = []
+    for seed in seeds:
+        record = walk(worlds, seed, dialect)
+        found.append(digest_of(worlds.of(record.cluster), record))
+    return found
+
+
+def test_a_run_does_not_depend_on_the_runs_before() -> None:
+    warm = digests(range(30))
+    assert [*digests(range(29, 30)), *digests(range(11, 12))] == [warm[29], warm[11]]
+    assert len(set(warm)) > 25
+
+
+def test_a_run_does_not_depend_on_the_hash_seed() -> None:
+    program = "from tests.check.test_walk import digests\nprint(*digests(range(0, 40000, 2000)))"
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert printed[0] == printed[1]
+
+
+@pytest.mark.slow
+def test_processes_change_nothing() -> None:
+    task = Task(dialect=STRICT)
+    alone, together = walks(task, range(1500)), walks(task, range(1500), jobs=2)
+    assert attrs.evolve(alone, cpu_s=0.0) == attrs.evolve(together, cpu_s=0.0)
+
+
+@pytest.mark.parametrize("seed", range(0, 40 * BLOCK, BLOCK))
+def test_moves_are_those_of_the_relation(seed: int) -> None:
+    """Which remembers them as a whole, and finds them with the budgets of the state."""
+    worlds = Worlds()
+    record = walk(worlds, seed, (STRICT, VLLM_COMPAT)[seed // BLOCK % 2])
+    plain = Relation(record.scope)
+    state = plain.start()
+    world = worlds.of(record.cluster)
+    for left, (before, move) in enumerate(record.steps(world), 1 - len(record.moves)):
+        named = sorted(name(world, before, possible) for possible in world.moves(before))
+        assert named == sorted(name(plain, state, possible) for possible in plain.moves(state))
+        wanted = name(world, before, move)
+        found = next(possible for possible in plain.moves(state) if name(plain, state, possible) == wanted)
+        if left:
+            state = plain.apply(state, found)
+
+
+def test_blocks_share_a_cluster_and_runs_have_their_own_budgets() -> None:
+    worlds = Worlds()
+    records = [walk(worlds, seed, STRICT) for seed in range(BLOCK)]
+    assert {record.cluster for record in records} == {cluster_of(0, STRICT)}
+    assert {record.manner.scheduler for record in records} == set(SCHEDULERS)
+    for fault in Fault:
+        assert len({record.budget[fault] > 0 for record in records}) == 2
+
+
+def test_worlds_are_forgotten_when_they_remember_too_much() -> None:
+    worlds = Worlds(most=2_000)
+    for seed in range(0, 30 * BLOCK, BLOCK // 2):
+        walk(worlds, seed, STRICT)
+        assert len(worlds.known) == 1 or sum(world.remembered() for world in worlds.known.values()) < 10_000
+
+
+def test_a_tick_stops_and_says_so() -> None:
+    found = walks(Task(dialect=STRICT), range(3000), tick=lambda walked: True)
+    assert not found.complete
+    assert found.runs == 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", [STRICT, VLLM_COMPAT], ids=lambda dialect: dialect.name)
+def test_everything_worth_reaching_is_reached(dialect: Dialect) -> None:
+    found = walks(Task(dialect=dialect), range(3_000))
+    wanted = GOALS if dialect is STRICT else {"delivered", "expired", "released after use", "resolved DEADLINE"}
+    assert wanted <= found.goals
+    assert found.delivering > found.runs // 10
+    assert sorted(found.digests) == [0, 1000, 2000]
+
+
+# Planted bugs.
+
+
+@contextmanager
+def lease_frees_under_a_write() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(producer_rules.RULES, (IN_FLIGHT, LeaseEnded), expired_unclaimed)
+        yield
+
+
+@contextmanager
+def deadline_frees_at_once() -> Iterator[None]:
+    def doomed(cell, event, now, ctx):  # type: ignore[no-untyped-def]
+        after, effects = freed(cell, ctx)
+        return after, (Resolve(cell.request_id, Outcome.FAILED, event.code), *effects)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CONSUMER_RULES, (WAITING, RequestDoomed), doomed)
+        yield
+
+
+@contextmanager
+def cancel_in_flight_is_answered_at_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(producer_rules.RULES, (IN_FLIGHT, CancelReceived), cancelled)
+        yield
+
+
+@contextmanager
+def failed_write_counts_as_sent() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        rule = lambda cell, event, now, ctx: sent(cell, ctx)  # noqa: E731
+        patch.setitem(producer_rules.RULES, (IN_FLIGHT, WriteEnded), rule)
+        yield
+
+
+@contextmanager
+def cancel_is_not_repeated() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CONSUMER_RULES, (QUARANTINED, CancelDue), lambda cell, event, now, ctx: (cell, NOTHING))
+        yield
+
+
+@contextmanager
+def the_core_raises() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CONSUMER_RULES, (WAITING, RequestDoomed), lambda cell, event, now, ctx: 1 // 0)
+        yield
+
+
+PLANTED = [
+    (lease_frees_under_a_write, "S2"),
+    (deadline_frees_at_once, "S1"),
+    (cancel_in_flight_is_answered_at_once, "S2"),
+    (failed_write_counts_as_sent, "S2"),
+    (cancel_is_not_repeated, "L"),
+    (the_core_raises, "crash"),
+]
+
+
+@pytest.mark.parametrize(("plant", "broken"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
+def test_planted_bugs_are_found(plant, broken) -> None:  # type: ignore[no-untyped-def]
+    found = walks(Task(dialect=STRICT, prepare=plant), range(2_000))
+    assert found.broken.get(broken, 0) > 0
+    failure = found.failures[broken]
+    with plant():
+        again = walk(Worlds(), failure.seed, STRICT)
+        names = again.names(Ordered(again.scope))
+    assert again.broken is not None
+    assert (again.broken.name, again.broken.what) == (broken, failure.what)
+    assert tuple(names) == failure.names
