@@ -1,0 +1,180 @@
+"""One engine of ours in the dialect `vllm-stock`: the endpoints of its scheduler and ranks, looked at in the rhythm of
+vLLM's steps, so that both can be led through one schedule."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from pdflow.layout.geometry import TransferGeometry
+from pdflow.protocol.consumer_rank import ConsumerRank
+from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.dialect import Dialect
+from pdflow.protocol.effects import (
+    AnswerPrefill,
+    Commit,
+    FreeBlocks,
+    Handshake,
+    Note,
+    PostRead,
+    PostWrite,
+    ReleaseBlocks,
+    Resolve,
+    Send,
+    Tell,
+)
+from pdflow.protocol.events import HandshakeEnded, Received, TimeReached, TimerFired, WriteEnded
+from pdflow.protocol.ids import EngineInfo, KvParams, engine_of, rank_address
+from pdflow.protocol.messages import Register
+from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.timers import TimerKind, Timers
+from pdflow.protocol.values import Address, Instant
+
+LIVES = {"P": 101, "D": 201}
+
+
+class StockEngine:
+    """What it wants done since somebody last looked stands in `sent`, `posted`, `handshakes`, `let_go`, `received`."""
+
+    def __init__(
+        self, info: EngineInfo, producer: bool, pulls: bool, geometry: TransferGeometry, dialect: Dialect
+    ) -> None:
+        self.engine = info.engine
+        self.producer = producer
+        ranks = range(info.shards.ranks)
+        life = LIVES[info.engine]
+        timers = Timers()
+        self.scheduler: Any
+        self.ranks: list[Any]
+        if producer:
+            self.scheduler = ProducerScheduler(info, life, dialect, pulls)
+            self.ranks = [ProducerRank(info, rank, life, dialect, timers, geometry) for rank in ranks]
+        else:
+            self.scheduler = ConsumerScheduler(info, life, dialect, timers, geometry, pulls, pool_blocks=64)
+            self.ranks = [ConsumerRank(info, rank, life, dialect, timers, geometry) for rank in ranks]
+        self.now: Instant = 0
+        self.orders: list[list[Any]] = [[] for _ in ranks]
+        """What the scheduler has told each rank since the last step."""
+        self.mail: list[deque[list[Any]]] = [deque() for _ in ranks]
+        self.inboxes: list[dict[Address, list[Received]]] = [{} for _ in ranks]
+        """By sender, as `get_new_notifs` has them."""
+        self.unread: list[list[Received]] = [[] for _ in ranks]
+        """What the writer has put aside for the results."""
+        self.ended: list[list[Any]] = [[] for _ in ranks]
+        """Operations whose handle is final and has not been polled."""
+        self.told: list[list[Any]] = [[] for _ in ranks]
+        """What each rank has told the scheduler since its last report."""
+        self.reports: list[deque[list[Any]]] = [deque() for _ in ranks]
+        self.pulls = pulls
+        self.shaken: list[list[HandshakeEnded]] = [[] for _ in ranks]
+        """Pull: handshakes that have ended well, which the next step finds."""
+        self.refuses = -1
+        """The rank whose next WRITE is refused."""
+        self.sent: list[tuple[Address, Send]] = []
+        self.posted: list[tuple[Address, PostWrite | PostRead]] = []
+        self.handshakes: list[tuple[Address, Address]] = []
+        self.connecting: list[set[Address]] = [set() for _ in ranks]
+        self.let_go: list[str] = []
+        self.received: list[tuple[str, bool]] = []
+        self.notes: list[str] = []
+        self.strange: list[str] = []
+        """Effects that vLLM has no counterpart of."""
+        self.answers: dict[str, KvParams] = {}
+        self.blocks: dict[int, str] = {}
+        """D: which request each allocation is for."""
+
+    # What the engine's core tells its scheduler.
+
+    def tell(self, event: Any) -> None:
+        resolved = False
+        for effect in self.scheduler.handle(event, self.now):
+            if type(effect) is Tell:
+                self.orders[int(effect.to.rpartition(".r")[2])].append(effect.event)
+            elif type(effect) is AnswerPrefill:
+                self.answers[effect.request_id] = effect.params
+            elif type(effect) is ReleaseBlocks:
+                self.let_go.append(effect.xid)
+            elif type(effect) is Commit:
+                self.received.append((effect.request_id, False))
+            elif type(effect) is Resolve:
+                resolved = True
+            elif type(effect) is FreeBlocks:
+                self.received.append((self.blocks[effect.allocation.generation], resolved))
+
+    # Steps.
+
+    def step(self, heartbeat: bool) -> None:
+        if heartbeat:
+            for timer in self.scheduler.armed():
+                if timer.kind is TimerKind.SYNC:
+                    self.tell(TimerFired(timer))
+        for rank, box in enumerate(self.mail):
+            box.append(self.orders[rank])
+            self.orders[rank] = []
+
+    def work(self, rank: int) -> None:
+        """Orders first; then registrations, as the writer reads them; then what the results are made of; then time."""
+        shaken, self.shaken[rank] = self.shaken[rank], []
+        for event in shaken:
+            self.feed(rank, event)
+        for order in self.mail[rank].popleft():
+            self.feed(rank, order)
+        self.write(rank)
+        unread, self.unread[rank] = self.unread[rank], []
+        for event in unread:
+            self.feed(rank, event)
+        ended, self.ended[rank] = self.ended[rank], []
+        for event in ended:
+            self.feed(rank, event)
+        if self.producer:
+            self.feed(rank, TimeReached())
+        self.reports[rank].append(self.told[rank])
+        self.told[rank] = []
+        while all(self.reports):
+            for reports in self.reports:
+                for event in reports.popleft():
+                    self.tell(event)
+
+    def write(self, rank: int) -> None:
+        """A pass of the writer: registrations are read, the rest waits for the results."""
+        arrived, self.inboxes[rank] = self.inboxes[rank], {}
+        for events in arrived.values():
+            for event in events:
+                if type(event.message) is Register:
+                    self.feed(rank, event)
+                else:
+                    self.unread[rank].append(event)
+
+    def end_handshake(self, rank: int, other: str, ok: bool) -> None:
+        """vLLM shakes hands with an engine, we with each of its ranks: all of them at once."""
+        for peer in sorted(self.connecting[rank]):
+            if engine_of(peer) == other:
+                self.connecting[rank].discard(peer)
+                event = HandshakeEnded(peer, ok, LIVES[other] if ok else 0)
+                if ok and self.pulls:
+                    self.shaken[rank].append(event)
+                else:
+                    self.feed(rank, event)
+        self.write(rank)
+
+    def feed(self, rank: int, event: Any) -> None:
+        address = rank_address(self.engine, rank)
+        for effect in self.ranks[rank].handle(event, self.now):
+            kind = type(effect)
+            if kind is Tell:
+                self.told[rank].append(effect.event)
+            elif kind is Send:
+                self.sent.append((address, effect))
+            elif kind is Handshake:
+                self.handshakes.append((address, effect.peer))
+                self.connecting[rank].add(effect.peer)
+            elif kind is Note:
+                self.notes.append(effect.name)
+            elif kind is PostWrite or kind is PostRead:
+                self.posted.append((address, effect))
+                if self.refuses == rank:
+                    self.refuses = -1
+                    self.feed(rank, WriteEnded(effect.op, False))
+            else:
+                self.strange.append(kind.__name__)
