@@ -99,6 +99,7 @@ class Hindrances:
         self.acting[fault.name] = self.acting.get(fault.name, 0) + 1
         self._choose()
         if isinstance(fault, Partition):
+            self.faults.count(fault)
             self._interrupt()
 
     def end(self, fault: Fault) -> None:

@@ -24,7 +24,7 @@ def test_it_is_a_schema() -> None:
     Draft202012Validator.check_schema(schema_json())
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.toml")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.toml")), ids=lambda file: file.name)
 def test_the_examples_satisfy_it(file: Path) -> None:
     assert errors(tomllib.loads(file.read_text())) == []
 
