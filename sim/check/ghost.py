@@ -114,7 +114,7 @@ class Ghost(NamedTuple):
     lives: tuple[int, int]
     """How often P and D have started again."""
     barred: tuple[int, ...]
-    """By request, a bit for each pair of ranks that D's fence has closed to what P may still post for it."""
+    """By request, a bit for each pair of ranks that D's fence, or D's death, has closed to what P may still post."""
 
 
 class Sketch:

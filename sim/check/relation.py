@@ -24,6 +24,7 @@ from pdflow.protocol.events import (
     PrefillLegEnded,
     ReadEnded,
     Received,
+    SourceReady,
     TimerFired,
     WordRead,
     WriteEnded,
@@ -31,7 +32,7 @@ from pdflow.protocol.events import (
 from pdflow.protocol.ids import KvParams, engine_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer, TimerKind
-from pdflow.protocol.values import Address
+from pdflow.protocol.values import Address, Xid
 from sim.check.cluster import BLOCKS, DIGEST, FIRST_LIFE, SOURCE, WEIGHTS
 from sim.check.ghost import (
     ENDED_ERR,
@@ -307,6 +308,7 @@ class Relation(World):
         self.spend(draft, Fault.PREFILL_ABORT)
         self.put_ghost(draft, "products", i, Product.DEAD)
         self.event(draft, "P", PrefillAborted(self.cluster.xids[i], Code.PREFILL_ABORTED))
+        self.report(draft, i, False)
 
     def decode(self, draft: Draft, i: int) -> None:
         """The decode leg reaches D."""
@@ -420,7 +422,16 @@ class Relation(World):
         xid = self.cluster.xids[self.cluster.product_of[self.judge.request_of(effect)]]
         cells = self.body(draft, effect.source).cells.values()
         held = any(cell.source is not None and cell.xid == xid for cell in cells)
+        held = held or self._source_is_coming(draft, effect.source, xid)
         return self.judge.words[effect.source, effect.index] + (0 if held else 1)
+
+    def _source_is_coming(self, draft: Draft, rank: Address, xid: Xid) -> bool:
+        """Whether P's rank has yet to hear that it has something to let go of."""
+        link = self.cluster.link_of.get(("P", rank))
+        if link is None:
+            return False
+        frames = [self.frames.values[frame] for frame in self.chans.values[draft[self.first_link + link]]]
+        return any(isinstance(frame, SourceReady) and frame.xid == xid for frame in frames)
 
     def fence(self, draft: Draft, name: Address, peer: Address) -> None:
         """Either end's fence: nothing of that link lands any more; its handles end badly."""
@@ -429,6 +440,8 @@ class Relation(World):
             node, _, effect = self.operations(op)
             if {node, _other(effect)} == {name, peer}:
                 if flags & FLYING:
+                    # One that was done before it had landed, and is cut off now, has not been done.
+                    flags &= ~ENDED_OK
                     flags = flags & ~FLYING | _cut(flags)
                 if flags & TOLD and node == name:
                     flags = 0
@@ -555,7 +568,9 @@ class Relation(World):
                 self.put_ghost(draft, "products", product, _AFTER_P.get(now, now))
         else:
             for i, stage in enumerate(self.ghost_of(draft).stages):
-                self.put_ghost(draft, "stages", i, stage if stage == Stage.UNBORN else Stage.FREED)
+                if stage != Stage.UNBORN:
+                    self.put_ghost(draft, "stages", i, Stage.FREED)
+                    self.put_ghost(draft, "barred", i, self.cluster.everything)
         lives = self.ghost_of(draft).lives[engine] + 1
         self.put_ghost(draft, "lives", engine, lives)
         first = 0 if name == "P" else self.span[-1][0]

@@ -115,7 +115,8 @@ class World:
         cluster = self.cluster
         bodies = [*cluster.prefill_engine(FIRST_LIFE["P"]), *cluster.decode_engine(FIRST_LIFE["D"])]
         n = len(cluster.requests)
-        ghost = Ghost((Product.QUEUED,) * len(cluster.xids), (Stage.UNBORN,) * n, (0,) * n, (0,) * n, (0, 0), (0,) * n)
+        none = (0,) * n
+        ghost = Ghost((Product.QUEUED,) * len(cluster.xids), (Stage.UNBORN,) * n, none, none, (0, 0), none)
         return (
             *(self.endpoint(node, body) for node, body in zip(cluster.nodes, bodies, strict=True)),
             *(0 for _ in cluster.links),
