@@ -266,7 +266,7 @@ BLOCKS: tuple[Mutant, ...] = (
         source="7.4 Fences; S1",
         patches=(Swap(_peer_quiet, _waiting_frames_kept),),
         scope=Scope(requests=2, p_restart=1, abort=0, deadline=0, stall=0),
-        survives="It takes a P that was silent, and lives: one that has started again has nothing to write.",
+        survives="It takes a P that was silent, and lives. tests/protocol/test_fixed.py shows it.",
     ),
     Mutant(
         name="no-limit-for-a-peer",

@@ -9,6 +9,7 @@ from sim.check.mutants.identity import IDENTITY
 from sim.check.mutants.leases import LEASES
 from sim.check.mutants.mutant import Mutant
 from sim.check.mutants.repair import REPAIR
+from sim.check.mutants.timing import TIMING
 
 GROUPS: dict[str, tuple[Mutant, ...]] = {
     "The life of P's blocks": LEASES,
@@ -16,6 +17,7 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "When a transfer is complete": COMPLETION,
     "Who is meant": IDENTITY,
     "What is said, and said again": REPAIR,
+    "What rests on clocks": TIMING,
     "vllm-compat": COMPAT,
 }
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for group in GROUPS.values() for mutant in group}

@@ -14,6 +14,7 @@ from sim.check.mutants.mutant import Mutant
 from sim.check.names import name
 from sim.check.relation import Move, Relation
 from sim.check.search import Coverage, shortest
+from sim.check.timed import relation
 
 LIMIT = 2_000_000
 """States; the largest scope of a mutant has half a million."""
@@ -68,7 +69,8 @@ def hunt(mutant: Mutant, clock: Callable[[], float], budget_s: float = 60.0) -> 
 
 
 def searched(mutant: Mutant) -> str:
-    return "exhaustive" if mutant.scope.clocks else "exhaustive, no clocks"
+    scope = mutant.scope
+    return "exhaustive, with clocks" if scope.horizon else "exhaustive" if scope.clocks else "exhaustive, no clocks"
 
 
 def told(world: Relation, moves: tuple[Move, ...]) -> tuple[str, ...]:
@@ -84,7 +86,7 @@ def told(world: Relation, moves: tuple[Move, ...]) -> tuple[str, ...]:
 
 def alarm(mutant: Mutant) -> str:
     """What the machine as it is violates in this mutant's scope; empty, or the mutant proves nothing."""
-    story = shortest(Relation(mutant.scope), LIMIT)
+    story = shortest(relation(mutant.scope), LIMIT)
     return "" if story is None else str(story.broken)
 
 

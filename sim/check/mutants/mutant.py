@@ -20,6 +20,7 @@ from pdflow.errors import PdflowError
 from pdflow.version import compiled
 from sim.check.relation import Relation
 from sim.check.scope import Scope
+from sim.check.timed import relation
 
 MISSING: Any = object()
 
@@ -74,7 +75,7 @@ class Mutant:
 
     def world(self, scope: Scope | None = None) -> Relation:
         """A new world of this scope, or of its own. To be made and used inside `applied`."""
-        return Relation(self.scope_with(scope or self.scope))
+        return relation(self.scope_with(scope or self.scope))
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ import attrs
 from sim.check.mutants.catalogue import GROUPS, MUTANTS
 from sim.check.mutants.hunt import hunt
 from sim.check.mutants.mutant import Mutant
-from sim.check.scope import Scope
+from sim.check.scope import ENDLESS, Scope
 
 HEAD = """\
 # Mutants
@@ -21,8 +21,9 @@ holds this page against it; both were written by `python docs/generate.py`.
 
 Invariants are those of PROTOCOL.md, section 6: S1 D's blocks, S2 P's blocks, S3 complete, S4 the right prompt, S6 one
 outcome, S7 no false claim. L: with faults over, it never ends, with nothing but SYNC and repeated CANCELs to help. L1
-to L3 stand for scopes without clocks, where nothing takes as long as any timer: there nothing may need one. *Source*
-names a mutant of the list that this began with (M1 to M18), a rule of PROTOCOL.md, and races.
+to L3 stand for scopes with no clocks, where nothing takes as long as any timer: there nothing may need one. Where a
+scope says neither, any armed timer may fire at any moment; with clocks it fires when it is due, and ticks count as
+steps. *Source* names a mutant of the list that this began with (M1 to M18), a rule of PROTOCOL.md, and races.
 """
 
 SURVIVORS = """\
@@ -81,7 +82,9 @@ def _differences(scope: Scope) -> Iterator[str]:
     for field in attrs.fields(Scope):
         value = getattr(scope, field.name)
         if field.name != "dialect" and value != getattr(smallest, field.name):
-            if value is True:
+            if field.name == "horizon":
+                yield "clocks" if value == ENDLESS else f"clocks for {value} ticks"
+            elif value is True:
                 yield field.name
             elif value is False:
                 yield f"no {field.name}"

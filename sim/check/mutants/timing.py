@@ -1,0 +1,146 @@
+"""What rests on clocks: when a quarantine may be reclaimed, and who counts as silent. Searched with clocks."""
+
+from __future__ import annotations
+
+from pdflow.protocol.consumer import QUARANTINED, ConsumerContext, RequestDoomed
+from pdflow.protocol.consumer_cells import PrefillPeer
+from pdflow.protocol.consumer_rank import ConsumerRank
+from pdflow.protocol.consumer_rules import freed, reclaim_at
+from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.dialect import VLLM_COMPAT
+from pdflow.protocol.effects import NOTHING, Effects
+from pdflow.protocol.lease import renewed
+from pdflow.protocol.messages import Code, Heartbeat, Message
+from pdflow.protocol.producer import ProducerCell
+from pdflow.protocol.values import Address, Instant
+from sim.check.mutants.mutant import Mutant, Swap
+from sim.check.scope import ENDLESS, Scope
+
+
+def _without_margin(now: Instant, ctx: ConsumerContext) -> Instant:
+    """As if both engines had one clock, and nothing took any time."""
+    return now + ctx.timers.lease_ns
+
+
+def _without_lease(now: Instant, ctx: ConsumerContext) -> Instant:
+    return reclaim_at(now, ctx) - ctx.timers.lease_ns
+
+
+def _wanted_after_its_end(self: ConsumerScheduler, peer: PrefillPeer) -> Effects:
+    """Whatever is not gone is wanted."""
+    cells = dict(self.cells)
+    for request_id, cell in cells.items():
+        if cell.phase is QUARANTINED:
+            self.cells[request_id] = cell.becoming_queued()
+    effects = _sync(self, peer)
+    self.cells.clear()
+    self.cells.update(cells)
+    return effects
+
+
+def _heartbeat_kept(self: ConsumerRank, peer: Address, message: Message, now: Instant) -> Effects:
+    effects = _defer(self, peer, message, now)
+    if type(message) is Heartbeat and peer in self.peers.connecting:
+        self.pending[peer] = (*self.pending.get(peer, ()), message)
+    return effects
+
+
+def _silence_frees(self: ConsumerScheduler, peer: PrefillPeer, now: Instant) -> Effects:
+    effects = _judge(self, peer, now)
+    if not effects:
+        return NOTHING
+    for request_id in tuple(peer.requests):
+        cell = self.cells[request_id]
+        if cell.phase is QUARANTINED:
+            after, more = freed(cell, self.context)
+            effects += more + self._put(cell, after, now)
+    return effects
+
+
+def _silence_unnoticed(self: ConsumerScheduler, peer: PrefillPeer, now: Instant) -> Effects:
+    return NOTHING
+
+
+def _silence_unfenced(self: ConsumerScheduler, peer: PrefillPeer, now: Instant) -> Effects:
+    dead = self.context.timers.dead_ns
+    if all(now - heard < dead for heard in peer.heard.values()):
+        return NOTHING
+    return self._to_all_of(peer.info.engine, RequestDoomed(Code.PEER_DEAD), now)
+
+
+def _never_renewed(cell: ProducerCell, until: Instant) -> ProducerCell:
+    return cell
+
+
+_sync = ConsumerScheduler._sync
+_judge = ConsumerScheduler._judge
+_defer = ConsumerRank._defer
+
+CLOCKS = Scope(dialect=VLLM_COMPAT, horizon=ENDLESS, abort=0)
+
+TIMING: tuple[Mutant, ...] = (
+    Mutant(
+        name="reclaimed-without-margin",
+        drops="A deadline that rests on another's clock has a margin. P would write into blocks that D has reclaimed.",
+        source="1.3(f) 14; 7.2; R06; R15",
+        patches=(Swap(reclaim_at, _without_margin),),
+        scope=CLOCKS,
+        breaks="S1",
+    ),
+    Mutant(
+        name="reclaimed-within-the-lease",
+        drops="A quarantine outlasts P's lease. P would write into blocks that D has reclaimed.",
+        source="7.2; R15",
+        patches=(Swap(reclaim_at, _without_lease),),
+        scope=CLOCKS,
+        breaks="S1",
+    ),
+    Mutant(
+        name="heartbeats-after-the-end",
+        drops="A resolved request is not renewed. P would keep what it writes into blocks that D has reclaimed.",
+        source="C6; L4; R21",
+        patches=(Swap(_sync, _wanted_after_its_end),),
+        scope=CLOCKS,
+        breaks="S1",
+    ),
+    Mutant(
+        name="heartbeat-kept",
+        drops="A heartbeat that has no connection is not kept for one. It would extend a lease behind D's back.",
+        source="7.2; found by this search",
+        patches=(Swap(_defer, _heartbeat_kept),),
+        scope=CLOCKS,
+        breaks="S1",
+    ),
+    Mutant(
+        name="silence-frees",
+        drops="A peer that is taken for dead is fenced before its blocks are free. It may only have been slow.",
+        source="7.4 dead; H6; R15",
+        patches=(Swap(_judge, _silence_frees),),
+        scope=Scope(horizon=4, abort=0),
+        breaks="S1",
+    ),
+    Mutant(
+        name="silence-unnoticed",
+        drops="A peer that is silent for long is taken for dead.",
+        source="7.4 dead; L1; L3",
+        patches=(Swap(_judge, _silence_unnoticed),),
+        scope=Scope(horizon=4, abort=0),
+        survives="Every P of these worlds speaks again, or its next life does; in simulation some do not.",
+    ),
+    Mutant(
+        name="silence-unfenced",
+        drops="A peer that is taken for dead is fenced.",
+        source="7.4 dead; L3; R15",
+        patches=(Swap(_judge, _silence_unfenced),),
+        scope=Scope(horizon=4, abort=0),
+        survives="As silence-unnoticed: who answers CANCELs in the end needs no fence.",
+    ),
+    Mutant(
+        name="lease-never-renewed",
+        drops="P renews a lease when D asks.",
+        source="7.4 SYNC; R05; R09",
+        patches=(Swap(renewed, _never_renewed),),
+        scope=Scope(horizon=4, abort=0),
+        survives="A request that waits for long would fail, which is an outcome like any other; only figures show it.",
+    ),
+)
