@@ -103,8 +103,9 @@ class ProducerCells:
         self.dead_xids: OrderedDict[Xid, Code] = OrderedDict()
         self.early: OrderedDict[Xid, None] = OrderedDict()
         """RELEASEs of prompts that this rank has not seen finished."""
-        self.early_takers: OrderedDict[RequestId, dict[int, int]] = OrderedDict()
-        """vllm-compat: completions of such prompts, D rank -> how many D ranks read this rank."""
+        self.early_takers: OrderedDict[RequestId | Xid, dict[int, int]] = OrderedDict()
+        """Who has taken such prompts: D rank -> how many D ranks read this rank. By xid, or in vllm-compat, whose
+        completions know no xid, by P's request id."""
         self.ended: OrderedDict[Reg, None] = OrderedDict()
         """vllm-compat, which has no floor: registrations that have ended, so that a late copy never writes again."""
         self.interests: dict[Address, frozenset[Xid]] = {}

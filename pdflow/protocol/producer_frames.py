@@ -36,7 +36,7 @@ from pdflow.protocol.messages import (
 from pdflow.protocol.producer import JOINING, OPEN, CancelReceived, ProducerCell, ShardTaken, progress_of
 from pdflow.protocol.producer_cells import EARLY_LIMIT, ProducerCells
 from pdflow.protocol.timers import Timer, TimerKind
-from pdflow.protocol.values import NEVER, Address, Instant, Xid
+from pdflow.protocol.values import NEVER, Address, Instant, RequestId, Xid
 
 
 class ProducerFrames(ProducerCells):
@@ -204,19 +204,25 @@ class ProducerFrames(ProducerCells):
         self.early[name] = None
 
     def _taken(self, sender: Address, message: Taken, now: Instant) -> Effects:
+        """Strict pull. It may be here before this rank's own engine has said that there was something to take."""
         cell = self.cells.get(message.xid)
         if cell is None:
-            return (Note("producer: TAKEN for nothing leased"),)
+            if message.xid in self.dead_xids:
+                return (Note("producer: TAKEN for nothing leased"),)
+            return self._taken_early(message.xid, sender, message.readers)
         return self._apply(message.xid, cell, ShardTaken(rank_of(sender), message.readers), now)
+
+    def _taken_early(self, name: RequestId | Xid, sender: Address, readers: int) -> Effects:
+        if len(self.early_takers) >= EARLY_LIMIT:
+            self.early_takers.popitem(last=False)
+        self.early_takers.setdefault(name, {})[rank_of(sender)] = readers
+        return (Note("producer: taken before its prompt was, or after its lease"),)
 
     def _completed(self, sender: Address, message: Completion, now: Instant) -> Effects:
         """vLLM's pull completion; from a push D that will never register it means: let go (C7)."""
         xid = self.matching.products.get(message.request_id)
         if xid is None:
-            if len(self.early_takers) >= EARLY_LIMIT:
-                self.early_takers.popitem(last=False)
-            self.early_takers.setdefault(message.request_id, {})[rank_of(sender)] = max(message.count, 1)
-            return (Note("producer: completion before its prompt, or after its lease"),)
+            return self._taken_early(message.request_id, sender, max(message.count, 1))
         cell = self.cells.get(xid)
         if cell is None:
             return (Note("producer: completion for a registered prompt"),)

@@ -72,7 +72,9 @@ class ProducerRank(ProducerFrames):
         unwanted = xid in self.early
         if unwanted:
             del self.early[xid]
-        takers = self.early_takers.pop(event.request_id, None) if self.early_takers else None
+        takers = None
+        if self.early_takers:
+            takers = self.early_takers.pop(xid if self.contexts[0].dialect.matches_by_xid else event.request_id, None)
         keys = self.keys.get(xid, ())
         if not keys and not self.contexts[0].dialect.matches_by_xid:
             keys = self._adopt(event)
