@@ -13,6 +13,7 @@ from sim.check.mutants import mutant as patching
 from sim.check.mutants.catalogue import MUTANTS
 from sim.check.mutants.hunt import Kill, alarm, as_expected, hunt, searched
 from sim.check.mutants.mutant import CannotMutate, Mutant, Swap
+from sim.check.mutants.stray import stray
 from sim.check.scope import Scope
 from sim.check.scopes import SCOPES as NAMED
 
@@ -127,3 +128,19 @@ def test_guards_change_the_dialect_alone() -> None:
     assert mutant.scope_with(scope).drop == 1
     assert not mutant.scope_with(scope).dialect.lease_rechecked
     assert scope.dialect.lease_rechecked
+
+
+@pytest.mark.parametrize("name", ["deadline-frees", "lease-word-ignored", "first-rank-frees", "seq-repeated"])
+def test_random_walks_meet_it_too(name: str) -> None:
+    kill = stray(MUTANTS[name], no_clock, runs=500)
+    assert kill.invariant == MUTANTS[name].breaks
+    assert kill.search == "walk"
+    assert 0 < kill.states <= 500
+
+
+@pytest.mark.nightly
+def test_random_walks_meet_nine_in_ten() -> None:
+    """Within 10,000 runs (CHECKER 1.3(f))."""
+    kills = [stray(mutant, no_clock) for mutant in KILLED if not mutant.scope.horizon]
+    missed = [kill.mutant for kill in kills if not kill.invariant]
+    assert len(missed) * 10 <= len(kills), missed

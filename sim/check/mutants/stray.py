@@ -1,0 +1,42 @@
+"""Mutants met by random walks: how many runs it takes until one of them goes wrong as it would not without the mutant.
+
+A run is a function of its seed and of the machine, so the same seed is walked without the mutant too: what goes wrong
+there as well is no merit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sim.check.mutants.hunt import Kill
+from sim.check.mutants.mutant import Mutant
+from sim.check.ordered import Worlds
+from sim.check.walk import walk
+
+
+def stray(mutant: Mutant, clock: Callable[[], float], runs: int = 10_000, budget_s: float = 60.0) -> Kill:
+    """Walk seeds 0 to `runs` in clusters drawn by themselves, of the mutant's dialect; `states` counts runs here.
+
+    Raises CannotMutate where pdflow is compiled.
+    """
+    began = clock()
+    dialect = mutant.scope.dialect
+    mutated = mutant.scope_with(mutant.scope).dialect
+    worlds = Worlds()
+    for seed in range(runs):
+        if clock() - began > budget_s:
+            return Kill(mutant=mutant.name, search="walk", seconds=clock() - began, stopped=True)
+        with mutant.applied():
+            record = walk(worlds, seed, mutated)
+            names = () if record.broken is None else tuple(record.names(worlds.of(record.cluster)))
+        if record.broken is not None and walk(Worlds(), seed, dialect).broken is None:
+            return Kill(
+                mutant=mutant.name,
+                invariant=record.broken.name,
+                what=record.broken.what,
+                search="walk",
+                states=seed + 1,
+                seconds=clock() - began,
+                moves=names,
+            )
+    return Kill(mutant=mutant.name, search="walk", seconds=clock() - began)
