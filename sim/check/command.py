@@ -4,52 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import attrs
 from rich.console import Console
 
-from pdflow.errors import (
-    EXIT_BUDGET,
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_NOT_SO,
-    PdflowError,
-    Problem,
-    ScenarioError,
-)
+from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO, Problem, ScenarioError
 from sim.check import story as stories
-from sim.check.crew import Searched, search_all
-from sim.check.report import Board, scopes_table
-from sim.check.scopes import SCOPES, Named
-from sim.check.story import StoryFile
-from sim.check.timed import relation
+from sim.check.parts.part import Answer, Options
+from sim.check.story import StoryError
 
-
-@attrs.frozen(kw_only=True)
-class Options:
-    """What the command was asked for."""
-
-    dialect: str | None = None
-    budget_s: float | None = None
-    jobs: int = 1
-    seed: int = 1
-    out: Path = Path("check")
-    large: bool = False
-    """The nightly scopes too."""
-    only: str | None = None
-    """Scopes whose name holds this."""
-    json: bool = False
-
-    @property
-    def until_s(self) -> float:
-        """When the budget ends, on the clock of time.monotonic."""
-        return float("inf") if self.budget_s is None else time.monotonic() + self.budget_s
+Part: TypeAlias = Callable[[Options, Console], Answer]
+PARTS = ("scopes", "walk", "mutants")
+"""In the order of `all`; each is a file of parts/."""
 
 
 def options(*, budget: float | None, jobs: int | None, out: str, **rest: Any) -> Options:
@@ -57,133 +28,78 @@ def options(*, budget: float | None, jobs: int | None, out: str, **rest: Any) ->
     return Options(budget_s=budget, jobs=jobs or len(os.sched_getaffinity(0)), out=Path(out), **rest)
 
 
-@attrs.frozen
-class Verdict:
-    """What one part of a check came to."""
-
-    code: int
-    rows: list[dict[str, Any]]
-
-
 def check(what: str, options: Options) -> int:
     """Run one part, or all; the exit code. Raises ScenarioError for what does not exist."""
+    if what not in ("all", *PARTS):
+        expected = f"all, {', '.join(PARTS)}"
+        raise ScenarioError([Problem(what, "", f"is nothing that can be checked, expected one of {expected}")])
     console = Console(stderr=options.json, highlight=False, markup=False, emoji=False)
-    parts = list(PARTS) if what == "all" else [what]
-    verdicts: dict[str, Verdict] = {}
-    code = EXIT_DONE
+    answers: dict[str, Answer] = {}
+    interrupted = False
     try:
-        for part in parts:
-            if part not in PARTS:
-                raise ScenarioError([Problem(part, "", _no_such_part(part))])
-            verdicts[part] = PARTS[part](options, console)
+        for name in PARTS if what == "all" else (what,):
+            part: Part = getattr(import_module(f"sim.check.parts.{name}"), name)
+            answers[name] = part(options, console)
     except KeyboardInterrupt:
         console.print("interrupted: what is said above holds, the rest was not looked at")
-        code = EXIT_INTERRUPTED
+        interrupted = True
     if options.json:
-        _say(json.dumps({name: verdict.rows for name, verdict in verdicts.items()}))
-    codes = {verdict.code for verdict in verdicts.values()}
-    if code == EXIT_DONE:
-        code = next((c for c in (EXIT_NOT_SO, EXIT_BUDGET) if c in codes), EXIT_DONE)
-    return code
-
-
-def _no_such_part(part: str) -> str:
-    return f"is nothing to check: expected all, {', '.join(PARTS)} or a scenario file (NAME.toml)"
-
-
-def chosen(options: Options) -> list[Named]:
-    """The scopes that the options name. Raises ScenarioError if there are none."""
-    found = [
-        named
-        for named in SCOPES
-        if (options.large or not named.nightly or options.only)
-        and (options.dialect is None or named.scope.dialect.name == options.dialect)
-        and (options.only is None or options.only.lower() in named.name.lower())
-    ]
-    if not found:
-        raise ScenarioError([Problem("--only", "", f"no scope of this dialect has {options.only!r} in its name")])
-    return found
-
-
-def scopes(options: Options, console: Console) -> Verdict:
-    """Every state of every scope."""
-    wanted = chosen(options)
-    ended: list[Searched] = []
-    with Board(len(wanted), quiet=options.json) as board:
-        for one in search_all(wanted, options.jobs, options.until_s, board.searching, board.refresh):
-            ended.append(one)
-            board.ended(one)
-    order = {named.name: at for at, named in enumerate(wanted)}
-    ended.sort(key=lambda one: order[one.name])
-    console.print(scopes_table(ended))
-    paths = {one.name: keep(options.out, one.name, one.story) for one in ended if one.story is not None}
-    for name, path in paths.items():
-        console.print(f"{name}: pdflow check --diagram {path}")
-    rows = [
-        {
-            "scope": one.name,
-            "states": one.states,
-            "transitions": one.transitions,
-            "depth": one.depth,
-            "seconds": round(one.seconds, 3),
-            "stopped_by": one.stopped_by or None,
-            "goals": list(one.goals),
-            "missed": list(one.missed),
-            "story": str(paths[one.name]) if one.name in paths else None,
-        }
-        for one in ended
-    ]
-    if any(one.story or one.missed for one in ended):
-        return Verdict(EXIT_NOT_SO, rows)
-    return Verdict(EXIT_BUDGET if any(one.stopped_by for one in ended) else EXIT_DONE, rows)
-
-
-def keep(folder: Path, name: str, story: StoryFile) -> Path:
-    """Write a story down; its path. Raises CannotWriteError."""
-    path = folder / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stories.write(path, story)
-    except OSError as error:
-        raise CannotWriteError(f"{path}: cannot be written: {error.strerror}") from error
-    return path
-
-
-class CannotWriteError(PdflowError):
-    """A story was found and could not be kept."""
+        _say(json.dumps({name: answer.rows for name, answer in answers.items()}))
+    codes = {answer.code for answer in answers.values()}
+    order = (EXIT_NOT_SO, EXIT_INTERRUPTED, EXIT_BUDGET) if interrupted else (EXIT_NOT_SO, EXIT_BUDGET)
+    return EXIT_INTERRUPTED if interrupted else next((code for code in order if code in codes), EXIT_DONE)
 
 
 def replay(file: str) -> int:
-    """Strictly; 1 if the story still breaks what it broke, or no longer replays."""
+    """Strictly. 1 if it does not go as it went, or ends as it should not."""
     from sim.check.replay import strict
+    from sim.check.timed import relation
 
     story = stories.read(file)
-    with patched(story.mutant):
+    with _patched(story.mutant, file):
         told = strict(relation(story.scope), story)
+    steps = f"{file}: {len(story.steps)} steps"
     if told.mismatch is not None:
         _say(f"{file}: {told.mismatch}", error=True)
-        return EXIT_NOT_SO
-    if told.verdict is None:
-        _say(f"{file}: {len(story.steps)} steps; every invariant holds, and everything ends")
+    elif told.verdict is None:
+        recorded = (
+            "" if story.verdict is None else f", though {story.verdict.invariant} was broken when it was recorded"
+        )
+        _say(f"{steps}; every invariant holds, and everything ends{recorded}")
         return EXIT_DONE if story.verdict is None else EXIT_NOT_SO
-    _say(f"{file}: {len(story.steps)} steps; {told.verdict.invariant}: {told.verdict.what}")
+    else:
+        _say(f"{steps}; {told.verdict.invariant}: {told.verdict.what}")
     return EXIT_NOT_SO
 
 
 def diagram(file: str) -> int:
-    """Mermaid, then fixed-width text."""
+    """Fixed-width text, then Mermaid."""
     from sim.check.diagram import collect
     from sim.check.diagram_mermaid import mermaid
     from sim.check.diagram_text import text
 
     story = stories.read(file)
-    with patched(story.mutant):
+    with _patched(story.mutant, file):
         drawn = collect(story)
-    width = min(100, max(80, _columns()))
-    _say(text(drawn, width))
-    _say("")
-    _say(mermaid(drawn))
+    _say(text(drawn, min(100, max(80, _columns()))))
+    _say("\n```mermaid")
+    _say(mermaid(drawn).rstrip("\n"))
+    _say("```")
     return EXIT_DONE
+
+
+@contextmanager
+def _patched(mutant: str | None, file: str) -> Iterator[None]:
+    """With this mutant in place, if there is one. Raises StoryError for one that does not exist."""
+    if mutant is None:
+        yield
+        return
+    from sim.check.mutants.catalogue import MUTANTS
+
+    if mutant not in MUTANTS:
+        raise StoryError(file, "mutant", f"there is no mutant {mutant!r}; `pdflow check mutants` lists them")
+    with MUTANTS[mutant].applied():
+        yield
 
 
 def _say(words: str, error: bool = False) -> None:
@@ -195,17 +111,3 @@ def _columns() -> int:
         return os.get_terminal_size().columns
     except OSError:
         return 80
-
-
-def patched(mutant: str | None) -> Any:
-    """With this mutant in place, if there is one."""
-    from contextlib import nullcontext
-
-    if mutant is None:
-        return nullcontext()
-    from sim.check.mutants import named
-
-    return named(mutant).applied()
-
-
-PARTS: dict[str, Callable[[Options, Console], Verdict]] = {"scopes": scopes}

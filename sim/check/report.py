@@ -57,6 +57,29 @@ class Board:
         self.live.update(Text("\n".join(lines)))
 
 
+class Counter:
+    """One line on stderr about long work; nothing where nobody watches."""
+
+    def __init__(self, title: str, quiet: bool = False) -> None:
+        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self.live = None if quiet or not console.is_terminal else Live(console=console, transient=True)
+        self.title = title
+        self.began = time.monotonic()
+
+    def __enter__(self) -> Counter:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def show(self, words: str) -> None:
+        if self.live is not None:
+            self.live.update(Text(f"{self.title}: {words} · {time.monotonic() - self.began:,.0f} s"))
+
+
 def scopes_table(ended: Sequence[Searched]) -> Table:
     """A line for each scope, and what the whole covers."""
     table = Table(box=None, pad_edge=False, show_footer=False)

@@ -1,0 +1,1 @@
+"""What `pdflow check` can be asked for, one file each: a function of the options that says what it found."""

@@ -1,0 +1,76 @@
+"""`pdflow check mutants`: one rule dropped at a time; the search must notice each, by the invariant that is named."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pdflow.errors import Problem, ScenarioError
+from sim.check.mutants.catalogue import MUTANTS
+from sim.check.mutants.hunt import Kill, as_expected, hunt
+from sim.check.parts.part import Answer, Options, answer
+from sim.check.report import Counter
+
+
+def mutants(options: Options, console: Console) -> Answer:
+    """Every mutant, one after the other: a patch is the whole process's."""
+    wanted = [mutant for mutant in MUTANTS.values() if options.wants(mutant.name)]
+    if options.dialect:
+        wanted = [mutant for mutant in wanted if mutant.scope.dialect.name == options.dialect]
+    if not wanted:
+        raise ScenarioError([Problem("--only", "", f"no mutant has {options.only!r} in its name")])
+    until_s = options.until_s
+    kills: list[tuple[Kill, bool]] = []
+    with Counter("mutants", quiet=options.json) as counter:
+        for mutant in wanted:
+            if time.monotonic() > until_s:
+                break
+            counter.show(f"{len(kills)} of {len(wanted)}: {mutant.name}")
+            kill = hunt(mutant, time.process_time, max(0.0, min(60.0, until_s - time.monotonic())))
+            kills.append((kill, as_expected(mutant, kill)))
+    console.print(_table(kills))
+    skipped = len(wanted) - len(kills)
+    if skipped:
+        console.print(f"the time ran out before {skipped} more")
+    rows = [
+        {
+            "mutant": kill.mutant,
+            "invariant": kill.invariant or None,
+            "search": kill.search,
+            "states": kill.states,
+            "seconds": round(kill.seconds, 3),
+            "steps": kill.steps,
+            "moves": list(kill.moves),
+            "as_expected": fine,
+        }
+        for kill, fine in kills
+    ]
+    stopped = bool(skipped) or any(kill.stopped for kill, _ in kills)
+    return answer(rows, not_so=any(not fine and not kill.stopped for kill, fine in kills), stopped=stopped)
+
+
+def _table(kills: list[tuple[Kill, bool]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("mutant", overflow="fold")
+    table.add_column("caught by")
+    for title in ("steps", "states", "seconds"):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    for kill, fine in kills:
+        verdict = "" if fine else "stopped" if kill.stopped else "not as expected"
+        table.add_row(
+            kill.mutant,
+            kill.invariant or "survives",
+            str(kill.steps) if kill.invariant else "",
+            f"{kill.states:,}",
+            f"{kill.seconds:.2f}",
+            Text(verdict, "bold red"),
+        )
+    caught = sum(bool(kill.invariant) for kill, _ in kills)
+    slowest = max((kill.seconds for kill, _ in kills), default=0.0)
+    table.add_section()
+    table.add_row(f"{caught} of {len(kills)} caught", "", "", "", f"{slowest:.2f}", "at most")
+    return table

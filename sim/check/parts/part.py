@@ -1,0 +1,66 @@
+"""What the parts of a check share: the options, the answer, and where stories go."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_NOT_SO, PdflowError
+from sim.check import story as stories
+from sim.check.story import StoryFile
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """What the command was asked for."""
+
+    dialect: str | None = None
+    budget_s: float | None = None
+    jobs: int = 1
+    seed: int = 1
+    out: Path = Path("check")
+    large: bool = False
+    """The nightly scopes too."""
+    only: str | None = None
+    """Rows whose name holds this."""
+    json: bool = False
+
+    @property
+    def until_s(self) -> float:
+        """When the budget ends, on the clock of time.monotonic."""
+        return float("inf") if self.budget_s is None else time.monotonic() + self.budget_s
+
+    def wants(self, name: str) -> bool:
+        return self.only is None or self.only.lower() in name.lower()
+
+
+@attrs.frozen
+class Answer:
+    """What one part of a check came to, and its rows for --json."""
+
+    code: int
+    rows: list[dict[str, Any]]
+
+
+def answer(rows: list[dict[str, Any]], *, not_so: bool, stopped: bool) -> Answer:
+    """What was found counts more than what was not looked at."""
+    return Answer(EXIT_NOT_SO if not_so else EXIT_BUDGET if stopped else EXIT_DONE, rows)
+
+
+class CannotKeepError(PdflowError):
+    """A story was found and could not be written."""
+
+
+def keep(folder: Path, name: str, story: StoryFile) -> Path:
+    """Write a story down; its path. Raises CannotKeepError."""
+    path = folder / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stories.write(path, story)
+    except OSError as error:
+        raise CannotKeepError(f"{path}: cannot be written: {error.strerror}") from error
+    return path

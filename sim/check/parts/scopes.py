@@ -1,0 +1,63 @@
+"""`pdflow check scopes`: every state of every named scope."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from pdflow.errors import Problem, ScenarioError
+from sim.check.crew import Searched, search_all
+from sim.check.parts.part import Answer, Options, answer, keep
+from sim.check.report import Board, scopes_table
+from sim.check.scopes import SCOPES, Named
+
+
+def chosen(options: Options) -> list[Named]:
+    """The scopes that the options name. Raises ScenarioError if there are none."""
+    found = [
+        named
+        for named in SCOPES
+        if (options.large or not named.nightly or options.only)
+        and (options.dialect is None or named.scope.dialect.name == options.dialect)
+        and options.wants(named.name)
+    ]
+    if not found:
+        raise ScenarioError([Problem("--only", "", f"no scope of this dialect has {options.only!r} in its name")])
+    return found
+
+
+def scopes(options: Options, console: Console) -> Answer:
+    """Every state of every scope."""
+    wanted = chosen(options)
+    ended: list[Searched] = []
+    try:
+        with Board(len(wanted), quiet=options.json) as board:
+            for one in search_all(wanted, options.jobs, options.until_s, board.searching, board.refresh):
+                ended.append(one)
+                board.ended(one)
+    finally:
+        order = {named.name: at for at, named in enumerate(wanted)}
+        ended.sort(key=lambda one: order[one.name])
+        console.print(scopes_table(ended))
+        paths = {one.name: keep(options.out, one.name, one.story) for one in ended if one.story is not None}
+        for path in paths.values():
+            console.print(f"pdflow check --diagram {path}", soft_wrap=True)
+    rows = [
+        {
+            "scope": one.name,
+            "dialect": one.scope.dialect.name,
+            "states": one.states,
+            "transitions": one.transitions,
+            "depth": one.depth,
+            "seconds": round(one.seconds, 3),
+            "stopped_by": one.stopped_by or None,
+            "goals": list(one.goals),
+            "missed": list(one.missed),
+            "story": str(paths[one.name]) if one.name in paths else None,
+        }
+        for one in ended
+    ]
+    return answer(
+        rows,
+        not_so=any(one.story or one.missed for one in ended),
+        stopped=any(one.stopped_by for one in ended),
+    )

@@ -1,0 +1,75 @@
+"""`pdflow check walk`: random runs, by a portfolio of schedulers, in clusters and under faults that are drawn too."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+
+from pdflow.protocol.dialect import DIALECTS, STRICT, VLLM_COMPAT, Dialect
+from sim.check.campaign import Failure, Task, Walked, walks
+from sim.check.parts.part import Answer, Options, answer, keep
+from sim.check.replay import record
+from sim.check.report import Counter
+from sim.check.shrink import shrink
+from sim.check.story import Information
+from sim.check.timed import relation
+
+DEFAULT_S = 30.0
+RUNS = 10_000_000
+
+
+def walk(options: Options, console: Console) -> Answer:
+    """As many seeds as the time allows, of each dialect in turn."""
+    wanted = [DIALECTS[options.dialect]] if options.dialect else [STRICT, VLLM_COMPAT]
+    each_s = (options.budget_s or DEFAULT_S) / len(wanted)
+    rows = []
+    for dialect in wanted:
+        walked = _walked(dialect, options, each_s)
+        stories = {name: _told(failure, dialect, options) for name, failure in walked.failures.items()}
+        seeds = f"seeds {options.seed} to {options.seed + walked.runs - 1}"
+        console.print(
+            f"{dialect.name}: {walked.runs:,} runs, {walked.moves:,} moves, {seeds}, "
+            f"{walked.runs / max(walked.cpu_s, 1e-9):,.0f} runs per CPU second; "
+            f"{len(walked.goals)} goals reached; " + (_broken(walked) or "nothing broken"),
+            soft_wrap=True,
+        )
+        for path in stories.values():
+            console.print(f"pdflow check --diagram {path}", soft_wrap=True)
+        rows.append(
+            {
+                "dialect": dialect.name,
+                "first_seed": options.seed,
+                "runs": walked.runs,
+                "moves": walked.moves,
+                "cpu_s": round(walked.cpu_s, 3),
+                "goals": sorted(walked.goals),
+                "broken": walked.broken,
+                "stories": stories,
+            }
+        )
+    return answer(rows, not_so=any(row["broken"] for row in rows), stopped=False)
+
+
+def _walked(dialect: Dialect, options: Options, each_s: float) -> Walked:
+    until_s = time.monotonic() + each_s
+    with Counter(f"{dialect.name} walks", quiet=options.json) as counter:
+
+        def tick(found: Walked) -> bool:
+            counter.show(f"{found.runs:,} runs, {found.moves:,} moves, {len(found.broken)} invariants broken")
+            return False
+
+        seeds = range(options.seed, options.seed + RUNS)
+        return walks(Task(dialect=dialect), seeds, jobs=options.jobs, until_s=until_s, tick=tick)
+
+
+def _told(failure: Failure, dialect: Dialect, options: Options) -> str:
+    """Where the shrunk story of a failure is."""
+    short = shrink(failure.scope, failure.names, failure.invariant)
+    information = Information(seed=failure.seed, scheduler=failure.scheduler)
+    story = record(relation(short.scope), short.names, information=information)
+    return str(keep(options.out, f"{dialect.name} seed {failure.seed} {failure.invariant}", story))
+
+
+def _broken(walked: Walked) -> str:
+    return ", ".join(f"{name} broken in {count:,}" for name, count in sorted(walked.broken.items()))
