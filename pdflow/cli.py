@@ -95,19 +95,21 @@ def _simulate(scenario: Scenario, **options: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="One object with a row per scope, race or mutant.")
 @click.option("--replay", type=click.Path(), metavar="FILE", help="Tell one story again, strictly.")
 @click.option("--diagram", type=click.Path(), metavar="FILE", help="Draw one story: text, and a Mermaid diagram.")
+@click.option("--trace", type=click.Path(), metavar="FILE", help="With a SCENARIO.toml: follow its events.jsonl.")
 @click.pass_context
-def check(
-    ctx: click.Context, /, what: str, replay: str | None, diagram: str | None, out: str, as_json: bool, **limits: Any
-) -> None:
+def check(ctx: click.Context, /, what: str, as_json: bool, **options: Any) -> None:
     """Check the protocol: what can happen, in every order.
 
     WHAT is all, scopes, walk, mutants, races or a SCENARIO.toml. Says what was covered, or writes the shortest story
     that breaks an invariant into --out and exits with 1.
     """
     command = importlib.import_module("sim.check.command")
+    replay, diagram, trace = (options.pop(name) for name in ("replay", "diagram", "trace"))
+    if trace is not None and not what.endswith(".toml"):
+        raise click.UsageError("--trace FILE needs the scenario that the record is of: pdflow check NAME.toml --trace")
     if replay is not None or diagram is not None:
         ctx.exit(command.replay(replay) if replay is not None else command.diagram(diagram))
-    ctx.exit(command.check(what, command.options(out=out, json=as_json, **limits)))
+    ctx.exit(command.check(what, command.options(json=as_json, **options), trace))
 
 
 @cli.command()

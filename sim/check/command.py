@@ -28,16 +28,19 @@ def options(*, budget: float | None, jobs: int | None, out: str, **rest: Any) ->
     return Options(budget_s=budget, jobs=jobs or len(os.sched_getaffinity(0)), out=Path(out), **rest)
 
 
-def check(what: str, options: Options) -> int:
+def check(what: str, options: Options, trace: str | None = None) -> int:
     """Run one part, or all; the exit code. Raises ScenarioError for what does not exist."""
-    if what not in ("all", *PARTS):
+    is_scenario = what.endswith(".toml")
+    if not is_scenario and what not in ("all", *PARTS):
         expected = f"all, {', '.join(PARTS)}"
-        raise ScenarioError([Problem(what, "", f"is nothing that can be checked, expected one of {expected}")])
+        raise ScenarioError([Problem(what, "", f"is nothing to check, expected {expected} or a scenario's NAME.toml")])
     console = Console(stderr=options.json, highlight=False, markup=False, emoji=False)
     answers: dict[str, Answer] = {}
     interrupted = False
     try:
-        for name in PARTS if what == "all" else (what,):
+        if is_scenario:
+            answers["scenario"] = _of_scenario(what, options, trace, console)
+        for name in () if is_scenario else PARTS if what == "all" else (what,):
             part: Part = getattr(import_module(f"sim.check.parts.{name}"), name)
             answers[name] = part(options, console)
     except KeyboardInterrupt:
@@ -48,6 +51,14 @@ def check(what: str, options: Options) -> int:
     codes = {answer.code for answer in answers.values()}
     order = (EXIT_NOT_SO, EXIT_INTERRUPTED, EXIT_BUDGET) if interrupted else (EXIT_NOT_SO, EXIT_BUDGET)
     return EXIT_INTERRUPTED if interrupted else next((code for code in order if code in codes), EXIT_DONE)
+
+
+def _of_scenario(file: str, options: Options, trace: str | None, console: Console) -> Answer:
+    from sim.check.parts import scenario
+
+    if trace is not None:
+        return scenario.trace(file, Path(trace), console)
+    return scenario.scenario(file, options, console)
 
 
 def replay(file: str) -> int:

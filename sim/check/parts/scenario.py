@@ -1,0 +1,56 @@
+"""`pdflow check SCENARIO.toml`: simulate it, seed after seed, under the oracle; or follow a record of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from pdflow.errors import InvariantError
+from pdflow.scenario.load import load
+from sim.check.parts.part import Answer, Options, answer
+from sim.check.report import Counter
+from sim.check.trace import follow
+
+DEFAULT_S = 30.0
+SEEDS = 100
+
+
+def scenario(file: str, options: Options, console: Console) -> Answer:
+    """S1 to S9 on every event of every run; every request ends, nothing is left. At least one seed."""
+    from sim.run import Options as RunOptions
+    from sim.run import prepare, run
+
+    until_s = time.monotonic() + (options.budget_s or DEFAULT_S)
+    rows = []
+    broken = 0
+    with Counter(file, quiet=options.json) as counter:
+        for seed in range(options.seed, options.seed + SEEDS):
+            world, oracle = prepare(load(file, seed=seed), RunOptions(check_invariants=True), [])
+            try:
+                if run(world, oracle, drain=True):
+                    raise KeyboardInterrupt
+                what = ""
+            except InvariantError as error:
+                what = str(error)
+                broken += 1
+                console.print(f"seed {seed}: {what}")
+            rows.append({"seed": seed, "requests": len(world.records), "broken": what or None})
+            counter.show(f"{len(rows)} seeds, {broken} broken")
+            if time.monotonic() > until_s:
+                break
+    requests = sum(int(str(row["requests"])) for row in rows)
+    verdict = f"{broken} broken" if broken else "S1 to S9 hold on every event, and nothing is left at the end"
+    console.print(f"{file}: {len(rows)} seeds from {options.seed}, {requests:,} requests: {verdict}", soft_wrap=True)
+    return answer(rows, not_so=broken > 0, stopped=False)
+
+
+def trace(file: str, record: Path, console: Console) -> Answer:
+    """Raises TraceDiffersError."""
+    found = follow(load(file), record)
+    console.print(
+        f"{record}: {found.events:,} events and {found.effects:,} effects are those of this machine; S1 to S9 hold",
+        soft_wrap=True,
+    )
+    return answer([{"events": found.events, "effects": found.effects}], not_so=False, stopped=False)

@@ -1,0 +1,96 @@
+"""A record of what endpoints were told and answered, told again to the same machine (the etcd idea: a live trace is
+validated by the code that was checked).
+
+Every event of an events.jsonl goes into fresh endpoints of the scenario that it came from, at its recorded time; each
+must answer with exactly the recorded effects, and the oracle of S1 to S9 watches. A simulated record must agree to the
+last effect; a live one may then be held against the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from pdflow.errors import PdflowError
+from pdflow.protocol import effects, events, ids, messages, timers, values
+from pdflow.protocol.errors import InvariantViolated, LocalProtocolError
+from pdflow.results.events import EventLine, classes_of, plain, read_events, rebuild
+from pdflow.routing import router
+from pdflow.scenario.schema import Scenario
+from sim.build import Builder
+
+CLASSES = classes_of(effects, events, ids, messages, timers, values, router)
+
+
+class TraceDiffersError(PdflowError):
+    """The record is not what this machine does, or breaks an invariant: which line, and what was expected there."""
+
+
+@attrs.define
+class Followed:
+    """How far a record was followed."""
+
+    events: int = 0
+    effects: int = 0
+
+
+def follow(scenario: Scenario, path: Path) -> Followed:
+    """Raises TraceDiffersError, EventsError."""
+    builder = Builder(scenario)
+    world = builder.build()
+    endpoints = {address: port.endpoint for address, port in world.fabric.ports.items()}
+    endpoints["router"] = world.router.port.endpoint
+    oracle = builder.oracle()
+    found = Followed()
+    for number, line, answers in _turns(path):
+        endpoint = endpoints.get(line.node)
+        if endpoint is None:
+            known = ", ".join(sorted(endpoints)[:8])
+            raise TraceDiffersError(f"{path}:{number}: there is no {line.node!r} in this scenario, but {known}, ...")
+        try:
+            event = rebuild(line.body, CLASSES)
+            expected = endpoint.handle(event, line.t)
+        except (ValueError, LocalProtocolError) as error:
+            raise TraceDiffersError(f"{path}:{number}: {line.node} cannot take {line.type}: {error}") from error
+        if line.node != "router":
+            try:
+                oracle.observe(line.node, event, expected, line.t)
+            except InvariantViolated as broken:
+                raise TraceDiffersError(f"{path}:{number}: {broken}") from broken
+        _compare(path, number, line, [plain(effect) for effect in expected], answers)
+        found.events += 1
+        found.effects += len(answers)
+    return found
+
+
+def _turns(path: Path) -> Iterator[tuple[int, EventLine, list[dict[str, Any]]]]:
+    """Each event with its line's number, and the effects that follow it."""
+    _, lines = read_events(path)
+    event: tuple[int, EventLine] | None = None
+    answers: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=2):
+        if line.direction == "in":
+            if event is not None:
+                yield (*event, answers)
+            event, answers = (number, line), []
+        elif event is None or line.node != event[1].node:
+            raise TraceDiffersError(f"{path}:{number}: an effect of {line.node} without an event that it follows")
+        else:
+            answers.append(line.body)
+    if event is not None:
+        yield (*event, answers)
+
+
+def _compare(path: Path, number: int, line: EventLine, expected: list[Any], answers: list[Any]) -> None:
+    for at in range(max(len(expected), len(answers))):
+        ours = expected[at] if at < len(expected) else None
+        theirs = answers[at] if at < len(answers) else None
+        if ours != theirs:
+            raise TraceDiffersError(
+                f"{path}:{number + 1 + at}: {line.node} answers {line.type} at {line.t} ns otherwise\n"
+                f"  recorded: {theirs or 'nothing more'}\n"
+                f"  expected: {ours or 'nothing more'}"
+            )
