@@ -23,6 +23,9 @@ T = TypeVar("T")
 
 BLOCK = 100
 """Seeds in a row that share a cluster."""
+CLUSTERS = 64
+ERA = 200_000
+"""Blocks of so many seeds share so many clusters, whose worlds stay in memory; the next have others."""
 QUIET: dict[str, Any] = dict.fromkeys((fault.name.lower() for fault in Fault), 0)
 SCHEDULERS = ("uniform", "partial order", "pct 2", "pct 3", "pct 5", "queue")
 FAULT_RATES = (None, 0.02, 0.05, 0.15, 0.4)
@@ -74,17 +77,24 @@ def quiet(scope: Scope) -> Scope:
 
 def cluster_of(seed: int, dialect: Dialect) -> Scope:
     """The cluster of this seed's block, with every budget 0."""
-    return _cluster(seed // BLOCK, dialect)
+    return _of_block(seed // BLOCK, dialect)
 
 
 @lru_cache(maxsize=64)
-def _cluster(block: int, dialect: Dialect) -> Scope:
-    rng = Rng(block).stream("cluster")
+def _of_block(block: int, dialect: Dialect) -> Scope:
+    which = Rng(block).stream("block").below(CLUSTERS)
+    return _cluster(block * BLOCK // ERA * CLUSTERS + which, dialect)
+
+
+@lru_cache(maxsize=256)
+def _cluster(number: int, dialect: Dialect) -> Scope:
+    rng = Rng(number).stream("cluster")
     pulls = rng.below(3) == 0
     p_tp, d_tp = _one_of(rng, ((1, 1), (1, 1), (1, 2), (2, 1)))
     requests = _one_of(rng, (1, 1, 2, 2, 2, 3))
     shared = rng.below(4) if requests > 1 else None
     bears = dialect.control_frames
+    lagging = rng.below(3) == 0
     return Scope(
         dialect=dialect,
         pulls=pulls,
@@ -95,11 +105,12 @@ def _cluster(block: int, dialect: Dialect) -> Scope:
         same_base=shared == 1 and bears,
         pool=_one_of(rng, (0, 0, 1)) if requests > 1 else 0,
         hit_tokens=_one_of(rng, (0, 0, 0, 0, 0, BLOCK_TOKENS, BLOCK_TOKENS, TOKENS)),
-        lagging=rng.below(3) == 0,
+        lagging=lagging,
         concurrent=rng.below(4) > 0,
         chunks=_one_of(rng, (1, 1, 2, 3)),
         done_is_remote=rng.below(4) > 0,
-        clocks=rng.below(8) > 0,
+        # A READ may come before P's rank has heard of its prompt: it fails then (STALE), which is no delivery.
+        clocks=rng.below(8) > 0 or (pulls and lagging),
         **QUIET,
     )
 
