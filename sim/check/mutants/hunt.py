@@ -11,9 +11,9 @@ from collections.abc import Callable
 import attrs
 
 from sim.check.mutants.mutant import Mutant
-from sim.check.names import name
-from sim.check.relation import Move, Relation
+from sim.check.replay import named, record
 from sim.check.search import Coverage, shortest
+from sim.check.story import Information, StoryFile
 from sim.check.timed import relation
 
 LIMIT = 2_000_000
@@ -53,18 +53,18 @@ def hunt(mutant: Mutant, clock: Callable[[], float], budget_s: float = 60.0) -> 
 
     with mutant.applied():
         world = mutant.world()
-        story = shortest(world, LIMIT, tick=tick)
+        found = shortest(world, LIMIT, tick=tick)
         seconds = clock() - began
-        if story is None:
+        if found is None:
             return Kill(mutant=mutant.name, search=searched(mutant), seconds=seconds, stopped=stopped)
         return Kill(
             mutant=mutant.name,
-            invariant=story.broken.name,
-            what=story.broken.what,
+            invariant=found.broken.name,
+            what=found.broken.what,
             search=searched(mutant),
-            states=story.states,
+            states=found.states,
             seconds=seconds,
-            moves=told(world, story.moves),
+            moves=tuple(named(world, found.moves)),
         )
 
 
@@ -73,21 +73,16 @@ def searched(mutant: Mutant) -> str:
     return "exhaustive, with clocks" if scope.horizon else "exhaustive" if scope.clocks else "exhaustive, no clocks"
 
 
-def told(world: Relation, moves: tuple[Move, ...]) -> tuple[str, ...]:
-    """The names of a story's moves."""
-    state = world.start()
-    names = []
-    for i, move in enumerate(moves):
-        names.append(name(world, state, move))
-        if i + 1 < len(moves):
-            state = world.apply(state, move)
-    return tuple(names)
+def story(mutant: Mutant, kill: Kill) -> StoryFile:
+    """What a hunt has found, as a file that replays with this mutant in place."""
+    with mutant.applied():
+        return record(mutant.world(), kill.moves, mutant=mutant.name, information=Information(note=mutant.drops))
 
 
 def alarm(mutant: Mutant) -> str:
     """What the machine as it is violates in this mutant's scope; empty, or the mutant proves nothing."""
-    story = shortest(relation(mutant.scope), LIMIT)
-    return "" if story is None else str(story.broken)
+    found = shortest(relation(mutant.scope), LIMIT)
+    return "" if found is None else str(found.broken)
 
 
 def as_expected(mutant: Mutant, kill: Kill) -> bool:

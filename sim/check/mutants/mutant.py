@@ -21,6 +21,7 @@ from pdflow.version import compiled
 from sim.check.relation import Relation
 from sim.check.scope import Scope
 from sim.check.timed import relation
+from sim.check.world import World
 
 MISSING: Any = object()
 
@@ -73,13 +74,13 @@ class Mutant:
         dialect = msgspec.structs.replace(scope.dialect, **dict.fromkeys(self.guards, False))
         return attrs.evolve(scope, dialect=dialect)
 
-    def world(self, scope: Scope | None = None) -> Relation:
-        """A new world of this scope, or of its own. To be made and used inside `applied`."""
-        return relation(self.scope_with(scope or self.scope))
+    def world(self) -> Relation:
+        """A new world of its own scope. To be made and used inside `applied`."""
+        return relation(self.scope)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Patched inside, as before afterwards. Raises CannotMutate."""
+        """Patched inside, as before afterwards, and so are the worlds that are made inside. Raises CannotMutate."""
         if compiled():
             raise CannotMutate(
                 "mutants need pdflow as plain Python, and this one is compiled: reinstall it without PDFLOW_COMPILE"
@@ -90,10 +91,22 @@ class Mutant:
                 for change in list(_changes(patch)):
                     undo.append(change.undo)
                     change.do()
+            if self.guards:
+                change = _in_namespace(World, "__init__", World.__init__, self._world_without_guards())
+                undo.append(change.undo)
+                change.do()
             yield
         finally:
             for back in reversed(undo):
                 back()
+
+    def _world_without_guards(self) -> Callable[[World, Scope], None]:
+        made = World.__init__
+
+        def without_guards(world: World, scope: Scope) -> None:
+            made(world, self.scope_with(scope))
+
+        return without_guards
 
 
 @attrs.frozen

@@ -21,13 +21,12 @@ def stray(mutant: Mutant, clock: Callable[[], float], runs: int = 10_000, budget
     """
     began = clock()
     dialect = mutant.scope.dialect
-    mutated = mutant.scope_with(mutant.scope).dialect
     worlds = Worlds()
     for seed in range(runs):
         if clock() - began > budget_s:
             return Kill(mutant=mutant.name, search="walk", seconds=clock() - began, stopped=True)
         with mutant.applied():
-            record = walk(worlds, seed, mutated)
+            record = walk(worlds, seed, dialect)
             names = () if record.broken is None else tuple(record.names(worlds.of(record.cluster)))
         if record.broken is not None and walk(Worlds(), seed, dialect).broken is None:
             return Kill(
