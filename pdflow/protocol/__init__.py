@@ -10,6 +10,6 @@ Where to look, by question:
   `consumer_scheduler`; what that keeps: `consumer_cells`; at its ranks `consumer_rank`, their READs: `consumer_reads`
 - which registration belongs to which prompt: `matching`; what is remembered of ended ones: `tombstones`
 - who is connected, which life of an engine counts: `peers`; how long anything lasts: `timers`, `deadlines`
-- what differs between `strict` and `vllm-compat`: `dialect`; which phase may follow which: `phases`
+- what differs between the dialects: `dialect`; which phase may follow which: `phases`
 - what must always hold, judged from outside: `invariants`, over `oracle_blocks` and `oracle_operations`
 """

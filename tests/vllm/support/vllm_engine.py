@@ -39,7 +39,7 @@ from tests.vllm.support.nixl_stub import NixlStub, Wire
 
 BLOCK = 32
 NUM_BLOCKS = 64
-HEADS = 2
+HEADS = 4
 HEAD_DIM = 8
 MODULES = (base_scheduler, base_worker, pull_scheduler, pull_worker, push_scheduler, push_worker)
 
