@@ -1,0 +1,19 @@
+"""All races, by number."""
+
+from __future__ import annotations
+
+from sim.check.races.blocks import DESTINATION, SOURCE
+from sim.check.races.identity import IDENTITY, OUTCOMES, RESTART
+from sim.check.races.race import Race
+from sim.check.races.silence import INPUT, MISSING
+
+GROUPS: dict[str, tuple[Race, ...]] = {
+    "The life of P's blocks": SOURCE,
+    "The life of D's blocks": DESTINATION,
+    "Signals that are missing": MISSING,
+    "What makes no sense": INPUT,
+    "Who is meant": IDENTITY,
+    "Who has started again": RESTART,
+    "How often something ends": OUTCOMES,
+}
+RACES: dict[str, Race] = {race.number: race for group in GROUPS.values() for race in group}

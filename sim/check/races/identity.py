@@ -1,0 +1,172 @@
+"""Who is meant, who has started again, and how often something ends (R39 to R52)."""
+
+from __future__ import annotations
+
+from sim.check.races import points as at
+from sim.check.races.blocks import ONE_OWNER, TWO_OWNERS, UNIQUE
+from sim.check.races.race import Breaks, Holds, Passes, Race, Residual, Unmodelled, told_by
+from sim.check.scope import Scope
+
+MINTED = "which ids an engine and a proxy mint for a prompt's legs is not the connector's; here a router mints them"
+ADDRESSES = "where an engine listens is configured where it runs; here a name is an address"
+ONE_METHOD = "mended in 0.32.0; here all engines of a cluster push, or all pull"
+AGENTS = "what a transport keeps of a dead peer's memory is the transport's"
+ONE_GROUP = "mended in 0.32.0; here an engine's KV is one group"
+
+IDENTITY = (
+    Race(
+        number="R39",
+        name="base_id_cross_match",
+        line="Two prompts share a base id, and a request gets the other one's KV.",
+        source="probe",
+        scope=Scope(requests=2, same_base=True, clocks=False, abort=0, deadline=0, stall=0),
+        points=(at.two_candidates,),
+        stock=Breaks("S4", 9),
+        compat=Residual("S4", 8, UNIQUE),
+        strict=Passes(Scope(requests=2, same_base=True, abort=0, deadline=0, stall=0)),
+    ),
+    Race(
+        number="R40",
+        name="n_gt_1_prefix",
+        line="With n > 1 a child's id has another base, and its legs never meet.",
+        source="by reading; #43509",
+        stock=Unmodelled(MINTED),
+        compat=Unmodelled(MINTED),
+        strict=Unmodelled(MINTED),
+    ),
+    Race(
+        number="R41",
+        name="suffix_randomisation",
+        line="Engines add a suffix of their own to an id, by which its legs never meet.",
+        source="#34747, #42839",
+        stock=Unmodelled(MINTED),
+        compat=told_by("test_races.py::test_compat_base_id_matches_when_it_is_alone"),
+        strict=told_by("tests/routing/test_router.py::test_concurrent_dispatch_sends_both_legs_with_ps_coordinates"),
+    ),
+    Race(
+        number="R42",
+        name="engine_id_mismatch",
+        line="An engine's address leads to itself, or to another engine.",
+        source="#27083",
+        stock=Unmodelled(ADDRESSES),
+        compat=Unmodelled(ADDRESSES),
+        strict=told_by("test_fixed.py::test_two_engines_with_one_id_are_both_refused"),
+    ),
+    Race(
+        number="R43",
+        name="mode_mismatch",
+        line="A P that pushes meets a D that pulls.",
+        source="#50620, merged",
+        stock=Unmodelled(ONE_METHOD),
+        compat=Unmodelled(ONE_METHOD),
+        strict=Unmodelled(ONE_METHOD),
+    ),
+)
+
+RESTART = (
+    Race(
+        number="R44",
+        name="p_restart_same_addr",
+        line="P starts again under its address, and D goes on with what it knew of the old one.",
+        source="#50047, #55471, #58063",
+        scope=Scope(p_restart=1, abort=0, deadline=0, stall=0),
+        points=(at.p_dies,),
+        stock=Unmodelled(AGENTS),
+        compat=Passes(),
+        strict=Passes(),
+    ),
+    Race(
+        number="R45",
+        name="d_restart_poisons_p",
+        line="D is killed, and every transfer through P's stale agents fails.",
+        source="smg #2382",
+        scope=Scope(d_restart=1, abort=0, deadline=0, stall=0),
+        points=(at.d_is_another,),
+        stock=Unmodelled(AGENTS),
+        compat=Passes(),
+        strict=Passes(),
+    ),
+    Race(
+        number="R46",
+        name="static_engine_id_restart",
+        line="D starts again with its engine id, and P writes where the old one's blocks were.",
+        source="analysis",
+        scope=Scope(d_restart=1, abort=0, deadline=0, stall=0),
+        points=(at.d_is_another,),
+        stock=told_by(
+            "test_stock_names.py::test_r46_d_starts_again_with_the_same_id",
+            "test_stock_names.py::test_r46_what_the_old_life_registered",
+            says="breaks S8; in the explored world a dead process's addresses lead nowhere",
+        ),
+        compat=Passes(),
+        strict=Passes(),
+    ),
+    Race(
+        number="R47",
+        name="evict_vs_push",
+        line="A peer is evicted on one thread between another's check and its WRITE.",
+        source="probe; analysis",
+        stock=Unmodelled(TWO_OWNERS),
+        compat=Unmodelled(ONE_OWNER),
+        strict=Unmodelled(ONE_OWNER),
+    ),
+    Race(
+        number="R48",
+        name="remote_disconnect",
+        line="P dies with a prompt that D waits for.",
+        source="#28120, #26171, #41853, #40364",
+        scope=Scope(p_restart=1, abort=0, deadline=0, stall=0),
+        points=(at.p_dies,),
+        stock=Breaks("L", 4),
+        compat=Passes(),
+        strict=Passes(),
+    ),
+)
+
+OUTCOMES = (
+    Race(
+        number="R49",
+        name="double_finish_crash",
+        line="An aborted request is told that it has finished, or fails twice, and the engine asserts.",
+        source="#46240, #53049, #54518",
+        scope=Scope(deadline=0, stall=0),
+        points=(at.completion_after_abort,),
+        stock=Holds("S6"),
+        compat=Passes(),
+        strict=Passes(),
+    ),
+    Race(
+        number="R50",
+        name="success_never_reported",
+        line="A push that has succeeded is not reported, and P holds every prompt for its whole lease.",
+        source="#58188, merged",
+        scope=Scope(clocks=False, abort=0),
+        points=(at.write_ends_well,),
+        stock=told_by("test_stock.py::test_undisturbed_it_moves_what_compat_moves", says="mended in 0.32.0"),
+        compat=told_by("test_stock.py::test_undisturbed_it_moves_what_compat_moves"),
+        strict=Passes(),
+    ),
+    Race(
+        number="R51",
+        name="hma_fail_open",
+        line="A receive that fails in one of several KV groups is reported complete.",
+        source="#52234, #52276, merged",
+        stock=Unmodelled(ONE_GROUP),
+        compat=Unmodelled(ONE_GROUP),
+        strict=Unmodelled(ONE_GROUP),
+    ),
+    Race(
+        number="R52",
+        name="silent_layout",
+        line="Wrong region, offset or trim: bytes land where others belong.",
+        source="#57661, #48758, #53903",
+        stock=told_by(
+            "tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing", says="mended in 0.32.0"
+        ),
+        compat=told_by("tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing"),
+        strict=told_by(
+            "tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing",
+            "test_races.py::test_r52_another_prompt_or_other_weights_are_refused",
+        ),
+    ),
+)

@@ -1,0 +1,146 @@
+"""Searching for one race: the shortest story through its points, or a scope seen whole in which its point was reached.
+
+The story must go through every point in order. A broken invariant on any other way is another race's, and that way is
+left there; so a dialect that lacks several fixes shows each of them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import attrs
+
+from sim.check.ghost import Broken
+from sim.check.live import live, settle
+from sim.check.races.race import Point
+from sim.check.relation import Move, Relation
+from sim.check.search import Coverage, Story, explore
+from sim.check.world import State
+
+Stop = Callable[[], bool]
+"""Asked now and then whether time is up."""
+ASK_STATES = 5_000
+LIMIT = 2_000_000
+"""States; the largest scope of a race has a quarter of a million."""
+
+Node = tuple[int, State]
+"""How many points have been passed, and the state."""
+
+
+class OutOfTime(Exception):  # noqa: N818 (what happened)
+    """The search was stopped, and says nothing."""
+
+
+@attrs.frozen
+class Seen:
+    """What a search for a story came to."""
+
+    story: Story | None
+    """None: there is none."""
+    states: int
+    reached: bool
+    """Whether the first point was."""
+
+
+def through(world: Relation, points: tuple[Point, ...], invariant: str, stop: Stop) -> Seen:
+    """The shortest story through all points that breaks this invariant; for one of L, to a state that cannot end well.
+    Raises OutOfTime."""
+    parents, found = _search(world, points, stop, broken=invariant)
+    reached = any(passed for passed, _ in parents)
+    if isinstance(found, Story):
+        return Seen(found, len(parents), True)
+    if invariant.startswith("L"):
+        last = [node for node in parents if node[0] == len(points)]
+        return Seen(_lifeless(world, parents, last, invariant, stop), len(parents), reached)
+    return Seen(None, len(parents), reached)
+
+
+def well_ended(world: Relation, point: Point, stop: Stop) -> tuple[Move, ...]:
+    """The shortest way through a point to a state in which everything has ended; empty if there is none."""
+    parents, found = _search(world, (point,), stop, settled=True)
+    return _path(parents, found) if isinstance(found, tuple) else ()
+
+
+def whole(world: Relation, point: Point, stop: Stop) -> tuple[Coverage, bool]:
+    """Every state, and whether the point was reached among them. Raises Broken, OutOfTime."""
+    reached = False
+    plain = world.moves
+
+    def watched(state: State) -> list[Move]:
+        nonlocal reached
+        found = plain(state)
+        reached = reached or any(point.at(world, state, move) for move in found)
+        return found
+
+    world.moves = watched  # type: ignore[method-assign]
+    try:
+        coverage = explore(world, LIMIT, lambda _: stop())
+    finally:
+        world.moves = plain  # type: ignore[method-assign]
+    if not coverage.complete:
+        raise OutOfTime
+    return coverage, reached
+
+
+def _search(
+    world: Relation, points: tuple[Point, ...], stop: Stop, broken: str = "", settled: bool = False
+) -> tuple[dict[Node, tuple[Node, Move] | None], Story | Node | None]:
+    """Breadth first. Ends at a story that breaks `broken`, or at the first settled state, behind all points."""
+    start: Node = (0, world.start())
+    parents: dict[Node, tuple[Node, Move] | None] = {start: None}
+    level = [start]
+    while level:
+        following: list[Node] = []
+        for count, node in enumerate(level):
+            if count % ASK_STATES == 0 and (stop() or len(parents) > LIMIT):
+                raise OutOfTime
+            for move in world.moves(node[1]):
+                passed = _passed(world, points, node, move)
+                try:
+                    after = (passed, world.apply(node[1], move))
+                except Broken as found:
+                    if found.name == broken and passed == len(points):
+                        return parents, Story((*_path(parents, node), move), found, len(parents))
+                    continue
+                if after not in parents:
+                    parents[after] = (node, move)
+                    if settled and passed == len(points) and world.settled(after[1]):
+                        return parents, after
+                    following.append(after)
+        level = following
+    return parents, None
+
+
+def _passed(world: Relation, points: tuple[Point, ...], node: Node, move: Move) -> int:
+    passed, state = node
+    return passed + (passed < len(points) and points[passed].at(world, state, move))
+
+
+def _lifeless(
+    world: Relation, parents: dict[Node, tuple[Node, Move] | None], nodes: Iterable[Node], invariant: str, stop: Stop
+) -> Story | None:
+    """The first of these, as they were found, from which not everything ends. What breaks otherwise on its way there is
+    another race's."""
+    good: set[State] = set()
+    for count, node in enumerate(nodes):
+        if count % ASK_STATES == 0 and stop():
+            raise OutOfTime
+        if node[1] in good:
+            continue
+        try:
+            if world.scope.clocks:
+                good.update(after for after in settle(world, node[1], good) if not any(world.left(after)))
+            else:
+                live(world, [node[1]])
+        except Broken as broken:
+            if broken.name == invariant:
+                return Story(_path(parents, node), broken, len(parents))
+    return None
+
+
+def _path(parents: dict[Node, tuple[Node, Move] | None], node: Node) -> tuple[Move, ...]:
+    moves: list[Move] = []
+    while (step := parents[node]) is not None:
+        node, move = step
+        moves.append(move)
+    return tuple(reversed(moves))

@@ -1,0 +1,81 @@
+"""docs/races.md: every race, what becomes of it in each dialect, and where that is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sim.check.races.catalogue import GROUPS
+from sim.check.races.race import SEARCHED, Race, Tested, Unmodelled
+from sim.check.races.verdict import Found, Row, rows
+
+HEAD = """\
+# Races
+
+The 52 races of PROTOCOL.md, section 5, by name: what becomes of each in vLLM 0.32.0 as it is (`vllm-stock`), with the
+fixes that need no change on the wire (`vllm-compat`), and in `strict`. This page was written by
+`python docs/generate.py`, which searched for all of them again, and a test holds it against that.
+
+- *S2 in 7 steps*: the shortest story that goes through the race's dangerous point and breaks that invariant
+  (PROTOCOL.md, section 6). L: it never ends, with faults over. L2: where nothing takes as long as any timer, P holds
+  what nobody wants as if somebody did.
+- *passes, 108 states*: all of that many states were seen, nothing breaks, everything ends, and the dangerous point was
+  reached among them. *S1 holds*: the same of that invariant alone, where others break.
+- *residual*: cannot be mended on our side alone.
+- *test*: told by the test that is named below; it needs something that the explored world does not have.
+- *not modelled*: nothing is claimed; why, is said below.
+
+A scope is given by what is not as in the smallest: one request, one rank each, any timer at any moment; with `horizon`
+engines have clocks, and ticks count as steps.
+"""
+
+TABLE = """\
+| race | what happens | source | vllm-stock | vllm-compat | strict |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
+def page() -> str:
+    """Takes half a minute."""
+    found = {row.race.number: row for row in rows()}
+    parts = [HEAD]
+    for title, races in GROUPS.items():
+        lines = "".join(line(found[race.number]) for race in races)
+        notes = "".join(f"- {note}\n" for race in races for note in shown_by(found[race.number]))
+        parts.append(f"## {title}\n\n{TABLE}{lines}\n{notes}")
+    return "\n".join(parts)
+
+
+def line(row: Row) -> str:
+    race = row.race
+    cells = [short(race, dialect, found) for dialect, found in row.found.items()]
+    return f"| {race.number} {race.name} | {race.line} | {race.source} | {' | '.join(cells)} |\n"
+
+
+def short(race: Race, dialect: str, found: Found) -> str:
+    """A cell of the table."""
+    shown = race.shown[dialect]
+    if isinstance(shown, Unmodelled):
+        return "not modelled"
+    return "test" if isinstance(shown, Tested) and found.ok else found.words
+
+
+def shown_by(row: Row) -> Iterator[str]:
+    """Where each is shown, dialects with the same words together."""
+    said: dict[str, list[str]] = {}
+    for dialect, found in row.found.items():
+        said.setdefault(_said(row.race, dialect, found), []).append(dialect)
+    who = {words: "" if len(said) == 1 else f" in {' and '.join(dialects)}" for words, dialects in said.items()}
+    for words in said:
+        yield f"{row.race.number}{who[words]}: {words}."
+
+
+def _said(race: Race, dialect: str, found: Found) -> str:
+    shown = race.shown[dialect]
+    if isinstance(shown, Unmodelled):
+        return f"not modelled, {shown.why}"
+    if isinstance(shown, Tested):
+        tests = ", ".join(f"`{test}`" for test in shown.tests)
+        return f"{shown.says}; {tests}" if shown.says else tests
+    assert isinstance(shown, SEARCHED)
+    why = getattr(shown, "why", "")
+    return f"scope {found.where}{'; ' + why if why else ''}"

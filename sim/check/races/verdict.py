@@ -1,0 +1,218 @@
+"""What becomes of every race, established again; and any race's story, to be drawn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+import attrs
+import msgspec
+
+from pdflow.errors import PdflowError
+from pdflow.protocol.dialect import DIALECTS
+from sim.check.ghost import Broken
+from sim.check.races.catalogue import RACES
+from sim.check.races.look import OutOfTime, Seen, Stop, through, well_ended, whole
+from sim.check.races.race import SEARCHED, Breaks, Holds, Passes, Race, Residual, Shown, Tested, Unmodelled
+from sim.check.replay import named, record
+from sim.check.scope import Scope
+from sim.check.story import Information, StoryFile, Verdict
+from sim.check.timed import relation
+
+ROOT = Path(__file__).resolve().parents[3]
+"""Of the repository; its tests are not installed with the package."""
+
+
+class NoSuchRaceError(PdflowError):
+    """No race of this name, or none in this dialect that a search can tell."""
+
+
+@attrs.frozen(kw_only=True)
+class Found:
+    """What became of a race in one dialect."""
+
+    words: str
+    """Such as "S2 in 7 steps" or "passes, 108 states"."""
+    ok: bool
+    """Whether that is what is expected."""
+    stopped: bool = False
+    """Time was up first: neither ok nor wrong."""
+    where: str = ""
+    """The scope that was searched, or the tests."""
+    invariant: str = ""
+    steps: int = 0
+    states: int = 0
+
+
+@attrs.frozen
+class Row:
+    """One race in the dialects, in the table's order."""
+
+    race: Race
+    found: dict[str, Found]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return all(found.ok for found in self.found.values())
+
+    @property
+    def stopped(self) -> bool:
+        return any(found.stopped for found in self.found.values())
+
+
+def run(
+    budget_s: float = float("inf"),
+    only: Collection[str] = (),
+    dialects: Collection[str] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Row]:
+    """Every row of the table, or of these races and dialects alone."""
+    return list(rows(budget_s, only, dialects, clock))
+
+
+def rows(
+    budget_s: float = float("inf"),
+    only: Collection[str] = (),
+    dialects: Collection[str] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Row]:
+    """The same, each as soon as it is known. When the budget is spent, what is left is said to be stopped."""
+    until = clock() + budget_s
+    for race in [known(number) for number in only] if only else RACES.values():
+        began = clock()
+        wanted = [name for name in race.shown if not dialects or name in dialects]
+        found = {name: look(race, name, lambda: clock() > until) for name in wanted}
+        yield Row(race, found, clock() - began)
+
+
+def known(name: str) -> Race:
+    """By number, in either case, or by name. Raises NoSuchRaceError."""
+    race = RACES.get(name.upper()) or next((race for race in RACES.values() if race.name == name), None)
+    if race is None:
+        raise NoSuchRaceError(f"{name}: there is no such race; they are R01 to R{len(RACES)}")
+    return race
+
+
+def never() -> bool:
+    return False
+
+
+def look(race: Race, dialect: str, stop: Stop = never) -> Found:
+    """What becomes of it in this dialect."""
+    shown = race.shown[dialect]
+    if isinstance(shown, Unmodelled):
+        return Found(words=f"not modelled: {shown.why}", ok=True)
+    if isinstance(shown, Tested):
+        return _tested(shown)
+    scope = race.scope_in(DIALECTS[dialect])
+    where = described(scope)
+    try:
+        if isinstance(shown, Passes):
+            return _whole(race, scope, stop)
+        if stop():
+            raise OutOfTime
+        if isinstance(shown, Holds):
+            return _holds(race, shown, scope, stop)
+        return _breaks(race, shown, scope, stop)
+    except OutOfTime:
+        return Found(words="stopped", ok=False, stopped=True, where=where)
+
+
+def _tested(shown: Tested) -> Found:
+    missing = [test for test in shown.tests if not exists(test)]
+    if missing:
+        return Found(words=f"no such test: {', '.join(missing)}", ok=False)
+    says = f"{shown.says}; " if shown.says else ""
+    return Found(words=f"{says}told by a test", ok=True, where=" ".join(shown.tests))
+
+
+def exists(test: str) -> bool:
+    """Whether "path::name" is there. Where no tests are installed, it is believed."""
+    path, _, name = test.partition("::")
+    if not (ROOT / "tests").is_dir():
+        return True
+    file = ROOT / path
+    return file.is_file() and f"\ndef {name}(" in file.read_text(encoding="utf-8")
+
+
+def _whole(race: Race, scope: Scope, stop: Stop) -> Found:
+    where = described(scope)
+    try:
+        coverage, reached = whole(relation(scope), race.points[0], stop)
+    except Broken as broken:
+        return Found(words=f"breaks {broken}", ok=False, where=where, invariant=broken.name)
+    if not reached:
+        return Found(words="passes, but never came near it", ok=False, where=where, states=coverage.states)
+    return Found(words=f"passes, {coverage.states:,} states", ok=True, where=where, states=coverage.states)
+
+
+def _holds(race: Race, shown: Holds, scope: Scope, stop: Stop) -> Found:
+    seen = through(relation(scope), race.points, shown.invariant, stop)
+    if seen.story is None:
+        words = f"{shown.invariant} holds, {seen.states:,} states" if seen.reached else "never came near it"
+        return Found(words=words, ok=seen.reached, where=described(scope), states=seen.states)
+    return _told(seen, scope, ok=False)
+
+
+def _breaks(race: Race, shown: Breaks | Residual, scope: Scope, stop: Stop) -> Found:
+    seen = through(relation(scope), _points(race, shown), shown.invariant, stop)
+    if seen.story is None:
+        return Found(words=f"nothing breaks {shown.invariant}", ok=False, where=described(scope), states=seen.states)
+    found = _told(seen, scope, ok=len(seen.story.moves) == shown.steps)
+    return attrs.evolve(found, words=f"residual: {found.words}") if isinstance(shown, Residual) else found
+
+
+def _points(race: Race, shown: Shown) -> tuple[()] | tuple:  # type: ignore[type-arg]
+    """A residual race is what is left of it: its way need not be vLLM's."""
+    return () if isinstance(shown, Residual) else race.points
+
+
+def _told(seen: Seen, scope: Scope, ok: bool) -> Found:
+    assert seen.story is not None
+    name, steps = seen.story.broken.name, len(seen.story.moves)
+    return Found(
+        words=f"{name} in {steps} steps",
+        ok=ok,
+        where=described(scope),
+        invariant=name,
+        steps=steps,
+        states=seen.states,
+    )
+
+
+def described(scope: Scope) -> str:
+    """What is not as in the smallest scope, in the words of a story file."""
+    smallest = Scope()
+    words = []
+    for field in attrs.fields(Scope):
+        value = getattr(scope, field.name)
+        if field.name == "dialect" or value == getattr(smallest, field.name):
+            continue
+        words.append(field.name if value is True else f"no {field.name}" if value is False else f"{field.name}={value}")
+    return " ".join(words) or "the smallest"
+
+
+def story(name: str, dialect: str, stop: Stop = never) -> StoryFile:
+    """The race in this dialect: how it breaks; or, where it does not, the shortest way through its dangerous point to a
+    good end. Raises NoSuchRaceError where no search tells it."""
+    race = known(name)
+    if dialect not in race.shown:
+        raise NoSuchRaceError(f"{dialect}: there is no such dialect; they are {', '.join(race.shown)}")
+    shown = race.shown[dialect]
+    if not isinstance(shown, SEARCHED):
+        tellable = [name for name, other in race.shown.items() if isinstance(other, SEARCHED)]
+        others = f"; it is searched in {', '.join(tellable)}" if tellable else ""
+        raise NoSuchRaceError(f"{race.number} has no story in {dialect}: {look(race, dialect).words}{others}")
+    world = relation(race.scope_in(DIALECTS[dialect]))
+    information = Information(note=f"{race.number} {race.name}: {race.line}", scheduler="breadth first")
+    if isinstance(shown, (Breaks, Residual)):
+        found = through(world, _points(race, shown), shown.invariant, stop).story
+        if found is None:
+            raise NoSuchRaceError(f"{race.number}: nothing in {dialect} breaks {shown.invariant} any more")
+        told = record(world, named(world, found.moves), information=information)
+        # What needs no timer is judged by live.py alone, not where a story is recorded.
+        broken = Verdict(invariant=found.broken.name, what=found.broken.what)
+        return msgspec.structs.replace(told, verdict=broken)
+    return record(world, named(world, well_ended(world, race.points[0], stop)), information=information)

@@ -1,0 +1,124 @@
+"""Every race is established again: how it breaks in vLLM's dialect, and that its dangerous point is harmless in ours."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from pdflow.protocol.dialect import DIALECTS, STRICT, VLLM_COMPAT, VLLM_STOCK
+from sim.check.diagram import collect
+from sim.check.diagram_text import text
+from sim.check.races.catalogue import GROUPS, RACES
+from sim.check.races.page import line, shown_by
+from sim.check.races.race import SEARCHED, Breaks, Holds, Passes, Point, Race, Residual, Unmodelled
+from sim.check.races.verdict import NoSuchRaceError, Row, exists, known, look, rows, run, story
+from sim.check.replay import strict
+from sim.check.timed import relation
+
+CASES = [
+    pytest.param(race, dialect, id=f"{race.number}-{dialect}")
+    for race in RACES.values()
+    for dialect, shown in race.shown.items()
+    if not isinstance(shown, Unmodelled)
+]
+BROKEN = [race for race in RACES.values() if isinstance(race.stock, Breaks)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("race", "dialect"), CASES)
+def test_every_race_comes_to_what_the_table_says(race: Race, dialect: str) -> None:
+    found = look(race, dialect)
+    assert found.ok, found
+
+
+def test_the_list_is_whole() -> None:
+    assert sorted(RACES) == [f"R{number:02}" for number in range(1, 53)]
+    assert sum(len(races) for races in GROUPS.values()) == 52
+    assert len({race.name for race in RACES.values()}) == 52
+
+
+@pytest.mark.parametrize("race", RACES.values(), ids=lambda race: race.number)
+def test_nothing_is_left_in_ours_but_what_is_said_to_be(race: Race) -> None:
+    assert not isinstance(race.strict, (Breaks, Holds, Residual))
+    assert not isinstance(race.compat, (Breaks, Holds))
+    assert isinstance(race.compat, Residual) == (race.number in ("R12", "R39"))
+    for shown in race.shown.values():
+        assert not isinstance(shown, SEARCHED) or race.points
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("race", BROKEN, ids=lambda race: race.number)
+def test_a_race_can_be_replayed_and_drawn(race: Race) -> None:
+    told = story(race.number, VLLM_STOCK.name)
+    assert isinstance(race.stock, Breaks)
+    assert told.verdict is not None
+    assert told.verdict.invariant == race.stock.invariant
+    assert len(told.steps) == race.stock.steps
+    if told.scope.clocks:
+        assert strict(relation(told.scope), told).confirms(told)
+    drawn = text(collect(told), 100)
+    assert "D.r0" in drawn
+    assert told.information.note.startswith(race.number)
+
+
+def test_a_race_that_is_harmless_is_drawn_to_its_good_end() -> None:
+    told = story("lease_expires_write_inflight", STRICT.name)
+    assert told.verdict is None
+    assert any(move.startswith("timer LEASE") for move in told.moves)
+    replayed = strict(relation(told.scope), told)
+    assert replayed.confirms(told)
+    assert relation(told.scope).scope.dialect is STRICT
+
+
+def test_what_has_no_story_says_where_there_is_one() -> None:
+    with pytest.raises(NoSuchRaceError, match="told by a test; it is searched in vllm-stock, strict"):
+        story("R04", VLLM_COMPAT.name)
+    with pytest.raises(NoSuchRaceError, match="not modelled"):
+        story("r03", STRICT.name)
+    with pytest.raises(NoSuchRaceError, match="R99: there is no such race; they are R01 to R52"):
+        known("R99")
+    with pytest.raises(NoSuchRaceError, match="vllm: there is no such dialect; they are vllm-stock"):
+        story("R01", "vllm")
+
+
+def test_a_budget_that_is_spent_is_no_verdict() -> None:
+    ticks = iter(range(1_000_000))
+    (row,) = run(0.5, only=["R01"], clock=lambda: float(next(ticks)))
+    assert row.stopped
+    assert not row.ok
+    assert {found.words for found in row.found.values()} == {"stopped"}
+
+
+def test_rows_of_some_dialects() -> None:
+    (row,) = rows(only=["R02"], dialects=[VLLM_STOCK.name])
+    assert row.ok
+    assert list(row.found) == [VLLM_STOCK.name]
+    assert row.found[VLLM_STOCK.name].steps == 7
+
+
+def test_what_has_changed_is_noticed() -> None:
+    race = RACES["R01"]
+    longer = attrs.evolve(race, stock=Breaks("S2", 8))
+    assert not look(longer, VLLM_STOCK.name).ok
+    another = attrs.evolve(race, stock=Breaks("S4", 7))
+    assert look(another, VLLM_STOCK.name).words == "nothing breaks S4"
+    mended = attrs.evolve(race, stock=Passes())
+    assert look(mended, VLLM_STOCK.name).words.startswith("breaks S2")
+    untouched = attrs.evolve(race, points=(Point("never", lambda *_: False),))
+    assert look(untouched, STRICT.name).words == "passes, but never came near it"
+    assert not look(untouched, STRICT.name).ok
+    held = attrs.evolve(race, stock=Holds("S2"))
+    assert look(held, VLLM_STOCK.name).words == "S2 in 7 steps"
+
+
+def test_tests_that_are_named_are_there() -> None:
+    assert exists("tests/check/test_races.py::test_tests_that_are_named_are_there")
+    assert not exists("tests/check/test_races.py::test_nothing")
+    assert not exists("tests/check/no_such_file.py::test_nothing")
+
+
+def test_a_line_of_the_page() -> None:
+    race = RACES["R01"]
+    row = Row(race, {dialect: look(race, dialect) for dialect in DIALECTS}, 0.0)
+    assert line(row).startswith("| R01 lease_expires_write_inflight | The lease ends under a WRITE")
+    assert len(list(shown_by(row))) == 1
