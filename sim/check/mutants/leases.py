@@ -6,7 +6,7 @@ from pdflow.protocol.consumer_reads import ConsumerReads, Read
 from pdflow.protocol.effects import NOTHING, Effects, ReadWord, ReleaseBlocks, Send, Tell
 from pdflow.protocol.events import PairLanded, ReadEnded, ShardReleased, SourceReady, WordRead
 from pdflow.protocol.lease import expired_unclaimed, released, renewed
-from pdflow.protocol.messages import Code, Register, Release, Taken
+from pdflow.protocol.messages import Code, Register, Release, Sync, Taken
 from pdflow.protocol.producer import (
     IN_FLIGHT,
     LEASED,
@@ -99,6 +99,14 @@ def _release_frees_whatever(self: ProducerFrames, sender: Address, message: Rele
 
 def _unshortened(cell: ProducerCell, until: Instant) -> ProducerCell:
     return cell
+
+
+def _interest_forgotten(self: ProducerFrames, sender: Address, message: Sync, now: Instant) -> Effects:
+    self.interests.pop(sender, None)
+    return _synced(self, sender, message, now)
+
+
+_synced = ProducerFrames._synced
 
 
 def _nothing_early(self: ProducerFrames, name: str) -> None:
@@ -268,5 +276,21 @@ LEASES: tuple[Mutant, ...] = (
         patches=(Swap(shard_taken, _first_taker_frees),),
         scope=Scope(pulls=True, d_tp=2, clocks=False),
         breaks="L1",
+    ),
+    Mutant(
+        name="early-taken-forgotten",
+        drops="A TAKEN that comes before its rank knows of the prompt counts. P would hold it for 30 s.",
+        source="7.5; L2; R26; found by random walks",
+        patches=(Swap(_source_ready, _early_is_early),),
+        scope=Scope(pulls=True, lagging=True, clocks=False),
+        breaks="L2",
+    ),
+    Mutant(
+        name="lost-release-unrepaired",
+        drops="What D has stopped naming in its SYNCs falls to 2 s.",
+        source="7.4 RELEASE, SYNC; L5",
+        patches=(Swap(_synced, _interest_forgotten),),
+        scope=Scope(drop=1, sync=1),
+        survives="It only saves the rest of a lease, which ends all the same.",
     ),
 )

@@ -30,7 +30,9 @@ SURVIVORS = """\
 ## What nothing here can show
 
 A rule whose loss no invariant notices in these worlds: a second line behind another rule, or one that needs what is not
-modelled. Each is searched all the same, so that the day on which it is found is noticed.
+modelled. Each is searched all the same, so that the day on which it is found is noticed. Of the C-rules, C8 (no input
+stops a loop) stands in the parsers, C11 (drain, then judge) in whoever drives an endpoint, and C12 (unequal blocks) in
+the layout: their rooms test them.
 
 | mutant | rule that is dropped | source | scope | why it survives |
 | --- | --- | --- | --- | --- |
