@@ -21,6 +21,8 @@ from sim.check.scope import BLOCK_TOKENS, TOKENS, Fault, Scope
 
 T = TypeVar("T")
 
+RANKS = ((1, 1), (1, 2), (1, 1), (2, 1))
+"""Ranks of P and D."""
 BLOCK = 100
 """Seeds in a row that share a cluster."""
 CLUSTERS = 64
@@ -66,6 +68,8 @@ class Manner:
     """Swizzled links: held one after the other, let go in another order."""
     nodes: tuple[Hold, ...] = ()
     """Starved nodes."""
+    wire: Hold | None = None
+    """A slow wire: one-sided operations wait, frames do not."""
     steps: int | None = None
     """When faults are over, if before everything has happened that can."""
 
@@ -88,13 +92,17 @@ def _of_block(block: int, dialect: Dialect) -> Scope:
 
 @lru_cache(maxsize=256)
 def _cluster(number: int, dialect: Dialect) -> Scope:
+    """What matters most goes round, so that few clusters suffice to see all of it together; the rest is drawn."""
     rng = Rng(number).stream("cluster")
-    pulls = rng.below(3) == 0
-    p_tp, d_tp = _one_of(rng, ((1, 1), (1, 1), (1, 2), (2, 1)))
+    pulls = number % 3 == 0
+    # A READ may come before P's rank has heard of its prompt: it fails then (STALE), which is no delivery.
+    lagging = rng.below(3) == 0
+    clocks = number // 3 % 4 > 0 or (pulls and lagging)
+    p_tp, d_tp = RANKS[number // 12 % len(RANKS)]
     requests = _one_of(rng, (1, 1, 2, 2, 2, 3))
+    concurrent = rng.below(4) > 0
     shared = rng.below(4) if requests > 1 else None
     bears = dialect.control_frames
-    lagging = rng.below(3) == 0
     return Scope(
         dialect=dialect,
         pulls=pulls,
@@ -102,27 +110,26 @@ def _cluster(number: int, dialect: Dialect) -> Scope:
         d_tp=d_tp,
         requests=requests,
         same_product=shared == 0 and (bears or not pulls),
-        same_base=shared == 1 and bears,
+        same_base=shared == 1 and (bears or not (concurrent or clocks)),
         pool=_one_of(rng, (0, 0, 1)) if requests > 1 else 0,
         hit_tokens=_one_of(rng, (0, 0, 0, 0, 0, BLOCK_TOKENS, BLOCK_TOKENS, TOKENS)),
         lagging=lagging,
-        concurrent=rng.below(4) > 0,
+        concurrent=concurrent,
         chunks=_one_of(rng, (1, 1, 2, 3)),
         done_is_remote=rng.below(4) > 0,
-        # A READ may come before P's rank has heard of its prompt: it fails then (STALE), which is no delivery.
-        clocks=rng.below(8) > 0 or (pulls and lagging),
+        clocks=clocks,
         **QUIET,
     )
 
 
 def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
-    """What may go wrong: each kind of fault is on in half of the runs, a restart in a quarter. Without clocks nothing
+    """What may go wrong: each kind of fault is on in half of the runs, a restart in a third. Without clocks nothing
     does that only a clock could notice."""
     budget = []
     unborne = UNBORNE if cluster.pulls and not cluster.dialect.control_frames else ()
     for fault in Fault:
         restarts = fault in RESTARTS
-        off = rng.below(4 if restarts else 2)
+        off = rng.below(3 if restarts else 2)
         amount = 1 if restarts else 1 + rng.below(REPEATED.get(fault, cluster.requests))
         silent = fault in SILENT and not cluster.clocks
         budget.append(0 if off or silent or fault in unborne else amount)
@@ -146,6 +153,7 @@ def manner_of(rng: Stream, cluster: Scope, links: int, nodes: int) -> Manner:
         hasty=_one_of(rng, HASTY) if whim == 0 else None,
         links=_swizzled(rng, links, span) if whim in (1, 2) else (),
         nodes=(_hold(rng, nodes, span),) if whim in (3, 4) else (),
+        wire=_hold(rng, 1, span) if whim == 5 else None,
         steps=None if rng.uniform() < LONG else 1 + rng.below(span),
     )
 

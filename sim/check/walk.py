@@ -32,6 +32,7 @@ CRASH = "crash"
 TWISTS = (0, 1, 2, 3, 5, 7)
 """Calm schedules to try before it is said that something never ends."""
 FAULTS = frozenset((*PRICES, "restart"))
+ON_WIRE = frozenset(("read", "land"))
 
 
 @attrs.define
@@ -71,7 +72,8 @@ class Course:
     def __init__(self, world: Ordered, manner: Manner, scheduler: Scheduler, rng: Stream) -> None:
         self.world, self.manner, self.scheduler, self.rng = world, manner, scheduler, rng
         self.plain = manner.fault_rate is None and manner.timer_rate is None and manner.hasty is None
-        self.plain = self.plain and not manner.links and not manner.nodes
+        self.holds = bool(manner.links or manner.nodes or manner.wire)
+        self.plain = self.plain and not self.holds
         self.step = 0
 
     def next(self, state: State, moves: Sequence[Move]) -> Move:
@@ -88,7 +90,7 @@ class Course:
             return faults[rng.below(len(faults))]
         if timers and rng.uniform() < (manner.timer_rate or 0):
             return timers[rng.below(len(timers))]
-        if manner.links or manner.nodes:
+        if self.holds:
             ordinary = self._let_go(state, ordinary) or (ordinary if not timers else [])
         return self.scheduler.pick(state, ordinary or timers or faults)
 
@@ -109,12 +111,14 @@ class Course:
         return ordinary, timers, faults
 
     def _let_go(self, state: State, moves: list[Move]) -> list[Move]:
-        """Without what waits on a held link or at a starved node."""
+        """Without what waits on a held link, at a starved node or on a slow wire."""
         links, nodes = self._held(self.manner.links), self._held(self.manner.nodes)
         if links:
             moves = [move for move in moves if move[0] != "deliver" or move[1] not in links]
         if nodes:
             moves = [move for move in moves if node(self.world, state, move) not in nodes]
+        if self.manner.wire is not None and self._held((self.manner.wire,)):
+            moves = [move for move in moves if move[0] not in ON_WIRE]
         return moves
 
     def _held(self, holds: tuple[Hold, ...]) -> list[int]:
