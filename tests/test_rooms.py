@@ -31,6 +31,8 @@ PURE: Final = _words(
 """What any file of pdflow may import. `pathlib` is for arithmetic: calls that touch a disk are found below."""
 
 SIMULATED: Final = PURE | {"simpy", "sim"}
+CHECKED: Final = SIMULATED | _words("gc textwrap traceback")
+"""What sim/check may import besides: it looks for no cycles among millions of states, draws, and tells of crashes."""
 LIVE: Final = PURE | {"runtime"}
 """Issue 6 brings trio, httptools and the backends; they are added here with it."""
 
@@ -51,6 +53,17 @@ EXCEPTIONS: Final = {
     "pdflow/workload/readers.py": Permit("reads traces and bundled models", "importlib", touches_files=True),
     "pdflow/results/write.py": Permit("writes and reads result files", "os", touches_files=True),
     "pdflow/results/events.py": Permit("writes and reads events.jsonl", touches_files=True),
+    "sim/check/campaign.py": Permit("walks in processes, until the time is over", "concurrent multiprocessing time"),
+    "sim/check/command.py": Permit("prints, counts processors, opens the part that was asked for", "importlib os sys"),
+    "sim/check/crew.py": Permit(
+        "searches in processes, until time or memory is over", "concurrent multiprocessing queue resource time"
+    ),
+    "sim/check/parts/mutants.py": Permit("a budget of time", "time"),
+    "sim/check/parts/part.py": Permit("a budget of time; writes stories", "time", touches_files=True),
+    "sim/check/parts/scenario.py": Permit("a budget of time", "time"),
+    "sim/check/parts/walk.py": Permit("a budget of time", "time"),
+    "sim/check/report.py": Permit("how long it has taken so far", "time"),
+    "sim/check/story.py": Permit("reads and writes story files", touches_files=True),
     "sim/run.py": Permit(
         "--out, SOURCE_DATE_EPOCH, a wall clock for the speed it prints, Ctrl-C",
         "os signal sys threading time",
@@ -91,13 +104,17 @@ def violations(path: str, source: str) -> list[str]:
     """What a file at that place, with that text, does against the rules."""
     package = path.partition("/")[0]
     permitted = EXCEPTIONS.get(path, Permit("none"))
-    allowed = {"pdflow": PURE, "sim": SIMULATED, "runtime": LIVE}[package] | _words(permitted.modules)
+    checks = path.startswith("sim/check/")
+    room = CHECKED if checks else {"pdflow": PURE, "sim": SIMULATED, "runtime": LIVE}[package]
+    allowed = room | _words(permitted.modules)
     tree = ast.parse(source)
     found = []
     for line, module, lazy in _imports(tree):
         top = module.partition(".")[0]
         if top not in allowed or (top == "numpy" and not NUMPY_IO.isdisjoint(module.split("."))):
             found.append(f"{path}:{line}: imports {module}")
+        elif module.startswith("sim.check.mutants") and not checks:
+            found.append(f"{path}:{line}: imports {module}; only sim/check may")
         elif package == "pdflow" and top in ("sim", "runtime") and not lazy:
             found.append(f"{path}:{line}: imports {module} at module level; only inside a function")
         elif package == "pdflow" and top == "pdflow":
@@ -190,7 +207,7 @@ def test_architecture_shows_the_rooms() -> None:
 
 
 def test_tests_mirror_rooms() -> None:
-    places = set(ROOMS) | {"sim", "runtime", "docs", "benchmarks"}
+    places = set(ROOMS) | {"check", "sim", "runtime", "docs", "benchmarks", "vllm"}
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")}
     assert folders <= places, f"tests of no room: {sorted(folders - places)}"
     bare = {*ROOMS, "sim"} - folders

@@ -74,10 +74,12 @@ def test_commands_do_what_the_readme_says(tmp_path: Path, monkeypatch: pytest.Mo
     trace.write_text('{"timestamp": 0, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}\n' * 3)
     monkeypatch.setenv("PWD", str(tmp_path))
     commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("pdflow")]
-    assert len(commands) == 5
+    assert len(commands) == 8
+    tmp_path.joinpath("tests").symlink_to(ROOT / "tests")
     for command in commands:
         words = shlex.split(os.path.expandvars(command))[1:]
         few = ["--set", "workload.requests=3"] if words[0] == "simulate" else []
+        few += {"scopes": ["--only", "compat pull", "--jobs", "1"], "walk": ["--budget", "1"]}.get(words[1], [])
         result = CliRunner().invoke(cli, [*words, *few], prog_name="pdflow")
         assert result.exit_code == 0, (command, result.output)
     assert {file.name for file in tmp_path.joinpath("out").iterdir()} == {
