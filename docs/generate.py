@@ -8,6 +8,7 @@
     docs/phases.md         what writes these stands in pdflow/protocol
     docs/dialects.md
     docs/mutants.md        what became of every mutant, from hunting them all: some seconds
+    docs/races.md          what becomes of every race in each dialect, from searching for them all: half a minute
 
 A generated part stands between `<!-- NAME -->` and `<!-- /NAME -->`. tests/docs/test_generated.py compares, so that
 none of this can be wrong for long.
@@ -34,6 +35,7 @@ from pdflow.protocol.wire.formats import regenerated
 from pdflow.results.events import read_events
 from pdflow.scenario.jsonschema import schema_json
 from sim.check.mutants.page import page as mutants_page
+from sim.check.races.page import page as races_page
 
 ROOT = Path(__file__).resolve().parents[1]
 MAIN_JOB = ("simulate", "examples/conversation.toml")
@@ -55,6 +57,7 @@ def pages() -> dict[str, str]:
         "docs/phases.md": phases_page(inspect.getsource(phases)),
         "docs/dialects.md": dialects_page(inspect.getsource(dialect)),
         "docs/mutants.md": mutants_page(),
+        "docs/races.md": races_page(),
     }
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from sim.check.races import points as at
+from sim.check.races.owners import TwoOwners
 from sim.check.races.race import Breaks, Holds, Passes, Race, Residual, Unmodelled, told_by
 from sim.check.scope import TOKENS, Scope
 
-TWO_OWNERS = "the writer's thread and the engine's, two owners of one P rank; here a P rank is one endpoint"
 ONE_OWNER = "cannot arise: one endpoint owns lease and match, and takes one event at a time"
+SHARDS = Scope(p_tp=2, dup=1, clocks=False, abort=0, deadline=0, stall=0)
+ZOMBIE = Scope(d_tp=2, dup=1, concurrent=False, clocks=False, abort=0, deadline=0, stall=0)
 UNIQUE = "what has only a base id is told apart by nothing (7.2 rests on ids that are unique)"
 
 SOURCE = (
@@ -38,7 +40,10 @@ SOURCE = (
         name="reap_vs_match_toctou",
         line="The engine's thread reaps a lease while the writer's, which has not heard, matches it.",
         source="probe",
-        stock=Unmodelled(TWO_OWNERS),
+        scope=Scope(abort=0, deadline=0, stall=0),
+        world=TwoOwners,
+        points=(at.registration_between_owners,),
+        stock=Breaks("S2", 7),
         compat=Unmodelled(ONE_OWNER),
         strict=Unmodelled(ONE_OWNER),
     ),
@@ -147,24 +152,24 @@ DESTINATION = (
         name="second_rank_reg_zombie",
         line="D's first rank registers, and both are written; the second's registration meets another prompt.",
         source="probe",
-        scope=Scope(requests=2, same_base=True, d_tp=2, concurrent=False, clocks=False, abort=0, deadline=0, stall=0),
+        scope=Scope(
+            requests=2, same_base=True, d_tp=2, dup=1, concurrent=False, clocks=False, abort=0, deadline=0, stall=0
+        ),
         points=(at.registration_too_late,),
         stock=Breaks("S1", 14),
         compat=Passes(),
-        strict=Passes(Scope(d_tp=2, dup=1, clocks=False, abort=0, deadline=0, stall=0)),
+        strict=Passes(ZOMBIE),
     ),
     Race(
         number="R14",
         name="duplicate_notif_early_complete",
-        line="One sender's completion counts twice, and D decodes without the other's half.",
+        line="One rank of P is matched twice; its completions count for two, and D decodes without the other's half.",
         source="probe",
-        stock=told_by(
-            "test_stock_destination.py::test_r14_one_sender_twice",
-            "test_stock_destination.py::test_r14_one_reader_twice",
-            says="breaks S3; searched are no completions that repeat",
-        ),
-        compat=told_by("test_stock_destination.py::test_r14_one_sender_twice"),
-        strict=told_by("test_stock_destination.py::test_r14_one_sender_twice"),
+        scope=Scope(requests=2, same_base=True, p_tp=2, dup=1, clocks=False, abort=0, deadline=0, stall=0),
+        points=(at.copy_after_half,),
+        stock=Breaks("S3", 10),
+        compat=Passes(SHARDS),
+        strict=Passes(SHARDS),
     ),
     Race(
         number="R15",

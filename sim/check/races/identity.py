@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.check.races import points as at
-from sim.check.races.blocks import ONE_OWNER, TWO_OWNERS, UNIQUE
+from sim.check.races.blocks import UNIQUE
 from sim.check.races.race import Breaks, Holds, Passes, Race, Residual, Unmodelled, told_by
 from sim.check.scope import Scope
 
@@ -11,6 +11,7 @@ MINTED = "which ids an engine and a proxy mint for a prompt's legs is not the co
 ADDRESSES = "where an engine listens is configured where it runs; here a name is an address"
 ONE_METHOD = "mended in 0.32.0; here all engines of a cluster push, or all pull"
 AGENTS = "what a transport keeps of a dead peer's memory is the transport's"
+EVICTED = "no peer is forgotten for its age; an eviction and a WRITE would be two turns of one endpoint"
 ONE_GROUP = "mended in 0.32.0; here an engine's KV is one group"
 
 IDENTITY = (
@@ -106,9 +107,9 @@ RESTART = (
         name="evict_vs_push",
         line="A peer is evicted on one thread between another's check and its WRITE.",
         source="probe; analysis",
-        stock=Unmodelled(TWO_OWNERS),
-        compat=Unmodelled(ONE_OWNER),
-        strict=Unmodelled(ONE_OWNER),
+        stock=Unmodelled(EVICTED),
+        compat=Unmodelled(EVICTED),
+        strict=Unmodelled(EVICTED),
     ),
     Race(
         number="R48",

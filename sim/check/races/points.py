@@ -26,7 +26,9 @@ def point(says: str) -> Callable[[Judged], Point]:
 
 
 def frame(world: Relation, state: State, move: Move) -> Any:
-    """The frame that is delivered or lost."""
+    """The frame that arrives or is lost."""
+    if move[0] == "late":
+        return world.frames.values[world.bags.values[state[world.bag]][move[1]][1]]
     return world.frames.values[world.chans.values[state[world.first_link + move[1]]][0]]
 
 
@@ -106,6 +108,13 @@ def lease_ends_in_queue(world: Relation, state: State, move: Move) -> bool:
     return queued and held(world, state)
 
 
+@point("a registration arrives at the writer's thread, which has not heard that the engine's has ended the lease")
+def registration_between_owners(world: Relation, state: State, move: Move) -> bool:
+    if move[0] != "deliver" or not released(world, state) or type(frame(world, state, move)) is not Register:
+        return False
+    return any(cell.source is not None for cell in world.body(state, "P.r0").cells.values())
+
+
 # D's blocks.
 
 
@@ -139,8 +148,22 @@ def foreign_lands(world: Relation, state: State, move: Move) -> bool:
 
 @point("a registration arrives when its request is over")
 def registration_too_late(world: Relation, state: State, move: Move) -> bool:
-    over = move[0] == "deliver" and stage(world, state) >= Stage.COMMITTED
-    return over and type(frame(world, state, move)) is Register
+    if move[0] not in ("deliver", "late") or stage(world, state) < Stage.COMMITTED:
+        return False
+    what = frame(world, state, move)
+    return type(what) is Register and what.reg.request_id == world.cluster.requests[0]
+
+
+@point("a copy of a registration arrives at the rank of P whose half has landed, and the other's has not")
+def copy_after_half(world: Relation, state: State, move: Move) -> bool:
+    if move[0] != "late" or stage(world, state) != Stage.ADMITTED:
+        return False
+    cluster, what, landed = world.cluster, frame(world, state, move), world.ghost_of(state).landed[0]
+    _, to = cluster.links[world.bags.values[state[world.bag]][move[1]][0]]
+    if type(what) is not Register or what.reg.request_id != cluster.requests[0]:
+        return False
+    half = cluster.bit[cluster.p_ranks.index(to), what.d_rank]
+    return bool(landed & half) and landed != cluster.everything
 
 
 @point("P dies while D holds blocks of an aborted request")
@@ -234,7 +257,9 @@ def two_candidates(world: Relation, state: State, move: Move) -> bool:
 
 @point("a prompt is finished that a dead D has registered for")
 def d_is_another(world: Relation, state: State, move: Move) -> bool:
-    return move[0] == "finish" and world.ghost_of(state).lives[1] > 0
+    if move[0] != "finish" or not world.ghost_of(state).lives[1] or stage(world, state) != Stage.FREED:
+        return False
+    return any(cell.grants for cell in world.body(state, "P.r0").cells.values())
 
 
 @point("P dies with a prompt that D waits for")

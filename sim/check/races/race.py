@@ -16,6 +16,7 @@ import attrs
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, VLLM_STOCK, Dialect
 from sim.check.relation import Move, Relation
 from sim.check.scope import Scope
+from sim.check.timed import relation
 from sim.check.world import State
 
 
@@ -87,6 +88,8 @@ class Race:
     source: str
     scope: Scope = attrs.field(factory=Scope)
     """Of every search; its dialect does not count."""
+    world: Callable[[Scope], Relation] = relation
+    """What is searched, if not the explored world as it is."""
     points: tuple[Point, ...] = ()
     """The first must be reached in every dialect; the others, in their order, make
     vLLM's story the one that is meant."""

@@ -140,7 +140,7 @@ def exists(test: str) -> bool:
 def _whole(race: Race, scope: Scope, stop: Stop) -> Found:
     where = described(scope)
     try:
-        coverage, reached = whole(relation(scope), race.points[0], stop)
+        coverage, reached = whole(race.world(scope), race.points[0], stop)
     except Broken as broken:
         return Found(words=f"breaks {broken}", ok=False, where=where, invariant=broken.name)
     if not reached:
@@ -149,7 +149,7 @@ def _whole(race: Race, scope: Scope, stop: Stop) -> Found:
 
 
 def _holds(race: Race, shown: Holds, scope: Scope, stop: Stop) -> Found:
-    seen = through(relation(scope), race.points, shown.invariant, stop)
+    seen = through(race.world(scope), race.points, shown.invariant, stop)
     if seen.story is None:
         words = f"{shown.invariant} holds, {seen.states:,} states" if seen.reached else "never came near it"
         return Found(words=words, ok=seen.reached, where=described(scope), states=seen.states)
@@ -157,7 +157,7 @@ def _holds(race: Race, shown: Holds, scope: Scope, stop: Stop) -> Found:
 
 
 def _breaks(race: Race, shown: Breaks | Residual, scope: Scope, stop: Stop) -> Found:
-    seen = through(relation(scope), _points(race, shown), shown.invariant, stop)
+    seen = through(race.world(scope), _points(race, shown), shown.invariant, stop)
     if seen.story is None:
         return Found(words=f"nothing breaks {shown.invariant}", ok=False, where=described(scope), states=seen.states)
     found = _told(seen, scope, ok=len(seen.story.moves) == shown.steps)
@@ -205,6 +205,8 @@ def story(name: str, dialect: str, stop: Stop = never) -> StoryFile:
         tellable = [name for name, other in race.shown.items() if isinstance(other, SEARCHED)]
         others = f"; it is searched in {', '.join(tellable)}" if tellable else ""
         raise NoSuchRaceError(f"{race.number} has no story in {dialect}: {look(race, dialect).words}{others}")
+    if race.world is not relation:
+        raise NoSuchRaceError(f"{race.number} is searched in a world of its own ({race.world.__name__}), not drawn")
     world = relation(race.scope_in(DIALECTS[dialect]))
     information = Information(note=f"{race.number} {race.name}: {race.line}", scheduler="breadth first")
     if isinstance(shown, (Breaks, Residual)):
