@@ -1,8 +1,8 @@
 """Applies a plan of faults to a world: draws when each begins and ends, and does what it says.
 
 What it does to messages and operations is in `hindrances`, dying and coming back in `lives`, wrong clocks in `skew`. A
-world without faults has none of these. A run in which nothing is left to go wrong comes to rest: with the end of the
-last request no further fault begins, and from `heal_ns` on none acts.
+world without faults has none of these. From `heal_ns` on no fault acts, nor after the end of the last request: what is
+held then must come back, and a run comes to rest.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pdflow.faults.draw import Numbers, Streams, Window, windows
 from pdflow.faults.plan import Crash, Fault, HangUp, Pause, Plan, Skew, Slow
-from pdflow.protocol.effects import PostWrite
-from pdflow.protocol.events import FenceEnded, PeerLost, Received, WriteEnded
-from pdflow.protocol.ids import rank_address
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.values import EngineId, Instant
 from pdflow.scenario.schema import seconds_to_ns
@@ -22,11 +19,11 @@ from sim.clock import AFTER_ENGINES, INPUT
 from sim.hindrances import Hindrances
 from sim.lives import Lives
 from sim.skew import SkewedClock
+from sim.witness import Witness
 
 if TYPE_CHECKING:
     from sim.build import Builder
     from sim.engine_node import EngineNode
-    from sim.fabric import Flight
     from sim.world import Observer
 
 
@@ -49,7 +46,7 @@ class Faults:
         self.env = builder.world.env
         self.plan = plan
         self.streams = streams
-        self.oracle: Oracle | None = None
+        self.witness = Witness(self.world)
         self.healed = False
         self.lives = Lives(self, builder)
         timeout_ns = seconds_to_ns(builder.scenario.transfer.handshake_timeout_s)
@@ -83,6 +80,10 @@ class Faults:
         name = "fault: " + fault.name.partition("/")[0]
         notes = self.world.totals.notes
         notes[name] = notes.get(name, 0) + 1
+
+    def observer(self, oracle: Oracle) -> Observer:
+        """What to show every event to, so that the oracle sees all that there is."""
+        return self.witness.before(oracle, self.hindrances)
 
     # When.
 
@@ -124,11 +125,15 @@ class Faults:
 
     def heal(self, _: None) -> None:
         """From now on no fault acts, and every engine is up."""
+        self.calm()
+        for name in list(self.lives.down):
+            self.lives.restart(name)
+
+    def calm(self) -> None:
+        """From now on no fault acts. An engine that is down without a time to come back stays down."""
         self.healed = True
         for window in list(self.open):
             self.end(window)
-        for name in list(self.lives.down):
-            self.lives.restart(name)
         for node in (*self.world.prefills, *self.world.decodes):
             if node.paused_until > self.env.now:
                 node.paused_until = self.env.now
@@ -253,50 +258,3 @@ class Faults:
         if request in self.world.router.by_request and not self.healed:
             self.count(fault)
             self.world.router.hang_up(request)
-
-    # What the oracle cannot see.
-
-    def witness(self, oracle: Oracle) -> Observer:
-        """The oracle's eyes: a WRITE over a grant of a life that is over lands nowhere, so it breaks nothing; and one
-        that has landed is not undone by a handle that says otherwise."""
-        self.oracle = oracle
-
-        landed = self.hindrances.landed
-
-        def observe(node: str, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
-            if landed and type(event) is WriteEnded and event.op in landed and not event.ok:
-                event = PeerLost(rank_address(event.op.reg.engine, event.op.d_rank))
-            if any(type(effect) is PostWrite and self.stale(effect) for effect in effects):
-                effects = tuple(effect for effect in effects if type(effect) is not PostWrite or not self.stale(effect))
-            oracle.observe(node, event, effects, now)
-
-        return observe
-
-    def stale(self, effect: PostWrite) -> bool:
-        return self.hindrances.stale(effect.to, effect.grant.target.generation)
-
-    def landed_for_the_dead(self, flight: Flight) -> None:
-        """A WRITE whose process has died meanwhile is over, which nobody is there to say."""
-        if self.oracle is not None:
-            self.oracle.observe(flight.p_port.address, WriteEnded(flight.op, True), (), self.env.now)
-
-    def ended_for_the_dead(self, flight: Flight) -> None:
-        """The same, if it has not landed. For the oracle the whole link is closed: in the rare case that another life
-        writes over it already, it sees less than it could, and never more than there is."""
-        if self.oracle is not None:
-            self.oracle.observe(flight.p_port.address, FenceEnded(flight.d_port.address), (), self.env.now)
-
-    def read_has_landed(self, flight: Flight) -> None:
-        """Whatever becomes of P from here on, before D looks, and whether or not its notice gets through."""
-        if self.oracle is not None and flight.notice is not None:
-            d, p = flight.d_port, flight.p_port
-            self.oracle.observe(p.address, Received(d.address, d.incarnation, flight.notice), (), self.env.now)
-
-    def nothing_lands(self, node: EngineNode) -> None:
-        """The NICs of a dead prefill engine have stopped: as if it had closed all its endpoints."""
-        assert self.oracle is not None
-        ranks = [address for address in node.ports if address != node.name]
-        for decode in self.world.decodes:
-            for peer in decode.ports:
-                for rank in ranks if peer != decode.name and node in self.world.prefills else ():
-                    self.oracle.observe(rank, FenceEnded(peer), (), self.env.now)

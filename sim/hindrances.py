@@ -25,7 +25,7 @@ from pdflow.faults.plan import (
 )
 from pdflow.protocol.effects import Handshake, ReadWord, Send
 from pdflow.protocol.events import HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded
-from pdflow.protocol.ids import Op, engine_of
+from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import Message
 from pdflow.protocol.values import Address, EngineId, Instant
 from pdflow.results.records import XFER_WIRE
@@ -59,6 +59,7 @@ class Hindrances:
         self.env = faults.world.env
         self.fabric = faults.world.fabric
         self.plan = plan
+        self.witness = faults.witness
         self.handshake_timeout_ns = handshake_timeout_ns
         self.numbers: dict[str, Numbers] = {fault.name: streams(f"faults/{fault.name}/hits") for fault in plan.faults}
         self.acting: dict[str, int] = {}
@@ -75,8 +76,6 @@ class Hindrances:
         """The last generation of D engines' former lives: their memory keys are not valid any more."""
         self.fates: dict[int, str] = {}
         """By number: the stage of the error that an operation will end with."""
-        self.landed: set[Op] = set()
-        """WRITEs whose data and notice have arrived, and whose handle says otherwise, or does not know yet."""
         self.stuck: dict[int, Stuck] = {}
         self.left: dict[int, int] = {}
         """By number: bytes that an interrupted operation had left when it went on."""
@@ -327,28 +326,27 @@ class Hindrances:
         world.totals.transfers += 1
         if world.pulls:
             if flight.notice is not None:
-                self.faults.read_has_landed(flight)
+                self.witness.read_landed(flight)
                 self.carry(d, p.address, flight.notice, 0)
             d.node.receive(d, ReadEnded(flight.op, fate is None))
             return
         if flight.notice is not None:
             self.carry(p, d.address, flight.notice, 0)
-        if not mine.alive:
-            self.faults.landed_for_the_dead(flight)
-        elif fate is not None:
-            self.landed.add(flight.op)
+        self.witness.write_landed(flight, mine)
+        if fate is not None:
+            self.witness.landed.add(flight.op)
             p.node.receive(p, WriteEnded(flight.op, False))
         elif self.cut(self.place(d.address), self.place(p.address)):
-            self.landed.add(flight.op)
+            self.witness.landed.add(flight.op)
             self._stick(flight, 0)
         else:
             p.node.receive(p, WriteEnded(flight.op, True))
 
     def failed(self, flight: Flight) -> None:
-        """It has ended badly. If its process is dead, nobody is there to say so."""
+        """Its handle ends with an error."""
         writer: Any = flight.p_port.node
-        if not self.world.pulls and not writer.alive:
-            self.faults.ended_for_the_dead(flight)
+        if not self.world.pulls:
+            self.witness.write_failed(flight, writer)
 
     def died(self, node: EngineNode, cut_off: bool) -> None:
         """The memory of this engine is gone; with `cut_off` its NICs stop as well."""

@@ -66,11 +66,7 @@ class Lives:
         for key in [key for key in words if engine_of(key[0]) == node.name]:
             del words[key]
         self.faults.hindrances.died(node, cut_off=not fault.lands)
-        oracle = self.faults.oracle
-        if oracle is not None:
-            oracle.lost(node.name)
-            if not fault.lands:
-                self.faults.nothing_lands(node)
+        self.faults.witness.died(node, fault.lands)
         world.router.later(EngineLost(node.name))
         if fault.restart_after_ns is not None:
             world.env.call(fault.restart_after_ns, self.restart, name)

@@ -132,7 +132,7 @@ def prepare(scenario: Scenario, options: Options, observers: list[Observer]) -> 
     oracle = None
     if options.check_invariants:
         oracle = builder.oracle()
-        observers = [*observers, oracle.observe if world.faults is None else world.faults.witness(oracle)]
+        observers = [*observers, oracle.observe if world.faults is None else world.faults.observer(oracle)]
         if scenario.faults and scenario.fault_table.heal_s is not None:
             Watch(world, seconds_to_ns(scenario.fault_table.heal_s), resolution_of(scenario))
     if observers:
@@ -149,6 +149,8 @@ def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
             if not interrupted:
                 assert_all_ended(world)
             if drain and not interrupted:
+                if world.faults is not None:
+                    world.faults.calm()
                 world.env.turn()
         if oracle is not None and not interrupted:
             oracle.finish(world.env.now)

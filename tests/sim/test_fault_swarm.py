@@ -50,7 +50,7 @@ def times(draw: st.DrawFn, lasts: bool = True) -> dict[str, Any]:
     if how == "while":
         return {"at_s": draw(AT), "for_s": for_s}
     if how == "every":
-        return {"at_s": draw(AT), "every_s": max(0.1, (for_s or 0.0) * 2), "for_s": for_s}
+        return {"at_s": draw(AT), "every_s": max(0.137, (for_s or 0.0) * 2.37), "for_s": for_s}
     return {"rate_per_s": draw(st.sampled_from([1.0, 10.0])), "for_s": for_s}
 
 

@@ -1,0 +1,99 @@
+"""What the oracle cannot see, since nobody is there to say it: told from what the world knows.
+
+An oracle sees events and effects of endpoints. The dead have none: what their NICs were still doing ends unseen, and so
+does what had ended before they looked. Nor does it know lives: a WRITE over a grant of a life that is over lands
+nowhere, and breaks nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pdflow.protocol.effects import PostWrite
+from pdflow.protocol.events import FenceEnded, PeerLost, Received, WriteEnded
+from pdflow.protocol.ids import Op, engine_of, rank_address
+from pdflow.protocol.invariants import Oracle
+from pdflow.protocol.values import Instant
+
+if TYPE_CHECKING:
+    from sim.engine_node import EngineNode
+    from sim.fabric import Flight
+    from sim.hindrances import Hindrances
+    from sim.world import Observer, World
+
+
+class Witness:
+    """Stands before the oracle, if there is one."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.oracle: Oracle | None = None
+        self.unheard: dict[Op, tuple[Flight, bool]] = {}
+        """WRITEs that have ended and whose process has not looked yet, and whether they have landed."""
+        self.landed: set[Op] = set()
+        """WRITEs that have landed, though their handle says otherwise or is still to come."""
+
+    def before(self, oracle: Oracle, hindrances: Hindrances) -> Observer:
+        """The oracle's eyes."""
+        self.oracle = oracle
+
+        def stale(effect: Any) -> bool:
+            return type(effect) is PostWrite and hindrances.stale(effect.to, effect.grant.target.generation)
+
+        def observe(node: str, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
+            if type(event) is WriteEnded:
+                self.unheard.pop(event.op, None)
+                if event.op in self.landed and not event.ok:
+                    # Data that have landed are not undone by an error: their notice counts when D looks at it.
+                    event = PeerLost(rank_address(event.op.reg.engine, event.op.d_rank))
+            if any(stale(effect) for effect in effects):
+                effects = tuple(effect for effect in effects if not stale(effect))
+            oracle.observe(node, event, effects, now)
+
+        return observe
+
+    def write_landed(self, flight: Flight, writer: EngineNode) -> None:
+        if self.oracle is None:
+            return
+        if writer.alive:
+            self.unheard[flight.op] = (flight, True)
+        else:
+            self._over(flight, True)
+
+    def write_failed(self, flight: Flight, writer: EngineNode) -> None:
+        if self.oracle is None:
+            return
+        if writer.alive:
+            self.unheard.setdefault(flight.op, (flight, False))
+        else:
+            self._over(flight, False)
+
+    def read_landed(self, flight: Flight) -> None:
+        """Whatever becomes of P from here on, before D looks, and whether or not its notice gets through."""
+        if self.oracle is not None and flight.notice is not None:
+            d, p = flight.d_port, flight.p_port
+            self.oracle.observe(p.address, Received(d.address, d.incarnation, flight.notice), (), self.world.env.now)
+
+    def died(self, node: EngineNode, lands: bool) -> None:
+        """All of an engine's processes; unless it `lands`, nothing of theirs is under way any more."""
+        oracle = self.oracle
+        if oracle is None:
+            return
+        oracle.lost(node.name)
+        mine = [item for item in self.unheard.values() if engine_of(item[0].p_port.address) == node.name]
+        for flight, landed in mine:
+            del self.unheard[flight.op]
+            self._over(flight, landed)
+        if lands or node not in self.world.prefills:
+            return
+        for rank in node.ports:
+            for decode in self.world.decodes:
+                for peer in decode.ports if rank != node.name else ():
+                    oracle.observe(rank, FenceEnded(peer), (), self.world.env.now)
+
+    def _over(self, flight: Flight, landed: bool) -> None:
+        """A dead process's WRITE has ended. If it has not landed, the oracle takes its whole link for closed: where
+        another life writes over it already, it sees less than it could, and never more than there is."""
+        assert self.oracle is not None
+        event = WriteEnded(flight.op, True) if landed else FenceEnded(flight.d_port.address)
+        self.oracle.observe(flight.p_port.address, event, (), self.world.env.now)
