@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sim.check.races.catalogue import GROUPS
-from sim.check.races.race import SEARCHED, Race, Tested, Unmodelled
+from sim.check.races.race import SEARCHED, Race, ToldBy, Unmodelled
 from sim.check.races.verdict import Found, Row, rows
 from sim.check.timed import relation
 
@@ -57,7 +57,7 @@ def short(race: Race, dialect: str, found: Found) -> str:
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
         return "not modelled"
-    return "test" if isinstance(shown, Tested) and found.ok else found.words
+    return "test" if isinstance(shown, ToldBy) and found.ok else found.words
 
 
 def shown_by(row: Row) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _said(race: Race, dialect: str, found: Found) -> str:
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
         return f"not modelled, {shown.why}"
-    if isinstance(shown, Tested):
+    if isinstance(shown, ToldBy):
         tests = ", ".join(f"`{test}`" for test in shown.tests)
         return f"{shown.says}; {tests}" if shown.says else tests
     assert isinstance(shown, SEARCHED)

@@ -62,7 +62,7 @@ class Residual:
 
 
 @attrs.frozen
-class Tested:
+class ToldBy:
     """Told by tests, "path::name": it needs something that the explored world does not have."""
 
     tests: tuple[str, ...]
@@ -75,7 +75,7 @@ class Unmodelled:
     why: str
 
 
-Shown: TypeAlias = Breaks | Holds | Passes | Residual | Tested | Unmodelled
+Shown: TypeAlias = Breaks | Holds | Passes | Residual | ToldBy | Unmodelled
 SEARCHED = (Breaks, Holds, Passes, Residual)
 
 
@@ -108,6 +108,6 @@ class Race:
         return attrs.evolve(scope, dialect=dialect)
 
 
-def told_by(*tests: str, says: str = "") -> Tested:
+def told_by(*tests: str, says: str = "") -> ToldBy:
     """Of tests/protocol, unless they say otherwise."""
-    return Tested(tuple(test if test.startswith("tests/") else f"tests/protocol/{test}" for test in tests), says)
+    return ToldBy(tuple(test if test.startswith("tests/") else f"tests/protocol/{test}" for test in tests), says)
