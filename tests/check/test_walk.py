@@ -195,7 +195,7 @@ PLANTED = [
 
 @pytest.mark.parametrize(("plant", "broken"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
 def test_planted_bugs_are_found(plant, broken) -> None:  # type: ignore[no-untyped-def]
-    found = walks(Task(dialect=STRICT, prepare=plant), range(2_000))
+    found = walks(Task(dialect=STRICT, prepare=plant), range(2_000), tick=lambda walked: broken in walked.broken)
     assert found.broken.get(broken, 0) > 0
     failure = found.failures[broken]
     with plant():
