@@ -85,8 +85,8 @@ def _simulate(scenario: Scenario, **options: Any) -> int:
 
 @cli.command()
 @click.argument("what", default="all")
-@click.option("--dialect", type=click.Choice(["strict", "vllm-compat"]), help="Only scopes of this dialect.")
-@click.option("--only", metavar="WORDS", help="Only scopes with these words in their names, nightly ones included.")
+@click.option("--dialect", type=click.Choice(["strict", "vllm-compat", "vllm-stock"]), help="Only this dialect.")
+@click.option("--only", metavar="WORDS", help="Only rows with these words in their names; of scopes, nightly ones too.")
 @click.option("--large", is_flag=True, help="The nightly scopes too: minutes, and up to 6 GB.")
 @click.option("--budget", type=float, metavar="SECONDS", help="Stop after so long; exit 3 if that came first.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes; as many as there are processors.")
@@ -94,7 +94,9 @@ def _simulate(scenario: Scenario, **options: Any) -> int:
 @click.option("--out", type=click.Path(file_okay=False), default="check", metavar="DIR", help="Where stories go.")
 @click.option("--json", "as_json", is_flag=True, help="One object with a row per scope, race or mutant.")
 @click.option("--replay", type=click.Path(), metavar="FILE", help="Tell one story again, strictly.")
-@click.option("--diagram", type=click.Path(), metavar="FILE", help="Draw one story: text, and a Mermaid diagram.")
+@click.option(
+    "--diagram", type=click.Path(), metavar="FILE", help="Draw a story, or a race as R13, in text and Mermaid."
+)
 @click.option("--trace", type=click.Path(), metavar="FILE", help="With a SCENARIO.toml: follow its events.jsonl.")
 @click.pass_context
 def check(ctx: click.Context, /, what: str, as_json: bool, **options: Any) -> None:
@@ -108,7 +110,7 @@ def check(ctx: click.Context, /, what: str, as_json: bool, **options: Any) -> No
     if trace is not None and not what.endswith(".toml"):
         raise click.UsageError("--trace FILE needs the scenario that the record is of: pdflow check NAME.toml --trace")
     if replay is not None or diagram is not None:
-        ctx.exit(command.replay(replay) if replay is not None else command.diagram(diagram))
+        ctx.exit(command.replay(replay) if replay is not None else command.diagram(diagram, options["dialect"]))
     ctx.exit(command.check(what, command.options(json=as_json, **options), trace))
 
 

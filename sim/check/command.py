@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from sim.check.parts.part import Answer, Options
 from sim.check.story import StoryError
 
 Part: TypeAlias = Callable[[Options, Console], Answer]
-PARTS = ("scopes", "walk", "mutants")
+PARTS = ("scopes", "walk", "mutants", "races")
 """In the order of `all`; each is a file of parts/."""
 
 
@@ -83,13 +84,18 @@ def replay(file: str) -> int:
     return EXIT_NOT_SO
 
 
-def diagram(file: str) -> int:
-    """Fixed-width text, then Mermaid."""
+def diagram(file: str, dialect: str | None = None) -> int:
+    """Of a story's file, or of a race by its number: fixed-width text, then Mermaid."""
     from sim.check.diagram import collect
     from sim.check.diagram_mermaid import mermaid
     from sim.check.diagram_text import text
 
-    story = stories.read(file)
+    if re.fullmatch(r"[Rr]\d\d", file):
+        from sim.check.races.verdict import story as race
+
+        story = race(file, dialect or "vllm-stock")
+    else:
+        story = stories.read(file)
     with _patched(story.mutant, file):
         drawn = collect(story)
     _say(text(drawn, min(100, max(80, _columns()))))

@@ -1,0 +1,83 @@
+"""`pdflow check races`: the 52 races by name, and what becomes of each in every dialect."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pdflow.errors import Problem, ScenarioError
+from sim.check.parts.part import Answer, Options, answer
+from sim.check.races.catalogue import RACES
+from sim.check.races.verdict import Row
+from sim.check.races.verdict import rows as looked_at
+from sim.check.report import Counter
+
+
+def races(options: Options, console: Console) -> Answer:
+    """Each searched again; 0 if every row is as its table expects."""
+    wanted = [number for number, race in RACES.items() if options.wants(f"{number} {race.name}")]
+    if not wanted:
+        raise ScenarioError([Problem("--only", "", f"no race has {options.only!r} in its name")])
+    dialects = [options.dialect] if options.dialect else []
+    budget_s = float("inf") if options.budget_s is None else options.budget_s
+    ended: list[Row] = []
+    with Counter("races", quiet=options.json) as counter:
+        for row in looked_at(budget_s, wanted, dialects):
+            ended.append(row)
+            counter.show(f"{len(ended)} of {len(wanted)}: {row.race.number} {row.race.name}")
+    console.print(_table(ended))
+    console.print(
+        "pdflow check --diagram R13 draws one, in vllm-stock or in --dialect; docs/races.md says where each is shown"
+    )
+    found = [
+        {
+            "race": row.race.number,
+            "name": row.race.name,
+            "source": row.race.source,
+            "ok": row.ok,
+            "seconds": round(row.seconds, 3),
+            "dialects": {
+                name: {
+                    "result": found.words,
+                    "ok": found.ok,
+                    "where": found.where,
+                    "invariant": found.invariant or None,
+                    "steps": found.steps,
+                    "states": found.states,
+                }
+                for name, found in row.found.items()
+            },
+        }
+        for row in ended
+    ]
+    return answer(
+        found,
+        not_so=any(not row.ok and not row.stopped for row in ended),
+        stopped=any(row.stopped for row in ended),
+    )
+
+
+def _table(ended: list[Row]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("race", no_wrap=True)
+    dialects = list(dict.fromkeys(name for row in ended for name in row.found))
+    for name in dialects:
+        table.add_column(name, overflow="fold")
+    for row in ended:
+        cells = [
+            Text(_short(row.found[name].words), "" if row.found[name].ok else "bold red")
+            if name in row.found
+            else Text("")
+            for name in dialects
+        ]
+        table.add_row(f"{row.race.number} {row.race.name[:24]}", *cells)
+    table.add_section()
+    fine = sum(row.ok for row in ended)
+    table.add_row(f"{fine} of {len(ended)} as expected", *[""] * len(dialects))
+    return table
+
+
+def _short(words: str) -> str:
+    """Without the reason, which docs/races.md has."""
+    return "by a test" if words.endswith("told by a test") else words.partition(":")[0]
