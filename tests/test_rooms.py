@@ -54,7 +54,9 @@ EXCEPTIONS: Final = {
     "pdflow/results/write.py": Permit("writes and reads result files", "os", touches_files=True),
     "pdflow/results/events.py": Permit("writes and reads events.jsonl", touches_files=True),
     "sim/check/campaign.py": Permit("walks in processes, until the time is over", "concurrent multiprocessing time"),
-    "sim/check/command.py": Permit("prints, counts processors, opens the part that was asked for", "importlib os sys"),
+    "sim/check/command.py": Permit(
+        "prints, counts processors, opens the part that was asked for", "importlib os sys time"
+    ),
     "sim/check/crew.py": Permit(
         "searches in processes, until time or memory is over", "concurrent multiprocessing queue resource time"
     ),

@@ -6,12 +6,14 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from attrs import evolve
 from rich.console import Console
 
 from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO, Problem, ScenarioError
@@ -20,7 +22,7 @@ from sim.check.parts.part import Answer, Options
 from sim.check.story import StoryError
 
 Part: TypeAlias = Callable[[Options, Console], Answer]
-PARTS = ("scopes", "walk", "mutants", "races")
+PARTS = ("scopes", "mutants", "races", "walk")
 """In the order of `all`; each is a file of parts/."""
 
 
@@ -37,13 +39,14 @@ def check(what: str, options: Options, trace: str | None = None) -> int:
         raise ScenarioError([Problem(what, "", f"is nothing to check, expected {expected} or a scenario's NAME.toml")])
     console = Console(stderr=options.json, highlight=False, markup=False, emoji=False)
     answers: dict[str, Answer] = {}
+    began = time.monotonic()
     interrupted = False
     try:
         if is_scenario:
             answers["scenario"] = _of_scenario(what, options, trace, console)
         for name in () if is_scenario else PARTS if what == "all" else (what,):
             part: Part = getattr(import_module(f"sim.check.parts.{name}"), name)
-            answers[name] = part(options, console)
+            answers[name] = part(evolve(options, budget_s=_left(options, began)), console)
     except KeyboardInterrupt:
         console.print("interrupted: what is said above holds, the rest was not looked at")
         interrupted = True
@@ -52,6 +55,11 @@ def check(what: str, options: Options, trace: str | None = None) -> int:
     codes = {answer.code for answer in answers.values()}
     order = (EXIT_NOT_SO, EXIT_INTERRUPTED, EXIT_BUDGET) if interrupted else (EXIT_NOT_SO, EXIT_BUDGET)
     return EXIT_INTERRUPTED if interrupted else next((code for code in order if code in codes), EXIT_DONE)
+
+
+def _left(options: Options, began: float) -> float | None:
+    """What is left of the budget for the next part."""
+    return None if options.budget_s is None else max(0.0, began + options.budget_s - time.monotonic())
 
 
 def _of_scenario(file: str, options: Options, trace: str | None, console: Console) -> Answer:
