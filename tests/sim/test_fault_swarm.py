@@ -107,6 +107,8 @@ def engine_faults(draw: st.DrawFn, kind: str, overrides: dict[str, Any]) -> dict
         keys["restart_after_s"] = draw(st.sampled_from(restarts))
         trusting = overrides["transfer.dialect"] == "vllm-compat" and overrides["transfer.method"] == "nixl-pull"
         keys["engine_id"] = "new" if trusting else draw(st.sampled_from(["same", "same", "new"]))
+        if overrides["transfer.dialect"] == "vllm-compat" and keys["engine_id"] == "same":
+            keys["incarnation"] = draw(st.sampled_from(["new", "same"]))
         keys["in_flight"] = draw(st.sampled_from(["lands", "cut"]))
     elif kind == "pause":
         keys |= draw(times().filter(lambda keys: "for_s" in keys))
@@ -183,7 +185,7 @@ def everything_ends(overrides: dict[str, Any], play: Callable[..., Any], lines: 
     return world
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@settings(max_examples=500, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
 @given(overrides=disturbed_scenarios())
 def test_whatever_goes_wrong_everything_ends(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
