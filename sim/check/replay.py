@@ -15,7 +15,7 @@ import attrs
 from sim.check import names
 from sim.check.digest import digest
 from sim.check.ghost import Broken
-from sim.check.live import settle
+from sim.check.live import live
 from sim.check.relation import Move, Relation
 from sim.check.story import Information, Step, StoryFile, Verdict
 from sim.check.world import State
@@ -188,7 +188,7 @@ def record(
 
 def _last_judgement(world: Relation, state: State) -> Verdict | None:
     try:
-        settle(world, state)
+        live(world, [state])
     except Broken as broken:
         return Verdict(invariant=broken.name, what=broken.what)
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +25,7 @@ def races(options: Options, console: Console) -> Answer:
     budget_s = float("inf") if options.budget_s is None else options.budget_s
     ended: list[Row] = []
     with Counter("races", quiet=options.json) as counter:
-        for row in looked_at(budget_s, wanted, dialects):
+        for row in looked_at(budget_s, wanted, dialects, time.monotonic):
             ended.append(row)
             counter.show(f"{len(ended)} of {len(wanted)}: {row.race.number} {row.race.name}")
     console.print(_table(ended))
