@@ -24,14 +24,16 @@ def mutants(options: Options, console: Console) -> Answer:
         raise ScenarioError([Problem("--only", "", f"no mutant has {options.only!r} in its name")])
     until_s = options.until_s
     kills: list[tuple[Kill, bool]] = []
-    with Counter("mutants", quiet=options.json) as counter:
-        for mutant in wanted:
-            if time.monotonic() > until_s:
-                break
-            counter.show(f"{len(kills)} of {len(wanted)}: {mutant.name}")
-            kill = hunt(mutant, time.process_time, max(0.0, min(60.0, until_s - time.monotonic())))
-            kills.append((kill, as_expected(mutant, kill)))
-    console.print(_table(kills))
+    try:
+        with Counter("mutants", quiet=options.json) as counter:
+            for mutant in wanted:
+                if time.monotonic() > until_s:
+                    break
+                counter.show(f"{len(kills)} of {len(wanted)}: {mutant.name}")
+                kill = hunt(mutant, time.process_time, max(0.0, min(60.0, until_s - time.monotonic())))
+                kills.append((kill, as_expected(mutant, kill)))
+    finally:
+        console.print(_table(kills))
     skipped = len(wanted) - len(kills)
     if skipped:
         console.print(f"the time ran out before {skipped} more")
