@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sized
 from typing import Any, TypeAlias
 
+from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.values import Address
 from sim.check.names import name
 from sim.check.relation import Move, Relation
@@ -61,12 +63,19 @@ class Ordered(Relation):
         self.arrivals_at = [self._of_link(link) for link in range(len(self.cluster.links))]
 
     def endpoint(self, node: Address, body: Any) -> int:
-        """Equal fingerprints, equal bodies: the order in which D met its requests is in no fingerprint, yet in what it
-        says; so it is put in an order of its own."""
+        """Equal fingerprints, equal bodies: the order in which an endpoint met what waits in it is in no fingerprint,
+        yet in what it says; so it is put in an order of its own."""
         if isinstance(body, ConsumerScheduler):
             for peer in body.peers.values():
                 if len(peer.requests) > 1:
                     peer.requests = dict.fromkeys(sorted(peer.requests))
+        elif isinstance(body, ProducerRank):
+            for at, regs in body.waiting.items():
+                if len(regs) > 1:
+                    body.waiting[at] = dict.fromkeys(sorted(regs, key=str))
+        elif isinstance(body, ConsumerRank):
+            for at, ops in body.waiting_reads.items():
+                body.waiting_reads[at] = tuple(sorted(ops, key=str))
         return super().endpoint(node, body)
 
     def opening(self, budget: tuple[int, ...]) -> State:
