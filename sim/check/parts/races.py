@@ -24,14 +24,14 @@ def races(options: Options, console: Console) -> Answer:
     dialects = [options.dialect] if options.dialect else []
     budget_s = float("inf") if options.budget_s is None else options.budget_s
     ended: list[Row] = []
-    with Counter("races", quiet=options.json) as counter:
-        for row in looked_at(budget_s, wanted, dialects, time.monotonic):
-            ended.append(row)
-            counter.show(f"{len(ended)} of {len(wanted)}: {row.race.number} {row.race.name}")
-    console.print(_table(ended))
-    console.print(
-        "pdflow check --diagram R13 draws one, in vllm-stock or in --dialect; docs/races.md says where each is shown"
-    )
+    try:
+        with Counter("races", quiet=options.json) as counter:
+            for row in looked_at(budget_s, wanted, dialects, time.monotonic):
+                ended.append(row)
+                counter.show(f"{len(ended)} of {len(wanted)}: {row.race.number} {row.race.name}")
+    finally:
+        console.print(_table(ended))
+    console.print("`pdflow check --diagram R13` draws one, in vllm-stock or in --dialect; docs/races.md has the scopes")
     found = [
         {
             "race": row.race.number,
