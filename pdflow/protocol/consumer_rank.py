@@ -99,6 +99,7 @@ class ConsumerRank(ConsumerReads):
         other.pending, other.synced = self.pending.copy(), self.synced.copy()
         other.reads, other.waiting_reads = self.reads.copy(), self.waiting_reads.copy()
         other.fencing = self.fencing.copy()
+        other.newest = self.newest
         other.awaited = self.awaited.copy()
         other.kept = {peer: kept.copy() for peer, kept in self.kept.items()}
         return other
@@ -111,6 +112,7 @@ class ConsumerRank(ConsumerReads):
             tuple(sorted(self.synced.items())),
             tuple((peer, tuple(sorted(kept.items()))) for peer, kept in sorted(self.kept.items())),
             tuple(sorted(self.fencing)),
+            self.newest,
             tuple(sorted(self.awaited.items())),
         )
 
@@ -122,6 +124,8 @@ class ConsumerRank(ConsumerReads):
             self._keep(event.to, event.message, now)
         if self.counts and type(event.message) is Register:
             self.awaited[event.message.reg.request_id] = event.to
+        if isinstance(event.message, Register):
+            self.newest = max(self.newest, event.message.reg.seq)
         for peer in event.to:
             if peer in self.peers.connected:
                 effects += self._sending(peer, event.message, now)
@@ -316,7 +320,7 @@ class ConsumerRank(ConsumerReads):
         for op in self.waiting_reads.pop(peer, ()):
             del self.reads[op]
         kept = tuple(m for m in self.pending.pop(peer, ()) if type(m) is not Register)
-        effects: Effects = (Tell(self.scheduler, PeerFenced(peer, self.rank)),)
+        effects: Effects = (Tell(self.scheduler, PeerFenced(peer, self.rank, self.newest)),)
         if kept:
             self.pending[peer] = kept
             effects += self._connect(peer)

@@ -43,6 +43,7 @@ class ConsumerReads:
         "fencing",
         "geometry",
         "kept",
+        "newest",
         "peers",
         "rank",
         "reads",
@@ -64,9 +65,12 @@ class ConsumerReads:
         self.kept: dict[Address, dict[RequestId, Instant]] = {}
         """Against a vLLM P: up to when each of its prompts that we want was kept by heartbeats without a gap."""
         self.fencing: set[Address] = set()
+        self.newest = 0
+        """The `seq` of the newest registration that this rank has been told of."""
 
     def _read_ordered(self, event: ReadOrdered, now: Instant) -> Effects:
         effects: Effects = NOTHING
+        self.newest = max(self.newest, event.grant.reg.seq)
         for source, readers in zip(event.sources, event.readers, strict=True):
             op = Op(event.grant.reg, rank_of(source), self.rank)
             read = Read(op, source, readers, event.params, event.grant, False, now)

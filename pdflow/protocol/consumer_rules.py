@@ -261,7 +261,10 @@ def settle_reported(cell: ConsumerCell, event: PairReported, now: Instant, ctx: 
 
 
 def fenced(cell: ConsumerCell, event: PeerFenced, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Nothing from this P rank can land at this D rank any more: neither the data we wait for nor any other."""
+    """Nothing from this P rank can land at this D rank any more: neither the data we wait for nor any other. But what
+    the rank had not heard of by then comes behind the fence."""
+    if cell.grant is not None and cell.grant.reg.seq > event.newest:
+        return cell, NOTHING
     bits = 0
     for i, (p_rank, d_rank) in enumerate(cell.pairs):
         if d_rank == event.d_rank and rank_address(cell.params.prefill.engine, p_rank) == event.peer:

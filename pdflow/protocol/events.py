@@ -192,6 +192,9 @@ class PeerFenced(Value, frozen=True, gc=False):
 
     peer: Address
     d_rank: int
+    newest: int
+    """The newest registration (its `seq`) that the rank had been told of by then: what the scheduler has ordered since
+    may have been done after the fence. 0 in vllm-compat, where registrations have no numbers."""
 
 
 class PeerRestarted(Value, frozen=True, gc=False):

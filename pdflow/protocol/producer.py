@@ -450,6 +450,14 @@ def write_ended(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: Produc
     )
 
 
+def cut_off(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
+    """A peer was fenced while siblings still fly. A WRITE to it that had ended only locally may never have landed."""
+    wrote = any(grant.d_rank == event.d_rank for grant in cell.grants)
+    if ctx.done_is_remote or not wrote or cell.flying & 1 << event.d_rank:
+        return cell, NOTHING
+    return cell.with_write_ended(cell.flying, True), NOTHING
+
+
 def peer_quiet(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
     unsettled = cell.flying & ~(1 << event.d_rank)
     if not event.ok:

@@ -262,11 +262,14 @@ class ProducerFrames(ProducerCells):
         else:
             self.interests.pop(sender, None)
         items = []
+        d_rank = rank_of(sender)
         for reg in message.open:
             cell = self.cells.get(reg)
             if cell is not None:
                 self.cells[reg] = cell.with_grant(now + timers.registration_ttl_ns)
-                items.append(SyncItem(reg, progress_of(cell), Code.NONE, False))
+                # A rank whose own REG is missing hears nothing of its siblings', so that it sends it again.
+                if any(grant.d_rank == d_rank for grant in cell.grants):
+                    items.append(SyncItem(reg, progress_of(cell), Code.NONE, False))
             elif (verdict := tombs.find(reg)) is not None:
                 items.append(verdict)
         return (Send(sender, SyncReply(message.seq, tuple(items))),)

@@ -31,6 +31,7 @@ from pdflow.protocol.events import (
 from pdflow.protocol.ids import Reg, engine_of, rank_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer import (
+    IN_FLIGHT,
     OPEN,
     READY,
     SETTLING,
@@ -193,7 +194,8 @@ class ProducerRank(ProducerFrames):
         for key in tuple(self.cells):
             if isinstance(key, Reg) and key.engine == engine:
                 cell = self.cells[key]
-                if cell.phase is SETTLING and cell.flying & 1 << told.d_rank:
+                open_there = bool(cell.flying & 1 << told.d_rank)
+                if (cell.phase is SETTLING and open_there) or (cell.phase is IN_FLIGHT and not open_there):
                     effects += self._apply(key, cell, told, now)
         return tuple(effects)
 

@@ -180,26 +180,37 @@ SCOPES = (
         366082,
     ),
     # Larger ones.
-    Named("push, with clocks for six ticks", Scope(horizon=6, abort=0), ENDS | _resolved("PEER_DEAD"), nightly=True),
-    Named("compat, with clocks and an abort", Scope(dialect=COMPAT, horizon=ENDLESS), ENDS, nightly=True),
+    Named(
+        "push, with clocks for six ticks",
+        Scope(horizon=6, abort=0),
+        ENDS | _resolved("PEER_DEAD"),
+        531966,
+        1473008,
+        nightly=True,
+    ),
+    Named(
+        "compat, with clocks and an abort", Scope(dialect=COMPAT, horizon=ENDLESS), ENDS, 529618, 1562826, nightly=True
+    ),
     Named(
         "compat, with clocks and a lost frame",
         Scope(dialect=COMPAT, horizon=ENDLESS, drop=1, abort=0),
         ENDS,
+        453704,
+        1352936,
         nightly=True,
     ),
     Named("all repairs", Scope(drop=1, dup=1, sync=1, cancel=1), EVERY_END, 705629, 2946354, nightly=True),
     Named("two drops and an error", Scope(drop=2, err=1, sync=1, cancel=1), EVERY_END, 124847, 481982, nightly=True),
     Named(
-        "three SYNCs", Scope(drop=1, sync=3, cancel=1, deadline=0, stall=0), EVERY_END, 528806, 2170422, nightly=True
+        "three SYNCs", Scope(drop=1, sync=3, cancel=1, deadline=0, stall=0), EVERY_END, 316684, 1277573, nightly=True
     ),
     Named("broken connections and SYNC", Scope(dup=1, lose=1, sync=1), EVERY_END, 402173, 1521409, nightly=True),
     Named(
         "three drops, three duplicates, both start again",
         Scope(drop=3, dup=3, p_restart=1, d_restart=1),
         EVERY_END,
-        2230901,
-        14303412,
+        2233485,
+        14312600,
         nightly=True,
     ),
     Named(
@@ -241,8 +252,8 @@ SCOPES = (
         "two requests, one SYNC",
         Scope(requests=2, sync=1, abort=0, deadline=0, stall=0),
         ENDS,
-        231502,
-        865802,
+        233546,
+        871906,
         nightly=True,
     ),
     Named(
@@ -273,8 +284,8 @@ SCOPES = (
         "P starts again among ranks that lag",
         Scope(p_restart=1, lagging=True, sync=1, deadline=0, stall=0),
         EVERY_END,
-        66854,
-        261708,
+        66892,
+        261742,
         nightly=True,
     ),
     Named(

@@ -142,7 +142,7 @@ def consumer_events(cell: ConsumerCell, explored: Relation) -> list[Any]:
                 events += [PairLanded(op, sender, msgspec.structs.replace(done, generation=19))]
                 events += [PairFailed(op, sender, Code.IO, settled) for settled in (True, False)]
                 events += [PairReported(op, sender, progress) for progress in Progress]
-                events += [PeerFenced(sender, d_rank)]
+                events += [PeerFenced(sender, d_rank, 9)]
             events += [PairMissing(op)]
     return events
 

@@ -120,7 +120,7 @@ def _one_asker(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: Pro
 
 
 def _ordered_is_done(self: ConsumerRank, event: FenceOrdered, now: Instant) -> Effects:
-    return (*_fence_ordered(self, event, now), Tell(self.scheduler, PeerFenced(event.peer, self.rank)))
+    return (*_fence_ordered(self, event, now), Tell(self.scheduler, PeerFenced(event.peer, self.rank, self.newest)))
 
 
 def _one_fence_for_all(cell: ConsumerCell, event: PeerFenced, now: Instant, ctx: ConsumerContext) -> Stepped:
