@@ -35,6 +35,9 @@ from pdflow.protocol.values import Address
 from sim.check.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster
 from sim.check.scope import TOKENS
 
+CRASH = "crash"
+"""In an invariant's place: an endpoint raised."""
+
 
 class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of error)
     """An invariant does not hold. `name` is S1 to S9, or L for liveness."""

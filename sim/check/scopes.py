@@ -179,6 +179,13 @@ SCOPES = (
         147268,
         366082,
     ),
+    Named(
+        "pull, two requests, an unreachable peer and a tick",
+        Scope(pulls=True, requests=2, unreachable=1, horizon=1, abort=0),
+        DELIVERED | _resolved("UNREACHABLE"),
+        58836,
+        155561,
+    ),
     # Larger ones.
     Named(
         "push, with clocks for six ticks",

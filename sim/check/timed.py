@@ -25,7 +25,7 @@ from pdflow.protocol.ids import engine_of
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.values import NEVER, Instant
 from sim.check.cluster import TRANSPORT_TICKS
-from sim.check.ghost import AGE, ENDED_ERR, FLYING, TOLD, Product, Stage
+from sim.check.ghost import AGE, ENDED_ERR, FLYING, TOLD, Broken, Product, Stage
 from sim.check.relation import Move, Relation
 from sim.check.scope import ENDLESS, Scope
 from sim.check.world import Draft, State
@@ -93,7 +93,11 @@ class Timed(Relation):
     # Time.
 
     def timer(self, draft: Draft, node: int, i: int) -> None:
-        self.event(draft, self.cluster.nodes[node], TimerFired(self.armed[draft[node]][i]))
+        before = draft[node]
+        timer = self.armed[before][i]
+        self.event(draft, self.cluster.nodes[node], TimerFired(timer))
+        if draft[node] == before:
+            raise Broken("L", f"{timer.kind.name} is due at {self.cluster.nodes[node]}, and firing changes nothing")
 
     def tick(self, draft: Draft, engine: int) -> None:
         name = "PD"[engine]

@@ -14,7 +14,7 @@ import attrs
 from pdflow.protocol.dialect import Dialect
 from pdflow.workload.rng import Rng, Stream
 from sim.check.digest import digest
-from sim.check.ghost import Broken
+from sim.check.ghost import CRASH, Broken
 from sim.check.live import settle
 from sim.check.names import name
 from sim.check.ordered import PRICES, Ordered, Worlds
@@ -27,8 +27,6 @@ from sim.check.world import State
 
 LONGEST = 2_000
 """Moves after which a run is cut short: far beyond what any has taken."""
-CRASH = "crash"
-"""What is violated where the core raises anything but Broken."""
 TWISTS = (0, 1, 2, 3, 5, 7)
 """Calm schedules to try before it is said that something never ends."""
 FAULTS = frozenset((*PRICES, "restart"))

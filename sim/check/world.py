@@ -21,7 +21,7 @@ from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck,
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from sim.check.cluster import FIRST_LIFE, Cluster
-from sim.check.ghost import Ghost, Interned, Judge, Product, Sketch, Stage
+from sim.check.ghost import CRASH, Broken, Ghost, Interned, Judge, Product, Sketch, Stage
 from sim.check.scope import Scope
 
 State: TypeAlias = tuple[int, ...]
@@ -209,7 +209,11 @@ class World:
         if hit is None:
             node, what = self.events.values[event]
             body = self.bodies[end].fork()
-            effects = body.handle(what, 0)
+            try:
+                effects = body.handle(what, 0)
+            except Exception as error:
+                # That the core raises on what it ought to bear is a violation like any other.
+                raise Broken(CRASH, f"{type(error).__name__}: {error}") from error
             hit = self.steps[end, event] = (self.endpoint(self.cluster.nodes[node], body), effects)
         return hit
 

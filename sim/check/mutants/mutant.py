@@ -142,15 +142,20 @@ def _holders(old: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _in_table(table: dict[Any, Any], key: Any, new: Any) -> _Change:
-    old = table.get(key, MISSING)
+    before = dict(table)
 
-    def put(value: Any) -> None:
-        if value is MISSING:
+    def put() -> None:
+        if new is MISSING:
             table.pop(key, None)
         else:
-            table[key] = value
+            table[key] = new
 
-    return _Change(lambda: put(new), lambda: put(old))
+    def restore() -> None:
+        """In its order too, which the documents show."""
+        table.clear()
+        table.update(before)
+
+    return _Change(put, restore)
 
 
 def _in_namespace(holder: Any, name: str, old: Any, new: Any) -> _Change:
