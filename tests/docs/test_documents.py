@@ -74,7 +74,7 @@ def test_commands_do_what_the_readme_says(tmp_path: Path, monkeypatch: pytest.Mo
     trace.write_text('{"timestamp": 0, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}\n' * 3)
     monkeypatch.setenv("PWD", str(tmp_path))
     commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("pdflow")]
-    assert len(commands) == 8
+    assert len(commands) == 9
     tmp_path.joinpath("tests").symlink_to(ROOT / "tests")
     for command in commands:
         words = shlex.split(os.path.expandvars(command))[1:]
