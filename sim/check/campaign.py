@@ -6,7 +6,6 @@ so what was done is always the first so many seeds. Time decides only how many.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from pdflow.protocol.dialect import Dialect
 from sim.check.ghost import Stage
 from sim.check.ordered import Worlds
 from sim.check.scope import Scope
+from sim.check.search import uncollected
 from sim.check.walk import Walk, digest_of, walk
 
 BATCH = 500
@@ -121,7 +121,7 @@ def batch(worlds: Worlds, task: Task, seeds: range) -> Walked:
     found = Walked()
     began = time.process_time()
     known = set()
-    with _uncollected():
+    with uncollected():
         for seed in seeds:
             record = walk(worlds, seed, task.dialect, task.scope)
             world = worlds.of(record.cluster)
@@ -193,19 +193,6 @@ def _done(walked: Walked) -> Future[Walked]:
     future: Future[Walked] = Future()
     future.set_result(walked)
     return future
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Nothing that a walk makes is in a cycle; looking for cycles among all that worlds remember takes a third of the
-    time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 _task: Task

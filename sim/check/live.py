@@ -16,7 +16,7 @@ from pdflow.protocol.timers import Timer, TimerKind
 from sim.check.ghost import Broken, Product, Stage
 from sim.check.prompt import prompt
 from sim.check.relation import Relation
-from sim.check.scope import ENDLESS, Fault
+from sim.check.scope import ENDLESS
 from sim.check.timed import Timed
 from sim.check.world import State
 
@@ -46,7 +46,7 @@ def settle(world: Relation, state: State, good: set[State] | None = None) -> lis
         return chain
     if world.settled(state):
         return chain
-    for after in _calm(world, state):
+    for after in calm(world, state):
         if good and after in good:
             return chain
         chain.append(after)
@@ -81,7 +81,7 @@ def missing(world: Relation, state: State) -> str:
 
 def _by_the_clock(world: Timed, state: State) -> Iterator[State]:
     """The same with clocks: whatever may happen does, and when nothing may, time goes on."""
-    state = world.put(state, world.budget, world.budgets.of((0,) * len(Fault)))
+    state = world.spent(state)
     state = world.put(state, world.left_ticks, ENDLESS)
     for _ in range(STEPS):
         moves = world.moves(state)
@@ -94,12 +94,12 @@ def _by_the_clock(world: Timed, state: State) -> Iterator[State]:
         yield state
 
 
-def _calm(world: Relation, state: State) -> Iterator[State]:
+def calm(world: Relation, state: State) -> Iterator[State]:
     if isinstance(world, Timed):
         yield from _by_the_clock(world, state)
         return
     ends = ENDS if world.scope.dialect.control_frames else ENDS | {TimerKind.DEADLINE}
-    state = world.put(state, world.budget, world.budgets.of((0,) * len(Fault)))
+    state = world.spent(state)
     for kinds in (REPAIRS, REPAIRS, REPAIRS, ends, REPAIRS, ends, REPAIRS, ends | REPAIRS, ends | REPAIRS):
         for _ in range(STEPS):
             move = next((move for move in world.moves(state) if move[0] != "timer"), None)

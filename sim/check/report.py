@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -14,19 +15,15 @@ from sim.check.crew import Searched
 from sim.check.search import Coverage
 
 
-class Board:
-    """The searches under way, on stderr; nothing where nobody watches."""
+class Watched:
+    """Long work that somebody may watch on stderr; nothing where nobody does."""
 
-    def __init__(self, total: int, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool) -> None:
         console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self.live = None if quiet or not console.is_terminal else Live(console=console, transient=True, screen=False)
-        self.total = total
-        self.done = 0
-        self.states = 0
+        self.live = None if quiet or not console.is_terminal else Live(console=console, transient=True)
         self.began = time.monotonic()
-        self.now: dict[str, tuple[Coverage, int]] = {}
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> Self:
         if self.live is not None:
             self.live.start()
         return self
@@ -34,6 +31,17 @@ class Board:
     def __exit__(self, *_: object) -> None:
         if self.live is not None:
             self.live.stop()
+
+
+class Board(Watched):
+    """The searches under way."""
+
+    def __init__(self, total: int, quiet: bool = False) -> None:
+        super().__init__(quiet)
+        self.total = total
+        self.done = 0
+        self.states = 0
+        self.now: dict[str, tuple[Coverage, int]] = {}
 
     def searching(self, name: str, coverage: Coverage, memory_bytes: int) -> None:
         self.now[name] = (coverage, memory_bytes)
@@ -57,23 +65,12 @@ class Board:
         self.live.update(Text("\n".join(lines)))
 
 
-class Counter:
-    """One line on stderr about long work; nothing where nobody watches."""
+class Counter(Watched):
+    """One line about what is under way."""
 
     def __init__(self, title: str, quiet: bool = False) -> None:
-        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self.live = None if quiet or not console.is_terminal else Live(console=console, transient=True)
+        super().__init__(quiet)
         self.title = title
-        self.began = time.monotonic()
-
-    def __enter__(self) -> Counter:
-        if self.live is not None:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live is not None:
-            self.live.stop()
 
     def show(self, words: str) -> None:
         if self.live is not None:

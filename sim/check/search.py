@@ -54,7 +54,7 @@ def explore(world: Relation, limit: int = 10_000_000, tick: Tick | None = None, 
     seen = {start}
     level = [start]
     moves, do = world.moves, world.do
-    with _uncollected():
+    with uncollected():
         while level:
             found.frontier = len(level)
             following: list[State] = []
@@ -85,7 +85,7 @@ def shortest(world: Relation, limit: int = 10_000_000, lively: bool = True, tick
     start = world.start()
     parents: dict[State, tuple[State, Move] | None] = {start: None}
     level = [start]
-    with _uncollected():
+    with uncollected():
         while level and len(parents) < limit:
             following: list[State] = []
             for count, state in enumerate(level):
@@ -118,7 +118,7 @@ def _path(parents: dict[State, tuple[State, Move] | None], state: State) -> tupl
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """States are never in a cycle; looking for cycles among millions of them takes longer than finding them."""
     collecting = gc.isenabled()
     gc.disable()

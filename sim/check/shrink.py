@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import attrs
 
 from sim.check.ghost import Broken
-from sim.check.live import _calm as calm
+from sim.check.live import calm
 from sim.check.names import name
 from sim.check.ordered import Ordered
 from sim.check.relation import Move
-from sim.check.scope import Fault, Scope
+from sim.check.replay import named
+from sim.check.scope import Scope
 from sim.check.search import Story, shortest
 from sim.check.simpler import loosely, simpler
 from sim.check.walk import as_broken, rest
@@ -95,12 +96,12 @@ def shrink(scope: Scope, names: Sequence[str], invariant: str, small: int = SMAL
     if invariant not in LIVENESS:
         own = _searched(Among(scope, story.names), invariant, OWN)
         if own is not None and len(own.moves) < len(story.names):
-            shorter = _broken(Ordered(scope), tuple(spelled(Ordered(scope), own.moves)), invariant, False)
+            shorter = _broken(Ordered(scope), tuple(named(Ordered(scope), own.moves)), invariant, False)
             assert shorter is not None, "a subset of a scope's moves is a story of that scope"
             scope, story = _simplest(scope, shorter, invariant)
     found = _searched(Ordered(scope), invariant, small) if small else None
     if found is not None:
-        return Short(scope, tuple(spelled(Ordered(scope), found.moves)), found.broken, True)
+        return Short(scope, tuple(named(Ordered(scope), found.moves)), found.broken, True)
     assert story.broken is not None
     return Short(scope, story.names, story.broken)
 
@@ -120,15 +121,6 @@ def minimal(names: Sequence[str], breaks: Callable[[Sequence[str]], bool]) -> li
                 break
             parts = min(len(left), 2 * parts)
     return left
-
-
-def spelled(world: Ordered, moves: Sequence[Move]) -> Iterator[str]:
-    """The names of moves from the start of their world."""
-    state = world.start()
-    for left, move in enumerate(moves, 1 - len(moves)):
-        yield name(world, state, move)
-        if left:
-            state = world.apply(state, move)
 
 
 class Among(Ordered):
@@ -177,7 +169,7 @@ def _spoken(world: Ordered, story: Replay) -> list[str]:
     for after in _until_broken(calm(world, state)):
         for move in world.moves(state):
             broken, reached = _apply(world, state, move)
-            if (broken is not None) if after is None else (broken is None and _spent(world, reached) == after):
+            if (broken is not None) if after is None else (broken is None and world.spent(reached) == after):
                 said.append(name(world, state, move))
                 state = reached
                 break
@@ -190,10 +182,6 @@ def _until_broken(states: Iterator[State]) -> Iterator[State | None]:
         yield from states
     except Exception:
         yield None
-
-
-def _spent(world: Ordered, state: State) -> State:
-    return world.put(state, world.budget, world.budgets.of((0,) * len(Fault)))
 
 
 def _searched(world: Ordered, invariant: str, limit: int) -> Story | None:

@@ -103,6 +103,10 @@ class World:
         """The same state but for one slot."""
         return (*state[:slot], value, *state[slot + 1 :])
 
+    def spent(self, state: State) -> State:
+        """The same state with faults over: nothing is left of any budget."""
+        return self.put(state, self.budget, self.budgets.of((0,) * len(self.scope.budget)))
+
     def start(self) -> State:
         """Every prompt is queued at P, and nothing else has happened."""
         state = self.beginning()

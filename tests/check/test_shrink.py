@@ -10,10 +10,10 @@ from sim.check.campaign import Task, walks
 from sim.check.cluster import Cluster
 from sim.check.ordered import Ordered
 from sim.check.relation import Relation
-from sim.check.replay import lenient
+from sim.check.replay import lenient, named
 from sim.check.scope import Fault, Scope
 from sim.check.search import shortest
-from sim.check.shrink import minimal, replay, shrink, spelled
+from sim.check.shrink import minimal, replay, shrink
 from sim.check.simpler import loosely, simpler
 from sim.check.swarm import with_budget
 from tests.check.test_walk import (
@@ -79,7 +79,7 @@ def test_what_breaks_only_while_everything_settles_is_told_to_its_end() -> None:
         world = Ordered(scope)
         story = shortest(world)
         assert story is not None
-        names = list(spelled(world, story.moves))
+        names = named(world, story.moves)
         cut = replay(world, names[:-1])
         assert cut.settling
         assert cut.broken is not None
