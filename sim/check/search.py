@@ -4,8 +4,9 @@ shortest."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 import attrs
 
@@ -38,6 +39,7 @@ class Story:
     """How many had been seen by then."""
 
 
+Node = TypeVar("Node")
 Tick = Callable[[Coverage], bool]
 """Shown what has been seen so far, at every level and every so many states; True stops the search, incomplete."""
 TICK_STATES = 20_000
@@ -95,7 +97,7 @@ def shortest(world: Relation, limit: int = 10_000_000, lively: bool = True, tick
                     try:
                         after = world.apply(state, move)
                     except Broken as broken:
-                        return Story((*_path(parents, state), move), broken, len(parents))
+                        return Story((*path_to(parents, state), move), broken, len(parents))
                     if after not in parents:
                         parents[after] = (state, move)
                         following.append(after)
@@ -105,14 +107,15 @@ def shortest(world: Relation, limit: int = 10_000_000, lively: bool = True, tick
                 # In the order in which they were found: the first that cannot end is one of the nearest.
                 live(world, parents)
             except Broken as broken:
-                return Story(_path(parents, broken.state or start), broken, len(parents))
+                return Story(path_to(parents, broken.state or start), broken, len(parents))
     return None
 
 
-def _path(parents: dict[State, tuple[State, Move] | None], state: State) -> tuple[Move, ...]:
+def path_to(parents: Mapping[Node, tuple[Node, Move] | None], node: Node) -> tuple[Move, ...]:
+    """The moves from the start to what a search has found."""
     moves: list[Move] = []
-    while (step := parents[state]) is not None:
-        state, move = step
+    while (step := parents[node]) is not None:
+        node, move = step
         moves.append(move)
     return tuple(reversed(moves))
 

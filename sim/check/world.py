@@ -212,13 +212,14 @@ class World:
         hit = self.steps.get((end, event))
         if hit is None:
             node, what = self.events.values[event]
-            body = self.bodies[end].fork()
             try:
+                body = self.bodies[end].fork()
                 effects = body.handle(what, 0)
+                after = self.endpoint(self.cluster.nodes[node], body)
             except Exception as error:
                 # That the core raises on what it ought to bear is a violation like any other.
                 raise Broken(CRASH, f"{type(error).__name__}: {error}") from error
-            hit = self.steps[end, event] = (self.endpoint(self.cluster.nodes[node], body), effects)
+            hit = self.steps[end, event] = (after, effects)
         return hit
 
     def _on_the_wire(self, message: Any) -> Any:

@@ -14,7 +14,7 @@ from sim.check.ghost import Broken
 from sim.check.live import live, settle
 from sim.check.races.race import Point
 from sim.check.relation import Move, Relation
-from sim.check.search import Coverage, Story, explore
+from sim.check.search import Coverage, Story, explore, path_to
 from sim.check.world import State
 
 Stop = Callable[[], bool]
@@ -58,7 +58,7 @@ def through(world: Relation, points: tuple[Point, ...], invariant: str, stop: St
 def well_ended(world: Relation, point: Point, stop: Stop) -> tuple[Move, ...]:
     """The shortest way through a point to a state in which everything has ended; empty if there is none."""
     parents, found = _search(world, (point,), stop, settled=True)
-    return _path(parents, found) if isinstance(found, tuple) else ()
+    return path_to(parents, found) if isinstance(found, tuple) else ()
 
 
 def whole(world: Relation, point: Point, stop: Stop) -> tuple[Coverage, bool]:
@@ -100,7 +100,7 @@ def _search(
                     after = (passed, world.apply(node[1], move))
                 except Broken as found:
                     if found.name == broken and passed == len(points):
-                        return parents, Story((*_path(parents, node), move), found, len(parents))
+                        return parents, Story((*path_to(parents, node), move), found, len(parents))
                     continue
                 if after not in parents:
                     parents[after] = (node, move)
@@ -134,13 +134,5 @@ def _lifeless(
                 live(world, [node[1]])
         except Broken as broken:
             if broken.name == invariant:
-                return Story(_path(parents, node), broken, len(parents))
+                return Story(path_to(parents, node), broken, len(parents))
     return None
-
-
-def _path(parents: dict[Node, tuple[Node, Move] | None], node: Node) -> tuple[Move, ...]:
-    moves: list[Move] = []
-    while (step := parents[node]) is not None:
-        node, move = step
-        moves.append(move)
-    return tuple(reversed(moves))

@@ -12,7 +12,7 @@ from pdflow.protocol.dialect import DIALECTS
 from sim.check.ghost import Broken
 from sim.check.races.catalogue import RACES
 from sim.check.races.look import OutOfTime, Seen, Stop, through, well_ended, whole
-from sim.check.races.race import SEARCHED, Breaks, Holds, Passes, Race, Residual, Shown, ToldBy, Unmodelled
+from sim.check.races.race import SEARCHED, Breaks, Holds, Passes, Point, Race, Residual, Shown, ToldBy, Unmodelled
 from sim.check.replay import named, record
 from sim.check.scope import Scope
 from sim.check.story import Information, StoryFile, Verdict
@@ -153,7 +153,7 @@ def _breaks(race: Race, shown: Breaks | Residual, scope: Scope, stop: Stop) -> F
     return attrs.evolve(found, words=f"residual: {found.words}") if isinstance(shown, Residual) else found
 
 
-def _points(race: Race, shown: Shown) -> tuple[()] | tuple:  # type: ignore[type-arg]
+def _points(race: Race, shown: Shown) -> tuple[Point, ...]:
     """A residual race is what is left of it: its way need not be vLLM's."""
     return () if isinstance(shown, Residual) else race.points
 
