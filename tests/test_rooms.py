@@ -31,8 +31,8 @@ PURE: Final = _words(
 """What any file of pdflow may import. `pathlib` is for arithmetic: calls that touch a disk are found below."""
 
 SIMULATED: Final = PURE | {"simpy", "sim"}
-CHECKED: Final = SIMULATED | _words("gc textwrap traceback")
-"""What sim/check may import besides: it looks for no cycles among millions of states, draws, and tells of crashes."""
+CHECKED: Final = SIMULATED | _words("gc textwrap")
+"""What sim/check may import besides: it looks for no cycles among millions of states, and draws."""
 LIVE: Final = PURE | {"runtime"}
 """Issue 6 brings trio, httptools and the backends; they are added here with it."""
 

@@ -21,7 +21,7 @@ from sim.check.replay import named
 from sim.check.scope import Scope
 from sim.check.search import Story, shortest
 from sim.check.simpler import loosely, simpler
-from sim.check.walk import as_broken, rest
+from sim.check.walk import rest
 from sim.check.world import State
 
 LIVENESS = ("L", "L1", "L2", "L3")
@@ -180,7 +180,7 @@ def _until_broken(states: Iterator[State]) -> Iterator[State | None]:
     """The states, and None for the step that breaks something."""
     try:
         yield from states
-    except Exception:
+    except Broken:
         yield None
 
 
@@ -188,8 +188,8 @@ def _searched(world: Ordered, invariant: str, limit: int) -> Story | None:
     """The shortest story of this world, if it is small enough."""
     try:
         found = shortest(world, limit, lively=invariant in LIVENESS)
-    except Exception:
-        return None  # The core raised, which a search does not take for a story.
+    except Broken:
+        return None  # Before the first move: there is no story to tell.
     return found if found is not None and found.broken.name == invariant else None
 
 
@@ -209,13 +209,13 @@ def _find(world: Ordered, state: State, text: str) -> tuple[str, Move] | None:
 def _apply(world: Ordered, state: State, move: Move) -> tuple[Broken | None, State]:
     try:
         return None, world.apply(state, move)
-    except Exception as error:
-        return as_broken(error), state
+    except Broken as broken:
+        return broken.with_traceback(None), state
 
 
 def _unsettled(world: Ordered, state: State) -> Broken | None:
     try:
         rest(world, state, world.scope.budget)
-    except Exception as error:
-        return as_broken(error)
+    except Broken as broken:
+        return broken.with_traceback(None)
     return None

@@ -5,7 +5,6 @@ When nothing may happen any more, or the run's faults are over, everything must 
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
@@ -14,7 +13,7 @@ import attrs
 from pdflow.protocol.dialect import Dialect
 from pdflow.workload.rng import Rng, Stream
 from sim.check.digest import digest
-from sim.check.ghost import CRASH, Broken
+from sim.check.ghost import Broken
 from sim.check.live import settle
 from sim.check.names import name
 from sim.check.ordered import PRICES, Ordered, Worlds
@@ -154,8 +153,8 @@ def run(world: Ordered, budget: tuple[int, ...], course: Course, seed: int = -1)
             state = apply(state, move)
         record.end = state
         record.calm = rest(world, state, budget)
-    except Exception as error:
-        record.broken = as_broken(error)
+    except Broken as broken:
+        record.broken = broken.with_traceback(None)
     return record
 
 
@@ -191,14 +190,6 @@ def _promptly(world: Ordered, state: State, budget: tuple[int, ...]) -> int:
     if found is not None:
         raise found
     return steps
-
-
-def as_broken(error: Exception) -> Broken:
-    """What a run ended with: that the core raises on what it ought to bear is a violation like any other."""
-    if isinstance(error, Broken):
-        return error.with_traceback(None)
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    return Broken(CRASH, f"{type(error).__name__}: {error} (in {at.name})")
 
 
 def digest_of(world: Ordered, record: Walk) -> str:
