@@ -6,6 +6,8 @@ exactly what it sees live.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from math import lcm
 from typing import Literal, TypeAlias
 
 Policy: TypeAlias = Literal["round-robin", "least-loaded"]
@@ -21,6 +23,18 @@ class Choice:
         self.loads = [0] * engines
         self.up = [True] * engines
         self.next_turn = 0
+
+    def fork(self) -> Choice:
+        other = Choice(self.policy, 0)
+        other.loads = self.loads.copy()
+        other.up = self.up.copy()
+        other.next_turn = self.next_turn
+        return other
+
+    def fingerprint(self) -> Hashable:
+        """All that the next choices depend on. Turns are counted on and on; where a turn falls repeats itself, however
+        many engines are up."""
+        return tuple(self.loads), tuple(self.up), self.next_turn % lcm(*range(1, len(self.up) + 1))
 
     def take(self, avoid: int | None = None) -> int | None:
         """Open a leg at an engine that is up, and at another one than `avoid` if there is one; None if all are down."""

@@ -132,6 +132,14 @@ class Attempt:
         self.d_open = False
         self.prefill_only = prefill_only
 
+    def fork(self) -> Attempt:
+        other = Attempt(self.request, self.number, self.p, self.prefill_only)
+        other.d, other.p_open, other.d_open = self.d, self.p_open, self.d_open
+        return other
+
+    def fingerprint(self) -> Hashable:
+        return self.request_id, self.number, self.p, self.d, self.p_open, self.d_open, self.prefill_only
+
 
 class Router:
     """Args:
@@ -184,8 +192,24 @@ class Router:
     def armed(self) -> tuple[Timer, ...]:
         return ()
 
+    def fork(self) -> Router:
+        """A router that goes on from here by itself."""
+        other = Router((), (), self.prefill_choice.policy, self.dispatch, self.max_attempts, self.reports_prefill)
+        other.prefill, other.decode = self.prefill.copy(), self.decode.copy()
+        other.prefill_choice, other.decode_choice = self.prefill_choice.fork(), self.decode_choice.fork()
+        other.attempts = {request_id: attempt.fork() for request_id, attempt in self.attempts.items()}
+        other.by_request = {request: other.attempts[attempt.request_id] for request, attempt in self.by_request.items()}
+        return other
+
     def fingerprint(self) -> Hashable:
-        return tuple((a.request, a.number, a.p, a.d, a.p_open, a.d_open) for _, a in sorted(self.by_request.items()))
+        """Attempts in the order of their beginning: in that order they fail when an engine is lost."""
+        return (
+            tuple(attempt.fingerprint() for attempt in self.attempts.values()),
+            self.prefill_choice.fingerprint(),
+            self.decode_choice.fingerprint(),
+            *self.prefill,
+            *self.decode,
+        )
 
     def _arrived(self, event: RequestArrived) -> RouterEffects:
         if event.request in self.by_request:

@@ -188,6 +188,68 @@ def test_a_request_arrives_once() -> None:
     assert it.fingerprint() == before
 
 
+EVENTS = st.one_of(
+    st.builds(RequestArrived, st.integers(0, 5), st.booleans()),
+    st.builds(ClientGone, st.integers(0, 5)),
+    st.builds(
+        lambda request, number, well: PrefillAnswered(
+            f"r{request}.{number}",
+            KvParams(engines("p", 1)[0], f"x{request}.{number}", f"r{request}.{number}", 5) if well else None,
+            Code.NONE if well else Code.REJECTED,
+        ),
+        st.integers(0, 5),
+        st.integers(1, 3),
+        st.booleans(),
+    ),
+    st.builds(DecodeEnded, st.builds("r{}.{}".format, st.integers(0, 5), st.integers(1, 3)), st.sampled_from(Code)),
+    st.builds(EngineChanged, st.sampled_from(["p-0", "p-1", "d-0", "d-1", "d-2"]), st.booleans()),
+    st.builds(EngineLost, st.sampled_from(["p-0", "p-1", "d-0", "d-1", "d-2"])),
+)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(
+    policy=st.sampled_from(["round-robin", "least-loaded"]),
+    dispatch=st.sampled_from(["sequential", "concurrent"]),
+    before=st.lists(EVENTS, max_size=15),
+    aside=st.lists(EVENTS, max_size=5),
+    after=st.lists(EVENTS, max_size=15),
+)
+def test_a_fork_goes_its_own_way_from_the_same_place(
+    policy: Any, dispatch: Any, before: list[Any], aside: list[Any], after: list[Any]
+) -> None:
+    """And a fingerprint says where that is: equal ones lead to equal effects and equal fingerprints."""
+    it = router(policy=policy, dispatch=dispatch, max_attempts=3, reports_prefill=True, p=2, d=3)
+
+    def handled(on: Router, event: Any) -> Any:
+        return (
+            "refused" if isinstance(event, RequestArrived) and event.request in on.by_request else on.handle(event, 0)
+        )
+
+    for event in before:
+        handled(it, event)
+    fork, other = it.fork(), it.fork()
+    place = it.fingerprint()
+    assert fork.fingerprint() == place
+    for event in aside:
+        handled(other, event)
+    assert it.fingerprint() == fork.fingerprint() == place
+    for event in after:
+        assert handled(it, event) == handled(fork, event)
+        assert it.fingerprint() == fork.fingerprint()
+
+
+def test_turns_that_fall_alike_have_one_fingerprint() -> None:
+    once, again = Choice("round-robin", 2), Choice("round-robin", 2)
+    for _ in range(2):
+        again.give_back(again.take() or 0)
+        again.give_back(again.take() or 0)
+    assert once.next_turn != again.next_turn
+    assert once.fingerprint() == again.fingerprint()
+    again.give_back(again.take() or 0)
+    assert once.fingerprint() != again.fingerprint()
+
+
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(
     data=st.data(),
