@@ -76,7 +76,13 @@ class Cluster:
         self.pairs = self.geometry.pairs(self.p.shards, self.d.shards)
         self.bit = {pair: 1 << i for i, pair in enumerate(self.pairs)}
         self.everything = (1 << len(self.pairs)) - 1
-        # Ids as vLLM makes them: what a client sent, and eight hexadecimal digits of the engine's own.
+        self._name(scope)
+        self.sources = [Allocation(SOURCE + i, (100 + 2 * i, 101 + 2 * i)) for i in range(len(self.xids))]
+        wanted = BLOCKS - scope.hit_tokens // BLOCK_TOKENS
+        self.targets = [Allocation(TARGET + i, self._blocks(i)[:wanted]) for i in range(len(self.requests))]
+
+    def _name(self, scope: Scope) -> None:
+        """Ids as vLLM makes them: what a client sent, and eight hexadecimal digits of the engine's own."""
         products = [0 if scope.same_product else i for i in range(scope.requests)]
         bases = [0 if scope.same_base else product for product in products]
         self.requests = [f"u{base}-d000000{i}" for i, base in enumerate(bases)]
@@ -84,14 +90,15 @@ class Cluster:
         """Which product each request asks for."""
         self.xids = [f"x{product}" for product in dict.fromkeys(products)]
         self.prefill_ids = [f"u{bases[product]}-e000000{product}" for product in dict.fromkeys(products)]
-        self.sources = [Allocation(SOURCE + i, (100 + 2 * i, 101 + 2 * i)) for i in range(len(self.xids))]
-        wanted = BLOCKS - scope.hit_tokens // BLOCK_TOKENS
-        self.targets = [Allocation(TARGET + i, self._blocks(i)[:wanted]) for i in range(scope.requests)]
 
     def _blocks(self, i: int) -> tuple[int, ...]:
         """D's blocks of a request; those of one before it, if the pool is small."""
         first = 200 + BLOCKS * (i % self.scope.pool if self.scope.pool else i)
         return tuple(range(first, first + BLOCKS))
+
+    def endpoints(self) -> list[Any]:
+        """Of everybody's first life, in the order of `nodes`."""
+        return [*self.prefill_engine(FIRST_LIFE["P"]), *self.decode_engine(FIRST_LIFE["D"])]
 
     def prefill_engine(self, life: int) -> list[Any]:
         """Its endpoints, in the order of `nodes`."""

@@ -118,12 +118,16 @@ class Ghost(NamedTuple):
     """How often P and D have started again."""
     barred: tuple[int, ...]
     """By request, a bit for each pair of ranks that D's fence, or D's death, has closed to what P may still post."""
+    clients: tuple[int, ...] = ()
+    """With the router's endpoint in the world: where each client's request is, by routed_judge.Client."""
+    legs: tuple[int, ...] = ()
+    """By attempt, what the router has made of its legs, by routed_judge.Leg."""
 
 
 class Sketch:
     """Operations, tasks and ghosts while the effects of one turn change them."""
 
-    __slots__ = ("barred", "content", "landed", "lives", "ops", "products", "stages", "tasks")
+    __slots__ = ("barred", "clients", "content", "landed", "legs", "lives", "ops", "products", "stages", "tasks")
 
     def __init__(self, ops: tuple[tuple[int, int], ...], tasks: tuple[tuple[str, int, int], ...], ghost: Ghost) -> None:
         self.ops = list(ops)
@@ -134,10 +138,19 @@ class Sketch:
         self.content = list(ghost.content)
         self.lives = ghost.lives
         self.barred = ghost.barred
+        self.clients = ghost.clients
+        self.legs = ghost.legs
 
     def ghost(self) -> Ghost:
         return Ghost(
-            tuple(self.products), tuple(self.stages), tuple(self.landed), tuple(self.content), self.lives, self.barred
+            tuple(self.products),
+            tuple(self.stages),
+            tuple(self.landed),
+            tuple(self.content),
+            self.lives,
+            self.barred,
+            self.clients,
+            self.legs,
         )
 
 
@@ -279,12 +292,13 @@ class Judge:
     def answered(self, draft: Sketch, node: Address, effect: AnswerPrefill, event: Any) -> None:
         """What a router would pass on. P numbers its words as prompts finish; here each prompt has words of its own, so
         that a state need not say in which order they did."""
-        params = effect.params
-        first = self.cluster.xids.index(params.xid) * len(self.cluster.p_ranks)
-        words = tuple(LeaseWord(first + rank, WORD) for rank in range(len(params.words)))
-        self.params[params.xid] = structs.replace(params, words=words)
-        for rank, word in enumerate(words):
+        params = self.params[effect.params.xid] = self.with_own_words(effect.params)
+        for rank, word in enumerate(params.words):
             self.words[rank_address("P", rank), word.index] = word.word
+
+    def with_own_words(self, params: KvParams) -> KvParams:
+        first = self.cluster.xids.index(params.xid) * len(self.cluster.p_ranks)
+        return structs.replace(params, words=tuple(LeaseWord(first + i, WORD) for i in range(len(params.words))))
 
     def released(self, draft: Sketch, node: Address, effect: ReleaseBlocks, event: Any) -> None:
         product = self.cluster.xids.index(effect.xid)

@@ -78,6 +78,9 @@ class Scope:
     """A one-sided operation reads its source and lands in so many pieces; 1: all at once, read and landed."""
     done_is_remote: bool = True
     """A good handle at P means that the bytes have landed; otherwise only that they have been read."""
+    attempts: int = attrs.field(default=0, validator=between(0, 3))
+    """The router's endpoint is in the world, and makes so many attempts of a request (routed.py); 0: it is not, and
+    what a router might do may happen at any moment."""
     horizon: int = attrs.field(default=0, validator=between(0, ENDLESS))
     """Engines have clocks (timed.py), and P's stops after so many ticks, or never (ENDLESS); 0: there are none, an
     armed timer may fire at any moment."""

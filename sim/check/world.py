@@ -35,10 +35,13 @@ Turn: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]
 class World:
     """The explored world of one scope: its values, and `turn`. What may happen in it is relation.py's."""
 
+    cluster_type: type[Cluster] = Cluster
+    judge_type: type[Judge] = Judge
+
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.cluster = cluster = Cluster(scope)
-        self.judge = Judge(cluster)
+        self.cluster = cluster = self.cluster_type(scope)
+        self.judge = self.judge_type(cluster)
         self.endpoints = Interned()
         """(address, incarnation, fingerprint) of each; the endpoint itself in `bodies`."""
         self.bodies: list[Any] = []
@@ -64,8 +67,8 @@ class World:
         self.first_link = count
         self.bag = count + len(cluster.links)
         self.task, self.op, self.ghost, self.budget = (self.bag + i for i in range(1, 5))
-        split = 1 + scope.p_tp
-        self.span = [(0, split) if engine_of(node) == "P" else (split, count) for node in cluster.nodes]
+        engines = [engine_of(node) for node in cluster.nodes]
+        self.span = [(engines.index(engine), count - engines[::-1].index(engine)) for engine in engines]
         """The slots of each node's engine."""
         self.chans.of(())
         self.bags.of(())
@@ -73,7 +76,7 @@ class World:
     # Values.
 
     def endpoint(self, node: Address, body: Any) -> int:
-        found = self.endpoints.of((node, body.incarnation, body.fingerprint()))
+        found = self.endpoints.of((node, getattr(body, "incarnation", 0), body.fingerprint()))
         if found == len(self.bodies):
             self.bodies.append(body)
             self.armed.append(body.armed())
@@ -117,19 +120,20 @@ class World:
     def beginning(self) -> State:
         """Before that."""
         cluster = self.cluster
-        bodies = [*cluster.prefill_engine(FIRST_LIFE["P"]), *cluster.decode_engine(FIRST_LIFE["D"])]
-        n = len(cluster.requests)
-        none = (0,) * n
-        ghost = Ghost((Product.QUEUED,) * len(cluster.xids), (Stage.UNBORN,) * n, none, none, (0, 0), none)
         return (
-            *(self.endpoint(node, body) for node, body in zip(cluster.nodes, bodies, strict=True)),
+            *(self.endpoint(node, body) for node, body in zip(cluster.nodes, cluster.endpoints(), strict=True)),
             *(0 for _ in cluster.links),
             self.bags.of(()),
             self.tasks.of(()),
             self.ops.of(()),
-            self.ghosts.of(ghost),
+            self.ghosts.of(self.first_ghost()),
             self.budgets.of(self.scope.budget),
         )
+
+    def first_ghost(self) -> Ghost:
+        n = len(self.cluster.requests)
+        none = (0,) * n
+        return Ghost((Product.QUEUED,) * len(self.cluster.xids), (Stage.UNBORN,) * n, none, none, (0, 0), none)
 
     # The turn.
 
