@@ -1,9 +1,10 @@
-"""Ten bugs that somebody could have written: name, file of pdflow/protocol, what stands there, what would.
+"""Bugs that somebody could have written: name, file of pdflow/protocol, what stands there, what would.
 
-None is among sim/check/mutants, which drop rules; these are slips. `python benchmarks/mutate.py --hand` looks for them.
+None is among sim/check/mutants, which drop rules; these are slips, ten for each run of docs/bugs.md, written before it.
+`python benchmarks/mutate.py --hand` looks for them.
 """
 
-HAND = (
+FIRST = (
     (
         "a pair's number taken for its bit, when a lost REG is repeated",
         "consumer_rules.py",
@@ -55,3 +56,68 @@ HAND = (
         "everything(cell) & cell.settled, Cancel(",
     ),
 )
+SECOND = (
+    (
+        "the floor itself counts as below the floor",
+        "tombstones.py",
+        "        if reg.seq < self.floor:\n",
+        "        if reg.seq <= self.floor:\n",
+    ),
+    (
+        "SYNC leaves out what is in quarantine",
+        "consumer_scheduler.py",
+        "c.phase in (WAITING, QUARANTINED))",
+        "c.phase is WAITING)",
+    ),
+    (
+        "a registration that is dropped keeps its base id",
+        "matching.py",
+        "            _drop(self.registration_bases, base_id(reg.request_id), reg)\n",
+        "",
+    ),
+    (
+        "a RELEASE lengthens a lease, and never shortens it",
+        "lease.py",
+        "until < cell.lease_until else cell",
+        "until > cell.lease_until else cell",
+    ),
+    (
+        "a handshake that failed counts as under way",
+        "peers.py",
+        "    def refused(self, peer: Address, now: Instant, timers: Timers) -> None:\n"
+        "        self.connecting.discard(peer)\n",
+        "    def refused(self, peer: Address, now: Instant, timers: Timers) -> None:\n",
+    ),
+    (
+        "a stall is noted when it moves away, not when it comes nearer",
+        "consumer_cells.py",
+        "if after.stall_until < before.stall_until:",
+        "if after.stall_until > before.stall_until:",
+    ),
+    (
+        "the grant's time taken for the lease's",
+        "producer.py",
+        "if cell.expired or (cell.lease_until <= now and",
+        "if cell.expired or (cell.grant_until <= now and",
+    ),
+    (
+        "what a D has stopped wanting stays noted",
+        "producer_frames.py",
+        "        if wanted:\n            self.interests[sender] = wanted\n        else:\n"
+        "            self.interests.pop(sender, None)\n",
+        "        if wanted:\n            self.interests[sender] = wanted\n",
+    ),
+    (
+        "a rank does not note which READ it was told of last",
+        "consumer_reads.py",
+        "        self.newest = max(self.newest, event.grant.reg.seq)\n",
+        "",
+    ),
+    (
+        "the last rank's word counts, not the worst",
+        "producer_scheduler.py",
+        "code = product.code if event.code is Code.NONE else event.code",
+        "code = event.code",
+    ),
+)
+HAND = (*FIRST, *SECOND)

@@ -86,20 +86,13 @@ def changes(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield "constant", str(not value)
         case ast.Constant(int() as number):
             yield "constant", str(number + 1)
-        case ast.Call(function, [first, second, *rest], keywords) if alike(first) and alike(second):
+        case ast.Call(function, [first, second, *rest], keywords):
             call = ast.Call(function, [second, first, *rest], keywords)
             yield "arguments swapped", ast.unparse(call)
         case ast.Expr(ast.Call()) | ast.Delete() | ast.Continue() | ast.Break():
             yield "statement dropped", "pass"
         case ast.Assign([ast.Attribute() | ast.Subscript()]) | ast.AugAssign():
             yield "statement dropped", "pass"
-
-
-def alike(argument: ast.expr) -> bool:
-    """Whether this argument might be taken for its neighbour; mypy would find the others."""
-    if isinstance(argument, ast.Name):
-        return argument.id not in ("self", "cell", "event", "message", "now", "ctx", "type", "Reg", "NOTHING")
-    return isinstance(argument, ast.Attribute)
 
 
 def conditions(node: ast.AST) -> Iterator[ast.expr]:
@@ -149,9 +142,48 @@ def sites(file: Path) -> Iterator[Bug]:
 
 
 def drawn(seed: int, count: int) -> list[Bug]:
-    """So many places, each as likely as any other."""
+    """So many places, each as likely as any other; but not what mypy refuses, which nobody would have committed."""
     files = sorted({file for pattern in PLACES for file in (ROOT / CORE).glob(pattern)})
-    return random.Random(seed).sample([bug for file in files for bug in sites(file)], count)
+    considered = [bug for file in files for bug in sites(file)]
+    random.Random(seed).shuffle(considered)
+    found: list[Bug] = []
+    refused = 0
+    with tempfile.TemporaryDirectory() as place:
+        copied(Path(place))
+        for bug in considered:
+            if len(found) == count:
+                break
+            if well_typed(bug, Path(place)):
+                found.append(bug)
+            else:
+                refused += 1
+    print(f"seed {seed}: {len(considered)} changes to draw from, {refused} drawn that mypy refuses", flush=True)
+    return found
+
+
+def copied(place: Path) -> None:
+    """The packages, with what mypy wants to know of them."""
+    for package in ("pdflow", "sim"):
+        shutil.copytree(
+            ROOT / package, place / package, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.c"), symlinks=True
+        )
+    shutil.copy(ROOT / "pyproject.toml", place)
+
+
+def well_typed(bug: Bug, place: Path) -> bool:
+    """Whether mypy accepts it, in a copy of the packages that is left as it was."""
+    changed = place / CORE / bug.file
+    source, old_s = changed.read_bytes(), changed.stat().st_mtime
+    changed.write_bytes(bug.apply(source))
+    # mypy takes a file of the same size and second for the same file.
+    os.utime(changed, (old_s + 10, old_s + 10))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "-p", "pdflow.protocol"], cwd=place, capture_output=True, text=True, check=False
+    )
+    changed.write_bytes(source)
+    os.utime(changed, (old_s + 20, old_s + 20))
+    assert done.returncode in (0, 1), done.stderr or done.stdout
+    return done.returncode == 0
 
 
 def by_hand() -> list[Bug]:
@@ -178,10 +210,7 @@ def hunted(bug: Bug, budget_s: float) -> dict[str, object]:
     """What catches it, in a process and a copy of the packages of its own."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
-        for package in ("pdflow", "sim"):
-            shutil.copytree(
-                ROOT / package, Path(place, package), ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.c")
-            )
+        copied(Path(place))
         changed = Path(place, CORE, bug.file)
         changed.write_bytes(bug.apply(changed.read_bytes()))
         command = [sys.executable, str(Path(__file__).resolve()), "--judge", str(budget_s)]
