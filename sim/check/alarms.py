@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdflow.protocol.events import TimerFired
 from pdflow.protocol.timers import Timer, TimerKind
 from sim.check.changes import Changes
-from sim.check.ghost import Product, Stage
+from sim.check.ghost import Product
 from sim.check.scope import BUDGETED_TIMERS, Fault, Scope
 from sim.check.world import Draft, State
 
@@ -32,7 +32,7 @@ class Alarms(Changes):
             under_way = any(state[self.first_link : self.bag]) or self.bags.values[state[self.bag]]
             held = any(product in (Product.QUEUED, Product.HELD) for product in ghost.products)
             return not under_way and not held and not self.ops_of(state)
-        wanted = any(stage not in (Stage.COMMITTED, Stage.FREED) for stage in ghost.stages)
+        wanted = any(stage not in self.over for stage in ghost.stages)
         return timer.kind is not TimerKind.LEASE or not self.scope.pulls or not (wanted or self.ops_of(state))
 
     def timer(self, draft: Draft, node: int, i: int) -> None:

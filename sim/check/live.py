@@ -63,7 +63,7 @@ def missing(world: Relation, state: State) -> str:
     words = [
         f"{cluster.requests[i]} is {Stage(stage).name}"
         for i, stage in enumerate(ghost.stages)
-        if stage not in (Stage.COMMITTED, Stage.FREED)
+        if stage not in world.over
     ]
     words += [
         f"P's {cluster.xids[i]} is {Product(product).name}"
@@ -76,7 +76,7 @@ def missing(world: Relation, state: State) -> str:
         for node in cluster.nodes
         if (cells := getattr(world.body(state, node), "cells", None))
     ]
-    return ", ".join(words)
+    return ", ".join(words + world.unanswered(state))
 
 
 def _by_the_clock(world: Timed, state: State) -> Iterator[State]:

@@ -22,20 +22,22 @@ ENGINES = ("P", "D")
 def name(world: Relation, state: State, move: Move) -> str:
     """Such as "deliver Register u0-d0000000 D.r0 -> P.r0"."""
     cluster, verb = world.cluster, move[0]
-    if verb in ("finish", "abort prefill"):
+    if verb in ("finish", "abort prefill", "poison"):
         return f"{verb} {cluster.xids[move[1]]}"
     if verb in ("decode", "admit", "hit", "abort"):
         return f"{verb} {cluster.requests[move[1]]}"
-    if verb in ("deliver", "drop", "delay", "duplicate"):
+    if verb in ("deliver", "drop", "delay", "duplicate", "check"):
         frame = world.chans.values[state[world.first_link + move[1]]][0]
         return f"{verb} {_frame(world, move[1], frame)}"
     if verb == "late":
         link, frame = world.bags.values[state[world.bag]][move[1]]
         return f"late {_frame(world, link, frame)}"
-    if verb == "lose":
-        return f"lose {_link(world, move[1])}"
+    if verb in ("lose", "evict"):
+        return f"{verb} {_link(world, move[1])}"
+    if verb in ("request", "hang up"):
+        return f"{verb} r{move[1]}"
     if verb in ("restart", "tick"):
-        return f"{verb} {ENGINES[move[1]]}"
+        return f"{verb} {ENGINES[move[1]]}{', its connections lost' if len(move) > 2 else ''}"
     if verb == "timer":
         timer = world.armed[state[move[1]]][move[2]]
         return f"timer {timer.kind.name} {_about(timer.key)} at {cluster.nodes[move[1]]}"

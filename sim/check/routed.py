@@ -1,0 +1,242 @@
+"""The same world with the router's endpoint in it, which decides what elsewhere may happen at any moment: when legs are
+dispatched, taken back and tried again, and what D is told of a prefill leg's end.
+
+What comes over HTTP means to an engine what it means to one in the simulated world (sim/prefill_node.py,
+sim/decode_node.py). Each engine has a link to the router and one from it; decoding takes no time, so that a leg's end
+is under way as soon as its KV is committed. When an engine dies its connections break: what was under way on them is
+lost, or arrives before that is noticed, or reaches the engine that has started in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pdflow.protocol.effects import AnswerPrefill, Commit, Resolve
+from pdflow.protocol.events import DecodeAborted, DecodeQueued, PrefillAborted, PrefillLegEnded, PrefillQueued
+from pdflow.protocol.messages import Code
+from pdflow.protocol.timers import Timer, TimerKind
+from pdflow.protocol.values import Address
+from pdflow.routing.router import (
+    AbortLeg,
+    ClientGone,
+    DecodeEnded,
+    DispatchDecode,
+    DispatchPrefill,
+    EngineChanged,
+    EngineLost,
+    PrefillAnswered,
+    ReportPrefill,
+    RequestArrived,
+    Router,
+)
+from sim.check.cluster import BLOCKS
+from sim.check.ghost import Broken, Ghost, Product, Stage
+from sim.check.relation import Move, Relation
+from sim.check.routed_cluster import ROUTER, RoutedCluster
+from sim.check.routed_judge import D_OPEN, P_OPEN, Client, RoutedJudge
+from sim.check.scope import Fault, Scope
+from sim.check.timed import Timed
+from sim.check.world import Draft, State, Turn
+
+ROUTERS = frozenset({"decode", "abort"})
+"""Moves that the router's endpoint decides here."""
+
+
+class Routed(Relation):
+    """A Relation with the router in it."""
+
+    cluster_type = RoutedCluster
+    judge_type = RoutedJudge
+    cluster: RoutedCluster
+    judge: RoutedJudge
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope)
+        self.over = (*self.over, Stage.UNBORN)
+        self.do |= {"request": self.request, "hang up": self.hang_up}
+        self.arrives: dict[type, Callable[[Draft, Any], None]] = {
+            DispatchPrefill: self.prefill_arrives,
+            DispatchDecode: self.decode_arrives,
+            AbortLeg: self.abort_arrives,
+            ReportPrefill: self.report_arrives,
+            PrefillAnswered: self.prefill_answered,
+            DecodeEnded: self.decode_ended,
+            EngineLost: self.engine_lost,
+            EngineChanged: self.engine_changed,
+        }
+
+    def start(self) -> State:
+        """No client has asked for anything."""
+        return self.beginning()
+
+    def first_ghost(self) -> Ghost:
+        none = (0,) * len(self.cluster.requests)
+        return super().first_ghost()._replace(products=none, clients=(Client.AWAY,) * self.scope.requests, legs=none)
+
+    def unanswered(self, state: State) -> list[str]:
+        """Every client is to have its answer, and the router to remember none of them."""
+        clients = self.ghost_of(state).clients
+        words = [f"client {i} is {Client(now).name}" for i, now in enumerate(clients) if now < Client.COMPLETED]
+        router: Router = self.body(state, ROUTER)
+        words += [f"the router remembers {request_id}" for request_id in router.attempts]
+        if any(router.prefill_choice.loads + router.decode_choice.loads):
+            words.append("the router counts a leg as open")
+        return words
+
+    def by_clocks(self, state: State, timer: Timer) -> bool:
+        """A pull is wanted while its decode leg is being dispatched, too."""
+        dispatching = any(state[self.first_link + self.cluster.first_http : self.bag])
+        wanted = timer.kind is TimerKind.LEASE and self.scope.pulls and dispatching
+        return not wanted and super().by_clocks(state, timer)
+
+    # What may happen.
+
+    def _of_tail(self, state: State) -> Iterator[Move]:
+        left = self.left(state)
+        for i, client in enumerate(self.ghost_of(state).clients):
+            if client == Client.AWAY:
+                yield ("request", i)
+            elif client == Client.WAITING and left[Fault.ABORT]:
+                yield ("hang up", i)
+        for move in super()._of_tail(state):
+            if move[0] not in ROUTERS:
+                yield move
+            if move[0] == "restart":
+                yield (*move, 1)
+
+    def request(self, draft: Draft, i: int) -> None:
+        self.put_ghost(draft, "clients", i, Client.WAITING)
+        self.event(draft, ROUTER, RequestArrived(i))
+
+    def hang_up(self, draft: Draft, i: int) -> None:
+        self.spend(draft, Fault.ABORT)
+        self.put_ghost(draft, "clients", i, Client.GONE)
+        self.event(draft, ROUTER, ClientGone(i))
+
+    # HTTP.
+
+    def _turn(self, ends: tuple[int, ...], first: int, event: int) -> Turn:
+        """What the router sends to engines, and what they answer, goes over HTTP."""
+        after, sends, batch = super()._turn(ends, first, event)
+        http: dict[int, list[int]] = {}
+        for node, effect, _ in self.batches.values[batch] if batch >= 0 else ():
+            found = self._over_http(node, effect)
+            if found is not None:
+                to, what = found
+                http.setdefault(self._slot(node, to), []).append(self.frames.of(what))
+        return after, (*sends, *((slot, tuple(frames)) for slot, frames in http.items())), batch
+
+    def _slot(self, sender: Address, to: Address) -> int:
+        return self.first_link + self.cluster.link_of[sender, to]
+
+    def _over_http(self, node: Address, effect: Any) -> tuple[Address, Any] | None:
+        """To whom, and what."""
+        if isinstance(effect, AnswerPrefill):
+            return ROUTER, PrefillAnswered(effect.request_id, self.judge.with_own_words(effect.params))
+        if isinstance(effect, Commit):
+            return ROUTER, DecodeEnded(effect.request_id)
+        if isinstance(effect, Resolve):
+            return ROUTER, DecodeEnded(effect.request_id, effect.code)
+        if isinstance(effect, DispatchPrefill) or (isinstance(effect, AbortLeg) and effect.role == "prefill"):
+            return "P", effect
+        if isinstance(effect, (DispatchDecode, ReportPrefill, AbortLeg)):
+            return "D", effect
+        return None
+
+    def send(self, draft: Draft, sender: Address, to: Address, *what: Any) -> None:
+        slot = self._slot(sender, to)
+        draft[slot] = self.chans.of((*self.chans.values[draft[slot]], *map(self.frames.of, what)))
+
+    def arrive(self, draft: Draft, link: int, frame: int) -> None:
+        if link < self.cluster.first_http:
+            super().arrive(draft, link, frame)
+        else:
+            what = self.frames.values[frame]
+            self.arrives[type(what)](draft, what)
+
+    # At the engines.
+
+    def prefill_arrives(self, draft: Draft, leg: DispatchPrefill) -> None:
+        i = self.judge.attempt(leg.request_id)
+        if self.ghost_of(draft).products[i] != Product.ABSENT:
+            raise Broken("S6", f"P is to compute {leg.xid} a second time")
+        self.put_ghost(draft, "products", i, Product.QUEUED)
+        self.event(draft, "P", PrefillQueued(leg.xid, leg.request_id))
+
+    def decode_arrives(self, draft: Draft, leg: DispatchDecode) -> None:
+        i = self.judge.attempt(leg.request_id)
+        if self.ghost_of(draft).stages[i] != Stage.UNBORN:
+            raise Broken("S6", f"D is to decode {leg.request_id} a second time")
+        self.put_ghost(draft, "stages", i, Stage.KNOWN)
+        self.event(draft, "D", DecodeQueued(leg.request_id, leg.params, BLOCKS, 0))
+
+    def abort_arrives(self, draft: Draft, effect: AbortLeg) -> None:
+        """A finished prompt stays, its lease decides; what is committed is no longer the protocol's."""
+        i = self.judge.attempt(effect.request_id)
+        ghost = self.ghost_of(draft)
+        if effect.role == "prefill":
+            if ghost.products[i] == Product.QUEUED:
+                self.put_ghost(draft, "products", i, Product.DEAD)
+                self.event(draft, "P", PrefillAborted(self.cluster.xids[i], Code.CANCELLED))
+            elif ghost.products[i] == Product.HELD:
+                self.judge.goal("taken back too late")
+        elif Stage.KNOWN <= ghost.stages[i] <= Stage.ADMITTED:
+            self.event(draft, "D", DecodeAborted(effect.request_id, Code.CANCELLED))
+
+    def report_arrives(self, draft: Draft, effect: ReportPrefill) -> None:
+        self.event(draft, "D", PrefillLegEnded(effect.request_id, effect.ok))
+
+    def report(self, draft: Draft, product: int, ok: bool) -> None:
+        """It is the router that reports, when it has heard of it."""
+
+    def abort_prefill(self, draft: Draft, i: int) -> None:
+        super().abort_prefill(draft, i)
+        self.send(draft, "P", ROUTER, PrefillAnswered(self.cluster.requests[i], None, Code.PREFILL_ABORTED))
+
+    def restart(self, draft: Draft, engine: int, loses: int = 0) -> None:
+        """`loses`: what was under way over HTTP is lost with the connections."""
+        name = "PD"[engine]
+        slots = (self._slot(ROUTER, name), self._slot(name, ROUTER))
+        kept = [draft[slot] for slot in slots]
+        committed = [i for i, stage in enumerate(self.ghost_of(draft).stages) if stage == Stage.COMMITTED]
+        super().restart(draft, engine)
+        if not loses:
+            for slot, chan in zip(slots, kept, strict=True):
+                draft[slot] = chan
+        for i in committed:
+            self.put_ghost(draft, "stages", i, Stage.COMMITTED)
+        self.send(draft, name, ROUTER, EngineLost(name), EngineChanged(name, True))
+
+    # At the router.
+
+    def prefill_answered(self, draft: Draft, event: PrefillAnswered) -> None:
+        self.ends_leg(draft, self.judge.attempt(event.request_id), P_OPEN)
+        self.event(draft, ROUTER, event)
+
+    def decode_ended(self, draft: Draft, event: DecodeEnded) -> None:
+        self.ends_leg(draft, self.judge.attempt(event.request_id), D_OPEN)
+        self.event(draft, ROUTER, event)
+
+    def engine_lost(self, draft: Draft, event: EngineLost) -> None:
+        """No leg of it will be answered any more."""
+        leg = P_OPEN if event.engine == "P" else D_OPEN
+        for i, legs in enumerate(self.ghost_of(draft).legs):
+            if legs & leg:
+                self.judge.goal(f"a leg is lost with {event.engine}")
+                self.ends_leg(draft, i, leg)
+        self.event(draft, ROUTER, event)
+
+    def engine_changed(self, draft: Draft, event: EngineChanged) -> None:
+        self.event(draft, ROUTER, event)
+
+    def ends_leg(self, draft: Draft, i: int, leg: int) -> None:
+        self.put_ghost(draft, "legs", i, self.ghost_of(draft).legs[i] & ~leg)
+
+
+class RoutedTimed(Routed, Timed):
+    """The same with clocks: HTTP takes less than a tick."""
+
+    def _undispatched(self, state: State) -> bool:
+        """What is to be dispatched is under way already, and time waits for that."""
+        return False

@@ -1,0 +1,47 @@
+"""The cluster with the router's endpoint in it: one more node, with two HTTP links to each engine.
+
+The router names attempts, so the ids are its own here: r0.2 is the second attempt of the first client's request, and
+x0.2 its prompt. Every attempt that it may make has its place in the tables from the start.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdflow.routing.router import Router
+from sim.check.cluster import Cluster
+from sim.check.scope import Scope
+
+ROUTER = "router"
+
+
+class RoutedCluster(Cluster):
+    """One P engine, one D engine, and the router before them. Raises ValueError for what it has not."""
+
+    def __init__(self, scope: Scope) -> None:
+        for field, other in (("same_product", False), ("same_base", False), ("clocks", True)):
+            if getattr(scope, field) is not other:
+                raise ValueError(f"attempts: with the router's endpoint, {field} is {str(other).lower()}")
+        super().__init__(scope)
+        self.at[ROUTER] = len(self.nodes)
+        self.nodes.append(ROUTER)
+        self.first_http = len(self.links)
+        """From here on links are HTTP: first in, first out, and nothing is lost while both ends live."""
+        self.links += [link for engine in ("P", "D") for link in ((ROUTER, engine), (engine, ROUTER))]
+        self.link_of = {link: i for i, link in enumerate(self.links)}
+
+    def _name(self, scope: Scope) -> None:
+        attempts = [(i, number) for i in range(scope.requests) for number in range(1, scope.attempts + 1)]
+        self.requests = [f"r{i}.{number}" for i, number in attempts]
+        self.product_of = list(range(len(attempts)))
+        self.xids = [f"x{i}.{number}" for i, number in attempts]
+        self.prefill_ids = self.requests
+        self.client_of = [i for i, _ in attempts]
+        """Whose request each is an attempt of."""
+
+    def endpoints(self) -> list[Any]:
+        scope = self.scope
+        dispatch = "concurrent" if scope.concurrent and not scope.pulls else "sequential"
+        reports = not scope.dialect.control_frames
+        router = Router((self.p,), (self.d,), "round-robin", dispatch, scope.attempts, reports)  # type: ignore[arg-type]
+        return [*super().endpoints(), router]

@@ -1,0 +1,123 @@
+"""What must hold of the router, whatever happens around it: every client is answered once, with what became of its
+request, and no leg is dispatched twice, or left alone.
+
+A retry is an attempt with ids of its own (R12). When a client has been answered, or another attempt is begun, every leg
+of the attempts before has ended or has been taken back: otherwise engines work on for nobody, until a timer of theirs
+says so, and timers hide mistakes. What becomes of blocks is judged as it is without a router (ghost.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum, IntFlag
+from typing import Any
+
+from pdflow.protocol.values import Address, RequestId
+from pdflow.routing.router import AbortLeg, DispatchDecode, DispatchPrefill, Reply
+from sim.check.ghost import Broken, Judge, Sketch, Stage
+from sim.check.routed_cluster import RoutedCluster
+
+
+class Client(IntEnum):
+    """A client, and its one request."""
+
+    AWAY = 0
+    WAITING = 1
+    GONE = 2
+    """It has hung up, and the router has yet to say so."""
+    COMPLETED = 3
+    FAILED = 4
+    CANCELLED = 5
+
+
+class Leg(IntFlag):
+    """What the router has dispatched of an attempt, and what of it is open: neither ended nor taken back."""
+
+    P_SENT = 1
+    P_OPEN = 2
+    D_SENT = 4
+    D_OPEN = 8
+
+
+P_SENT, P_OPEN, D_SENT, D_OPEN = (leg.value for leg in Leg)
+OPEN = P_OPEN | D_OPEN
+OUTCOMES = {"completed": Client.COMPLETED, "failed": Client.FAILED, "cancelled": Client.CANCELLED}
+
+
+class RoutedJudge(Judge):
+    """The same for the engines' effects, and the router's too."""
+
+    cluster: RoutedCluster
+
+    def judge(self, draft: Sketch, node: Address, effect: Any, event: Any) -> None:
+        act = _ON.get(type(effect))
+        if act is None:
+            super().judge(draft, node, effect, event)
+        else:
+            act(self, draft, effect)
+
+    def attempt(self, request_id: RequestId) -> int:
+        if request_id not in self.cluster.requests:
+            raise Broken("S6", f"{request_id} is none of the attempts that the router may make")
+        return self.cluster.requests.index(request_id)
+
+    def dispatched_prefill(self, draft: Sketch, effect: DispatchPrefill) -> None:
+        i = self.dispatched(draft, effect, P_SENT, P_OPEN)
+        if self.cluster.xids[i] != effect.xid:
+            raise Broken("S6", f"{effect.request_id} is dispatched under the name {effect.xid}")
+        before = [j for j in range(i) if self.cluster.client_of[j] == self.cluster.client_of[i]]
+        self.over(draft, before, f"{effect.request_id} is begun")
+        if before:
+            self.goal("retried")
+
+    def dispatched_decode(self, draft: Sketch, effect: DispatchDecode) -> None:
+        i = self.dispatched(draft, effect, D_SENT, D_OPEN)
+        if effect.params.xid != self.cluster.xids[i]:
+            raise Broken("S4", f"{effect.request_id} is to fetch {effect.params.xid}")
+
+    def dispatched(self, draft: Sketch, effect: DispatchPrefill | DispatchDecode, sent: int, opened: int) -> int:
+        i = self.attempt(effect.request_id)
+        if draft.legs[i] & sent:
+            raise Broken("S6", f"{type(effect).__name__} {effect.request_id} a second time")
+        if draft.clients[effect.request] != Client.WAITING:
+            raise Broken("S6", f"{effect.request_id} is dispatched, and its client has been answered")
+        _put_leg(draft, i, draft.legs[i] | sent | opened)
+        return i
+
+    def taken_back(self, draft: Sketch, effect: AbortLeg) -> None:
+        i = self.attempt(effect.request_id)
+        _put_leg(draft, i, draft.legs[i] & ~(P_OPEN if effect.role == "prefill" else D_OPEN))
+
+    def replied(self, draft: Sketch, effect: Reply) -> None:
+        client = draft.clients[effect.request]
+        answer = f"client {effect.request} is told {effect.outcome}"
+        if client not in (Client.WAITING, Client.GONE):
+            raise Broken("S6", f"{answer}, and was told {Client(client).name.lower()} before")
+        if (effect.outcome == "cancelled") != (client == Client.GONE):
+            raise Broken("S6", f"{answer}, and is {Client(client).name.lower()}")
+        mine = [i for i, whose in enumerate(self.cluster.client_of) if whose == effect.request]
+        if effect.outcome == "completed" and draft.stages[mine[effect.attempts - 1]] != Stage.COMMITTED:
+            raise Broken("S6", f"{answer}, and attempt {effect.attempts} was never committed")
+        self.over(draft, mine, answer)
+        draft.clients = tuple(
+            OUTCOMES[effect.outcome] if i == effect.request else now for i, now in enumerate(draft.clients)
+        )
+        self.goal(effect.outcome)
+
+    def over(self, draft: Sketch, attempts: list[int], when: str) -> None:
+        for i in attempts:
+            if draft.legs[i] & OPEN:
+                which = "prefill" if draft.legs[i] & P_OPEN else "decode"
+                raise Broken("L", f"{when}, and the {which} leg of {self.cluster.requests[i]} is left alone")
+
+
+def _put_leg(draft: Sketch, i: int, leg: int) -> None:
+    draft.legs = (*draft.legs[:i], leg, *draft.legs[i + 1 :])
+
+
+_ON: dict[type, Callable[[RoutedJudge, Sketch, Any], None]] = {
+    AbortLeg: RoutedJudge.taken_back,
+    DispatchDecode: RoutedJudge.dispatched_decode,
+    DispatchPrefill: RoutedJudge.dispatched_prefill,
+    Reply: RoutedJudge.replied,
+}
