@@ -315,14 +315,18 @@ class Router:
         return ()
 
     def _engine_lost(self, event: EngineLost) -> RouterEffects:
-        """First it gets no more legs, then each of its own fails, as if it had said so itself."""
+        """First it gets no more legs, then every attempt with a leg there fails.
+
+        How far that leg had come nobody knows: it may have ended well, its answer lost with the connection, or have
+        reached the engine that has started in the place of the dead one. So it is taken back like any other, and D is
+        not told that P never writes.
+        """
         self._engine_changed(EngineChanged(event.engine, False))
         effects: RouterEffects = ()
         for attempt in list(self.attempts.values()):
-            if attempt.p_open and self.prefill[attempt.p].engine == event.engine:
-                effects += self._prefill_answered(PrefillAnswered(attempt.request_id, None, Code.PEER_DEAD))
-            elif attempt.d_open and self.decode[attempt.d].engine == event.engine:
-                effects += self._decode_ended(DecodeEnded(attempt.request_id, Code.PEER_DEAD))
+            prefill_lost = attempt.p_open and self.prefill[attempt.p].engine == event.engine
+            if prefill_lost or (attempt.d_open and self.decode[attempt.d].engine == event.engine):
+                effects += self._failed(attempt, Code.PEER_DEAD)
         return effects
 
 

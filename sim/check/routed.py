@@ -219,12 +219,10 @@ class Routed(Relation):
         self.event(draft, ROUTER, event)
 
     def engine_lost(self, draft: Draft, event: EngineLost) -> None:
-        """No leg of it will be answered any more."""
+        """No leg of it ends with that: what was dispatched since has reached the engine that started in its place."""
         leg = P_OPEN if event.engine == "P" else D_OPEN
-        for i, legs in enumerate(self.ghost_of(draft).legs):
-            if legs & leg:
-                self.judge.goal(f"a leg is lost with {event.engine}")
-                self.ends_leg(draft, i, leg)
+        if any(legs & leg for legs in self.ghost_of(draft).legs):
+            self.judge.goal(f"a leg is lost with {event.engine}")
         self.event(draft, ROUTER, event)
 
     def engine_changed(self, draft: Draft, event: EngineChanged) -> None:

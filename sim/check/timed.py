@@ -169,5 +169,14 @@ def _nearer(at: Instant) -> Instant:
 
 
 def relation(scope: Scope) -> Relation:
-    """The world of a scope, with clocks if it has a horizon."""
-    return Timed(scope) if scope.horizon else Relation(scope)
+    """The world of a scope."""
+    return kind(scope)(scope)
+
+
+def kind(scope: Scope) -> type[Relation]:
+    """With clocks if it has a horizon, with the router's endpoint if that has attempts."""
+    if not scope.attempts:
+        return Timed if scope.horizon else Relation
+    from sim.check.routed import Routed, RoutedTimed
+
+    return RoutedTimed if scope.horizon else Routed

@@ -150,8 +150,8 @@ def test_the_legs_of_an_engine_that_is_lost_are_retried_elsewhere() -> None:
     it = router(max_attempts=2)
     it.handle(RequestArrived(0), 0)
     it.handle(RequestArrived(1), 0)
-    abort, prefill, decode = it.handle(EngineLost("p-0"), 0)
-    assert abort == AbortLeg("decode", 0, "r0.1")
+    *aborts, prefill, decode = it.handle(EngineLost("p-0"), 0)
+    assert aborts == [AbortLeg("prefill", 0, "r0.1"), AbortLeg("decode", 0, "r0.1")]
     assert isinstance(prefill, DispatchPrefill)
     assert isinstance(decode, DispatchDecode)
     assert (prefill.engine, prefill.request_id) == (1, "r0.2")
@@ -160,12 +160,24 @@ def test_the_legs_of_an_engine_that_is_lost_are_retried_elsewhere() -> None:
     assert it.attempts == {}
 
 
+def test_nobody_says_that_a_lost_p_never_writes() -> None:
+    """It may have finished, its answer lost with it; then what its NIC has begun lands all the same (S1, compat)."""
+    it = router(p=1, d=1, reports_prefill=True)
+    it.handle(RequestArrived(0), 0)
+    assert it.handle(EngineLost("p-0"), 0) == (
+        AbortLeg("prefill", 0, "r0.1"),
+        AbortLeg("decode", 0, "r0.1"),
+        ReportPrefill(0, "r0.1", True),
+        Reply(0, "failed", Code.PEER_DEAD, 1),
+    )
+
+
 def test_a_decode_leg_that_is_lost_fails_without_further_attempts() -> None:
     it = router(p=1, d=1)
     prefill, _ = it.handle(RequestArrived(0), 0)
     assert isinstance(prefill, DispatchPrefill)
     it.handle(answer(prefill), 0)
-    assert it.handle(EngineLost("d-0"), 0) == (Reply(0, "failed", Code.PEER_DEAD, 1),)
+    assert it.handle(EngineLost("d-0"), 0) == (AbortLeg("decode", 0, "r0.1"), Reply(0, "failed", Code.PEER_DEAD, 1))
     assert it.handle(EngineLost("d-0"), 0) == ()
 
 
