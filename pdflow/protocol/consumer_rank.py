@@ -249,7 +249,7 @@ class ConsumerRank(ConsumerReads):
             answered.add(item.reg)
             op = Op(item.reg, p_rank, self.rank)
             if item.progress is not Progress.UNKNOWN:
-                effects.append(Tell(self.scheduler, PairReported(op, sender, item.progress)))
+                effects.append(Tell(self.scheduler, PairReported(op, sender, item.progress, True)))
             elif item.code is not Code.NONE:
                 effects.append(Tell(self.scheduler, PairFailed(op, sender, item.code, item.flushed)))
         asked = self.synced.get(sender)

@@ -47,7 +47,7 @@ from pdflow.protocol.events import (
     PeerFenced,
     PrefillLegEnded,
 )
-from pdflow.protocol.ids import KvParams, rank_address
+from pdflow.protocol.ids import KvParams, Op, rank_address
 from pdflow.protocol.messages import Cancel, Code, Progress, Register
 from pdflow.protocol.phases import ConsumerPhase
 from pdflow.protocol.timers import TimerKind
@@ -173,13 +173,8 @@ def lost_with(cell: ConsumerCell, event: PairFailed, bit: int, ctx: ConsumerCont
 def missing(cell: ConsumerCell, event: PairMissing, now: Instant, ctx: ConsumerContext) -> Stepped:
     """P answered a SYNC sent after our REG and knows nothing of it: the REG was lost; the same again."""
     assert cell.grant is not None
-    if ctx.pulls:
-        return cell, NOTHING
-    bit = 0
-    for i, pair in enumerate(cell.pairs):
-        if pair == (event.op.p_rank, event.op.d_rank) and event.op.reg == cell.grant.reg:
-            bit = 1 << i
-    if not bit or cell.settled & bit:
+    bit = _bit_at(cell, event.op)
+    if ctx.pulls or not bit or cell.settled & bit:
         return cell, NOTHING
     grant = msgspec.structs.replace(cell.grant, floor=ctx.floor)
     return cell, order(cell, bit, grant, ctx)
@@ -255,9 +250,21 @@ def settle(cell: ConsumerCell, event: PairLanded | PairFailed, now: Instant, ctx
 
 
 def settle_reported(cell: ConsumerCell, event: PairReported, now: Instant, ctx: ConsumerContext) -> Stepped:
-    if event.progress is not Progress.SENT:
+    if event.progress is Progress.SENT:
+        return settle(cell, PairLanded(event.op, event.sender), now, ctx)
+    return cancel_again(cell, bit_of(cell, event.op, event.sender), ctx) if event.synced else (cell, NOTHING)
+
+
+def missing_cancelled(cell: ConsumerCell, event: PairMissing, now: Instant, ctx: ConsumerContext) -> Stepped:
+    return cancel_again(cell, _bit_at(cell, event.op), ctx)
+
+
+def cancel_again(cell: ConsumerCell, bit: int, ctx: ConsumerContext) -> Stepped:
+    """P answers a SYNC, and has no end to tell: perhaps the CANCEL was lost. Its timer alone, at fixed intervals, could
+    be starved by an outage that comes and goes with them; this way is open now."""
+    if ctx.pulls or not bit or cell.settled & bit or cell.orphaned:
         return cell, NOTHING
-    return settle(cell, PairLanded(event.op, event.sender), now, ctx)
+    return cell, order(cell, bit, Cancel(cell.reg, ctx.floor), ctx)
 
 
 def fenced(cell: ConsumerCell, event: PeerFenced, now: Instant, ctx: ConsumerContext) -> Stepped:
@@ -294,6 +301,11 @@ def reclaim_due(cell: ConsumerCell, _: ReclaimDue, now: Instant, ctx: ConsumerCo
     return freed(cell, ctx)
 
 
+def _bit_at(cell: ConsumerCell, op: Op) -> int:
+    """The bit of a pair of which P has said something, or nothing."""
+    return bit_of(cell, op, rank_address(cell.params.prefill.engine, op.p_rank))
+
+
 def _outcome(code: Code) -> Outcome:
     return Outcome.CANCELLED if code is Code.CANCELLED else Outcome.FAILED
 
@@ -320,6 +332,7 @@ RULES: dict[tuple[ConsumerPhase, type], Rule] = {
     (QUARANTINED, PairLanded): settle,
     (QUARANTINED, PairReported): settle_reported,
     (QUARANTINED, PairFailed): settle,
+    (QUARANTINED, PairMissing): missing_cancelled,
     (QUARANTINED, PeerReborn): peer_reborn,
     (QUARANTINED, PeerFenced): fenced,
     (QUARANTINED, CancelDue): cancel_due,

@@ -156,6 +156,8 @@ class PairReported(Value, frozen=True, gc=False):
     op: Op
     sender: Address
     progress: Progress
+    synced: bool = False
+    """In answer to a SYNC."""
 
 
 class PairLanded(Value, frozen=True, gc=False):

@@ -69,13 +69,18 @@ def expired_in_flight(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: Prod
 
 
 def renewed(cell: ProducerCell, until: Instant) -> ProducerCell:
-    """A lease is never shortened by a renewal, nor revived once it has ended under a WRITE."""
-    return cell if cell.source is None or cell.expired or until <= cell.lease_until else cell.with_lease(until)
+    """Somebody wants it. A lease is never shortened by a renewal, nor revived once it has ended under a WRITE."""
+    if cell.source is None or cell.expired or (until <= cell.lease_until and not cell.unwanted):
+        return cell
+    return cell.with_lease(max(until, cell.lease_until))
 
 
 def released(cell: ProducerCell, until: Instant) -> ProducerCell:
-    """RELEASE: this dispatch will not come. Only an unclaimed lease is cut short, to leave time for a late REG."""
-    return cell.with_lease(until) if cell.phase is LEASED and until < cell.lease_until else cell
+    """RELEASE: this dispatch will not come. Only an unclaimed lease is cut short, to leave time for a late REG; one
+    that a registration holds will be when that falls away (`end_registration`)."""
+    if cell.phase is LEASED:
+        return cell.with_lease(until) if until < cell.lease_until else cell
+    return cell if cell.source is None or cell.unwanted else cell.becoming_unwanted()
 
 
 LEASE_RULES: dict[tuple[ProducerPhase, type], Any] = {

@@ -62,6 +62,8 @@ class ProducerCell(Value, frozen=True, gc=False):
     """The lease ended while WRITEs were in flight."""
     freed: bool = False
     """vllm-stock: and took the source from under them."""
+    unwanted: bool = False
+    """RELEASE has come while a registration held the prompt."""
     reg: Reg | None = None
     grants: tuple[Register, ...] = ()
     """One per D rank that has registered, by rank."""
@@ -143,7 +145,10 @@ class ProducerCell(Value, frozen=True, gc=False):
         return msgspec.structs.replace(self, takers=takers)
 
     def with_lease(self, until: Instant) -> Self:
-        return msgspec.structs.replace(self, lease_until=until)
+        return msgspec.structs.replace(self, lease_until=until, unwanted=False)
+
+    def becoming_unwanted(self) -> Self:
+        return msgspec.structs.replace(self, unwanted=True)
 
     def with_grant(self, until: Instant) -> Self:
         return msgspec.structs.replace(self, grant_until=until)
@@ -286,7 +291,10 @@ def end_registration(
         return cell.becoming_gone(code, verdict), effects
     if cell.expired or (cell.lease_until <= now and ctx.dialect.lease_rechecked):
         return cell.becoming_gone(Code.EXPIRED, verdict), effects
-    return cell.becoming_unregistered(verdict), effects
+    unclaimed = cell.becoming_unregistered(verdict)
+    if cell.unwanted:
+        unclaimed = unclaimed.with_lease(min(cell.lease_until, now + ctx.timers.release_lease_ns))
+    return unclaimed, effects
 
 
 def granted_range(grant: Register, source: Source, ctx: ProducerContext) -> tuple[int, int] | Code:

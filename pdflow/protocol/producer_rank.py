@@ -84,13 +84,13 @@ class ProducerRank(ProducerFrames):
             if keys and not self.contexts[0].dialect.prompts_serve_again:
                 self.matching.spend(xid, event.request_id)
         self.deadlines.push(now + timers.lease_ns, Timer(TimerKind.LEASE, xid))
+        until = now + (timers.release_lease_ns if unwanted else timers.lease_ns)
         if keys:
             effects: Effects = NOTHING
             for key in keys:
                 cell = self.cells[key]
                 effects += self._apply(key, cell, event, now, self._connected(cell, event))
-            return effects
-        until = now + (timers.release_lease_ns if unwanted else timers.lease_ns)
+            return effects + self._shorten(xid, until) if unwanted else effects
         cell = ProducerCell(OPEN, xid).becoming_leased(event.source, event.request_id, until)
         self.cells[xid] = cell
         self.keys[xid] = (xid,)

@@ -361,3 +361,33 @@ def test_d_that_never_raises_its_floor_takes_no_memory_without_bound() -> None:
             assert [type(e) for e in effects] == [Note]
     assert not rank.cells
     assert len(rank.tombs["D"].verdicts) <= 1
+
+
+def test_release_that_meets_a_registration_counts_when_that_has_gone() -> None:
+    """It was forgotten: P kept a prompt that nobody wanted any more for the rest of a whole lease."""
+    c = Cluster()
+    c.holding = {"handshake"}
+    c.serve("r1", "x")
+    c.decode("r2", "x")
+    c.carry_out(c.find("handshake", "D.r0"))
+    c.run()
+    c.abort("r2")
+    c.run()
+    c.abort("r1")
+    c.run()
+    assert c.released == []
+    c.pass_time(3 * S)
+    assert c.released == [("x", "EXPIRED")]
+
+
+def test_lost_cancel_is_sent_again_when_sync_shows_that_it_was_lost() -> None:
+    """Its timer knows only fixed intervals, so that an outage that came and went with them could starve it."""
+    c = Cluster()
+    c.holding = {"WRITE", "Cancel"}
+    c.serve("r", "x")
+    c.run()
+    c.abort("r")
+    c.pass_time(4 * S)
+    by_timer_alone = 5
+    assert len(c.frames(Cancel)) > by_timer_alone
+    assert c.outcomes["r"] == ["CANCELLED"]

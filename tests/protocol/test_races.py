@@ -755,7 +755,7 @@ def test_registration_ttl_is_renewed_by_sync() -> None:
 
 def test_cancel_is_repeated_at_doubling_intervals_until_answered() -> None:
     c = Cluster()
-    c.holding = {"WRITE", "Cancel"}
+    c.holding = {"WRITE", "Cancel", "Sync"}
     c.serve("r", "x")
     c.run()
     c.abort("r")

@@ -151,13 +151,18 @@ def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "pdflow", "simulate", SMALL, *endless],
         env=ENV, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # What is started in the background of a shell ignores Ctrl-C, and so does what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:  # fmt: skip
-        deadline = time.monotonic() + 20
-        while not (tmp_path / "events.jsonl.part").exists() or (tmp_path / "events.jsonl.part").stat().st_size == 0:
-            assert time.monotonic() < deadline, "the run has not begun"
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        try:
+            deadline = time.monotonic() + 20
+            while not (tmp_path / "events.jsonl.part").exists() or (tmp_path / "events.jsonl.part").stat().st_size == 0:
+                assert time.monotonic() < deadline, "the run has not begun"
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert process.returncode == 130, err
     assert "Traceback" not in err
     results = json.loads((tmp_path / "results.json").read_text())
