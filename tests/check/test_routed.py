@@ -1,0 +1,301 @@
+"""The router's endpoint in the explored world does what it does in the simulated one, and what breaks it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pdflow.protocol.dialect import VLLM_COMPAT
+from pdflow.protocol.messages import Code
+from pdflow.routing import router as routing
+from pdflow.routing.policy import Choice
+from pdflow.routing.router import (
+    AbortLeg,
+    Attempt,
+    ClientGone,
+    DecodeEnded,
+    EngineLost,
+    PrefillAnswered,
+    ReportPrefill,
+    Router,
+)
+from sim.check.ghost import Product
+from sim.check.live import settle
+from sim.check.names import find, name
+from sim.check.replay import lenient, named, record, strict
+from sim.check.routed import Routed
+from sim.check.routed_cluster import ROUTER
+from sim.check.routed_judge import Client
+from sim.check.scope import Scope
+from sim.check.search import shortest
+from sim.check.story import decode, encode
+from sim.check.timed import relation
+
+PATIENT: dict[str, Any] = {"deadline": 0, "stall": 0}
+RETRIED = [
+    "request r0",
+    "deliver DispatchPrefill r0.1 router -> P",
+    "abort prefill x0.1",
+    "deliver PrefillAnswered r0.1 PREFILL_ABORTED P -> router",
+    "deliver DispatchPrefill r0.2 router -> P",
+    "finish x0.2",
+    "deliver PrefillAnswered r0.2 NONE P -> router",
+]
+"""The first attempt's prefill fails, the second's does not."""
+
+
+def told(scope: Scope, names: list[str]) -> tuple[Routed, Any]:
+    """These moves, each of which must be possible."""
+    world = Routed(scope)
+    state = world.start()
+    for text in names:
+        move = find(world, state, text)
+        assert move is not None, (text, [name(world, state, move) for move in world.moves(state)])
+        state = world.apply(state, move)
+    return world, state
+
+
+def waiting(world: Routed, state: Any, sender: str, to: str) -> list[str]:
+    """What is under way on one link."""
+    frames = world.chans.values[state[world.first_link + world.cluster.link_of[sender, to]]]
+    return [type(world.frames.values[frame]).__name__ for frame in frames]
+
+
+def test_nothing_happens_before_a_client_asks() -> None:
+    world = Routed(Scope(attempts=1, requests=2, p_restart=0))
+    assert [name(world, world.start(), move) for move in world.moves(world.start())] == ["request r0", "request r1"]
+
+
+@pytest.mark.parametrize(
+    ("concurrent", "pulls", "early"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+def test_a_decode_leg_is_dispatched_as_the_router_dispatches(concurrent: bool, pulls: bool, early: bool) -> None:
+    world, state = told(Scope(attempts=1, concurrent=concurrent, pulls=pulls), ["request r0"])
+    assert waiting(world, state, ROUTER, "D") == ["DispatchDecode"] * early
+
+
+def test_a_retry_is_another_attempt_in_every_table() -> None:
+    world, state = told(Scope(attempts=2, concurrent=False, prefill_abort=1, **PATIENT), RETRIED)
+    ghost = world.ghost_of(state)
+    assert ghost.products == (Product.DEAD, Product.HELD)
+    assert waiting(world, state, ROUTER, "D") == ["DispatchDecode"]
+    after = settle(world, state)[-1]
+    assert world.ghost_of(after).clients == (Client.COMPLETED,)
+    assert world.body(after, ROUTER).attempts == {}
+
+
+def test_a_dead_engines_connections_break_with_or_without_what_was_under_way() -> None:
+    scope = Scope(attempts=1, p_restart=1, **PATIENT)
+    begun = ["request r0", "deliver DispatchPrefill r0.1 router -> P", "finish x0.1"]
+    world, state = told(scope, [*begun, "restart P"])
+    assert waiting(world, state, "P", ROUTER) == ["PrefillAnswered", "EngineLost", "EngineChanged"]
+    world, state = told(scope, [*begun, "restart P, its connections lost"])
+    assert waiting(world, state, "P", ROUTER) == ["EngineLost", "EngineChanged"]
+
+
+def test_a_leg_that_is_taken_back_is_aborted_only_where_it_runs() -> None:
+    scope = Scope(attempts=1, **PATIENT)
+    begun = ["request r0", "deliver DispatchPrefill r0.1 router -> P"]
+    taken_back = ["hang up r0", "deliver AbortLeg r0.1 router -> P"]
+    world, state = told(scope, [*begun, *taken_back])
+    assert world.body(state, "P").fingerprint() == world.body(world.start(), "P").fingerprint()
+    world, state = told(scope, [*begun, "finish x0.1", *taken_back])
+    assert world.body(state, "P.r0").cells, "its lease decides"
+    assert "taken back too late" in world.judge.seen
+
+
+@pytest.mark.parametrize("field", [{"same_product": True}, {"same_base": True}, {"clocks": False}])
+def test_what_it_is_not_made_for_is_refused(field: dict[str, bool]) -> None:
+    with pytest.raises(ValueError, match=f"attempts: with the router's endpoint, {next(iter(field))} is"):
+        Routed(Scope(attempts=1, **field))
+
+
+def test_its_stories_replay() -> None:
+    scope = Scope(attempts=2, concurrent=False, prefill_abort=1, **PATIENT)
+    story = record(relation(scope), RETRIED)
+    assert story.moves == RETRIED
+    assert story.verdict is None
+    again = strict(relation(scope), decode(encode(story)))
+    assert again.mismatch is None
+
+
+# What breaks a router, and what says so.
+
+
+def without(kind: type, role: str | None = None) -> Callable[[Any], Any]:
+    """Some effects of `_close` are forgotten."""
+    close = Router._close
+
+    def forgetful(self: Router, attempt: Attempt) -> Any:
+        effects = close(self, attempt)
+        return tuple(e for e in effects if not isinstance(e, kind) or (role and getattr(e, "role", None) != role))
+
+    return lambda patch: patch.setattr(Router, "_close", forgetful)
+
+
+def answers_twice(patch: pytest.MonkeyPatch) -> None:
+    over = Router._over
+    patch.setattr(Router, "_over", lambda *args: (*over(*args), over.__get__(Twin(args[0]))(*args[1:])[-1]))
+
+
+class Twin:
+    """A router that has nothing to close."""
+
+    def __init__(self, router: Router) -> None:
+        self._close = lambda attempt: ()
+
+
+def says_nothing_to_who_left(patch: pytest.MonkeyPatch) -> None:
+    gone = Router._client_gone
+    patch.setitem(routing._ON, ClientGone, lambda self, event: gone(self, event)[:-1])
+
+
+def keeps_the_id(patch: pytest.MonkeyPatch) -> None:
+    make = Attempt.__init__
+
+    def same(self: Attempt, request: int, number: int, *rest: Any) -> None:
+        make(self, request, number, *rest)
+        self.request_id = f"r{request}.1"
+
+    patch.setattr(Attempt, "__init__", same)
+
+
+def keeps_the_xid(patch: pytest.MonkeyPatch) -> None:
+    make = Attempt.__init__
+
+    def same(self: Attempt, request: int, number: int, *rest: Any) -> None:
+        make(self, request, number, *rest)
+        self.xid = f"x{request}.1"
+
+    patch.setattr(Attempt, "__init__", same)
+
+
+def takes_any_attempts_end(patch: pytest.MonkeyPatch) -> None:
+    """Completion is keyed by the request."""
+    ended = Router._decode_ended
+
+    def whose(self: Router, event: DecodeEnded) -> Any:
+        now = self.by_request.get(int(event.request_id[1 : event.request_id.index(".")]))
+        return ended(self, event if now is None else DecodeEnded(now.request_id, event.code))
+
+    patch.setitem(routing._ON, DecodeEnded, whose)
+
+
+def completes_with_the_prefill(patch: pytest.MonkeyPatch) -> None:
+    answered = Router._prefill_answered
+
+    def hasty(self: Router, event: PrefillAnswered) -> Any:
+        attempt = self.attempts.get(event.request_id)
+        if attempt is None or event.params is None:
+            return answered(self, event)
+        attempt.p_open = False
+        self.prefill_choice.give_back(attempt.p)
+        return self._over(attempt, "completed", Code.NONE)
+
+    patch.setitem(routing._ON, PrefillAnswered, hasty)
+
+
+def hears_of_no_death(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(routing._ON, EngineLost, lambda self, event: ())
+
+
+def says_that_a_lost_p_never_writes(patch: pytest.MonkeyPatch) -> None:
+    """As it was, until the search found it."""
+
+    def lost(self: Router, event: EngineLost) -> Any:
+        effects: Any = ()
+        for attempt in list(self.attempts.values()):
+            if attempt.p_open and self.prefill[attempt.p].engine == event.engine:
+                effects += (AbortLeg("prefill", attempt.p, attempt.request_id),)
+                effects += self._prefill_answered(PrefillAnswered(attempt.request_id, None, Code.PEER_DEAD))
+        return effects
+
+    patch.setitem(routing._ON, EngineLost, lost)
+
+
+def never_gives_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Choice, "give_back", lambda self, engine: None)
+
+
+COMPAT = VLLM_COMPAT
+BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
+    "the decode leg is not taken back": (
+        without(AbortLeg, "decode"),
+        Scope(attempts=1, **PATIENT),
+        "L",
+        "the decode leg of r0.1 is left alone",
+    ),
+    "the prefill leg is not taken back": (
+        without(AbortLeg, "prefill"),
+        Scope(attempts=1, **PATIENT),
+        "L",
+        "the prefill leg of r0.1 is left alone",
+    ),
+    "a client is answered twice": (answers_twice, Scope(attempts=1, **PATIENT), "S6", "was told"),
+    "who has left is forgotten": (says_nothing_to_who_left, Scope(attempts=1, **PATIENT), "L", "client 0 is GONE"),
+    "a retry has the id of the first attempt": (
+        keeps_the_id,
+        Scope(attempts=2, prefill_abort=1, abort=0, **PATIENT),
+        "S6",
+        "a second time",
+    ),
+    "a retry has the xid of the first attempt": (
+        keeps_the_xid,
+        Scope(attempts=2, prefill_abort=1, abort=0, **PATIENT),
+        "S6",
+        "under the name x0.1",
+    ),
+    "any attempt's end is the request's": (
+        takes_any_attempts_end,
+        Scope(attempts=2, prefill_abort=1, abort=0, **PATIENT),
+        "L",
+        "the decode leg of r0.2 is left alone",
+    ),
+    "a prompt that is computed completes the request": (
+        completes_with_the_prefill,
+        Scope(attempts=1, concurrent=False, **PATIENT),
+        "S6",
+        "never committed",
+    ),
+    "a death is not noticed": (
+        hears_of_no_death,
+        Scope(attempts=1, concurrent=False, p_restart=1, abort=0, **PATIENT),
+        "L",
+        "client 0 is WAITING",
+    ),
+    "compat: D is told that a lost P never writes": (
+        says_that_a_lost_p_never_writes,
+        Scope(dialect=COMPAT, attempts=1, p_restart=1, abort=0),
+        "S1",
+        "may land in it",
+    ),
+    "compat: D is not told that the prefill leg was taken back": (
+        without(ReportPrefill),
+        Scope(dialect=COMPAT, attempts=1),
+        "L",
+        "r0.1 is RESOLVED",
+    ),
+    "loads are never given back": (never_gives_back, Scope(attempts=1, **PATIENT), "L", "counts a leg as open"),
+}
+
+
+@pytest.mark.parametrize(("plant", "scope", "invariant", "what"), BUGS.values(), ids=BUGS)
+def test_a_router_that_is_broken_is_found_out(
+    plant: Callable[[Any], Any], scope: Scope, invariant: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    world = relation(scope)
+    story = shortest(world)
+    assert story is not None
+    assert (story.broken.name, what in story.broken.what) == (invariant, True), story.broken
+    assert len(story.moves) <= 12
+    again = lenient(relation(scope), named(world, story.moves))
+    assert again.verdict is not None
+    assert again.verdict.invariant == invariant
+
+
+@pytest.mark.parametrize("scope", {scope for _, scope, _, _ in BUGS.values()}, ids=str)
+def test_ours_passes_there(scope: Scope) -> None:
+    assert shortest(relation(scope)) is None
