@@ -49,8 +49,8 @@ class PrefillPeer:
         return other
 
     def fingerprint(self) -> Hashable:
-        """Without what the cells of its requests say already."""
-        return (tuple(sorted(self.heard.items())), self.sync_at, self.synced, tuple(self.held))
+        """Without what the cells of its requests say already, but for their order."""
+        return (tuple(sorted(self.heard.items())), self.sync_at, self.synced, tuple(self.held), tuple(self.requests))
 
 
 class ConsumerCells:

@@ -109,6 +109,7 @@ class ConsumerRank(ConsumerReads):
             self.peers.fingerprint(),
             tuple(sorted(self.pending.items())),
             tuple(sorted(self.reads.values(), key=_read_order)),
+            tuple(sorted(self.waiting_reads.items())),
             tuple(sorted(self.synced.items())),
             tuple((peer, tuple(sorted(kept.items()))) for peer, kept in sorted(self.kept.items())),
             tuple(sorted(self.fencing)),

@@ -101,6 +101,7 @@ class Peers:
             tuple(sorted(self.connected)),
             tuple(sorted(self.connecting)),
             tuple(sorted(self.retry_at.items())),
+            tuple(sorted(self.failures.items())),
             tuple(sorted(self.incarnations.items())),
             tuple(sorted((e, tuple(sorted(r))) for e, r in self.retired.items())),
             tuple(sorted(self.duplicates)),

@@ -150,6 +150,7 @@ class ProducerCells:
             tuple(sorted(map(msgspec.structs.astuple, self.ended))),
             tuple(sorted((a, tuple(sorted(x))) for a, x in self.interests.items())),
             tuple(sorted(self.flushes.items())),
+            tuple(sorted((peer, tuple(regs)) for peer, regs in self.waiting.items())),
             self.peers.fingerprint(),
             self.matching.fingerprint(),
         )
