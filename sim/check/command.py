@@ -73,11 +73,10 @@ def _of_scenario(file: str, options: Options, trace: str | None, console: Consol
 def replay(file: str) -> int:
     """Strictly. 1 if it does not go as it went, or ends as it should not."""
     from sim.check.replay import strict
-    from sim.check.timed import relation
 
     story = stories.read(file)
     with _patched(story.mutant, file):
-        told = strict(relation(story.scope), story)
+        told = strict(story.world(), story)
     steps = f"{file}: {len(story.steps)} steps"
     if told.mismatch is not None:
         _say(f"{file}: {told.mismatch}", error=True)

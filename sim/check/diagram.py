@@ -40,6 +40,7 @@ from pdflow.protocol.values import Address, Allocation
 from sim.check import names
 from sim.check.ghost import Broken, Judge
 from sim.check.live import settle
+from sim.check.races.owners import WORLDS, WRITER, Raising
 from sim.check.relation import Move, Relation
 from sim.check.replay import walk
 from sim.check.scope import Scope
@@ -99,7 +100,7 @@ class Diagram:
 
 def collect(story: StoryFile) -> Diagram:
     """Tell it again, leniently. The story's mutant must be in place."""
-    recorder = TimedRecorder(story.scope) if story.scope.horizon else Recorder(story.scope)
+    recorder = recorder_of(story)
     state = recorder.start()
     for stride in walk(recorder, story.moves, state):
         if stride.move is None:
@@ -163,15 +164,18 @@ class Recorder(Relation):
         self.number += 1
         style, at, to = _MOVES.get(move[0], _somewhere)(self, state, move)
         self.say(style, at, names.name(self, state, move), to, self.number)
-        for link in self._cut(move):
+        for link in self._cut(state, move):
             for frame in self.chans.values[state[self.first_link + link]]:
                 self.say(Style.LOST, WIRE, _named(self.frames.values[frame]), self.cluster.links[link][1])
         return super().apply(state, move)
 
-    def _cut(self, move: Move) -> list[int]:
+    def _cut(self, state: State, move: Move) -> list[int]:
         """Links between the engines on which everything is lost."""
-        between = range(self.cluster.between_engines)
-        return [move[1]] if move[0] == "lose" else list(between) if move[0] == "restart" else []
+        if move[0] == "lose":
+            return [move[1]]
+        if move[0] == "restart":
+            return list(range(self.cluster.between_engines))
+        return self.lost_by(state, move) if isinstance(self, Raising) else []
 
     def turn(self, draft: list[int], node: int, event: int) -> None:
         self.turns.clear()
@@ -198,6 +202,14 @@ class Recorder(Relation):
 
 class TimedRecorder(Recorder, Timed):
     """The same with clocks."""
+
+
+def recorder_of(story: StoryFile) -> Recorder:
+    """One that records the story's own world."""
+    if not story.own_world:
+        return TimedRecorder(story.scope) if story.scope.horizon else Recorder(story.scope)
+    recorder: Recorder = type("Recorder", (Recorder, WORLDS[story.own_world]), {})(story.scope)
+    return recorder
 
 
 Shape = tuple[Style, str, str | None]
@@ -252,6 +264,9 @@ _MOVES: dict[str, Callable[[Recorder, State, Move], Shape]] = {
     "admit": lambda world, state, move: (Style.NOTE, "D", None),
     "hit": lambda world, state, move: (Style.NOTE, "D", None),
     "abort": lambda world, state, move: (Style.TOLD, CLIENT, "D"),
+    "poison": lambda world, state, move: (Style.SENT, WIRE, WRITER),
+    "check": lambda world, state, move: (Style.NOTE, WRITER, None),
+    "evict": lambda world, state, move: (Style.NOTE, WRITER, None),
     "deliver": _of_link(Style.SENT),
     "drop": _of_link(Style.LOST),
     "delay": lambda world, state, move: (Style.NOTE, WIRE, None),

@@ -20,6 +20,8 @@ from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.protocol.dialect import DIALECTS
 from pdflow.scenario.convert import did_you_mean, one_of, shown
 from pdflow.version import version
+from sim.check.races.owners import WORLDS
+from sim.check.relation import Relation
 from sim.check.scope import Scope
 from sim.check.timed import relation
 
@@ -73,11 +75,17 @@ class StoryFile(Struct, frozen=True):
     verdict: Verdict | None = None
     mutant: str | None = None
     """Which named patch of sim/check/mutants must be in place."""
+    own_world: str = ""
+    """Which world of sim/check/races/owners.py, if not the explored one."""
     information: Information = msgspec.field(default_factory=Information)
 
     @property
     def moves(self) -> list[str]:
         return [step.move for step in self.steps]
+
+    def world(self) -> Relation:
+        """A new one to tell it in."""
+        return WORLDS.get(self.own_world, relation)(self.scope)
 
 
 class _Document(Struct, frozen=True):
@@ -89,6 +97,7 @@ class _Document(Struct, frozen=True):
     start: str | None = None
     verdict: Verdict | None = None
     mutant: str | None = None
+    own_world: str = ""
     information: Information = msgspec.field(default_factory=Information)
 
 
@@ -99,6 +108,7 @@ def encode(story: StoryFile) -> str:
         "pdflow_story": VERSION,
         "information": msgspec.to_builtins(story.information),
         "mutant": story.mutant,
+        **({"own_world": story.own_world} if story.own_world else {}),
         "verdict": msgspec.to_builtins(story.verdict),
         "scope": scope | {"dialect": story.scope.dialect.name},
         "start": story.start,
@@ -128,12 +138,15 @@ def decode(text: str | bytes, file: str = "story") -> StoryFile:
         document = msgspec.convert(tree, _Document)
     except msgspec.ValidationError as error:
         raise StoryError(file, *_located(str(error))) from None
+    if document.own_world and document.own_world not in WORLDS:
+        raise StoryError(file, "own_world", str(one_of(document.own_world, WORLDS)))
     return StoryFile(
         scope=_scope(document.scope, file),
         steps=document.steps,
         start=document.start,
         verdict=document.verdict,
         mutant=document.mutant,
+        own_world=document.own_world,
         information=document.information,
     )
 

@@ -20,6 +20,7 @@ from sim.check import diagram, names
 from sim.check.diagram import Diagram, Line, Style, collect
 from sim.check.diagram_mermaid import mermaid
 from sim.check.diagram_text import text
+from sim.check.races.owners import WORLDS
 from sim.check.relation import Relation
 from sim.check.replay import named, record
 from sim.check.scope import Scope
@@ -226,7 +227,7 @@ def test_what_is_not_possible_is_shown_as_skipped_under_its_own_number() -> None
 
 
 def test_every_move_and_every_effect_has_a_shape() -> None:
-    assert set(diagram._MOVES) == set(Relation(Scope()).do)
+    assert set(diagram._MOVES) == {verb for world in (Relation, *WORLDS.values()) for verb in world(Scope()).do}
     assert set(diagram._EFFECTS) == set(typing.get_args(effects.Effect))
 
 

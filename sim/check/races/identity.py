@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.check.races import points as at
 from sim.check.races.blocks import UNIQUE
+from sim.check.races.owners import Evicting
 from sim.check.races.race import Breaks, Holds, Passes, Race, Residual, Unmodelled, told_by
 from sim.check.scope import Scope
 
@@ -11,7 +12,7 @@ MINTED = "which ids an engine and a proxy mint for a prompt's legs is not the co
 ADDRESSES = "where an engine listens is configured where it runs; here a name is an address"
 ONE_METHOD = "mended in 0.32.0; here all engines of a cluster push, or all pull"
 AGENTS = "what a transport keeps of a dead peer's memory is the transport's"
-EVICTED = "no peer is forgotten for its age; an eviction and a WRITE would be two turns of one endpoint"
+ONE_TURN = "cannot arise: one endpoint checks and posts in one turn, and forgets no peer for its age"
 ONE_GROUP = "mended in 0.32.0; here an engine's KV is one group"
 
 IDENTITY = (
@@ -107,9 +108,12 @@ RESTART = (
         name="evict_vs_push",
         line="A peer is evicted on one thread between another's check and its WRITE.",
         source="probe; analysis",
-        stock=Unmodelled(EVICTED),
-        compat=Unmodelled(EVICTED),
-        strict=Unmodelled(EVICTED),
+        scope=Scope(requests=2, concurrent=False, abort=0, deadline=0, stall=0),
+        world=Evicting,
+        points=(at.evicted_between_check_and_write,),
+        stock=Breaks("L", 14),
+        compat=Unmodelled(ONE_TURN),
+        strict=Unmodelled(ONE_TURN),
     ),
     Race(
         number="R48",

@@ -11,6 +11,7 @@ from pdflow.protocol.messages import Cancel, Heartbeat, Register, Sync
 from pdflow.protocol.timers import TimerKind
 from sim.check.cluster import SOURCE
 from sim.check.ghost import ENDED_ERR, ENDED_OK, FLYING, PIECE, READING, TOLD, Product, Stage
+from sim.check.races.owners import Evicting
 from sim.check.races.race import Point
 from sim.check.relation import Move, Relation
 from sim.check.world import State
@@ -113,6 +114,20 @@ def registration_between_owners(world: Relation, state: State, move: Move) -> bo
     if move[0] != "deliver" or not released(world, state) or type(frame(world, state, move)) is not Register:
         return False
     return any(cell.source is not None for cell in world.body(state, "P.r0").cells.values())
+
+
+@point("the engine's thread forgets D between the writer's check of it and its WRITE")
+def evicted_between_check_and_write(world: Relation, state: State, move: Move) -> bool:
+    return move[0] == "evict" and isinstance(world, Evicting) and bool(state[world.checked])
+
+
+@point("a stranger's registration without its fields is drained before another request's registration")
+def poison_before_registration(world: Relation, state: State, move: Move) -> bool:
+    """The first request needs its prompt no more: it is the other one that is lost."""
+    if move[0] != "poison" or world.ghost_of(state).stages != (Stage.FREED, Stage.ADMITTED):
+        return False
+    frames = world.chans.values[state[world.first_link + world.cluster.link_of["D.r0", "P.r0"]]]
+    return any(isinstance(world.frames.values[waiting], Register) for waiting in frames)
 
 
 # D's blocks.

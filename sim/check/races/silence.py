@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.check.races import points as at
+from sim.check.races.owners import Poisoned
 from sim.check.races.race import Breaks, Passes, Race, Unmodelled, told_by
 from sim.check.scope import Scope
 
@@ -163,9 +164,12 @@ INPUT = (
         name="poison_push_reg",
         line="A registration without its fields raises in the writer's thread, and what was read with it is lost.",
         source="probe",
-        stock=told_by("wire/test_wire_vllm.py::test_r34_a_push_reg_without_a_key_is_a_value", says=RAISES),
-        compat=told_by("wire/test_wire_vllm.py::test_r34_a_push_reg_without_a_key_is_a_value"),
-        strict=told_by("wire/test_wire_strict.py::test_r34_strict_decoders_survive_every_mutated_byte"),
+        scope=Scope(requests=2, concurrent=False, deadline=0, stall=0),
+        world=Poisoned,
+        points=(at.poison_before_registration,),
+        stock=Breaks("L", 8),
+        compat=Passes(),
+        strict=Passes(),
     ),
     Race(
         number="R35",
