@@ -37,7 +37,7 @@ def name(world: Relation, state: State, move: Move) -> str:
     if verb in ("request", "hang up"):
         return f"{verb} r{move[1]}"
     if verb in ("restart", "tick"):
-        return f"{verb} {ENGINES[move[1]]}{', its connections lost' if len(move) > 2 else ''}"
+        return f"{verb} {ENGINES[move[1]]}"
     if verb == "timer":
         timer = world.armed[state[move[1]]][move[2]]
         return f"timer {timer.kind.name} {_about(timer.key)} at {cluster.nodes[move[1]]}"

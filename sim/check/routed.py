@@ -2,9 +2,9 @@
 dispatched, taken back and tried again, and what D is told of a prefill leg's end.
 
 What comes over HTTP means to an engine what it means to one in the simulated world (sim/prefill_node.py,
-sim/decode_node.py). Each engine has a link to the router and one from it; decoding takes no time, so that a leg's end
-is under way as soon as its KV is committed. When an engine dies its connections break: what was under way on them is
-lost, or arrives before that is noticed, or reaches the engine that has started in its place.
+sim/decode_node.py). Each leg has a connection of its own; decoding takes no time, so that a leg's end is under way as
+soon as its KV is committed. When an engine dies its connections break, which the router notices at some time: what the
+engine had answered arrives before that, or never. What the router sends reaches the engine that has started by then.
 """
 
 from __future__ import annotations
@@ -102,8 +102,6 @@ class Routed(Relation):
         for move in super()._of_tail(state):
             if move[0] not in ROUTERS:
                 yield move
-            if move[0] == "restart":
-                yield (*move, 1)
 
     def request(self, draft: Draft, i: int) -> None:
         self.put_ghost(draft, "clients", i, Client.WAITING)
@@ -124,11 +122,10 @@ class Routed(Relation):
             found = self._over_http(node, effect)
             if found is not None:
                 to, what = found
-                http.setdefault(self._slot(node, to), []).append(self.frames.of(what))
+                self.judge.attempt(what.request_id)
+                slot = self.first_link + self.cluster.http[what.request_id, node, to]
+                http.setdefault(slot, []).append(self.frames.of(what))
         return after, (*sends, *((slot, tuple(frames)) for slot, frames in http.items())), batch
-
-    def _slot(self, sender: Address, to: Address) -> int:
-        return self.first_link + self.cluster.link_of[sender, to]
 
     def _over_http(self, node: Address, effect: Any) -> tuple[Address, Any] | None:
         """To whom, and what."""
@@ -144,8 +141,8 @@ class Routed(Relation):
             return "D", effect
         return None
 
-    def send(self, draft: Draft, sender: Address, to: Address, *what: Any) -> None:
-        slot = self._slot(sender, to)
+    def send(self, draft: Draft, link: int, *what: Any) -> None:
+        slot = self.first_link + link
         draft[slot] = self.chans.of((*self.chans.values[draft[slot]], *map(self.frames.of, what)))
 
     def arrive(self, draft: Draft, link: int, frame: int) -> None:
@@ -192,21 +189,21 @@ class Routed(Relation):
 
     def abort_prefill(self, draft: Draft, i: int) -> None:
         super().abort_prefill(draft, i)
-        self.send(draft, "P", ROUTER, PrefillAnswered(self.cluster.requests[i], None, Code.PREFILL_ABORTED))
+        request_id = self.cluster.requests[i]
+        link = self.cluster.http[request_id, "P", ROUTER]
+        self.send(draft, link, PrefillAnswered(request_id, None, Code.PREFILL_ABORTED))
 
-    def restart(self, draft: Draft, engine: int, loses: int = 0) -> None:
-        """`loses`: what was under way over HTTP is lost with the connections."""
+    def restart(self, draft: Draft, engine: int) -> None:
+        """Of HTTP nothing is lost yet. What was committed had been decoded."""
         name = "PD"[engine]
-        slots = (self._slot(ROUTER, name), self._slot(name, ROUTER))
-        kept = [draft[slot] for slot in slots]
+        http = slice(self.first_link + self.cluster.first_http, self.bag)
+        kept = draft[http]
         committed = [i for i, stage in enumerate(self.ghost_of(draft).stages) if stage == Stage.COMMITTED]
         super().restart(draft, engine)
-        if not loses:
-            for slot, chan in zip(slots, kept, strict=True):
-                draft[slot] = chan
+        draft[http] = kept
         for i in committed:
             self.put_ghost(draft, "stages", i, Stage.COMMITTED)
-        self.send(draft, name, ROUTER, EngineLost(name), EngineChanged(name, True))
+        self.send(draft, self.cluster.notices[name], EngineLost(name), EngineChanged(name, True))
 
     # At the router.
 
@@ -219,7 +216,10 @@ class Routed(Relation):
         self.event(draft, ROUTER, event)
 
     def engine_lost(self, draft: Draft, event: EngineLost) -> None:
-        """No leg of it ends with that: what was dispatched since has reached the engine that started in its place."""
+        """No leg ends with that: it may have reached, or yet reach, the engine that has started since."""
+        for (_, sender, _), link in self.cluster.http.items():
+            if sender == event.engine:
+                draft[self.first_link + link] = 0
         leg = P_OPEN if event.engine == "P" else D_OPEN
         if any(legs & leg for legs in self.ghost_of(draft).legs):
             self.judge.goal(f"a leg is lost with {event.engine}")

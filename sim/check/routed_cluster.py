@@ -1,4 +1,4 @@
-"""The cluster with the router's endpoint in it: one more node, with two HTTP links to each engine.
+"""The cluster with the router's endpoint in it: one more node, and HTTP to and from each engine.
 
 The router names attempts, so the ids are its own here: r0.2 is the second attempt of the first client's request, and
 x0.2 its prompt. Every attempt that it may make has its place in the tables from the start.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pdflow.protocol.values import Address, EngineId, RequestId
 from pdflow.routing.router import Router
 from sim.check.cluster import Cluster
 from sim.check.scope import Scope
@@ -26,9 +27,18 @@ class RoutedCluster(Cluster):
         self.at[ROUTER] = len(self.nodes)
         self.nodes.append(ROUTER)
         self.first_http = len(self.links)
-        """From here on links are HTTP: first in, first out, and nothing is lost while both ends live."""
-        self.links += [link for engine in ("P", "D") for link in ((ROUTER, engine), (engine, ROUTER))]
-        self.link_of = {link: i for i, link in enumerate(self.links)}
+        """From here on links are HTTP, each leg's by itself: one leg's answer may overtake another's."""
+        self.http: dict[tuple[RequestId, Address, Address], int] = {}
+        """(attempt, sender, receiver)"""
+        self.notices: dict[EngineId, int] = {}
+        """On which link the router learns that an engine has died, and is up again."""
+        for engine in ("P", "D"):
+            for request_id in self.requests:
+                for ends in ((ROUTER, engine), (engine, ROUTER)):
+                    self.http[request_id, *ends] = len(self.links)
+                    self.links.append(ends)
+            self.notices[engine] = len(self.links)
+            self.links.append((engine, ROUTER))
 
     def _name(self, scope: Scope) -> None:
         attempts = [(i, number) for i in range(scope.requests) for number in range(1, scope.attempts + 1)]
