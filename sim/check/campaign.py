@@ -6,6 +6,7 @@ so what was done is always the first so many seeds. Time decides only how many.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import time
 from collections import deque
@@ -104,7 +105,7 @@ def walks(
     """
     found = Walked()
     batches = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
-    with _hands(task, jobs) as submit:
+    with uncollected(), _hands(task, jobs) as submit:
         for ended in _in_order(submit, batches, jobs, until_s):
             found.add(ended)
             if task.first and found.failures:
@@ -121,24 +122,23 @@ def batch(worlds: Worlds, task: Task, seeds: range) -> Walked:
     found = Walked()
     began = time.process_time()
     known = set()
-    with uncollected():
-        for seed in seeds:
-            record = walk(worlds, seed, task.dialect, task.scope)
-            world = worlds.of(record.cluster)
-            known.add(world)
-            found.runs += 1
-            found.moves += len(record.moves)
-            found.calm += record.calm
-            found.delivering += Stage.COMMITTED in world.ghost_of(record.end).stages
-            if seed % DIGEST_EVERY == 0:
-                found.digests[seed] = digest_of(world, record)
-            if record.broken is not None:
-                invariant = record.broken.name
-                found.broken[invariant] = found.broken.get(invariant, 0) + 1
-                if invariant not in found.failures:
-                    found.failures[invariant] = _failure(record, record.names(world))
-                if task.first:
-                    break
+    for seed in seeds:
+        record = walk(worlds, seed, task.dialect, task.scope)
+        world = worlds.of(record.cluster)
+        known.add(world)
+        found.runs += 1
+        found.moves += len(record.moves)
+        found.calm += record.calm
+        found.delivering += Stage.COMMITTED in world.ghost_of(record.end).stages
+        if seed % DIGEST_EVERY == 0:
+            found.digests[seed] = digest_of(world, record)
+        if record.broken is not None:
+            invariant = record.broken.name
+            found.broken[invariant] = found.broken.get(invariant, 0) + 1
+            if invariant not in found.failures:
+                found.failures[invariant] = _failure(record, record.names(world))
+            if task.first:
+                break
     found.goals = frozenset(goal for world in known for goal in world.judge.seen)
     found.cpu_s = time.process_time() - began
     return found
@@ -201,6 +201,7 @@ _worlds: Worlds
 
 def _hired(task: Task) -> None:
     global _task, _worlds
+    gc.disable()  # As `uncollected`, for as long as this process walks.
     _task, _worlds = task, Worlds()
     task.prepare().__enter__()
 

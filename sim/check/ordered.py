@@ -7,13 +7,10 @@ happen is remembered for all budgets at once, and what a state has no budget for
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Sized
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.values import Address
 from sim.check.names import name
 from sim.check.relation import Move, Relation
 from sim.check.schedulers import ON_OPERATIONS
@@ -61,22 +58,6 @@ class Ordered(Relation):
         self.parts: list[dict[tuple[int, ...], Priced]] = [{} for _ in PARTS]
         self.alarms: dict[tuple[int, int], Priced] = {}
         self.arrivals_at = [self._of_link(link) for link in range(len(self.cluster.links))]
-
-    def endpoint(self, node: Address, body: Any) -> int:
-        """Equal fingerprints, equal bodies: the order in which an endpoint met what waits in it is in no fingerprint,
-        yet in what it says; so it is put in an order of its own."""
-        if isinstance(body, ConsumerScheduler):
-            for peer in body.peers.values():
-                if len(peer.requests) > 1:
-                    peer.requests = dict.fromkeys(sorted(peer.requests))
-        elif isinstance(body, ProducerRank):
-            for at, regs in body.waiting.items():
-                if len(regs) > 1:
-                    body.waiting[at] = dict.fromkeys(sorted(regs, key=str))
-        elif isinstance(body, ConsumerRank):
-            for at, ops in body.waiting_reads.items():
-                body.waiting_reads[at] = tuple(sorted(ops, key=str))
-        return super().endpoint(node, body)
 
     def opening(self, budget: tuple[int, ...]) -> State:
         """Where a run with these budgets begins."""
@@ -159,7 +140,7 @@ class Worlds:
 
     def of(self, cluster: Scope) -> Ordered:
         """Asked again for the same cluster, it gives the same world, until another is asked for."""
-        if self.last is not None and self.last[0] is cluster:
+        if self.last is not None and (self.last[0] is cluster or self.last[1].scope is cluster):
             return self.last[1]
         world = self.known.pop(cluster, None)
         if world is None or world.remembered() > self.most // 4:
@@ -173,4 +154,6 @@ class Worlds:
                 break
             total -= size
             del self.known[scope]
+        if len(sizes) > len(self.known):
+            gc.collect()  # A world is in circles, and whoever walks does not collect.
         return world

@@ -18,7 +18,7 @@ from pdflow.protocol.consumer_rules import RULES as CONSUMER_RULES
 from pdflow.protocol.consumer_rules import freed
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, Dialect
 from pdflow.protocol.effects import NOTHING, Outcome, Resolve
-from pdflow.protocol.events import WriteEnded
+from pdflow.protocol.events import PairMissing, PairReported, WriteEnded
 from pdflow.protocol.lease import expired_unclaimed
 from pdflow.protocol.producer import IN_FLIGHT, CancelReceived, LeaseEnded, cancelled, sent
 from sim.check.campaign import Task, walks
@@ -172,7 +172,8 @@ def failed_write_counts_as_sent() -> Iterator[None]:
 @contextmanager
 def cancel_is_not_repeated() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CONSUMER_RULES, (QUARANTINED, CancelDue), lambda cell, event, now, ctx: (cell, NOTHING))
+        for event in (CancelDue, PairMissing, PairReported):
+            patch.setitem(CONSUMER_RULES, (QUARANTINED, event), lambda cell, event, now, ctx: (cell, NOTHING))
         yield
 
 

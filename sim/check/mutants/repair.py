@@ -6,7 +6,7 @@ from pdflow.protocol.consumer import CancelDue, ConsumerCell, ConsumerContext, l
 from pdflow.protocol.consumer import Stepped as ConsumerStepped
 from pdflow.protocol.consumer_cells import PrefillPeer
 from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_rules import cancel_due, missing
+from pdflow.protocol.consumer_rules import cancel_again, cancel_due, missing
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.effects import NOTHING, Effects, Handshake
 from pdflow.protocol.events import PairMissing, PrefillEnded, PrefillWanted
@@ -34,6 +34,10 @@ from sim.check.scope import Scope
 
 
 def _cancelled_once(cell: ConsumerCell, _: CancelDue, now: Instant, ctx: ConsumerContext) -> ConsumerStepped:
+    return cell, NOTHING
+
+
+def _not_cancelled_again(cell: ConsumerCell, bit: int, ctx: ConsumerContext) -> ConsumerStepped:
     return cell, NOTHING
 
 
@@ -136,7 +140,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="cancel-sent-once",
         drops="A CANCEL without an answer is sent again. Its loss would keep D's blocks for ever.",
         source="1.3(f) 13; 7.4; L3; L5",
-        patches=(Swap(cancel_due, _cancelled_once),),
+        patches=(Swap(cancel_due, _cancelled_once), Swap(cancel_again, _not_cancelled_again)),
         scope=Scope(drop=2, deadline=0, stall=0),
         breaks="L",
     ),
