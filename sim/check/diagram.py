@@ -37,6 +37,7 @@ from pdflow.protocol.events import DecodeAdmitted, PrefillFinished, PrefillLegEn
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer import ProducerCell
 from pdflow.protocol.values import Address, Allocation
+from pdflow.routing.router import AbortLeg, DispatchDecode, DispatchPrefill, Reply, ReportPrefill
 from sim.check import names
 from sim.check.ghost import Broken, Judge
 from sim.check.live import settle
@@ -45,7 +46,7 @@ from sim.check.relation import Move, Relation
 from sim.check.replay import walk
 from sim.check.scope import Scope
 from sim.check.story import StoryFile
-from sim.check.timed import Timed
+from sim.check.timed import kind
 from sim.check.world import State
 
 CLIENT, ROUTER, WIRE = "client", "router", "wire"
@@ -144,7 +145,7 @@ class Recorder(Relation):
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
-        self.judge = Witness(self.cluster)
+        self.judge = type("Witness", (Witness, self.judge_type), {})(self.cluster)
         self.lines: list[Line] = []
         self.number = 0
 
@@ -156,7 +157,7 @@ class Recorder(Relation):
         self.say(Style.IGNORED, CLIENT, f"skipped, it is not possible: {name}", "D", self.number)
 
     def start(self) -> State:
-        for request_id in self.cluster.requests:
+        for request_id in () if self.scope.attempts else self.cluster.requests:
             self.say(Style.TOLD, CLIENT, f"request {request_id}", ROUTER)
         return super().start()
 
@@ -186,7 +187,7 @@ class Recorder(Relation):
         at, what = self.events.values[event]
         node = self.cluster.nodes[at]
         after, effects = super()._step(end, event)
-        if type(what) in _EVENTS:
+        if type(what) in _EVENTS and not (self.scope.attempts and type(what) in _OF_ROUTER):
             self.say(*_EVENTS[type(what)](what))
         for text in _phases(self.bodies[end], self.bodies[after]):
             self.say(Style.PHASE, node, text)
@@ -200,15 +201,10 @@ class Recorder(Relation):
         return (node, node, effect.to) if isinstance(effect, PostWrite) else (node, effect.source, node)
 
 
-class TimedRecorder(Recorder, Timed):
-    """The same with clocks."""
-
-
 def recorder_of(story: StoryFile) -> Recorder:
     """One that records the story's own world."""
-    if not story.own_world:
-        return TimedRecorder(story.scope) if story.scope.horizon else Recorder(story.scope)
-    recorder: Recorder = type("Recorder", (Recorder, WORLDS[story.own_world]), {})(story.scope)
+    own = WORLDS[story.own_world] if story.own_world else kind(story.scope)
+    recorder: Recorder = type("Recorder", (Recorder, own), {})(story.scope)
     return recorder
 
 
@@ -258,6 +254,8 @@ def _notice(style: Style) -> Callable[[Recorder, State, Move], Shape]:
 
 
 _MOVES: dict[str, Callable[[Recorder, State, Move], Shape]] = {
+    "request": lambda world, state, move: (Style.TOLD, CLIENT, ROUTER),
+    "hang up": lambda world, state, move: (Style.TOLD, CLIENT, ROUTER),
     "finish": lambda world, state, move: (Style.NOTE, "P", None),
     "abort prefill": lambda world, state, move: (Style.NOTE, "P", None),
     "decode": lambda world, state, move: (Style.TOLD, ROUTER, "D"),
@@ -326,6 +324,8 @@ _EVENTS: dict[type, Callable[[Any], Said]] = {
     DecodeAdmitted: lambda event: (Style.BLOCKS, "D", _held(event.request_id, event.allocation)),
 }
 """Events that say more than the move that led to them."""
+_OF_ROUTER = frozenset({PrefillQueued, PrefillLegEnded})
+"""Where the router's endpoint is in the world, its own effects have said so."""
 
 
 def _posted(word: str, source: str, effect: PostWrite | PostRead) -> str:
@@ -366,6 +366,21 @@ _EFFECTS: dict[type, Callable[[Address, Any], Said]] = {
     Quarantine: lambda node, effect: (Style.BLOCKS, node, f"{_generation(effect.allocation)} in quarantine"),
     FreeBlocks: lambda node, effect: (Style.BLOCKS, node, f"{_generation(effect.allocation)} freed"),
     Note: lambda node, effect: (Style.IGNORED, node, effect.name),
+    DispatchPrefill: lambda node, effect: (Style.TOLD, node, f"dispatch prefill {effect.xid}", "P"),
+    DispatchDecode: lambda node, effect: (Style.TOLD, node, f"dispatch decode {effect.request_id}", "D"),
+    AbortLeg: lambda node, effect: (
+        Style.TOLD,
+        node,
+        f"abort {effect.role} {effect.request_id}",
+        "P" if effect.role == "prefill" else "D",
+    ),
+    ReportPrefill: lambda node, effect: (
+        Style.TOLD,
+        node,
+        f"prefill leg of {effect.request_id} ended {'well' if effect.ok else 'badly'}",
+        "D",
+    ),
+    Reply: lambda node, effect: (Style.TOLD, node, f"r{effect.request} {effect.outcome}{_why(effect.code)}", CLIENT),
 }
 
 

@@ -16,6 +16,7 @@ from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.effects import NOTHING
 from pdflow.protocol.lease import expired_unclaimed
 from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
+from pdflow.routing import router
 from sim.check import diagram, names
 from sim.check.diagram import Diagram, Line, Style, collect
 from sim.check.diagram_mermaid import mermaid
@@ -23,9 +24,11 @@ from sim.check.diagram_text import text
 from sim.check.races.owners import WORLDS
 from sim.check.relation import Relation
 from sim.check.replay import named, record
+from sim.check.routed import Routed
 from sim.check.scope import Scope
 from sim.check.search import shortest
 from sim.check.story import Information, Step, StoryFile
+from sim.check.timed import relation
 
 REQUEST = "u0-d0000000"
 
@@ -227,8 +230,10 @@ def test_what_is_not_possible_is_shown_as_skipped_under_its_own_number() -> None
 
 
 def test_every_move_and_every_effect_has_a_shape() -> None:
-    assert set(diagram._MOVES) == {verb for world in (Relation, *WORLDS.values()) for verb in world(Scope()).do}
-    assert set(diagram._EFFECTS) == set(typing.get_args(effects.Effect))
+    worlds = [Routed(Scope(attempts=1)), *(world(Scope()) for world in (Relation, *WORLDS.values()))]
+    assert set(diagram._MOVES) == {verb for world in worlds for verb in world.do}
+    shaped = {*typing.get_args(effects.Effect), *typing.get_args(router.RouterEffect)}
+    assert set(diagram._EFFECTS) == shaped
 
 
 SCOPES = [
@@ -238,6 +243,7 @@ SCOPES = [
     Scope(requests=2, same_product=True, dup=1, prefill_abort=1),
     Scope(dialect=VLLM_COMPAT, drop=1, sync=1),
     Scope(p_tp=2, d_tp=2, lagging=True, lose=1),
+    Scope(dialect=VLLM_COMPAT, attempts=2, p_restart=1, prefill_abort=1),
 ]
 IDS = r"(client|router|wire|P|D|[PD]_r\d)"
 GRAMMAR = re.compile(
@@ -248,7 +254,7 @@ GRAMMAR = re.compile(
 
 @given(st.sampled_from(SCOPES), st.lists(st.integers(0, 10_000), max_size=40))
 def test_any_story_can_be_drawn(scope: Scope, choices: list[int]) -> None:
-    world = Relation(scope)
+    world = relation(scope)
     state = world.start()
     moves = []
     for choice in choices:
@@ -257,7 +263,7 @@ def test_any_story_can_be_drawn(scope: Scope, choices: list[int]) -> None:
             move = possible[choice % len(possible)]
             moves.append(names.name(world, state, move))
             state = world.apply(state, move)
-    story = record(Relation(scope), moves)
+    story = record(relation(scope), moves)
     drawn = collect(story)
     assert [(line.number, line.text) for line in drawn.lines if line.number] == list(enumerate(moves, 1))
     one = scope.p_tp == scope.d_tp == 1

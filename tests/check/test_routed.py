@@ -21,6 +21,9 @@ from pdflow.routing.router import (
     ReportPrefill,
     Router,
 )
+from sim.check.diagram import CLIENT, collect
+from sim.check.diagram_mermaid import mermaid
+from sim.check.diagram_text import text
 from sim.check.ghost import Product
 from sim.check.live import settle
 from sim.check.names import find, name
@@ -50,9 +53,9 @@ def told(scope: Scope, names: list[str]) -> tuple[Routed, Any]:
     """These moves, each of which must be possible."""
     world = Routed(scope)
     state = world.start()
-    for text in names:
-        move = find(world, state, text)
-        assert move is not None, (text, [name(world, state, move) for move in world.moves(state)])
+    for wanted in names:
+        move = find(world, state, wanted)
+        assert move is not None, (wanted, [name(world, state, move) for move in world.moves(state)])
         state = world.apply(state, move)
     return world, state
 
@@ -121,6 +124,24 @@ def test_its_stories_replay() -> None:
     assert story.verdict is None
     again = strict(relation(scope), decode(encode(story)))
     assert again.mismatch is None
+
+
+def test_its_diagrams_show_what_the_router_does() -> None:
+    scope = Scope(attempts=2, concurrent=False, prefill_abort=1, **PATIENT)
+    drawn = collect(record(relation(scope), [*RETRIED, "hang up r0"]))
+    arrows = [(line.at, line.text, line.to) for line in drawn.lines if line.arrow and ROUTER in (line.at, line.to)]
+    assert arrows == [
+        (CLIENT, "request r0", ROUTER),
+        (ROUTER, "dispatch prefill x0.1", "P"),
+        (ROUTER, "dispatch prefill x0.2", "P"),
+        ("P", "prefill x0.2 answered", ROUTER),
+        (ROUTER, "dispatch decode r0.2", "D"),
+        (CLIENT, "hang up r0", ROUTER),
+        (ROUTER, "abort decode r0.2", "D"),
+        (ROUTER, "r0 cancelled, CANCELLED", CLIENT),
+    ]
+    assert text(drawn)
+    assert mermaid(drawn)
 
 
 # What breaks a router, and what says so.
