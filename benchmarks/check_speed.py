@@ -20,7 +20,8 @@ from pdflow.version import compiled
 from sim.check.campaign import Task, walks
 from sim.check.mutants.catalogue import MUTANTS
 from sim.check.mutants.hunt import hunt
-from sim.check.scopes import SCOPES, Named
+from sim.check.named import Named
+from sim.check.scopes import SCOPES
 from sim.check.search import Coverage, explore
 from sim.check.timed import relation
 from sim.run import Options, prepare, run

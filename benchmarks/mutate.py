@@ -234,7 +234,8 @@ def judge(budget_s: float) -> dict[str, object]:
     from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
     from sim.check.campaign import Task, walks
     from sim.check.ghost import Broken
-    from sim.check.scopes import SCOPES, Named
+    from sim.check.named import Named
+    from sim.check.scopes import SCOPES
     from sim.check.search import explore
     from sim.check.timed import relation
 

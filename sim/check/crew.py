@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 
 from sim.check.ghost import Broken
+from sim.check.named import Named
 from sim.check.replay import named, record
 from sim.check.scope import Scope
-from sim.check.scopes import Named
 from sim.check.search import Coverage, explore, shortest
 from sim.check.story import Information, StoryFile
 from sim.check.timed import relation

@@ -6,32 +6,10 @@ that a change of the space is noticed; the numbers depend on no hash seed.
 
 from __future__ import annotations
 
-import attrs
-
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
+from sim.check.named import DELIVERED, ENDS, EVERY_END, Named, resolved
+from sim.check.routed_scopes import ROUTED
 from sim.check.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
-
-DELIVERED = frozenset({"delivered"})
-ENDS = DELIVERED | {"expired"}
-EVERY_END = ENDS | {"cancelled before", "cancelled in flight", "released after use"}
-
-
-def _resolved(*codes: str) -> frozenset[str]:
-    return frozenset(f"resolved {code}" for code in codes)
-
-
-@attrs.frozen
-class Named:
-    """A scope with a name. `states` and `transitions` are what a complete search of it finds; 0 where too many to
-    assert in every run."""
-
-    name: str
-    scope: Scope
-    goals: frozenset[str]
-    states: int = 0
-    transitions: int = 0
-    nightly: bool = False
-
 
 COMPAT = VLLM_COMPAT
 SCOPES = (
@@ -39,27 +17,27 @@ SCOPES = (
     Named(
         "drop and duplicate",
         Scope(drop=1, dup=1),
-        EVERY_END | {"late REG refused"} | _resolved("STALLED"),
+        EVERY_END | {"late REG refused"} | resolved("STALLED"),
         25158,
         92449,
     ),
     Named("three drops and three duplicates", Scope(drop=3, dup=3, abort=0, deadline=0, stall=0), ENDS, 26376, 119329),
     Named("drop, SYNC and repeated CANCEL", Scope(drop=1, sync=1, cancel=1), EVERY_END, 58959, 209708),
     Named("two SYNCs", Scope(drop=1, sync=2, cancel=1, deadline=0, stall=0), EVERY_END, 126670, 488662),
-    Named("errors and broken connections", Scope(drop=1, err=1, lose=1), EVERY_END | _resolved("IO"), 12773, 42421),
+    Named("errors and broken connections", Scope(drop=1, err=1, lose=1), EVERY_END | resolved("IO"), 12773, 42421),
     Named(
         "unreachable peers and aborted prefills",
         Scope(unreachable=1, prefill_abort=1, sync=1),
-        EVERY_END | _resolved("UNREACHABLE", "PREFILL_ABORTED"),
+        EVERY_END | resolved("UNREACHABLE", "PREFILL_ABORTED"),
         12434,
         35555,
     ),
     Named("CANCEL overtakes REG", Scope(delay=2, cancel=1), EVERY_END | {"late REG refused"}, 21190, 82942),
-    Named("a WRITE in two pieces", Scope(chunks=2, err=1, drop=1), EVERY_END | _resolved("IO"), 6487, 20235),
+    Named("a WRITE in two pieces", Scope(chunks=2, err=1, drop=1), EVERY_END | resolved("IO"), 6487, 20235),
     Named(
         "done before it has landed",
         Scope(done_is_remote=False, err=1, drop=1),
-        EVERY_END | _resolved("IO"),
+        EVERY_END | resolved("IO"),
         6291,
         20686,
     ),
@@ -94,7 +72,7 @@ SCOPES = (
     Named(
         "P starts again",
         Scope(p_restart=1, drop=1, sync=1, stall=0),
-        EVERY_END | _resolved("PEER_RESTARTED", "NO_REQUEST"),
+        EVERY_END | resolved("PEER_RESTARTED", "NO_REQUEST"),
         32066,
         115217,
     ),
@@ -113,16 +91,16 @@ SCOPES = (
     Named(
         "pull",
         Scope(pulls=True, drop=1, dup=1, err=1, lose=1, sync=1),
-        ENDS | _resolved("STALE", "IO"),
+        ENDS | resolved("STALE", "IO"),
         16871,
         51993,
     ),
-    Named("pull in two pieces", Scope(pulls=True, chunks=2, drop=1, err=1), ENDS | _resolved("STALE", "IO"), 206, 385),
-    Named("pull, two requests", Scope(pulls=True, requests=2, deadline=0), ENDS | _resolved("STALE"), 4994, 12822),
+    Named("pull in two pieces", Scope(pulls=True, chunks=2, drop=1, err=1), ENDS | resolved("STALE", "IO"), 206, 385),
+    Named("pull, two requests", Scope(pulls=True, requests=2, deadline=0), ENDS | resolved("STALE"), 4994, 12822),
     Named(
         "pull, P starts again",
         Scope(pulls=True, p_restart=1, sync=1),
-        DELIVERED | _resolved("STALE", "PEER_RESTARTED"),
+        DELIVERED | resolved("STALE", "PEER_RESTARTED"),
         1052,
         2107,
     ),
@@ -132,7 +110,7 @@ SCOPES = (
     Named(
         "compat",
         Scope(dialect=COMPAT, drop=1, dup=1, err=1),
-        ENDS | {"released after use"} | _resolved("DEADLINE"),
+        ENDS | {"released after use"} | resolved("DEADLINE"),
         557,
         1361,
     ),
@@ -148,7 +126,7 @@ SCOPES = (
     Named(
         "compat, P starts again",
         Scope(dialect=COMPAT, p_tp=2, p_restart=1),
-        DELIVERED | _resolved("PEER_RESTARTED"),
+        DELIVERED | resolved("PEER_RESTARTED"),
         2179,
         7628,
     ),
@@ -159,7 +137,7 @@ SCOPES = (
     Named(
         "compat pull",
         Scope(dialect=COMPAT, pulls=True, drop=1, dup=1, err=1, sync=1),
-        ENDS | _resolved("IO"),
+        ENDS | resolved("IO"),
         981,
         2041,
     ),
@@ -168,21 +146,21 @@ SCOPES = (
     Named(
         "compat, with clocks",
         Scope(dialect=COMPAT, horizon=ENDLESS, abort=0),
-        ENDS | _resolved("DEADLINE"),
+        ENDS | resolved("DEADLINE"),
         188523,
         536402,
     ),
     Named(
         "pull, with clocks for eight ticks",
         Scope(pulls=True, horizon=8, abort=0),
-        ENDS | _resolved("STALE", "PEER_DEAD"),
+        ENDS | resolved("STALE", "PEER_DEAD"),
         147268,
         366082,
     ),
     Named(
         "pull, two requests, an unreachable peer and a tick",
         Scope(pulls=True, requests=2, unreachable=1, horizon=1, abort=0),
-        DELIVERED | _resolved("UNREACHABLE"),
+        DELIVERED | resolved("UNREACHABLE"),
         58836,
         155561,
     ),
@@ -190,7 +168,7 @@ SCOPES = (
     Named(
         "push, with clocks for six ticks",
         Scope(horizon=6, abort=0),
-        ENDS | _resolved("PEER_DEAD"),
+        ENDS | resolved("PEER_DEAD"),
         531966,
         1473008,
         nightly=True,
@@ -312,6 +290,7 @@ SCOPES = (
         nightly=True,
     ),
     Named("compat, two requests", Scope(dialect=COMPAT, requests=2, drop=1, dup=1), ENDS, 38855, 167862, nightly=True),
+    *ROUTED,
 )
 
 assert len({named.name for named in SCOPES}) == len(SCOPES)

@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 from pdflow.cli import cli
 from sim.check.mutants.catalogue import MUTANTS
+from sim.check.named import Named
 from sim.check.parts import scopes as scopes_part
 from sim.check.scope import Scope
-from sim.check.scopes import Named
 
 ROOT = Path(__file__).resolve().parents[2]
 REPLAYS = sorted((ROOT / "tests/replays").glob("*.json"))

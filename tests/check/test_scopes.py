@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.check.scopes import SCOPES, Named
+from sim.check.named import Named
+from sim.check.scopes import SCOPES
 from sim.check.search import explore
 from sim.check.timed import relation
 

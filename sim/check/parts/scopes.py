@@ -6,9 +6,10 @@ from rich.console import Console
 
 from pdflow.errors import Problem, ScenarioError
 from sim.check.crew import Searched, search_all
+from sim.check.named import Named
 from sim.check.parts.part import Answer, Options, answer, keep
 from sim.check.report import Board, scopes_table
-from sim.check.scopes import SCOPES, Named
+from sim.check.scopes import SCOPES
 
 
 def chosen(options: Options) -> list[Named]:

@@ -1,0 +1,28 @@
+"""What a named scope is: the scope, and which goals it must reach for its result to count."""
+
+from __future__ import annotations
+
+import attrs
+
+from sim.check.scope import Scope
+
+DELIVERED = frozenset({"delivered"})
+ENDS = DELIVERED | {"expired"}
+EVERY_END = ENDS | {"cancelled before", "cancelled in flight", "released after use"}
+
+
+def resolved(*codes: str) -> frozenset[str]:
+    return frozenset(f"resolved {code}" for code in codes)
+
+
+@attrs.frozen
+class Named:
+    """A scope with a name. `states` and `transitions` are what a complete search of it finds; 0 where too many to
+    assert in every run."""
+
+    name: str
+    scope: Scope
+    goals: frozenset[str]
+    states: int = 0
+    transitions: int = 0
+    nightly: bool = False
