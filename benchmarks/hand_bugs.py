@@ -8,8 +8,8 @@ FIRST = (
     (
         "a pair's number taken for its bit, when a lost REG is repeated",
         "consumer_rules.py",
-        "            bit = 1 << i\n",
-        "            bit = i\n",
+        "    bit = _bit_at(cell, event.op)\n    if ctx.pulls or",
+        "    bit = _bit_at(cell, event.op) >> 1\n    if ctx.pulls or",
     ),
     ("the D rank's bit taken for the pair's", "consumer.py", "if bits >> i & 1:", "if bits >> d_rank & 1:"),
     ("a resolved request's deadline stays armed", "consumer.py", "            deadline_until=NEVER,\n", ""),

@@ -27,10 +27,11 @@ from pdflow.protocol.effects import (
     ReleaseBlocks,
     Resolve,
     Send,
+    Tell,
 )
-from pdflow.protocol.events import Received
+from pdflow.protocol.events import FrameOrdered, Received
 from pdflow.protocol.ids import KvParams, LeaseWord, Reg, rank_address
-from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, SyncReply
+from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
 from sim.check.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster
 from sim.check.scope import TOKENS
@@ -218,6 +219,23 @@ class Judge:
             if not draft.landed[i] & cluster.bit[pair]:
                 raise Broken("S7", f"{node} claims to have sent {reg.request_id}, which has not landed")
 
+    def asked(self, draft: Sketch, node: Address, effect: Tell, event: Any) -> None:
+        """The order of a SYNC: it names every registration that D holds open, and every prompt that it waits for. What
+        it left out would count as unwanted, or be forgotten."""
+        assert isinstance(effect.event, FrameOrdered)
+        sync, scope, cluster = effect.event.message, self.cluster.scope, self.cluster
+        assert isinstance(sync, Sync)
+        held, wanted = set(), set()
+        for i, stage in enumerate(draft.stages):
+            if stage in (Stage.KNOWN, Stage.ENQUEUED) or (scope.pulls and stage == Stage.ADMITTED):
+                wanted.add(cluster.xids[cluster.product_of[i]])
+            if stage in (Stage.ADMITTED, Stage.RESOLVED) and not scope.pulls:
+                held.add(cluster.requests[i])
+        named = {reg.request_id for reg in sync.open}
+        if (named, set(sync.interest)) != (held, wanted):
+            said = f"names {sorted(named)} and wants {sorted(sync.interest)}"
+            raise Broken("L5", f"D's SYNC {said}, not {sorted(held)} and {sorted(wanted)}")
+
     def dead(self, draft: Sketch, reg: Reg) -> bool:
         """Whether a former life of D registered this. vLLM's registrations do not say whose they are."""
         return reg.incarnation not in (0, FIRST_LIFE["D"] + draft.lives[1])
@@ -306,6 +324,12 @@ class Judge:
             raise Broken("S6", f"{effect.xid} is released twice")
         if self.reading(draft, product):
             raise Broken("S2", f"{effect.xid} is released under a WRITE")
+        landed = 0
+        for i, bits in enumerate(draft.landed):
+            landed |= bits if self.cluster.product_of[i] == product else 0
+        strict = self.cluster.scope.dialect.control_frames
+        if strict and effect.code is Code.NONE and landed != self.cluster.everything and not draft.lives[1]:
+            raise Broken("S7", f"P reports {effect.xid} as sent, and not all of it has landed")
         draft.products[product] = Product.RELEASED
         self.goal("expired" if effect.code is Code.EXPIRED else "released after use")
 
@@ -357,4 +381,5 @@ _ON: dict[type, Callable[[Judge, Sketch, Address, Any, Any], None]] = {
     ReleaseBlocks: Judge.released,
     Resolve: Judge.resolved,
     Send: Judge.sent,
+    Tell: Judge.asked,
 }

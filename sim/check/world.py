@@ -15,14 +15,15 @@ from typing import Any, TypeAlias
 import msgspec
 
 from pdflow.protocol.effects import Note, Send, Tell
-from pdflow.protocol.events import PrefillQueued, Received
+from pdflow.protocol.events import FrameOrdered, PrefillQueued, Received
 from pdflow.protocol.ids import engine_of
-from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, SyncReply
+from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from sim.check.cluster import FIRST_LIFE, Cluster
 from sim.check.ghost import CRASH, Broken, Ghost, Interned, Judge, Product, Sketch, Stage
 from sim.check.scope import Scope
+from sim.check.wake import overslept
 
 State: TypeAlias = tuple[int, ...]
 Draft: TypeAlias = list[int]
@@ -199,6 +200,8 @@ class World:
             for effect in effects:
                 kind = type(effect)
                 if kind is Tell:
+                    if _says_all(effect.event):
+                        batch.append((node, effect, what))
                     if not self.scope.lagging:
                         queue.append(self.events.of((self.cluster.at[effect.to], effect.event)))
                         continue
@@ -225,6 +228,9 @@ class World:
             except Exception as error:
                 # That the core raises on what it ought to bear is a violation like any other.
                 raise Broken(CRASH, f"{type(error).__name__}: {error}") from error
+            if (timer := overslept(self.bodies[end], body)) is not None:
+                wants = f"{self.cluster.nodes[node]} wants {timer.kind.name} earlier than before"
+                raise Broken("L", f"{wants}, and would not be woken for it")
             hit = self.steps[end, event] = (after, effects)
         return hit
 
@@ -260,6 +266,11 @@ class World:
     def unanswered(self, state: State) -> list[str]:
         """What a router has not ended, in words. Here there is none (routed.py)."""
         return []
+
+
+def _says_all(told: Any) -> bool:
+    """Whether it is the order of a SYNC, whose lists the ghosts know."""
+    return isinstance(told, FrameOrdered) and isinstance(told.message, Sync)
 
 
 def _claims(message: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdflow.protocol.consumer_reads import ConsumerReads, Read
 from pdflow.protocol.effects import NOTHING, Effects, ReadWord, ReleaseBlocks, Send, Tell
 from pdflow.protocol.events import PairLanded, ReadEnded, ShardReleased, SourceReady, WordRead
-from pdflow.protocol.lease import expired_unclaimed, released, renewed
+from pdflow.protocol.lease import expired_unclaimed, released
 from pdflow.protocol.messages import Code, Register, Release, Sync, Taken
 from pdflow.protocol.producer import (
     IN_FLIGHT,
@@ -22,7 +22,8 @@ from pdflow.protocol.producer_frames import ProducerFrames
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_rules import RULES
 from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.values import Address, Instant
+from pdflow.protocol.timers import Timer, TimerKind
+from pdflow.protocol.values import Address, Instant, Xid
 from sim.check.mutants.mutant import Mutant, Row, Swap
 from sim.check.scope import Scope
 
@@ -33,13 +34,13 @@ def _expired_but_kept(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: Prod
     return cell.losing_its_source(), NOTHING
 
 
-def _revived(cell: ProducerCell, until: Instant) -> ProducerCell:
+def _revived(self: ProducerFrames, xid: Xid, until: Instant) -> None:
     # An entry without a source has nothing to renew; one that is only expired is taken for a living one.
-    return (
-        cell
-        if cell.source is None
-        else ProducerCell(LEASED, cell.xid).becoming_leased(cell.source, cell.request_id, until)
-    )
+    for key in self.keys.get(xid, ()):
+        cell = self.cells[key]
+        if cell.source is not None:
+            self.cells[key] = ProducerCell(LEASED, xid).becoming_leased(cell.source, cell.request_id, until)
+            self.deadlines.push(until, Timer(TimerKind.LEASE, xid))
 
 
 _frames_registered = ProducerFrames._registered
@@ -190,7 +191,7 @@ LEASES: tuple[Mutant, ...] = (
         patches=(
             Row(RULES, (LEASED, LeaseEnded), _expired_but_kept),
             Swap(_frames_registered, _refused_if_expired),
-            Swap(renewed, _revived),
+            Swap(ProducerFrames._renew, _revived),
         ),
         scope=Scope(sync=1),
         breaks="S2",
@@ -267,7 +268,7 @@ LEASES: tuple[Mutant, ...] = (
         source="7.5; C1; R14",
         patches=(Swap(shard_taken, _takers_counted),),
         scope=Scope(pulls=True, d_tp=2, dup=1, clocks=False),
-        breaks="L1",
+        breaks="S7",
     ),
     Mutant(
         name="first-taker-frees",
@@ -275,7 +276,7 @@ LEASES: tuple[Mutant, ...] = (
         source="7.5",
         patches=(Swap(shard_taken, _first_taker_frees),),
         scope=Scope(pulls=True, d_tp=2, clocks=False),
-        breaks="L1",
+        breaks="S7",
     ),
     Mutant(
         name="early-taken-forgotten",

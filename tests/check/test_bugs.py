@@ -1,0 +1,84 @@
+"""The bugs of benchmarks/hand_bugs.py can still be made; what docs/bugs.md found unjudged is judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks.hand_bugs import FIRST, HAND, SECOND
+from benchmarks.mutate import by_hand, diff
+from pdflow.protocol import producer_scheduler
+from pdflow.protocol.consumer_cells import ConsumerCells
+from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.effects import NOTHING, Effects, Tell
+from pdflow.protocol.events import FrameOrdered, ShardReleased
+from pdflow.protocol.messages import Sync
+from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.values import Instant
+from sim.check.relation import Relation
+from sim.check.scope import Scope
+from sim.check.search import Story, shortest
+
+
+def test_every_bug_that_was_written_still_applies() -> None:
+    assert len(FIRST) == len(SECOND) == 10
+    assert len({name for name, *_ in HAND}) == 20
+    assert all(diff(bug) for bug in by_hand())
+
+
+def broken(scope: Scope) -> Story:
+    found = shortest(Relation(scope))
+    assert found is not None
+    return found
+
+
+def test_a_deadline_that_comes_nearer_wakes_its_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = ConsumerCells._put
+
+    def asleep(self: ConsumerCells, before: Any, after: Any, now: Instant) -> Effects:
+        effects = put(self, before, after, now)
+        self.deadlines.heap.clear()
+        return effects
+
+    monkeypatch.setattr(ConsumerCells, "_put", asleep)
+    story = broken(Scope(abort=0, deadline=0))
+    assert story.broken.name == "L"
+    assert story.broken.what == "D wants STALL earlier than before, and would not be woken for it"
+
+
+@pytest.mark.parametrize("dropped", ["open", "interest"])
+def test_a_sync_names_all_that_is_open_and_wanted(dropped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ConsumerScheduler._sync
+
+    def less(self: ConsumerScheduler, peer: Any) -> Effects:
+        told: list[Any] = []
+        for effect in said(self, peer):
+            assert isinstance(effect, Tell)
+            assert isinstance(effect.event, FrameOrdered)
+            assert isinstance(effect.event.message, Sync)
+            message = msgspec.structs.replace(effect.event.message, **{dropped: ()})
+            told.append(Tell(effect.to, FrameOrdered(effect.event.to, message)))
+        return tuple(told)
+
+    monkeypatch.setattr(ConsumerScheduler, "_sync", less)
+    story = broken(Scope(sync=1, deadline=0, stall=0))
+    assert story.broken.name == "L5"
+    assert story.broken.what.startswith("D's SYNC names [] and wants [], not ")
+
+
+def test_p_reports_a_prompt_as_sent_when_all_of_it_has_landed(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = ProducerScheduler._shard_released
+
+    def last_word(self: ProducerScheduler, event: ShardReleased, now: Instant) -> Effects:
+        product = self.products.get(event.xid)
+        if product is None:
+            return NOTHING
+        self.products[event.xid] = msgspec.structs.replace(product, code=event.code)
+        return counted(self, event, now)
+
+    monkeypatch.setitem(producer_scheduler._ON, ShardReleased, last_word)
+    story = broken(Scope(p_tp=2, abort=0, deadline=0, stall=0))
+    assert story.broken.name == "S7"
+    assert story.broken.what == "P reports x0 as sent, and not all of it has landed"
