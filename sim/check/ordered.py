@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from sim.check.names import name
 from sim.check.relation import Move, Relation
+from sim.check.routed import Routed
 from sim.check.schedulers import ON_OPERATIONS
 from sim.check.scope import BUDGETED_TIMERS, Fault, Scope
 from sim.check.swarm import quiet
@@ -28,6 +29,7 @@ PRICES = {
     "duplicate": Fault.DUP,
     "error": Fault.ERR,
     "flush fails": Fault.ERR,
+    "hang up": Fault.ABORT,
     "lose": Fault.LOSE,
     "lose notice": Fault.DROP,
     "unreachable": Fault.UNREACHABLE,
@@ -130,6 +132,20 @@ class Ordered(Relation):
         return PRICES.get(move[0], FREE)
 
 
+class OrderedRouted(Ordered, Routed):
+    """The same with the router's endpoint."""
+
+
+def kind(scope: Scope) -> type[Ordered]:
+    """Which of the two, of a scope without clocks."""
+    return OrderedRouted if scope.attempts else Ordered
+
+
+def ordered(scope: Scope) -> Ordered:
+    """The world of a scope without clocks."""
+    return kind(scope)(scope)
+
+
 class Worlds:
     """Worlds by their cluster, the least recently used forgotten: what a world remembers is what makes runs fast."""
 
@@ -144,7 +160,7 @@ class Worlds:
             return self.last[1]
         world = self.known.pop(cluster, None)
         if world is None or world.remembered() > self.most // 4:
-            world = Ordered(quiet(cluster))
+            world = ordered(quiet(cluster))
         self.known[cluster] = world
         self.last = (cluster, world)
         sizes = {scope: other.remembered() for scope, other in self.known.items()}

@@ -13,6 +13,7 @@ from typing import Protocol
 from pdflow.protocol.effects import PostWrite
 from pdflow.workload.rng import Stream
 from sim.check.relation import Move, Relation
+from sim.check.routed_cluster import ROUTER
 from sim.check.world import State
 
 ON_OPERATIONS = frozenset({"read", "land", "error", "notice", "lose notice", "ended"})
@@ -64,6 +65,8 @@ def node(world: Relation, state: State, move: Move) -> int:
         return cluster.at[cluster.links[move[1]][0]]
     if verb == "restart":
         return cluster.at["PD"[move[1]]]
+    if verb in ("request", "hang up"):
+        return cluster.at[ROUTER]
     return cluster.at["P" if verb in ("finish", "abort prefill") else "D"]
 
 

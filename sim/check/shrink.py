@@ -15,7 +15,7 @@ import attrs
 from sim.check.ghost import Broken
 from sim.check.live import calm
 from sim.check.names import name
-from sim.check.ordered import Ordered
+from sim.check.ordered import Ordered, kind, ordered
 from sim.check.relation import Move
 from sim.check.replay import named
 from sim.check.scope import Scope
@@ -82,7 +82,7 @@ def shrink(scope: Scope, names: Sequence[str], invariant: str, small: int = SMAL
     Args:
         small: states after which the search of the whole scope gives up; 0: none is made.
     """
-    story = _broken(Ordered(scope), names, invariant)
+    story = _broken(ordered(scope), names, invariant)
     if story is None:
         raise ValueError(
             f"these {len(names)} moves do not break {invariant} in this scope; are they of another version?"
@@ -90,18 +90,18 @@ def shrink(scope: Scope, names: Sequence[str], invariant: str, small: int = SMAL
     scope, story = _simplest(scope, story, invariant)
     if story.settling and invariant not in LIVENESS:
         scope = attrs.evolve(scope, sync=REPAIRS, cancel=REPAIRS, deadline=REPAIRS)
-        spoken = _broken(Ordered(scope), _spoken(Ordered(scope), story), invariant, False)
+        spoken = _broken(ordered(scope), _spoken(ordered(scope), story), invariant, False)
         assert spoken is not None, "what breaks when a calm schedule goes on breaks when its moves are said"
         scope, story = _simplest(scope, spoken, invariant)
     if invariant not in LIVENESS:
-        own = _searched(Among(scope, story.names), invariant, OWN)
+        own = _searched(_among(scope, story.names), invariant, OWN)
         if own is not None and len(own.moves) < len(story.names):
-            shorter = _broken(Ordered(scope), tuple(named(Ordered(scope), own.moves)), invariant, False)
+            shorter = _broken(ordered(scope), tuple(named(ordered(scope), own.moves)), invariant, False)
             assert shorter is not None, "a subset of a scope's moves is a story of that scope"
             scope, story = _simplest(scope, shorter, invariant)
-    found = _searched(Ordered(scope), invariant, small) if small else None
+    found = _searched(ordered(scope), invariant, small) if small else None
     if found is not None:
-        return Short(scope, tuple(named(Ordered(scope), found.moves)), found.broken, True)
+        return Short(scope, tuple(named(ordered(scope), found.moves)), found.broken, True)
     assert story.broken is not None
     return Short(scope, story.names, story.broken)
 
@@ -134,12 +134,17 @@ class Among(Ordered):
         return [move for move in super().moves(state) if loosely(name(self, state, move)) in self.named]
 
 
+def _among(scope: Scope, names: Iterable[str]) -> Among:
+    world: Among = type("Among", (Among, kind(scope)), {})(scope, names)
+    return world
+
+
 def _simplest(scope: Scope, story: Replay, invariant: str) -> tuple[Scope, Replay]:
     """The smallest scope in which what is left of the story still breaks the invariant."""
     story = _least(scope, story, invariant)
     for _ in range(MOST):
         for smaller, told in simpler(scope, story.names):
-            found = _broken(Ordered(smaller), told, invariant, story.settling)
+            found = _broken(ordered(smaller), told, invariant, story.settling)
             if found is not None:
                 scope, story = smaller, _least(smaller, found, invariant)
                 break
@@ -149,7 +154,7 @@ def _simplest(scope: Scope, story: Replay, invariant: str) -> tuple[Scope, Repla
 
 
 def _least(scope: Scope, story: Replay, invariant: str) -> Replay:
-    world = Ordered(scope)
+    world = ordered(scope)
     least = minimal(story.names, lambda names: _broken(world, names, invariant, story.settling) is not None)
     found = _broken(world, least, invariant, story.settling)
     assert found is not None, "a story that breaks breaks again"

@@ -30,6 +30,8 @@ def simpler(scope: Scope, names: Sequence[str]) -> Iterator[tuple[Scope, list[st
     for engine, field in (("P", "p_tp"), ("D", "d_tp")):
         for kept in range(getattr(scope, field) if getattr(scope, field) > 1 else 0):
             yield _with(scope, field, 1), _with_one_rank(engine, kept, names)
+    for attempts in range(1, scope.attempts):
+        yield _with(scope, "attempts", attempts), list(names)
     for field, plain in PLAIN.items():
         if getattr(scope, field) != plain:
             yield _with(scope, field, plain), list(names)
@@ -52,6 +54,8 @@ def _with(scope: Scope, field: str, value: Any) -> Scope:
 
 def _without_request(scope: Scope, fewer: Scope, dropped: int, names: Sequence[str]) -> list[str]:
     """The story of the other requests, by the names they have where there is one less."""
+    if scope.attempts:
+        return _without_client(dropped, names)
     old, new = Cluster(scope), Cluster(fewer)
     renamed: dict[str, str] = {}
     for after, before in enumerate(i for i in range(scope.requests) if i != dropped):
@@ -59,6 +63,18 @@ def _without_request(scope: Scope, fewer: Scope, dropped: int, names: Sequence[s
         renamed[old.xids[old.product_of[before]]] = new.xids[new.product_of[after]]
     words = re.compile("|".join(map(re.escape, renamed)))
     return [words.sub(lambda word: renamed[word[0]], text) for text in names]
+
+
+def _without_client(dropped: int, names: Sequence[str]) -> list[str]:
+    """The same where the router names requests: r1 of a client, r1.2 and x1.2 of an attempt, never r1 of a rank."""
+    number = re.compile(r"(?<![\w.>])([rx])(\d+)(?=\.\d|$)")
+
+    def renamed(found: re.Match[str]) -> str:
+        i = int(found[2])
+        return f"{found[1]}{i - (i > dropped)}"
+
+    gone = re.compile(rf"(?<![\w.>])[rx]{dropped}(?=\.\d|$)")
+    return [number.sub(renamed, text) for text in names if not gone.search(text)]
 
 
 def _with_one_rank(engine: str, kept: int, names: Sequence[str]) -> list[str]:
