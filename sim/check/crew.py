@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
 from queue import Empty
 from typing import Any
 
@@ -16,8 +18,9 @@ from sim.check.ghost import Broken
 from sim.check.named import Named
 from sim.check.replay import named, record
 from sim.check.scope import Scope
-from sim.check.search import Coverage, explore, shortest
+from sim.check.search import Coverage, Search
 from sim.check.story import Information, StoryFile
+from sim.check.symmetry import Symmetry
 from sim.check.timed import relation
 
 MEMORY_BYTES = 6_000_000_000
@@ -43,6 +46,10 @@ class Searched:
     states: int = 0
     transitions: int = 0
     depth: int = 0
+    reductions: tuple[str, ...] = ()
+    """Why not every state was looked at; empty where each was."""
+    odds: float = 0.0
+    """Of any two of these states having been taken for one, at most."""
     seconds: float = 0.0
     peak_bytes: int = 0
     stopped_by: str = ""
@@ -63,8 +70,9 @@ Progress = Callable[[str, Coverage, int], None]
 
 
 def search(what: Named, limits: Limits, progress: Progress) -> Searched:
-    """One scope, whole."""
+    """One scope, whole. Large ones look at one of the states that are alike."""
     world = relation(what.scope)
+    symmetry = Symmetry(world) if what.nightly else None
     began = time.process_time()
     stopped_by = ""
     shown_at = 0.0
@@ -74,26 +82,29 @@ def search(what: Named, limits: Limits, progress: Progress) -> Searched:
         now = time.monotonic()
         if now > limits.until_s:
             stopped_by = "time"
-        elif peak_bytes() > limits.memory_bytes:
+        elif used_bytes() + coverage.growth_bytes > limits.memory_bytes:
             stopped_by = "memory"
         if now > shown_at + PROGRESS_S:
             shown_at = now
-            progress(what.name, coverage, peak_bytes())
+            progress(what.name, coverage, used_bytes())
         return bool(stopped_by)
 
     story = None
-    coverage = Coverage()
+    look = Search(world, symmetry)
     try:
-        coverage = explore(world, limit=1 << 62, tick=tick)
+        look.run(1 << 62, tick, lively=True)
     except Broken as broken:
-        story = tell(what.scope, broken)
-    reached = world.judge.seen
+        moves = named(world, look.story(broken).moves)
+        story = record(world, moves, information=Information(scheduler="breadth first"))
+    coverage, reached = look.found, world.judge.seen
     return Searched(
         name=what.name,
         scope=what.scope,
         states=coverage.states,
         transitions=coverage.transitions,
         depth=coverage.depth,
+        reductions=(str(symmetry),) if symmetry is not None and symmetry.others else (),
+        odds=coverage.odds,
         seconds=time.process_time() - began,
         peak_bytes=peak_bytes(),
         stopped_by=stopped_by,
@@ -103,13 +114,13 @@ def search(what: Named, limits: Limits, progress: Progress) -> Searched:
     )
 
 
-def tell(scope: Scope, broken: Broken) -> StoryFile:
-    """Search again, for the way there."""
-    world = relation(scope)
-    story = shortest(world)
-    if story is None:
-        raise AssertionError(f"found once and never again: {broken}")
-    return record(world, named(world, story.moves), information=Information(scheduler="breadth first"))
+def used_bytes() -> int:
+    """What this process holds; where the system does not say, the most that it has held."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return peak_bytes()
+    return pages * resource.getpagesize()
 
 
 def peak_bytes() -> int:
@@ -129,6 +140,7 @@ def search_all(
     if jobs == 1:
         for what in scopes:
             yield search(what, limits, progress)
+            gc.collect()
         return
     # The larger ones first: the last to end is then one of the small.
     order = sorted(scopes, key=lambda what: -what.states)
@@ -162,6 +174,7 @@ def _hired(news: Any) -> None:
 
 
 def _search(what: Named, limits: Limits) -> Searched:
+    gc.collect()  # A world refers to itself, and the last one may have been large.
     return search(what, limits, lambda *seen: _news.put(seen))
 
 

@@ -48,7 +48,7 @@ class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of er
         self.name = name
         self.what = what
         self.state: tuple[int, ...] | None = None
-        """L: from which state not everything ends."""
+        """From which state not everything ends, or ends well."""
 
 
 class Product(IntEnum):

@@ -26,12 +26,16 @@ STEPS = 500
 """More than any scope's frames, operations and tasks together; beyond it something repeats itself."""
 
 
-def live(world: Relation, states: Iterable[State]) -> None:
-    """Every one of these can settle. Raises Broken("L", ...), whose `state` is the first that cannot."""
+def live(world: Relation, states: Iterable[State], good: set[State] | None = None) -> None:
+    """Every one of these can settle. Raises Broken("L", ...), whose `state` is the first that cannot.
+
+    Args:
+        good: calm states that can; those on the way are added.
+    """
     if not world.scope.clocks:
         prompt(world, states)
         return
-    good: set[State] = set()
+    good = set() if good is None else good
     for state in states:
         if state not in good:
             # Only calm states may be remembered: one with budgets left is another state.
@@ -39,17 +43,22 @@ def live(world: Relation, states: Iterable[State]) -> None:
 
 
 def settle(world: Relation, state: State, good: set[State] | None = None) -> list[State]:
-    """The states on the way to rest, up to one that is known to be good. Raises Broken("L", ...)."""
+    """The states on the way to rest, up to one that is known to be good. Raises Broken: "L" if there is none, or what
+    else breaks on the way."""
     chain = [state]
     if not world.scope.clocks:
         prompt(world, chain)
         return chain
     if world.settled(state):
         return chain
-    for after in calm(world, state):
-        if good and after in good:
-            return chain
-        chain.append(after)
+    try:
+        for after in calm(world, state):
+            if good and after in good:
+                return chain
+            chain.append(after)
+    except Broken as other:
+        other.state = state
+        raise
     if not world.settled(chain[-1]):
         broken = Broken("L", f"with faults over it never ends: {missing(world, chain[-1])}")
         broken.state = state

@@ -96,6 +96,13 @@ def scopes_table(ended: Sequence[Searched]) -> Table:
     return table
 
 
+def reductions(ended: Sequence[Searched]) -> list[str]:
+    """In which scopes not every state was looked at, and why; and how sure it is that those which were are all."""
+    lines = [f"{one.name}: {', '.join(one.reductions)}" for one in ended if one.reductions]
+    odds = sum(one.odds for one in ended)
+    return [*lines, f"a state is known by 64 bits of it: odds of {odds:.0e} that any two were taken for one"]
+
+
 def _word(one: Searched) -> str:
     if one.story is not None:
         verdict = one.story.verdict

@@ -1,18 +1,25 @@
 """Breadth first through every state of a scope: nothing is missed, and the first story that breaks something is the
-shortest."""
+shortest.
+
+Of a state that has been seen only 64 bits are kept, and six bytes of how it was reached; whole are only those whose
+moves have still to be tried. Two states of one name would be taken for one: `odds` says how likely that is at most.
+"""
 
 from __future__ import annotations
 
 import gc
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from struct import Struct
+from typing import TypeAlias, TypeVar
 
 import attrs
 
 from sim.check.ghost import Broken
 from sim.check.live import live
 from sim.check.relation import Move, Relation
+from sim.check.symmetry import Symmetry
 from sim.check.world import State
 
 
@@ -27,6 +34,13 @@ class Coverage:
     frontier: int = 0
     """States of that depth."""
     complete: bool = False
+    growth_bytes: int = 0
+    """What the table of states takes on top when it grows, if it is about to."""
+
+    @property
+    def odds(self) -> float:
+        """Of any two of these states having one name, at most."""
+        return self.states * self.states / 2.0**65
 
 
 @attrs.frozen
@@ -43,72 +57,154 @@ Node = TypeVar("Node")
 Tick = Callable[[Coverage], bool]
 """Shown what has been seen so far, at every level and every so many states; True stops the search, incomplete."""
 TICK_STATES = 20_000
+Packed: TypeAlias = bytes
+"""A state whose moves have still to be tried."""
 
 
-def explore(world: Relation, limit: int = 10_000_000, tick: Tick | None = None, lively: bool = True) -> Coverage:
-    """Every state once; if all were seen, every one's liveness too. Raises Broken; `shortest` then tells the story.
+def explore(
+    world: Relation,
+    limit: int = 10_000_000,
+    tick: Tick | None = None,
+    lively: bool = True,
+    symmetry: Symmetry | None = None,
+) -> Coverage:
+    """Every state once, and every one's liveness. Raises Broken; `shortest` then tells the story.
 
     Args:
         limit: stop, incomplete, with so many states.
+        symmetry: of states that differ by a renaming only, look at one.
     """
-    found = Coverage()
-    start = world.start()
-    seen = {start}
-    level = [start]
-    moves, do = world.moves, world.do
-    with uncollected():
-        while level:
-            found.frontier = len(level)
-            following: list[State] = []
-            for count, state in enumerate(level):
-                for move in moves(state):
+    return Search(world, symmetry).run(limit, tick, lively)
+
+
+def shortest(
+    world: Relation,
+    limit: int = 10_000_000,
+    lively: bool = True,
+    tick: Tick | None = None,
+    symmetry: Symmetry | None = None,
+) -> Story | None:
+    """The shortest way to a violated invariant; failing that, to a state from which not everything ends."""
+    search = Search(world, symmetry)
+    try:
+        search.run(limit, tick, lively)
+    except Broken as broken:
+        return search.story(broken)
+    return None
+
+
+class Search:
+    """One search of one world, and the way to what it finds."""
+
+    def __init__(self, world: Relation, symmetry: Symmetry | None = None) -> None:
+        self.world = world
+        self.start = world.start()
+        self.others = () if symmetry is None else symmetry.others
+        layout = Struct(f"{len(self.start)}i")
+        self.pack, self.unpack = layout.pack, layout.unpack
+        first = self.pack(*self.start)
+        self.seen = {hash(first)}
+        self.level = [first]
+        self.found = Coverage()
+        # By a state's number, in the order in which they were found: the number of the one before it, and which of
+        # that one's moves led to it.
+        self.before = array("I", [0])
+        self.which = array("H", [0])
+        self.calm: set[State] = set()
+        self.lifeless: tuple[Broken, int] | None = None
+        """The first state that cannot end, by its number. What breaks safety counts for more, and is looked for
+        first."""
+        self.last: tuple[int, Move | None] = (0, None)
+        """Where a violation was met: the number of a state, and its move."""
+
+    def run(self, limit: int, tick: Tick | None, lively: bool) -> Coverage:
+        """Raises Broken."""
+        found = self.found
+        first = 0
+        with uncollected():
+            while self.level:
+                found.frontier = len(self.level)
+                following: list[Packed] = []
+                for at in range(0, len(self.level), TICK_STATES):
+                    found.states = len(self.seen)
+                    found.growth_bytes = _growth_bytes(self.seen)
+                    if found.states >= limit or (tick is not None and tick(found)):
+                        self._give_up()
+                        return found
+                    chunk = self.level[at : at + TICK_STATES]
+                    self._expand(chunk, first + at, following)
+                    if lively and self.lifeless is None:
+                        self._ask(chunk, first + at)
+                first += len(self.level)
+                self.level = following
+                found.depth += bool(following)
+        found.states = len(self.seen)
+        self._give_up()
+        found.complete = True
+        return found
+
+    def _expand(self, chunk: list[Packed], first: int, following: list[Packed]) -> None:
+        """All that may happen in these states, which are numbered from here on."""
+        moves, do, seen, others, pack = self.world.moves, self.world.do, self.seen, self.others, self.pack
+        transitions, number = 0, first
+        move: Move | None = None
+        try:
+            for number, state in enumerate(map(self.unpack, chunk), first):
+                for which, move in enumerate(moves(state)):
                     draft = list(state)
                     do[move[0]](draft, *move[1:])
-                    after = tuple(draft)
-                    found.transitions += 1
-                    if after not in seen:
-                        seen.add(after)
-                        following.append(after)
-                if count % TICK_STATES == 0:
-                    found.states = len(seen)
-                    if len(seen) >= limit or (tick is not None and tick(found)):
-                        return found
-            level = following
-            found.depth += bool(level)
-        found.states = len(seen)
-        found.complete = True
-        if lively:
-            live(world, seen)
-    return found
+                    transitions += 1
+                    after = pack(*draft)
+                    name = hash(after)
+                    if name in seen:
+                        continue
+                    if others and any(hash(pack(*other(draft))) in seen for other in others):
+                        continue
+                    seen.add(name)
+                    following.append(after)
+                    self.before.append(number)
+                    self.which.append(which)
+        except Broken:
+            self.last = (number, move)
+            raise
+        finally:
+            self.found.transitions += transitions
+
+    def _ask(self, chunk: list[Packed], first: int) -> None:
+        """Whether everything can end from each of these."""
+        try:
+            live(self.world, map(self.unpack, chunk), self.calm)
+        except Broken as broken:
+            if broken.state is None:
+                raise
+            self.lifeless = broken, first + chunk.index(self.pack(*broken.state))
+
+    def _give_up(self) -> None:
+        """Nothing breaks safety in what was seen."""
+        if self.lifeless is not None:
+            broken, number = self.lifeless
+            self.last = (number, None)
+            raise broken
+
+    def story(self, broken: Broken) -> Story:
+        """The way to what `run` has raised."""
+        number, last = self.last
+        steps = []
+        while number:
+            steps.append(self.which[number])
+            number = self.before[number]
+        state, moves = self.start, []
+        for which in reversed(steps):
+            moves.append(self.world.moves(state)[which])
+            state = self.world.apply(state, moves[-1])
+        return Story((*moves, last) if last else tuple(moves), broken, len(self.seen))
 
 
-def shortest(world: Relation, limit: int = 10_000_000, lively: bool = True, tick: Tick | None = None) -> Story | None:
-    """The shortest way to a violated invariant; failing that, to a state from which not everything ends."""
-    start = world.start()
-    parents: dict[State, tuple[State, Move] | None] = {start: None}
-    level = [start]
-    with uncollected():
-        while level and len(parents) < limit:
-            following: list[State] = []
-            for count, state in enumerate(level):
-                if count % TICK_STATES == 0 and tick is not None and tick(Coverage(states=len(parents))):
-                    return None
-                for move in world.moves(state):
-                    try:
-                        after = world.apply(state, move)
-                    except Broken as broken:
-                        return Story((*path_to(parents, state), move), broken, len(parents))
-                    if after not in parents:
-                        parents[after] = (state, move)
-                        following.append(after)
-            level = following
-        if lively:
-            try:
-                # In the order in which they were found: the first that cannot end is one of the nearest.
-                live(world, parents)
-            except Broken as broken:
-                return Story(path_to(parents, broken.state or start), broken, len(parents))
-    return None
+def _growth_bytes(seen: set[int]) -> int:
+    """A set's table is doubled when three fifths of its entries, of 16 bytes, are taken, and the old one is kept until
+    the new one is filled."""
+    table = seen.__sizeof__()
+    return 2 * table if len(seen) > 0.55 * table / 16 else 0
 
 
 def path_to(parents: Mapping[Node, tuple[Node, Move] | None], node: Node) -> tuple[Move, ...]:

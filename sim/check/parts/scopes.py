@@ -8,7 +8,7 @@ from pdflow.errors import Problem, ScenarioError
 from sim.check.crew import Searched, search_all
 from sim.check.named import Named
 from sim.check.parts.part import Answer, Options, answer, keep
-from sim.check.report import Board, scopes_table
+from sim.check.report import Board, reductions, scopes_table
 from sim.check.scopes import SCOPES
 
 
@@ -39,6 +39,8 @@ def scopes(options: Options, console: Console) -> Answer:
         order = {named.name: at for at, named in enumerate(wanted)}
         ended.sort(key=lambda one: order[one.name])
         console.print(scopes_table(ended))
+        for line in reductions(ended):
+            console.print(line, soft_wrap=True)
         paths = {one.name: keep(options.out, one.name, one.story) for one in ended if one.story is not None}
         for path in paths.values():
             console.print(f"pdflow check --diagram {path}", soft_wrap=True)
@@ -49,6 +51,8 @@ def scopes(options: Options, console: Console) -> Answer:
             "states": one.states,
             "transitions": one.transitions,
             "depth": one.depth,
+            "reductions": list(one.reductions),
+            "odds_of_a_collision": one.odds,
             "seconds": round(one.seconds, 3),
             "stopped_by": one.stopped_by or None,
             "goals": list(one.goals),

@@ -1,0 +1,219 @@
+"""Requests that nothing tells apart: two states that differ only by which of them is called what have the same future.
+
+A renaming gives every request the name, the prompt, the blocks and the digest of another one, everywhere at once. Each
+interned value is renamed once, and then a whole state by a look-up for each of its slots. Whoever searches keeps of
+such states the one that it met first, as it is: no state is made up, and every story can be told as it happened.
+
+Only names change: sequence numbers, incarnations and instants stay, and so does the order of what waits. That
+states, moves and verdicts are then the same is what tests/check/test_symmetry.py holds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import permutations
+from operator import getitem
+from typing import Any, TypeAlias
+
+import msgspec
+
+from pdflow.protocol.deadlines import Deadlines
+from pdflow.protocol.ids import LeaseWord, base_id
+from pdflow.protocol.values import Allocation
+from sim.check.cluster import DIGEST, Cluster
+from sim.check.ghost import WORD, Ghost
+from sim.check.world import World
+
+Renaming: TypeAlias = Callable[[Sequence[int]], Iterable[int]]
+"""The slots of a state, or of its draft, under other names."""
+
+
+class Symmetry:
+    """The renamings of one world. `others` are all but the one that changes nothing: none, if nothing is alike."""
+
+    def __init__(self, world: World) -> None:
+        cluster = world.cluster
+        # A router's endpoint numbers its attempts; nothing here knows how.
+        orders = permutations(range(len(cluster.requests))) if type(cluster) is Cluster else iter([()])
+        next(orders)
+        found = (Names.after(cluster, order) for order in orders)
+        self.others: tuple[Renaming, ...] = tuple(
+            partial(map, getitem, Slots(world, names).tables) for names in found if names is not None
+        )
+
+    def __str__(self) -> str:
+        return f"requests alike: one of up to {len(self.others) + 1} states"
+
+
+class Names:
+    """What everything is called when request i has got the name of request order[i]."""
+
+    def __init__(self, requests: Sequence[int], products: Sequence[int]) -> None:
+        self.requests = requests
+        self.products = products
+        self.words: dict[str, str] = {}
+        self.numbers: dict[str, dict[int, int]] = {"generation": {}, "blocks": {}, "digest": {}, "index": {}}
+        """By the field that holds them."""
+
+    @classmethod
+    def after(cls, cluster: Cluster, order: Sequence[int]) -> Names | None:
+        """None if one of two things would get two names: then something tells these requests apart."""
+        products: dict[int, int] = {}
+        pairs = list(enumerate(order))
+        if not all(_call(products, cluster.product_of[i], cluster.product_of[j]) for i, j in pairs):
+            return None
+        names = cls(order, [products[old] for old in range(len(cluster.xids))])
+        fit = [names._request(cluster, i, j) for i, j in pairs]
+        fit += [names._product(cluster, old, new) for old, new in products.items()]
+        return names if all(fit) else None
+
+    def _request(self, cluster: Cluster, i: int, j: int) -> bool:
+        old, new = cluster.requests[i], cluster.requests[j]
+        nameless = [f"?{cluster.d.engine}/{request}" for request in (old, new)]
+        return (
+            _call(self.words, old, new)
+            and _call(self.words, base_id(old), base_id(new))
+            and _call(self.words, *nameless)  # What P calls a prompt while it knows only who asks for it.
+            and self._allocation(cluster.targets[i], cluster.targets[j])
+        )
+
+    def _product(self, cluster: Cluster, old: int, new: int) -> bool:
+        ranks = range(len(cluster.p_ranks))
+        return (
+            _call(self.words, cluster.xids[old], cluster.xids[new])
+            and _call(self.words, cluster.prefill_ids[old], cluster.prefill_ids[new])
+            and self._allocation(cluster.sources[old], cluster.sources[new])
+            and _call(self.numbers["digest"], DIGEST + old, DIGEST + new)
+            and all(_call(self.numbers["index"], old * len(ranks) + r, new * len(ranks) + r) for r in ranks)
+        )
+
+    def _allocation(self, old: Allocation, new: Allocation) -> bool:
+        blocks = zip(old.blocks, new.blocks, strict=True)
+        return _call(self.numbers["generation"], old.generation, new.generation) and all(
+            _call(self.numbers["blocks"], one, other) for one, other in blocks
+        )
+
+    def value(self, value: Any, field: str = "") -> Any:
+        """Whatever endpoints, frames and effects are made of, under these names; itself if nothing in it has one."""
+        kind = type(value)
+        if kind is str:
+            return self.words.get(value, value)
+        if kind is int:
+            return self.numbers[field].get(value, value) if field in self.numbers else value
+        if kind is tuple:
+            return tuple(self.value(item, field) for item in value)
+        if isinstance(value, msgspec.Struct):
+            return self._struct(value)
+        if isinstance(value, dict):
+            return kind((self.value(key), self.value(item)) for key, item in value.items())
+        if isinstance(value, (set, frozenset, deque)):
+            return kind(self.value(item) for item in value)
+        return self.body(value) if hasattr(kind, "fork") else value
+
+    def _struct(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is LeaseWord and value.word != WORD:
+            return value  # P numbers its own as prompts finish. In what D knows, each prompt has its own (ghost.py).
+        before = [getattr(value, field) for field in kind.__struct_fields__]
+        after = [self.value(item, field) for item, field in zip(before, kind.__struct_fields__, strict=True)]
+        if before == after:
+            return value
+        return kind(*after)
+
+    def body(self, body: Any) -> Any:
+        """An endpoint, or one of the tables that it keeps."""
+        other = body.fork()
+        for kind in type(other).__mro__:
+            for slot in getattr(kind, "__slots__", ()):
+                held = getattr(other, slot)
+                if not isinstance(held, Deadlines):
+                    setattr(other, slot, self.value(held))
+        return other
+
+
+def _call(table: dict[Any, Any], old: Any, new: Any) -> bool:
+    """Whether this can be its one new name."""
+    return bool(table.setdefault(old, new) == new)
+
+
+class Table(dict[int, int]):
+    """What the numbers of one kind of value become; each is found when it is first asked for."""
+
+    def __init__(self, renamed: Callable[[int], int]) -> None:
+        super().__init__()
+        self.renamed = renamed
+
+    def __missing__(self, number: int) -> int:
+        found = self[number] = self.renamed(number)
+        return found
+
+
+class Slots:
+    """One renaming of the states of a world: a table for each slot."""
+
+    def __init__(self, world: World, names: Names) -> None:
+        self.world = world
+        self.names = names
+        self.frame = Table(self._frame)
+        self.operation = Table(self._operation)
+        ends, chans, unnamed = Table(self._end), Table(self._chan), Table(int)
+        self.tables = [unnamed] * len(world.beginning())
+        self.tables[: world.bag] = [ends] * world.first_link + [chans] * (world.bag - world.first_link)
+        self.tables[world.bag] = Table(self._bag)
+        self.tables[world.task] = Table(self._tasks)
+        self.tables[world.op] = Table(self._ops)
+        self.tables[world.ghost] = Table(self._ghost)
+
+    def _end(self, number: int) -> int:
+        node = self.world.endpoints.values[number][0]
+        return self.world.endpoint(node, self.names.body(self.world.bodies[number]))
+
+    def _frame(self, number: int) -> int:
+        return self.world.frames.of(self.names.value(self.world.frames.values[number]))
+
+    def _operation(self, number: int) -> int:
+        known = self.world.judge.operations
+        node, life, effect = known.values[number]
+        return known.of((node, life, self.names.value(effect)))
+
+    def _chan(self, number: int) -> int:
+        chans = self.world.chans
+        return chans.of(tuple(self.frame[frame] for frame in chans.values[number]))
+
+    def _bag(self, number: int) -> int:
+        bags = self.world.bags
+        return bags.of(tuple(sorted((link, self.frame[frame]) for link, frame in bags.values[number])))
+
+    def _tasks(self, number: int) -> int:
+        tasks = self.world.tasks
+        renamed = (
+            (kind, node, self.operation[about] if kind == "word" else about)
+            for kind, node, about in tasks.values[number]
+        )
+        return tasks.of(tuple(sorted(renamed)))
+
+    def _ops(self, number: int) -> int:
+        ops = self.world.ops
+        return ops.of(tuple(sorted((self.operation[op], flags) for op, flags in ops.values[number])))
+
+    def _ghost(self, number: int) -> int:
+        ghosts = self.world.ghosts
+        ghost: Ghost = ghosts.values[number]
+        requests = self.names.requests
+        return ghosts.of(
+            ghost._replace(
+                products=_moved(ghost.products, self.names.products),
+                stages=_moved(ghost.stages, requests),
+                landed=_moved(ghost.landed, requests),
+                content=_moved(ghost.content, requests),
+                barred=_moved(ghost.barred, requests),
+            )
+        )
+
+
+def _moved(values: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
+    """Entry i becomes entry order[i]."""
+    moved = dict(zip(order, values, strict=True))
+    return tuple(moved[i] for i in range(len(values)))

@@ -1,0 +1,120 @@
+"""The search: nothing is missed though little is kept, and what it finds can be told."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pdflow.cli import cli
+from sim.check import crew
+from sim.check.crew import Limits, search
+from sim.check.ghost import Broken
+from sim.check.live import settle
+from sim.check.mutants.catalogue import MUTANTS
+from sim.check.named import Named
+from sim.check.parts import scopes as scopes_part
+from sim.check.relation import Relation
+from sim.check.scope import Scope
+from sim.check.search import Coverage, explore, shortest
+from sim.check.timed import relation
+from sim.check.world import State
+
+SCOPES = {
+    "push": Scope(dup=1),
+    "pull": Scope(pulls=True, requests=2, deadline=0),
+    "pull, with clocks": Scope(pulls=True, horizon=3, abort=0),
+}
+
+
+def levels(world: Relation) -> list[set[State]]:
+    """Every state, whole, by how many moves lead to it at least."""
+    found = [{world.start()}]
+    seen = set(found[0])
+    while found[-1]:
+        after = {world.apply(state, move) for state in found[-1] for move in world.moves(state)} - seen
+        seen |= after
+        found.append(after)
+    return found[:-1]
+
+
+@pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES.keys())
+def test_64_bits_of_a_state_are_enough(scope: Scope) -> None:
+    world = relation(scope)
+    by_depth = levels(world)
+    covered = explore(relation(scope))
+    assert covered.complete
+    assert covered.states == sum(map(len, by_depth))
+    assert covered.transitions == sum(len(world.moves(state)) for level in by_depth for state in level)
+    assert covered.depth == len(by_depth) - 1
+
+
+def test_the_odds_are_those_of_birthdays() -> None:
+    assert math.isclose(Coverage(states=30_000_000).odds, 2.4e-5, rel_tol=0.02)
+
+
+def test_the_way_back_leads_to_the_violation_and_none_is_shorter() -> None:
+    mutant = MUTANTS["no-tombstone"]
+    with mutant.applied():
+        world = mutant.world()
+        story = shortest(world)
+        assert story is not None
+        state = world.start()
+        for move in story.moves[:-1]:
+            state = world.apply(state, move)
+        with pytest.raises(Broken, match=str(story.broken)):
+            world.apply(state, story.moves[-1])
+        other = mutant.world()
+        near = {other.start()}
+        for _ in story.moves[1:]:
+            near = {other.apply(state, move) for state in near for move in other.moves(state)}
+
+
+def test_a_state_that_cannot_end_is_where_its_story_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Relation, "settled", lambda world, state: not world.ops_of(state))
+    monkeypatch.setattr("sim.check.live.calm", lambda world, state: iter(()))
+    world = Relation(Scope())
+    story = shortest(world)
+    assert story is not None
+    assert story.broken.name == "L"
+    state = world.start()
+    for move in story.moves:
+        settle(world, state)
+        state = world.apply(state, move)
+    with pytest.raises(Broken, match=r"^L: "):
+        settle(world, state)
+
+
+def test_what_breaks_safety_is_told_before_what_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sim.check.live.calm", lambda world, state: iter(()))
+    mutant = MUTANTS["no-tombstone"]
+    with mutant.applied():
+        found = shortest(mutant.world())
+    assert found is not None
+    assert found.broken.name == mutant.breaks != "L"
+
+
+def test_without_memory_it_stops_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = Named("small", Scope(dup=1), frozenset())
+    found = search(named, Limits(memory_bytes=1), lambda *_: None)
+    assert (found.stopped_by, found.holds, found.missed) == ("memory", False, ())
+    monkeypatch.setattr(crew, "MEMORY_BYTES", 1)
+    arguments = ["check", "scopes", "--only", "pull in two pieces", "--jobs", "1", "--out", str(tmp_path / "none")]
+    ran = CliRunner().invoke(cli, arguments)
+    assert ran.exit_code == 3
+    assert "stopped: memory" in ran.stdout
+
+
+def test_what_was_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = Named("two pulls", Scope(pulls=True, requests=2, deadline=0), frozenset(), nightly=True)
+    monkeypatch.setattr(scopes_part, "SCOPES", (named,))
+    arguments = ["check", "scopes", "--large", "--jobs", "1"]
+    said = " ".join(CliRunner().invoke(cli, arguments).stdout.split())
+    assert "two pulls: requests alike: one of up to 2 states" in said
+    assert "a state is known by 64 bits of it: odds of " in said
+    (row,) = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).stdout)["scopes"]
+    assert row["reductions"] == ["requests alike: one of up to 2 states"]
+    assert 0 < row["odds_of_a_collision"] < 1e-9

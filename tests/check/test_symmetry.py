@@ -1,0 +1,102 @@
+"""Requests that nothing tells apart: what is left out says nothing that what is looked at does not."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from pdflow.protocol.dialect import VLLM_COMPAT, VLLM_STOCK
+from sim.check.mutants.catalogue import MUTANTS
+from sim.check.mutants.mutant import Mutant
+from sim.check.relation import Relation
+from sim.check.scope import Scope
+from sim.check.search import explore, shortest
+from sim.check.symmetry import Symmetry
+from sim.check.timed import relation
+from sim.check.world import State
+
+QUIET = {"abort": 0, "deadline": 0, "stall": 0}
+ALIKE = {
+    "two prompts": Scope(requests=2, **QUIET),
+    "two prompts, a SYNC": Scope(requests=2, sync=1, concurrent=False, **QUIET),
+    "two prompts, one base id": Scope(requests=2, same_base=True, **QUIET),
+    "one prompt": Scope(requests=2, same_product=True, concurrent=False, drop=1, **QUIET),
+    "one pool, an abort": Scope(requests=2, pool=1, concurrent=False, abort=1, deadline=0, stall=0),
+    "ranks that lag": Scope(requests=2, lagging=True, concurrent=False, clocks=False, **QUIET),
+    "pull": Scope(pulls=True, requests=2, deadline=0),
+    "pull, a restart": Scope(pulls=True, requests=2, p_restart=1, sync=1, **QUIET),
+    "three pulls": Scope(pulls=True, requests=3, concurrent=False, clocks=False, **QUIET),
+    "compat": Scope(dialect=VLLM_COMPAT, requests=2, dup=1, **QUIET),
+    "compat, one prompt": Scope(dialect=VLLM_COMPAT, requests=2, same_product=True, err=1, **QUIET),
+    "pull, a clock": Scope(pulls=True, requests=2, horizon=1, abort=0),
+}
+
+BROKEN = {
+    "one base id": Scope(dialect=VLLM_STOCK, requests=2, same_base=True, **QUIET),
+    "one prompt": Scope(dialect=VLLM_STOCK, requests=2, same_product=True, deadline=0, stall=0),
+}
+
+
+def whole(scope: Scope) -> tuple[set[State], Symmetry]:
+    """Every state, and the renamings of its world."""
+    world = relation(scope)
+    states = {world.start()}
+    level = list(states)
+    while level:
+        after = {world.apply(state, move): None for state in level for move in world.moves(state)}
+        level = [state for state in after if state not in states]
+        states.update(level)
+    return states, Symmetry(world)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scope", ALIKE.values(), ids=ALIKE.keys())
+def test_one_of_each_orbit_is_looked_at(scope: Scope) -> None:
+    states, symmetry = whole(scope)
+    assert len(symmetry.others) == len(list(permutations(range(scope.requests)))) - 1
+    orbits = {frozenset([state, *(tuple(other(state)) for other in symmetry.others)]) for state in states}
+    assert all(states >= orbit for orbit in orbits)
+    world = relation(scope)
+    covered = explore(world, symmetry=Symmetry(world))
+    assert covered.states == len(orbits) < len(states)
+    plain = relation(scope)
+    raw = explore(plain)
+    assert raw.states == len(states)
+    assert raw.depth == covered.depth
+    assert world.judge.seen.keys() == plain.judge.seen.keys()
+
+
+def verdict(world: Relation, symmetry: Symmetry | None) -> tuple[str, int] | None:
+    """What is broken, and in how many steps."""
+    found = shortest(world, symmetry=symmetry)
+    return None if found is None else (found.broken.name, len(found.moves))
+
+
+COUPLED = [mutant for mutant in MUTANTS.values() if mutant.scope.requests > 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", COUPLED, ids=lambda mutant: mutant.name)
+def test_what_breaks_breaks_in_as_many_steps(mutant: Mutant) -> None:
+    with mutant.applied():
+        world = mutant.world()
+        assert verdict(world, Symmetry(world)) == verdict(mutant.world(), None)
+
+
+@pytest.mark.parametrize("scope", BROKEN.values(), ids=BROKEN.keys())
+def test_so_does_vllm(scope: Scope) -> None:
+    world = relation(scope)
+    found = verdict(world, Symmetry(world))
+    assert found is not None
+    assert found == verdict(relation(scope), None)
+
+
+def test_one_request_is_like_no_other() -> None:
+    assert not Symmetry(relation(Scope())).others
+
+
+def test_what_something_tells_apart_is_not_alike() -> None:
+    # Of three requests, two share their blocks: the first and the third.
+    symmetry = Symmetry(relation(Scope(requests=3, pool=2)))
+    assert len(symmetry.others) == 1
