@@ -6,7 +6,8 @@ that P keeps no prompt which nobody wants for longer than RELEASE leaves it (L2)
 client did not give up and whose peers could be reached (L1: its outcome is the delivery).
 
 Not judged: what only a clock can notice (a frame or an engine that is gone); where a dialect has no word for a failure,
-those who wait for one; a second attempt at a prompt that the first has taken; and what a base id leaves undecided.
+those who wait for one; a second attempt at a prompt that the first has taken; what a base id leaves undecided; and the
+lease of a prompt whose decode leg the router never dispatched, since no word of it ever comes to P.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sim.check.relation import Relation
 from sim.check.scope import TOKENS, Fault
 from sim.check.world import State
 
-UNASKED = frozenset({"abort", "lose", "restart"})
+UNASKED = frozenset({"abort", "hang up", "lose", "restart"})
 """Moves that may always happen, for which nobody waits."""
 SILENT = (Fault.DROP, Fault.LOSE, Fault.P_RESTART, Fault.D_RESTART)
 """What only a clock can notice."""
@@ -52,17 +53,20 @@ def amiss(world: Relation, state: State) -> Broken | None:
             return Broken("L3", f"the blocks of {request} are free only when a timer has fired")
         if stage == Stage.COMMITTED or _taken(world, ghost, i):
             continue
-        if stage != Stage.FREED:
+        if stage not in world.over:
             return Broken("L1", f"{request} is {Stage(stage).name}, and waits for a timer")
-        failed += 1
+        failed += stage == Stage.FREED
+    if unanswered := world.unanswered(state):
+        return Broken("L1", f"{', '.join(unanswered)}, and waits for a timer")
     if spent.intersection(TOLD):
         return None
     if failed > had[Fault.ABORT] - left[Fault.ABORT]:
         return Broken("L1", "a request has failed that nobody gave up, though nothing was lost")
     limit = world.cluster.timers.release_lease_ns
     if Fault.DELAY not in spent and (strict or world.scope.pulls or world.scope.hit_tokens == TOKENS):
-        for xid, product in zip(cluster.xids, ghost.products, strict=True):
-            if product == Product.HELD and _longest_lease(world, state, xid) > limit:
+        asked = {cluster.product_of[i] for i, stage in enumerate(ghost.stages) if stage != Stage.UNBORN}
+        for i, (xid, product) in enumerate(zip(cluster.xids, ghost.products, strict=True)):
+            if product == Product.HELD and i in asked and _longest_lease(world, state, xid) > limit:
                 return Broken("L2", f"nobody wants {xid} any more, and P keeps it for as long as if somebody did")
     return None
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pdflow.protocol.dialect import VLLM_COMPAT
-from sim.check.named import ENDS, EVERY_END, Named, resolved
+from sim.check.named import DELIVERED, ENDS, EVERY_END, Named, resolved
 from sim.check.scope import Scope
 
 ANSWERED = ENDS | {"completed", "failed"}
+ENDED = DELIVERED | {"completed", "cancelled", "taken back too late", "released after use"}
 GIVEN_UP = ANSWERED | {"cancelled", "taken back too late"}
 RETRIED = ANSWERED | {"retried"}
 P_LOST, D_LOST = "a leg is lost with P", "a leg is lost with D"
@@ -24,8 +25,8 @@ ROUTED = (
         "router, a prefill fails",
         Scope(attempts=2, prefill_abort=1, abort=0, deadline=0, stall=0),
         RETRIED | {"taken back too late"} | resolved("PREFILL_ABORTED"),
-        75349,
-        301500,
+        78606,
+        314293,
     ),
     Named(
         "router, one leg after the other",
@@ -45,8 +46,8 @@ ROUTED = (
         "router, two requests",
         Scope(attempts=1, requests=2, concurrent=False, abort=0, deadline=0, stall=0),
         ANSWERED,
-        10159,
-        35520,
+        12197,
+        42464,
     ),
     Named(
         "router, P starts again",
@@ -87,15 +88,15 @@ ROUTED = (
         "router, pull, D starts again",
         Scope(attempts=2, pulls=True, d_restart=1, deadline=0, stall=0),
         GIVEN_UP | RETRIED | {D_LOST},
-        39191,
-        126149,
+        42347,
+        138490,
     ),
     Named(
         "router, compat",
         Scope(dialect=COMPAT, attempts=2, drop=1, err=1, abort=0),
         RETRIED | {"taken back too late"} | resolved("DEADLINE"),
-        36841,
-        171408,
+        37083,
+        172604,
     ),
     Named(
         "router, compat, one leg after the other",
@@ -133,7 +134,44 @@ ROUTED = (
         43296,
         122561,
     ),
+    # Nothing takes as long as any timer, and nothing may need one.
+    Named(
+        "router, no timer",
+        Scope(attempts=1, clocks=False),
+        ENDED | {"cancelled before", "cancelled in flight"},
+        1514,
+        5036,
+    ),
+    Named(
+        "router, no timer, one leg after the other",
+        Scope(attempts=2, concurrent=False, prefill_abort=1, err=1, clocks=False),
+        ENDED | {"failed", "retried"} | resolved("IO"),
+        844,
+        1962,
+    ),
+    Named(
+        "router, no timer, an unreachable peer",
+        Scope(attempts=2, unreachable=1, clocks=False),
+        ENDED | {"retried"} | resolved("UNREACHABLE"),
+        25586,
+        108361,
+    ),
+    Named(
+        "router, no timer, pull",
+        Scope(attempts=2, pulls=True, prefill_abort=1, clocks=False),
+        ENDED | {"retried"},
+        114,
+        169,
+    ),
     # Larger ones.
+    Named(
+        "router, no timer, a prefill fails",
+        Scope(attempts=2, prefill_abort=1, clocks=False),
+        ENDED | {"retried"} | resolved("PREFILL_ABORTED"),
+        120372,
+        535052,
+        nightly=True,
+    ),
     Named(
         "router, both legs at once, two attempts",
         Scope(attempts=2, deadline=0, stall=0),

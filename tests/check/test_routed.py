@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from pdflow.protocol.messages import Code
@@ -118,10 +119,10 @@ def test_a_leg_that_is_taken_back_is_aborted_only_where_it_runs() -> None:
     assert "taken back too late" in world.judge.seen
 
 
-@pytest.mark.parametrize("field", [{"same_product": True}, {"same_base": True}, {"clocks": False}])
-def test_what_it_is_not_made_for_is_refused(field: dict[str, bool]) -> None:
-    with pytest.raises(ValueError, match=f"attempts: with the router's endpoint, {next(iter(field))} is"):
-        Routed(Scope(attempts=1, **field))
+@pytest.mark.parametrize("field", ["same_product", "same_base"])
+def test_what_it_is_not_made_for_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=f"attempts: with the router's endpoint, {field} is false"):
+        Routed(evolve(Scope(attempts=1), **{field: True}))
 
 
 def test_its_stories_replay() -> None:
