@@ -12,14 +12,13 @@ from pdflow.protocol.ids import EngineInfo, Shards, rank_address
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.timers import Timers
-from pdflow.protocol.values import Allocation
+from pdflow.protocol.values import Address, Allocation, EngineId
 from sim.check.scope import BLOCK_TOKENS, TOKENS, Scope
 
 BLOCKS = TOKENS // BLOCK_TOKENS
 SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=BLOCK_TOKENS)
-POOL_BLOCKS = 1000
-FIRST_LIFE = {"P": 101, "D": 201}
-"""Incarnations of the engines' first processes; each restart adds one."""
+FIRST_LIFE = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}
+"""Incarnations of the engines' first processes; each restart adds one. An engine that is alone has no number."""
 SOURCE, TARGET = 10, 20
 """Generations of the first product's blocks and of the first request's."""
 DIGEST, WEIGHTS = 70, 1
@@ -53,30 +52,42 @@ tick ahead of the other differ by two over a time, and one more is the tick in w
 
 
 class Cluster:
-    """One P engine and one D engine, as a scope wants them."""
+    """Engines as a scope wants them.
+
+    Of several P engines, prompt i lives at the one after prompt i - 1's, and request i + 1 goes to the D engine of
+    request i until every P engine has had its turn: two P engines feed one D engine before a second one comes in.
+    """
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         # Without clocks time stands still at 0, where a peer that could not be reached would be left alone for ever.
         self.timers = TICKS if scope.horizon else Timers(backoff_first_ns=0, backoff_last_ns=0)
         self.geometry = TransferGeometry(SHAPE, initiator="pull" if scope.pulls else "push")
-        self.p = EngineInfo("P", Shards(scope.p_tp, 1, SHAPE.block_size))
-        self.d = EngineInfo("D", Shards(scope.d_tp, 1, SHAPE.block_size))
-        self.p_ranks = [rank_address("P", r) for r in range(scope.p_tp)]
-        self.d_ranks = [rank_address("D", r) for r in range(scope.d_tp)]
-        self.nodes = ["P", *self.p_ranks, "D", *self.d_ranks]
+        self.ps = [EngineInfo(name, Shards(scope.p_tp, 1, SHAPE.block_size)) for name in _names("P", scope.p_engines)]
+        self.ds = [EngineInfo(name, Shards(scope.d_tp, 1, SHAPE.block_size)) for name in _names("D", scope.d_engines)]
+        self.p, self.d = self.ps[0], self.ds[0]
+        self.engines = [info.engine for info in (*self.ps, *self.ds)]
+        self.number = {engine: i for i, engine in enumerate(self.engines)}
+        """The place of each engine among them."""
+        self.ranks = {e.engine: [rank_address(e.engine, r) for r in range(e.shards.tp)] for e in (*self.ps, *self.ds)}
+        self.p_ranks = [rank for info in self.ps for rank in self.ranks[info.engine]]
+        self.d_ranks = [rank for info in self.ds for rank in self.ranks[info.engine]]
+        self.nodes = [node for engine in self.engines for node in (engine, *self.ranks[engine])]
         self.at = {name: i for i, name in enumerate(self.nodes)}
-        pairs = [(p, d) for p in self.p_ranks for d in self.d_ranks]
-        self.links = [link for p, d in pairs for link in ((p, d), (d, p))]
+        self._name(scope)
+        self.p_of = [self.ps[i % scope.p_engines] for i in range(len(self.xids))]
+        """By product, the engine that computes it."""
+        self.d_of = [self.ds[i // scope.p_engines % scope.d_engines] for i in range(len(self.requests))]
+        """By request, the engine that decodes it."""
+        self.links = self._links(scope)
         self.between_engines = len(self.links)
         if scope.lagging:
-            for engine, ranks in (("P", self.p_ranks), ("D", self.d_ranks)):
+            for engine, ranks in self.ranks.items():
                 self.links += [link for rank in ranks for link in ((engine, rank), (rank, engine))]
         self.link_of = {link: i for i, link in enumerate(self.links)}
         self.pairs = self.geometry.pairs(self.p.shards, self.d.shards)
         self.bit = {pair: 1 << i for i, pair in enumerate(self.pairs)}
         self.everything = (1 << len(self.pairs)) - 1
-        self._name(scope)
         self.sources = [Allocation(SOURCE + i, (100 + 2 * i, 101 + 2 * i)) for i in range(len(self.xids))]
         wanted = BLOCKS - scope.hit_tokens // BLOCK_TOKENS
         self.targets = [Allocation(TARGET + i, self._blocks(i)[:wanted]) for i in range(len(self.requests))]
@@ -91,25 +102,55 @@ class Cluster:
         self.xids = [f"x{product}" for product in dict.fromkeys(products)]
         self.prefill_ids = [f"u{bases[product]}-e000000{product}" for product in dict.fromkeys(products)]
 
+    def _links(self, scope: Scope) -> list[tuple[Address, Address]]:
+        """Between engines that have anything to do with each other."""
+        joined = {(self.p_of[product], d) for product, d in zip(self.product_of, self.d_of, strict=True)}
+        return [
+            link
+            for p in self.ps
+            for d in self.ds
+            if (p, d) in joined
+            for p_rank in self.ranks[p.engine]
+            for d_rank in self.ranks[d.engine]
+            for link in ((p_rank, d_rank), (d_rank, p_rank))
+        ]
+
     def _blocks(self, i: int) -> tuple[int, ...]:
         """D's blocks of a request; those of one before it, if the pool is small."""
         first = 200 + BLOCKS * (i % self.scope.pool if self.scope.pool else i)
         return tuple(range(first, first + BLOCKS))
 
+    def ends_of(self, i: int) -> tuple[EngineId, EngineId]:
+        """The P engine and the D engine of a request."""
+        return self.p_of[self.product_of[i]].engine, self.d_of[i].engine
+
     def endpoints(self) -> list[Any]:
         """Of everybody's first life, in the order of `nodes`."""
-        return [*self.prefill_engine(FIRST_LIFE["P"]), *self.decode_engine(FIRST_LIFE["D"])]
+        return [body for engine in self.engines for body in self.engine(engine, 0)]
 
-    def prefill_engine(self, life: int) -> list[Any]:
-        """Its endpoints, in the order of `nodes`."""
+    def engine(self, name: EngineId, life: int) -> list[Any]:
+        """Its endpoints when it has started again so many times, in the order of `nodes`."""
+        info = (*self.ps, *self.ds)[self.number[name]]
+        life += FIRST_LIFE[name]
+        return self._prefill_engine(info, life) if info in self.ps else self._decode_engine(info, life)
+
+    def _prefill_engine(self, info: EngineInfo, life: int) -> list[Any]:
         scope = self.scope
         fixed = (scope.dialect, self.timers, self.geometry)
-        ranks = [ProducerRank(self.p, r, life, *fixed, scope.done_is_remote) for r in range(scope.p_tp)]
-        return [ProducerScheduler(self.p, life, scope.dialect, scope.pulls), *ranks]
+        ranks = [ProducerRank(info, r, life, *fixed, scope.done_is_remote) for r in range(scope.p_tp)]
+        return [ProducerScheduler(info, life, scope.dialect, scope.pulls), *ranks]
 
-    def decode_engine(self, life: int) -> list[Any]:
-        """Its endpoints, in the order of `nodes`."""
+    def _decode_engine(self, info: EngineInfo, life: int) -> list[Any]:
         scope = self.scope
         fixed = (scope.dialect, self.timers, self.geometry)
-        ranks = [ConsumerRank(self.d, r, life, *fixed) for r in range(scope.d_tp)]
-        return [ConsumerScheduler(self.d, life, *fixed, scope.pulls, POOL_BLOCKS), *ranks]
+        ranks = [ConsumerRank(info, r, life, *fixed) for r in range(scope.d_tp)]
+        return [ConsumerScheduler(info, life, *fixed, scope.pulls, scope.pool_blocks), *ranks]
+
+
+def role_of(name: str) -> str:
+    """Whether an engine, or an endpoint of one, prefills (P) or decodes (D)."""
+    return name[0]
+
+
+def _names(kind: str, count: int) -> list[EngineId]:
+    return [kind] if count == 1 else [f"{kind}{i}" for i in range(count)]

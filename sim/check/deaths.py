@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.ids import engine_of
-from sim.check.cluster import FIRST_LIFE
+from sim.check.cluster import role_of
 from sim.check.ghost import ENDED_ERR, ENDED_OK, FLYING, NOTICE, ORPHAN, READING, TOLD, Product, Stage
-from sim.check.onesided import cut
+from sim.check.onesided import cut, other_end
 from sim.check.orders import Orders
 from sim.check.scope import Fault, Scope
 from sim.check.world import Draft
@@ -22,37 +22,39 @@ class Deaths(Orders):
         super().__init__(scope)
         self._born: dict[tuple[int, int], list[int]] = {}
 
+    def death_of(self, engine: int) -> Fault:
+        return Fault.P_RESTART if role_of(self.cluster.engines[engine]) == "P" else Fault.D_RESTART
+
     def restart(self, draft: Draft, engine: int) -> None:
         """An engine's processes die, and others start under the same name. Nobody is left to be told of the old life's
         operations; what its NIC has begun may land all the same, but not in the memory of a process that is gone."""
         cluster = self.cluster
-        name = "PD"[engine]
-        self.spend(draft, (Fault.P_RESTART, Fault.D_RESTART)[engine])
+        name = cluster.engines[engine]
+        self.spend(draft, self.death_of(engine))
         self.put_ops(draft, [(op, self._outliving(name, op, flags)) for op, flags in self.ops_of(draft)])
-        if name == "P":
-            for product, now in enumerate(self.ghost_of(draft).products):
+        for product, now in enumerate(self.ghost_of(draft).products):
+            if cluster.p_of[product].engine == name:
                 if now == Product.QUEUED:
                     self.report(draft, product, False)
                 self.put_ghost(draft, "products", product, AFTER_P.get(now, now))
-        else:
-            for i, stage in enumerate(self.ghost_of(draft).stages):
-                if stage != Stage.UNBORN:
-                    self.put_ghost(draft, "stages", i, Stage.FREED)
-                    self.put_ghost(draft, "barred", i, self.cluster.everything)
+        for i, stage in enumerate(self.ghost_of(draft).stages):
+            if cluster.d_of[i].engine == name and stage != Stage.UNBORN:
+                self.put_ghost(draft, "stages", i, Stage.FREED)
+                self.put_ghost(draft, "barred", i, cluster.everything)
         lives = self.ghost_of(draft).lives[engine] + 1
         self.put_ghost(draft, "lives", engine, lives)
-        first = self.span[cluster.at[name]][0]
+        first = cluster.at[name]
         born = self._born.get((engine, lives))
         if born is None:
-            life = FIRST_LIFE[name] + lives
-            bodies = cluster.prefill_engine(life) if name == "P" else cluster.decode_engine(life)
+            bodies = cluster.engine(name, lives)
             born = [self.endpoint(cluster.nodes[slot], body) for slot, body in enumerate(bodies, first)]
             self._born[engine, lives] = born
         draft[first : first + len(born)] = born
         for link, ends in enumerate(cluster.links):
             if name in map(engine_of, ends):
                 draft[self.first_link + link] = 0
-        draft[self.bag] = self.bags.of(())
+        late = self.bags.values[draft[self.bag]]
+        draft[self.bag] = self.bags.of(tuple(one for one in late if name not in map(engine_of, cluster.links[one[0]])))
         kept = tuple(task for task in self.tasks_of(draft) if engine_of(cluster.nodes[task[1]]) != name)
         draft[self.task] = self.tasks.of(kept)
 
@@ -63,7 +65,7 @@ class Deaths(Orders):
             if type(effect) is PostRead or not flags & (FLYING | NOTICE):
                 return 0
             return flags & ~(ENDED_OK | ENDED_ERR | TOLD | READING) | ORPHAN
-        if type(effect) is PostWrite:
+        if engine_of(other_end(effect)) == name and type(effect) is PostWrite:
             flags &= ~NOTICE
             if flags & FLYING:
                 return flags & ~FLYING | cut(flags)

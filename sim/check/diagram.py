@@ -34,11 +34,13 @@ from pdflow.protocol.effects import (
     Tell,
 )
 from pdflow.protocol.events import DecodeAdmitted, PrefillFinished, PrefillLegEnded, PrefillQueued
+from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer import ProducerCell
 from pdflow.protocol.values import Address, Allocation
 from pdflow.routing.router import AbortLeg, DispatchDecode, DispatchPrefill, Reply, ReportPrefill
 from sim.check import names
+from sim.check.cluster import role_of
 from sim.check.ghost import Broken, Judge
 from sim.check.live import settle
 from sim.check.races.owners import WORLDS, WRITER, Raising
@@ -90,7 +92,7 @@ class Line:
 class Diagram:
     title: str
     prefill: tuple[str, ...]
-    """Lifelines of the prefill engine, and of the decode engine."""
+    """Lifelines of the prefill engines, and of the decode engines."""
     decode: tuple[str, ...]
     lines: tuple[Line, ...]
 
@@ -115,9 +117,11 @@ def collect(story: StoryFile) -> Diagram:
         try:
             settle(recorder, state)
         except Broken as broken:
-            lines += (Line(Style.BROKEN, CLIENT, str(broken), "D"),)
+            lines += (Line(Style.BROKEN, CLIENT, str(broken), recorder.last),)
     cluster = recorder.cluster
-    return Diagram(_title(story), ("P", *cluster.p_ranks), (*cluster.d_ranks, "D"), lines)
+    prefill = tuple(node for p in cluster.ps for node in (p.engine, *cluster.ranks[p.engine]))
+    decode = tuple(node for d in cluster.ds for node in (*cluster.ranks[d.engine], d.engine))
+    return Diagram(_title(story), prefill, decode, lines)
 
 
 def _title(story: StoryFile) -> str:
@@ -148,13 +152,15 @@ class Recorder(Relation):
         self.judge = type("Witness", (Witness, self.judge_type), {})(self.cluster)
         self.lines: list[Line] = []
         self.number = 0
+        self.last = self.cluster.ds[-1].engine
+        """The last lifeline."""
 
     def say(self, style: Style, at: str, text: str, to: str | None = None, number: int | None = None) -> None:
         self.lines.append(Line(style, at, text, to, number))
 
     def skip(self, name: str) -> None:
         self.number += 1
-        self.say(Style.IGNORED, CLIENT, f"skipped, it is not possible: {name}", "D", self.number)
+        self.say(Style.IGNORED, CLIENT, f"skipped, it is not possible: {name}", self.last, self.number)
 
     def start(self) -> State:
         for request_id in () if self.scope.attempts else self.cluster.requests:
@@ -175,7 +181,9 @@ class Recorder(Relation):
         if move[0] == "lose":
             return [move[1]]
         if move[0] == "restart":
-            return list(range(self.cluster.between_engines))
+            name = self.cluster.engines[move[1]]
+            between = self.cluster.links[: self.cluster.between_engines]
+            return [link for link, ends in enumerate(between) if name in map(engine_of, ends)]
         return self.lost_by(state, move) if isinstance(self, Raising) else []
 
     def turn(self, draft: list[int], node: int, event: int) -> None:
@@ -188,7 +196,7 @@ class Recorder(Relation):
         node = self.cluster.nodes[at]
         after, effects = super()._step(end, event)
         if type(what) in _EVENTS and not (self.scope.attempts and type(what) in _OF_ROUTER):
-            self.say(*_EVENTS[type(what)](what))
+            self.say(*_EVENTS[type(what)](node, what))
         for text in _phases(self.bodies[end], self.bodies[after]):
             self.say(Style.PHASE, node, text)
         for effect in effects:
@@ -229,12 +237,25 @@ def _of_task(style: Style) -> Callable[[Recorder, State, Move], Shape]:
 
 
 def _somewhere(world: Recorder, state: State, move: Move) -> Shape:
-    return Style.NOTE, CLIENT, "D"
+    return Style.NOTE, CLIENT, world.last
 
 
 def _restart(world: Recorder, state: State, move: Move) -> Shape:
-    cluster = world.cluster
-    return (Style.NOTE, "P", cluster.p_ranks[-1]) if move[1] == 0 else (Style.NOTE, cluster.d_ranks[0], "D")
+    name = world.cluster.engines[move[1]]
+    ranks = world.cluster.ranks[name]
+    return (Style.NOTE, name, ranks[-1]) if role_of(name) == "P" else (Style.NOTE, ranks[0], name)
+
+
+def _at_p(world: Recorder, state: State, move: Move) -> Shape:
+    return Style.NOTE, world.cluster.p_of[move[1]].engine, None
+
+
+def _at_d(world: Recorder, state: State, move: Move) -> Shape:
+    return Style.NOTE, world.cluster.d_of[move[1]].engine, None
+
+
+def _to_d(sender: str) -> Callable[[Recorder, State, Move], Shape]:
+    return lambda world, state, move: (Style.TOLD, sender, world.cluster.d_of[move[1]].engine)
 
 
 def _land(world: Recorder, state: State, move: Move) -> Shape:
@@ -256,12 +277,12 @@ def _notice(style: Style) -> Callable[[Recorder, State, Move], Shape]:
 _MOVES: dict[str, Callable[[Recorder, State, Move], Shape]] = {
     "request": lambda world, state, move: (Style.TOLD, CLIENT, ROUTER),
     "hang up": lambda world, state, move: (Style.TOLD, CLIENT, ROUTER),
-    "finish": lambda world, state, move: (Style.NOTE, "P", None),
-    "abort prefill": lambda world, state, move: (Style.NOTE, "P", None),
-    "decode": lambda world, state, move: (Style.TOLD, ROUTER, "D"),
-    "admit": lambda world, state, move: (Style.NOTE, "D", None),
-    "hit": lambda world, state, move: (Style.NOTE, "D", None),
-    "abort": lambda world, state, move: (Style.TOLD, CLIENT, "D"),
+    "finish": _at_p,
+    "abort prefill": _at_p,
+    "decode": _to_d(ROUTER),
+    "admit": _at_d,
+    "hit": _at_d,
+    "abort": _to_d(CLIENT),
     "poison": lambda world, state, move: (Style.SENT, WIRE, WRITER),
     "check": lambda world, state, move: (Style.NOTE, WRITER, None),
     "evict": lambda world, state, move: (Style.NOTE, WRITER, None),
@@ -312,16 +333,16 @@ def _something(node: Address, effect: Any) -> Said:
     return Style.NOTE, node, _named(effect)
 
 
-_EVENTS: dict[type, Callable[[Any], Said]] = {
-    PrefillQueued: lambda event: (Style.TOLD, ROUTER, f"prefill {event.xid}", "P"),
-    PrefillLegEnded: lambda event: (
+_EVENTS: dict[type, Callable[[Address, Any], Said]] = {
+    PrefillQueued: lambda node, event: (Style.TOLD, ROUTER, f"prefill {event.xid}", node),
+    PrefillLegEnded: lambda node, event: (
         Style.TOLD,
         ROUTER,
         f"prefill leg of {event.request_id} ended {'well' if event.ok else 'badly'}",
-        "D",
+        node,
     ),
-    PrefillFinished: lambda event: (Style.BLOCKS, "P", _held(event.xid, event.allocation)),
-    DecodeAdmitted: lambda event: (Style.BLOCKS, "D", _held(event.request_id, event.allocation)),
+    PrefillFinished: lambda node, event: (Style.BLOCKS, node, _held(event.xid, event.allocation)),
+    DecodeAdmitted: lambda node, event: (Style.BLOCKS, node, _held(event.request_id, event.allocation)),
 }
 """Events that say more than the move that led to them."""
 _OF_ROUTER = frozenset({PrefillQueued, PrefillLegEnded})

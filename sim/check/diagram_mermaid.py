@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from pdflow.protocol.ids import engine_of
 from sim.check.diagram import CLIENT, ROUTER, WIRE, Diagram, Line, Style
 
 ARROWS = {Style.TOLD: "->>", Style.SENT: "-)", Style.LOST: "-x", Style.BYTES: "-->>"}
@@ -50,7 +51,8 @@ def _place(line: Line) -> tuple[bool, str, str | None, bool]:
 
 
 def _engine(name: str, lifelines: tuple[str, ...]) -> Iterator[str]:
-    yield f"    box {name}"
+    engines = {engine_of(lifeline) for lifeline in lifelines}
+    yield f"    box {name}{'s' if len(engines) > 1 else ''}"
     for lifeline in lifelines:
         yield f"    participant {_id(lifeline)} as {lifeline}"
     yield "    end"

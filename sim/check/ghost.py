@@ -29,11 +29,11 @@ from pdflow.protocol.effects import (
     Send,
     Tell,
 )
-from pdflow.protocol.events import FrameOrdered, Received
-from pdflow.protocol.ids import KvParams, LeaseWord, Reg, rank_address
+from pdflow.protocol.events import DecodeQueued, FrameOrdered, Received
+from pdflow.protocol.ids import KvParams, LeaseWord, Reg, engine_of, rank_address, rank_of
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
-from sim.check.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster
+from sim.check.cluster import BLOCKS, FIRST_LIFE, SOURCE, TARGET, Cluster
 from sim.check.scope import TOKENS
 
 CRASH = "crash"
@@ -41,7 +41,7 @@ CRASH = "crash"
 
 
 class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of error)
-    """An invariant does not hold. `name` is S1 to S9, or L for liveness."""
+    """An invariant does not hold. `name` is S1 to S9, L6 (another engine's trouble), or L for liveness."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(f"{name}: {what}")
@@ -71,6 +71,12 @@ class Stage(IntEnum):
     COMMITTED = 4
     RESOLVED = 5
     FREED = 6
+
+
+BINDING = (Stage.ENQUEUED, Stage.ADMITTED, Stage.RESOLVED)
+"""Blocks of D's pool are counted for it."""
+OPEN = (Stage.KNOWN, *BINDING)
+"""D has not done with it."""
 
 
 class Flag(IntFlag):
@@ -115,8 +121,8 @@ class Ghost(NamedTuple):
     """By request, a bit for each pair of ranks whose operation has landed whole."""
     content: tuple[int, ...]
     """Of what was read for each request, by Content."""
-    lives: tuple[int, int]
-    """How often P and D have started again."""
+    lives: tuple[int, ...]
+    """By engine, how often it has started again."""
     barred: tuple[int, ...]
     """By request, a bit for each pair of ranks that D's fence, or D's death, has closed to what P may still post."""
     clients: tuple[int, ...] = ()
@@ -215,18 +221,21 @@ class Judge:
             if self.dead(draft, reg):
                 continue  # Nobody is left to believe it.
             i = cluster.requests.index(reg.request_id)
-            pair = (cluster.p_ranks.index(node), cluster.d_ranks.index(effect.to))
+            pair = (rank_of(node), rank_of(effect.to))
             if not draft.landed[i] & cluster.bit[pair]:
                 raise Broken("S7", f"{node} claims to have sent {reg.request_id}, which has not landed")
 
     def asked(self, draft: Sketch, node: Address, effect: Tell, event: Any) -> None:
-        """The order of a SYNC: it names every registration that D holds open, and every prompt that it waits for. What
-        it left out would count as unwanted, or be forgotten."""
+        """The order of a SYNC: it names every registration that D holds open there, and every prompt that it waits for.
+        What it left out would count as unwanted, or be forgotten."""
         assert isinstance(effect.event, FrameOrdered)
         sync, scope, cluster = effect.event.message, self.cluster.scope, self.cluster
         assert isinstance(sync, Sync)
+        ends = engine_of(effect.event.to[0]), engine_of(node)
         held, wanted = set(), set()
         for i, stage in enumerate(draft.stages):
+            if cluster.ends_of(i) != ends:
+                continue
             if stage in (Stage.KNOWN, Stage.ENQUEUED) or (scope.pulls and stage == Stage.ADMITTED):
                 wanted.add(cluster.xids[cluster.product_of[i]])
             if stage in (Stage.ADMITTED, Stage.RESOLVED) and not scope.pulls:
@@ -234,11 +243,15 @@ class Judge:
         named = {reg.request_id for reg in sync.open}
         if (named, set(sync.interest)) != (held, wanted):
             said = f"names {sorted(named)} and wants {sorted(sync.interest)}"
-            raise Broken("L5", f"D's SYNC {said}, not {sorted(held)} and {sorted(wanted)}")
+            raise Broken("L5", f"{node}'s SYNC {said}, not {sorted(held)} and {sorted(wanted)}")
 
     def dead(self, draft: Sketch, reg: Reg) -> bool:
         """Whether a former life of D registered this. vLLM's registrations do not say whose they are."""
-        return reg.incarnation not in (0, FIRST_LIFE["D"] + draft.lives[1])
+        return reg.incarnation not in (0, FIRST_LIFE[reg.engine] + draft.lives[self.cluster.number[reg.engine]])
+
+    def life(self, draft: Sketch, node: Address) -> int:
+        """How often the engine of this node has started again."""
+        return draft.lives[self.cluster.number[engine_of(node)]]
 
     def shook(self, draft: Sketch, node: Address, effect: Handshake, event: Any) -> None:
         draft.tasks.append(("handshake", self.cluster.at[node], self.cluster.at[effect.peer]))
@@ -262,7 +275,7 @@ class Judge:
             raise Broken("S2", f"{node} writes from a released product")
         if draft.barred[i] & cluster.bit[effect.op.p_rank, effect.op.d_rank]:
             # The transport's part of D's fence: an older grant leads nowhere (docs/protocol.md).
-            draft.ops.append((self.operations.of((node, draft.lives[0], effect)), ENDED_ERR | READING))
+            draft.ops.append((self.operations.of((node, self.life(draft, node), effect)), ENDED_ERR | READING))
             return
         here = cluster.scope.hit_tokens
         asked = (effect.grant.token_start, effect.grant.num_tokens)
@@ -270,7 +283,7 @@ class Judge:
             draft.content[i] = Content.FOREIGN
         if self.dead(draft, effect.op.reg):
             # Its process went, and with it what its blocks' addresses meant: the handle ends badly, and nothing lands.
-            draft.ops.append((self.operations.of((node, draft.lives[0], effect)), READING | ENDED_ERR))
+            draft.ops.append((self.operations.of((node, self.life(draft, node), effect)), READING | ENDED_ERR))
             return
         if draft.stages[i] not in (Stage.ADMITTED, Stage.RESOLVED) or effect.grant.target.generation != TARGET + i:
             raise Broken("S1", f"{node} writes into blocks that {cluster.requests[i]} does not hold")
@@ -285,8 +298,7 @@ class Judge:
         self.post(draft, node, effect, i)
 
     def post(self, draft: Sketch, node: Address, effect: PostWrite | PostRead, i: int) -> None:
-        life = draft.lives[0 if node.startswith("P") else 1]
-        op = self.operations.of((node, life, effect))
+        op = self.operations.of((node, self.life(draft, node), effect))
         bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
         if draft.landed[i] & bit or any(known == op and flags & FLYING for known, flags in draft.ops):
             raise Broken("S3", f"{node} posts {self.cluster.requests[i]} twice")
@@ -312,7 +324,7 @@ class Judge:
         that a state need not say in which order they did."""
         params = self.params[effect.params.xid] = self.with_own_words(effect.params)
         for rank, word in enumerate(params.words):
-            self.words[rank_address("P", rank), word.index] = word.word
+            self.words[rank_address(params.prefill.engine, rank), word.index] = word.word
 
     def with_own_words(self, params: KvParams) -> KvParams:
         first = self.cluster.xids.index(params.xid) * len(self.cluster.p_ranks)
@@ -334,7 +346,21 @@ class Judge:
         self.goal("expired" if effect.code is Code.EXPIRED else "released after use")
 
     def enqueued(self, draft: Sketch, node: Address, effect: Enqueue, event: Any) -> None:
-        draft.stages[self.cluster.requests.index(effect.request_id)] = Stage.ENQUEUED
+        i = self.cluster.requests.index(effect.request_id)
+        self.shared(draft, i)
+        if type(event) is not DecodeQueued:
+            self.goal("let in when there was room")
+        draft.stages[i] = Stage.ENQUEUED
+
+    def shared(self, draft: Sketch, i: int) -> None:
+        """While D serves another P engine, none may bind more than a quarter of its pool, or one request."""
+        p_engine, d_engine = self.cluster.ends_of(i)
+        ends = [(self.cluster.ends_of(j), stage) for j, stage in enumerate(draft.stages)]
+        others = any(d == d_engine and p != p_engine and stage in OPEN for (p, d), stage in ends)
+        bound = sum(d == d_engine and p == p_engine and stage in BINDING for (p, d), stage in ends)
+        if others and bound and (bound + 1) * BLOCKS > self.cluster.scope.pool_blocks // 4:
+            what = f"{self.cluster.requests[i]} is let in, though {p_engine} binds its share of {d_engine}'s pool"
+            raise Broken("L6", what)
 
     def committed(self, draft: Sketch, node: Address, effect: Commit, event: Any) -> None:
         i = self.cluster.requests.index(effect.request_id)
@@ -355,6 +381,9 @@ class Judge:
         i = self.cluster.requests.index(effect.request_id)
         if draft.stages[i] not in (Stage.KNOWN, Stage.ENQUEUED, Stage.ADMITTED):
             raise Broken("S6", f"{effect.request_id} is resolved in stage {Stage(draft.stages[i]).name}")
+        p_engine, _ = self.cluster.ends_of(i)
+        if effect.code is Code.PEER_RESTARTED and not draft.lives[self.cluster.number[p_engine]]:
+            raise Broken("L6", f"{effect.request_id} is given up for a death that was not its engine's")
         draft.stages[i] = Stage.RESOLVED if draft.stages[i] == Stage.ADMITTED else Stage.FREED
         self.goal(f"resolved {effect.code.name}")
 

@@ -129,7 +129,7 @@ def _may_fire(world: Relation, state: State, timer: Timer) -> bool:
     """Not where SYNC would move this deadline for ever: then nothing may rest on its end."""
     if not world.scope.dialect.control_frames:
         return world.by_clocks(state, timer)
-    cells = world.body(state, "D").cells.values()
+    cells = [cell for d in world.cluster.ds for cell in world.body(state, d.engine).cells.values()]
     if timer.kind is TimerKind.GRANT:
         return not any(cell.grant is not None and cell.grant.reg == timer.key for cell in cells)
     return timer.kind is not TimerKind.LEASE or not any(c.grant is None and c.params.xid == timer.key for c in cells)

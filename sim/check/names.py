@@ -16,8 +16,6 @@ from sim.check.ghost import PIECE
 from sim.check.relation import Move, Relation
 from sim.check.world import State
 
-ENGINES = ("P", "D")
-
 
 def name(world: Relation, state: State, move: Move) -> str:
     """Such as "deliver Register u0-d0000000 D.r0 -> P.r0"."""
@@ -36,8 +34,10 @@ def name(world: Relation, state: State, move: Move) -> str:
         return f"{verb} {_link(world, move[1])}"
     if verb in ("request", "hang up"):
         return f"{verb} r{move[1]}"
-    if verb in ("restart", "tick"):
-        return f"{verb} {ENGINES[move[1]]}"
+    if verb == "tick":
+        return f"{verb} {'PD'[move[1]]}"
+    if verb == "restart":
+        return f"{verb} {cluster.engines[move[1]]}"
     if verb == "timer":
         timer = world.armed[state[move[1]]][move[2]]
         return f"timer {timer.kind.name} {_about(timer.key)} at {cluster.nodes[move[1]]}"

@@ -128,7 +128,7 @@ class Ordered(Relation):
         if move[0] == "timer":
             return BUDGETED_TIMERS.get(self.armed[state[move[1]]][move[2]].kind, FREE)
         if move[0] == "restart":
-            return (Fault.P_RESTART, Fault.D_RESTART)[move[1]]
+            return self.death_of(move[1])
         return PRICES.get(move[0], FREE)
 
 

@@ -38,7 +38,7 @@ class Orders(Changes):
     def finish(self, draft: Draft, i: int) -> None:
         """P has computed a prompt."""
         self.put_ghost(draft, "products", i, Product.HELD)
-        self.event(draft, "P", self._finished[i])
+        self.event(draft, self.cluster.p_of[i].engine, self._finished[i])
         self.report(draft, i, True)
 
     def report(self, draft: Draft, product: int, ok: bool) -> None:
@@ -46,12 +46,12 @@ class Orders(Changes):
         if not self.scope.dialect.control_frames:
             for i, request_id in enumerate(self.cluster.requests):
                 if self.cluster.product_of[i] == product and self.ghost_of(draft).stages[i] != Stage.UNBORN:
-                    self.event(draft, "D", PrefillLegEnded(request_id, ok))
+                    self.event(draft, self.cluster.d_of[i].engine, PrefillLegEnded(request_id, ok))
 
     def abort_prefill(self, draft: Draft, i: int) -> None:
         self.spend(draft, Fault.PREFILL_ABORT)
         self.put_ghost(draft, "products", i, Product.DEAD)
-        self.event(draft, "P", PrefillAborted(self.cluster.xids[i], Code.PREFILL_ABORTED))
+        self.event(draft, self.cluster.p_of[i].engine, PrefillAborted(self.cluster.xids[i], Code.PREFILL_ABORTED))
         self.report(draft, i, False)
 
     def decode(self, draft: Draft, i: int) -> None:
@@ -63,33 +63,34 @@ class Orders(Changes):
         if self.scope.pulls and answered:
             params = self.judge.params[xid]
         else:
-            params = KvParams(cluster.p, xid, cluster.prefill_ids[product], TOKENS)
-        request_id = cluster.requests[i]
+            params = KvParams(cluster.p_of[product], xid, cluster.prefill_ids[product], TOKENS)
+        request_id, engine = cluster.requests[i], cluster.d_of[i].engine
         self.put_ghost(draft, "stages", i, Stage.KNOWN)
-        self.event(draft, "D", DecodeQueued(request_id, params, BLOCKS, 0))
+        self.event(draft, engine, DecodeQueued(request_id, params, BLOCKS, 0))
         now = self.ghost_of(draft).products[product]
         if not self.scope.dialect.control_frames and now != Product.QUEUED:
-            self.event(draft, "D", PrefillLegEnded(request_id, now != Product.DEAD))
+            self.event(draft, engine, PrefillLegEnded(request_id, now != Product.DEAD))
 
     def admit(self, draft: Draft, i: int) -> None:
         """D's engine has a seat and blocks for it."""
         self.put_ghost(draft, "stages", i, Stage.ADMITTED)
-        self.event(draft, "D", self._admitted[i])
+        self.event(draft, self.cluster.d_of[i].engine, self._admitted[i])
 
     def taken(self, ghost: Ghost, i: int) -> bool:
         """Whether another request still holds the blocks that this one would get. Decoding takes no time here."""
-        pool = self.scope.pool
+        pool, d_of = self.scope.pool, self.cluster.d_of
         return any(
-            stage in (Stage.ADMITTED, Stage.RESOLVED) and j % pool == i % pool for j, stage in enumerate(ghost.stages)
+            stage in (Stage.ADMITTED, Stage.RESOLVED) and j % pool == i % pool and d_of[j] is d_of[i]
+            for j, stage in enumerate(ghost.stages)
         )
 
     def hit(self, draft: Draft, i: int) -> None:
         """The whole prompt is in D's prefix cache: nothing has to land."""
         self.put_ghost(draft, "landed", i, self.cluster.everything)
         self.put_ghost(draft, "stages", i, Stage.ADMITTED)
-        self.event(draft, "D", DecodeHit(self.cluster.requests[i]))
+        self.event(draft, self.cluster.d_of[i].engine, DecodeHit(self.cluster.requests[i]))
 
     def abort(self, draft: Draft, i: int) -> None:
         """The client gives up."""
         self.spend(draft, Fault.ABORT)
-        self.event(draft, "D", DecodeAborted(self.cluster.requests[i], Code.CANCELLED))
+        self.event(draft, self.cluster.d_of[i].engine, DecodeAborted(self.cluster.requests[i], Code.CANCELLED))

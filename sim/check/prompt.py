@@ -21,8 +21,9 @@ from sim.check.world import State
 
 UNASKED = frozenset({"abort", "hang up", "lose", "restart"})
 """Moves that may always happen, for which nobody waits."""
-SILENT = (Fault.DROP, Fault.LOSE, Fault.P_RESTART, Fault.D_RESTART)
-"""What only a clock can notice."""
+UNHEARD = (Fault.DROP, Fault.LOSE)
+SILENT = (*UNHEARD, Fault.P_RESTART, Fault.D_RESTART)
+"""What only a clock can notice. Where an engine is gone, those notice whom it serves; everybody else is judged (L6)."""
 TOLD = (Fault.ERR, Fault.UNREACHABLE, Fault.PREFILL_ABORT)
 """What may rightly end a request that nobody gave up, and is told to those who wait if there is a word for it."""
 
@@ -43,12 +44,15 @@ def amiss(world: Relation, state: State) -> Broken | None:
     ghost, cluster = world.ghost_of(state), world.cluster
     left, had = world.left(state), world.scope.budget
     spent = {fault for fault in Fault if left[fault] != had[fault]}
-    if spent.intersection(SILENT) or (spent.intersection(TOLD) and not strict):
+    if spent.intersection(UNHEARD) or (spent.intersection(TOLD) and not strict):
         return None
     if (world.scope.same_product or world.scope.same_base) and not strict:
         return None
     failed = 0
+    dead = {engine for engine, lives in zip(cluster.engines, ghost.lives, strict=True) if lives}
     for i, (request, stage) in enumerate(zip(cluster.requests, ghost.stages, strict=True)):
+        if dead.intersection(cluster.ends_of(i)):
+            continue
         if stage == Stage.RESOLVED:
             return Broken("L3", f"the blocks of {request} are free only when a timer has fired")
         if stage == Stage.COMMITTED or _taken(world, ghost, i):
@@ -56,7 +60,7 @@ def amiss(world: Relation, state: State) -> Broken | None:
         if stage not in world.over:
             return Broken("L1", f"{request} is {Stage(stage).name}, and waits for a timer")
         failed += stage == Stage.FREED
-    if unanswered := world.unanswered(state):
+    if not dead and (unanswered := world.unanswered(state)):
         return Broken("L1", f"{', '.join(unanswered)}, and waits for a timer")
     if spent.intersection(TOLD):
         return None
@@ -64,9 +68,11 @@ def amiss(world: Relation, state: State) -> Broken | None:
         return Broken("L1", "a request has failed that nobody gave up, though nothing was lost")
     limit = world.cluster.timers.release_lease_ns
     if Fault.DELAY not in spent and (strict or world.scope.pulls or world.scope.hit_tokens == TOKENS):
-        asked = {cluster.product_of[i] for i, stage in enumerate(ghost.stages) if stage != Stage.UNBORN}
         for i, (xid, product) in enumerate(zip(cluster.xids, ghost.products, strict=True)):
-            if product == Product.HELD and i in asked and _longest_lease(world, state, xid) > limit:
+            asked = [j for j, stage in enumerate(ghost.stages) if cluster.product_of[j] == i and stage != Stage.UNBORN]
+            if not asked or any(dead.intersection(cluster.ends_of(j)) for j in asked):
+                continue
+            if product == Product.HELD and _longest_lease(world, state, xid) > limit:
                 return Broken("L2", f"nobody wants {xid} any more, and P keeps it for as long as if somebody did")
     return None
 

@@ -118,8 +118,8 @@ class Relation(Frames, Tasks, OneSided, Alarms, Deaths):
         if left[Fault.LOSE]:
             for link in range(cluster.between_engines):
                 yield ("lose", link)
-        for engine, fault in ((0, Fault.P_RESTART), (1, Fault.D_RESTART)):
-            if left[fault]:
+        for engine in range(len(cluster.engines)):
+            if left[self.death_of(engine)]:
                 yield ("restart", engine)
 
     def _of_operation(self, i: int, flags: int, left: tuple[int, ...]) -> Iterator[Move]:

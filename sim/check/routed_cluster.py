@@ -23,6 +23,8 @@ class RoutedCluster(Cluster):
         for field in ("same_product", "same_base"):
             if getattr(scope, field):
                 raise ValueError(f"attempts: with the router's endpoint, {field} is false")
+        if (scope.p_engines, scope.d_engines) != (1, 1):
+            raise ValueError("attempts: with the router's endpoint, there is one engine of each kind")
         super().__init__(scope)
         self.at[ROUTER] = len(self.nodes)
         self.nodes.append(ROUTER)

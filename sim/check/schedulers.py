@@ -64,10 +64,10 @@ def node(world: Relation, state: State, move: Move) -> int:
     if verb == "lose":
         return cluster.at[cluster.links[move[1]][0]]
     if verb == "restart":
-        return cluster.at["PD"[move[1]]]
+        return cluster.at[cluster.engines[move[1]]]
     if verb in ("request", "hang up"):
         return cluster.at[ROUTER]
-    return cluster.at["P" if verb in ("finish", "abort prefill") else "D"]
+    return cluster.at[(cluster.p_of if verb in ("finish", "abort prefill") else cluster.d_of)[move[1]].engine]
 
 
 class Uniform:

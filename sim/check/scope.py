@@ -55,10 +55,13 @@ def between(low: int, high: int) -> Any:
 
 @attrs.frozen(kw_only=True)
 class Scope:
-    """One P engine and one D engine. What is not limited here may happen as often as its own nature lets it."""
+    """P engines and D engines, all of a kind alike. What is not limited here may happen as often as it likes."""
 
     dialect: Dialect = STRICT
     pulls: bool = False
+    p_engines: int = attrs.field(default=1, validator=between(1, 2))
+    d_engines: int = attrs.field(default=1, validator=between(1, 2))
+    """Prompts go round the P engines, and requests round the D engines (cluster.py)."""
     p_tp: int = attrs.field(default=1, validator=between(1, 8))
     d_tp: int = attrs.field(default=1, validator=between(1, 8))
     requests: int = attrs.field(default=1, validator=between(1, 8))
@@ -68,6 +71,8 @@ class Scope:
     """Two prompts under one X-Request-Id: two dispatches with one base id."""
     pool: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """How many requests D has blocks for at once, the same blocks for each that comes after; 0: for all, its own."""
+    pool_blocks: int = attrs.field(default=ENDLESS, validator=between(1, ENDLESS))
+    """D's pool as its endpoint counts it, where several P engines share it and none may bind too much."""
     hit_tokens: int = attrs.field(default=0, validator=attrs.validators.in_((0, BLOCK_TOKENS, TOKENS)))
     """How many of a prompt's tokens D's prefix cache holds when the request is admitted; all: nothing is wanted."""
     lagging: bool = False
@@ -82,8 +87,8 @@ class Scope:
     """The router's endpoint is in the world, and makes so many attempts of a request (routed.py); 0: it is not, and
     what a router might do may happen at any moment."""
     horizon: int = attrs.field(default=0, validator=between(0, ENDLESS))
-    """Engines have clocks (timed.py), and P's stops after so many ticks, or never (ENDLESS); 0: there are none, an
-    armed timer may fire at any moment."""
+    """Engines have clocks (timed.py), those of a kind the same one, and P's stops after so many ticks, or never
+    (ENDLESS); 0: there are none, an armed timer may fire at any moment."""
     skew: int = attrs.field(default=1, validator=between(1, 1000))
     """By how many ticks one engine's clock may be ahead of the other's."""
     drop: int = budget("frames and notices that are lost")

@@ -1,4 +1,4 @@
-"""What a story may do without: requests, ranks, particulars of its cluster, budgets; and how it then reads."""
+"""What a story may do without: requests, ranks, engines, particulars of its cluster, budgets; and how it then reads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import attrs
 
 from sim.check.cluster import Cluster
-from sim.check.scope import Fault, Scope
+from sim.check.scope import ENDLESS, Fault, Scope
 
 PLAIN: dict[str, Any] = {"chunks": 1, "lagging": False, "same_product": False, "same_base": False}
-PLAIN |= {"pool": 0, "hit_tokens": 0, "done_is_remote": True, "concurrent": False}
+PLAIN |= {"pool": 0, "pool_blocks": ENDLESS, "hit_tokens": 0, "done_is_remote": True, "concurrent": False}
 """What a cluster is without its particulars."""
 FRAMES = ("deliver", "drop", "delay", "duplicate", "late")
 
@@ -32,6 +32,9 @@ def simpler(scope: Scope, names: Sequence[str]) -> Iterator[tuple[Scope, list[st
             yield _with(scope, field, 1), _with_one_rank(engine, kept, names)
     for attempts in range(1, scope.attempts):
         yield _with(scope, "attempts", attempts), list(names)
+    for role, field in (("P", "p_engines"), ("D", "d_engines")):
+        if getattr(scope, field) > 1:
+            yield _with(scope, field, 1), [re.sub(rf"\b{role}[0-9]\b", role, text) for text in names]
     for field, plain in PLAIN.items():
         if getattr(scope, field) != plain:
             yield _with(scope, field, plain), list(names)
@@ -61,7 +64,8 @@ def _without_request(scope: Scope, fewer: Scope, dropped: int, names: Sequence[s
     for after, before in enumerate(i for i in range(scope.requests) if i != dropped):
         renamed[old.requests[before]] = new.requests[after]
         renamed[old.xids[old.product_of[before]]] = new.xids[new.product_of[after]]
-    words = re.compile("|".join(map(re.escape, renamed)))
+        renamed |= dict(zip(old.ends_of(before), new.ends_of(after), strict=True))
+    words = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in renamed))
     return [words.sub(lambda word: renamed[word[0]], text) for text in names]
 
 

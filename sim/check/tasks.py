@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pdflow.protocol.effects import ReadWord
 from pdflow.protocol.events import FenceEnded, FlushEnded, HandshakeEnded, SourceReady, WordRead
+from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.values import Address, Xid
 from sim.check.changes import Changes
 from sim.check.ghost import ENDED_OK, FLYING, TOLD, Stage
@@ -40,7 +41,7 @@ class Tasks(Changes):
 
     def _source_is_coming(self, draft: Draft, rank: Address, xid: Xid) -> bool:
         """Whether P's rank has yet to hear that it has something to let go of."""
-        link = self.cluster.link_of.get(("P", rank))
+        link = self.cluster.link_of.get((engine_of(rank), rank))
         if link is None:
             return False
         frames = [self.frames.values[frame] for frame in self.chans.values[draft[self.first_link + link]]]
@@ -61,10 +62,11 @@ class Tasks(Changes):
             ops.append((op, flags))
         self.put_ops(draft, ops)
         if name in self.cluster.d_ranks:
-            pair = self.cluster.bit.get((self.cluster.p_ranks.index(peer), self.cluster.d_ranks.index(name)), 0)
-            ghost = self.ghost_of(draft)
+            cluster, ghost = self.cluster, self.ghost_of(draft)
+            ends = engine_of(peer), engine_of(name)
+            pair = cluster.bit.get((rank_of(peer), rank_of(name)), 0)
             for i, stage in enumerate(ghost.stages):
-                if stage >= Stage.ADMITTED:
+                if stage >= Stage.ADMITTED and cluster.ends_of(i) == ends:
                     self.put_ghost(draft, "barred", i, ghost.barred[i] | pair)
         self.event(draft, name, FenceEnded(peer))
 

@@ -21,10 +21,9 @@ import msgspec
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.events import TimerFired
-from pdflow.protocol.ids import engine_of
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.values import NEVER, Instant
-from sim.check.cluster import TRANSPORT_TICKS
+from sim.check.cluster import TRANSPORT_TICKS, role_of
 from sim.check.ghost import AGE, ENDED_ERR, FLYING, TOLD, Broken, Product, Stage
 from sim.check.relation import Move, Relation
 from sim.check.scope import ENDLESS, Scope
@@ -68,13 +67,13 @@ class Timed(Relation):
                 yield ("timer", node, i)
 
     def _waited_for(self, state: State, engine: int) -> bool:
-        """Whether something has to happen before this engine's clock goes on."""
+        """Whether something has to happen before this clock goes on: 0 is the P engines', 1 the D engines'."""
         name = "PD"[engine]
         for node, address in enumerate(self.cluster.nodes):
-            if engine_of(address) == name and next(self._of_timers(node, state[node], 0), None):
+            if role_of(address) == name and next(self._of_timers(node, state[node], 0), None):
                 return True
         return self._undispatched(state) or any(
-            engine_of(self.operations(op)[0]) == name and self._lands(flags) and flags >> AGE >= TRANSPORT_TICKS
+            role_of(self.operations(op)[0]) == name and self._lands(flags) and flags >> AGE >= TRANSPORT_TICKS
             for op, flags in self.ops_of(state)
         )
 
@@ -102,11 +101,11 @@ class Timed(Relation):
     def tick(self, draft: Draft, engine: int) -> None:
         name = "PD"[engine]
         for node, address in enumerate(self.cluster.nodes):
-            if engine_of(address) == name:
+            if role_of(address) == name:
                 draft[node] = self._older(draft[node], address)
         ops = []
         for op, flags in self.ops_of(draft):
-            if engine_of(self.operations(op)[0]) == name and flags & FLYING:
+            if role_of(self.operations(op)[0]) == name and flags & FLYING:
                 flags += 1 << AGE
                 if flags >> AGE > TRANSPORT_TICKS:
                     # It has ended badly without landing, and never will.

@@ -102,7 +102,7 @@ class World:
 
     def life(self, ghost: Ghost, node: Address) -> int:
         engine = engine_of(node)
-        return FIRST_LIFE[engine] + ghost.lives[0 if engine == "P" else 1]
+        return FIRST_LIFE[engine] + ghost.lives[self.cluster.number[engine]]
 
     @staticmethod
     def put(state: State, slot: int, value: int) -> State:
@@ -116,8 +116,9 @@ class World:
     def start(self) -> State:
         """Every prompt is queued at P, and nothing else has happened."""
         state = self.beginning()
-        for xid, prefill_id in zip(self.cluster.xids, self.cluster.prefill_ids, strict=True):
-            state = self.feed(state, "P", PrefillQueued(xid, prefill_id))
+        cluster = self.cluster
+        for xid, prefill_id, p in zip(cluster.xids, cluster.prefill_ids, cluster.p_of, strict=True):
+            state = self.feed(state, p.engine, PrefillQueued(xid, prefill_id))
         return state
 
     def beginning(self) -> State:
@@ -136,7 +137,8 @@ class World:
     def first_ghost(self) -> Ghost:
         n = len(self.cluster.requests)
         none = (0,) * n
-        return Ghost((Product.QUEUED,) * len(self.cluster.xids), (Stage.UNBORN,) * n, none, none, (0, 0), none)
+        queued, unborn = (Product.QUEUED,) * len(self.cluster.xids), (Stage.UNBORN,) * n
+        return Ghost(queued, unborn, none, none, (0,) * len(self.cluster.engines), none)
 
     # The turn.
 
