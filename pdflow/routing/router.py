@@ -119,9 +119,9 @@ RouterEffects: TypeAlias = tuple[RouterEffect, ...]
 class Attempt:
     """One pair of legs under way. A leg is open from its dispatch to its end."""
 
-    __slots__ = ("d", "d_open", "number", "p", "p_open", "prefill_only", "request", "request_id", "xid")
+    __slots__ = ("avoid_d", "d", "d_open", "number", "p", "p_open", "prefill_only", "request", "request_id", "xid")
 
-    def __init__(self, request: int, number: int, p: int, prefill_only: bool) -> None:
+    def __init__(self, request: int, number: int, p: int, prefill_only: bool, avoid_d: int | None) -> None:
         self.request = request
         self.number = number
         self.request_id = f"r{request}.{number}"
@@ -131,14 +131,17 @@ class Attempt:
         self.p_open = True
         self.d_open = False
         self.prefill_only = prefill_only
+        self.avoid_d = avoid_d
+        """Where the attempt before had its decode leg."""
 
     def fork(self) -> Attempt:
-        other = Attempt(self.request, self.number, self.p, self.prefill_only)
+        other = Attempt(self.request, self.number, self.p, self.prefill_only, self.avoid_d)
         other.d, other.p_open, other.d_open = self.d, self.p_open, self.d_open
         return other
 
     def fingerprint(self) -> Hashable:
-        return self.request_id, self.number, self.p, self.d, self.p_open, self.d_open, self.prefill_only
+        avoid_d = self.avoid_d if self.d < 0 else None
+        return self.request_id, self.number, self.p, self.d, self.p_open, self.d_open, self.prefill_only, avoid_d
 
 
 class Router:
@@ -220,7 +223,8 @@ class Router:
         p = self.prefill_choice.take(before.p if before is not None else None)
         if p is None:
             return (Reply(request, "failed", Code.UNREACHABLE, number - 1),)
-        attempt = Attempt(request, number, p, prefill_only)
+        avoid_d = None if before is None or before.d < 0 else before.d
+        attempt = Attempt(request, number, p, prefill_only, avoid_d)
         self.attempts[attempt.request_id] = attempt
         self.by_request[request] = attempt
         first = DispatchPrefill(p, request, attempt.request_id, attempt.xid, not prefill_only)
@@ -228,13 +232,13 @@ class Router:
             return (first,)
         # Only P's coordinates are known yet; that is all that push needs.
         params = KvParams(self.prefill[p], attempt.xid, attempt.request_id, 0)
-        second = self._send_decode(attempt, params, before)
+        second = self._send_decode(attempt, params)
         if second is None:
             return self._over(attempt, "failed", Code.UNREACHABLE)
         return (first, second)
 
-    def _send_decode(self, attempt: Attempt, params: KvParams, before: Attempt | None) -> DispatchDecode | None:
-        d = self.decode_choice.take(before.d if before is not None else None)
+    def _send_decode(self, attempt: Attempt, params: KvParams) -> DispatchDecode | None:
+        d = self.decode_choice.take(attempt.avoid_d)
         if d is None:
             return None
         attempt.d = d
@@ -256,7 +260,7 @@ class Router:
             return self._over(attempt, "completed", Code.NONE)
         if attempt.d_open:
             return (ReportPrefill(attempt.d, attempt.request_id, True),) if self.reports_prefill else ()
-        decode = self._send_decode(attempt, event.params, None)
+        decode = self._send_decode(attempt, event.params)
         if decode is None:
             return self._over(attempt, "failed", Code.UNREACHABLE)
         return (decode, ReportPrefill(attempt.d, attempt.request_id, True)) if self.reports_prefill else (decode,)

@@ -40,7 +40,7 @@ def router(**options: Any) -> Router:
     return Router(engines("p", options.pop("p", 2)), engines("d", options.pop("d", 2)), **options)
 
 
-def answer(effect: DispatchPrefill) -> PrefillAnswered:
+def answer(effect: Any) -> PrefillAnswered:
     params = KvParams(EngineInfo(f"p-{effect.engine}", Shards(1, 1, 16)), effect.xid, effect.request_id, 5)
     return PrefillAnswered(effect.request_id, params)
 
@@ -135,6 +135,17 @@ def test_a_retry_is_a_new_attempt_at_other_engines() -> None:
         "what is left of the former attempt is mute"
     )
     assert it.handle(DecodeEnded("r0.2", Code.EXPIRED), 3)[-1] == Reply(0, "failed", Code.EXPIRED, 2)
+
+
+def test_a_retried_decode_leg_goes_elsewhere_too_when_legs_are_sent_in_turn() -> None:
+    it = router(dispatch="sequential", policy="least-loaded", max_attempts=2)
+    (prefill,) = it.handle(RequestArrived(0), 0)
+    (decode,) = it.handle(answer(prefill), 0)
+    (prefill,) = it.handle(DecodeEnded("r0.1", Code.DEADLINE), 0)
+    (again,) = it.handle(answer(prefill), 0)
+    assert isinstance(decode, DispatchDecode)
+    assert isinstance(again, DispatchDecode)
+    assert (decode.engine, again.engine) == (0, 1)
 
 
 def test_nobody_is_up() -> None:
