@@ -28,7 +28,7 @@ from typing import Any
 import click
 
 from pdflow.cli import cli
-from pdflow.cost.specs import GpuSpec, MlaDims, ModelSpec
+from pdflow.cost.specs import GpuSpec, MlaDims, ModelSpec, MoeDims
 from pdflow.protocol import dialect, phases
 from pdflow.protocol.diagrams import dialects_page, docstrings, phases_page
 from pdflow.protocol.wire.formats import regenerated
@@ -86,7 +86,7 @@ def fenced(text: str, language: str = "text") -> str:
 
 # The keys of a scenario file.
 
-SPECS: dict[str, type] = {"model": ModelSpec, "gpu": GpuSpec, "mla": MlaDims}
+SPECS: dict[str, type] = {"model": ModelSpec, "gpu": GpuSpec, "mla": MlaDims, "moe": MoeDims}
 WORDS = {
     "preset": "where the values come from that the file does not say; `pdflow presets` lists them",
     "name": "how reports call it",
@@ -97,6 +97,7 @@ WORDS = {
     "weight_dtype": "another way to say weight_bytes_per_param",
     "kv_dtype": "another way to say kv_bytes_per_value",
     "mla": "latent attention, as DeepSeek has it, instead of KV heads",
+    "moe": "experts instead of an MLP",
     "source": "where the figures come from",
     "bf16_flops": "dense FLOP/s",
     "fp8_flops": "dense FLOP/s",
@@ -112,6 +113,7 @@ WORDS = {
 INSIDE = {
     "trace": "a recorded workload.",
     "mla": "the sizes of latent attention, from the model's config.json.",
+    "moe": "the sizes of a mixture of experts, from the model's config.json.",
     "gpu": "a preset with some values of one's own, or a whole data sheet.",
 }
 

@@ -141,7 +141,7 @@ def schema() -> None:
 def presets(names: tuple[str, ...]) -> None:
     """List models, GPUs and networks to name in a scenario.
 
-    With the source of each figure; NAMEs choose some of them.
+    Of those NAMEd, every figure and its source.
     """
     from pdflow.scenario.show import presets_view
 

@@ -2,14 +2,16 @@
 
 from pdflow.cost.capacity import kv_capacity_tokens
 from pdflow.cost.roofline import roofline
-from pdflow.cost.specs import GpuSpec, MlaDims, ModelSpec
-from pdflow.cost.step import LinearTime, StepCost, constant
+from pdflow.cost.specs import GpuSpec, MlaDims, ModelSpec, MoeDims
+from pdflow.cost.step import LinearTable, LinearTime, StepCost, constant
 
 __all__ = [
     "GpuSpec",
+    "LinearTable",
     "LinearTime",
     "MlaDims",
     "ModelSpec",
+    "MoeDims",
     "StepCost",
     "constant",
     "kv_capacity_tokens",

@@ -3,7 +3,8 @@
 Weights are read once per step, by all tokens of it together; the KV of every decoding sequence is read once per step.
 A step's work is divided by `tp`. Pipeline stages follow one another, so `pp` divides a rank's memory but not a step's
 time: one batch is in flight at a time (vLLM keeps up to `pp`, so a pipelined pool's throughput is understated).
-Not for mixtures of experts, whose weight traffic grows with the experts touched.
+Of a mixture of experts a step reads the weights that its tokens touch: with tokens sent to experts evenly and
+independently, of E experts E(1 - (1 - k/E)^T). Real routing is less even, and touches fewer.
 
 Source: GPU_COST_MODELS.md section 4 (formulas), 5 (factors), 6 (errors).
 """
@@ -14,9 +15,11 @@ from fractions import Fraction
 
 import attrs
 
-from pdflow.cost.specs import GpuSpec, ModelSpec
-from pdflow.cost.step import PS_PER_S, LinearTime, StepCost, to_ps
+from pdflow.cost.specs import GpuSpec, ModelSpec, MoeDims
+from pdflow.cost.step import PS_PER_S, LinearTable, LinearTime, StepCost, to_ps
 
+TABLE_TOKENS = tuple(sorted({n << i for i in range(13) for n in (1, 3)} | {16384, 32768}))
+"""Where a mixture of experts' curve is computed; it is straight in between."""
 REL_ERROR = {"tpot": "±25 %", "e2e": "±30 %", "ttft": "±40 % below 70 % load, a factor of 2 or more above 85 %"}
 """GPU_COST_MODELS.md section 6, row "data sheet + defaults"."""
 
@@ -31,36 +34,41 @@ def roofline(
     memory_efficiency: float | None = None,
     host_step_s: float | None = None,
     host_seq_s: float | None = None,
-    fp8_compute: bool = False,
 ) -> StepCost:
     """Build the cost of a step of `model` on `tp` x `pp` of `gpu`. Options that are None are the GPU's own.
 
-    Raises ValueError for a tp or pp that the model does not allow, and for fp8 on a GPU without it.
+    Raises ValueError for a tp or pp that the model does not allow, and for 8-bit arithmetic on a GPU without it.
     """
     model.check_parallel(tp, pp)
     flops = gpu.bf16_flops
-    if fp8_compute:
+    if model.activation_dtype in ("fp8", "int8"):
         if gpu.fp8_flops is None:
-            raise ValueError(f"gpu {gpu.name!r} has no fp8 arithmetic (fp8_flops is not set)")
+            raise ValueError(f"gpu {gpu.name!r} has no 8-bit arithmetic (fp8_flops is not set)")
         flops = gpu.fp8_flops
     ec = gpu.ec if compute_efficiency is None else compute_efficiency
     em = gpu.em if memory_efficiency is None else memory_efficiency
     step_s = gpu.host_step_s if host_step_s is None else host_step_s
     seq_s = gpu.host_seq_s if host_seq_s is None else host_seq_s
     compute_rate = Fraction(flops) * Fraction(ec) / PS_PER_S
+    attention_rate = Fraction(gpu.bf16_flops) * Fraction(ec) / PS_PER_S  # Whatever the linear layers compute in.
     memory_rate = Fraction(gpu.hbm_bytes_per_s) * Fraction(em) / PS_PER_S
-    weights_read = (model.linear_parameters + model.head_parameters) * Fraction(model.weight_bytes_per_param)
-    linear = LinearTime(
-        slope_ps=round(2 * model.linear_parameters / (tp * compute_rate)),
-        floor_ps=round(weights_read / (tp * memory_rate)),
+    bytes_per_param = Fraction(model.weight_bytes_per_param)
+    always_read = model.shared_parameters * bytes_per_param + model.head_parameters * Fraction(
+        model.embedding_bytes_per_param
     )
+    dense = LinearTime(
+        slope_ps=round(2 * model.linear_parameters / (tp * compute_rate)),
+        floor_ps=round(always_read / (tp * memory_rate)),
+    )
+    linear = _with_allreduce(dense, model, gpu, tp)
+    ps_per_param = float(bytes_per_param / (tp * memory_rate))
     kv_bytes = model.kv_bytes_per_token_per_rank(tp)
     return StepCost(
         h0=to_ps(step_s),
         h1=to_ps(seq_s),
-        a2=round(2 * model.num_layers * _attention_values(model) / (tp * compute_rate)),
+        a2=round(2 * model.num_layers * _attention_values(model) / (tp * attention_rate)),
         c2=round(kv_bytes / memory_rate),
-        linear=_with_allreduce(linear, model, gpu, tp),
+        linear=linear if model.moe is None else _with_experts(linear, model, model.moe, ps_per_param),
         provenance=(
             f"roofline of {model.name} on {gpu.name}, tp {tp}, pp {pp}: {ec:g} of {flops / 1e12:g} TFLOP/s, "
             f"{em:g} of {gpu.hbm_bytes_per_s / 1e9:g} GB/s, host {step_s * 1e3:g} ms + {seq_s * 1e6:g} us per sequence"
@@ -75,6 +83,17 @@ def _attention_values(model: ModelSpec) -> int:
         return 2 * model.num_heads * model.head_dim
     mla = model.mla
     return model.num_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
+
+
+def _with_experts(dense: LinearTime, model: ModelSpec, moe: MoeDims, ps_per_param: float) -> LinearTable:
+    """The same, but what is read grows with the experts that the step's tokens touch."""
+    all_experts = model.expert_layers * moe.num_experts * model.expert_parameters * ps_per_param
+    times = []
+    for tokens in TABLE_TOKENS:
+        touched = 1.0 - (1.0 - moe.experts_per_token / moe.num_experts) ** tokens
+        read = dense.floor_ps + round(all_experts * touched)
+        times.append(attrs.evolve(dense, floor_ps=read).of(tokens))
+    return LinearTable(tokens=TABLE_TOKENS, ps=tuple(times))
 
 
 def _with_allreduce(linear: LinearTime, model: ModelSpec, gpu: GpuSpec, tp: int) -> LinearTime:

@@ -10,6 +10,8 @@ for the meaning of every factor; SEED_SYSTEMS trap 11 for replicated heads.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 from attrs import validators
 
@@ -31,8 +33,27 @@ class MlaDims:
 
 
 @attrs.frozen(kw_only=True)
+class MoeDims:
+    """A mixture of experts in place of the MLP: a router picks some of many small gated MLPs for each token."""
+
+    num_experts: int = attrs.field(validator=_COUNT)
+    """Those that the router picks from."""
+    experts_per_token: int = attrs.field(validator=_COUNT)
+    expert_intermediate_size: int = attrs.field(validator=_COUNT)
+    shared_intermediate_size: int = attrs.field(default=0, validator=validators.ge(0))
+    """Of an expert that every token passes besides; 0: there is none."""
+    dense_layers: int = attrs.field(default=0, validator=validators.ge(0))
+    """Leading layers that have an ordinary MLP."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(f"experts_per_token {self.experts_per_token} is more than num_experts {self.num_experts}")
+
+
+@attrs.frozen(kw_only=True)
 class ModelSpec:
-    """A dense decoder with a gated MLP (gate, up, down) and grouped-query or latent attention, without biases."""
+    """A decoder with grouped-query or latent attention and an MLP or a mixture of experts. Biases and positional
+    embeddings are left out: they are small."""
 
     name: str
     num_layers: int = attrs.field(validator=_COUNT)
@@ -44,12 +65,24 @@ class ModelSpec:
     vocab_size: int = attrs.field(validator=_COUNT)
     tie_embeddings: bool = False
     weight_bytes_per_param: float = attrs.field(default=2.0, validator=[_RATE, validators.le(8.0)])
-    """2 for bf16, 1 for fp8, 0.5 for 4-bit weights."""
+    """2 for bf16, 1 for fp8, 0.52 for 4-bit weights with a scale for every 128."""
+    embedding_bytes_per_param: float = attrs.field(default=2.0, validator=[_RATE, validators.le(8.0)])
+    """Of the embedding and the LM head, which quantised checkpoints leave as they were."""
     kv_bytes_per_value: int = attrs.field(default=2, validator=_COUNT)
+    activation_dtype: Literal["bf16", "fp16", "fp8", "int8"] = "bf16"
+    """What matrix products compute in: 8-bit ones at the GPU's 8-bit rate."""
+    gated_mlp: bool = True
+    """Whether an MLP has three matrices (gate, up, down) or two (up, down)."""
     mla: MlaDims | None = None
+    moe: MoeDims | None = None
     source: str = ""
 
     def __attrs_post_init__(self) -> None:
+        if self.moe is not None and self.moe.dense_layers >= self.num_layers:
+            raise ValueError(
+                f"model {self.name!r}: dense_layers {self.moe.dense_layers} must be fewer than its {self.num_layers} "
+                "layers"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"model {self.name!r}: num_kv_heads {self.num_kv_heads} must divide num_heads {self.num_heads}"
@@ -67,9 +100,36 @@ class ModelSpec:
         return query + compress + expand + heads * mla.v_head_dim * hidden
 
     @property
+    def mlp_parameters_per_layer(self) -> int:
+        """Of a layer without experts."""
+        return (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one expert of one layer; 0 without experts."""
+        return 0 if self.moe is None else 3 * self.hidden_size * self.moe.expert_intermediate_size
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers that have experts."""
+        return 0 if self.moe is None else self.num_layers - self.moe.dense_layers
+
+    @property
+    def shared_parameters(self) -> int:
+        """Weights that multiply every token of a step, whichever experts it is sent to: no embedding, no LM head, no
+        norms."""
+        attention = self.num_layers * self.attention_parameters_per_layer
+        moe = self.moe
+        if moe is None:
+            return attention + self.num_layers * self.mlp_parameters_per_layer
+        router_and_shared = self.hidden_size * (moe.num_experts + 3 * moe.shared_intermediate_size)
+        return attention + moe.dense_layers * self.mlp_parameters_per_layer + self.expert_layers * router_and_shared
+
+    @property
     def linear_parameters(self) -> int:
-        """Weights that multiply every token of a step: no embedding, no LM head, no norms."""
-        return self.num_layers * (self.attention_parameters_per_layer + 3 * self.hidden_size * self.intermediate_size)
+        """Weights that multiply one token: with experts, those of its own experts."""
+        own = 0 if self.moe is None else self.expert_layers * self.moe.experts_per_token * self.expert_parameters
+        return self.shared_parameters + own
 
     @property
     def head_parameters(self) -> int:
@@ -77,15 +137,22 @@ class ModelSpec:
         return self.vocab_size * self.hidden_size
 
     @property
+    def embedding_parameters(self) -> int:
+        """The embedding and the LM head."""
+        return self.head_parameters * (1 if self.tie_embeddings else 2)
+
+    @property
     def parameters(self) -> int:
-        embeddings = self.head_parameters * (1 if self.tie_embeddings else 2)
         norms = (2 * self.num_layers + 1) * self.hidden_size
-        return self.linear_parameters + embeddings + norms
+        experts = 0 if self.moe is None else self.expert_layers * self.moe.num_experts * self.expert_parameters
+        return self.shared_parameters + experts + self.embedding_parameters + norms
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights, of which each tensor- and pipeline-parallel rank holds its share."""
-        return round(self.parameters * self.weight_bytes_per_param)
+        embeddings = self.embedding_parameters
+        quantised = (self.parameters - embeddings) * self.weight_bytes_per_param
+        return round(quantised + embeddings * self.embedding_bytes_per_param)
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -13,7 +13,9 @@ shares only the coefficients with the rest. Source: GPU_COST_MODELS.md section 4
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import attrs
 
@@ -41,6 +43,29 @@ class LinearTime:
 
 
 @attrs.frozen(kw_only=True)
+class LinearTable:
+    """L(T) where no formula is: straight lines between points, and on past the last one as between the last two."""
+
+    tokens: tuple[int, ...]
+    """At least two, increasing, the first of them 1."""
+    ps: tuple[int, ...]
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.tokens) < 2 or len(self.tokens) != len(self.ps) or self.tokens[0] != 1:
+            raise ValueError("a table of L(T) has at least two points, the first of them at 1 token")
+        if any(a >= b for a, b in pairwise(self.tokens)) or any(a > b for a, b in pairwise(self.ps)) or self.ps[0] < 0:
+            raise ValueError("a table of L(T) has increasing tokens and times that never decrease")
+
+    def of(self, tokens: int) -> int:
+        if tokens == 0:
+            return 0
+        at = min(bisect_right(self.tokens, tokens), len(self.tokens) - 1)
+        low, high = self.tokens[at - 1], self.tokens[at]
+        start = self.ps[at - 1]
+        return start + (self.ps[at] - start) * (tokens - low) // (high - low)
+
+
+@attrs.frozen(kw_only=True)
 class StepCost:
     """What one step takes. `chunks`: whether a prompt may be cut to fit the token budget (False: always whole)."""
 
@@ -52,7 +77,7 @@ class StepCost:
     c0: int = 0
     c1: int = 0
     c2: int = 0
-    linear: LinearTime = LinearTime()
+    linear: LinearTime | LinearTable = LinearTime()
     chunks: bool = True
     provenance: str = ""
     """Where the coefficients come from; printed with every result."""

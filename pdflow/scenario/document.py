@@ -33,7 +33,8 @@ TABLES: Final[Mapping[str, Any]] = {
 }
 REQUIRED_TABLES: Final = ("workload", "model", "pool")
 
-WEIGHT_DTYPES: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5, "int4": 0.5}
+WEIGHT_DTYPES: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625, "int4": 0.52}
+"""With scales: NVFP4 has one of 8 bits for every 16 weights, GPTQ and AWQ one of 16 bits and a zero for every 128."""
 KV_DTYPES: Final = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 DTYPES: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = {
     "weight_dtype": ("weight_bytes_per_param", WEIGHT_DTYPES),
@@ -194,7 +195,9 @@ def _preset_values(kind: Kind, name: object, path: KeyPath, found: list[Complain
     known = presets(kind)
     if isinstance(name, str) and name in known:
         return known[name].values
-    found.append(Complaint(path, str(one_of(name, known))))
+    hint = did_you_mean(name, known) if isinstance(name, str) else ""
+    hint = hint or ": `pdflow presets` lists them"
+    found.append(Complaint(path, f"is {shown(name)}, expected a preset's name{hint}"))
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -76,19 +76,21 @@ def _nic(network: Network) -> str:
 
 
 def presets_view(names: Iterable[str]) -> RenderableType:
-    """Presets with their values and sources: those named, or all. Raises ScenarioError for a wrong name."""
+    """Every preset in a line; of those named, the values and their sources. Raises ScenarioError for a wrong name."""
     wanted = list(names)
+    if not wanted:
+        return Group(*(part for kind, title in _KINDS for part in _list(kind, title)))
     known = {name for kind, _ in _KINDS for name in presets(kind)}
     wrong = [name for name in wanted if name not in known]
     if wrong:
-        expected = f"expected one of {', '.join(sorted(known))}"
         raise ScenarioError(
-            Problem("", "", f"no preset named {name}, {expected}{did_you_mean(name, known)}") for name in wrong
+            Problem("", "", f"no preset is named {name}: `pdflow presets` lists them{did_you_mean(name, known)}")
+            for name in wrong
         )
     shown: list[RenderableType] = []
     for kind, title in _KINDS:
         for preset in presets(kind).values():
-            if not wanted or preset.name in wanted:
+            if preset.name in wanted:
                 shown += [
                     Text.assemble(f"{title} ", (preset.name, "bold"), f": {preset.summary}"),
                     _values(preset),
@@ -97,13 +99,28 @@ def presets_view(names: Iterable[str]) -> RenderableType:
     return Group(*shown[:-1])
 
 
+def _list(kind: Kind, title: str) -> Iterable[RenderableType]:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for preset in presets(kind).values():
+        table.add_row("  " + preset.name, preset.summary)
+    return Text(f"{title}s"), table
+
+
 def _values(preset: Preset) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(style="dim", overflow="fold")
+    before = ""
     for key, value in preset.values.items():
-        table.add_row("  " + key, _plain(value), preset.sources[key])
+        source = preset.sources[key]
+        inside = value.items() if isinstance(value, Mapping) else ()
+        rows = [(f"{key}.{name}", part) for name, part in inside] or [(key, value)]
+        for name, part in rows:
+            table.add_row("  " + name, _plain(part), source if source != before else "the same")
+            before = source
     return table
 
 

@@ -138,11 +138,12 @@ def test_schema_is_json() -> None:
 
 def test_presets() -> None:
     everything = pdflow_command("presets").stdout
-    assert all(name in everything for name in ("llama-3.1-70b", "a100-80g", "rdma-400g", "data sheet"))
-    assert max(map(len, everything.splitlines())) <= 80
-    one = pdflow_command("presets", "ideal").stdout
-    assert "ideal" in one
+    assert all(name in everything for name in ("llama-3.1-70b", "a100-80g", "rdma-400g", "NVIDIA A100"))
+    one = pdflow_command("presets", "deepseek-v3").stdout
+    assert "moe.dense_layers" in one
+    assert "config.json" in one
     assert "h200" not in one
+    assert max(map(len, (everything + one).splitlines())) <= 80
     wrong = pdflow_command("presets", "idel")
     assert wrong.exit_code == 2
     assert "did you mean ideal?" in wrong.stderr

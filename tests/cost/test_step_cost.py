@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import attrs
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pdflow.cost import GpuSpec, LinearTime, StepCost, constant, kv_capacity_tokens, roofline
+from pdflow.cost import (
+    GpuSpec,
+    LinearTable,
+    LinearTime,
+    ModelSpec,
+    MoeDims,
+    StepCost,
+    constant,
+    kv_capacity_tokens,
+    roofline,
+)
 from pdflow.cost.progression import boundary_after, span_of, steps_to_reach
 from tests.cost.hardware import H100, LLAMA_8B, LLAMA_70B
 
@@ -97,6 +109,7 @@ def test_roofline_by_hand_llama_8b_h100() -> None:
     cost = roofline(LLAMA_8B, H100)
     # 32 layers x (4096 x (2 x 4096 + 2 x 1024) + 3 x 4096 x 14336) = 6,979,321,856 linear weights.
     assert LLAMA_8B.linear_parameters == 6_979_321_856
+    assert isinstance(cost.linear, LinearTime)
     assert cost.linear.slope_ps == pytest.approx(2 * 6_979_321_856 / (0.68 * 989), abs=1)
     assert cost.linear.floor_ps == pytest.approx(2 * (6_979_321_856 + 525_336_576) / (0.77 * 3.35), abs=1)
     assert cost.c2 == round(131072 / (0.77 * 3.35))
@@ -119,10 +132,75 @@ def test_replicated_heads_are_read_on_every_rank() -> None:
     assert per_rank[1] == per_rank[2] == per_rank[3]
 
 
-def test_fp8_needs_a_gpu_that_has_it() -> None:
-    assert roofline(LLAMA_8B, H100, fp8_compute=True).linear.slope_ps < roofline(LLAMA_8B, H100).linear.slope_ps
-    with pytest.raises(ValueError, match="no fp8"):
-        roofline(LLAMA_8B, attrs.evolve(H100, fp8_flops=None), fp8_compute=True)
+def test_8_bit_products_need_a_gpu_that_has_them() -> None:
+    fp8 = attrs.evolve(LLAMA_8B, activation_dtype="fp8")
+    assert slope(roofline(fp8, H100)) == pytest.approx(slope(roofline(LLAMA_8B, H100)) * 989 / 1979, rel=1e-6)
+    assert roofline(fp8, H100).a2 == roofline(LLAMA_8B, H100).a2
+    with pytest.raises(ValueError, match="no 8-bit"):
+        roofline(fp8, attrs.evolve(H100, fp8_flops=None))
+
+
+def slope(cost: StepCost) -> int:
+    assert isinstance(cost.linear, LinearTime)
+    return cost.linear.slope_ps
+
+
+def test_quantised_weights_leave_the_head_as_it_was() -> None:
+    int4 = attrs.evolve(LLAMA_8B, weight_bytes_per_param=0.5)
+    linear = roofline(int4, H100).linear
+    assert isinstance(linear, LinearTime)
+    assert linear.floor_ps == pytest.approx((6_979_321_856 / 2 + 2 * 525_336_576) / (0.77 * 3.35), abs=1)
+
+
+points = st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 10**9)), min_size=1, max_size=8)
+
+
+@given(points, st.integers(1, 20_000))
+def test_a_table_is_straight_between_its_points(steps: list[tuple[int, int]], tokens: int) -> None:
+    at, time = [1], [7]
+    for gap, rise in steps:
+        at.append(at[-1] + gap)
+        time.append(time[-1] + rise)
+    table = LinearTable(tokens=tuple(at), ps=tuple(time))
+    assert [table.of(x) for x in at] == time
+    assert table.of(0) == 0
+    i = max(j for j in range(len(at) - 1) if at[j] <= tokens)
+    exact = time[i] + Fraction(time[i + 1] - time[i], at[i + 1] - at[i]) * (tokens - at[i])
+    assert table.of(tokens) == exact.__floor__()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ps"), [((1,), (1,)), ((2, 3), (1, 1)), ((1, 1), (1, 2)), ((1, 2), (2, 1)), ((1, 2), (1,))]
+)
+def test_a_table_that_is_none_is_refused(tokens: tuple[int, ...], ps: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a table of"):
+        LinearTable(tokens=tokens, ps=ps)
+
+
+def test_a_mixture_reads_the_experts_that_its_tokens_touch() -> None:
+    moe = MoeDims(num_experts=128, experts_per_token=8, expert_intermediate_size=768)
+    model = ModelSpec(
+        name="qwen3-30b-a3b",
+        num_layers=48,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        vocab_size=151936,
+        moe=moe,
+    )
+    cost = roofline(model, H100)
+    memory = 0.77 * 3.35
+    read = [cost.linear.of(n) * memory / 2 for n in (1, 2, 4096)]
+    # One token reads its own 8 experts of each layer; two tokens 8 + 8 * 120/128 on average.
+    always = model.shared_parameters + model.head_parameters
+    expert = 48 * 3 * 2048 * 768
+    assert read[0] == pytest.approx(always + 8 * expert, rel=1e-6)
+    assert read[1] == pytest.approx(always + (8 + 8 * 120 / 128) * expert, rel=1e-6)
+    # Many tokens read all of them, and take as long as their arithmetic if that is longer.
+    arithmetic = 2 * model.linear_parameters * 4096 / (0.68 * 989)
+    assert cost.linear.of(4096) == pytest.approx(max(arithmetic, (always + 128 * expert) * 2 / memory), rel=1e-6)
 
 
 def test_kv_capacity() -> None:

@@ -20,9 +20,24 @@ def test_every_figure_has_a_source(preset: Preset) -> None:
 
 
 def test_names() -> None:
-    assert list(presets("models")) == ["llama-3.1-70b", "llama-3.1-8b", "qwen3-32b"]
-    assert list(presets("gpus")) == ["a100-80g", "h100-sxm", "h200", "l40s"]
-    assert list(presets("links")) == ["ideal", "nvlink", "pcie5", "rdma-400g", "tcp-100g"]
+    """What issues, documents and examples name."""
+    assert set(presets("models")) >= {
+        *(
+            "llama-2-70b",
+            "llama-3.1-8b",
+            "llama-3.1-70b",
+            "qwen2.5-7b",
+            "qwen2.5-7b-gptq-int4",
+            "qwen3-0.6b",
+            "qwen3-8b",
+        ),
+        *("qwen3-32b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "opt-13b", "opt-66b", "bloom-176b"),
+    }
+    assert set(presets("gpus")) >= {
+        *("a10", "a100-80g", "a800", "l40s", "h20", "h100-sxm", "h200", "h800", "b200", "mi300x", "rtx-4090"),
+        "rtx-pro-6000",
+    }
+    assert set(presets("links")) == {"ideal", "nvlink", "pcie5", "rdma-400g", "tcp-100g"}
 
 
 def test_all_structure() -> None:
@@ -36,18 +51,37 @@ def test_all_structure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "kv_bytes_per_token"),
-    [  # parameter counts as their model cards say them; KV: 2 x layers x 8 KV heads x 128 x 2 bytes
-        ("llama-3.1-8b", 8.03e9, 131_072),
-        ("llama-3.1-70b", 70.6e9, 327_680),
-        ("qwen3-32b", 32.8e9, 262_144),
+    ("name", "total", "active", "kv_bytes_per_token"),
+    [  # as model cards and papers say them, in thousands of millions; KV: 2 x layers x KV heads x head x bytes
+        ("llama-2-70b", 68.98, 68.98, 327_680),
+        ("llama-3.1-8b", 8.03, 8.03, 131_072),
+        ("llama-3.1-70b", 70.55, 70.55, 327_680),
+        ("qwen2.5-7b", 7.62, 7.62, 57_344),
+        ("qwen2.5-7b-gptq-int4", 7.62, 7.62, 57_344),
+        ("qwen3-0.6b", 0.596, 0.596, 114_688),
+        ("qwen3-8b", 8.19, 8.19, 147_456),
+        ("qwen3-32b", 32.76, 32.76, 262_144),
+        ("qwen3-30b-a3b", 30.53, 3.35, 98_304),
+        ("qwen3-235b-a22b", 235.1, 22.2, 192_512),
+        ("deepseek-v3", 671.0, 37.6, 61 * 576 * 2),
+        ("opt-13b", 12.85, 12.85, 819_200),
+        ("opt-66b", 65.7, 65.7, 2_359_296),
+        ("bloom-176b", 176.2, 176.2, 4_014_080),
     ],
 )
-def test_models(name: str, parameters: float, kv_bytes_per_token: int) -> None:
+def test_models(name: str, total: float, active: float, kv_bytes_per_token: int) -> None:
     model, _ = structure({"name": name, **presets("models")[name].values}, ModelSpec)
     assert model is not None
-    assert model.parameters == pytest.approx(parameters, rel=0.003)
+    assert model.parameters == pytest.approx(total * 1e9, rel=0.003)
+    assert model.linear_parameters + model.embedding_parameters == pytest.approx(active * 1e9, rel=0.01)
     assert model.kv_bytes_per_token == kv_bytes_per_token
+
+
+def test_quantised_checkpoints_have_their_published_size() -> None:
+    """5.58 GB of Qwen2.5-7B-Instruct-GPTQ-Int4's safetensors."""
+    model, _ = structure({"name": "q", **presets("models")["qwen2.5-7b-gptq-int4"].values}, ModelSpec)
+    assert model is not None
+    assert model.weight_bytes == pytest.approx(5.58e9, rel=0.01)
 
 
 def test_post_cost_is_the_line_through_the_published_points() -> None:
