@@ -376,6 +376,9 @@ class Judge:
             raise Broken("S4", f"{effect.request_id} is committed with KV that is not its prompt's")
         draft.stages[i] = Stage.COMMITTED
         self.goal("delivered")
+        own = {self.cluster.number[engine] for engine in self.cluster.ends_of(i)}
+        if any(draft.lives) and not any(draft.lives[engine] for engine in own):
+            self.goal("delivered beside a death")
 
     def resolved(self, draft: Sketch, node: Address, effect: Resolve, event: Any) -> None:
         i = self.cluster.requests.index(effect.request_id)

@@ -7,6 +7,7 @@ that a change of the space is noticed; the numbers depend on no hash seed.
 from __future__ import annotations
 
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
+from sim.check.engine_scopes import ENGINES
 from sim.check.named import DELIVERED, ENDS, EVERY_END, Named, resolved
 from sim.check.routed_scopes import ROUTED
 from sim.check.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
@@ -291,6 +292,7 @@ SCOPES = (
     ),
     Named("compat, two requests", Scope(dialect=COMPAT, requests=2, drop=1, dup=1), ENDS, 38855, 167862, nightly=True),
     *ROUTED,
+    *ENGINES,
 )
 
 assert len({named.name for named in SCOPES}) == len(SCOPES)

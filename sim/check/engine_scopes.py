@@ -1,0 +1,147 @@
+"""Named scopes with several engines of a kind, and what each must reach to count.
+
+Two P engines feed one D, or one P two Ds, or two two. Whatever happens to one engine, those whom it does not serve are
+delivered, and without clocks at once (L6, prompt.py); no P engine takes more of D's pool than its share.
+"""
+
+from __future__ import annotations
+
+from pdflow.protocol.dialect import VLLM_COMPAT
+from sim.check.named import DELIVERED, ENDS, EVERY_END, Named, resolved
+from sim.check.scope import Scope
+
+COMPAT = VLLM_COMPAT
+SERVED = DELIVERED | {"released after use"}
+BESIDE = SERVED | {"delivered beside a death"}
+LET_IN = SERVED | {"let in when there was room"}
+
+ENGINES = (
+    # Push, two P engines and one D.
+    Named(
+        "two P engines",
+        Scope(p_engines=2, requests=2, drop=1, concurrent=False, abort=0, deadline=0, stall=0),
+        ENDS | SERVED,
+        13303,
+        51034,
+    ),
+    Named(
+        "two P engines, one starts again",
+        Scope(p_engines=2, requests=2, p_restart=1, concurrent=False, abort=0, deadline=0, stall=0),
+        ENDS | BESIDE | resolved("PEER_RESTARTED", "NO_REQUEST"),
+        12825,
+        48516,
+    ),
+    Named(
+        "two P engines without clocks, one starts again",
+        Scope(p_engines=2, requests=2, p_restart=1, clocks=False),
+        BESIDE | resolved("CANCELLED"),
+        65422,
+        255492,
+    ),
+    Named(
+        "a P engine's share of the pool",
+        Scope(p_engines=2, requests=3, pool_blocks=8, concurrent=False, clocks=False, abort=0),
+        LET_IN,
+        34960,
+        138634,
+    ),
+    # Push, one P engine and two Ds.
+    Named(
+        "two D engines",
+        Scope(d_engines=2, requests=2, drop=1, concurrent=False, abort=0, deadline=0, stall=0),
+        ENDS | SERVED,
+        5906,
+        22190,
+    ),
+    Named(
+        "two D engines, one starts again",
+        Scope(d_engines=2, requests=2, d_restart=1, concurrent=False, abort=0, deadline=0, stall=0),
+        ENDS | BESIDE,
+        10389,
+        38286,
+    ),
+    Named(
+        "two D engines without clocks, one starts again",
+        Scope(d_engines=2, requests=2, d_restart=1, clocks=False),
+        BESIDE | resolved("CANCELLED"),
+        44019,
+        170298,
+    ),
+    Named(
+        "two attempts, at two D engines",
+        Scope(d_engines=2, requests=2, same_product=True, concurrent=False, deadline=0, stall=0),
+        EVERY_END,
+        20664,
+        80515,
+    ),
+    Named(
+        "two of each",
+        Scope(p_engines=2, d_engines=2, requests=3, concurrent=False, clocks=False, abort=0),
+        SERVED,
+        10149,
+        41169,
+    ),
+    # Pull.
+    Named(
+        "pull, two P engines, one starts again",
+        Scope(pulls=True, p_engines=2, requests=2, p_restart=1, abort=0, deadline=0),
+        ENDS | BESIDE | resolved("STALE"),
+        3347,
+        8648,
+    ),
+    Named(
+        "pull, two D engines, one starts again",
+        Scope(pulls=True, d_engines=2, requests=2, d_restart=1, drop=1, abort=0, deadline=0),
+        ENDS | BESIDE | resolved("STALE"),
+        5550,
+        14692,
+    ),
+    # vllm-compat.
+    Named(
+        "compat, two P engines, one starts again",
+        Scope(dialect=COMPAT, p_engines=2, requests=2, p_restart=1, drop=1, abort=0),
+        ENDS | BESIDE | resolved("DEADLINE"),
+        10320,
+        39136,
+    ),
+    Named(
+        "compat, two D engines, one starts again",
+        Scope(dialect=COMPAT, d_engines=2, requests=2, d_restart=1, drop=1, abort=0),
+        ENDS | BESIDE | resolved("DEADLINE"),
+        21546,
+        76236,
+    ),
+    # Larger ones.
+    Named(
+        "compat, a P engine's share of the pool, five requests",
+        Scope(dialect=COMPAT, p_engines=2, requests=5, pool_blocks=8, concurrent=False, clocks=False, abort=0),
+        LET_IN,
+        239180,
+        1073360,
+        nightly=True,
+    ),
+    Named(
+        "two P engines, one starts again, and SYNC",
+        Scope(p_engines=2, requests=2, p_restart=1, sync=1, abort=0, deadline=0, stall=0),
+        ENDS | BESIDE | resolved("PEER_RESTARTED", "NO_REQUEST"),
+        666634,
+        3326664,
+        nightly=True,
+    ),
+    Named(
+        "two of each, a P starts again",
+        Scope(p_engines=2, d_engines=2, requests=3, p_restart=1, clocks=False, abort=0),
+        BESIDE,
+        164526,
+        796417,
+        nightly=True,
+    ),
+    Named(
+        "two D engines, an error and a broken connection",
+        Scope(d_engines=2, requests=2, err=1, lose=1, abort=0, deadline=0, stall=0),
+        ENDS | SERVED | resolved("IO"),
+        116532,
+        540482,
+        nightly=True,
+    ),
+)
