@@ -30,7 +30,7 @@ from pdflow.routing.router import (
     RequestArrived,
     Router,
 )
-from sim.check.cluster import BLOCKS
+from sim.check.cluster import BLOCKS, role_of
 from sim.check.ghost import Broken, Ghost, Product, Stage
 from sim.check.relation import Move, Relation
 from sim.check.routed_cluster import ROUTER, RoutedCluster
@@ -100,8 +100,16 @@ class Routed(Relation):
             elif client == Client.WAITING and left[Fault.ABORT]:
                 yield ("hang up", i)
         for move in super()._of_tail(state):
-            if move[0] not in ROUTERS:
+            if move[0] not in ROUTERS and (move[0] != "restart" or self._may_die(state, move[1])):
                 yield move
+
+    def _may_die(self, state: State, engine: int) -> bool:
+        """Of several, one dies that has something to do: otherwise it would not be the same one's turn next."""
+        cluster = self.cluster
+        if len(cluster.engines) == 2:
+            return True
+        legs = self.ghost_of(state).legs
+        return any(leg and cluster.engines[engine] in cluster.ends_of(i) for i, leg in enumerate(legs))
 
     def request(self, draft: Draft, i: int) -> None:
         self.put_ghost(draft, "clients", i, Client.WAITING)
@@ -122,7 +130,6 @@ class Routed(Relation):
             found = self._over_http(node, effect)
             if found is not None:
                 to, what = found
-                self.judge.attempt(what.request_id)
                 slot = self.first_link + self.cluster.http[what.request_id, node, to]
                 http.setdefault(slot, []).append(self.frames.of(what))
         return after, (*sends, *((slot, tuple(frames)) for slot, frames in http.items())), batch
@@ -135,11 +142,11 @@ class Routed(Relation):
             return ROUTER, DecodeEnded(effect.request_id)
         if isinstance(effect, Resolve):
             return ROUTER, DecodeEnded(effect.request_id, effect.code)
-        if isinstance(effect, DispatchPrefill) or (isinstance(effect, AbortLeg) and effect.role == "prefill"):
-            return "P", effect
-        if isinstance(effect, (DispatchDecode, ReportPrefill, AbortLeg)):
-            return "D", effect
-        return None
+        if not isinstance(effect, (DispatchPrefill, DispatchDecode, ReportPrefill, AbortLeg)):
+            return None
+        prefill, decode = self.cluster.ends_of(self.judge.attempt(effect.request_id))
+        to_prefill = isinstance(effect, DispatchPrefill) or (isinstance(effect, AbortLeg) and effect.role == "prefill")
+        return prefill if to_prefill else decode, effect
 
     def send(self, draft: Draft, link: int, *what: Any) -> None:
         slot = self.first_link + link
@@ -159,30 +166,31 @@ class Routed(Relation):
         if self.ghost_of(draft).products[i] != Product.ABSENT:
             raise Broken("S6", f"P is to compute {leg.xid} a second time")
         self.put_ghost(draft, "products", i, Product.QUEUED)
-        self.event(draft, "P", PrefillQueued(leg.xid, leg.request_id))
+        self.event(draft, self.cluster.p_of[i].engine, PrefillQueued(leg.xid, leg.request_id))
 
     def decode_arrives(self, draft: Draft, leg: DispatchDecode) -> None:
         i = self.judge.attempt(leg.request_id)
         if self.ghost_of(draft).stages[i] != Stage.UNBORN:
             raise Broken("S6", f"D is to decode {leg.request_id} a second time")
         self.put_ghost(draft, "stages", i, Stage.KNOWN)
-        self.event(draft, "D", DecodeQueued(leg.request_id, leg.params, BLOCKS, 0))
+        self.event(draft, self.cluster.d_of[i].engine, DecodeQueued(leg.request_id, leg.params, BLOCKS, 0))
 
     def abort_arrives(self, draft: Draft, effect: AbortLeg) -> None:
         """A finished prompt stays, its lease decides; what is committed is no longer the protocol's."""
         i = self.judge.attempt(effect.request_id)
-        ghost = self.ghost_of(draft)
+        ghost, (prefill, decode) = self.ghost_of(draft), self.cluster.ends_of(i)
         if effect.role == "prefill":
             if ghost.products[i] == Product.QUEUED:
                 self.put_ghost(draft, "products", i, Product.DEAD)
-                self.event(draft, "P", PrefillAborted(self.cluster.xids[i], Code.CANCELLED))
+                self.event(draft, prefill, PrefillAborted(self.cluster.xids[i], Code.CANCELLED))
             elif ghost.products[i] == Product.HELD:
                 self.judge.goal("taken back too late")
         elif Stage.KNOWN <= ghost.stages[i] <= Stage.ADMITTED:
-            self.event(draft, "D", DecodeAborted(effect.request_id, Code.CANCELLED))
+            self.event(draft, decode, DecodeAborted(effect.request_id, Code.CANCELLED))
 
     def report_arrives(self, draft: Draft, effect: ReportPrefill) -> None:
-        self.event(draft, "D", PrefillLegEnded(effect.request_id, effect.ok))
+        decode = self.cluster.d_of[self.judge.attempt(effect.request_id)]
+        self.event(draft, decode.engine, PrefillLegEnded(effect.request_id, effect.ok))
 
     def report(self, draft: Draft, product: int, ok: bool) -> None:
         """It is the router that reports, when it has heard of it."""
@@ -190,12 +198,12 @@ class Routed(Relation):
     def abort_prefill(self, draft: Draft, i: int) -> None:
         super().abort_prefill(draft, i)
         request_id = self.cluster.requests[i]
-        link = self.cluster.http[request_id, "P", ROUTER]
+        link = self.cluster.http[request_id, self.cluster.p_of[i].engine, ROUTER]
         self.send(draft, link, PrefillAnswered(request_id, None, Code.PREFILL_ABORTED))
 
     def restart(self, draft: Draft, engine: int) -> None:
         """Of HTTP nothing is lost yet. What was committed had been decoded."""
-        name = "PD"[engine]
+        name = self.cluster.engines[engine]
         http = slice(self.first_link + self.cluster.first_http, self.bag)
         kept = draft[http]
         committed = [i for i, stage in enumerate(self.ghost_of(draft).stages) if stage == Stage.COMMITTED]
@@ -220,9 +228,11 @@ class Routed(Relation):
         for (_, sender, _), link in self.cluster.http.items():
             if sender == event.engine:
                 draft[self.first_link + link] = 0
-        leg = P_OPEN if event.engine == "P" else D_OPEN
-        if any(legs & leg for legs in self.ghost_of(draft).legs):
-            self.judge.goal(f"a leg is lost with {event.engine}")
+        role = role_of(event.engine)
+        leg = P_OPEN if role == "P" else D_OPEN
+        mine = [event.engine in self.cluster.ends_of(i) for i in range(len(self.cluster.requests))]
+        if any(legs & leg for legs, at in zip(self.ghost_of(draft).legs, mine, strict=True) if at):
+            self.judge.goal(f"a leg is lost with {role}")
         self.event(draft, ROUTER, event)
 
     def engine_changed(self, draft: Draft, event: EngineChanged) -> None:

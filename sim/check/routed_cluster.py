@@ -1,7 +1,8 @@
 """The cluster with the router's endpoint in it: one more node, and HTTP to and from each engine.
 
 The router names attempts, so the ids are its own here: r0.2 is the second attempt of the first client's request, and
-x0.2 its prompt. Every attempt that it may make has its place in the tables from the start.
+x0.2 its prompt. Every attempt that it may make has its place in the tables from the start, its engines included: where
+there are two of a kind, a retry goes to the other one.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ ROUTER = "router"
 
 
 class RoutedCluster(Cluster):
-    """One P engine, one D engine, and the router before them. Raises ValueError for what it has not."""
+    """Engines, and the router before them. Raises ValueError for what it has not."""
 
     def __init__(self, scope: Scope) -> None:
         for field in ("same_product", "same_base"):
             if getattr(scope, field):
                 raise ValueError(f"attempts: with the router's endpoint, {field} is false")
-        if (scope.p_engines, scope.d_engines) != (1, 1):
-            raise ValueError("attempts: with the router's endpoint, there is one engine of each kind")
+        several = scope.p_engines + scope.d_engines > 2
+        if several and ((scope.requests, scope.attempts) != (1, 2) or scope.p_engines == scope.d_engines):
+            raise ValueError("attempts: where there is another engine, of one kind, one request is tried twice")
+        if scope.d_engines > 1 and (scope.pulls or not scope.concurrent):
+            raise ValueError("attempts: which D is next is known from the start only if both legs are sent at once")
         super().__init__(scope)
         self.at[ROUTER] = len(self.nodes)
         self.nodes.append(ROUTER)
@@ -34,9 +38,9 @@ class RoutedCluster(Cluster):
         """(attempt, sender, receiver)"""
         self.notices: dict[EngineId, int] = {}
         """On which link the router learns that an engine has died, and is up again."""
-        for engine in ("P", "D"):
-            for request_id in self.requests:
-                for ends in ((ROUTER, engine), (engine, ROUTER)):
+        for engine in self.engines:
+            for i, request_id in enumerate(self.requests):
+                for ends in ((ROUTER, engine), (engine, ROUTER)) if engine in self.ends_of(i) else ():
                     self.http[request_id, *ends] = len(self.links)
                     self.links.append(ends)
             self.notices[engine] = len(self.links)
@@ -55,5 +59,6 @@ class RoutedCluster(Cluster):
         scope = self.scope
         dispatch = "concurrent" if scope.concurrent and not scope.pulls else "sequential"
         reports = not scope.dialect.control_frames
-        router = Router((self.p,), (self.d,), "round-robin", dispatch, scope.attempts, reports)  # type: ignore[arg-type]
+        engines = (tuple(self.ps), tuple(self.ds))
+        router = Router(*engines, "round-robin", dispatch, scope.attempts, reports)  # type: ignore[arg-type]
         return [*super().endpoints(), router]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from enum import IntEnum, IntFlag
 from typing import Any
 
+from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.values import Address, RequestId
 from pdflow.routing.router import AbortLeg, DispatchDecode, DispatchPrefill, Reply
 from sim.check.ghost import Broken, Judge, Sketch, Stage
@@ -65,6 +66,7 @@ class RoutedJudge(Judge):
         i = self.dispatched(draft, effect, P_SENT, P_OPEN)
         if self.cluster.xids[i] != effect.xid:
             raise Broken("S6", f"{effect.request_id} is dispatched under the name {effect.xid}")
+        self.at(i, self.cluster.ps[effect.engine], self.cluster.p_of[i])
         before = [j for j in range(i) if self.cluster.client_of[j] == self.cluster.client_of[i]]
         self.over(draft, before, f"{effect.request_id} is begun")
         if before:
@@ -72,8 +74,13 @@ class RoutedJudge(Judge):
 
     def dispatched_decode(self, draft: Sketch, effect: DispatchDecode) -> None:
         i = self.dispatched(draft, effect, D_SENT, D_OPEN)
+        self.at(i, self.cluster.ds[effect.engine], self.cluster.d_of[i])
         if effect.params.xid != self.cluster.xids[i]:
             raise Broken("S4", f"{effect.request_id} is to fetch {effect.params.xid}")
+
+    def at(self, i: int, engine: EngineInfo, expected: EngineInfo) -> None:
+        if engine != expected:
+            raise Broken("L6", f"{self.cluster.requests[i]} is tried at {engine.engine}, and not elsewhere")
 
     def dispatched(self, draft: Sketch, effect: DispatchPrefill | DispatchDecode, sent: int, opened: int) -> int:
         i = self.attempt(effect.request_id)

@@ -134,6 +134,35 @@ ROUTED = (
         43296,
         122561,
     ),
+    # A retry goes elsewhere.
+    Named(
+        "router, two P engines, one starts again",
+        Scope(attempts=2, p_engines=2, concurrent=False, p_restart=1, deadline=0, stall=0),
+        EVERY_END | GIVEN_UP | RETRIED | {P_LOST} | resolved("PEER_RESTARTED"),
+        72610,
+        326193,
+    ),
+    Named(
+        "router, pull, two P engines, one starts again",
+        Scope(attempts=2, pulls=True, p_engines=2, p_restart=1, deadline=0, stall=0),
+        GIVEN_UP | RETRIED | {P_LOST} | resolved("STALE"),
+        13957,
+        42641,
+    ),
+    Named(
+        "router, compat, two P engines, one starts again",
+        Scope(dialect=COMPAT, attempts=2, p_engines=2, concurrent=False, p_restart=1, abort=0),
+        RETRIED | {P_LOST},
+        32718,
+        136435,
+    ),
+    Named(
+        "router, two D engines, a prefill fails",
+        Scope(attempts=2, d_engines=2, prefill_abort=1, abort=0, clocks=False),
+        DELIVERED | {"completed", "retried"} | resolved("PREFILL_ABORTED"),
+        5462,
+        21388,
+    ),
     # Nothing takes as long as any timer, and nothing may need one.
     Named(
         "router, no timer",
@@ -202,6 +231,26 @@ ROUTED = (
         GIVEN_UP | RETRIED | {D_LOST},
         398680,
         1839231,
+        nightly=True,
+    ),
+    Named(
+        "router, two P engines, a prefill fails",
+        Scope(attempts=2, p_engines=2, prefill_abort=1, abort=0, deadline=0, stall=0),
+        RETRIED | {"taken back too late"},
+        142882,
+        648498,
+        nightly=True,
+    ),
+    Named(
+        "router, both legs at once, two P engines, one starts again",
+        Scope(attempts=2, p_engines=2, p_restart=1, abort=0, deadline=0, stall=0),
+        RETRIED | {P_LOST},
+        nightly=True,
+    ),
+    Named(
+        "router, two D engines, one starts again",
+        Scope(attempts=2, d_engines=2, d_restart=1, abort=0, deadline=0, stall=0),
+        RETRIED | {D_LOST},
         nightly=True,
     ),
     Named(

@@ -125,6 +125,21 @@ def test_what_it_is_not_made_for_is_refused(field: str) -> None:
         Routed(evolve(Scope(attempts=1), **{field: True}))
 
 
+@pytest.mark.parametrize(
+    ("scope", "why"),
+    [
+        (Scope(attempts=2, p_engines=2, d_engines=2), "of one kind, one request is tried twice"),
+        (Scope(attempts=2, p_engines=2, requests=2), "of one kind, one request is tried twice"),
+        (Scope(attempts=3, d_engines=2), "of one kind, one request is tried twice"),
+        (Scope(attempts=2, d_engines=2, concurrent=False), "only if both legs are sent at once"),
+        (Scope(attempts=2, d_engines=2, pulls=True), "only if both legs are sent at once"),
+    ],
+)
+def test_where_nobody_knows_whose_turn_it_will_be(scope: Scope, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Routed(scope)
+
+
 def test_its_stories_replay() -> None:
     scope = Scope(attempts=2, concurrent=False, prefill_abort=1, **PATIENT)
     story = record(relation(scope), RETRIED)
@@ -315,6 +330,16 @@ def says_that_a_lost_p_never_writes(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(routing._ON, EngineLost, lost)
 
 
+def tries_the_first_again(patch: pytest.MonkeyPatch) -> None:
+    take = Choice.take
+
+    def first(self: Choice, avoid: int | None = None) -> int | None:
+        self.next_turn = 0
+        return take(self)
+
+    patch.setattr(Choice, "take", first)
+
+
 def never_gives_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Choice, "give_back", lambda self, engine: None)
 
@@ -378,6 +403,12 @@ BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
         Scope(dialect=COMPAT, attempts=1),
         "L",
         "r0.1 is RESOLVED",
+    ),
+    "a retry goes where it has failed": (
+        tries_the_first_again,
+        Scope(attempts=2, p_engines=2, concurrent=False, p_restart=1, deadline=0, stall=0),
+        "L6",
+        "r0.2 is tried at P0, and not elsewhere",
     ),
     "loads are never given back": (never_gives_back, Scope(attempts=1, **PATIENT), "L", "counts a leg as open"),
 }
