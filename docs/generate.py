@@ -98,6 +98,7 @@ WORDS = {
     "kv_dtype": "another way to say kv_bytes_per_value",
     "mla": "latent attention, as DeepSeek has it, instead of KV heads",
     "moe": "experts instead of an MLP",
+    "hf_config": "the config.json of any model on Hugging Face, relative to the scenario file, instead of a preset",
     "source": "where the figures come from",
     "bf16_flops": "dense FLOP/s",
     "fp8_flops": "dense FLOP/s",

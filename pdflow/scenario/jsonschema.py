@@ -129,5 +129,7 @@ def _specified(cls: type, kind: Kind) -> dict[str, Any]:
 def _model() -> dict[str, Any]:
     schema = _specified(ModelSpec, "models")
     schema["properties"] |= {key: {"enum": list(sizes)} for key, (_, sizes) in DTYPES.items()}
+    schema["properties"]["hf_config"] = {"type": "string", "minLength": 1}
+    schema["anyOf"].append({"required": ["hf_config"]})
     schema["description"] = "[model]: a preset, a preset with some values of one's own, or a whole specification."
     return schema

@@ -5,6 +5,7 @@ This is the one module of the room that reads files. Paths in a scenario are rel
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -15,8 +16,9 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.convert import Complaint, MisfitError
-from pdflow.scenario.document import Parts, read_document
+from pdflow.scenario.convert import Complaint, MisfitError, shown
+from pdflow.scenario.document import DTYPES, Parts, read_document
+from pdflow.scenario.hf_config import HfConfigError, model_values
 from pdflow.scenario.locate import KeyPath, key_lines
 from pdflow.scenario.overrides import Override, apply_override, parse_override
 from pdflow.scenario.schema import Scenario
@@ -40,7 +42,11 @@ def load(path: str | os.PathLike[str], *, overrides: Iterable[str] = (), seed: i
     document = _parse(file, text)
     source = _Source(file, key_lines(text), document)
     source.override(overrides, seed)
+    of_model = _take_config(file, document)
     parts, complaints = read_document(document)
+    if of_model:
+        # Whatever else is missing in [model] would have come from there.
+        complaints = of_model + [complaint for complaint in complaints if complaint.path[:1] != ("model",)]
     complaints += check(parts)
     of_path, of_lines = _trace_problems(file, parts)
     problems = source.problems(complaints + of_path) + of_lines
@@ -152,6 +158,37 @@ class _Source:
         names = [pool.get("name") if isinstance(pool, dict) else None for pool in pools]
         name = names[index] if isinstance(index, int) else None
         return name if isinstance(name, str) and _BARE_KEY.fullmatch(name) and names.count(name) == 1 else None
+
+
+def _take_config(file: str, document: dict[str, Any]) -> list[Complaint]:
+    """Put what `hf_config` says under what [model] says itself."""
+    table = document.get("model")
+    if not isinstance(table, dict) or "hf_config" not in table:
+        return []
+    name, path = table.pop("hf_config"), ("model", "hf_config")
+    if "preset" in table:
+        return [Complaint(path, "and a preset both say what the model is; give one of the two")]
+    if not isinstance(name, str) or not name:
+        return [Complaint(path, f"is {shown(name)}, expected the path of a config.json")]
+    config_file = Path(file).parent / name
+    try:
+        config = json.loads(config_file.read_bytes())
+        if not isinstance(config, dict):
+            raise HfConfigError("is not a JSON object")
+        values = model_values(config)
+    except OSError as error:
+        return [
+            Complaint(path, f'"{name}" cannot be read: {error.strerror}; looked for {os.path.normpath(config_file)}')
+        ]
+    except HfConfigError as error:
+        return [Complaint(path, f'"{name}" {error}')]
+    except (ValueError, RecursionError):
+        return [Complaint(path, f'"{name}" is not JSON')]
+    for key in DTYPES:
+        if key in table:
+            values.pop(DTYPES[key][0], None)
+    document["model"] = {"name": config_file.resolve().parent.name, **values, **table}
+    return []
 
 
 def _trace_problems(file: str, parts: Parts) -> tuple[list[Complaint], list[Problem]]:

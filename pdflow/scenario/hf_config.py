@@ -1,0 +1,105 @@
+"""A Hugging Face `config.json` as the values of [model]: which of its keys mean what, over the families that serve.
+
+It decides names only. What does not follow from the file (a tokenizer's padding, tensors left in 16 bits by a recipe)
+is left to keys of [model], which come on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "hidden_size": ("hidden_size", "n_embed", "n_embd", "d_model"),
+    "intermediate_size": ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads"),
+    "vocab_size": ("vocab_size",),
+}
+UNGATED: Final = frozenset(("opt", "bloom", "gpt2", "gpt_neox", "falcon", "starcoder2", "phi"))
+"""Values of `model_type` whose MLPs have two matrices."""
+TIED_UNLESS_SAID: Final = frozenset(("opt", "bloom", "gpt2", "gemma", "gemma2", "gemma3_text"))
+"""Those that tie embedding and LM head where the file does not say."""
+EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
+
+
+class HfConfigError(ValueError):
+    """The file is not the configuration of a model that pdflow can describe."""
+
+
+def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of [model], but for its name. Raises HfConfigError."""
+    inner = config.get("text_config")
+    if isinstance(inner, Mapping):
+        # A multimodal model: what is served by tokens is its language model.
+        outer = {key: value for key, value in config.items() if key in ("quantization_config", "torch_dtype", "dtype")}
+        return model_values({**outer, **inner})
+    kind = str(config.get("model_type", ""))
+    hidden = _whole(config, NAMES["hidden_size"])
+    heads = _whole(config, NAMES["num_heads"])
+    head_dim = config.get("head_dim")
+    values: dict[str, Any] = {
+        "num_layers": _whole(config, NAMES["num_layers"]),
+        "hidden_size": hidden,
+        "intermediate_size": _whole(config, NAMES["intermediate_size"], 4 * hidden),
+        "num_heads": heads,
+        "num_kv_heads": _whole(config, ("num_key_value_heads", "num_kv_heads"), heads),
+        "head_dim": head_dim if isinstance(head_dim, int) else hidden // heads,
+        "vocab_size": _whole(config, NAMES["vocab_size"]),
+        "tie_embeddings": bool(config.get("tie_word_embeddings", kind in TIED_UNLESS_SAID)),
+        "gated_mlp": kind not in UNGATED,
+        **_dtypes(config),
+    }
+    if config.get("kv_lora_rank"):
+        values["mla"] = {
+            key: _whole(config, (key,))
+            for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        }
+        values["mla"]["q_lora_rank"] = config.get("q_lora_rank") or 0
+        values["num_kv_heads"] = heads
+    if any(config.get(key) for key in EXPERTS):
+        values["moe"] = _experts(config)
+    return values
+
+
+def _whole(config: Mapping[str, Any], keys: tuple[str, ...], default: int | None = None) -> int:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    if default is None:
+        raise HfConfigError(f"has no {keys[0]}: is it the config.json of a language model?")
+    return default
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, int]:
+    size = _whole(config, ("moe_intermediate_size", "intermediate_size"))
+    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * size
+    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+        raise HfConfigError("mixes layers with and without experts in a way that [model] cannot say")
+    return {
+        "num_experts": _whole(config, EXPERTS),
+        "experts_per_token": _whole(config, ("num_experts_per_tok", "num_experts_per_token")),
+        "expert_intermediate_size": size,
+        "shared_intermediate_size": shared,
+        "dense_layers": config.get("first_k_dense_replace") or 0,
+    }
+
+
+def _dtypes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What weights are stored and products computed in. Quantised checkpoints leave the embeddings in 16 bits."""
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
+    wide = 4.0 if dtype == "float32" else 2.0
+    found: dict[str, Any] = {"weight_bytes_per_param": wide, "embedding_bytes_per_param": wide}
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, Mapping):
+        return found
+    method = str(quantised.get("quant_method", ""))
+    bits = quantised.get("bits", quantised.get("w_bit"))
+    if method in ("fp8", "fbgemm_fp8"):
+        return found | {"weight_bytes_per_param": 1.0, "activation_dtype": "fp8"}
+    if isinstance(bits, int) and not isinstance(bits, bool) and 0 < bits <= 8:
+        group = quantised.get("group_size", 128)
+        scales = (16 + bits) / 8 / group if isinstance(group, int) and group > 0 else 0.0
+        return found | {"weight_bytes_per_param": bits / 8 + scales}
+    raise HfConfigError(f'is quantised by "{method}", which pdflow does not know: say weight_dtype and leave that out')

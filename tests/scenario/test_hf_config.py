@@ -1,0 +1,182 @@
+"""Models by their config.json: what the presets say by hand follows from the published files' own keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdflow.cost.specs import ModelSpec
+from pdflow.errors import ScenarioError
+from pdflow.scenario.convert import structure
+from pdflow.scenario.hf_config import HfConfigError, model_values
+from pdflow.scenario.load import load
+from pdflow.scenario.presets import presets
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+QWEN_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "quantization_config": {"quant_method": "fp8", "fmt": "e4m3"},
+    "tie_word_embeddings": False,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+OPT: dict[str, Any] = {
+    "model_type": "opt",
+    "ffn_dim": 20480,
+    "hidden_size": 5120,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 40,
+    "vocab_size": 50272,
+    "torch_dtype": "float16",
+}
+BLOOM: dict[str, Any] = {
+    "model_type": "bloom",
+    "n_layer": 70,
+    "n_head": 112,
+    "hidden_size": 14336,
+    "vocab_size": 250880,
+}
+GPTQ: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "quantization_config": {"bits": 4, "group_size": 128, "quant_method": "gptq"},
+    "tie_word_embeddings": False,
+    "vocab_size": 152064,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "preset"),
+    [
+        (LLAMA, "llama-3.1-8b"),
+        (QWEN_MOE, "qwen3-30b-a3b"),
+        (DEEPSEEK, "deepseek-v3"),
+        (OPT, "opt-13b"),
+        (BLOOM, "bloom-176b"),
+        (GPTQ, "qwen2.5-7b-gptq-int4"),
+        ({"model_type": "vision", "text_config": LLAMA, "vision_config": {}}, "llama-3.1-8b"),
+    ],
+)
+def test_a_config_gives_what_its_preset_says(config: dict[str, Any], preset: str) -> None:
+    ours, complaints = structure({"name": "m", **model_values(config)}, ModelSpec)
+    known, _ = structure({"name": "m", **presets("models")[preset].values}, ModelSpec)
+    assert ours is not None, complaints
+    assert known is not None
+    same = ("parameters", "linear_parameters", "kv_bytes_per_token", "tie_embeddings", "mla", "moe")
+    assert {key: getattr(ours, key) for key in same} == {key: getattr(known, key) for key in same}
+    assert ours.weight_bytes == pytest.approx(known.weight_bytes, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_hidden_layers": None}, "has no num_hidden_layers"),
+        ({"hidden_size": True}, "has no hidden_size"),
+        ({"quantization_config": {"quant_method": "unheard-of"}}, 'quantised by "unheard-of"'),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2}, "mixes layers"),
+    ],
+)
+def test_what_a_config_cannot_say_is_told(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(HfConfigError, match=says):
+        model_values({**LLAMA, **change})
+
+
+SCENARIO = """
+[workload]
+requests = 10
+arrival = { process = "poisson", rate_rps = 1.0 }
+input_tokens = 100
+output_tokens = 10
+[model]
+hf_config = "my-model/config.json"
+MORE
+[[pool]]
+name = "p"
+role = "prefill"
+gpu = "h100-sxm"
+[[pool]]
+name = "d"
+role = "decode"
+gpu = "h100-sxm"
+"""
+
+
+def test_a_scenario_names_a_config(tmp_path: Path) -> None:
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model/config.json").write_text(json.dumps(LLAMA))
+    file = tmp_path / "s.toml"
+    file.write_text(SCENARIO.replace("MORE", 'weight_dtype = "fp8"\nnum_layers = 16'))
+    model = load(file).model
+    assert (model.name, model.num_layers, model.weight_bytes_per_param) == ("my-model", 16, 1.0)
+    assert model.hidden_size == 4096
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "says"),
+    [
+        (None, "", '"my-model/config.json" cannot be read: No such file'),
+        (b"\xff", "", "is not JSON"),
+        (b"[" * 100_000, "", "is not JSON"),
+        (b"[]", "", "is not a JSON object"),
+        (b"{}", "", "has no hidden_size"),
+        (b"{}", 'preset = "llama-3.1-8b"', "and a preset both say"),
+    ],
+)
+def test_a_wrong_config_is_told_once_and_where(tmp_path: Path, content: bytes | None, more: str, says: str) -> None:
+    (tmp_path / "my-model").mkdir()
+    if content is not None:
+        (tmp_path / "my-model/config.json").write_bytes(content)
+    file = tmp_path / "s.toml"
+    file.write_text(SCENARIO.replace("MORE", more))
+    with pytest.raises(ScenarioError) as caught:
+        load(file)
+    assert str(caught.value).count("\n") == 0, str(caught.value)
+    assert f"{file}:8: model.hf_config: " in str(caught.value)
+    assert says in str(caught.value)
