@@ -57,6 +57,8 @@ Node = TypeVar("Node")
 Tick = Callable[[Coverage], bool]
 """Shown what has been seen so far, at every level and every so many states; True stops the search, incomplete."""
 TICK_STATES = 20_000
+CALM_STATES = 1_000_000
+"""How many states that can end are remembered as such, before that begins anew."""
 Packed: TypeAlias = bytes
 """A state whose moves have still to be tried."""
 
@@ -172,6 +174,8 @@ class Search:
 
     def _ask(self, chunk: list[Packed], first: int) -> None:
         """Whether everything can end from each of these."""
+        if len(self.calm) > CALM_STATES:
+            self.calm.clear()
         try:
             live(self.world, map(self.unpack, chunk), self.calm)
         except Broken as broken:

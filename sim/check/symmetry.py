@@ -1,11 +1,12 @@
 """Requests that nothing tells apart: two states that differ only by which of them is called what have the same future.
 
-A renaming gives every request the name, the prompt, the blocks and the digest of another one, everywhere at once. Each
-interned value is renamed once, and then a whole state by a look-up for each of its slots. Whoever searches keeps of
-such states the one that it met first, as it is: no state is made up, and every story can be told as it happened.
+A renaming gives every request the name, the prompt, the blocks and the digest of another one, everywhere at once, and
+the engines that serve it the names and the incarnations of those that serve the other one. Each interned value is
+renamed once, and then a whole state by a look-up for each of its slots. Whoever searches keeps of such states the one
+that it met first, as it is: no state is made up, and every story can be told as it happened.
 
-Only names change: sequence numbers, incarnations and instants stay, and so does the order of what waits. That
-states, moves and verdicts are then the same is what tests/check/test_symmetry.py holds.
+Nothing else changes: sequence numbers and instants stay, and so does the order of what waits. That states, moves and
+verdicts are then the same is what tests/check/test_symmetry.py holds.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import permutations
-from operator import getitem
+from operator import getitem, itemgetter
 from typing import Any, TypeAlias
 
 import msgspec
 
 from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.ids import LeaseWord, base_id
-from pdflow.protocol.values import Allocation
-from sim.check.cluster import DIGEST, Cluster
+from pdflow.protocol.values import Allocation, EngineId
+from sim.check.cluster import DIGEST, FIRST_LIFE, Cluster
 from sim.check.ghost import WORD, Ghost
 from sim.check.world import World
 
+LIVES = 50
+"""Between the incarnations of one engine and those of the next (cluster.py)."""
 Renaming: TypeAlias = Callable[[Sequence[int]], Iterable[int]]
 """The slots of a state, or of its draft, under other names."""
 
@@ -38,9 +41,9 @@ class Symmetry:
         # A router's endpoint numbers its attempts; nothing here knows how.
         orders = permutations(range(len(cluster.requests))) if type(cluster) is Cluster else iter([()])
         next(orders)
-        found = (Names.after(cluster, order) for order in orders)
+        found = filter(None, (Names.after(cluster, order) for order in orders))
         self.others: tuple[Renaming, ...] = tuple(
-            partial(map, getitem, Slots(world, names).tables) for names in found if names is not None
+            Slots(world, names).renaming() for names in found if names is not None
         )
 
     def __str__(self) -> str:
@@ -54,7 +57,10 @@ class Names:
         self.requests = requests
         self.products = products
         self.words: dict[str, str] = {}
-        self.numbers: dict[str, dict[int, int]] = {"generation": {}, "blocks": {}, "digest": {}, "index": {}}
+        lives: dict[int, int] = {}
+        fields: dict[str, dict[int, int]] = {"generation": {}, "blocks": {}, "digest": {}, "index": {}}
+        of_lives = dict.fromkeys(("incarnation", "incarnations", "retired", "settings"), lives)
+        self.numbers: dict[str, dict[int, int]] = {**fields, **of_lives}
         """By the field that holds them."""
 
     @classmethod
@@ -71,12 +77,24 @@ class Names:
 
     def _request(self, cluster: Cluster, i: int, j: int) -> bool:
         old, new = cluster.requests[i], cluster.requests[j]
-        nameless = [f"?{cluster.d.engine}/{request}" for request in (old, new)]
+        nameless = [f"?{cluster.d_of[k].engine}/{cluster.requests[k]}" for k in (i, j)]
+        engines = zip(cluster.ends_of(i), cluster.ends_of(j), strict=True)
         return (
-            _call(self.words, old, new)
+            all(self._engine(cluster, one, other) for one, other in engines)
+            and _call(self.words, old, new)
             and _call(self.words, base_id(old), base_id(new))
             and _call(self.words, *nameless)  # What P calls a prompt while it knows only who asks for it.
             and self._allocation(cluster.targets[i], cluster.targets[j])
+        )
+
+    def _engine(self, cluster: Cluster, old: EngineId, new: EngineId) -> bool:
+        ranks = zip(cluster.ranks[old], cluster.ranks[new], strict=True)
+        lives = [(FIRST_LIFE[old] + life, FIRST_LIFE[new] + life) for life in range(LIVES)]
+        return (
+            (old == new or not cluster.scope.pulls)  # What P's lease words say depends on its incarnation.
+            and _call(self.words, old, new)
+            and all(_call(self.words, one, other) for one, other in ranks)
+            and all(_call(self.numbers["incarnation"], one, other) for one, other in lives)
         )
 
     def _product(self, cluster: Cluster, old: int, new: int) -> bool:
@@ -107,9 +125,9 @@ class Names:
         if isinstance(value, msgspec.Struct):
             return self._struct(value)
         if isinstance(value, dict):
-            return kind((self.value(key), self.value(item)) for key, item in value.items())
+            return kind((self.value(key), self.value(item, field)) for key, item in value.items())
         if isinstance(value, (set, frozenset, deque)):
-            return kind(self.value(item) for item in value)
+            return kind(self.value(item, field) for item in value)
         return self.body(value) if hasattr(kind, "fork") else value
 
     def _struct(self, value: Any) -> Any:
@@ -129,7 +147,7 @@ class Names:
             for slot in getattr(kind, "__slots__", ()):
                 held = getattr(other, slot)
                 if not isinstance(held, Deadlines):
-                    setattr(other, slot, self.value(held))
+                    setattr(other, slot, self.value(held, slot))
         return other
 
 
@@ -156,6 +174,10 @@ class Slots:
     def __init__(self, world: World, names: Names) -> None:
         self.world = world
         self.names = names
+        nodes, links, word = world.cluster.nodes, world.cluster.links, names.words
+        self.node = [world.cluster.at[word.get(node, node)] for node in nodes]
+        self.engine = [world.cluster.number[word.get(engine, engine)] for engine in world.cluster.engines]
+        self.link = [world.cluster.link_of[word.get(a, a), word.get(b, b)] for a, b in links]
         self.frame = Table(self._frame)
         self.operation = Table(self._operation)
         ends, chans, unnamed = Table(self._end), Table(self._chan), Table(int)
@@ -166,9 +188,19 @@ class Slots:
         self.tables[world.op] = Table(self._ops)
         self.tables[world.ghost] = Table(self._ghost)
 
+    def renaming(self) -> Renaming:
+        """Every slot, each where its engine's new name puts it."""
+        values = partial(map, getitem, self.tables)
+        first = self.world.first_link
+        moved = [*self.node, *(first + link for link in self.link)]
+        if moved == sorted(moved):
+            return values
+        place = itemgetter(*(moved.index(slot) for slot in range(len(moved))), *range(len(moved), len(self.tables)))
+        return lambda state: place(tuple(values(state)))
+
     def _end(self, number: int) -> int:
         node = self.world.endpoints.values[number][0]
-        return self.world.endpoint(node, self.names.body(self.world.bodies[number]))
+        return self.world.endpoint(self.names.value(node), self.names.body(self.world.bodies[number]))
 
     def _frame(self, number: int) -> int:
         return self.world.frames.of(self.names.value(self.world.frames.values[number]))
@@ -176,7 +208,7 @@ class Slots:
     def _operation(self, number: int) -> int:
         known = self.world.judge.operations
         node, life, effect = known.values[number]
-        return known.of((node, life, self.names.value(effect)))
+        return known.of((self.names.value(node), life, self.names.value(effect)))
 
     def _chan(self, number: int) -> int:
         chans = self.world.chans
@@ -184,12 +216,12 @@ class Slots:
 
     def _bag(self, number: int) -> int:
         bags = self.world.bags
-        return bags.of(tuple(sorted((link, self.frame[frame]) for link, frame in bags.values[number])))
+        return bags.of(tuple(sorted((self.link[link], self.frame[frame]) for link, frame in bags.values[number])))
 
     def _tasks(self, number: int) -> int:
         tasks = self.world.tasks
         renamed = (
-            (kind, node, self.operation[about] if kind == "word" else about)
+            (kind, self.node[node], self.operation[about] if kind == "word" else self.node[about])
             for kind, node, about in tasks.values[number]
         )
         return tasks.of(tuple(sorted(renamed)))
@@ -208,6 +240,7 @@ class Slots:
                 stages=_moved(ghost.stages, requests),
                 landed=_moved(ghost.landed, requests),
                 content=_moved(ghost.content, requests),
+                lives=_moved(ghost.lives, self.engine),
                 barred=_moved(ghost.barred, requests),
             )
         )

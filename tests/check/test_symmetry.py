@@ -1,4 +1,4 @@
-"""Requests that nothing tells apart: what is left out says nothing that what is looked at does not."""
+"""Requests and engines that nothing tells apart: what is left out says nothing that what is looked at does not say."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ ALIKE = {
     "three pulls": Scope(pulls=True, requests=3, concurrent=False, clocks=False, **QUIET),
     "compat": Scope(dialect=VLLM_COMPAT, requests=2, dup=1, **QUIET),
     "compat, one prompt": Scope(dialect=VLLM_COMPAT, requests=2, same_product=True, err=1, **QUIET),
+    "two P engines, a restart": Scope(requests=2, p_engines=2, p_restart=1, concurrent=False, **QUIET),
+    "two D engines, a restart": Scope(requests=2, d_engines=2, d_restart=1, concurrent=False, **QUIET),
+    "two D engines, compat": Scope(dialect=VLLM_COMPAT, requests=2, d_engines=2, dup=1, **QUIET),
     "pull, a clock": Scope(pulls=True, requests=2, horizon=1, abort=0),
 }
 
@@ -100,3 +103,6 @@ def test_what_something_tells_apart_is_not_alike() -> None:
     # Of three requests, two share their blocks: the first and the third.
     symmetry = Symmetry(relation(Scope(requests=3, pool=2)))
     assert len(symmetry.others) == 1
+    # Two P engines serve three requests: the first and the third are on one.
+    assert len(Symmetry(relation(Scope(requests=3, p_engines=2))).others) == 1
+    assert not Symmetry(relation(Scope(pulls=True, requests=2, p_engines=2))).others
