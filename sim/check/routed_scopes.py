@@ -30,10 +30,10 @@ ROUTED = (
     ),
     Named(
         "router, one leg after the other",
-        Scope(attempts=2, concurrent=False, prefill_abort=1, drop=1, dup=1, deadline=0, stall=0),
-        EVERY_END | GIVEN_UP | RETRIED | {"late REG refused"},
-        92994,
-        406709,
+        Scope(attempts=2, concurrent=False, prefill_abort=1, drop=1, deadline=0, stall=0),
+        EVERY_END | GIVEN_UP | RETRIED,
+        8551,
+        29979,
     ),
     Named(
         "router, errors and broken connections",
@@ -137,10 +137,10 @@ ROUTED = (
     # A retry goes elsewhere.
     Named(
         "router, two P engines, one starts again",
-        Scope(attempts=2, p_engines=2, concurrent=False, p_restart=1, deadline=0, stall=0),
-        EVERY_END | GIVEN_UP | RETRIED | {P_LOST} | resolved("PEER_RESTARTED"),
-        72610,
-        326193,
+        Scope(attempts=2, p_engines=2, concurrent=False, p_restart=1, abort=0, deadline=0, stall=0),
+        RETRIED | {P_LOST} | resolved("PEER_RESTARTED"),
+        8839,
+        32174,
     ),
     Named(
         "router, pull, two P engines, one starts again",
@@ -193,6 +193,18 @@ ROUTED = (
         169,
     ),
     # Larger ones.
+    Named(
+        "router, one leg after the other, a loss and a duplicate",
+        Scope(attempts=2, concurrent=False, prefill_abort=1, drop=1, dup=1, deadline=0, stall=0),
+        EVERY_END | GIVEN_UP | RETRIED | {"late REG refused"},
+        nightly=True,
+    ),
+    Named(
+        "router, two P engines, one starts again, a client hangs up",
+        Scope(attempts=2, p_engines=2, concurrent=False, p_restart=1, deadline=0, stall=0),
+        EVERY_END | GIVEN_UP | RETRIED | {P_LOST} | resolved("PEER_RESTARTED"),
+        nightly=True,
+    ),
     Named(
         "router, no timer, a prefill fails",
         Scope(attempts=2, prefill_abort=1, clocks=False),
