@@ -185,6 +185,14 @@ SCOPES = (
         1352936,
         nightly=True,
     ),
+    Named(
+        "compat, with clocks and a duplicate",
+        Scope(dialect=COMPAT, horizon=ENDLESS, dup=1, abort=0),
+        ENDS | {"released after use"} | resolved("DEADLINE"),
+        854923,
+        2818007,
+        nightly=True,
+    ),
     Named("all repairs", Scope(drop=1, dup=1, sync=1, cancel=1), EVERY_END, 705629, 2946354, nightly=True),
     Named("two drops and an error", Scope(drop=2, err=1, sync=1, cancel=1), EVERY_END, 124847, 481982, nightly=True),
     Named(
