@@ -167,6 +167,44 @@ def test_its_diagrams_show_what_the_router_does() -> None:
     assert mermaid(drawn)
 
 
+class Doubting(Routed):
+    """Keeps two routers of one fingerprint that came about in different ways, and lets both do the same."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.others: dict[int, Router] = {}
+        self.compared = 0
+        super().__init__(scope)
+
+    def endpoint(self, node: str, body: Any) -> int:
+        number = super().endpoint(node, body)
+        if node == ROUTER and self.bodies[number] is not body:
+            self.others[number] = body
+        return number
+
+    def _step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
+        if end in self.others:
+            one, other = self.bodies[end].fork(), self.others[end].fork()
+            what = self.events.values[event][1]
+            assert one.handle(what, 0) == other.handle(what, 0)
+            assert one.fingerprint() == other.fingerprint()
+            self.compared += 1
+        return super()._step(end, event)
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        Scope(attempts=2, requests=2, pulls=True, clocks=False, prefill_abort=1),
+        Scope(attempts=2, p_engines=2, pulls=True, p_restart=1, **PATIENT),
+    ],
+    ids=["two requests", "two engines"],
+)
+def test_routers_of_one_fingerprint_do_the_same(scope: Scope) -> None:
+    world = Doubting(scope)
+    assert shortest(world) is None
+    assert world.compared > 10
+
+
 # At random.
 
 
