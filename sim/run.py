@@ -29,10 +29,11 @@ from pdflow.results.totals import NS_PER_S, EngineTotals, LinkTotals
 from pdflow.results.write import EVENTS_NAME, OutputError, make_folder
 from pdflow.scenario.resolution import resolution_of
 from pdflow.scenario.schema import (
+    Arrival,
     ClosedArrival,
     ConstantArrival,
     ConstantCost,
-    PoissonArrival,
+    GammaArrival,
     Scenario,
     seconds_to_ns,
 )
@@ -209,11 +210,18 @@ def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupt
     return Result.of(about(scenario, command, interrupted), world.records, world.steps, totals)
 
 
+def _burstiness(arrival: Arrival | None) -> float | None:
+    """As vllm bench serve says it: the shape of gamma gaps, infinite where they are even."""
+    if isinstance(arrival, GammaArrival):
+        return arrival.burstiness
+    return None if isinstance(arrival, ConstantArrival) else 1.0
+
+
 def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> About:
     """What was run, for the result's header."""
     arrival = scenario.workload.arrival
     rate: float | None = None
-    if isinstance(arrival, (PoissonArrival, ConstantArrival)):
+    if arrival is not None:
         rate = arrival.rate_rps
     elif scenario.workload.like is not None:
         rate = scenario.workload.rate_rps
@@ -240,7 +248,7 @@ def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> Abou
         command_line=" ".join(["pdflow", *_repeatable(command)]) if command else "",
         model_id=scenario.model.name,
         request_rate_rps=rate,
-        burstiness=None if isinstance(arrival, ConstantArrival) else 1.0,
+        burstiness=_burstiness(arrival),
         max_concurrency=arrival.concurrency if isinstance(arrival, ClosedArrival) else None,
         source_date_epoch=int(epoch) if epoch and epoch.isdigit() else None,
         slo=scenario.slo,

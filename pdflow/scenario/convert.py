@@ -60,9 +60,25 @@ class Tagged:
 TAGGED: Final[Mapping[Any, Tagged]] = {
     schema.Arrival: Tagged(
         "process",
-        {"poisson": schema.PoissonArrival, "constant": schema.ConstantArrival, "closed": schema.ClosedArrival},
+        {
+            "poisson": schema.PoissonArrival,
+            "gamma": schema.GammaArrival,
+            "constant": schema.ConstantArrival,
+            "ramp": schema.RampArrival,
+            "diurnal": schema.DiurnalArrival,
+            "closed": schema.ClosedArrival,
+        },
     ),
-    schema.Length: Tagged("dist", {"fixed": schema.FixedLength, "uniform": schema.UniformLength}, bare="fixed"),
+    schema.Length: Tagged(
+        "dist",
+        {
+            "fixed": schema.FixedLength,
+            "uniform": schema.UniformLength,
+            "lognormal": schema.LognormalLength,
+            "empirical": schema.EmpiricalLength,
+        },
+        bare="fixed",
+    ),
     schema.Cost: Tagged("model", {"constant": schema.ConstantCost, "roofline": schema.RooflineCost}),
     faults.Fault: Tagged("kind", faults.FAULT_KINDS),
 }

@@ -64,6 +64,10 @@ DELAY = Bound(at_least=0, at_most=1e6)
 TIMER = Bound(at_least=1e-6, at_most=1e6)
 """Seconds of something that comes again and again: below a nanosecond it would never let the clock move on."""
 SCALE = Bound(at_least=1e-6, at_most=1e6)
+SHAPE = Bound(at_least=0.01, at_most=1000)
+"""Of a distribution: beyond these bounds it is a point, or all but never anything."""
+SPAN = Bound(at_least=1, at_most=1e9)
+"""Seconds over which something swings."""
 ENGINES = Bound(at_least=1, at_most=10_000)
 KV_TOKENS = Bound(at_least=1, at_most=1e9)
 """Of one engine; beyond a billion somebody has mistaken bytes for tokens."""

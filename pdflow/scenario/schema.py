@@ -10,6 +10,7 @@ result, so that a reader of a Scenario never looks anything up.
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -29,6 +30,8 @@ from pdflow.scenario.fields import (
     NOT_NEGATIVE,
     POSITIVE,
     SCALE,
+    SHAPE,
+    SPAN,
     TIMER,
     about,
 )
@@ -50,10 +53,43 @@ class PoissonArrival:
 
 
 @attrs.frozen(kw_only=True)
+class GammaArrival:
+    """Gaps of a gamma distribution, as `vllm bench serve --burstiness` draws them."""
+
+    rate_rps: float = field(metadata=about("mean requests per second", POSITIVE))
+    burstiness: float = field(
+        metadata=about("the shape of the gaps: 1 is Poisson, less comes in bursts, more is more even", SHAPE)
+    )
+
+
+@attrs.frozen(kw_only=True)
 class ConstantArrival:
     """One arrival every 1/rate_rps seconds."""
 
     rate_rps: float = field(metadata=about("requests per second", POSITIVE))
+
+
+@attrs.frozen(kw_only=True)
+class RampArrival:
+    """Independent arrivals at a rate that goes from one value to another in a straight line, and stays there."""
+
+    from_rps: float = field(metadata=about("requests per second at the start", NOT_NEGATIVE))
+    to_rps: float = field(metadata=about("requests per second from over_s on", POSITIVE))
+    over_s: float = field(metadata=about("how long the way takes", DELAY))
+
+    @property
+    def rate_rps(self) -> float:
+        """What it comes to in the long run."""
+        return self.to_rps
+
+
+@attrs.frozen(kw_only=True)
+class DiurnalArrival:
+    """Independent arrivals at a rate that swings about its mean: mean * (1 + swing * sin(2 pi t / period_s))."""
+
+    rate_rps: float = field(metadata=about("mean requests per second", POSITIVE))
+    swing: float = field(default=0.5, metadata=about("how far the rate leaves its mean, as a share of it", FRACTION))
+    period_s: float = field(default=86400.0, metadata=about("from one peak to the next", SPAN))
 
 
 @attrs.frozen(kw_only=True)
@@ -62,8 +98,13 @@ class ClosedArrival:
 
     concurrency: int = field(metadata=about("requests in the system at any time", AT_LEAST_ONE))
 
+    @property
+    def rate_rps(self) -> None:
+        """It has none of its own."""
+        return
 
-Arrival: TypeAlias = PoissonArrival | ConstantArrival | ClosedArrival
+
+Arrival: TypeAlias = PoissonArrival | GammaArrival | ConstantArrival | RampArrival | DiurnalArrival | ClosedArrival
 
 
 @attrs.frozen(kw_only=True)
@@ -91,11 +132,56 @@ class UniformLength:
     high: int = field(metadata=about("most tokens, included", AT_LEAST_ONE))
 
     def __attrs_post_init__(self) -> None:
-        if self.low > self.high:
-            raise ValueError(f"high is {self.high}, expected at least low, which is {self.low}")
+        _in_order(self.low, self.high)
 
 
-Length: TypeAlias = FixedLength | UniformLength
+@attrs.frozen(kw_only=True)
+class LognormalLength:
+    """Lengths whose logarithm is normal, many short and a few very long ones, cut off at low and high."""
+
+    median: float = field(metadata=about("half of all lengths are below it", POSITIVE))
+    sigma: float = field(metadata=about("standard deviation of the logarithm: 1 has a p95 of 5.2 medians", SHAPE))
+    low: int = field(default=1, metadata=about("least tokens", AT_LEAST_ONE))
+    high: int = field(metadata=about("most tokens, included", AT_LEAST_ONE))
+
+    def __attrs_post_init__(self) -> None:
+        _in_order(self.low, self.high)
+
+
+@attrs.frozen(kw_only=True)
+class EmpiricalLength:
+    """Lengths that have been seen, drawn again."""
+
+    tokens: tuple[int, ...] = field(metadata=about("the lengths, such as a histogram's", NOT_EMPTY))
+    weights: tuple[float, ...] = field(default=(), metadata=about("how often each comes; equally often if absent"))
+
+    def __attrs_post_init__(self) -> None:
+        if any(length < 1 for length in self.tokens):
+            raise ValueError(f"tokens holds {min(self.tokens)}, expected numbers of at least 1")
+        if self.weights and len(self.weights) != len(self.tokens):
+            raise ValueError(
+                f"weights has {len(self.weights)} numbers, expected one for each of {len(self.tokens)} tokens"
+            )
+        if self.weights and (min(self.weights) < 0 or not 0 < sum(self.weights) < inf):
+            raise ValueError("weights are expected to be at least 0, and not all 0")
+
+    @property
+    def low(self) -> int:
+        """The least length that can be drawn."""
+        return min(self.tokens)
+
+    @property
+    def high(self) -> int:
+        """The greatest length that can be drawn."""
+        return max(self.tokens)
+
+
+def _in_order(low: int, high: int) -> None:
+    if low > high:
+        raise ValueError(f"high is {high}, expected at least low, which is {low}")
+
+
+Length: TypeAlias = FixedLength | UniformLength | LognormalLength | EmpiricalLength
 
 
 @attrs.frozen(kw_only=True)

@@ -6,7 +6,16 @@ import attrs
 
 from pdflow.scenario.fit import kv_tokens_of
 from pdflow.scenario.plan import plan_of
-from pdflow.scenario.schema import ClosedArrival, ConstantArrival, PoissonArrival, Pool, Scenario
+from pdflow.scenario.schema import (
+    ClosedArrival,
+    ConstantArrival,
+    DiurnalArrival,
+    GammaArrival,
+    PoissonArrival,
+    Pool,
+    RampArrival,
+    Scenario,
+)
 
 
 @attrs.frozen
@@ -60,8 +69,14 @@ def workload_summary(scenario: Scenario) -> str:
     match workload.arrival:
         case PoissonArrival(rate_rps=rate):
             return f"{count} requests, Poisson at {rate:g}/s"
+        case GammaArrival(rate_rps=rate, burstiness=burstiness):
+            return f"{count} requests, gamma at {rate:g}/s with burstiness {burstiness:g}"
         case ConstantArrival(rate_rps=rate):
             return f"{count} requests, one every {1 / rate:g} s"
+        case RampArrival(from_rps=low, to_rps=high, over_s=span):
+            return f"{count} requests, from {low:g}/s to {high:g}/s over {span:g} s"
+        case DiurnalArrival(rate_rps=rate, swing=swing, period_s=period):
+            return f"{count} requests, {rate:g}/s and {swing:.0%} up and down every {period:g} s"
         case ClosedArrival(concurrency=concurrency):
             return f"{count} requests, {concurrency} at a time"
         case None:

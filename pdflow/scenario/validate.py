@@ -18,7 +18,7 @@ from pdflow.scenario.convert import Complaint, did_you_mean
 from pdflow.scenario.document import Parts
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.schema import ConstantArrival, Network, PoissonArrival, Pool, Transfer, Workload
+from pdflow.scenario.schema import Network, Pool, RampArrival, Transfer, Workload
 from pdflow.scenario.validate_faults import check_faults
 
 NAME: Final = re.compile(r"[\w.+-]+")
@@ -90,8 +90,10 @@ def _span(workload: Workload) -> Iterator[Complaint]:
     """How long the arrivals take: instants are nanoseconds in 64 bits, so a rate must not be all but 0."""
     key: KeyPath = ("workload", "rate_rps")
     rate = workload.rate_rps
-    if isinstance(workload.arrival, (PoissonArrival, ConstantArrival)):
-        key, rate = ("workload", "arrival", "rate_rps"), workload.arrival.rate_rps
+    arrival = workload.arrival
+    if arrival is not None and arrival.rate_rps is not None:
+        key = ("workload", "arrival", "to_rps" if isinstance(arrival, RampArrival) else "rate_rps")
+        rate = arrival.rate_rps
     requests = workload.requests or 0
     if rate is not None and requests > rate * LONGEST_SPAN_S:
         yield Complaint(

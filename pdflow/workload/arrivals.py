@@ -6,17 +6,17 @@ run. What arrives is decided elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import count, repeat
-from math import log
+from math import log, pi, sin
 
 import attrs
 
 from pdflow.protocol.values import Instant, S
 from pdflow.workload.lengths import Quantiles
 from pdflow.workload.request import WHEN_ONE_ENDS
-from pdflow.workload.rng import Rng, Stream
+from pdflow.workload.rng import Rng, Stream, standard_gamma
 
 FINE_BITS = 20
 """Instants are kept in 2**-20 ns between roundings."""
@@ -28,6 +28,39 @@ def poisson(rate_rps: float, stream: Stream) -> Iterator[Instant]:
     while True:
         fine += int(-log(uniform()) * scale)
         yield fine >> FINE_BITS
+
+
+def gamma(rate_rps: float, burstiness: float, stream: Stream) -> Iterator[Instant]:
+    """Independent gaps of a gamma distribution of shape `burstiness`, as vLLM's benchmark draws them."""
+    fine, scale = 0, (S << FINE_BITS) / (rate_rps * burstiness)
+    while True:
+        fine += int(standard_gamma(burstiness, stream) * scale)
+        yield fine >> FINE_BITS
+
+
+def ramp(from_rps: float, to_rps: float, over_s: float, stream: Stream) -> Iterator[Instant]:
+    """Independent arrivals at a rate that goes in a straight line from one value to another, and stays there."""
+
+    def rate(at_s: float) -> float:
+        return to_rps if at_s >= over_s else from_rps + (to_rps - from_rps) * at_s / over_s
+
+    return _thinned(rate, max(from_rps, to_rps), stream)
+
+
+def diurnal(mean_rps: float, swing: float, period_s: float, stream: Stream) -> Iterator[Instant]:
+    """Independent arrivals at mean_rps * (1 + swing * sin(2 pi t / period_s))."""
+
+    def rate(at_s: float) -> float:
+        return mean_rps * (1.0 + swing * sin(2.0 * pi * at_s / period_s))
+
+    return _thinned(rate, mean_rps * (1.0 + swing), stream)
+
+
+def _thinned(rate: Callable[[float], float], most_rps: float, stream: Stream) -> Iterator[Instant]:
+    """Poisson arrivals at the greatest rate, each kept with the share that the rate is of it (Lewis, Shedler 1979)."""
+    for at in poisson(most_rps, stream):
+        if stream.uniform() * most_rps < rate(at / S):
+            yield at
 
 
 def constant(rate_rps: float) -> Iterator[Instant]:

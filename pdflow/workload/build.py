@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
 from pdflow.protocol.values import Instant
-from pdflow.scenario.schema import Arrival, ClosedArrival, ConstantArrival, Length, Trace, Workload
+from pdflow.scenario.schema import (
+    Arrival,
+    ClosedArrival,
+    ConstantArrival,
+    DiurnalArrival,
+    EmpiricalLength,
+    GammaArrival,
+    Length,
+    LognormalLength,
+    RampArrival,
+    Trace,
+    Workload,
+)
 from pdflow.workload import arrivals
-from pdflow.workload.lengths import uniform
+from pdflow.workload.lengths import empirical, lognormal, uniform
 from pdflow.workload.readers import load_model, read_trace
 from pdflow.workload.request import Request
-from pdflow.workload.rng import Rng
+from pdflow.workload.rng import Rng, Stream
 
 
 def requests(workload: Workload, seed: int, base_dir: Path) -> Iterator[Request]:
@@ -48,15 +60,31 @@ def _from_trace(trace: Trace, base_dir: Path) -> Iterator[Request]:
 
 
 def _synthetic(arrival: Arrival, input_tokens: Length, output_tokens: Length, rng: Rng) -> Iterator[Request]:
-    prompt = uniform(input_tokens.low, input_tokens.high, rng.stream("input"))
-    answer = uniform(output_tokens.low, output_tokens.high, rng.stream("output"))
+    prompt = _lengths(input_tokens, rng.stream("input"))
+    answer = _lengths(output_tokens, rng.stream("output"))
     for index, at in enumerate(_instants(arrival, rng)):
         yield Request(index, at, prompt(), answer())
 
 
+def _lengths(length: Length, stream: Stream) -> Callable[[], int]:
+    match length:
+        case LognormalLength():
+            return lognormal(length.median, length.sigma, length.low, length.high, stream)
+        case EmpiricalLength():
+            return empirical(length.tokens, length.weights, stream)
+    return uniform(length.low, length.high, stream)
+
+
 def _instants(arrival: Arrival, rng: Rng) -> Iterator[Instant]:
-    if isinstance(arrival, ClosedArrival):
-        return arrivals.closed(arrival.concurrency)
-    if isinstance(arrival, ConstantArrival):
-        return arrivals.constant(arrival.rate_rps)
+    match arrival:
+        case ClosedArrival():
+            return arrivals.closed(arrival.concurrency)
+        case ConstantArrival():
+            return arrivals.constant(arrival.rate_rps)
+        case GammaArrival():
+            return arrivals.gamma(arrival.rate_rps, arrival.burstiness, rng.stream("arrivals"))
+        case RampArrival():
+            return arrivals.ramp(arrival.from_rps, arrival.to_rps, arrival.over_s, rng.stream("arrivals"))
+        case DiurnalArrival():
+            return arrivals.diurnal(arrival.rate_rps, arrival.swing, arrival.period_s, rng.stream("arrivals"))
     return arrivals.poisson(arrival.rate_rps, rng.stream("arrivals"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from math import exp
 
-from pdflow.workload.rng import Stream
+from pdflow.workload.rng import Stream, standard_normal
 
 
 class Quantiles:
@@ -49,3 +51,25 @@ def uniform(low: int, high: int, stream: Stream) -> Callable[[], int]:
         return lambda: low
     span, below = high - low + 1, stream.below
     return lambda: low + below(span)
+
+
+def lognormal(median: float, sigma: float, low: int, high: int, stream: Stream) -> Callable[[], int]:
+    """Draws whole numbers whose logarithm is normal, those beyond low and high as these."""
+    top = high / median  # Beyond it nothing need be computed, which might be too large to be.
+
+    def draw() -> int:
+        factor = exp(min(sigma * standard_normal(stream), 700.0))
+        return high if factor >= top else max(low, round(median * factor))
+
+    return draw
+
+
+def empirical(tokens: Sequence[int], weights: Sequence[float], stream: Stream) -> Callable[[], int]:
+    """Draws one of these lengths, as often as its weight says; equally often without weights."""
+    if not weights:
+        below, number = stream.below, len(tokens)
+        return lambda: tokens[below(number)]
+    kept = [(length, weight) for length, weight in zip(tokens, weights, strict=True) if weight > 0]
+    lengths, ends = [length for length, _ in kept], list(accumulate(weight for _, weight in kept))
+    total, uniform_ = ends[-1], stream.uniform
+    return lambda: lengths[min(bisect_right(ends, uniform_() * total), len(lengths) - 1)]

@@ -13,10 +13,12 @@ import struct
 from collections.abc import Iterator
 from hashlib import shake_128
 from itertools import count
+from statistics import NormalDist
 from typing import Final
 
 _PER_BLOCK: Final = 512
 _UNPACK: Final = struct.Struct(f"<{_PER_BLOCK}Q").unpack
+_NORMAL: Final = NormalDist()
 _2_64: Final = 1 << 64
 _2_MINUS_52: Final = 2.0**-52
 
@@ -66,6 +68,24 @@ class Stream:
     def integer(self, low: int, high: int) -> int:
         """A whole number from low to high, both included, without bias."""
         return low + self.below(high - low + 1)
+
+
+def standard_normal(stream: Stream) -> float:
+    """By inversion: one number of the stream for each."""
+    return _NORMAL.inv_cdf(stream.uniform())
+
+
+def standard_gamma(shape: float, stream: Stream) -> float:
+    """Of scale 1, so of mean `shape` (Marsaglia and Tsang 2000; below 1 by their boost of shape + 1)."""
+    if shape < 1.0:
+        return float(standard_gamma(shape + 1.0, stream) * stream.uniform() ** (1.0 / shape))
+    d = shape - 1.0 / 3.0
+    c = 1.0 / math.sqrt(9.0 * d)
+    while True:
+        x = standard_normal(stream)
+        v = (1.0 + c * x) ** 3
+        if v > 0.0 and math.log(stream.uniform()) < 0.5 * x * x + d - d * v + d * math.log(v):
+            return d * v
 
 
 def _numbers(key: bytes) -> Iterator[int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from itertools import islice, pairwise
+from math import pi
+from statistics import fmean, pstdev
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.workload import WHEN_ONE_ENDS, Rng, arrivals
-from pdflow.workload.lengths import Quantiles, uniform
+from pdflow.workload.lengths import Quantiles, empirical, lognormal, uniform
 
 S = 10**9
 FLAT = Quantiles((0.0, 1.0), (1.0, 1.0))
@@ -31,6 +33,61 @@ def test_poisson_arrivals_have_their_rate_and_dispersion() -> None:
         counts[instant // S] += 1
     mean = sum(counts) / len(counts)
     assert sum((count - mean) ** 2 for count in counts) / len(counts) / mean == pytest.approx(1.0, abs=0.06)
+
+
+@pytest.mark.parametrize("burstiness", [0.2, 1.0, 3.0])
+def test_gamma_gaps_have_their_mean_and_spread(burstiness: float) -> None:
+    """A gamma distribution of shape b has a coefficient of variation of 1 / sqrt(b)."""
+    at = list(islice(arrivals.gamma(8.0, burstiness, Rng(4).stream("arrivals")), 40_000))
+    gaps = [(b - a) / S for a, b in pairwise([0, *at])]
+    assert fmean(gaps) == pytest.approx(1 / 8, rel=0.03)
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(burstiness**-0.5, rel=0.04)
+
+
+def test_a_ramp_has_its_rate_everywhere() -> None:
+    at = list(islice(arrivals.ramp(2.0, 10.0, 1000.0, Rng(5).stream("arrivals")), 20_000))
+    early, late, after = (sum(low * S <= t < (low + 200) * S for t in at) / 200 for low in (0, 800, 1500))
+    assert (early, late, after) == pytest.approx((2.8, 9.2, 10.0), rel=0.08)
+
+
+def test_a_ramp_may_start_from_nothing_and_go_down() -> None:
+    first = next(arrivals.ramp(0.0, 1.0, 0.0, Rng(6).stream("arrivals")))
+    assert first > 0
+    at = list(islice(arrivals.ramp(10.0, 1.0, 100.0, Rng(6).stream("arrivals")), 700))
+    assert sum(t < 100 * S for t in at) == pytest.approx(550, rel=0.1)
+
+
+def test_a_day_has_its_peak_and_its_night() -> None:
+    at = list(islice(arrivals.diurnal(20.0, 0.8, 400.0, Rng(7).stream("arrivals")), 40_000))
+    day = sum(t % (400 * S) < 200 * S for t in at) / len(at)
+    assert day == pytest.approx(0.5 + 0.8 / pi, abs=0.01), "the half period's share of the integral of the rate"
+    assert len(at) / (at[-1] / S) == pytest.approx(20.0, rel=0.03)
+
+
+def test_lognormal_lengths_have_their_median_and_tail() -> None:
+    draw = lognormal(800.0, 1.0, 1, 10**9, Rng(8).stream("input"))
+    lengths = sorted(draw() for _ in range(20_000))
+    assert lengths[10_000] == pytest.approx(800, rel=0.03)
+    assert lengths[19_000] / lengths[10_000] == pytest.approx(5.18, rel=0.05)
+    cut = lognormal(800.0, 1000.0, 16, 4096, Rng(8).stream("input"))
+    assert {cut() for _ in range(1000)} <= set(range(16, 4097)) | {16, 4096}
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=6), st.integers(0, 2**32))
+def test_empirical_lengths_are_those_seen(pairs: list[tuple[int, int]], seed: int) -> None:
+    tokens, weights = [token for token, _ in pairs], [float(weight) for _, weight in pairs]
+    even = empirical(tokens, (), Rng(seed).stream("input"))
+    assert {even() for _ in range(30)} <= set(tokens)
+    if any(weights):
+        weighted = empirical(tokens, weights, Rng(seed).stream("input"))
+        assert {weighted() for _ in range(30)} <= {token for token, weight in pairs if weight}
+
+
+def test_empirical_lengths_come_as_often_as_they_weigh() -> None:
+    draw = empirical((10, 20, 30), (1.0, 0.0, 3.0), Rng(9).stream("input"))
+    drawn = [draw() for _ in range(20_000)]
+    assert drawn.count(30) / len(drawn) == pytest.approx(0.75, abs=0.01)
+    assert 20 not in drawn
 
 
 def test_a_closed_loop_starts_its_clients_and_then_waits() -> None:

@@ -12,8 +12,14 @@ from pdflow.scenario.schema import (
     Arrival,
     ClosedArrival,
     ConstantArrival,
+    DiurnalArrival,
+    EmpiricalLength,
     FixedLength,
+    GammaArrival,
+    Length,
+    LognormalLength,
     PoissonArrival,
+    RampArrival,
     Trace,
     UniformLength,
     Workload,
@@ -47,6 +53,23 @@ def test_synthetic_requests() -> None:
     assert {r.input_tokens for r in poisson} == {512}
     assert {r.output_tokens for r in poisson} == {1, 2, 3, 4}
     assert not any(r.prefix for r in poisson)
+
+
+@pytest.mark.parametrize(
+    ("arrival", "prompt"),
+    [
+        (GammaArrival(rate_rps=5.0, burstiness=0.5), LognormalLength(median=50.0, sigma=1.0, low=10, high=90)),
+        (RampArrival(from_rps=1.0, to_rps=9.0, over_s=60.0), EmpiricalLength(tokens=(10, 90), weights=(1.0, 2.0))),
+        (DiurnalArrival(rate_rps=5.0), EmpiricalLength(tokens=(10, 90))),
+    ],
+)
+def test_every_kind_of_arrival_and_length(arrival: Arrival, prompt: Length) -> None:
+    workload = Workload(requests=400, arrival=arrival, input_tokens=prompt, output_tokens=FixedLength(tokens=1))
+    drawn = list(requests(workload, 3, HERE))
+    assert [r.arrival_ns for r in drawn] == sorted(r.arrival_ns for r in drawn)
+    assert 400 / drawn[-1].arrival_ns * 1e9 == pytest.approx(5.0, rel=0.3)
+    assert (prompt.low, prompt.high) == (10, 90)
+    assert {10, 90} <= {r.input_tokens for r in drawn} <= set(range(10, 91))
 
 
 def test_a_seed_is_all_that_matters() -> None:
