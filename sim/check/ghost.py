@@ -337,10 +337,13 @@ class Judge:
         if self.reading(draft, product):
             raise Broken("S2", f"{effect.xid} is released under a WRITE")
         landed = 0
+        died = 0
         for i, bits in enumerate(draft.landed):
-            landed |= bits if self.cluster.product_of[i] == product else 0
+            if self.cluster.product_of[i] == product:
+                landed |= bits
+                died += self.life(draft, self.cluster.d_of[i].engine)
         strict = self.cluster.scope.dialect.control_frames
-        if strict and effect.code is Code.NONE and landed != self.cluster.everything and not draft.lives[1]:
+        if strict and effect.code is Code.NONE and landed != self.cluster.everything and not died:
             raise Broken("S7", f"P reports {effect.xid} as sent, and not all of it has landed")
         draft.products[product] = Product.RELEASED
         self.goal("expired" if effect.code is Code.EXPIRED else "released after use")

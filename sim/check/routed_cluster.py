@@ -25,8 +25,8 @@ class RoutedCluster(Cluster):
             if getattr(scope, field):
                 raise ValueError(f"attempts: with the router's endpoint, {field} is false")
         several = scope.p_engines + scope.d_engines > 2
-        if several and ((scope.requests, scope.attempts) != (1, 2) or scope.p_engines == scope.d_engines):
-            raise ValueError("attempts: where there is another engine, of one kind, one request is tried twice")
+        if several and (scope.requests > 1 or scope.attempts > 2 or scope.p_engines == scope.d_engines):
+            raise ValueError("attempts: where there is another engine, of one kind, one request is tried at most twice")
         if scope.d_engines > 1 and (scope.pulls or not scope.concurrent):
             raise ValueError("attempts: which D is next is known from the start only if both legs are sent at once")
         super().__init__(scope)

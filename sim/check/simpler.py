@@ -36,7 +36,8 @@ def simpler(scope: Scope, names: Sequence[str]) -> Iterator[tuple[Scope, list[st
         if getattr(scope, field) > 1:
             yield _with(scope, field, 1), [re.sub(rf"\b{role}[0-9]\b", role, text) for text in names]
     for field, plain in PLAIN.items():
-        if getattr(scope, field) != plain:
+        in_turn = field == "concurrent" and scope.attempts and scope.d_engines > 1
+        if getattr(scope, field) != plain and not in_turn:
             yield _with(scope, field, plain), list(names)
     for fault in Fault:
         field = fault.name.lower()

@@ -128,9 +128,9 @@ def test_what_it_is_not_made_for_is_refused(field: str) -> None:
 @pytest.mark.parametrize(
     ("scope", "why"),
     [
-        (Scope(attempts=2, p_engines=2, d_engines=2), "of one kind, one request is tried twice"),
-        (Scope(attempts=2, p_engines=2, requests=2), "of one kind, one request is tried twice"),
-        (Scope(attempts=3, d_engines=2), "of one kind, one request is tried twice"),
+        (Scope(attempts=2, p_engines=2, d_engines=2), "of one kind, one request is tried at most twice"),
+        (Scope(attempts=2, p_engines=2, requests=2), "of one kind, one request is tried at most twice"),
+        (Scope(attempts=3, d_engines=2), "of one kind, one request is tried at most twice"),
         (Scope(attempts=2, d_engines=2, concurrent=False), "only if both legs are sent at once"),
         (Scope(attempts=2, d_engines=2, pulls=True), "only if both legs are sent at once"),
     ],
