@@ -106,6 +106,17 @@ SCOPES = (
         2107,
     ),
     Named("pull, D starts again", Scope(pulls=True, d_restart=1, drop=1), ENDS, 248, 397),
+    Named(
+        "pull, ranks that lag", Scope(pulls=True, lagging=True, drop=1, sync=1), ENDS | resolved("STALE"), 3115, 8092
+    ),
+    Named("pull, ranks that lag, no clocks", Scope(pulls=True, lagging=True, clocks=False), DELIVERED, 63, 110),
+    Named(
+        "compat pull, ranks that lag, no clocks",
+        Scope(dialect=COMPAT, pulls=True, lagging=True, clocks=False),
+        DELIVERED,
+        69,
+        127,
+    ),
     Named("pull, half of the prompt is here", Scope(pulls=True, hit_tokens=BLOCK_TOKENS, drop=1), ENDS, 98, 142),
     # vllm-compat, as far as it claims to hold: clocks agree, and every dispatch has an id of its own.
     Named(
