@@ -31,7 +31,8 @@ class Alarms(Changes):
         if timer.kind is TimerKind.RECLAIM:
             under_way = any(state[self.first_link : self.bag]) or self.bags.values[state[self.bag]]
             held = any(product in (Product.QUEUED, Product.HELD) for product in ghost.products)
-            return not under_way and not held and not self.ops_of(state)
+            orphans = any(getattr(self.body(state, node), "cells", None) for node in self.cluster.orphans)
+            return not under_way and not held and not orphans and not self.ops_of(state)
         wanted = any(stage not in self.over for stage in ghost.stages)
         return timer.kind is not TimerKind.LEASE or not self.scope.pulls or not (wanted or self.ops_of(state))
 

@@ -11,7 +11,7 @@ from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.timers import Timers
+from pdflow.protocol.timers import Timer, Timers
 from pdflow.protocol.values import Address, Allocation, EngineId
 from sim.check.scope import BLOCK_TOKENS, TOKENS, Scope
 
@@ -50,6 +50,24 @@ TICKS = Timers(
 """Every duration in ticks: as short as keeps their order. The transport's has its margin: two clocks that may each be a
 tick ahead of the other differ by two over a time, and one more is the tick in which something falls."""
 
+ORPHAN = "orphan "
+"""Before the address of a rank whose engine has died without it."""
+
+
+class Nobody:
+    """In the place of a process that there is not yet."""
+
+    incarnation = 0
+
+    def __init__(self, name: Address) -> None:
+        self.name = name
+
+    def armed(self) -> tuple[Timer, ...]:
+        return ()
+
+    def fingerprint(self) -> tuple[Any, ...]:
+        return ()
+
 
 class Cluster:
     """Engines as a scope wants them.
@@ -59,6 +77,8 @@ class Cluster:
     """
 
     def __init__(self, scope: Scope) -> None:
+        if scope.orphan and (scope.horizon or scope.attempts):
+            raise ValueError("orphan: there is none where engines have clocks, or with the router's endpoint")
         self.scope = scope
         # Without clocks time stands still at 0, where a peer that could not be reached would be left alone for ever.
         self.timers = TICKS if scope.horizon else Timers(backoff_first_ns=0, backoff_last_ns=0)
@@ -73,6 +93,9 @@ class Cluster:
         self.p_ranks = [rank for info in self.ps for rank in self.ranks[info.engine]]
         self.d_ranks = [rank for info in self.ds for rank in self.ranks[info.engine]]
         self.nodes = [node for engine in self.engines for node in (engine, *self.ranks[engine])]
+        self.orphans = {ORPHAN + rank: rank for rank in self.p_ranks} if scope.orphan else {}
+        """Where a rank process of P's first life goes on, by whom it takes itself for."""
+        self.nodes += self.orphans
         self.at = {name: i for i, name in enumerate(self.nodes)}
         self._name(scope)
         self.p_of = [self.ps[i % scope.p_engines] for i in range(len(self.xids))]
@@ -126,7 +149,7 @@ class Cluster:
 
     def endpoints(self) -> list[Any]:
         """Of everybody's first life, in the order of `nodes`."""
-        return [body for engine in self.engines for body in self.engine(engine, 0)]
+        return [*(body for engine in self.engines for body in self.engine(engine, 0)), *map(Nobody, self.orphans)]
 
     def engine(self, name: EngineId, life: int) -> list[Any]:
         """Its endpoints when it has started again so many times, in the order of `nodes`."""

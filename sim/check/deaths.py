@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.ids import engine_of
+from pdflow.protocol.values import Address
 from sim.check.cluster import role_of
 from sim.check.ghost import ENDED_ERR, ENDED_OK, FLYING, NOTICE, ORPHAN, READING, TOLD, Product, Stage
 from sim.check.onesided import cut, other_end
@@ -57,6 +60,25 @@ class Deaths(Orders):
         draft[self.bag] = self.bags.of(tuple(one for one in late if name not in map(engine_of, cluster.links[one[0]])))
         kept = tuple(task for task in self.tasks_of(draft) if engine_of(cluster.nodes[task[1]]) != name)
         draft[self.task] = self.tasks.of(kept)
+
+    def outlive(self, draft: Draft, engine: int) -> None:
+        """The same, but the old life's ranks are not dead. What they have asked for is answered, what they have posted
+        goes on, and their timers fire; their frames reach nobody, and none reaches them."""
+        cluster = self.cluster
+        mine = cluster.ranks[cluster.engines[engine]]
+        orphans = {rank: node for node, rank in cluster.orphans.items() if rank in mine}
+        for rank, node in orphans.items():
+            draft[cluster.at[node]] = self.endpoint(node, self.body(draft, rank))
+        moved = {cluster.at[rank]: cluster.at[node] for rank, node in orphans.items()}
+        tasks = ((kind, moved.get(node, node), about) for kind, node, about in self.tasks_of(draft))
+        draft[self.task] = self.tasks.of(tuple(sorted(tasks)))
+        self.put_ops(draft, [(self._theirs(op, orphans), flags) for op, flags in self.ops_of(draft)])
+        self.restart(draft, engine)
+
+    def _theirs(self, op: int, orphans: Mapping[Address, Address]) -> int:
+        """The same operation, as its orphan's."""
+        node, life, effect = self.operations(op)
+        return self.judge.operations.of((orphans.get(node, node), life, effect))
 
     def _outliving(self, name: str, op: int, flags: int) -> int:
         """What is left of an operation when this engine dies."""

@@ -49,7 +49,7 @@ from sim.check.replay import walk
 from sim.check.scope import Scope
 from sim.check.story import StoryFile
 from sim.check.timed import kind
-from sim.check.world import State
+from sim.check.world import HEARD, State
 
 CLIENT, ROUTER, WIRE = "client", "router", "wire"
 
@@ -119,9 +119,9 @@ def collect(story: StoryFile) -> Diagram:
         except Broken as broken:
             lines += (Line(Style.BROKEN, CLIENT, str(broken), recorder.last),)
     cluster = recorder.cluster
-    prefill = tuple(node for p in cluster.ps for node in (p.engine, *cluster.ranks[p.engine]))
+    prefill = [node for p in cluster.ps for node in (p.engine, *cluster.ranks[p.engine])]
     decode = tuple(node for d in cluster.ds for node in (*cluster.ranks[d.engine], d.engine))
-    return Diagram(_title(story), prefill, decode, lines)
+    return Diagram(_title(story), (*prefill, *cluster.orphans), decode, lines)
 
 
 def _title(story: StoryFile) -> str:
@@ -180,7 +180,7 @@ class Recorder(Relation):
         """Links between the engines on which everything is lost."""
         if move[0] == "lose":
             return [move[1]]
-        if move[0] == "restart":
+        if move[0] in ("restart", "outlive"):
             name = self.cluster.engines[move[1]]
             between = self.cluster.links[: self.cluster.between_engines]
             return [link for link, ends in enumerate(between) if name in map(engine_of, ends)]
@@ -200,7 +200,10 @@ class Recorder(Relation):
         for text in _phases(self.bodies[end], self.bodies[after]):
             self.say(Style.PHASE, node, text)
         for effect in effects:
-            self.say(*_EFFECTS.get(type(effect), _something)(node, effect))
+            style, at, words, *to = _EFFECTS.get(type(effect), _something)(node, effect)
+            if node in self.cluster.orphans and type(effect) in HEARD:
+                style, to = Style.LOST, [WIRE]
+            self.say(style, at, words, *to)
         return after, effects
 
     def ends(self, state: State, i: int) -> tuple[Address, Address, Address]:
@@ -296,6 +299,7 @@ _MOVES: dict[str, Callable[[Recorder, State, Move], Shape]] = {
     "flush fails": _of_task(Style.LOST),
     "lose": lambda world, state, move: (Style.NOTE, world.cluster.links[move[1]][0], None),
     "restart": _restart,
+    "outlive": _restart,
     "read": lambda world, state, move: (Style.BYTES, world.ends(state, move[1])[1], WIRE),
     "land": _land,
     "error": lambda world, state, move: (Style.NOTE, WIRE, None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pdflow.protocol.ids import engine_of
+from sim.check.cluster import ORPHAN
 from sim.check.diagram import CLIENT, ROUTER, WIRE, Diagram, Line, Style
 
 ARROWS = {Style.TOLD: "->>", Style.SENT: "-)", Style.LOST: "-x", Style.BYTES: "-->>"}
@@ -51,7 +52,7 @@ def _place(line: Line) -> tuple[bool, str, str | None, bool]:
 
 
 def _engine(name: str, lifelines: tuple[str, ...]) -> Iterator[str]:
-    engines = {engine_of(lifeline) for lifeline in lifelines}
+    engines = {engine_of(lifeline.removeprefix(ORPHAN)) for lifeline in lifelines}
     yield f"    box {name}{'s' if len(engines) > 1 else ''}"
     for lifeline in lifelines:
         yield f"    participant {_id(lifeline)} as {lifeline}"
@@ -73,7 +74,7 @@ def _words(line: Line) -> str:
 
 def _id(lifeline: str) -> str:
     """A name that Mermaid's grammar takes."""
-    return lifeline.replace(".", "_")
+    return lifeline.replace(".", "_").replace(" ", "_")
 
 
 def _escaped(text: str) -> str:

@@ -251,7 +251,7 @@ class Judge:
 
     def life(self, draft: Sketch, node: Address) -> int:
         """How often the engine of this node has started again."""
-        return draft.lives[self.cluster.number[engine_of(node)]]
+        return 0 if node in self.cluster.orphans else draft.lives[self.cluster.number[engine_of(node)]]
 
     def shook(self, draft: Sketch, node: Address, effect: Handshake, event: Any) -> None:
         draft.tasks.append(("handshake", self.cluster.at[node], self.cluster.at[effect.peer]))
@@ -271,10 +271,13 @@ class Judge:
         i = self.request_of(effect)
         cluster = self.cluster
         product = effect.source.generation - SOURCE
-        if draft.products[product] != Product.HELD:
+        orphan = node in cluster.orphans
+        if draft.products[product] != Product.HELD and not orphan:
             raise Broken("S2", f"{node} writes from a released product")
         if draft.barred[i] & cluster.bit[effect.op.p_rank, effect.op.d_rank]:
             # The transport's part of D's fence: an older grant leads nowhere (docs/protocol.md).
+            if orphan:
+                self.goal("an orphan is barred")
             draft.ops.append((self.operations.of((node, self.life(draft, node), effect)), ENDED_ERR | READING))
             return
         here = cluster.scope.hit_tokens
@@ -287,6 +290,8 @@ class Judge:
             return
         if draft.stages[i] not in (Stage.ADMITTED, Stage.RESOLVED) or effect.grant.target.generation != TARGET + i:
             raise Broken("S1", f"{node} writes into blocks that {cluster.requests[i]} does not hold")
+        if orphan:
+            self.goal("an orphan posts")
         self.post(draft, node, effect, i)
 
     def read(self, draft: Sketch, node: Address, effect: PostRead, event: Any) -> None:

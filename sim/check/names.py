@@ -38,6 +38,8 @@ def name(world: Relation, state: State, move: Move) -> str:
         return f"{verb} {'PD'[move[1]]}"
     if verb == "restart":
         return f"{verb} {cluster.engines[move[1]]}"
+    if verb == "outlive":
+        return f"restart {cluster.engines[move[1]]}, and its ranks live on"
     if verb == "timer":
         timer = world.armed[state[move[1]]][move[2]]
         return f"timer {timer.kind.name} {_about(timer.key)} at {cluster.nodes[move[1]]}"

@@ -37,12 +37,12 @@ class OneSided(Changes):
     def read(self, draft: Draft, i: int) -> None:
         """The next piece of the source is read."""
         op, flags = self.ops_of(draft)[i]
-        effect = self.operations(op)[2]
+        node, _, effect = self.operations(op)
         flags += READ_PIECE
         if flags >> PIECE & 7 == self.scope.chunks and not self._ends_landed(effect):
             flags |= 0 if flags & ORPHAN else ENDED_OK
         self.put_flags(draft, i, flags)
-        if not flags & ORPHAN:  # Nobody has reused the memory of a process that is dead.
+        if not flags & ORPHAN and node not in self.cluster.orphans:  # Nobody reuses the memory of a life that is over.
             self._note_stale(draft, effect)
 
     def _ends_landed(self, effect: PostWrite | PostRead) -> bool:
@@ -85,7 +85,8 @@ class OneSided(Changes):
         op, flags = self.ops_of(draft)[i]
         node, life, effect = self.operations(op)
         self.put_flags(draft, i, flags & ~NOTICE)
-        self.event(draft, other_end(effect), Received(node, FIRST_LIFE[engine_of(node)] + life, effect.notice))
+        sender = self.cluster.orphans.get(node, node)
+        self.event(draft, other_end(effect), Received(sender, FIRST_LIFE[engine_of(sender)] + life, effect.notice))
 
     def lose_notice(self, draft: Draft, i: int) -> None:
         self.spend(draft, Fault.DROP)

@@ -32,6 +32,7 @@ PRICES = {
     "hang up": Fault.ABORT,
     "lose": Fault.LOSE,
     "lose notice": Fault.DROP,
+    "outlive": Fault.P_RESTART,
     "unreachable": Fault.UNREACHABLE,
 }
 ON_TASKS = frozenset(("task", "unreachable", "flush fails"))

@@ -48,6 +48,7 @@ class Relation(Frames, Tasks, OneSided, Alarms, Deaths):
             "flush fails": self.flush_fails,
             "lose": self.lose,
             "restart": self.restart,
+            "outlive": self.outlive,
             "read": self.read,
             "land": self.land,
             "error": self.error,
@@ -121,6 +122,8 @@ class Relation(Frames, Tasks, OneSided, Alarms, Deaths):
         for engine in range(len(cluster.engines)):
             if left[self.death_of(engine)]:
                 yield ("restart", engine)
+                if self.scope.orphan and engine < self.scope.p_engines and not ghost.lives[engine]:
+                    yield ("outlive", engine)
 
     def _of_operation(self, i: int, flags: int, left: tuple[int, ...]) -> Iterator[Move]:
         if flags & FLYING and not flags & (ENDED_ERR | TOLD):

@@ -63,7 +63,7 @@ def node(world: Relation, state: State, move: Move) -> int:
         return cluster.at[effect.to] if at_target else cluster.at[poster]
     if verb == "lose":
         return cluster.at[cluster.links[move[1]][0]]
-    if verb == "restart":
+    if verb in ("restart", "outlive"):
         return cluster.at[cluster.engines[move[1]]]
     if verb in ("request", "hang up"):
         return cluster.at[ROUTER]

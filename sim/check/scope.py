@@ -101,6 +101,8 @@ class Scope:
     prefill_abort: int = budget("prefills that end without KV")
     p_restart: int = budget("deaths of P, which starts again with the same engine id")
     d_restart: int = budget("deaths of D, which starts again with the same engine id")
+    orphan: bool = False
+    """The rank processes of P may outlive its first death: nobody hears of them, and they end what they have begun."""
     sync: int = budget("SYNCs or heartbeats by the clock")
     cancel: int = budget("repetitions of a CANCEL")
     deadline: int = budget("requests whose deadline comes", 1)

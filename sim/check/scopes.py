@@ -9,6 +9,7 @@ from __future__ import annotations
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from sim.check.engine_scopes import ENGINES
 from sim.check.named import DELIVERED, ENDS, EVERY_END, Named, resolved
+from sim.check.orphan_scopes import ORPHANS
 from sim.check.routed_scopes import ROUTED
 from sim.check.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
 
@@ -312,6 +313,7 @@ SCOPES = (
     Named("compat, two requests", Scope(dialect=COMPAT, requests=2, drop=1, dup=1), ENDS, 38855, 167862, nightly=True),
     *ROUTED,
     *ENGINES,
+    *ORPHANS,
 )
 
 assert len({named.name for named in SCOPES}) == len(SCOPES)

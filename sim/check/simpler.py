@@ -11,7 +11,7 @@ import attrs
 from sim.check.cluster import Cluster
 from sim.check.scope import ENDLESS, Fault, Scope
 
-PLAIN: dict[str, Any] = {"chunks": 1, "lagging": False, "same_product": False, "same_base": False}
+PLAIN: dict[str, Any] = {"orphan": False, "chunks": 1, "lagging": False, "same_product": False, "same_base": False}
 PLAIN |= {"pool": 0, "pool_blocks": ENDLESS, "hit_tokens": 0, "done_is_remote": True, "concurrent": False}
 """What a cluster is without its particulars."""
 FRAMES = ("deliver", "drop", "delay", "duplicate", "late")

@@ -52,7 +52,8 @@ class Tasks(Changes):
         ops = []
         for op, flags in self.ops_of(draft):
             node, _, effect = self.operations(op)
-            if {node, other_end(effect)} == {name, peer}:
+            outlived = self.cluster.orphans.get(node) == peer and other_end(effect) == name
+            if {node, other_end(effect)} == {name, peer} or outlived:
                 if flags & FLYING:
                     # One that was done before it had landed, and is cut off now, has not been done.
                     flags &= ~ENDED_OK

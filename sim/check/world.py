@@ -25,6 +25,8 @@ from sim.check.ghost import CRASH, Broken, Ghost, Interned, Judge, Product, Sket
 from sim.check.scope import Scope
 from sim.check.wake import overslept
 
+HEARD = (Send, Tell)
+"""What an orphan does of this reaches nobody: its connections and its scheduler are gone."""
 State: TypeAlias = tuple[int, ...]
 Draft: TypeAlias = list[int]
 """A state while a move changes it."""
@@ -66,6 +68,8 @@ class World:
 
         count = len(cluster.nodes)
         self.first_link = count
+        self.living = count - len(cluster.orphans)
+        """Up to here stand those whose cells must end. An orphan is asked nothing, and owes nobody anything."""
         self.bag = count + len(cluster.links)
         self.task, self.op, self.ghost, self.budget = (self.bag + i for i in range(1, 5))
         engines = [engine_of(node) for node in cluster.nodes]
@@ -199,6 +203,8 @@ class World:
             at, what = self.events.values[event]
             node = nodes[at]
             after[at - first], effects = self._step(after[at - first], event)
+            if node in self.cluster.orphans:
+                effects = tuple(effect for effect in effects if type(effect) not in HEARD)
             for effect in effects:
                 kind = type(effect)
                 if kind is Tell:
@@ -261,7 +267,7 @@ class World:
             all(product in (Product.ABSENT, Product.RELEASED, Product.DEAD) for product in ghost.products)
             and all(stage in self.over for stage in ghost.stages)
             and not self.ops_of(state)
-            and not any(getattr(self.bodies[end], "cells", None) for end in state[: self.first_link])
+            and not any(getattr(self.bodies[end], "cells", None) for end in state[: self.living])
             and not self.unanswered(state)
         )
 

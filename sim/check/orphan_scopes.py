@@ -1,0 +1,85 @@
+"""Named scopes in which P's rank processes outlive the death of their scheduler, and what each must reach to count.
+
+D hears of P's new life, and its answers prove nothing of the old one (PROTOCOL F9, S8): an orphan posts the WRITEs that
+it had accepted. Only D's fence keeps them from blocks that D has freed.
+"""
+
+from __future__ import annotations
+
+from pdflow.protocol.dialect import VLLM_COMPAT
+from sim.check.named import ENDS, EVERY_END, Named, resolved
+from sim.check.scope import Scope
+
+COMPAT = VLLM_COMPAT
+OUTLIVED = frozenset({"an orphan posts", "an orphan is barred"})
+
+ORPHANS = (
+    Named(
+        "P starts again, and its rank lives on",
+        Scope(p_restart=1, orphan=True, sync=1),
+        EVERY_END | OUTLIVED | resolved("PEER_RESTARTED", "NO_REQUEST"),
+        30770,
+        95340,
+    ),
+    Named(
+        "P starts again, and its two ranks live on",
+        Scope(p_tp=2, p_restart=1, orphan=True, abort=0, deadline=0, stall=0),
+        ENDS | OUTLIVED | resolved("PEER_RESTARTED"),
+        29406,
+        146876,
+    ),
+    Named(
+        "P starts again, and its rank lives on, two requests",
+        Scope(p_restart=1, orphan=True, requests=2, concurrent=False, abort=0, deadline=0, stall=0),
+        ENDS | OUTLIVED | resolved("PEER_RESTARTED"),
+        20766,
+        63216,
+    ),
+    Named(
+        "compat, P starts again, and its ranks live on",
+        Scope(dialect=COMPAT, p_tp=2, p_restart=1, orphan=True),
+        ENDS | OUTLIVED,
+        5650,
+        18398,
+    ),
+    Named(
+        "both start again, and P's rank lives on",
+        Scope(p_restart=1, d_restart=1, orphan=True, drop=1, dup=1, deadline=0, stall=0),
+        EVERY_END | OUTLIVED,
+        65981,
+        296374,
+        nightly=True,
+    ),
+    Named(
+        "P starts again twice, and its rank lives on",
+        Scope(p_restart=2, orphan=True, drop=1, sync=1, deadline=0, stall=0),
+        EVERY_END | OUTLIVED | resolved("PEER_RESTARTED"),
+        87545,
+        288508,
+        nightly=True,
+    ),
+    Named(
+        "P starts again, its rank lives on, CANCEL overtakes REG",
+        Scope(p_restart=1, orphan=True, delay=1, cancel=1, sync=1, deadline=0, stall=0),
+        EVERY_END | OUTLIVED | {"late REG refused"},
+        179541,
+        703438,
+        nightly=True,
+    ),
+    Named(
+        "two P engines, one starts again, and its rank lives on",
+        Scope(p_engines=2, requests=2, p_restart=1, orphan=True, concurrent=False, abort=0, deadline=0, stall=0),
+        ENDS | {"an orphan posts", "delivered beside a death"},
+        29395,
+        109460,
+        nightly=True,
+    ),
+    Named(
+        "P starts again, and its rank lives on, one to two ranks that lag",
+        Scope(d_tp=2, p_restart=1, orphan=True, lagging=True, abort=0, deadline=0, stall=0),
+        ENDS | {"an orphan posts"},
+        170362,
+        699809,
+        nightly=True,
+    ),
+)
