@@ -103,7 +103,7 @@ def search(what: Named, limits: Limits, progress: Progress) -> Searched:
         states=coverage.states,
         transitions=coverage.transitions,
         depth=coverage.depth,
-        reductions=(str(symmetry),) if symmetry is not None and symmetry.others else (),
+        reductions=look.reductions,
         odds=coverage.odds,
         seconds=time.process_time() - began,
         peak_bytes=peak_bytes(),

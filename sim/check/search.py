@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import gc
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from struct import Struct
 from typing import TypeAlias, TypeVar
 
 import attrs
 
+from sim.check.counting import Counting
 from sim.check.ghost import Broken
 from sim.check.live import live
 from sim.check.relation import Move, Relation
+from sim.check.scope import ENDLESS
 from sim.check.symmetry import Symmetry
-from sim.check.world import State
+from sim.check.world import Draft, State
 
 
 @attrs.define
@@ -101,11 +103,15 @@ class Search:
     def __init__(self, world: Relation, symmetry: Symmetry | None = None) -> None:
         self.world = world
         self.start = world.start()
+        self.symmetry = symmetry
         self.others = () if symmetry is None else symmetry.others
+        scope = world.scope
+        endless = scope.horizon == ENDLESS and scope.dialect.control_frames
+        self.counting = Counting(world) if endless else None
         layout = Struct(f"{len(self.start)}i")
         self.pack, self.unpack = layout.pack, layout.unpack
         first = self.pack(*self.start)
-        self.seen = {hash(first)}
+        self.seen = {self._name(self.start)}
         self.level = [first]
         self.found = Coverage()
         # By a state's number, in the order in which they were found: the number of the one before it, and which of
@@ -147,7 +153,8 @@ class Search:
 
     def _expand(self, chunk: list[Packed], first: int, following: list[Packed]) -> None:
         """All that may happen in these states, which are numbered from here on."""
-        moves, do, seen, others, pack = self.world.moves, self.world.do, self.seen, self.others, self.pack
+        moves, do, seen, pack = self.world.moves, self.world.do, self.seen, self.pack
+        exact, alone = self.counting is None, not self.others
         transitions, number = 0, first
         move: Move | None = None
         try:
@@ -157,10 +164,8 @@ class Search:
                     do[move[0]](draft, *move[1:])
                     transitions += 1
                     after = pack(*draft)
-                    name = hash(after)
-                    if name in seen:
-                        continue
-                    if others and any(hash(pack(*other(draft))) in seen for other in others):
+                    name = hash(after) if exact else self._name(draft)
+                    if name in seen or not (alone or self._is_new(draft)):
                         continue
                     seen.add(name)
                     following.append(after)
@@ -171,6 +176,19 @@ class Search:
             raise
         finally:
             self.found.transitions += transitions
+
+    def _name(self, state: Sequence[int]) -> int:
+        return hash(self.pack(*(state if self.counting is None else self.counting.canonical(state))))
+
+    def _is_new(self, draft: Draft) -> bool:
+        """Whether it was not seen under any other names either."""
+        return not any(self._name(tuple(other(draft))) in self.seen for other in self.others)
+
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        """Why not every state was looked at; empty where each was."""
+        used = (self.symmetry if self.others else None, self.counting)
+        return tuple(str(reduction) for reduction in used if reduction is not None)
 
     def _ask(self, chunk: list[Packed], first: int) -> None:
         """Whether everything can end from each of these."""

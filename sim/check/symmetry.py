@@ -22,11 +22,15 @@ import msgspec
 
 from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.ids import LeaseWord, base_id
+from pdflow.protocol.messages import Sync, SyncReply
 from pdflow.protocol.values import Allocation, EngineId
 from sim.check.cluster import DIGEST, FIRST_LIFE, Cluster
 from sim.check.ghost import WORD, Ghost
 from sim.check.world import World
 
+SYNCED = "synced"
+NUMBERED = (Sync, SyncReply)
+"""What a SYNC's number is called where D keeps it, and who carries it under another name."""
 LIVES = 50
 """Between the incarnations of one engine and those of the next (cluster.py)."""
 Renaming: TypeAlias = Callable[[Sequence[int]], Iterable[int]]
@@ -58,10 +62,10 @@ class Names:
         self.products = products
         self.words: dict[str, str] = {}
         lives: dict[int, int] = {}
-        fields: dict[str, dict[int, int]] = {"generation": {}, "blocks": {}, "digest": {}, "index": {}}
+        fields: dict[str, Any] = {"generation": {}, "blocks": {}, "digest": {}, "index": {}}
         of_lives = dict.fromkeys(("incarnation", "incarnations", "retired", "settings"), lives)
-        self.numbers: dict[str, dict[int, int]] = {**fields, **of_lives}
-        """By the field that holds them."""
+        self.numbers: dict[str, Any] = {**fields, **of_lives}
+        """By the field that holds them: a table, or whatever else can be asked what a number becomes."""
 
     @classmethod
     def after(cls, cluster: Cluster, order: Sequence[int]) -> Names | None:
@@ -134,8 +138,9 @@ class Names:
         kind = type(value)
         if kind is LeaseWord and value.word != WORD:
             return value  # P numbers its own as prompts finish. In what D knows, each prompt has its own (ghost.py).
+        fields = [SYNCED if kind in NUMBERED and field == "seq" else field for field in kind.__struct_fields__]
         before = [getattr(value, field) for field in kind.__struct_fields__]
-        after = [self.value(item, field) for item, field in zip(before, kind.__struct_fields__, strict=True)]
+        after = [self.value(item, field) for item, field in zip(before, fields, strict=True)]
         if before == after:
             return value
         return kind(*after)

@@ -1,0 +1,93 @@
+"""SYNC numbers only ever grow, and with clocks there is no end to them. But nothing asks of one more than whether it is
+the one that was waited for, so what counts is how far they are from the lowest that is still about somewhere.
+
+Two states in which all of them differ by the same have the same future; tests/check/test_counting.py holds that. With
+that, what engines with clocks may do for ever is finitely many states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import getitem
+
+from sim.check.symmetry import Names, Renaming, Slots, Table
+from sim.check.world import World
+
+NONE = 1 << 30
+
+
+class Less:
+    """In the place of a table of numbers: each of them less by as much."""
+
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def get(self, number: int, _: int) -> int:
+        return number - self.by
+
+
+class Noted:
+    """The same, and they stay as they are: which there were."""
+
+    def __init__(self) -> None:
+        self.lowest = NONE
+
+    def get(self, number: int, _: int) -> int:
+        self.lowest = min(self.lowest, number)
+        return number
+
+
+class Counting:
+    """The SYNC numbers of one world's states."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        count = len(world.beginning())
+        none, ends, chans = Table(lambda _: NONE), Table(self._in_end), Table(self._in_chan)
+        self.lowest = [none] * count
+        self.lowest[: world.bag] = [ends] * world.first_link + [chans] * (world.bag - world.first_link)
+        self.lowest[world.bag] = Table(self._in_bag)
+        self.lower: dict[int, Renaming] = {}
+
+    def __str__(self) -> str:
+        return "SYNCs numbered from the lowest that is about"
+
+    def canonical(self, state: Sequence[int]) -> Iterable[int]:
+        """The same state with its SYNC numbers counted from 1."""
+        lowest = self.lowest_in(state)
+        if lowest <= 1 or lowest == NONE:
+            return state
+        renaming = self.lower.get(lowest)
+        if renaming is None:
+            renaming = self.lower[lowest] = self.less(lowest - 1)
+        return renaming(state)
+
+    def lowest_in(self, state: Sequence[int]) -> int:
+        """NONE if D has said nothing yet: its first will be 1, whatever else is about."""
+        return min(map(getitem, self.lowest, state))
+
+    def less(self, by: int) -> Renaming:
+        return Slots(self.world, self._names(Less(by))).renaming()
+
+    def _names(self, numbers: Less | Noted) -> Names:
+        cluster = self.world.cluster
+        names = Names(range(len(cluster.requests)), range(len(cluster.xids)))
+        names.numbers = {"synced": numbers}
+        return names
+
+    def _in_end(self, number: int) -> int:
+        noted = Noted()
+        self._names(noted).body(self.world.bodies[number])
+        return noted.lowest
+
+    def _in_chan(self, number: int) -> int:
+        return self._in_frames(self.world.chans.values[number])
+
+    def _in_bag(self, number: int) -> int:
+        return self._in_frames(frame for _, frame in self.world.bags.values[number])
+
+    def _in_frames(self, frames: Iterable[int]) -> int:
+        noted = Noted()
+        for frame in frames:
+            self._names(noted).value(self.world.frames.values[frame])
+        return noted.lowest
