@@ -141,11 +141,17 @@ def sites(file: Path) -> Iterator[Bug]:
                 yield bug(node, what, text)
 
 
-def drawn(seed: int, count: int) -> list[Bug]:
-    """So many places, each as likely as any other; but not what mypy refuses, which nobody would have committed."""
+def shuffled(seed: int) -> list[Bug]:
+    """Every change that is considered, each as likely to come first as any other."""
     files = sorted({file for pattern in PLACES for file in (ROOT / CORE).glob(pattern)})
     considered = [bug for file in files for bug in sites(file)]
     random.Random(seed).shuffle(considered)
+    return considered
+
+
+def drawn(seed: int, count: int) -> list[Bug]:
+    """The first so many; but not what mypy refuses, which nobody would have committed."""
+    considered = shuffled(seed)
     found: list[Bug] = []
     refused = 0
     with tempfile.TemporaryDirectory() as place:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.mutate import CORE, PLACES, ROOT, by_hand, drawn, hunted, sites
+from pathlib import Path
+
+import pytest
+
+from benchmarks.mutate import CORE, PLACES, ROOT, Bug, by_hand, copied, hunted, shuffled, sites, well_typed
 
 
 def test_every_change_is_python() -> None:
@@ -15,7 +19,17 @@ def test_every_change_is_python() -> None:
 
 
 def test_a_seed_is_a_draw() -> None:
-    assert drawn(1, 10) == drawn(1, 10) != drawn(2, 10)
+    assert shuffled(1)[:10] == shuffled(1)[:10] != shuffled(2)[:10]
+
+
+@pytest.mark.slow
+def test_what_mypy_refuses_is_not_drawn(tmp_path: Path) -> None:
+    copied(tmp_path)
+    source = (tmp_path / CORE / "lease.py").read_bytes()
+    untyped = Bug("lease.py", len(source), len(source), "answer: int = None\n", "not an int")
+    typed = Bug("lease.py", len(source), len(source), "answer: int = 42\n", "an int")
+    assert [well_typed(bug, tmp_path) for bug in (typed, untyped, typed)] == [True, False, True]
+    assert (tmp_path / CORE / "lease.py").read_bytes() == source
 
 
 def test_a_bug_is_found_in_a_copy() -> None:
