@@ -27,6 +27,7 @@ from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.plan import plan_of
 from pdflow.scenario.schema import ConstantCost, Pool, Scenario, seconds_to_ns
 from pdflow.workload.rng import Rng
+from sim.aggregated_node import AggregatedNode
 from sim.decode_node import DecodeNode
 from sim.engine_node import HostedEngine
 from sim.fabric import Fabric
@@ -56,7 +57,7 @@ class Place:
     index: int
     pool: Pool
     position: int
-    """Among the engines of its role."""
+    """Among the engines that get legs as it does."""
     name: EngineId
     """The id of its first life: what the scenario calls it."""
     limits: Limits
@@ -108,6 +109,7 @@ class Builder:
             "sequential" if self.pulls else scenario.router.dispatch,
             scenario.router.max_attempts,
             reports_prefill=not self.dialect.control_frames and not self.pulls,
+            aggregated=frozenset(i for i, node in enumerate(world.prefills) if isinstance(node, AggregatedNode)),
         )
         world.router = RouterNode(world, router, seconds_to_ns(table.http_latency_s))
         if scenario.faults:
@@ -132,17 +134,19 @@ class Builder:
         shards = Shards(pool.tp, pool.pp, pool.block_size)
         for replica in range(pool.replicas):
             info = EngineInfo(f"{pool.name}-{replica}", shards)
-            infos = self.infos[pool.role]
+            infos = self.infos[pool.leg]
             place = Place(len(self.places), pool, len(infos), info.engine, limits, cost, blocks, block_bytes)
             self.places[place.name] = place
             infos.append(info)
-            if pool.role == "prefill":
+            if pool.role == "decode":
+                self.world.decodes.append(self.decode(place, info, incarnation_of(place.index)))
+            elif pool.role == "prefill":
                 self.world.prefills.append(self.prefill(place, info, incarnation_of(place.index)))
             else:
-                self.world.decodes.append(self.decode(place, info, incarnation_of(place.index)))
+                self.world.prefills.append(self.aggregated(place, info))
 
     def logs(self, engine: EngineId) -> tuple[Steps, Steps]:
-        """Of a decode engine: its steps, and, apart from them since they are counted, the waits of the preempted.
+        """Of an engine that decodes: its steps, and apart from them, as they are counted, the waits of the preempted.
 
         A prefill engine has none: nobody waits for a token of its steps.
         """
@@ -159,6 +163,12 @@ class Builder:
             endpoint = ProducerRank(info, rank, incarnation, self.dialect, self.timers, self.geometry)
             node.add(rank_address(info.engine, rank), endpoint, incarnation)
         return node
+
+    def aggregated(self, place: Place, info: EngineInfo, generation: int = 0) -> AggregatedNode:
+        """One life of an engine that serves requests alone. `generation` is the last of its former life's."""
+        pool = pool_after(place, generation)
+        engine = self.engine_class(place.limits, place.cost, pool, self.exact, *self.logs(info.engine))
+        return AggregatedNode(self.world, place.index, info, engine, place.block_bytes)
 
     def decode(self, place: Place, info: EngineInfo, incarnation: int, generation: int = 0) -> DecodeNode:
         """One life of a decode engine. `generation` is the last of its former life's."""

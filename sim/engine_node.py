@@ -154,10 +154,10 @@ class EngineNode(Node):
         """Time in steps up to `now`, those of former lives included."""
         return self.busy_before_ps + (self.engine.busy_ps(now) if self.alive else 0)
 
-    def measure_pool(self) -> None:
-        """At every admission, when the pool is at its fullest."""
+    def measure_pool(self, just_freed: int = 0) -> None:
+        """At every admission, or at every end, when the pool is at its fullest."""
         pool = self.engine.pool
-        used = pool.num_blocks - pool.free
+        used = pool.num_blocks - pool.free + just_freed
         if used > self.peak_blocks:
             self.peak_blocks = used
 

@@ -21,7 +21,9 @@ from pdflow.scenario.resolution import Resolution
 
 if TYPE_CHECKING:
     from pdflow.routing.router import Attempt
+    from sim.aggregated_node import AggregatedNode
     from sim.decode_node import DecodeNode
+    from sim.engine_node import EngineNode
     from sim.prefill_node import PrefillNode
     from sim.world import World
 
@@ -115,7 +117,7 @@ def missing(world: World, request: int) -> str:
     return f"{about}: {_missing_at_prefill(world.prefills[attempt.p], attempt)}"
 
 
-def _missing_at_prefill(node: PrefillNode, attempt: Attempt) -> str:
+def _missing_at_prefill(node: PrefillNode | AggregatedNode, attempt: Attempt) -> str:
     leg = node.by_request.get(attempt.request_id)
     if not node.alive:
         return f"the router waits for {node.name}, which is down"
@@ -154,7 +156,7 @@ def _missing_at_decode(world: World, node: DecodeNode, attempt: Attempt) -> str:
     return f"{', '.join(waits)}; {asked} sent at {seconds(leg.admitted_ns)}, {said}"
 
 
-def _doing(node: PrefillNode | DecodeNode) -> str:
+def _doing(node: EngineNode) -> str:
     engine = node.engine
     if node.paused_until > node.env.now:
         return f"stands still until {seconds(node.paused_until)}"

@@ -21,9 +21,9 @@ from pdflow.routing.router import (
     EngineLost,
     PrefillAnswered,
 )
+from sim.aggregated_node import AggregatedNode
 from sim.decode_node import DecodeNode
 from sim.engine_node import EngineNode
-from sim.prefill_node import PrefillNode
 
 if TYPE_CHECKING:
     from sim.build import Builder, Place
@@ -46,7 +46,7 @@ class Lives:
     def node(self, name: EngineId) -> EngineNode:
         """The life that this engine is in."""
         place = self.builder.places[name]
-        nodes = self.world.prefills if place.pool.role == "prefill" else self.world.decodes
+        nodes = self.world.decodes if place.pool.role == "decode" else self.world.prefills
         return nodes[place.position]
 
     def place_of(self, engine: EngineId) -> EngineId:
@@ -79,13 +79,14 @@ class Lives:
             return
         world, place, old = self.world, self.builder.places[name], self.node(name)
         life = self.lives[name] = self.lives.get(name, 0) + 1
-        info = EngineInfo(old.name, self.builder.infos[place.pool.role][place.position].shards)
+        info = EngineInfo(old.name, self.builder.infos[place.pool.leg][place.position].shards)
         if fault.new_engine_id:
             info = EngineInfo(f"{name}+{life}", info.shards)
             self.names[info.engine] = name
             self.keep_nics(old.name, info)
             world.fabric.paths.pool_of[info.engine] = place.pool
-        incarnation = world.fabric.ports[rank_address(old.name, 0)].incarnation
+        first_rank = world.fabric.ports.get(rank_address(old.name, 0))
+        incarnation = 0 if first_rank is None else first_rank.incarnation
         if not fault.same_incarnation:
             incarnation += 1 << 32
         new = self.enter(place, old, info, incarnation)
@@ -105,16 +106,18 @@ class Lives:
                     nics[rank_address(info.engine, rank), direction] = nic
 
     def enter(self, place: Place, old: EngineNode, info: EngineInfo, incarnation: int) -> EngineNode:
-        generation = old.newest_generation()
+        generation, builder, world = old.newest_generation(), self.builder, self.world
         if place.pool.role == "prefill":
-            prefill: PrefillNode = self.builder.prefill(place, info, incarnation, generation)
-            self.world.prefills[place.position] = prefill
+            prefill = builder.prefill(place, info, incarnation, generation)
+            world.prefills[place.position] = prefill
             return prefill
-        decode: DecodeNode = self.builder.decode(place, info, incarnation, generation)
-        steps = self.world.steps[info.engine]
-        decode.steps_before = sum(int(column[3].sum()) for column in steps.folds())
-        self.world.decodes[place.position] = decode
-        return decode
+        new: AggregatedNode | DecodeNode
+        if place.pool.role == "decode":
+            new = world.decodes[place.position] = builder.decode(place, info, incarnation, generation)
+        else:
+            new = world.prefills[place.position] = builder.aggregated(place, info, generation)
+        new.steps_before = sum(int(column[3].sum()) for column in world.steps[info.engine].folds())
+        return new
 
     def refuse(self, effect: Any) -> None:
         """Nobody listens at that port: a new leg fails one hop later, and nothing else is there to be told."""

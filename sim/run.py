@@ -194,19 +194,18 @@ def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupt
     for name, resource, capacity in world.fabric.paths.names:
         carried, busy = network.carried_bytes(resource, world.env.now), network.busy_ns(resource, world.env.now)
         totals.links.append(LinkTotals(name=name, bytes=carried, busy_ns=busy, capacity_bytes_per_s=capacity))
-    for role, nodes in (("prefill", world.prefills), ("decode", world.decodes)):
-        for node in nodes:
-            pool = world.fabric.paths.pool_of[node.name]
-            totals.engines.append(
-                EngineTotals(
-                    name=node.name,
-                    role=role,
-                    busy_ps=node.busy_ps(now),
-                    gpus=pool.tp * pool.pp,
-                    kv_blocks=node.engine.pool.num_blocks,
-                    peak_kv_blocks=node.peak_blocks,
-                )
+    for node in (*world.prefills, *world.decodes):
+        pool = world.fabric.paths.pool_of[node.name]
+        totals.engines.append(
+            EngineTotals(
+                name=node.name,
+                role=pool.role,
+                busy_ps=node.busy_ps(now),
+                gpus=pool.tp * pool.pp,
+                kv_blocks=node.engine.pool.num_blocks,
+                peak_kv_blocks=node.peak_blocks,
             )
+        )
     return Result.of(about(scenario, command, interrupted), world.records, world.steps, totals)
 
 

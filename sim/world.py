@@ -14,6 +14,7 @@ from pdflow.results.steps import Steps
 from pdflow.results.totals import Totals
 from pdflow.routing.router import DecodeEnded, DispatchPrefill, PrefillAnswered, Reply, RouterEvent
 from pdflow.workload.request import WHEN_ONE_ENDS, Request
+from sim.aggregated_node import AggregatedNode
 from sim.clock import Clock
 from sim.decode_node import DecodeNode
 from sim.fabric import Fabric
@@ -41,7 +42,8 @@ class World:
         self.done = False
         self.fabric: Fabric
         self.router: RouterNode
-        self.prefills: list[PrefillNode] = []
+        self.prefills: list[PrefillNode | AggregatedNode] = []
+        """Whoever the router may send a prompt to."""
         self.decodes: list[DecodeNode] = []
         self.pulls = False
         self.poll_ns = 0
@@ -122,7 +124,7 @@ class World:
 
     def answered(self, event: RouterEvent, now: Instant) -> None:
         """What an engine's answer means for the client, if the router still waits for it."""
-        if type(event) is DecodeEnded:
+        if type(event) is DecodeEnded or (type(event) is PrefillAnswered and event.request_id in self.decoded):
             decoded = self.decoded.pop(event.request_id, None)
             if decoded is not None and self.router.awaits(event.request_id):
                 self.stamp_tokens(self.request_of(event.request_id), *decoded)
@@ -138,7 +140,7 @@ class World:
         records, http = self.records, self.router.http_ns
         first = seq.first_token_ns + http
         records.ends[FIRST_DECODE][request] = first
-        if not self.prefill_tokens:
+        if records.first_token_ns[request] < 0 or not self.prefill_tokens:
             records.first_token_ns[request] = first
         records.last_token_ns[request] = at_ns + http
         runs = seq.token_runs

@@ -33,7 +33,7 @@ class RequestArrived(Value, frozen=True, gc=False):
 
 
 class PrefillAnswered(Value, frozen=True, gc=False):
-    """The prefill leg ended: well if `params` is given."""
+    """The prefill leg ended: well if `params` is given. From an aggregated engine: the whole request did."""
 
     request_id: RequestId
     params: KvParams | None
@@ -119,9 +119,21 @@ RouterEffects: TypeAlias = tuple[RouterEffect, ...]
 class Attempt:
     """One pair of legs under way. A leg is open from its dispatch to its end."""
 
-    __slots__ = ("avoid_d", "d", "d_open", "number", "p", "p_open", "prefill_only", "request", "request_id", "xid")
+    __slots__ = (
+        "alone",
+        "avoid_d",
+        "d",
+        "d_open",
+        "number",
+        "p",
+        "p_open",
+        "prefill_only",
+        "request",
+        "request_id",
+        "xid",
+    )
 
-    def __init__(self, request: int, number: int, p: int, prefill_only: bool, avoid_d: int | None) -> None:
+    def __init__(self, request: int, number: int, p: int, prefill_only: bool, alone: bool, avoid_d: int | None) -> None:
         self.request = request
         self.number = number
         self.request_id = f"r{request}.{number}"
@@ -131,11 +143,13 @@ class Attempt:
         self.p_open = True
         self.d_open = False
         self.prefill_only = prefill_only
+        self.alone = alone
+        """No decode leg follows: P's token is all that is wanted, or its engine decodes too."""
         self.avoid_d = avoid_d
         """Where the attempt before had its decode leg."""
 
     def fork(self) -> Attempt:
-        other = Attempt(self.request, self.number, self.p, self.prefill_only, self.avoid_d)
+        other = Attempt(self.request, self.number, self.p, self.prefill_only, self.alone, self.avoid_d)
         other.d, other.p_open, other.d_open = self.d, self.p_open, self.d_open
         return other
 
@@ -146,7 +160,8 @@ class Attempt:
 
 class Router:
     """Args:
-    prefill, decode: the engines of each role, by position.
+    prefill, decode: the engines of each role, by position; among those of `prefill` are those that also decode.
+    aggregated: the positions of these, which serve a request alone.
     reports_prefill: D is told how the prefill leg ended, behind the decode leg (dialects without control frames).
     max_attempts: of one request, the first included.
     """
@@ -155,6 +170,7 @@ class Router:
     """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
 
     __slots__ = (
+        "aggregated",
         "attempts",
         "by_request",
         "decode",
@@ -174,8 +190,10 @@ class Router:
         dispatch: Dispatch,
         max_attempts: int = 1,
         reports_prefill: bool = False,
+        aggregated: frozenset[int] = frozenset(),
     ) -> None:
         self.prefill = list(prefill)
+        self.aggregated = aggregated
         self.decode = list(decode)
         self.prefill_choice = Choice(policy, len(prefill))
         self.decode_choice = Choice(policy, len(decode))
@@ -197,7 +215,8 @@ class Router:
 
     def fork(self) -> Router:
         """A router that goes on from here by itself."""
-        other = Router((), (), self.prefill_choice.policy, self.dispatch, self.max_attempts, self.reports_prefill)
+        policy = self.prefill_choice.policy
+        other = Router((), (), policy, self.dispatch, self.max_attempts, self.reports_prefill, self.aggregated)
         other.prefill, other.decode = self.prefill.copy(), self.decode.copy()
         other.prefill_choice, other.decode_choice = self.prefill_choice.fork(), self.decode_choice.fork()
         other.attempts = {request_id: attempt.fork() for request_id, attempt in self.attempts.items()}
@@ -224,11 +243,12 @@ class Router:
         if p is None:
             return (Reply(request, "failed", Code.UNREACHABLE, number - 1),)
         avoid_d = None if before is None or before.d < 0 else before.d
-        attempt = Attempt(request, number, p, prefill_only, avoid_d)
+        alone = prefill_only or p in self.aggregated
+        attempt = Attempt(request, number, p, prefill_only, alone, avoid_d)
         self.attempts[attempt.request_id] = attempt
         self.by_request[request] = attempt
-        first = DispatchPrefill(p, request, attempt.request_id, attempt.xid, not prefill_only)
-        if self.dispatch == "sequential" or prefill_only:
+        first = DispatchPrefill(p, request, attempt.request_id, attempt.xid, not alone)
+        if self.dispatch == "sequential" or alone:
             return (first,)
         # Only P's coordinates are known yet; that is all that push needs.
         params = KvParams(self.prefill[p], attempt.xid, attempt.request_id, 0)
@@ -256,7 +276,7 @@ class Router:
             if attempt.d_open and self.reports_prefill:
                 effects = (ReportPrefill(attempt.d, attempt.request_id, False),)
             return effects + self._failed(attempt, event.code)
-        if attempt.prefill_only:
+        if attempt.alone:
             return self._over(attempt, "completed", Code.NONE)
         if attempt.d_open:
             return (ReportPrefill(attempt.d, attempt.request_id, True),) if self.reports_prefill else ()

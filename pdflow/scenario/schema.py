@@ -236,7 +236,7 @@ class RooflineCost:
 
 Cost: TypeAlias = ConstantCost | RooflineCost
 
-Role: TypeAlias = Literal["prefill", "decode"]
+Role: TypeAlias = Literal["prefill", "decode", "aggregated"]
 
 
 @attrs.frozen(kw_only=True)
@@ -244,7 +244,7 @@ class Pool:
     """[[pool]]: engines that are alike."""
 
     name: str = field(metadata=about("name of the pool; its engines are NAME-0, NAME-1, ...", NOT_EMPTY))
-    role: Role = field(metadata=about("what its engines do"))
+    role: Role = field(metadata=about("what its engines do: compute prompts, decode from them, or both by themselves"))
     replicas: int = field(default=1, metadata=about("how many engines", ENGINES))
     gpu: GpuSpec = field(metadata=about("a GPU preset's name, or a table { preset, ... } that overrides some of it"))
     tp: int = field(default=1, metadata=about("tensor-parallel size of each engine", AT_LEAST_ONE))
@@ -260,6 +260,11 @@ class Pool:
         default=None,
         metadata=about("KV capacity of one engine in tokens; computed from the GPU's memory if absent", KV_TOKENS),
     )
+
+    @property
+    def leg(self) -> Literal["prefill", "decode"]:
+        """Which of a request's two legs the router sends to its engines. To an aggregated one no other follows."""
+        return "decode" if self.role == "decode" else "prefill"
 
 
 @attrs.frozen(kw_only=True)

@@ -102,11 +102,12 @@ def _span(workload: Workload) -> Iterator[Complaint]:
 
 
 def _roles(pools: list[PlacedPool]) -> Iterator[Complaint]:
-    for role in ("prefill", "decode"):
-        if not any(pool.role == role for _, pool in pools):
+    roles = {pool.role for _, pool in pools}
+    for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        if role not in roles and (other in roles or "aggregated" not in roles):
             yield Complaint(("pool",), f'no pool has role = "{role}", expected at least one')
     for path, pool in pools:
-        if pool.role == "decode" and pool.pp > 1:
+        if pool.role != "prefill" and pool.pp > 1:
             yield Complaint((*path, "pp"), f"is {pool.pp}, expected 1: only prefill engines may be pipelined")
 
 
