@@ -15,7 +15,6 @@ from pdflow.protocol.timers import Timer, Timers
 from pdflow.protocol.values import Address, Allocation, EngineId
 from sim.check.scope import BLOCK_TOKENS, TOKENS, Scope
 
-BLOCKS = TOKENS // BLOCK_TOKENS
 SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=BLOCK_TOKENS)
 FIRST_LIFE = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}
 """Incarnations of the engines' first processes; each restart adds one. An engine that is alone has no number."""
@@ -79,12 +78,14 @@ class Cluster:
     def __init__(self, scope: Scope) -> None:
         if scope.orphan and (scope.horizon or scope.attempts):
             raise ValueError("orphan: there is none where engines have clocks, or with the router's endpoint")
+        if scope.hit_tokens % scope.d_block:
+            raise ValueError("hit_tokens: D's prefix cache holds whole blocks of D's")
         self.scope = scope
         # Without clocks time stands still at 0, where a peer that could not be reached would be left alone for ever.
         self.timers = TICKS if scope.horizon else Timers(backoff_first_ns=0, backoff_last_ns=0)
         self.geometry = TransferGeometry(SHAPE, initiator="pull" if scope.pulls else "push")
         self.ps = [EngineInfo(name, Shards(scope.p_tp, 1, SHAPE.block_size)) for name in _names("P", scope.p_engines)]
-        self.ds = [EngineInfo(name, Shards(scope.d_tp, 1, SHAPE.block_size)) for name in _names("D", scope.d_engines)]
+        self.ds = [EngineInfo(name, Shards(scope.d_tp, 1, scope.d_block)) for name in _names("D", scope.d_engines)]
         self.p, self.d = self.ps[0], self.ds[0]
         self.engines = [info.engine for info in (*self.ps, *self.ds)]
         self.number = {engine: i for i, engine in enumerate(self.engines)}
@@ -112,7 +113,9 @@ class Cluster:
         self.bit = {pair: 1 << i for i, pair in enumerate(self.pairs)}
         self.everything = (1 << len(self.pairs)) - 1
         self.sources = [Allocation(SOURCE + i, (100 + 2 * i, 101 + 2 * i)) for i in range(len(self.xids))]
-        wanted = BLOCKS - scope.hit_tokens // BLOCK_TOKENS
+        self.d_blocks = TOKENS // scope.d_block
+        """How many of its own D needs for a prompt."""
+        wanted = self.d_blocks - scope.hit_tokens // scope.d_block
         self.targets = [Allocation(TARGET + i, self._blocks(i)[:wanted]) for i in range(len(self.requests))]
 
     def _name(self, scope: Scope) -> None:
@@ -140,8 +143,8 @@ class Cluster:
 
     def _blocks(self, i: int) -> tuple[int, ...]:
         """D's blocks of a request; those of one before it, if the pool is small."""
-        first = 200 + BLOCKS * (i % self.scope.pool if self.scope.pool else i)
-        return tuple(range(first, first + BLOCKS))
+        first = 200 + self.d_blocks * (i % self.scope.pool if self.scope.pool else i)
+        return tuple(range(first, first + self.d_blocks))
 
     def ends_of(self, i: int) -> tuple[EngineId, EngineId]:
         """The P engine and the D engine of a request."""

@@ -1,4 +1,4 @@
-"""Named scopes with several engines of a kind, and what each must reach to count.
+"""Named scopes with several engines of a kind, or unequal ones, and what each must reach to count.
 
 Two P engines feed one D, or one P two Ds, or two two. Whatever happens to one engine, those whom it does not serve are
 delivered, and without clocks at once (L6, prompt.py); no P engine takes more of D's pool than its share.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pdflow.protocol.dialect import VLLM_COMPAT
 from sim.check.named import DELIVERED, ENDS, EVERY_END, Named, resolved
-from sim.check.scope import Scope
+from sim.check.scope import BLOCK_TOKENS, Scope
 
 COMPAT = VLLM_COMPAT
 SERVED = DELIVERED | {"released after use"}
@@ -33,10 +33,10 @@ ENGINES = (
     ),
     Named(
         "two P engines without clocks, one starts again",
-        Scope(p_engines=2, requests=2, p_restart=1, clocks=False),
-        BESIDE | resolved("CANCELLED"),
-        65422,
-        255492,
+        Scope(p_engines=2, requests=2, p_restart=1, clocks=False, abort=0),
+        BESIDE,
+        5404,
+        18304,
     ),
     Named(
         "a P engine's share of the pool",
@@ -62,10 +62,10 @@ ENGINES = (
     ),
     Named(
         "two D engines without clocks, one starts again",
-        Scope(d_engines=2, requests=2, d_restart=1, clocks=False),
-        BESIDE | resolved("CANCELLED"),
-        44019,
-        170298,
+        Scope(d_engines=2, requests=2, d_restart=1, clocks=False, abort=0),
+        BESIDE,
+        4455,
+        14904,
     ),
     Named(
         "two attempts, at two D engines",
@@ -111,7 +111,38 @@ ENGINES = (
         21546,
         76236,
     ),
+    # D's blocks hold half as many tokens as P's.
+    Named(
+        "blocks of half the size",
+        Scope(d_block=8, hit_tokens=BLOCK_TOKENS, drop=1, err=1),
+        EVERY_END | resolved("IO"),
+        3559,
+        10543,
+    ),
+    Named(
+        "compat, blocks of half the size",
+        Scope(dialect=COMPAT, d_block=8, drop=1, err=1),
+        resolved("LAYOUT") | {"expired", "released after use"},
+        42,
+        64,
+    ),
     # Larger ones.
+    Named(
+        "two P engines without clocks, one starts again, and an abort",
+        Scope(p_engines=2, requests=2, p_restart=1, clocks=False),
+        BESIDE | resolved("CANCELLED"),
+        65422,
+        255492,
+        nightly=True,
+    ),
+    Named(
+        "two D engines without clocks, one starts again, and an abort",
+        Scope(d_engines=2, requests=2, d_restart=1, clocks=False),
+        BESIDE | resolved("CANCELLED"),
+        44019,
+        170298,
+        nightly=True,
+    ),
     Named(
         "compat, a P engine's share of the pool, five requests",
         Scope(dialect=COMPAT, p_engines=2, requests=5, pool_blocks=8, concurrent=False, clocks=False, abort=0),

@@ -33,7 +33,7 @@ from pdflow.protocol.events import DecodeQueued, FrameOrdered, Received
 from pdflow.protocol.ids import KvParams, LeaseWord, Reg, engine_of, rank_address, rank_of
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
-from sim.check.cluster import BLOCKS, FIRST_LIFE, SOURCE, TARGET, Cluster
+from sim.check.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster
 from sim.check.scope import TOKENS
 
 CRASH = "crash"
@@ -366,7 +366,7 @@ class Judge:
         ends = [(self.cluster.ends_of(j), stage) for j, stage in enumerate(draft.stages)]
         others = any(d == d_engine and p != p_engine and stage in OPEN for (p, d), stage in ends)
         bound = sum(d == d_engine and p == p_engine and stage in BINDING for (p, d), stage in ends)
-        if others and bound and (bound + 1) * BLOCKS > self.cluster.scope.pool_blocks // 4:
+        if others and bound and (bound + 1) * self.cluster.d_blocks > self.cluster.scope.pool_blocks // 4:
             what = f"{self.cluster.requests[i]} is let in, though {p_engine} binds its share of {d_engine}'s pool"
             raise Broken("L6", what)
 

@@ -14,7 +14,7 @@ from pdflow.protocol.events import (
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from sim.check.changes import Changes
-from sim.check.cluster import BLOCKS, DIGEST, WEIGHTS
+from sim.check.cluster import DIGEST, WEIGHTS
 from sim.check.ghost import Ghost, Product, Stage
 from sim.check.scope import TOKENS, Fault, Scope
 from sim.check.world import Draft
@@ -66,7 +66,7 @@ class Orders(Changes):
             params = KvParams(cluster.p_of[product], xid, cluster.prefill_ids[product], TOKENS)
         request_id, engine = cluster.requests[i], cluster.d_of[i].engine
         self.put_ghost(draft, "stages", i, Stage.KNOWN)
-        self.event(draft, engine, DecodeQueued(request_id, params, BLOCKS, 0))
+        self.event(draft, engine, DecodeQueued(request_id, params, cluster.d_blocks, 0))
         now = self.ghost_of(draft).products[product]
         if not self.scope.dialect.control_frames and now != Product.QUEUED:
             self.event(draft, engine, PrefillLegEnded(request_id, now != Product.DEAD))

@@ -30,7 +30,7 @@ from pdflow.routing.router import (
     RequestArrived,
     Router,
 )
-from sim.check.cluster import BLOCKS, role_of
+from sim.check.cluster import role_of
 from sim.check.ghost import Broken, Ghost, Product, Stage
 from sim.check.relation import Move, Relation
 from sim.check.routed_cluster import ROUTER, RoutedCluster
@@ -173,7 +173,9 @@ class Routed(Relation):
         if self.ghost_of(draft).stages[i] != Stage.UNBORN:
             raise Broken("S6", f"D is to decode {leg.request_id} a second time")
         self.put_ghost(draft, "stages", i, Stage.KNOWN)
-        self.event(draft, self.cluster.d_of[i].engine, DecodeQueued(leg.request_id, leg.params, BLOCKS, 0))
+        self.event(
+            draft, self.cluster.d_of[i].engine, DecodeQueued(leg.request_id, leg.params, self.cluster.d_blocks, 0)
+        )
 
     def abort_arrives(self, draft: Draft, effect: AbortLeg) -> None:
         """A finished prompt stays, its lease decides; what is committed is no longer the protocol's."""

@@ -73,6 +73,8 @@ class Scope:
     """How many requests D has blocks for at once, the same blocks for each that comes after; 0: for all, its own."""
     pool_blocks: int = attrs.field(default=ENDLESS, validator=between(1, ENDLESS))
     """D's pool as its endpoint counts it, where several P engines share it and none may bind too much."""
+    d_block: int = attrs.field(default=BLOCK_TOKENS, validator=attrs.validators.in_((8, BLOCK_TOKENS, TOKENS)))
+    """How many tokens a block of D's holds. One of P's holds 16."""
     hit_tokens: int = attrs.field(default=0, validator=attrs.validators.in_((0, BLOCK_TOKENS, TOKENS)))
     """How many of a prompt's tokens D's prefix cache holds when the request is admitted; all: nothing is wanted."""
     lagging: bool = False

@@ -9,10 +9,17 @@ from typing import Any
 import attrs
 
 from sim.check.cluster import Cluster
-from sim.check.scope import ENDLESS, Fault, Scope
+from sim.check.scope import BLOCK_TOKENS, ENDLESS, Fault, Scope
 
 PLAIN: dict[str, Any] = {"orphan": False, "chunks": 1, "lagging": False, "same_product": False, "same_base": False}
-PLAIN |= {"pool": 0, "pool_blocks": ENDLESS, "hit_tokens": 0, "done_is_remote": True, "concurrent": False}
+PLAIN |= {
+    "pool": 0,
+    "pool_blocks": ENDLESS,
+    "d_block": BLOCK_TOKENS,
+    "hit_tokens": 0,
+    "done_is_remote": True,
+    "concurrent": False,
+}
 """What a cluster is without its particulars."""
 FRAMES = ("deliver", "drop", "delay", "duplicate", "late")
 
