@@ -143,7 +143,7 @@ def search_all(
             gc.collect()
         return
     # The larger ones first: the last to end is then one of the small.
-    order = sorted(scopes, key=lambda what: -what.states)
+    order = sorted(scopes, key=lambda what: -(what.states or 1 << 30))
     context = multiprocessing.get_context("forkserver")
     with context.Manager() as manager:
         news = manager.Queue()

@@ -311,6 +311,21 @@ SCOPES = (
         nightly=True,
     ),
     Named("compat, two requests", Scope(dialect=COMPAT, requests=2, drop=1, dup=1), ENDS, 38855, 167862, nightly=True),
+    Named(
+        "pull, with clocks for ever",
+        Scope(pulls=True, horizon=ENDLESS),
+        ENDS | resolved("STALE", "PEER_DEAD"),
+        91928,
+        264146,
+        nightly=True,
+    ),
+    # Too many to count in every run: 6,505,623 of 13 million, requests being alike.
+    Named(
+        "two requests, a loss and a duplicate",
+        Scope(requests=2, drop=1, dup=1, deadline=0, stall=0),
+        EVERY_END | {"late REG refused"},
+        nightly=True,
+    ),
     *ROUTED,
     *ENGINES,
     *ORPHANS,

@@ -10,6 +10,7 @@ import pytest
 from sim.check.named import Named
 from sim.check.scopes import SCOPES
 from sim.check.search import explore
+from sim.check.symmetry import Symmetry
 from sim.check.timed import relation
 
 CI = [named for named in SCOPES if not named.nightly]
@@ -17,11 +18,13 @@ NIGHTLY = [named for named in SCOPES if named.nightly]
 
 
 def look(named: Named) -> None:
+    """Every state; where there are too many to count, one of those that are alike."""
     world = relation(named.scope)
-    covered = explore(world)
+    covered = explore(world, limit=1 << 62, symmetry=None if named.states else Symmetry(world))
     assert covered.complete
     assert named.goals <= world.judge.seen.keys()
-    assert (covered.states, covered.transitions) == (named.states, named.transitions)
+    if named.states:
+        assert (covered.states, covered.transitions) == (named.states, named.transitions)
 
 
 @pytest.mark.slow
