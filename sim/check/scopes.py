@@ -51,24 +51,24 @@ SCOPES = (
     Named("one rank that lags", Scope(lagging=True, deadline=0, stall=0), EVERY_END, 4054, 13559),
     Named("one to two ranks that lag", Scope(lagging=True, d_tp=2, abort=0, deadline=0, stall=0), ENDS, 35932, 161026),
     # Several requests.
-    Named("two requests", Scope(requests=2, abort=0, deadline=0, stall=0), ENDS, 16874, 59116),
-    Named("two requests, one pool", Scope(requests=2, pool=1, deadline=0, stall=0), EVERY_END, 24030, 85904),
+    Named("two requests", Scope(requests=2, abort=0, deadline=0, stall=0), ENDS, 26142, 92942),
+    Named("two requests, one pool", Scope(requests=2, pool=1, deadline=0, stall=0), EVERY_END, 27108, 96624),
     Named(
-        "two prompts, one base id", Scope(requests=2, same_base=True, abort=0, deadline=0, stall=0), ENDS, 16874, 59116
+        "two prompts, one base id", Scope(requests=2, same_base=True, abort=0, deadline=0, stall=0), ENDS, 26142, 92942
     ),
     Named(
         "two attempts at one prompt",
         Scope(requests=2, same_product=True, concurrent=False, deadline=0, stall=0),
         EVERY_END,
-        15399,
-        49093,
+        21365,
+        71022,
     ),
     Named(
         "RELEASE and a late REG",
         Scope(requests=2, same_product=True, concurrent=False, delay=1, deadline=0, stall=0),
         EVERY_END | {"late REG refused"},
-        81997,
-        305383,
+        113841,
+        438384,
     ),
     # Deaths.
     Named(
@@ -98,7 +98,7 @@ SCOPES = (
         51993,
     ),
     Named("pull in two pieces", Scope(pulls=True, chunks=2, drop=1, err=1), ENDS | resolved("STALE", "IO"), 206, 385),
-    Named("pull, two requests", Scope(pulls=True, requests=2, deadline=0), ENDS | resolved("STALE"), 4994, 12822),
+    Named("pull, two requests", Scope(pulls=True, requests=2, deadline=0), ENDS | resolved("STALE"), 6180, 16862),
     Named(
         "pull, P starts again",
         Scope(pulls=True, p_restart=1, sync=1),
@@ -133,8 +133,8 @@ SCOPES = (
         "compat, a retry with the same base id",
         Scope(dialect=COMPAT, requests=2, same_product=True, dup=1, err=1),
         ENDS,
-        13240,
-        47449,
+        20709,
+        79205,
     ),
     Named(
         "compat, P starts again",
@@ -174,8 +174,8 @@ SCOPES = (
         "pull, two requests, an unreachable peer and a tick",
         Scope(pulls=True, requests=2, unreachable=1, horizon=1, abort=0),
         DELIVERED | resolved("UNREACHABLE"),
-        58836,
-        155561,
+        72092,
+        194421,
     ),
     # Larger ones.
     Named(
