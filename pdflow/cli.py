@@ -62,6 +62,7 @@ def cli() -> None:
 @click.option("--events", is_flag=True, help="Write DIR/events.jsonl: every event into and effect out of an endpoint.")
 @click.option("--check-invariants", is_flag=True, help="Check the safety invariants on every event; exit 1 if broken.")
 @click.option("--save-detailed", is_flag=True, help="Put each request's lengths and times into results.json too.")
+@click.option("--timeline", is_flag=True, help="Write DIR/timeline.json.gz, which ui.perfetto.dev opens.")
 @click.option("--quiet", is_flag=True, help="No progress bar and no tables.")
 @click.pass_context
 def simulate(
@@ -70,7 +71,7 @@ def simulate(
     """Simulate a SCENARIO file: its cluster and its workload."""
     from pdflow.scenario.load import load
 
-    for flag in ("events", "save_detailed"):
+    for flag in ("events", "save_detailed", "timeline"):
         if flags[flag] and out is None:
             raise click.UsageError(f"--{flag.replace('_', '-')} writes into --out DIR, which is missing")
     ctx.exit(_simulate(load(scenario, overrides=overrides, seed=seed), out=out, **flags))

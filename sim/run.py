@@ -25,8 +25,9 @@ from pdflow.protocol.invariants import Oracle
 from pdflow.results.bench_json import About, CostStatement, content_sha256
 from pdflow.results.events import EventsHeader, EventsWriter, writing_events
 from pdflow.results.result import Result
+from pdflow.results.timeline import timeline
 from pdflow.results.totals import NS_PER_S, EngineTotals, LinkTotals
-from pdflow.results.write import EVENTS_NAME, OutputError, make_folder
+from pdflow.results.write import EVENTS_NAME, TIMELINE_NAME, OutputError, make_folder, write_timeline
 from pdflow.scenario.resolution import resolution_of
 from pdflow.scenario.schema import (
     Arrival,
@@ -54,6 +55,7 @@ class Options:
     events: bool = False
     check_invariants: bool = False
     save_detailed: bool = False
+    timeline: bool = False
     quiet: bool = False
     drain: bool = False
     """Run on after the last answer until nothing is left to happen: no lease, no timer. For checks, not for figures."""
@@ -94,6 +96,8 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
     result = conclude(scenario, world, command, interrupted)
     if options.out is not None:
         result.save(options.out, detailed=options.save_detailed)
+        if options.timeline:
+            write_timeline(options.out / TIMELINE_NAME, timeline(result.records))
     if not options.quiet:
         _print_report(result)
         speed = len(world.records) / spent if spent else 0.0

@@ -25,7 +25,8 @@ def _words(text: str) -> frozenset[str]:
 PURE: Final = _words(
     """
     __future__ abc array ast attrs bisect cattrs collections contextlib difflib enum fractions functools hashlib
-    heapq itertools json math msgspec numpy operator pathlib pdflow re rich string struct tomllib types typing
+    heapq itertools json math msgspec numpy operator pathlib pdflow re rich statistics string struct tomllib types
+    typing
     """
 )
 """What any file of pdflow may import. `pathlib` is for arithmetic: calls that touch a disk are found below."""
@@ -51,7 +52,7 @@ EXCEPTIONS: Final = {
     "pdflow/scenario/load.py": Permit("reads scenario files", "os", touches_files=True),
     "pdflow/scenario/presets.py": Permit("reads the presets that come with pdflow", "importlib", touches_files=True),
     "pdflow/workload/readers.py": Permit("reads traces and bundled models", "importlib", touches_files=True),
-    "pdflow/results/write.py": Permit("writes and reads result files", "os", touches_files=True),
+    "pdflow/results/write.py": Permit("writes and reads result files", "gzip os", touches_files=True),
     "pdflow/results/events.py": Permit("writes and reads events.jsonl", touches_files=True),
     "sim/check/campaign.py": Permit("walks in processes, until the time is over", "concurrent multiprocessing time"),
     "sim/check/command.py": Permit(

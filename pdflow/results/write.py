@@ -8,6 +8,7 @@ does not grow with them. What stands in them is decided in `bench_json`, `record
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from pdflow.results.records import Records
 RESULTS_NAME = "results.json"
 REQUESTS_NAME = "requests.jsonl"
 EVENTS_NAME = "events.jsonl"
+TIMELINE_NAME = "timeline.json.gz"
 
 _FLUSH_BYTES = 1 << 18
 _ITEMS_AT_ONCE = 256
@@ -121,6 +123,15 @@ def write_requests(path: Path, records: Records) -> None:
     """requests.jsonl: one record per request with the end of every stage, null where it was not reached."""
     with replacing(path) as file, guarding(path):
         file.writelines(request_lines(records))
+
+
+def write_timeline(path: Path, events: Iterable[Mapping[str, Any]]) -> None:
+    """timeline.json.gz: a Chrome trace, one event a line. The same events give the same bytes."""
+    encode = msgspec.json.Encoder().encode
+    with replacing(path) as file, guarding(path), gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+        packed.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        packed.writelines((b",\n" if position else b"") + encode(event) for position, event in enumerate(events))
+        packed.write(b"\n]}\n")
 
 
 def read_requests(path: Path) -> Iterable[dict[str, Any]]:

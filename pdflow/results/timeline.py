@@ -1,0 +1,217 @@
+"""A run as a Chrome trace, which Perfetto opens: who did what when, what waited, and where each prompt's KV went.
+
+Every engine is a process and every pair that moved KV is one. Slices of requests that overlap stand in lanes of their
+own, so that those of one lane nest; an arrow leads from each prompt's prefill to its decode. Counters say how many
+requests wait, compute, load and decode at each instant, and how many tokens of prompts' KV an engine holds. All of it
+follows from the records, so that it costs nothing until it is asked for, and a live run's looks the same. A request
+that was tried again shows what its last attempt stamped.
+
+Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format). Times are
+microseconds with the nanoseconds behind the point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from pdflow.results.records import (
+    D_ADMIT,
+    HANDOFF,
+    HANDSHAKE,
+    NOTIFY,
+    P_QUEUE,
+    PREFILL,
+    ROUTE,
+    XFER_POST,
+    XFER_WIRE,
+    IntColumn,
+    Records,
+)
+
+TraceEvent: TypeAlias = dict[str, Any]
+
+COUNTERS = 0
+"""The lane of a process's counters; slices begin above it."""
+
+
+class Span(NamedTuple):
+    """Something that lasted: instants in ns, whose it was, and the parts that follow one another in it."""
+
+    start: int
+    end: int
+    request: int
+    parts: tuple[tuple[str, int, int], ...]
+
+
+class Level(NamedTuple):
+    """What a counter counts: it rises by `weight` at each start, and falls by it at the end."""
+
+    name: str
+    starts: IntColumn
+    ends: IntColumn
+    weight: IntColumn
+
+
+def timeline(records: Records) -> Iterator[TraceEvent]:
+    """The trace's events, process by process. A request without a last token is shown as far as it came."""
+    stamps = Stamps(records)
+    arrows = stamps.from_engine_to_engine()
+    for pid, (name, kind) in enumerate(stamps.processes(), start=1):
+        yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
+        yield from _counters(pid, stamps.levels(name, kind))
+        yield from _slices(pid, stamps.spans(name, kind), kind, arrows)
+
+
+class Stamps:
+    """The records' columns, and which requests passed which engine."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.ends = [np.array(column, dtype=np.int64) for column in records.ends]
+        self.last = np.array(records.last_token_ns, dtype=np.int64)
+        self.tokens = np.array(records.input_tokens, dtype=np.int64)
+        self.by_prefill = _positions(records.prefill_engine)
+        self.by_decode = _positions(records.decode_engine)
+        # An engine that serves requests alone stands in both columns of a record.
+        alone = [p is not None and p == d for p, d in zip(records.prefill_engine, records.decode_engine, strict=True)]
+        self.alone = np.array(alone, dtype=bool)
+        moved = ~self.alone & (self.ends[XFER_WIRE] >= 0)
+        names = zip(records.prefill_engine, records.decode_engine, moved, strict=True)
+        self.by_pair = _positions([f"{p} to {d}" if m else None for p, d, m in names])
+
+    def processes(self) -> Iterator[tuple[str, str]]:
+        """Names of tracks and what they are: engines by the order of their first request, pairs between them."""
+        alone = {name for name, who in self.by_prefill.items() if self.alone[who].any()}
+        yield from ((name, "aggregated" if name in alone else "prefill") for name in self.by_prefill)
+        yield from ((name, "transfer") for name in self.by_pair)
+        yield from ((name, "decode") for name in self.by_decode if name not in alone)
+
+    def from_engine_to_engine(self) -> frozenset[int]:
+        """Requests that have a slice in one engine's prefill and another's decode."""
+        there = np.zeros(len(self.last), dtype=np.int64)
+        for kind, engines in (("prefill", self.by_prefill), ("decode", self.by_decode)):
+            for who in engines.values():
+                there[self._lasted(who, *self._span(kind))[0]] += 1
+        return frozenset(np.flatnonzero((there == 2) & ~self.alone).tolist())
+
+    def _span(self, kind: str) -> tuple[IntColumn, IntColumn]:
+        """When a slice of this kind begins and ends, by request."""
+        ends = self.ends
+        if kind == "prefill":
+            return ends[P_QUEUE], ends[PREFILL]
+        if kind == "transfer":
+            return np.maximum(np.maximum(ends[PREFILL], ends[HANDSHAKE]), ends[D_ADMIT]), ends[XFER_WIRE]
+        return ends[D_ADMIT] if kind == "decode" else ends[P_QUEUE], self.last
+
+    def spans(self, name: str, kind: str) -> Iterator[Span]:
+        """What a process's slices are, by their start."""
+        ends = self.ends
+        engines = {"transfer": self.by_pair, "decode": self.by_decode}.get(kind, self.by_prefill)
+        start, end = self._span(kind)
+        who = self._lasted(engines[name], start, end)[0]
+        marks: dict[str, list[tuple[str, IntColumn]]] = {
+            "prefill": [],
+            "transfer": [("post", ends[XFER_POST]), ("wire", end)],
+            "decode": [("load", ends[NOTIFY]), ("decode", end)],
+            "aggregated": [("prefill", ends[PREFILL]), ("decode", end)],
+        }
+        for request in who[np.argsort(start[who], kind="stable")].tolist():
+            begun, over = int(start[request]), int(end[request])
+            parts, at = [], begun
+            for word, column in marks[kind]:
+                until = min(max(at, int(column[request])), over)
+                parts.append((word, at, until))
+                at = until
+            yield Span(begun, over, request, tuple(parts))
+
+    def levels(self, name: str, kind: str) -> Iterator[Level]:
+        """A process's counters."""
+        ends, last = self.ends, self.last
+        if kind in ("prefill", "aggregated"):
+            who = self.by_prefill[name]
+            done = ends[PREFILL] if kind == "prefill" else last
+            yield self._count("waiting", who, ends[ROUTE], ends[P_QUEUE])
+            yield self._count("computing", who, ends[P_QUEUE], done)
+            held = np.where(ends[NOTIFY] >= 0, ends[NOTIFY], ends[PREFILL]) if kind == "prefill" else last
+            yield self._count("KV tokens of prompts", who, ends[P_QUEUE], held, self.tokens)
+        elif kind == "transfer":
+            yield self._count("under way", self.by_pair[name], ends[XFER_POST], ends[XFER_WIRE])
+        else:
+            who = self.by_decode[name]
+            yield self._count("waiting", who, ends[HANDOFF], ends[D_ADMIT])
+            yield self._count("loading", who, ends[D_ADMIT], ends[NOTIFY])
+            yield self._count("decoding", who, ends[NOTIFY], last)
+            yield self._count("KV tokens of prompts", who, ends[D_ADMIT], last, self.tokens)
+
+    def _lasted(self, who: IntColumn, start: IntColumn, end: IntColumn) -> tuple[IntColumn, IntColumn, IntColumn]:
+        """Those of whom both are known and in order."""
+        known = (start[who] >= 0) & (end[who] >= start[who])
+        return who[known], start, end
+
+    def _count(
+        self, name: str, who: IntColumn, start: IntColumn, end: IntColumn, weight: IntColumn | None = None
+    ) -> Level:
+        who, start, end = self._lasted(who, start, end)
+        return Level(name, start[who], end[who], np.ones_like(who) if weight is None else weight[who])
+
+
+def _positions(names: Sequence[str | None]) -> dict[str, IntColumn]:
+    found: dict[str, list[int]] = {}
+    for position, name in enumerate(names):
+        if name is not None:
+            found.setdefault(name, []).append(position)
+    return {name: np.array(positions, dtype=np.int64) for name, positions in found.items()}
+
+
+def _slices(pid: int, spans: Iterable[Span], kind: str, arrows: frozenset[int]) -> Iterator[TraceEvent]:
+    """Slices in lanes: each span goes into the lowest lane that is free."""
+    ending: list[tuple[int, int]] = []
+    free: list[int] = []
+    lanes = COUNTERS
+    for span in spans:
+        while ending and ending[0][0] <= span.start:
+            heappush(free, heappop(ending)[1])
+        if not free:
+            lanes += 1
+            free.append(lanes)
+            yield {"ph": "M", "pid": pid, "tid": lanes, "name": "thread_name", "args": {"name": f"lane {lanes}"}}
+        lane = heappop(free)
+        # What lasts no time must not share a lane with what begins at the same instant: they would not nest.
+        heappush(ending, (max(span.end, span.start + 1), lane))
+        at = {"pid": pid, "tid": lane}
+        yield {
+            "ph": "X",
+            **at,
+            "name": f"r{span.request}",
+            "cat": kind,
+            "ts": _us(span.start),
+            "dur": _us(span.end - span.start),
+        }
+        for word, start, end in span.parts:
+            if end > start:
+                yield {"ph": "X", **at, "name": word, "cat": kind, "ts": _us(start), "dur": _us(end - start)}
+        if span.request in arrows and kind in ("prefill", "decode"):
+            flow = {"cat": "kv", "name": "KV", "id": span.request, "ts": _us(span.start)}
+            yield {"ph": "s", **at, **flow} if kind == "prefill" else {"ph": "f", "bp": "e", **at, **flow}
+
+
+def _counters(pid: int, levels: Iterable[Level]) -> Iterator[TraceEvent]:
+    """Each level's steps: one event for each instant at which it changes."""
+    for level in levels:
+        times = np.concatenate((level.starts, level.ends))
+        changes = np.concatenate((level.weight, -level.weight))
+        instants, which = np.unique(times, return_inverse=True)
+        steps = np.zeros(len(instants), dtype=np.int64)
+        np.add.at(steps, which, changes)
+        for at, value, step in zip(instants.tolist(), np.cumsum(steps).tolist(), steps.tolist(), strict=True):
+            if step:
+                yield {"ph": "C", "pid": pid, "tid": COUNTERS, "name": level.name, "ts": _us(at), "args": {"": value}}
+
+
+def _us(ns: int) -> float:
+    return ns / 1000
