@@ -58,8 +58,8 @@ class Nobody:
 
     incarnation = 0
 
-    def __init__(self, name: Address) -> None:
-        self.name = name
+    def fork(self) -> Nobody:
+        return self
 
     def armed(self) -> tuple[Timer, ...]:
         return ()
@@ -152,7 +152,10 @@ class Cluster:
 
     def endpoints(self) -> list[Any]:
         """Of everybody's first life, in the order of `nodes`."""
-        return [*(body for engine in self.engines for body in self.engine(engine, 0)), *map(Nobody, self.orphans)]
+        return [
+            *(body for engine in self.engines for body in self.engine(engine, 0)),
+            *(Nobody() for _ in self.orphans),
+        ]
 
     def engine(self, name: EngineId, life: int) -> list[Any]:
         """Its endpoints when it has started again so many times, in the order of `nodes`."""

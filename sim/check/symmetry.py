@@ -24,7 +24,7 @@ from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.ids import LeaseWord, base_id
 from pdflow.protocol.messages import Sync, SyncReply
 from pdflow.protocol.values import Allocation, EngineId
-from sim.check.cluster import DIGEST, FIRST_LIFE, Cluster
+from sim.check.cluster import DIGEST, FIRST_LIFE, ORPHAN, Cluster
 from sim.check.ghost import WORD, Ghost
 from sim.check.world import World
 
@@ -92,7 +92,8 @@ class Names:
         )
 
     def _engine(self, cluster: Cluster, old: EngineId, new: EngineId) -> bool:
-        ranks = zip(cluster.ranks[old], cluster.ranks[new], strict=True)
+        ranks = list(zip(cluster.ranks[old], cluster.ranks[new], strict=True))
+        ranks += [(ORPHAN + one, ORPHAN + other) for one, other in ranks]
         lives = [(FIRST_LIFE[old] + life, FIRST_LIFE[new] + life) for life in range(LIVES)]
         return (
             (old == new or not cluster.scope.pulls)  # What P's lease words say depends on its incarnation.
