@@ -26,6 +26,8 @@ RANKS = ((1, 1), (1, 2), (1, 1), (2, 1))
 BLOCK = 100
 """Seeds in a row that share a cluster."""
 CLUSTERS = 64
+STRIDE = 37
+"""They come in turn, so that few runs see them all, and far apart, so that neighbours differ: odd, hence no divisor."""
 ERA = 200_000
 """Blocks of so many seeds share so many clusters, whose worlds stay in memory; the next have others."""
 QUIET: dict[str, Any] = dict.fromkeys((fault.name.lower() for fault in Fault), 0)
@@ -86,8 +88,7 @@ def cluster_of(seed: int, dialect: Dialect) -> Scope:
 
 @lru_cache(maxsize=64)
 def _of_block(block: int, dialect: Dialect) -> Scope:
-    which = Rng(block).stream("block").below(CLUSTERS)
-    return _cluster(block * BLOCK // ERA * CLUSTERS + which, dialect)
+    return _cluster(block * BLOCK // ERA * CLUSTERS + block * STRIDE % CLUSTERS, dialect)
 
 
 @lru_cache(maxsize=256)
@@ -95,14 +96,16 @@ def _cluster(number: int, dialect: Dialect) -> Scope:
     """What matters most goes round, so that few clusters suffice to see all of it together; the rest is drawn."""
     rng = Rng(number).stream("cluster")
     pulls = number % 3 == 0
-    # A READ may come before P's rank has heard of its prompt: it fails then (STALE), which is no delivery.
     lagging = rng.below(3) == 0
-    clocks = number // 3 % 4 > 0 or (pulls and lagging)
+    clocks = number // 3 % 4 > 0
     p_tp, d_tp = RANKS[number // 12 % len(RANKS)]
     requests = _one_of(rng, (1, 1, 2, 2, 2, 3))
     concurrent = rng.below(4) > 0
     shared = rng.below(4) if requests > 1 else None
     bears = dialect.control_frames
+    if shared == 1 and not bears:
+        # Only where each prompt is asked for when it is there can P tell them apart: see `_unborne`.
+        concurrent = clocks = lagging = False
     return Scope(
         dialect=dialect,
         pulls=pulls,
@@ -110,7 +113,7 @@ def _cluster(number: int, dialect: Dialect) -> Scope:
         d_tp=d_tp,
         requests=requests,
         same_product=shared == 0 and (bears or not pulls),
-        same_base=shared == 1 and (bears or not (concurrent or clocks)),
+        same_base=shared == 1,
         pool=_one_of(rng, (0, 0, 1)) if requests > 1 else 0,
         hit_tokens=_one_of(rng, (0, 0, 0, 0, 0, BLOCK_TOKENS, BLOCK_TOKENS, TOKENS)),
         lagging=lagging,
@@ -126,7 +129,7 @@ def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
     """What may go wrong: each kind of fault is on in half of the runs, a restart in a third. Without clocks nothing
     does that only a clock could notice."""
     budget = []
-    unborne = UNBORNE if cluster.pulls and not cluster.dialect.control_frames else ()
+    unborne = _unborne(cluster)
     for fault in Fault:
         restarts = fault in RESTARTS
         off = rng.below(3 if restarts else 2)
@@ -134,6 +137,14 @@ def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
         silent = fault in SILENT and not cluster.clocks
         budget.append(0 if off or silent or fault in unborne else amount)
     return tuple(budget)
+
+
+def _unborne(cluster: Scope) -> tuple[Fault, ...]:
+    """Faults that this cluster's dialect does not claim to bear."""
+    if cluster.dialect.control_frames:
+        return ()
+    given_up = (Fault.ABORT, Fault.PREFILL_ABORT) if cluster.same_base else ()
+    return (*given_up, *(UNBORNE if cluster.pulls else ()))
 
 
 def with_budget(cluster: Scope, budget: Sequence[int]) -> Scope:

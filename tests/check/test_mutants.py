@@ -149,7 +149,7 @@ def test_a_kill_is_a_story_that_replays(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deadline-frees", "lease-word-ignored", "first-rank-frees", "seq-repeated"])
 def test_random_walks_meet_it_too(name: str) -> None:
-    kill = stray(MUTANTS[name], no_clock, runs=3_000)
+    kill = stray(MUTANTS[name], no_clock, range(3_000))
     assert kill.invariant.startswith(("S", "L"))
     assert kill.search == "walk"
     assert 0 < kill.states <= 3_000

@@ -25,8 +25,8 @@ from sim.check.campaign import Task, walks
 from sim.check.names import name
 from sim.check.ordered import Ordered, Worlds
 from sim.check.relation import Relation
-from sim.check.scope import Fault
-from sim.check.swarm import BLOCK, SCHEDULERS, cluster_of
+from sim.check.scope import Fault, Scope
+from sim.check.swarm import BLOCK, CLUSTERS, ERA, RANKS, SCHEDULERS, cluster_of
 from sim.check.walk import digest_of, walk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,11 +103,27 @@ def test_moves_are_those_of_the_relation(seed: int) -> None:
 
 def test_blocks_share_a_cluster_and_runs_have_their_own_budgets() -> None:
     worlds = Worlds()
-    records = [walk(worlds, seed, STRICT) for seed in range(BLOCK)]
-    assert {record.cluster for record in records} == {cluster_of(0, STRICT)}
+    first = 5 * BLOCK  # With clocks: without them some faults never happen.
+    records = [walk(worlds, seed, STRICT) for seed in range(first, first + BLOCK)]
+    assert {record.cluster for record in records} == {cluster_of(first, STRICT)}
     assert {record.manner.scheduler for record in records} == set(SCHEDULERS)
     for fault in Fault:
         assert len({record.budget[fault] > 0 for record in records}) == 2
+
+
+@pytest.mark.parametrize("dialect", [STRICT, VLLM_COMPAT], ids=lambda d: d.name)
+def test_clusters_come_in_turn_so_that_few_runs_see_them_all(dialect: Dialect) -> None:
+    seen = clusters(0, dialect)
+    assert {(c.pulls, c.clocks) for c in seen} == {(p, c) for p in (True, False) for c in (True, False)}
+    assert {(c.p_tp, c.d_tp) for c in seen} == set(RANKS)
+    assert any(c.pulls and c.lagging and not c.clocks for era in range(4) for c in clusters(era, dialect))
+    assert all(dialect is STRICT or not c.same_base or not c.clocks for c in seen)
+    again = [cluster_of(CLUSTERS * BLOCK + seed, dialect) for seed in range(0, CLUSTERS * BLOCK, BLOCK)]
+    assert again == seen
+
+
+def clusters(era: int, dialect: Dialect) -> list[Scope]:
+    return [cluster_of(era * ERA + seed, dialect) for seed in range(0, CLUSTERS * BLOCK, BLOCK)]
 
 
 def test_worlds_are_forgotten_when_they_remember_too_much() -> None:

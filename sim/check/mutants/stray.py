@@ -13,16 +13,18 @@ from sim.check.mutants.mutant import Mutant
 from sim.check.ordered import Worlds
 from sim.check.walk import walk
 
+RUNS = 10_000
 
-def stray(mutant: Mutant, clock: Callable[[], float], runs: int = 10_000, budget_s: float = 60.0) -> Kill:
-    """Walk seeds 0 to `runs` in clusters drawn by themselves, of the mutant's dialect; `states` counts runs here.
+
+def stray(mutant: Mutant, clock: Callable[[], float], seeds: range = range(RUNS), budget_s: float = 60.0) -> Kill:
+    """Walk these seeds in clusters drawn by themselves, of the mutant's dialect; `states` counts runs here.
 
     Raises CannotMutate where pdflow is compiled.
     """
     began = clock()
     dialect = mutant.scope.dialect
     worlds = Worlds()
-    for seed in range(runs):
+    for run, seed in enumerate(seeds, 1):
         if clock() - began > budget_s:
             return Kill(mutant=mutant.name, search="walk", seconds=clock() - began, stopped=True)
         with mutant.applied():
@@ -34,7 +36,7 @@ def stray(mutant: Mutant, clock: Callable[[], float], runs: int = 10_000, budget
                 invariant=record.broken.name,
                 what=record.broken.what,
                 search="walk",
-                states=seed + 1,
+                states=run,
                 seconds=clock() - began,
                 moves=names,
             )
