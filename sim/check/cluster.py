@@ -152,10 +152,8 @@ class Cluster:
 
     def endpoints(self) -> list[Any]:
         """Of everybody's first life, in the order of `nodes`."""
-        return [
-            *(body for engine in self.engines for body in self.engine(engine, 0)),
-            *(Nobody() for _ in self.orphans),
-        ]
+        bodies = [body for engine in self.engines for body in self.engine(engine, 0)]
+        return [*bodies, *(Nobody() for _ in self.orphans)]
 
     def engine(self, name: EngineId, life: int) -> list[Any]:
         """Its endpoints when it has started again so many times, in the order of `nodes`."""
