@@ -39,8 +39,7 @@ from pdflow.scenario.schema import (
     seconds_to_ns,
 )
 from pdflow.version import version
-from pdflow.workload.build import requests
-from pdflow.workload.readers import load_model
+from pdflow.workload.build import rate_of, requests
 from sim.build import Builder, cost_of
 from sim.liveness import Watch, assert_all_ended
 from sim.world import Observer, World
@@ -223,13 +222,6 @@ def _burstiness(arrival: Arrival | None) -> float | None:
 def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> About:
     """What was run, for the result's header."""
     arrival = scenario.workload.arrival
-    rate: float | None = None
-    if arrival is not None:
-        rate = arrival.rate_rps
-    elif scenario.workload.like is not None:
-        rate = scenario.workload.rate_rps
-        if rate is None:
-            rate = load_model(scenario.workload.like).rate_rps * (scenario.workload.rate_scale or 1.0)
     costs = []
     for pool in scenario.pools:
         cost = cost_of(scenario.model, pool)
@@ -250,7 +242,7 @@ def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> Abou
         version=version(),
         command_line=" ".join(["pdflow", *_repeatable(command)]) if command else "",
         model_id=scenario.model.name,
-        request_rate_rps=rate,
+        request_rate_rps=rate_of(scenario.workload, scenario.base_dir),
         burstiness=_burstiness(arrival),
         max_concurrency=arrival.concurrency if isinstance(arrival, ClosedArrival) else None,
         source_date_epoch=int(epoch) if epoch and epoch.isdigit() else None,

@@ -16,15 +16,16 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.convert import Complaint, MisfitError, shown
+from pdflow.scenario.convert import Complaint, MisfitError, did_you_mean, shown
 from pdflow.scenario.document import DTYPES, Parts, read_document
 from pdflow.scenario.hf_config import HfConfigError, model_values
 from pdflow.scenario.locate import KeyPath, key_lines
 from pdflow.scenario.overrides import Override, apply_override, parse_override
-from pdflow.scenario.schema import Scenario
+from pdflow.scenario.schema import MODELS, Scenario, Workload
 from pdflow.scenario.validate import check
-from pdflow.workload.readers import check_trace
-from pdflow.workload.traces import TraceError
+from pdflow.workload.complaints import TraceError
+from pdflow.workload.model_file import ModelFileError
+from pdflow.workload.readers import check_trace, load_model, says_when
 
 T = TypeVar("T")
 
@@ -192,21 +193,43 @@ def _take_config(file: str, document: dict[str, Any]) -> list[Complaint]:
 
 
 def _trace_problems(file: str, parts: Parts) -> tuple[list[Complaint], list[Problem]]:
-    """What is wrong with the trace that the scenario names: with its place in the scenario, and line by line."""
-    trace = parts.workload.trace if parts.workload is not None else None
-    if trace is None:
+    """What is wrong with the trace or the model that the scenario names: with its place in the scenario, and line by
+    line."""
+    workload, base_dir = parts.workload, Path(file).parent
+    if workload is None:
         return [], []
-    path = Path(file).parent / trace.path
-    if not os.path.isfile(path):
+    if workload.trace is None:
+        return _model_problems(workload, base_dir), []
+    trace = workload.trace
+    path = base_dir / trace.path
+    if not os.path.isfile(path) and not (trace.format == "servegen" and os.path.isdir(path)):
         looked = os.path.normpath(path)
         what = "is not a file" if os.path.exists(path) else "does not exist"
         return [Complaint(("workload", "trace", "path"), f'"{trace.path}" {what}; looked for {looked}')], []
     try:
-        check_trace(path, trace.format)
+        timed = workload.arrival is None
+        if timed and not says_when(trace, base_dir):
+            what = "does not say when requests arrive, expected an arrival process beside it"
+            return [Complaint(("workload", "trace", "path"), f'"{trace.path}" {what}')], []
+        check_trace(trace, base_dir, timed)
     except TraceError as error:
         rest = [Problem(str(path), "", f"and {error.more} more lines like these")] if error.more else []
         return [], [*error.problems, *rest]
     return [], []
+
+
+def _model_problems(workload: Workload, base_dir: Path) -> list[Complaint]:
+    if workload.like is None:
+        return []
+    if workload.like not in MODELS and not workload.like.endswith(".toml"):
+        known = f"expected one of {', '.join(MODELS)} or the path of a model's .toml"
+        hint = did_you_mean(workload.like, MODELS)
+        return [Complaint(("workload", "like"), f"is {shown(workload.like)}, {known}{hint}")]
+    try:
+        load_model(workload.like, base_dir)
+    except ModelFileError as error:
+        return [Complaint(("workload", "like"), f'"{workload.like}" {error}')]
+    return []
 
 
 def _scenario(file: str, parts: Parts) -> Scenario:

@@ -185,36 +185,100 @@ Length: TypeAlias = FixedLength | UniformLength | LognormalLength | EmpiricalLen
 
 
 @attrs.frozen(kw_only=True)
+class Columns:
+    """Which columns of a CSV trace say what; at most one of the four that say when."""
+
+    arrival_s: str | None = field(default=None, metadata=about("arrival in seconds", NOT_EMPTY))
+    arrival_ms: str | None = field(default=None, metadata=about("arrival in milliseconds", NOT_EMPTY))
+    arrival_ns: str | None = field(default=None, metadata=about("arrival in nanoseconds", NOT_EMPTY))
+    arrival_stamp: str | None = field(
+        default=None, metadata=about("arrival as a date and time, such as 2023-11-16 18:17:03.9799600", NOT_EMPTY)
+    )
+    input_tokens: str | None = field(default=None, metadata=about("prompt length", NOT_EMPTY))
+    output_tokens: str | None = field(default=None, metadata=about("output length", NOT_EMPTY))
+    class_: str | None = field(
+        default=None,
+        metadata=about("name of the request's class, which [slo.class] may speak of", NOT_EMPTY, key="class"),
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.arrival) > 1:
+            raise ValueError(f"{' and '.join(self.arrival)} both say when; give one of them")
+
+    @property
+    def arrival(self) -> dict[str, str]:
+        """The column that says when, under the key that says its unit; empty if there is none."""
+        keys = ("arrival_s", "arrival_ms", "arrival_ns", "arrival_stamp")
+        return {key: name for key in keys if (name := getattr(self, key)) is not None}
+
+
+TraceFormat: TypeAlias = Literal[
+    "mooncake",
+    "azure",
+    "burstgpt",
+    "vidur",
+    "llmservingsim",
+    "splitwise",
+    "csv",
+    "sharegpt",
+    "vllm-custom",
+    "servegen",
+]
+
+
+@attrs.frozen(kw_only=True)
 class Trace:
-    """A recorded workload: arrival times, lengths and, where it has them, prefix hashes."""
+    """A recorded workload: arrival times, lengths and, where it has them, prefix hashes and classes."""
 
     path: str = field(metadata=about("the trace file, relative to the scenario file", NOT_EMPTY))
-    format: Literal["mooncake", "azure"] = field(
-        metadata=about("mooncake: JSON lines (timestamp, input_length, output_length, hash_ids); azure: CSV")
+    format: TraceFormat = field(metadata=about("whose format it is in: docs/traces.md describes each"))
+    columns: Columns = field(factory=Columns, metadata=about("of a CSV trace: which columns say what"))
+    dataset: str | None = field(
+        default=None,
+        metadata=about("of a servegen client: the file of its lengths; beside the trace and named like it if absent"),
     )
+    characters_per_token: float = field(
+        default=4.0, metadata=about("of texts without token counts: how many characters make a token", POSITIVE)
+    )
+    start_s: float | None = field(
+        default=None, metadata=about("leave out what arrives before, and let time begin there", NOT_NEGATIVE)
+    )
+    end_s: float | None = field(default=None, metadata=about("leave out what arrives then or later", NOT_NEGATIVE))
+    skip: int = field(default=0, metadata=about("leave out so many of the first requests", NOT_NEGATIVE))
     time_scale: float = field(
         default=1.0, metadata=about("arrival times are multiplied by it: 0.5 doubles the rate", SCALE)
     )
 
+    def __attrs_post_init__(self) -> None:
+        if self.end_s is not None and self.end_s <= (self.start_s or 0.0):
+            raise ValueError(f"end_s is {self.end_s:g}, expected more than start_s, which is {self.start_s or 0:g}")
 
-Like: TypeAlias = Literal["mooncake-conversation", "azure-code", "azure-conv"]
+
+MODELS = ("mooncake-conversation", "azure-code", "azure-conv")
+"""Bundled models of published traces."""
 
 
 @attrs.frozen(kw_only=True)
 class Workload:
-    """[workload]: who asks for what, and when. Exactly one of `arrival`, `trace` and `like`."""
+    """[workload]: who asks for what, and when: an `arrival` process, a `trace`, both, or `like` a model."""
 
     requests: int | None = field(
         default=None,
         metadata=about("how many requests; of a trace the first ones (all if absent)", AT_LEAST_ONE),
     )
     arrival: Arrival | None = field(
-        default=None, metadata=about("a synthetic arrival process; lengths are then needed")
+        default=None,
+        metadata=about("a synthetic arrival process; lengths are then needed, or a trace, which lends its own"),
     )
     input_tokens: Length | None = field(default=None, metadata=about("prompt length: a number or a distribution"))
     output_tokens: Length | None = field(default=None, metadata=about("output length: a number or a distribution"))
     trace: Trace | None = field(default=None, metadata=about("replay a recorded trace"))
-    like: Like | None = field(default=None, metadata=about("draw from a bundled model of a published trace"))
+    like: str | None = field(
+        default=None,
+        metadata=about(
+            f"draw from a model of a trace: {', '.join(MODELS)}, or a file that `pdflow trace model` wrote", NOT_EMPTY
+        ),
+    )
     rate_rps: float | None = field(default=None, metadata=about("with `like`: requests per second, absolute", POSITIVE))
     rate_scale: float | None = field(
         default=None, metadata=about("with `like`: requests per second, as a multiple of the trace's", SCALE)

@@ -7,6 +7,7 @@ import attrs
 from pdflow.scenario.fit import kv_tokens_of
 from pdflow.scenario.plan import plan_of
 from pdflow.scenario.schema import (
+    Arrival,
     ClosedArrival,
     ConstantArrival,
     DiurnalArrival,
@@ -15,6 +16,7 @@ from pdflow.scenario.schema import (
     Pool,
     RampArrival,
     Scenario,
+    Trace,
 )
 
 
@@ -63,21 +65,41 @@ def workload_summary(scenario: Scenario) -> str:
     workload = scenario.workload
     count = "all" if workload.requests is None else f"{workload.requests:,}"
     if workload.trace is not None:
-        return f"{count} requests of {workload.trace.path} ({workload.trace.format})"
+        return f"{count} requests of {workload.trace.path} ({_trace_summary(workload.trace)})" + (
+            "" if workload.arrival is None else f", {_arrival_summary(workload.arrival)}"
+        )
     if workload.like is not None:
         return f"{count} requests like {workload.like}"
-    match workload.arrival:
+    return count if workload.arrival is None else f"{count} requests, {_arrival_summary(workload.arrival)}"
+
+
+def _trace_summary(trace: Trace) -> str:
+    """Its format, and what is done to it."""
+    done: list[str] = [trace.format]
+    if trace.skip:
+        done.append(f"without the first {trace.skip:,}")
+    if trace.start_s is not None:
+        done.append(f"from {trace.start_s:g} s")
+    if trace.end_s is not None:
+        done.append(f"until {trace.end_s:g} s")
+    if trace.time_scale != 1.0:
+        done.append(f"times x {trace.time_scale:g}")
+    if trace.format in ("sharegpt", "vllm-custom"):
+        done.append(f"texts without token counts at {trace.characters_per_token:g} characters per token")
+    return ", ".join(done)
+
+
+def _arrival_summary(arrival: Arrival) -> str:
+    match arrival:
         case PoissonArrival(rate_rps=rate):
-            return f"{count} requests, Poisson at {rate:g}/s"
+            return f"Poisson at {rate:g}/s"
         case GammaArrival(rate_rps=rate, burstiness=burstiness):
-            return f"{count} requests, gamma at {rate:g}/s with burstiness {burstiness:g}"
+            return f"gamma at {rate:g}/s with burstiness {burstiness:g}"
         case ConstantArrival(rate_rps=rate):
-            return f"{count} requests, one every {1 / rate:g} s"
+            return f"one every {1 / rate:g} s"
         case RampArrival(from_rps=low, to_rps=high, over_s=span):
-            return f"{count} requests, from {low:g}/s to {high:g}/s over {span:g} s"
+            return f"from {low:g}/s to {high:g}/s over {span:g} s"
         case DiurnalArrival(rate_rps=rate, swing=swing, period_s=period):
-            return f"{count} requests, {rate:g}/s and {swing:.0%} up and down every {period:g} s"
+            return f"{rate:g}/s and {swing:.0%} up and down every {period:g} s"
         case ClosedArrival(concurrency=concurrency):
-            return f"{count} requests, {concurrency} at a time"
-        case None:
-            return count
+            return f"{concurrency} at a time"

@@ -18,8 +18,9 @@ from pdflow.scenario.convert import Complaint, did_you_mean
 from pdflow.scenario.document import Parts
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.schema import Network, Pool, RampArrival, Transfer, Workload
+from pdflow.scenario.schema import Columns, Network, Pool, RampArrival, Transfer, Workload
 from pdflow.scenario.validate_faults import check_faults
+from pdflow.workload.csv_rows import CSV_FORMATS
 
 NAME: Final = re.compile(r"[\w.+-]+")
 """What may be a pool's name: it becomes part of addresses, track names and lines of text."""
@@ -38,6 +39,7 @@ def check(parts: Parts) -> Iterator[Complaint]:
         yield from _workload(parts.workload_keys)
     if parts.workload is not None:
         yield from _span(parts.workload)
+        yield from _trace(parts.workload)
     if complete:
         yield from _roles(pools)
     yield from _names(pools)
@@ -66,9 +68,10 @@ def _workload(keys: frozenset[str]) -> Iterator[Complaint]:
     if not sources:
         yield Complaint(("workload",), "says nothing of arrivals, expected one of arrival, trace, like")
         return
-    source = sources[0]
-    for extra in sources[1:]:
-        yield Complaint(("workload", extra), f"stands beside {source}, expected one of arrival, trace, like")
+    source = "trace" if sources[:2] == ["arrival", "trace"] else sources[0]  # a trace may get its instants elsewhere
+    for extra in sources:
+        if extra != source and (source, extra) != ("trace", "arrival"):
+            yield Complaint(("workload", extra), f"stands beside {source}, expected one of arrival, trace, like")
     needed = {"arrival": ("requests", "input_tokens", "output_tokens"), "trace": (), "like": ("requests",)}[source]
     for key in needed:
         if key not in keys:
@@ -84,6 +87,25 @@ def _workload(keys: frozenset[str]) -> Iterator[Complaint]:
                 yield Complaint(("workload", key), f"has a meaning only with like (did you mean {hint}?)")
     elif {"rate_rps", "rate_scale"} <= keys:
         yield Complaint(("workload", "rate_scale"), "stands beside rate_rps, expected one of the two")
+
+
+def _trace(workload: Workload) -> Iterator[Complaint]:
+    """Which keys of a trace have a meaning for its format, and beside an arrival process."""
+    trace = workload.trace
+    if trace is None:
+        return
+    at: KeyPath = ("workload", "trace")
+    if trace.columns != Columns() and trace.format not in CSV_FORMATS:
+        yield Complaint((*at, "columns"), f"has no meaning with {trace.format}, which is not CSV")
+    if trace.format == "csv" and None in (trace.columns.input_tokens, trace.columns.output_tokens):
+        yield Complaint((*at, "columns"), "says too little, expected at least input_tokens and output_tokens")
+    if trace.dataset is not None and trace.format != "servegen":
+        yield Complaint((*at, "dataset"), f"has no meaning with {trace.format}, which has its own lengths")
+    if workload.arrival is not None:
+        for key, plain in (("start_s", None), ("end_s", None), ("time_scale", 1.0)):
+            if getattr(trace, key) != plain:
+                what = "has no meaning beside an arrival process, which says when; skip and requests cut a trace too"
+                yield Complaint((*at, key), what)
 
 
 def _span(workload: Workload) -> Iterator[Complaint]:

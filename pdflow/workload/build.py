@@ -25,22 +25,19 @@ from pdflow.workload.lengths import empirical, lognormal, uniform
 from pdflow.workload.readers import load_model, read_trace
 from pdflow.workload.request import Request
 from pdflow.workload.rng import Rng, Stream
+from pdflow.workload.traces import sliced
 
 
 def requests(workload: Workload, seed: int, base_dir: Path) -> Iterator[Request]:
     """The requests of a [workload] table, in order of arrival; without end if it neither counts them nor names a trace.
 
-    A relative trace path starts at `base_dir`, the scenario file's folder. Raises TraceError, when the last request has
-    been drawn, if lines of the trace are bad.
+    Relative paths start at `base_dir`, the scenario file's folder. Raises TraceError, when the last request has been
+    drawn, if lines of the trace are bad, and ModelFileError if a model file is none.
     """
     if workload.trace is not None:
-        drawn = _from_trace(workload.trace, base_dir)
+        drawn = _from_trace(workload.trace, workload.arrival, seed, base_dir)
     elif workload.like is not None:
-        model = load_model(workload.like)
-        rate = workload.rate_rps
-        if rate is None and workload.rate_scale is not None:
-            rate = model.rate_rps * workload.rate_scale
-        drawn = model.requests(seed, rate)
+        drawn = load_model(workload.like, base_dir).requests(seed, rate_of(workload, base_dir))
     else:
         if workload.arrival is None or workload.input_tokens is None or workload.output_tokens is None:
             raise ValueError(
@@ -50,13 +47,25 @@ def requests(workload: Workload, seed: int, base_dir: Path) -> Iterator[Request]
     return drawn if workload.requests is None else islice(drawn, workload.requests)
 
 
-def _from_trace(trace: Trace, base_dir: Path) -> Iterator[Request]:
-    rows = read_trace(base_dir / trace.path, trace.format)
-    if trace.time_scale == 1.0:
+def rate_of(workload: Workload, base_dir: Path) -> float | None:
+    """Requests per second, as the scenario says them; None where a trace or a closed loop decides."""
+    if workload.arrival is not None:
+        return workload.arrival.rate_rps
+    if workload.like is None or workload.rate_rps is not None:
+        return workload.rate_rps
+    return load_model(workload.like, base_dir).rate_rps * (workload.rate_scale or 1.0)
+
+
+def _from_trace(trace: Trace, arrival: Arrival | None, seed: int, base_dir: Path) -> Iterator[Request]:
+    """A trace's requests; with an arrival process, at its instants instead of their own."""
+    rows = sliced(read_trace(trace, base_dir, seed, timed=arrival is None), trace)
+    if arrival is None:
         return rows
-    # times are below 2**53 ns for a hundred days, so the product is the nearest number to the exact one
-    scale = trace.time_scale
-    return (Request(r.index, round(r.arrival_ns * scale), r.input_tokens, r.output_tokens, r.prefix) for r in rows)
+    instants = _instants(arrival, Rng(seed))
+    return (
+        Request(row.index, at, row.input_tokens, row.output_tokens, row.prefix, row.class_)
+        for row, at in zip(rows, instants, strict=False)
+    )
 
 
 def _synthetic(arrival: Arrival, input_tokens: Length, output_tokens: Length, rng: Rng) -> Iterator[Request]:

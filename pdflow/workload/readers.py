@@ -1,81 +1,124 @@
-"""The files of this room: traces, and the bundled models. Nothing else here reads anything."""
+"""The files of this room: traces, and models of traces. Nothing else here reads anything."""
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.resources import files
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Final, TextIO
 
 from pdflow.errors import Problem
-from pdflow.workload.arrivals import Level
-from pdflow.workload.lengths import Quantiles
-from pdflow.workload.model import Conversations, Lengths, Model
+from pdflow.scenario.schema import MODELS, Trace
+from pdflow.workload import servegen
+from pdflow.workload.complaints import Complaints, TraceError
+from pdflow.workload.model import Model
+from pdflow.workload.model_file import ModelFileError, model_of
 from pdflow.workload.request import Request
-from pdflow.workload.traces import TraceError, TraceFormat, parse
+from pdflow.workload.traces import has_times, parse
 
-MODELS = ("mooncake-conversation", "azure-code", "azure-conv")
+LONGEST_LINE: Final = 1 << 20
+"""Characters; the longest line of the published traces has 2,000."""
+DATASET_BYTES: Final = 1 << 28
+"""Of a ServeGen client's lengths; the published ones have up to some MB."""
 
 
-def read_trace(path: Path, form: TraceFormat) -> Iterator[Request]:
-    """The requests of a trace file, streamed. Raises TraceError, after the last good line, if any line is bad."""
+def read_trace(trace: Trace, base_dir: Path, seed: int = 0, timed: bool = True) -> Iterator[Request]:
+    """The requests of a trace, streamed, whole: slices are `traces.sliced`. Of a generator, those that `seed` draws.
+
+    Without `timed` all arrive at 0. Raises TraceError, after the last good line, if any line is bad.
+    """
+    path = base_dir / trace.path
+    if trace.format == "servegen":
+        yield from servegen.drawn(read_clients(trace, base_dir), seed)
+        return
+    with _opened(path, f"{trace.format} trace") as file:
+        pieces = _pieces(file)
+        lines = pieces if trace.format == "sharegpt" else _whole(pieces, str(path))
+        yield from parse(lines, str(path), trace, timed)
+
+
+def check_trace(trace: Trace, base_dir: Path, timed: bool = True) -> set[str]:
+    """Read a trace to its end; the classes of its requests. Raises TraceError if any line is bad."""
+    if trace.format == "servegen":
+        read_clients(trace, base_dir)
+        return set()
+    return {request.class_ for request in read_trace(trace, base_dir, timed=timed) if request.class_}
+
+
+def says_when(trace: Trace, base_dir: Path) -> bool:
+    """Whether a trace, by its beginning, says when requests arrive. Raises TraceError if it cannot be read."""
+    if trace.format == "servegen":
+        return True
+    with _opened(base_dir / trace.path, "trace") as file:
+        return has_times(trace, file.readline(LONGEST_LINE))
+
+
+def first_lines(path: Path, number: int = 3) -> list[str]:
+    """The beginning of a trace. Raises TraceError if it cannot be read."""
+    with _opened(path, "trace") as file:
+        return [line for _ in range(number) if (line := file.readline(LONGEST_LINE))]
+
+
+def read_clients(trace: Trace, base_dir: Path) -> list[servegen.Client]:
+    """The clients of a ServeGen trace: one, or all of a folder. Raises TraceError with what is wrong with any file."""
+    path = base_dir / trace.path
+    paths = sorted(path.glob("*trace*.csv")) if path.is_dir() else [path]
+    if not paths:
+        raise TraceError([Problem(str(path), "", "holds no *trace*.csv, expected the clients of a ServeGen model")])
+    clients: list[servegen.Client] = []
+    problems: list[Problem] = []
+    for one in paths:
+        beside = one.with_name(one.name.replace("trace", "dataset")).with_suffix(".json")
+        dataset = beside if trace.dataset is None else base_dir / trace.dataset
+        try:
+            with _opened(one, "ServeGen client's trace") as file:
+                windows = servegen.read_windows(_whole(_pieces(file), str(one)), str(one))
+            with _opened(dataset, "ServeGen client's lengths") as file:
+                text = file.read(DATASET_BYTES)
+            clients.append(servegen.Client(windows, servegen.read_lengths(text, str(dataset))))
+        except TraceError as error:
+            problems += error.problems
+    if problems:
+        raise TraceError(problems)
+    return clients
+
+
+def load_model(name: str, base_dir: Path = Path()) -> Model:
+    """One of MODELS, or a model file. Raises ModelFileError."""
+    if name in MODELS:
+        text = files("pdflow.workload.models").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+        return model_of(name, tomllib.loads(text))
+    if not name.endswith(".toml"):
+        raise ModelFileError(f"there is no such model, expected one of {', '.join(MODELS)} or the path of a .toml")
+    path = base_dir / name
     try:
-        lines = path.open(encoding="utf-8", errors="replace")
+        figures = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        what = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
-        raise TraceError([Problem(str(path), "", f"{what}, expected a {form} trace")]) from None
-    with lines:
-        yield from parse(lines, str(path), form)
+        raise ModelFileError(f"cannot be read: {error.strerror}; looked for {os.path.normpath(path)}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"is not TOML: {error}") from None
+    return model_of(path.stem, figures)
 
 
-def check_trace(path: Path, form: TraceFormat, requests: int | None = None) -> None:
-    """Read a trace, or its first requests, to the end. Raises TraceError if any line is bad."""
-    for _ in islice(read_trace(path, form), requests):
-        pass
+def _opened(path: Path, what: str) -> TextIO:
+    try:
+        return path.open(encoding="utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        told = getattr(error, "strerror", None) or str(error)
+        wrong = "no such file" if isinstance(error, FileNotFoundError) else told
+        raise TraceError([Problem(str(path), "", f"{wrong}, expected a {what}")]) from None
 
 
-def load_model(name: str) -> Model:
-    """One of MODELS."""
-    if name not in MODELS:
-        raise ValueError(f"there is no workload model {name!r}, expected one of {', '.join(MODELS)}")
-    text = files("pdflow.workload.models").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    return model_of(name, tomllib.loads(text))
+def _pieces(file: TextIO) -> Iterator[str]:
+    """Lines, and of longer ones their parts."""
+    return iter(lambda: file.readline(LONGEST_LINE), "")
 
 
-def model_of(name: str, figures: dict[str, Any]) -> Model:
-    """A model from its parsed file."""
-    levels = figures["quantile_levels"]
-    arrivals, lengths, talk = figures["arrivals"], figures["lengths"], figures.get("conversations")
-
-    def quantiles(values: Sequence[float]) -> Quantiles:
-        return Quantiles(levels, values)
-
-    def groups(rows: Sequence[Sequence[float]]) -> tuple[Quantiles, ...]:
-        return tuple(quantiles(row) for row in rows)
-
-    return Model(
-        name=name,
-        source=figures["source"]["title"],
-        rate_rps=arrivals["rate_rps"],
-        levels=tuple(Level(level["window_s"], quantiles(level["relative_rate"])) for level in arrivals["level"]),
-        batch_probability=arrivals["batch_probability"],
-        batch_gap_s=quantiles(arrivals["batch_gap_s"]),
-        step_ns=arrivals["step_ns"],
-        lengths=Lengths(quantiles(lengths["input_tokens"]), groups(lengths["output_tokens"])),
-        longest_input_tokens=lengths["longest_input_tokens"],
-        conversations=None
-        if talk is None
-        else Conversations(
-            common_blocks=talk["common_blocks"],
-            returns_after_first=talk["returns_after_first"],
-            returns_after_later=talk["returns_after_later"],
-            after_s=quantiles(talk["after_s"]),
-            edited=talk["edited"],
-            kept=quantiles(talk["kept"]),
-            edited_tokens=quantiles(talk["edited_tokens"]),
-            added_tokens=quantiles(talk["added_tokens"]),
-            output_tokens=groups(talk["output_tokens"]),
-        ),
-    )
+def _whole(pieces: Iterator[str], place: str) -> Iterator[str]:
+    """Lines, none of them cut short. Raises TraceError for one without an end."""
+    for number, line in enumerate(pieces, start=1):
+        if len(line) == LONGEST_LINE and not line.endswith("\n"):
+            raise Complaints(place).refuse(number, f"a line of more than {LONGEST_LINE:,} characters")
+        yield line

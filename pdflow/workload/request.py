@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
     `prefix` names the prompt's leading blocks of PREFIX_BLOCK_TOKENS: equal ids at equal places are equal content. The
     last block may be partly filled; tokens beyond the named blocks are shared with nobody. Empty: nothing is shared.
+    `class_` names what [slo.class] may speak of.
     """
 
     index: int
@@ -27,3 +28,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     input_tokens: int
     output_tokens: int
     prefix: tuple[int, ...] = ()
+    class_: str = ""
+
+
+Row: TypeAlias = tuple[int, int, int, tuple[int, ...], str]
+"""What a line of a trace says: ns on the trace's own clock, input and output tokens, prefix, class."""

@@ -111,7 +111,18 @@ def test_an_empty_file_says_what_is_needed(tmp_path: Path) -> None:
             'trace = { path = "no/such.jsonl", format = "mooncake" }\narrival = {',
             [
                 's.toml:9: workload.trace.path: "no/such.jsonl" does not exist; looked for no/such.jsonl',
-                "s.toml:9: workload.trace: stands beside arrival, expected one of arrival, trace, like",
+                "s.toml:11: workload.input_tokens: has no meaning with trace, which brings its own lengths",
+                "s.toml:12: workload.output_tokens: has no meaning with trace, which brings its own lengths",
+            ],
+        ),
+        (
+            "arrival = {",
+            'like = "azure-cod"\n#',
+            [
+                's.toml:9: workload.like: is "azure-cod", expected one of mooncake-conversation, azure-code, azure-conv'
+                " or the path of a model's .toml (did you mean azure-code?)",
+                "s.toml:11: workload.input_tokens: has no meaning with like, which brings its own lengths",
+                "s.toml:12: workload.output_tokens: has no meaning with like, which brings its own lengths",
             ],
         ),
         ('preset = "rdma-400g"', "", []),

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from pdflow.errors import ScenarioError
 from pdflow.scenario import kv_tokens_of, load
 from pdflow.scenario.schema import (
+    MODELS,
     ClosedArrival,
     ConstantCost,
     FixedLength,
-    Like,
     PoissonArrival,
     RooflineCost,
     UniformLength,
 )
-from pdflow.workload.readers import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -77,7 +75,9 @@ def test_conversation_needs_no_download() -> None:
 
 
 def test_every_bundled_workload_can_be_named() -> None:
-    assert get_args(Like) == MODELS
+    for name in MODELS:
+        scenario = load(EXAMPLES / "conversation.toml", overrides=[f"workload.like={name}"])
+        assert scenario.workload.like == name
 
 
 def test_without_the_trace_the_error_says_where_it_was_looked_for() -> None:

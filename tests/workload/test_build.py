@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from pdflow.scenario.schema import (
     Arrival,
@@ -103,6 +104,33 @@ def test_traces_start_at_the_scenarios_folder_and_can_be_stretched(tmp_path: Pat
     trace = Trace(path="t.csv", format="azure", time_scale=0.5)
     got = list(requests(Workload(trace=trace, requests=2), 0, tmp_path))
     assert got == [Request(0, 0, 5, 6), Request(1, 500_000_000, 7, 8)]
+
+
+def test_a_trace_can_be_cut(tmp_path: Path) -> None:
+    lines = "".join(f"{second},{second + 1},1\n" for second in range(10))
+    (tmp_path / "t.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + lines)
+
+    def cut(count: int | None = None, **keys: float) -> list[tuple[int, float, int]]:
+        trace = evolve(Trace(path="t.csv", format="vidur"), **keys)
+        return [
+            (r.index, r.arrival_ns / 10**9, r.input_tokens)
+            for r in requests(Workload(trace=trace, requests=count), 0, tmp_path)
+        ]
+
+    assert cut(skip=8) == [(0, 0.0, 9), (1, 1.0, 10)]
+    assert cut(start_s=6.5, end_s=9.0) == [(0, 0.5, 8), (1, 1.5, 9)]
+    assert cut(start_s=6.5, end_s=9.0, time_scale=4.0) == [(0, 2.0, 8), (1, 6.0, 9)]
+    assert cut(1, skip=3, start_s=2.0) == [(0, 1.0, 4)]
+    assert cut(start_s=99.0) == []
+
+
+def test_an_arrival_process_replaces_a_traces_times(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("num_prefill_tokens,num_decode_tokens\n5,6\n7,8\n9,1\n")
+    trace = Trace(path="t.csv", format="vidur", skip=1)
+    got = list(requests(Workload(trace=trace, arrival=ConstantArrival(rate_rps=2.0)), 0, tmp_path))
+    assert got == [Request(0, 0, 7, 8), Request(1, 500_000_000, 9, 1)]
+    closed = list(requests(Workload(trace=trace, arrival=ClosedArrival(concurrency=1)), 0, tmp_path))
+    assert [request.arrival_ns for request in closed] == [0, WHEN_ONE_ENDS]
 
 
 def test_a_model_runs_at_its_traces_rate_or_another() -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pdflow.workload.readers import MODELS, load_model, read_trace
+from pdflow.scenario.schema import MODELS, Trace, TraceFormat
+from pdflow.workload.model_file import ModelFileError
+from pdflow.workload.readers import load_model, read_trace
 from pdflow.workload.statistics import compare, statistics
-from pdflow.workload.traces import TraceFormat
 
 TRACES = Path(__file__).resolve().parents[2] / "../shared/data/traces"
 FILES: dict[str, tuple[str, TraceFormat]] = {
@@ -49,7 +50,7 @@ def test_figures_say_where_they_are_from() -> None:
 
 
 def test_an_unknown_model_is_told() -> None:
-    with pytest.raises(ValueError, match="expected one of mooncake-conversation"):
+    with pytest.raises(ModelFileError, match="expected one of mooncake-conversation"):
         load_model("azure")
 
 
@@ -73,7 +74,7 @@ def test_a_model_is_like_its_trace(name: str) -> None:
     file, form = FILES[name]
     if not (TRACES / file).exists():
         pytest.skip(f"needs the published trace {file} in ../shared/data/traces")
-    trace = list(read_trace(TRACES / file, form))
+    trace = list(read_trace(Trace(path=file, format=form), TRACES))
     model = load_model(name)
     draws = [statistics(list(islice(model.requests(seed), len(trace)))).figures for seed in range(10)]
     ours = {figure: sum(draw[figure] for draw in draws) / len(draws) for figure in draws[0]}

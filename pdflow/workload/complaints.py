@@ -1,0 +1,47 @@
+"""What is wrong with the lines of a trace, collected until all of them have been seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from pdflow.errors import Problem, ScenarioError
+
+REPORTED: Final = 20
+"""Problems of one trace that are told one by one; the rest are counted."""
+
+
+class TraceError(ScenarioError):
+    """Lines of a trace make no sense. `problems` has the first of them, `more` is how many others there are."""
+
+    def __init__(self, problems: Iterable[Problem], more: int = 0) -> None:
+        super().__init__(problems)
+        self.more = more
+        if more:
+            self.args = (f"{self}\nand {more} more lines like these",)
+
+
+class Complaints:
+    """What is wrong with a trace, so far."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.problems: list[Problem] = []
+        self.more = 0
+
+    def add(self, line: int, message: str) -> None:
+        """Note a problem of one line, counted from 1."""
+        if len(self.problems) < REPORTED:
+            self.problems.append(Problem(f"{self.place}:{line}", "", message))
+        else:
+            self.more += 1
+
+    def raise_any(self) -> None:
+        """Raise TraceError if anything was noted."""
+        if self.problems:
+            raise TraceError(self.problems, self.more)
+
+    def refuse(self, line: int, message: str) -> TraceError:
+        """The error to raise when what follows cannot be read at all."""
+        self.add(line, message)
+        return TraceError(self.problems, self.more)
