@@ -14,6 +14,7 @@ from pdflow.protocol.consumer import QUARANTINED, CancelDue
 from pdflow.protocol.consumer_rules import RULES as CONSUMER_RULES
 from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.effects import NOTHING
+from pdflow.protocol.events import PairMissing, PairReported
 from pdflow.protocol.lease import expired_unclaimed
 from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
 from pdflow.routing import router
@@ -205,7 +206,8 @@ def test_what_lags_within_an_engine_is_on_no_wire() -> None:
 
 
 def test_that_something_never_ends_is_said_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CONSUMER_RULES, (QUARANTINED, CancelDue), lambda cell, event, now, ctx: (cell, NOTHING))
+    for event in (CancelDue, PairMissing, PairReported):
+        monkeypatch.setitem(CONSUMER_RULES, (QUARANTINED, event), lambda cell, event, now, ctx: (cell, NOTHING))
     world = Relation(Scope(drop=2, deadline=0, stall=0))
     found = shortest(world)
     assert found is not None
