@@ -38,6 +38,7 @@ from pdflow.protocol.events import (
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo, Op, Reg, engine_of, rank_address, rank_of
 from pdflow.protocol.messages import (
+    Cancel,
     CancelAck,
     Code,
     Completion,
@@ -143,7 +144,7 @@ class ConsumerRank(ConsumerReads):
         return (Send(peer, message),)
 
     def _defer(self, peer: Address, message: Message, now: Instant) -> Effects:
-        """No connection yet: keep the order of frames, and of SYNCs only the newest.
+        """No connection yet: keep the order of frames, of SYNCs only the newest, and of a CANCEL no repetition.
 
         A heartbeat is not kept. It would extend leases later than the scheduler, which counts from its order, believes;
         when a quarantine is reclaimed rests on that (found by the search with clocks).
@@ -155,7 +156,8 @@ class ConsumerRank(ConsumerReads):
         kept = self.pending.get(peer, ())
         if type(message) is Sync:
             kept = tuple(m for m in kept if type(m) is not Sync)
-        self.pending[peer] = (*kept, message)
+        if not (isinstance(message, Cancel) and any(type(m) is Cancel and m.reg == message.reg for m in kept)):
+            self.pending[peer] = (*kept, message)
         return self._connect(peer)
 
     def _undeliverable(self, peer: Address, message: Message) -> Effects:

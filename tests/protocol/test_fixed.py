@@ -391,3 +391,15 @@ def test_lost_cancel_is_sent_again_when_sync_shows_that_it_was_lost() -> None:
     by_timer_alone = 5
     assert len(c.frames(Cancel)) > by_timer_alone
     assert c.outcomes["r"] == ["CANCELLED"]
+
+
+def test_repeated_cancels_do_not_pile_up_for_a_connection() -> None:
+    """Each repetition was kept beside the first while a handshake took its time (S9)."""
+    c = Cluster()
+    c.holding = {"handshake"}
+    c.serve("r", "x")
+    c.run()
+    c.abort("r")
+    c.pass_time(10 * S)
+    waiting = c.endpoints["D.r0"].pending["P.r0"]
+    assert [type(m).__name__ for m in waiting] == ["Register", "Cancel", "Release", "Sync"]
