@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from pdflow.cost.roofline import roofline
-from pdflow.cost.specs import ModelSpec
-from pdflow.cost.step import StepCost, constant
+from pdflow.cost.step import StepCost
 from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Limits
 from pdflow.layout.geometry import TransferGeometry
@@ -23,9 +21,10 @@ from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import MS, EngineId
 from pdflow.results.steps import Steps
 from pdflow.routing.router import Router
+from pdflow.scenario.costs import step_cost
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.plan import plan_of
-from pdflow.scenario.schema import ConstantCost, Pool, Scenario, seconds_to_ns
+from pdflow.scenario.schema import Pool, Scenario, seconds_to_ns
 from pdflow.workload.rng import Rng
 from sim.aggregated_node import AggregatedNode
 from sim.decode_node import DecodeNode
@@ -36,13 +35,6 @@ from sim.paths import Paths
 from sim.prefill_node import PrefillNode
 from sim.router_node import RouterNode
 from sim.world import World
-
-
-def cost_of(model: ModelSpec, pool: Pool) -> StepCost:
-    """The step cost of one engine of a pool."""
-    if isinstance(pool.cost, ConstantCost):
-        return constant(pool.cost.prefill_s, pool.cost.decode_step_s)
-    return roofline(model, pool.gpu, pool.tp, pool.pp)
 
 
 def incarnation_of(index: int, life: int = 0) -> int:
@@ -128,7 +120,7 @@ class Builder:
             max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
             block_size=pool.block_size,
         )
-        cost = cost_of(model, pool)
+        cost = step_cost(model, pool, self.scenario.base_dir)
         blocks = kv_tokens_of(model, pool) // pool.block_size
         block_bytes = self.shapes[pool.name].engine_bytes_per_token(pool.tp) * pool.block_size
         shards = Shards(pool.tp, pool.pp, pool.block_size)

@@ -28,19 +28,19 @@ from pdflow.results.result import Result
 from pdflow.results.timeline import timeline
 from pdflow.results.totals import NS_PER_S, EngineTotals, LinkTotals
 from pdflow.results.write import EVENTS_NAME, TIMELINE_NAME, OutputError, make_folder, write_timeline
+from pdflow.scenario.costs import kind_of, step_cost
 from pdflow.scenario.resolution import resolution_of
 from pdflow.scenario.schema import (
     Arrival,
     ClosedArrival,
     ConstantArrival,
-    ConstantCost,
     GammaArrival,
     Scenario,
     seconds_to_ns,
 )
 from pdflow.version import version
 from pdflow.workload.build import rate_of, requests
-from sim.build import Builder, cost_of
+from sim.build import Builder
 from sim.liveness import Watch, assert_all_ended
 from sim.world import Observer, World
 
@@ -224,12 +224,12 @@ def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> Abou
     arrival = scenario.workload.arrival
     costs = []
     for pool in scenario.pools:
-        cost = cost_of(scenario.model, pool)
+        cost = step_cost(scenario.model, pool, scenario.base_dir)
         bar = ", ".join(f"{name.upper()} {value}".removeprefix("ALL ") for name, value in cost.rel_error.items())
         costs.append(
             CostStatement(
                 pool=pool.name,
-                model="constant" if isinstance(pool.cost, ConstantCost) else "roofline",
+                model=kind_of(pool),
                 provenance=cost.provenance,
                 error_bar=bar,
             )

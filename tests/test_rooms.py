@@ -49,6 +49,12 @@ EXCEPTIONS: Final = {
     "pdflow/__main__.py": Permit("python -m pdflow"),
     "pdflow/cli.py": Permit("the front door: prints, and opens sim/ when asked", "click importlib sim sys"),
     "pdflow/version.py": Permit("asks the installation for its version", "importlib"),
+    "pdflow/scenario/aiconfigurator.py": Permit(
+        "asks an extra, if it is installed", "aiconfigurator_core importlib logging"
+    ),
+    "pdflow/scenario/costs.py": Permit(
+        "reads cost files, and those that come with pdflow", "importlib", touches_files=True
+    ),
     "pdflow/scenario/load.py": Permit("reads scenario files", "os", touches_files=True),
     "pdflow/scenario/presets.py": Permit("reads the presets that come with pdflow", "importlib", touches_files=True),
     "pdflow/workload/readers.py": Permit("reads traces and bundled models", "importlib", touches_files=True),

@@ -79,7 +79,7 @@ TAGGED: Final[Mapping[Any, Tagged]] = {
         },
         bare="fixed",
     ),
-    schema.Cost: Tagged("model", {"constant": schema.ConstantCost, "roofline": schema.RooflineCost}),
+    schema.Cost: Tagged("model", schema.COST_KINDS),
     faults.Fault: Tagged("kind", faults.FAULT_KINDS),
 }
 
@@ -93,7 +93,11 @@ def structure(value: object, into: type[T]) -> tuple[T | None, list[Complaint]]:
     unknown = [complaint.path for complaint in found if complaint.unknown]
     if len(unknown) < len(found):
         return None, found
-    return _CONVERTER.structure(_without(value, unknown), into), found
+    try:
+        return _CONVERTER.structure(_without(value, unknown), into), found
+    except (BaseValidationError, MisfitError) as error:
+        # Only now, without the keys that nobody knows, was the class built and had something to say.
+        return None, found + list(_complaints(error, ()))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

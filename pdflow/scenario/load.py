@@ -17,6 +17,7 @@ import attrs
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.convert import Complaint, MisfitError, did_you_mean, shown
+from pdflow.scenario.costs import check_costs
 from pdflow.scenario.document import DTYPES, Parts, read_document
 from pdflow.scenario.hf_config import HfConfigError, model_values
 from pdflow.scenario.locate import KeyPath, key_lines
@@ -48,9 +49,11 @@ def load(path: str | os.PathLike[str], *, overrides: Iterable[str] = (), seed: i
     if of_model:
         # Whatever else is missing in [model] would have come from there.
         complaints = of_model + [complaint for complaint in complaints if complaint.path[:1] != ("model",)]
+    of_costs, of_cost_files = check_costs(file, parts)
+    complaints += of_costs
     complaints += check(parts)
     of_path, of_lines = _trace_problems(file, parts)
-    problems = source.problems(complaints + of_path) + of_lines
+    problems = source.problems(complaints + of_path) + of_lines + of_cost_files
     if problems:
         raise ScenarioError(problems)
     return _scenario(file, parts)

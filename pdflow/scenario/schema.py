@@ -10,9 +10,10 @@ result, so that a reader of a Scenario never looks anything up.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import attrs
 from attrs import field
@@ -298,7 +299,38 @@ class RooflineCost:
     """Times from data sheets: what arithmetic and memory traffic take, plus host time. Its factors are the GPU's."""
 
 
-Cost: TypeAlias = ConstantCost | RooflineCost
+@attrs.frozen(kw_only=True)
+class FittedCost:
+    """Times fitted to published measurements of one model on one GPU."""
+
+    table: str = field(metadata=about("the table's name: `pdflow presets` lists them", NOT_EMPTY))
+
+
+@attrs.frozen(kw_only=True)
+class AiconfiguratorCost:
+    """Times of NVIDIA's measured kernels, tabulated by aiconfigurator-core, plus host time."""
+
+    host_step_s: float | None = field(default=None, metadata=about("host time of a step; the GPU's if absent", DELAY))
+    host_seq_s: float | None = field(
+        default=None, metadata=about("host time of each decoding sequence of a step; the GPU's if absent", DELAY)
+    )
+
+
+@attrs.frozen(kw_only=True)
+class MeasuredCost:
+    """Times from a file, such as one that was calibrated on one's own engines."""
+
+    path: str = field(metadata=about("the cost file, relative to the scenario file", NOT_EMPTY))
+
+
+Cost: TypeAlias = ConstantCost | RooflineCost | FittedCost | AiconfiguratorCost | MeasuredCost
+COST_KINDS: Final[Mapping[str, type[Cost]]] = {
+    "constant": ConstantCost,
+    "roofline": RooflineCost,
+    "fitted": FittedCost,
+    "aiconfigurator": AiconfiguratorCost,
+    "measured": MeasuredCost,
+}
 
 Role: TypeAlias = Literal["prefill", "decode", "aggregated"]
 

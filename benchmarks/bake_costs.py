@@ -1,0 +1,41 @@
+"""Tabulates aiconfigurator-core for common combinations: python benchmarks/bake_costs.py
+
+Writes pdflow/scenario/presets/costs/aiconfigurator/MODEL_GPU_tpN.json, and prints how far each is from the tables that
+it was made of. It needs `pip install 'pdflow[aiconfigurator]'`; the package is (c) NVIDIA, Apache-2.0, and of its data
+nothing is stored but the coefficients. What it refuses it says, and no file is written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pdflow.scenario.aiconfigurator import tabulated
+from pdflow.scenario.cost_file import written
+
+FOLDER = Path(__file__).resolve().parents[1] / "pdflow/scenario/presets/costs/aiconfigurator"
+COMBINATIONS = (
+    *(("llama-3.1-8b", gpu, 1) for gpu in ("a100-80g", "b200", "h100-sxm", "h200", "l40s", "rtx-pro-6000")),
+    *(("llama-3.1-70b", gpu, tp) for gpu in ("a100-80g", "b200", "h100-sxm", "h200") for tp in (4, 8)),
+    ("llama-3.1-70b", "l40s", 8),
+    *(("qwen3-32b", gpu, 2) for gpu in ("a100-80g", "b200", "h100-sxm", "h200", "rtx-pro-6000")),
+    *(("qwen3-30b-a3b", gpu, 1) for gpu in ("b200", "h100-sxm", "h200", "rtx-pro-6000")),
+    *(("deepseek-v3", gpu, 8) for gpu in ("b200", "h200")),
+)
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for model, gpu, tp in COMBINATIONS:
+        name = f"{model}_{gpu}_tp{tp}"
+        try:
+            file = tabulated(gpu, model, tp)
+        except ValueError as refused:
+            print(f"{name:32} none: {refused}")
+            continue
+        (FOLDER / f"{name}.json").write_text(written(file), encoding="utf-8")
+        rows = (f"{row.of} {row.median:.1%} (p95 {row.p95:.1%}, max {row.max:.1%})" for row in file.errors)
+        print(f"{name:32} {'; '.join(rows)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""The canonical cost of a step as a JSON file: its coefficients, and what they are of and from.
+
+It decides the file's keys and their bounds; what the coefficients mean is `pdflow.cost.step`. What measures engines
+writes such files, `cost = { model = "measured" }` reads them, and the tables that come with pdflow are of this form.
+Reading is as strict as for scenarios: no unknown key, no float for an integer, every problem at once with its path in
+the file. Times are whole picoseconds, so that what is written is read back exactly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import attrs
+from attrs import field
+
+from pdflow.cost.step import LinearTable, LinearTime, StepCost
+from pdflow.errors import Problem
+from pdflow.scenario.convert import structure
+from pdflow.scenario.fields import AT_LEAST_ONE, KV_TOKENS, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, Bound, about
+
+FORMAT: Final = "pdflow-step-cost/1"
+MOST_BYTES: Final = 1_000_000
+MOST_POINTS: Final = 4096
+"""Far more than any table needs; what is longer is no cost file."""
+PS = Bound(at_least=0, at_most=10**18)
+"""Picoseconds: at most eleven days, so that a few thousand steps stay within the 64 bits of an instant."""
+
+
+@attrs.frozen(kw_only=True)
+class Engine:
+    """What the times are of. A pool that uses them must agree with what is said; what is not said is not compared."""
+
+    gpu: str | None = field(default=None, metadata=about("the GPU's name, as pools call it", NOT_EMPTY))
+    model: str | None = field(default=None, metadata=about("the model's name", NOT_EMPTY))
+    tp: int | None = field(default=None, metadata=about("tensor-parallel size", AT_LEAST_ONE))
+    weight_bytes_per_param: float | None = field(default=None, metadata=about("as [model] says it", POSITIVE))
+    software: str | None = field(default=None, metadata=about("the engine and its version", NOT_EMPTY))
+    kv_tokens: int | None = field(default=None, metadata=about("KV capacity of one engine, as it logged it", KV_TOKENS))
+
+
+@attrs.frozen(kw_only=True)
+class Coefficients:
+    """h0 to c2 of `StepCost`, each in picoseconds."""
+
+    h0: int = field(metadata=about("each step", PS))
+    h1: int = field(metadata=about("each decoding sequence, on the host", PS))
+    hp: int = field(metadata=about("each step that prefills", PS))
+    a1: int = field(metadata=about("each prefill token", PS))
+    a2: int = field(metadata=about("each attended position of a prefill", PS))
+    c0: int = field(metadata=about("each step that decodes", PS))
+    c1: int = field(metadata=about("each decoding sequence", PS))
+    c2: int = field(metadata=about("each token of context that decodes read", PS))
+
+
+@attrs.frozen(kw_only=True)
+class Linear:
+    """L(T) by formula: max(slope * T, floor) + allreduce + allreduce_slope * T."""
+
+    slope: int = field(metadata=about("each token, by arithmetic", PS))
+    floor: int = field(metadata=about("reading the weights", PS))
+    allreduce: int = field(default=0, metadata=about("all-reduces, each step", PS))
+    allreduce_slope: int = field(default=0, metadata=about("all-reduces, each token", PS))
+
+
+@attrs.frozen(kw_only=True)
+class Table:
+    """L(T) by points with straight lines between."""
+
+    tokens: tuple[int, ...] = field(metadata=about("tokens in the step: 1 first, increasing", NOT_EMPTY))
+    ps: tuple[int, ...] = field(metadata=about("L at each, never decreasing", NOT_EMPTY))
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.tokens) > MOST_POINTS:
+            raise ValueError(f"has {len(self.tokens)} points, expected at most {MOST_POINTS}")
+        if not PS.holds(max(self.ps)) or max(self.tokens) > 10**9:
+            raise ValueError("goes beyond a billion tokens or 1,000,000 seconds")
+        LinearTable(tokens=self.tokens, ps=self.ps)
+
+
+@attrs.frozen(kw_only=True)
+class ErrorBar:
+    """How wrong results may be, in words, printed with each of them."""
+
+    tpot: str | None = field(default=None, metadata=about("of TPOT", NOT_EMPTY))
+    e2e: str | None = field(default=None, metadata=about("of whole requests", NOT_EMPTY))
+    ttft: str | None = field(default=None, metadata=about("of TTFT", NOT_EMPTY))
+    all: str | None = field(default=None, metadata=about("of everything", NOT_EMPTY))
+
+
+@attrs.frozen(kw_only=True)
+class MadeFrom:
+    """Where the figures come from, so that they can be made again."""
+
+    source: str = field(metadata=about("who measured what, and where it is published", NOT_EMPTY))
+    licence: str | None = field(default=None, metadata=about("of the source", NOT_EMPTY))
+    command: str | None = field(default=None, metadata=about("what wrote this file", NOT_EMPTY))
+    fitted_on: tuple[str, ...] = field(default=(), metadata=about("rows that the coefficients were fitted on"))
+    held_out: tuple[str, ...] = field(default=(), metadata=about("rows that `errors` speaks of, not fitted on"))
+    notes: tuple[str, ...] = field(default=(), metadata=about("what a reader must know"))
+
+
+@attrs.frozen(kw_only=True)
+class RowErrors:
+    """How far the coefficients are from rows that they were not fitted on: |predicted / measured - 1|."""
+
+    of: str = field(metadata=about("which rows", NOT_EMPTY))
+    rows: int = field(metadata=about("how many", AT_LEAST_ONE))
+    median: float = field(metadata=about("share", NOT_NEGATIVE))
+    p95: float = field(metadata=about("share", NOT_NEGATIVE))
+    max: float = field(metadata=about("share", NOT_NEGATIVE))
+    bias: float = field(metadata=about("mean of the signed errors"))
+
+
+@attrs.frozen(kw_only=True)
+class CostFile:
+    """A whole file. Exactly one of `linear` and `table` is given."""
+
+    format: Literal["pdflow-step-cost/1"] = field(default=FORMAT, metadata=about("this form and its version"))
+    provenance: str = field(metadata=about("where the times come from, in a line; printed with results", NOT_EMPTY))
+    error_bar: ErrorBar = field(metadata=about("how wrong results may be"))
+    engine: Engine = field(metadata=about("what the times are of"))
+    step_ps: Coefficients = field(metadata=about("the coefficients"))
+    linear_ps: Linear | None = field(default=None, metadata=about("L(T) by formula"))
+    table_ps: Table | None = field(default=None, metadata=about("L(T) by points"))
+    chunks: bool = field(default=True, metadata=about("whether prompts may be cut to fit the token budget"))
+    made_from: MadeFrom = field(metadata=about("where the figures come from"))
+    errors: tuple[RowErrors, ...] = field(default=(), metadata=about("against rows that were held out"))
+
+    def __attrs_post_init__(self) -> None:
+        if (self.linear_ps is None) == (self.table_ps is None):
+            raise ValueError("has neither or both of linear_ps and table_ps, expected one")
+
+    def step_cost(self) -> StepCost:
+        """The cost that engines use."""
+        linear, table = self.linear_ps, self.table_ps
+        curve: LinearTime | LinearTable
+        if table is not None:
+            curve = LinearTable(tokens=table.tokens, ps=table.ps)
+        else:
+            assert linear is not None
+            curve = LinearTime(
+                slope_ps=linear.slope,
+                floor_ps=linear.floor,
+                allreduce_ps=linear.allreduce,
+                allreduce_slope_ps=linear.allreduce_slope,
+            )
+        return StepCost(
+            **attrs.asdict(self.step_ps),
+            linear=curve,
+            chunks=self.chunks,
+            provenance=self.provenance,
+            rel_error=_without_none(attrs.asdict(self.error_bar)),
+        )
+
+
+def cost_file(cost: StepCost, engine: Engine, made_from: MadeFrom, errors: tuple[RowErrors, ...] = ()) -> CostFile:
+    """The file of a cost. It is refused, with ValueError, if its coefficients are beyond the form's bounds."""
+    curve = cost.linear
+    names = [name.name for name in attrs.fields(Coefficients)]
+    file = CostFile(
+        provenance=cost.provenance,
+        error_bar=ErrorBar(**cost.rel_error),
+        engine=engine,
+        step_ps=Coefficients(**{name: getattr(cost, name) for name in names}),
+        linear_ps=None
+        if isinstance(curve, LinearTable)
+        else Linear(
+            slope=curve.slope_ps,
+            floor=curve.floor_ps,
+            allreduce=curve.allreduce_ps,
+            allreduce_slope=curve.allreduce_slope_ps,
+        ),
+        table_ps=Table(tokens=curve.tokens, ps=curve.ps) if isinstance(curve, LinearTable) else None,
+        chunks=cost.chunks,
+        made_from=made_from,
+        errors=errors,
+    )
+    read, problems = read_cost("", written(file))
+    if read is None:
+        raise ValueError("; ".join(str(problem) for problem in problems))
+    return file
+
+
+def written(file: CostFile) -> str:
+    """The text of a file, numbers of one table on one line."""
+    return _json(_without_none(attrs.asdict(file)), "") + "\n"
+
+
+def read_cost(place: str, text: str | bytes) -> tuple[CostFile | None, list[Problem]]:
+    """A file's text as a cost, and everything wrong with it; `place` is what the file is called."""
+    if len(text) > MOST_BYTES:
+        return None, [Problem(place, "", f"is larger than {MOST_BYTES:,} bytes: is it a cost file?")]
+    try:
+        document = json.loads(text, object_pairs_hook=_no_key_twice)
+    except json.JSONDecodeError as error:
+        return None, [Problem(f"{place}:{error.lineno}", "", f"is not JSON: {error.msg}, column {error.colno}")]
+    except RecursionError:
+        return None, [Problem(place, "", "is nested too deeply to be read")]
+    except ValueError as error:
+        return None, [Problem(place, "", f"is not JSON: {error}")]
+    file, complaints = structure(document, CostFile)
+    problems = [Problem(place, _path(complaint.path), complaint.message) for complaint in complaints]
+    return (None if problems else file), problems
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key in found if sum(key == other for other, _ in pairs) > 1)
+        raise ValueError(f"the key {twice[:60]!r} stands twice in one object")
+    return found
+
+
+def _path(parts: tuple[str | int, ...]) -> str:
+    shown = ""
+    for part in parts:
+        shown += f"[{part}]" if isinstance(part, int) else f".{part}" if shown else part
+    return shown
+
+
+def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(inner) if isinstance(inner, dict) else inner
+        for key, inner in value.items()
+        if inner is not None and inner != ()
+    }
+
+
+def _json(value: Any, indent: str) -> str:
+    """Objects and lists of texts or objects over lines, lists of numbers on one."""
+    inside = indent + "  "
+    if isinstance(value, dict):
+        rows = [f"{inside}{json.dumps(key)}: {_json(inner, inside)}" for key, inner in value.items()]
+        return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
+    if isinstance(value, (list, tuple)) and not all(isinstance(inner, int) for inner in value):
+        rows = [inside + _json(attrs.asdict(inner) if attrs.has(type(inner)) else inner, inside) for inner in value]
+        return "[\n" + ",\n".join(rows) + f"\n{indent}]"
+    return json.dumps(value, ensure_ascii=False)

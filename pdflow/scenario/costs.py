@@ -1,0 +1,177 @@
+"""What a pool's step takes, whichever way the scenario says it: the one door to all kinds of cost.
+
+It reads cost files, the user's and those that come with pdflow in `presets/costs`, and holds them against the pool that
+wants to use them: times of another model, GPU or tensor-parallel size are refused, not scaled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import attrs
+
+from pdflow.cost.roofline import roofline
+from pdflow.cost.specs import ModelSpec
+from pdflow.cost.step import StepCost, constant, to_ps
+from pdflow.errors import Problem, ScenarioError
+from pdflow.scenario.convert import Complaint, did_you_mean
+from pdflow.scenario.cost_file import MOST_BYTES, CostFile, read_cost
+from pdflow.scenario.document import Parts
+from pdflow.scenario.schema import (
+    COST_KINDS,
+    AiconfiguratorCost,
+    ConstantCost,
+    FittedCost,
+    MeasuredCost,
+    Pool,
+    RooflineCost,
+)
+
+Shelf: TypeAlias = Literal["fitted", "aiconfigurator"]
+
+
+class CostError(ValueError):
+    """A pool cannot have the cost that it asks for: `key` of its cost table is wrong, or lines of a file are."""
+
+    def __init__(self, message: str, key: str | None = None, problems: Iterable[Problem] = ()) -> None:
+        super().__init__(message)
+        self.key = key
+        self.problems = list(problems)
+
+
+def step_cost(model: ModelSpec, pool: Pool, base_dir: Path) -> StepCost:
+    """The cost of a step of one engine of the pool; `base_dir` is the scenario's folder. Raises CostError."""
+    match pool.cost:
+        case ConstantCost(prefill_s=prefill_s, decode_step_s=decode_step_s):
+            return constant(prefill_s, decode_step_s)
+        case RooflineCost():
+            return roofline(model, pool.gpu, pool.tp, pool.pp)
+    file = _file(model, pool, base_dir)
+    assert file is not None
+    cost = file.step_cost()
+    return _with_host_time(cost, pool.cost, pool) if isinstance(pool.cost, AiconfiguratorCost) else cost
+
+
+def kind_of(pool: Pool) -> str:
+    """How scenarios call the pool's kind of cost."""
+    return next(name for name, kind in COST_KINDS.items() if isinstance(pool.cost, kind))
+
+
+@functools.cache
+def cost_tables(shelf: Shelf) -> Mapping[str, CostFile]:
+    """The tables that come with pdflow, by name."""
+    folder = resources.files("pdflow.scenario").joinpath("presets", "costs", shelf)
+    found = {}
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".json"):
+            file, problems = read_cost(entry.name, entry.read_bytes())
+            if file is None:
+                raise ScenarioError(problems)
+            found[entry.name.removesuffix(".json")] = file
+    return found
+
+
+def check_costs(file: str, parts: Parts) -> tuple[list[Complaint], list[Problem]]:
+    """What is wrong with the costs that pools ask for, with its place in the scenario or in the cost file.
+
+    Pools without a `kv_tokens` of their own get that of their cost's file.
+    """
+    complaints: list[Complaint] = []
+    problems: list[Problem] = []
+    if parts.model is None:
+        return complaints, problems
+    for index, pool in enumerate(parts.pools):
+        if pool is None:
+            continue
+        try:
+            used = _file(parts.model, pool, Path(file).parent)
+        except CostError as error:
+            at = ("pool", index, "cost") if error.key is None else ("pool", index, "cost", error.key)
+            complaints += [] if error.problems else [Complaint(at, str(error))]
+            problems += error.problems
+        else:
+            if used is not None and used.engine.kv_tokens is not None and pool.kv_tokens is None:
+                parts.pools[index] = attrs.evolve(pool, kv_tokens=used.engine.kv_tokens)
+    return complaints, problems
+
+
+def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
+    """The cost file that the pool's cost is from, if it is from one; held against the pool."""
+    match pool.cost:
+        case FittedCost(table=name):
+            tables = cost_tables("fitted")
+            if name not in tables:
+                hint = did_you_mean(name, tables) or ": `pdflow presets` lists them"
+                raise CostError(f'is "{name}", expected the name of a cost table{hint}', "table")
+            return _held_against(tables[name], f'"{name}"', "table", model, pool)
+        case MeasuredCost(path=name):
+            return _held_against(_read(base_dir / name, name), f'"{name}"', "path", model, pool)
+        case AiconfiguratorCost():
+            file = cost_tables("aiconfigurator").get(f"{model.name}_{pool.gpu.name}_tp{pool.tp}")
+            # Brings numpy, which nothing else in loading a scenario needs.
+            from pdflow.scenario.aiconfigurator import tabulated
+
+            try:
+                file = file or tabulated(pool.gpu.name, model.name, pool.tp)
+            except ValueError as error:
+                raise CostError(f"{error}; {_baked(model, pool)}", "model") from None
+            return _held_against(file, "aiconfigurator", "model", model, pool)
+    return None
+
+
+def _read(path: Path, name: str) -> CostFile:
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CostError(f'"{name}" cannot be read: {reason}; looked for {path}', "path") from None
+    file, problems = read_cost(str(path), raw)
+    if file is None:
+        raise CostError("is wrong", "path", problems)
+    return file
+
+
+def _held_against(file: CostFile, called: str, key: str, model: ModelSpec, pool: Pool) -> CostFile:
+    differences = [
+        f"{what} {said}, not {own}"
+        for what, said, own in (
+            ("model", file.engine.model, model.name),
+            ("gpu", file.engine.gpu, pool.gpu.name),
+            ("tp", file.engine.tp, pool.tp),
+            ("weight_bytes_per_param", file.engine.weight_bytes_per_param, model.weight_bytes_per_param),
+        )
+        if said is not None and said != own
+    ]
+    if differences:
+        raise CostError(f"{called} holds times of {', '.join(differences)}", key)
+    return file
+
+
+def _baked(model: ModelSpec, pool: Pool) -> str:
+    """Which tables there are that are nearly what the pool asks for."""
+    engines = [file.engine for file in cost_tables("aiconfigurator").values()]
+    of_both = [e for e in engines if e.model == model.name and e.gpu == pool.gpu.name]
+    near: Iterator[str]
+    if of_both:
+        near = (f"tp {e.tp}" for e in of_both)
+        return f"tables that come with pdflow for {model.name} on {pool.gpu.name}: {', '.join(near)}"
+    near = (f"{e.model} on {e.gpu} tp {e.tp}" for e in engines if model.name == e.model or pool.gpu.name == e.gpu)
+    listed = ", ".join(near)
+    return f"tables that come with pdflow: {listed}" if listed else "`pdflow presets` lists those that come with pdflow"
+
+
+def _with_host_time(cost: StepCost, said: AiconfiguratorCost, pool: Pool) -> StepCost:
+    """The tables are of GPUs alone: the time in which these wait for the engine's host code comes on top."""
+    step_s = pool.gpu.host_step_s if said.host_step_s is None else said.host_step_s
+    seq_s = pool.gpu.host_seq_s if said.host_seq_s is None else said.host_seq_s
+    return attrs.evolve(
+        cost,
+        h0=cost.h0 + to_ps(step_s),
+        h1=cost.h1 + to_ps(seq_s),
+        provenance=f"{cost.provenance}, host {step_s * 1e3:g} ms + {seq_s * 1e6:g} us per sequence",
+    )
