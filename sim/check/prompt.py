@@ -6,8 +6,9 @@ that P keeps no prompt which nobody wants for longer than RELEASE leaves it (L2)
 client did not give up and whose peers could be reached (L1: its outcome is the delivery).
 
 Not judged: what only a clock can notice (a frame or an engine that is gone); where a dialect has no word for a failure,
-those who wait for one; a second attempt at a prompt that the first has taken; what a base id leaves undecided; and the
-lease of a prompt whose decode leg the router never dispatched, since no word of it ever comes to P.
+those who wait for one; a second attempt at a prompt that the first has taken; what a base id leaves undecided; the
+lease of a prompt whose decode leg the router never dispatched, since no word of it ever comes to P; and that of one
+whose WRITE ended badly although it had landed, which D has and P takes for lost.
 """
 
 from __future__ import annotations
@@ -62,15 +63,17 @@ def amiss(world: Relation, state: State) -> Broken | None:
         failed += stage == Stage.FREED
     if not dead and (unanswered := world.unanswered(state)):
         return Broken("L1", f"{', '.join(unanswered)}, and waits for a timer")
-    if spent.intersection(TOLD):
-        return None
-    if failed > had[Fault.ABORT] - left[Fault.ABORT]:
+    if not spent.intersection(TOLD) and failed > had[Fault.ABORT] - left[Fault.ABORT]:
         return Broken("L1", "a request has failed that nobody gave up, though nothing was lost")
+    if Fault.UNREACHABLE in spent:
+        return None
     limit = world.cluster.timers.release_lease_ns
     if Fault.DELAY not in spent and (strict or world.scope.pulls or world.scope.hit_tokens == TOKENS):
         for i, (xid, product) in enumerate(zip(cluster.xids, ghost.products, strict=True)):
             asked = [j for j, stage in enumerate(ghost.stages) if cluster.product_of[j] == i and stage != Stage.UNBORN]
             if not asked or any(dead.intersection(cluster.ends_of(j)) for j in asked):
+                continue
+            if Fault.ERR in spent and any(ghost.stages[j] == Stage.COMMITTED for j in asked):
                 continue
             if product == Product.HELD and _longest_lease(world, state, xid) > limit:
                 return Broken("L2", f"nobody wants {xid} any more, and P keeps it for as long as if somebody did")

@@ -38,7 +38,8 @@ def test_in_processes_it_says_the_same() -> None:
         for text in (alone, together)
     ]
     assert without_time[0] == without_time[1]
-    assert [row["states"] > 10 and row["story"] is None for row in without_time[0]] == [True, True]
+    assert len(without_time[0]) > 1
+    assert all(row["states"] > 10 and row["story"] is None for row in without_time[0])
 
 
 def test_a_broken_invariant_leaves_its_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,7 +273,7 @@ BLOCKS: tuple[Mutant, ...] = (
         drops="What one P may bind of D's pool is limited at admission.",
         source="7.4 Quarantine limits; L6; L7; R38",
         patches=(Swap(ConsumerCells._has_room, _room_for_all),),
-        scope=Scope(requests=2, pool=1, deadline=0, stall=0),
-        survives="It takes two P engines, or a pool that requests wait for; D's own allocator is not explored here.",
+        scope=Scope(p_engines=2, requests=3, pool_blocks=8, concurrent=False, clocks=False, abort=0),
+        breaks="L6",
     ),
 )

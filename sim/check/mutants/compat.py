@@ -145,7 +145,9 @@ COMPAT: tuple[Mutant, ...] = (
         drops="What one P may bind of D's pool is limited at admission.",
         source="7.4 Quarantine limits; L6; L7; R38",
         guards=("limits_peers",),
-        scope=Scope(dialect=VLLM_COMPAT, requests=2, pool=1),
-        survives="As no-limit-for-a-peer.",
+        scope=Scope(
+            dialect=VLLM_COMPAT, p_engines=2, requests=3, pool_blocks=8, concurrent=False, clocks=False, abort=0
+        ),
+        breaks="L6",
     ),
 )

@@ -102,6 +102,10 @@ def _unshortened(cell: ProducerCell, until: Instant) -> ProducerCell:
     return cell
 
 
+def _unshortened_where_held(cell: ProducerCell, until: Instant) -> ProducerCell:
+    return released(cell, until) if cell.phase is LEASED else cell
+
+
 def _interest_forgotten(self: ProducerFrames, sender: Address, message: Sync, now: Instant) -> Effects:
     self.interests.pop(sender, None)
     return _synced(self, sender, message, now)
@@ -232,6 +236,14 @@ LEASES: tuple[Mutant, ...] = (
         source="7.4 RELEASE; L2; R11",
         patches=(Swap(released, _unshortened),),
         scope=Scope(clocks=False),
+        breaks="L2",
+    ),
+    Mutant(
+        name="release-of-what-is-held-forgotten",
+        drops="A RELEASE while a registration holds the prompt counts when that falls away. P would hold it for 30 s.",
+        source="7.4 RELEASE; L2; R11",
+        patches=(Swap(released, _unshortened_where_held),),
+        scope=Scope(err=1, clocks=False),
         breaks="L2",
     ),
     Mutant(

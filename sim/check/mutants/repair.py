@@ -145,6 +145,14 @@ REPAIR: tuple[Mutant, ...] = (
         breaks="L",
     ),
     Mutant(
+        name="cancel-waits-for-its-timer",
+        drops="A SYNC's answer that tells of no end has CANCEL sent again. An outage as regular as its timer starves it.",
+        source="7.4 CANCEL; L3; L5",
+        patches=(Swap(cancel_again, _not_cancelled_again),),
+        scope=Scope(drop=1, sync=1, cancel=1, deadline=0, stall=0),
+        survives="The timer sends it again too, and here no outage is regular for ever.",
+    ),
+    Mutant(
         name="registration-sent-once",
         drops="A REG that P does not know is sent again. D would wait until its deadline.",
         source="7.4 SYNC; L5; R25",
