@@ -146,7 +146,7 @@ REPAIR: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="cancel-waits-for-its-timer",
-        drops="A SYNC's answer that tells of no end has CANCEL sent again. An outage as regular as its timer starves it.",
+        drops="A SYNC's answer that tells of no end has CANCEL sent again. A regular outage starves its timer.",
         source="7.4 CANCEL; L3; L5",
         patches=(Swap(cancel_again, _not_cancelled_again),),
         scope=Scope(drop=1, sync=1, cancel=1, deadline=0, stall=0),
