@@ -47,7 +47,8 @@ class AggregatedNode(EngineNode):
         now, request, records = self.env.now, dispatch.request, self.world.records
         records.ends[ROUTE][request] = now
         records.decode_engine[request] = self.name
-        seq = Sequence(request, records.input_tokens[request], records.output_tokens[request])
+        prefix = self.prefix_of(request) if self.world.prefixes else ()
+        seq = Sequence(request, records.input_tokens[request], records.output_tokens[request], prefix=prefix)
         try:
             self.engine.submit(seq, now)
         except NeverFitsError:

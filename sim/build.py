@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import lcm
+
 import attrs
 
 from pdflow.cost.step import StepCost
@@ -9,6 +11,7 @@ from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Limits
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.ranks import Initiator, Rule
+from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.network.network import Network
 from pdflow.protocol.consumer_rank import ConsumerRank
@@ -25,6 +28,7 @@ from pdflow.scenario.costs import step_cost
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.plan import plan_of
 from pdflow.scenario.schema import Pool, Scenario, seconds_to_ns
+from pdflow.workload.request import PREFIX_BLOCK_TOKENS
 from pdflow.workload.rng import Rng
 from sim.aggregated_node import AggregatedNode
 from sim.decode_node import DecodeNode
@@ -56,6 +60,8 @@ class Place:
     cost: StepCost
     blocks: int
     block_bytes: int
+    span: int
+    """KV blocks in one of the prefix blocks that its engines remember; 0 if they remember none."""
 
 
 class Builder:
@@ -73,6 +79,9 @@ class Builder:
         self.shapes = {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools}
         shape = self.shapes[scenario.pools[0].name]
         self.geometry = TransferGeometry(shape, initiator=self.initiator, rule=self.rule)
+        workload = scenario.workload
+        self.named = workload.trace is not None or workload.like is not None
+        """Whether prompts may say what they begin with: those that are drawn share nothing."""
         self.places: dict[EngineId, Place] = {}
         self.engine_class = HostedEngine if scenario.faults else Engine
         self.infos: dict[str, list[EngineInfo]] = {"prefill": [], "decode": []}
@@ -123,11 +132,14 @@ class Builder:
         cost = step_cost(model, pool, self.scenario.base_dir)
         blocks = kv_tokens_of(model, pool) // pool.block_size
         block_bytes = self.shapes[pool.name].engine_bytes_per_token(pool.tp) * pool.block_size
+        span = self.span(pool)
+        if span:
+            self.world.caches = True
         shards = Shards(pool.tp, pool.pp, pool.block_size)
         for replica in range(pool.replicas):
             info = EngineInfo(f"{pool.name}-{replica}", shards)
             infos = self.infos[pool.leg]
-            place = Place(len(self.places), pool, len(infos), info.engine, limits, cost, blocks, block_bytes)
+            place = Place(len(self.places), pool, len(infos), info.engine, limits, cost, blocks, block_bytes, span)
             self.places[place.name] = place
             infos.append(info)
             if pool.role == "decode":
@@ -136,6 +148,12 @@ class Builder:
                 self.world.prefills.append(self.prefill(place, info, incarnation_of(place.index)))
             else:
                 self.world.prefills.append(self.aggregated(place, info))
+
+    def span(self, pool: Pool) -> int:
+        """How many KV blocks an engine of the pool remembers together: what the workload has one name for."""
+        if not pool.enable_prefix_caching or pool.role == "decode" or not self.named:
+            return 0
+        return lcm(PREFIX_BLOCK_TOKENS, pool.block_size) // pool.block_size
 
     def logs(self, engine: EngineId) -> tuple[Steps, Steps]:
         """Of an engine that decodes: its steps, and apart from them, as they are counted, the waits of the preempted.
@@ -188,7 +206,7 @@ class Builder:
 def pool_after(place: Place, generation: int) -> PagedPool:
     """A fresh pool whose generations go on where a former life's ended, so that no grant of that life can be taken for
     one of this."""
-    pool = PagedPool(place.blocks)
+    pool = CachingPool(place.blocks, place.span) if place.span else PagedPool(place.blocks)
     while pool.newest_generation < generation:
         unused = pool.allocate(0)
         assert unused is not None

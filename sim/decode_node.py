@@ -158,8 +158,7 @@ class DecodeNode(EngineNode):
         self.engine.pool.quarantine(effect.allocation)
 
     def free(self, port: Port, effect: FreeBlocks) -> None:
-        self.engine.pool.release(effect.allocation)
-        self.engine.blocks_freed(self.env.now)
+        self.engine.release(effect.allocation, self.env.now)
         self.rearm()
 
     def make_scheduler(self, endpoint: ConsumerScheduler, incarnation: int) -> None:

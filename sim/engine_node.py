@@ -12,7 +12,9 @@ from pdflow.cost.progression import boundary_after
 from pdflow.cost.step import PS_PER_NS
 from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Outcome
+from pdflow.memory.caching import CachingPool
 from pdflow.protocol.values import Instant
+from pdflow.workload.request import PREFIX_BLOCK_TOKENS
 from sim.clock import AFTER_ENGINES, ENGINE, POLL
 from sim.node import FAR, TIME_REACHED, Node, Port
 
@@ -76,6 +78,8 @@ class EngineNode(Node):
         """Takes what the router sends, while the engine itself cannot."""
         self.busy_before_ps = 0
         """In steps of former lives."""
+        self.prefix_cache_before = (0, 0)
+        """What former lives counted."""
         if world.poll_ns:
             # Deadlines too are judged in the engine's step, behind everything that had come before (C11).
             self.receive = self.hear
@@ -153,6 +157,20 @@ class EngineNode(Node):
     def busy_ps(self, now: Instant) -> int:
         """Time in steps up to `now`, those of former lives included."""
         return self.busy_before_ps + (self.engine.busy_ps(now) if self.alive else 0)
+
+    def prefix_of(self, request: int) -> tuple[int, ...]:
+        """The names of the prefix blocks that a prompt begins with, as this engine's pool counts them."""
+        pool, prefix = self.engine.pool, self.world.prefixes.get(request)
+        if prefix is None or not isinstance(pool, CachingPool):
+            return ()
+        # A name stands for all before it, so the last one of several speaks for them.
+        each = pool.span * self.engine.limits.block_size // PREFIX_BLOCK_TOKENS
+        return prefix if each == 1 else prefix[each - 1 :: each]
+
+    def prefix_cache(self) -> tuple[int, int]:
+        """Tokens of prompts that were looked for, and that were there; those of former lives included."""
+        queries, hits = self.prefix_cache_before
+        return queries + self.engine.prefix_cache_queries, hits + self.engine.prefix_cache_hits
 
     def measure_pool(self, just_freed: int = 0) -> None:
         """At every admission, or at every end, when the pool is at its fullest."""

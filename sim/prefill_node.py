@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Dropped, NeverFitsError, Prefilled, Sequence
+from pdflow.memory.caching import CachingPool
 from pdflow.protocol.effects import AnswerPrefill, BumpWord, PostWrite, ReleaseBlocks
 from pdflow.protocol.events import PrefillAborted, PrefillFinished, PrefillQueued, Received
 from pdflow.protocol.ids import EngineInfo, KvParams
@@ -65,7 +66,8 @@ class PrefillNode(EngineNode):
         request = leg.request
         records = self.world.records
         records.ends[ROUTE][request] = now
-        seq = Sequence(request, records.input_tokens[request], 1, False, True)
+        prefix = self.prefix_of(request) if self.world.prefixes else ()
+        seq = Sequence(request, records.input_tokens[request], 1, False, True, 0, prefix)
         begun = PrefillLeg(request, leg.request_id, leg.xid, seq, leg.keeps)
         self.by_xid[leg.xid] = self.by_request[leg.request_id] = self.by_seq[id(seq)] = begun
         if leg.keeps:
@@ -105,20 +107,22 @@ class PrefillNode(EngineNode):
         records.ends[PREFILL][request] = now
         assert seq.allocation is not None
         if not leg.keeps:
-            self.done_here(leg, seq.allocation)
+            self.done_here(leg)
             return
         if self.writer is not None:
             self.writer.finished(leg.xid)
-        self.feed(
-            self.scheduler,
-            PrefillFinished(leg.xid, seq.allocation, seq.prompt_tokens, self.world.digest(request), WEIGHTS),
-        )
+        source, digest = self.source(seq.allocation), self.world.digest(request)
+        self.feed(self.scheduler, PrefillFinished(leg.xid, source, seq.prompt_tokens, digest, WEIGHTS))
 
-    def done_here(self, leg: PrefillLeg, allocation: Allocation) -> None:
+    def source(self, own: Allocation) -> Allocation:
+        """All blocks of a prompt, the shared ones first, under the generation of its own ones."""
+        pool = self.engine.pool
+        return Allocation(own.generation, pool.table(own)) if isinstance(pool, CachingPool) else own
+
+    def done_here(self, leg: PrefillLeg) -> None:
         """P's token is all that was asked for: nobody will come for the KV."""
         del self.by_request[leg.request_id], self.by_xid[leg.xid]
-        self.engine.pool.release(allocation)
-        self.engine.blocks_freed(self.env.now)
+        self.give_back(leg)
         params = KvParams(self.info, leg.xid, leg.request_id, leg.seq.prompt_tokens)
         self.world.router.later(PrefillAnswered(leg.request_id, params))
 
@@ -149,14 +153,18 @@ class PrefillNode(EngineNode):
         self.world.fabric.words.pop((port.address, effect.word.index), None)
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
-        now = self.env.now
         leg = self.by_xid.pop(effect.xid)
         if self.writer is not None:
             self.writer.unmatched.discard(effect.xid)
-        self.strand(len(effect.allocation.blocks), leg.finished_ns)
-        self.engine.pool.release(effect.allocation)
-        self.engine.blocks_freed(now)
+        assert leg.seq.allocation is not None
+        # What it found here is counted with whoever computed it.
+        self.strand(len(leg.seq.allocation.blocks), leg.finished_ns)
+        self.give_back(leg)
         self.rearm()
+
+    def give_back(self, leg: PrefillLeg) -> None:
+        assert leg.seq.allocation is not None
+        self.engine.release(leg.seq.allocation, self.env.now)
 
     def make_scheduler(self, endpoint: ProducerScheduler, incarnation: int) -> None:
         self.info = endpoint.engine

@@ -199,6 +199,7 @@ def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupt
         totals.links.append(LinkTotals(name=name, bytes=carried, busy_ns=busy, capacity_bytes_per_s=capacity))
     for node in (*world.prefills, *world.decodes):
         pool = world.fabric.paths.pool_of[node.name]
+        queries, hits = node.prefix_cache()
         totals.engines.append(
             EngineTotals(
                 name=node.name,
@@ -207,6 +208,8 @@ def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupt
                 gpus=pool.tp * pool.pp,
                 kv_blocks=node.engine.pool.num_blocks,
                 peak_kv_blocks=node.peak_blocks,
+                prefix_cache_queries=queries,
+                prefix_cache_hits=hits,
             )
         )
     return Result.of(about(scenario, command, interrupted), world.records, world.steps, totals)

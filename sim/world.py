@@ -13,7 +13,7 @@ from pdflow.results.records import FIRST_DECODE, Records
 from pdflow.results.steps import Steps
 from pdflow.results.totals import Totals
 from pdflow.routing.router import DecodeEnded, DispatchPrefill, PrefillAnswered, Reply, RouterEvent
-from pdflow.workload.request import WHEN_ONE_ENDS, Request
+from pdflow.workload.request import PREFIX_BLOCK_TOKENS, WHEN_ONE_ENDS, Request
 from sim.aggregated_node import AggregatedNode
 from sim.clock import Clock
 from sim.decode_node import DecodeNode
@@ -52,6 +52,10 @@ class World:
         """Tokens of the answer that P's first token stands for: 1 with first_token = "prefill"."""
         self.decoded: dict[RequestId, tuple[Sequence, Instant]] = {}
         """What D has generated and the router has not heard of yet: sequence, and when its last token came."""
+        self.caches = False
+        """Whether any engine remembers prefixes."""
+        self.prefixes: dict[int, tuple[int, ...]] = {}
+        """Of open requests, if so: the names of their prompts' full prefix blocks of PREFIX_BLOCK_TOKENS."""
         self.ended = 0
         self.workload: Iterator[Request]
         self.exhausted = False
@@ -112,6 +116,8 @@ class World:
 
     def _enter(self, request: Request) -> None:
         index = self.records.add(self.env.now, request.input_tokens, request.output_tokens)
+        if self.caches and request.prefix:
+            self.prefixes[index] = request.prefix[: request.input_tokens // PREFIX_BLOCK_TOKENS]
         self.router.arrive(index, request.output_tokens <= self.prefill_tokens)
         if self.faults is not None:
             self.faults.arrived(index)
@@ -154,6 +160,7 @@ class World:
         records.attempts[effect.request] = effect.attempts
         if effect.outcome != "completed":
             records.reason[effect.request] = REASONS.get(effect.code, effect.code.name.lower().replace("_", " "))
+        self.prefixes.pop(effect.request, None)
         self.ended += 1
         if self.on_end is not None:
             self.on_end()

@@ -2,8 +2,8 @@
 
 Decides when steps start and end. Pure: the driver tells it what happened and when, asks `wake_at()` after every call,
 and calls `advance()` at that time; older timers may fire and do nothing. It does not know what a transfer is: D's
-blocks are admitted here and filled elsewhere, P's blocks outlive the sequence and come back by `pool.release` and
-`blocks_freed`. Who is in a step is `scheduler.py`.
+blocks are admitted here and filled elsewhere, P's blocks outlive the sequence and come back by `release`. Who is in a
+step is `scheduler.py`.
 
 Steps are back to back, on a clock of picoseconds; what is reported is nanoseconds, rounded up. Two rules make every
 result independent of how many steps are planned at once (CORE_SHAPE.md pitfall 1):
@@ -28,9 +28,11 @@ from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.engine.log import StepLog
 from pdflow.engine.scheduler import Scheduler
 from pdflow.engine.sequence import Dropped, Limits, NeverFitsError, Outcome, Phase, Sequence
+from pdflow.memory.caching import CachingPool
 
 if TYPE_CHECKING:
     from pdflow.memory.paged import PagedPool
+    from pdflow.protocol.values import Allocation
 
 _NEW, _LOADING = Phase.NEW, Phase.LOADING
 
@@ -45,6 +47,7 @@ class Engine:
     __slots__ = (
         "_block_size",
         "_busy_ps",
+        "_caches",
         "_capacity_tokens",
         "_delta_ps",
         "_end_ps",
@@ -76,6 +79,7 @@ class Engine:
         self.limits = limits
         self.pool = pool
         self._block_size = limits.block_size
+        self._caches = isinstance(pool, CachingPool)
         self._capacity_tokens = pool.num_blocks * limits.block_size
         self._scheduler = Scheduler(limits, cost, pool, exact, stalls)
         self._log = log
@@ -125,13 +129,16 @@ class Engine:
         self._only_room = False
         self._hear(now)
 
-    def blocks_freed(self, now: int) -> None:
-        """Someone else gave blocks back to the pool."""
+    def release(self, allocation: Allocation, now: int) -> None:
+        """Someone else gives blocks back to the pool."""
+        self._count_growth(now)
+        self.pool.release(allocation)
         if self._scheduler.waiting:
             self._hear_of_room(now)
 
     def drop(self, seq: Sequence, now: int) -> Dropped:
         """Abort: no outcome of this sequence will be reported any more. Says what happened to its blocks."""
+        self._count_growth(now)
         answer = self._scheduler.drop(seq, now)
         if answer is Dropped.AFTER_STEP:
             self._only_room = False
@@ -217,6 +224,16 @@ class Engine:
     @property
     def preemptions(self) -> int:
         return self._scheduler.preemptions
+
+    @property
+    def prefix_cache_queries(self) -> int:
+        """Tokens of the prompts that came in, each counted once, as vLLM does; 0 if the pool remembers no prefixes."""
+        return self._scheduler.prefix_cache_queries
+
+    @property
+    def prefix_cache_hits(self) -> int:
+        """Of these, the tokens whose KV was here already."""
+        return self._scheduler.prefix_cache_hits
 
     def kv_blocks_used(self, now: int) -> int:
         """Blocks not free, those that decoding took in the steps begun before `now` included. O(block size).
@@ -324,10 +341,18 @@ class Engine:
 
     def _growth_begun_before(self, now: int) -> int:
         """Blocks taken by the segment's steps begun before `now` that the pool has not counted yet."""
+        return self._scheduler.batch.growth_over(self._begun_before(now))
+
+    def _count_growth(self, now: int) -> None:
+        """Before blocks come back: what the pool forgets must not depend on how many steps were planned at once."""
+        if self._caches and self._steps:
+            self._scheduler.batch.count_growth(self._begun_before(now), self.pool)
+
+    def _begun_before(self, now: int) -> int:
+        """The segment's steps begun before `now`."""
         limit = (now - 1) * PS_PER_NS
         if not self._steps or self._start_ps > limit:
             return 0
-        begun = self._steps
-        if self._end_ps > limit:
-            begun, _ = boundary_after(self._start_ps, self._first_ps, self._delta_ps, limit)
-        return self._scheduler.batch.growth_over(begun)
+        if self._end_ps <= limit:
+            return self._steps
+        return boundary_after(self._start_ps, self._first_ps, self._delta_ps, limit)[0]

@@ -9,6 +9,10 @@ served and never overtaking, under `max_num_seqs` (sequences whose KV is being l
 `max_num_batched_tokens`. A prompt needs all its blocks to be admitted. Decoding takes a block when the context crosses
 into one; if none is free, the sequence that became running last is preempted: its blocks are freed, it goes to the
 head of the queue, nothing is admitted in that step, and later it computes its prompt and its tokens again.
+
+With a pool that remembers prefixes, a prompt is computed from where it differs from those before it; its last token is
+always computed. As vLLM does, prefix blocks are remembered as soon as a step is to compute them, so that prompts of one
+step find each other.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from pdflow.engine.batch import DecodeBatch
 from pdflow.engine.log import StepLog
 from pdflow.engine.sequence import Admitted, Dropped, Finished, Limits, Outcome, Phase, Prefilled, Sequence
 from pdflow.engine.walk import WalkedBatch
+from pdflow.memory.caching import CachingPool
 
 if TYPE_CHECKING:
     from pdflow.memory.paged import PagedPool
@@ -37,12 +42,14 @@ class Scheduler:
     __slots__ = (
         "_block_size",
         "_budget",
+        "_cache",
         "_leaving",
         "_prefilling",
         "_queue",
         "_ready",
         "_running",
         "_seats",
+        "_span_tokens",
         "_stalls",
         "_whole_prompts",
         "batch",
@@ -52,6 +59,8 @@ class Scheduler:
         "missed",
         "pool",
         "preemptions",
+        "prefix_cache_hits",
+        "prefix_cache_queries",
         "retry",
         "seats_taken",
         "waiting",
@@ -70,6 +79,10 @@ class Scheduler:
         """Instant at which the head of the queue came, if that is the boundary just planned: too late for it."""
         self.retry = False
         """Something was preempted: the queue is worth a look after one step."""
+        self.prefix_cache_queries = 0
+        self.prefix_cache_hits = 0
+        self._cache = pool if isinstance(pool, CachingPool) else None
+        self._span_tokens = pool.span * limits.block_size if isinstance(pool, CachingPool) else 0
         self._block_size = limits.block_size
         self._budget = limits.max_num_batched_tokens
         self._seats = limits.max_num_seqs
@@ -130,7 +143,9 @@ class Scheduler:
         queue = self._queue
         while queue[0].phase is not _WAITING:
             queue.popleft()
-        return self.pool.free - -(-queue[0].target // self._block_size)
+        seq = queue[0]
+        spare = self.pool.free - -(-seq.target // self._block_size)
+        return spare if self._cache is None or not seq.prefix else spare + self._held(self._cache, seq)
 
     # At the end of a segment.
 
@@ -247,10 +262,14 @@ class Scheduler:
                 self.missed = seq.stamp
                 break
             needed = -(-seq.target // self._block_size)
-            if seq.local or needed + most > pool.free:
+            cache = self._cache if seq.prefix else None
+            if seq.local or needed + most > pool.free + (0 if cache is None else self._held(cache, seq)):
                 return False
             self.batch.count_growth(steps, pool)
-            seq.allocation = pool.allocate(needed)
+            if cache is None:
+                seq.allocation = pool.allocate(needed)
+            else:
+                self._share(cache, seq, cache.find(seq.prefix, self._most(seq)), needed)
             seq.blocks = needed
             queue.popleft()
             self._seat(seq, end_ns, outcomes)
@@ -326,6 +345,8 @@ class Scheduler:
                 if not new:
                     return -1
             chunks.append((seq, new))
+            if seq.prefix:
+                self._remember(seq, new)
             budget -= new
         return budget if budget > 0 else 0
 
@@ -345,23 +366,51 @@ class Scheduler:
             if self.seats_taken >= self._seats:
                 return
             new = 0
+            cache = self._cache if seq.prefix else None
+            found = 0 if cache is None else cache.find(seq.prefix, self._most(seq))
             if seq.local:
-                new = seq.target
+                new = seq.target - found * self._span_tokens
                 if new > budget:
                     new = self._part(new, budget, bool(chunks))
                     if not new:
                         return
             needed = -(-seq.target // self._block_size)
-            allocation = None if needed + reserved > pool.free else pool.allocate(needed)
-            if allocation is None:
-                return
+            if cache is None:
+                if needed + reserved > pool.free:
+                    return
+                seq.allocation = pool.allocate(needed)
+            else:
+                if needed + reserved > pool.free + self._held(cache, seq):
+                    return
+                self._share(cache, seq, found, needed)
             queue.popleft()
-            seq.allocation = allocation
             seq.blocks = needed
             self._seat(seq, start_ns, outcomes)
             if new:
                 chunks.append((seq, new))
+                if cache is not None:
+                    self._remember(seq, new)
                 budget -= new
+
+    # Prefixes.
+
+    def _most(self, seq: Sequence) -> int:
+        """How many of its prefix blocks a prompt may find: its last token is computed in any case."""
+        return (seq.target - 1) // self._span_tokens
+
+    def _held(self, cache: CachingPool, seq: Sequence) -> int:
+        """Blocks that it needs and that others hold."""
+        return cache.held(seq.prefix, self._most(seq))
+
+    def _share(self, cache: CachingPool, seq: Sequence, found: int, needed: int) -> None:
+        seq.allocation = cache.share(seq.prefix, found, needed - found * cache.span)
+        seq.computed = seq.cached_tokens = found * self._span_tokens
+
+    def _remember(self, seq: Sequence, new: int) -> None:
+        """Others may share what this step computes."""
+        if self._cache is not None and seq.allocation is not None:
+            count = (seq.computed + new) // self._span_tokens
+            self._cache.remember(seq.allocation, min(count, len(seq.prefix)))
 
     def _part(self, left: int, budget: int, others: bool) -> int:
         """How many of `left` tokens, more than the budget, this step computes. A whole prompt may exceed it alone."""
@@ -374,6 +423,9 @@ class Scheduler:
         self.seats_taken += 1
         if seq.admitted_ns < 0:
             seq.admitted_ns = at_ns
+            if self._cache is not None:
+                self.prefix_cache_queries += seq.prompt_tokens
+                self.prefix_cache_hits += seq.cached_tokens
         if seq.local:
             seq.phase = _RUNNING
             self._running[seq] = None

@@ -66,7 +66,7 @@ class NeverFitsError(ValueError):
 
 
 class Sequence(msgspec.Struct, eq=False):
-    """One attempt at one engine. The caller sets the first six fields; the engine owns the rest."""
+    """One attempt at one engine. The caller sets the first seven fields; the engine owns the rest."""
 
     index: int
     prompt_tokens: int
@@ -76,12 +76,17 @@ class Sequence(msgspec.Struct, eq=False):
     prefill_only: bool = False
     remote_tokens: int = 0
     """With `remote_kv`: the prompt's tokens whose KV is transferred, which admission takes blocks for. 0: all."""
+    prefix: tuple[int, ...] = ()
+    """Names of the prompt's full prefix blocks, for a pool that remembers them; each stands for all before it, too."""
 
     phase: Phase = Phase.NEW
     allocation: Allocation | None = None
-    """Blocks for the prompt (after a preemption: for all tokens so far), as admission took them."""
+    """Blocks for the prompt (after a preemption: for all tokens so far), as admission took them; without those that it
+    shares."""
     blocks: int = 0
-    """Length of the allocation. Blocks that decoding added are counted by the batch, not here."""
+    """How many these are, the shared ones included. Blocks that decoding added are counted by the batch, not here."""
+    cached_tokens: int = 0
+    """Of the prompt, as of the last admission: tokens whose KV was here already."""
     generated: int = 0
     """Tokens generated, as of the last time that it joined or left the decode batch."""
     admitted_ns: int = -1

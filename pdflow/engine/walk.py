@@ -27,12 +27,13 @@ class _Row:
 
 
 class WalkedBatch:
-    __slots__ = ("_block_size", "_cost", "_rows", "step")
+    __slots__ = ("_block_size", "_cost", "_counted", "_rows", "step")
 
     def __init__(self, cost: StepCost, block_size: int) -> None:
         self.step = 0
         self._cost = cost
         self._block_size = block_size
+        self._counted = 0
         self._rows: dict[Sequence, _Row] = {}
 
     @property
@@ -49,7 +50,7 @@ class WalkedBatch:
         return sum(self._lacks(row) for row in self._rows.values())
 
     def growth_over(self, steps: int) -> int:
-        return self.growth() if steps else 0
+        return self.growth() - self._counted if steps else 0
 
     def segment(self, chunks: Seq[tuple[Sequence, int]], pool: PagedPool) -> tuple[int, int, int]:
         del pool
@@ -60,11 +61,13 @@ class WalkedBatch:
         grown = self.growth_over(steps)
         if not pool.grow(grown):
             raise AssertionError(f"{grown} blocks were planned for and are gone")
+        self._counted += grown
 
     def ran(self, steps: int, pool: PagedPool) -> list[Sequence]:
         if steps != 1:
             raise ValueError(f"a walked batch takes one step at a time, not {steps}")
         self.count_growth(steps, pool)
+        self._counted = 0
         self.step += 1
         finished = []
         for seq, row in self._rows.items():

@@ -1,7 +1,8 @@
 """One engine's paged KV pool: which blocks are free, held by a request, or held still until no write can reach them.
 
 It decides names (block ids, generations) and counts; it does not decide when a block may be released or how long it
-stays quarantined: that is `pdflow.protocol`. It has no prefix cache: two allocations never share a block.
+stays quarantined: that is `pdflow.protocol`. No two allocations share a block; the pool in which prompts do is
+`caching.py`.
 
 Blocks are reused first in, first out. A stale write that escaped every other guard then lands in a block that has
 been free for as long as the pool allows, rather than in the one that was handed out a moment ago, and it costs no more
@@ -98,20 +99,7 @@ class PagedPool:
 
         Raises PoolError on a second release and on an allocation that this pool did not make.
         """
-        generation = allocation.generation
-        mine = self._held.get(generation)
-        if mine is not None:
-            if mine is not allocation:
-                self._demand_same(mine, allocation)
-            del self._held[generation]
-        else:
-            mine = self._quarantine.get(generation)
-            if mine is None:
-                raise self._unknown(allocation, "release")
-            self._demand_same(mine, allocation)
-            del self._quarantine[generation]
-            self.quarantined -= len(mine.blocks)
-        blocks = mine.blocks
+        blocks = self._take_back(allocation).blocks
         if blocks:
             self.free += len(blocks)
             self._free_runs.append(blocks)
@@ -177,6 +165,23 @@ class PagedPool:
             for generation, allocation in table.items():
                 owners.update(dict.fromkeys(allocation.blocks, generation))
         return owners
+
+    def _take_back(self, allocation: Allocation) -> Allocation:
+        """Strike it off, whether it was held or quarantined; its blocks are then nobody's."""
+        generation = allocation.generation
+        mine = self._held.get(generation)
+        if mine is not None:
+            if mine is not allocation:
+                self._demand_same(mine, allocation)
+            del self._held[generation]
+            return mine
+        mine = self._quarantine.get(generation)
+        if mine is None:
+            raise self._unknown(allocation, "release")
+        self._demand_same(mine, allocation)
+        del self._quarantine[generation]
+        self.quarantined -= len(mine.blocks)
+        return mine
 
     def _take_over_runs(self, count: int) -> tuple[int, ...]:
         """The next `count` blocks, if they use up the first run."""

@@ -25,7 +25,7 @@ import msgspec
 from pdflow.results.metrics import Metrics, Slo
 from pdflow.results.records import Records
 from pdflow.results.spread import Spread
-from pdflow.results.totals import NS_PER_S, Totals
+from pdflow.results.totals import NS_PER_S, Totals, share
 
 FORMAT_VERSION = 1
 
@@ -198,6 +198,7 @@ def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
             }
             for link in totals.links
         ],
+        **_prefix_cache(totals),
         "engines": [
             {
                 "name": engine.name,
@@ -207,6 +208,7 @@ def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
                 "busy_share": engine.busy_share(totals.duration_ns),
                 "kv_blocks": engine.kv_blocks,
                 "peak_kv_blocks": engine.peak_kv_blocks,
+                **_counts(engine.prefix_cache_queries, engine.prefix_cache_hits),
             }
             for engine in totals.engines
         ],
@@ -215,6 +217,15 @@ def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
         "notes": dict(sorted(totals.notes.items())),
         "world_events": totals.world_events,
     }
+
+
+def _prefix_cache(totals: Totals) -> dict[str, Any]:
+    queries, hits = totals.prefix_cache()
+    return {"prefix_cache": {"queries": queries, "hits": hits, "hit_share": share(hits, queries)}} if hits else {}
+
+
+def _counts(queries: int, hits: int) -> dict[str, int]:
+    return {"prefix_cache_queries": queries, "prefix_cache_hits": hits} if hits else {}
 
 
 def _stage(spread: Spread, ttft: Spread) -> dict[str, Any]:

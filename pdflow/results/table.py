@@ -156,6 +156,11 @@ def _fact_rows(about: About, metrics: Metrics, totals: Totals, signs: _Signs) ->
     yield "bytes moved", f"{words.size(totals.bytes_moved)} in {words.count(totals.transfers)} transfers"
     yield from _link_rows(totals, separator)
     yield "GPU busy", separator.join(_busy(totals, role) for role in totals.roles()) or "no engines"
+    if totals.prefix_cache()[1]:
+        yield (
+            "prefix hits",
+            separator.join(_prefix_hits(totals, role) for role in totals.roles() if totals.prefix_cache(role)[0]),
+        )
     held = totals.stranded_byte_ns / NS_PER_S
     average = totals.stranded_byte_ns / totals.duration_ns if totals.duration_ns else 0.0
     yield "stranded KV", f"{words.size(held)}{signs.times}s{separator}{words.size(average)} held on average"
@@ -167,6 +172,11 @@ def _fact_rows(about: About, metrics: Metrics, totals: Totals, signs: _Signs) ->
 def _busy(totals: Totals, role: str) -> str:
     gpus = sum(engine.gpus for engine in totals.engines if engine.role == role)
     return f"{role} {words.percent(totals.gpu_busy_share(role))} of {words.count(gpus)} GPU{'s' if gpus > 1 else ''}"
+
+
+def _prefix_hits(totals: Totals, role: str) -> str:
+    queries, hits = totals.prefix_cache(role)
+    return f"{role} {words.percent(hits / queries)} of {words.count(queries)} prompt tokens"
 
 
 def _slo_rows(about: About, metrics: Metrics, separator: str) -> Iterator[tuple[str, str | Text]]:

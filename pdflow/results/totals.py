@@ -44,6 +44,10 @@ class EngineTotals:
     kv_blocks: int = 0
     """What its pool holds, 0 if unlimited."""
     peak_kv_blocks: int = 0
+    prefix_cache_queries: int = 0
+    """Tokens of its prompts, if it remembers prefixes."""
+    prefix_cache_hits: int = 0
+    """Of these, the tokens whose KV it had already."""
 
     def busy_share(self, duration_ns: int) -> float:
         """Share of the run in which the engine was in a step: its GPU utilisation as a sampler would see it."""
@@ -78,6 +82,11 @@ class Totals:
     def roles(self) -> tuple[str, ...]:
         """The roles of its engines, in order of appearance."""
         return tuple(dict.fromkeys(engine.role for engine in self.engines))
+
+    def prefix_cache(self, role: str | None = None) -> tuple[int, int]:
+        """Prompt tokens looked for and found, over the engines of one role or over all."""
+        chosen = [engine for engine in self.engines if role is None or engine.role == role]
+        return sum(e.prefix_cache_queries for e in chosen), sum(e.prefix_cache_hits for e in chosen)
 
     def gpu_busy_share(self, role: str | None = None) -> float:
         """Share of GPU time spent in steps, over the engines of one role or over all."""

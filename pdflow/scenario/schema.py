@@ -356,6 +356,10 @@ class Pool:
         default=None,
         metadata=about("KV capacity of one engine in tokens; computed from the GPU's memory if absent", KV_TOKENS),
     )
+    enable_prefix_caching: bool = field(
+        default=True,
+        metadata=about("prompts are computed from where they differ from those before, if the workload names prefixes"),
+    )
 
     @property
     def leg(self) -> Literal["prefill", "decode"]:

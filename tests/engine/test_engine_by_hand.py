@@ -84,8 +84,7 @@ def test_blocks_of_a_finished_prefill_stay_until_they_are_freed(exact: bool) -> 
     assert told(run_until(p, 10**12)) == [("Prefilled", 0, 10)]
     assert (p.waiting, p.running, p.seats_taken, p.kv_blocks_used(20 * MS), p.wake_at()) == (1, 0, 0, 4, None)
     assert first.allocation is not None
-    p.pool.release(first.allocation)
-    p.blocks_freed(50 * MS)
+    p.release(first.allocation, 50 * MS)
     assert told(run_until(p, 10**12)) == [("Prefilled", 1, 60)]
     assert second.start_ns == 50 * MS
 
@@ -212,7 +211,9 @@ def test_what_cannot_change_the_batch_does_not_cut_the_segment() -> None:
     d.advance(0)
     assert d.wake_at() == 1000 * MS
     d.submit(Sequence(1, 16, 100, remote_kv=True), 25 * MS)
-    d.blocks_freed(26 * MS)
+    given = d.pool.allocate(3)
+    assert given is not None
+    d.release(given, 26 * MS)
     assert d.wake_at() == 1000 * MS
     assert d.next_boundary(30 * MS) == 40 * MS
     assert d.next_boundary(30 * MS - 1) == 30 * MS

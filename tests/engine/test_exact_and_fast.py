@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pdflow.cost import LinearTime, StepCost, constant
 from pdflow.engine import Admitted, Dropped, Engine, Finished, Limits, NeverFitsError, Prefilled, Sequence
+from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 
 MESSAGE, WAKE, POLL = 0, 1, 2
@@ -40,6 +41,7 @@ class Job:
     output: int
     kind: str
     remote_tokens: int
+    prefix: tuple[int, ...]
     delay: int
     drop_at: int | None
 
@@ -50,12 +52,13 @@ class World:
     limits: Limits
     cost: StepCost
     blocks: int
+    span: int
     probes: tuple[int, ...]
 
 
 class Driver:
     def __init__(self, world: World, exact: bool) -> None:
-        self.pool = PagedPool(world.blocks)
+        self.pool = CachingPool(world.blocks, world.span) if world.span else PagedPool(world.blocks)
         self.log = Log()
         self.stalls = Log()
         self.busy: list[int] = []
@@ -76,6 +79,7 @@ class Driver:
                 remote_kv=job.kind == "remote",
                 prefill_only=job.kind == "prefill",
                 remote_tokens=job.remote_tokens,
+                prefix=job.prefix,
             )
             self.seqs.append(seq)
             self.at(job.at, MESSAGE, "submit", seq)
@@ -132,8 +136,7 @@ class Driver:
         self.engine.loaded(seq, now)
 
     def released(self, now: int, allocation: Any) -> None:
-        self.pool.release(allocation)
-        self.engine.blocks_freed(now)
+        self.engine.release(allocation, now)
 
     def drop(self, now: int, seq: Sequence) -> None:
         held = seq.allocation
@@ -164,7 +167,7 @@ class Driver:
         return [
             (
                 s.index, s.admitted_ns, s.start_ns, s.first_token_ns, s.preemptions, s.generated, s.phase,
-                tuple(s.token_runs),
+                tuple(s.token_runs), s.cached_tokens,
             )
             for s in self.seqs
         ]  # fmt: skip
@@ -172,6 +175,13 @@ class Driver:
 
 def nanoseconds(grid: int, most: int) -> st.SearchStrategy[int]:
     return st.integers(0, most).map(lambda n: n * grid)
+
+
+@st.composite
+def prefixes(draw: st.DrawFn, blocks: int) -> tuple[int, ...]:
+    """Names of prompts that part from the one way or another: a name stands for all before it, too."""
+    branch, fork = draw(st.integers(0, 2)), draw(st.integers(0, 3))
+    return tuple(at if at < fork else 1000 * branch + 100 * fork + at for at in range(blocks))
 
 
 @st.composite
@@ -201,6 +211,9 @@ def worlds(draw: st.DrawFn) -> World:
         st.sampled_from([["remote"], ["prefill"], ["local"], ["remote", "local"], ["remote", "local", "prefill"]])
     )
     span = 60 if on_grid else 60 * draw(st.sampled_from([1, 5, 40]))
+    block_size = draw(st.sampled_from([1, 2, 4, 16]))
+    blocks = draw(st.sampled_from([3, 6, 10, 20, 50, 1000]))
+    span = draw(st.sampled_from([0, 0, 1, 2]))
     jobs = []
     for _ in range(draw(st.integers(1, 12))):
         at = draw(nanoseconds(grid, span))
@@ -213,6 +226,7 @@ def worlds(draw: st.DrawFn) -> World:
                 output=draw(st.integers(1, 24)),
                 kind=kind,
                 remote_tokens=prompt - 1 if kind == "remote" and draw(st.booleans()) else 0,
+                prefix=draw(prefixes(prompt // (span * block_size))) if span else (),
                 delay=draw(nanoseconds(grid, 9)),
                 drop_at=at + draw(nanoseconds(grid, 2 * span)) if draw(st.booleans()) else None,
             )
@@ -223,10 +237,11 @@ def worlds(draw: st.DrawFn) -> World:
         limits=Limits(
             max_num_seqs=seats,
             max_num_batched_tokens=seats + draw(st.integers(0, 30)),
-            block_size=draw(st.sampled_from([1, 2, 4, 16])),
+            block_size=block_size,
         ),
         cost=cost,
-        blocks=draw(st.sampled_from([3, 6, 10, 20, 50, 1000])),
+        blocks=blocks,
+        span=span,
         probes=tuple(draw(st.lists(nanoseconds(grid, 3 * span), max_size=6))),
     )
 
@@ -251,6 +266,7 @@ def test_exact_and_fast_agree(world: World) -> None:
     assert fast.log.steps == exact.log.steps
     assert fast.stalls.steps == exact.stalls.steps
     assert fast.engine.preemptions == exact.engine.preemptions
+    assert fast.engine.prefix_cache_hits == exact.engine.prefix_cache_hits
     assert fast.wakes <= exact.wakes
     # A step that ended within the nanosecond of the question: only its own wake-up knows what followed.
     assert all(abs(a - b) < 1000 for a, b in zip(fast.busy, exact.busy, strict=True))

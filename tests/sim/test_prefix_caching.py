@@ -1,0 +1,212 @@
+"""Prompts that begin alike are computed from where they differ: as often as could be, and never more often."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdflow.protocol.effects import PostWrite
+from pdflow.results.bench_json import bench_json
+from pdflow.scenario import Scenario
+from pdflow.workload.build import requests
+from sim.run import simulate
+from tests.sim.test_random_worlds import RELAXED, both_modes_agree, costs, disturbances, everything_ends, scenarios
+
+HERE = Path(__file__).parent
+PREFIXES = HERE / "prefixes.toml"
+TRACE = HERE / "../../../shared/data/traces/mooncake_conversation_first2000.jsonl"
+NAMED = 512
+"""Tokens that one name of a Mooncake trace stands for."""
+
+ROOFLINE = '{ model = "roofline" }'
+Row: TypeAlias = dict[str, Any]
+Play: TypeAlias = Callable[..., Any]
+Traced: TypeAlias = Callable[[Iterable[Row]], dict[str, Any]]
+
+WITHOUT_W = {"pool.w.role": "decode", "router.policy": "least-loaded", "router.dispatch": "sequential"}
+
+
+def row(timestamp: int, input_length: int, output_length: int, *hash_ids: int) -> Row:
+    return {
+        "timestamp": timestamp,
+        "input_length": input_length,
+        "output_length": output_length,
+        "hash_ids": hash_ids,
+    }
+
+
+@pytest.fixture(scope="session")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Traced:
+    """Write a trace; what comes back makes a scenario replay it."""
+    path = tmp_path_factory.mktemp("prefixes") / "trace.jsonl"
+
+    def write(rows: Iterable[Row]) -> dict[str, Any]:
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        return {"workload.trace.path": path}
+
+    return write
+
+
+def possible(scenario: Scenario) -> tuple[int, int]:
+    """Tokens that could be found, and tokens in all, if nothing is ever forgotten: prompt by prompt, as they arrive."""
+    seen: set[int] = set()
+    found = tokens = 0
+    for request in requests(scenario.workload, scenario.seed, scenario.base_dir):
+        full = request.prefix[: request.input_tokens // NAMED]
+        here = 0
+        while here < len(full) and full[here] in seen and (here + 1) * NAMED < request.input_tokens:
+            here += 1
+        found += here * NAMED
+        tokens += request.input_tokens
+        seen.update(full)
+    return found, tokens
+
+
+ENGINES = pytest.mark.parametrize(
+    ("file", "overrides"),
+    [
+        (HERE / "small.toml", {"pool.p.replicas": 1, "pool.p.cost": ROOFLINE, "pool.d.kv_tokens": 10**8}),
+        (HERE / "alone.toml", {"pool.w.cost": ROOFLINE}),
+    ],
+    ids=["prefill", "aggregated"],
+)
+"""One engine that computes all prompts."""
+
+
+def computing_pool(overrides: dict[str, Any]) -> str:
+    return "pool.p" if "pool.p.cost" in overrides else "pool.w"
+
+
+@pytest.mark.parametrize("source", ["a model", "the trace"])
+@ENGINES
+def test_all_that_can_be_found_is_found(
+    play: Play, lay: Callable[..., Scenario], file: Path, overrides: dict[str, Any], source: str
+) -> None:
+    """With room for everything one engine finds every beginning that it has had before, however busy it is."""
+    workload = '{ requests = 400, like = "mooncake-conversation" }'
+    if source == "the trace":
+        if not TRACE.exists():
+            pytest.skip("the trace is not here: README says where it is published")
+        workload = f'{{ requests = 400, trace = {{ path = "{TRACE}", format = "mooncake" }} }}'
+    overrides = {**overrides, "workload": workload, f"{computing_pool(overrides)}.kv_tokens": 10**8}
+    found, tokens = possible(lay(overrides, file=file))
+    assert found > 0.05 * tokens
+    assert play(overrides, file=file).prefills[0].prefix_cache() == (tokens, found)
+
+
+@ENGINES
+def test_with_less_room_less_is_found(
+    play: Play, lay: Callable[..., Scenario], lines: Callable[[Any], bytes], file: Path, overrides: dict[str, Any]
+) -> None:
+    overrides = {**overrides, "workload": '{ requests = 300, like = "mooncake-conversation" }'}
+    most, tokens = possible(lay(overrides, file=file))
+    shares = [most]
+    for kv_tokens in (1_000_000, 200_000):
+        overrides[f"{computing_pool(overrides)}.kv_tokens"] = kv_tokens
+        world = play(overrides, file=file)
+        queries, hits = world.prefills[0].prefix_cache()
+        assert queries == tokens
+        shares.append(hits)
+        exact = play(overrides, file=file, exact=True, checked=False)
+        assert lines(exact) == lines(world)
+        assert exact.prefills[0].prefix_cache() == (queries, hits)
+    assert sorted(shares, reverse=True) == shares
+    assert 0 < shares[-1] < shares[0]
+
+
+def test_what_was_found_is_sent_like_the_rest(play: Play, trace: Traced) -> None:
+    """D gets whole prompts, from the blocks that their beginnings lie in; results say what was found."""
+    overrides = {**trace([row(at, 1600, 2, 7, 8, 9, at) for at in (0, 1000, 2000)]), **WITHOUT_W}
+    posted: list[PostWrite] = []
+
+    def observe(node: str, event: Any, effects: tuple[Any, ...], now: int) -> None:
+        posted.extend(effect for effect in effects if type(effect) is PostWrite)
+
+    world = play(overrides, file=PREFIXES, observe=observe)
+    sources = [write.source for write in posted]
+    assert [len(source.blocks) for source in sources] == [100, 100, 100]
+    assert len({source.generation for source in sources}) == 3
+    assert len({source.blocks[:96] for source in sources}) == 1
+    assert len({block for source in sources for block in source.blocks}) == 96 + 3 * 4
+    assert world.totals.bytes_moved == 3 * 1600 * 131_072
+    assert world.prefills[0].prefix_cache() == (4800, 3072)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_results_speak_of_it_where_it_did_anything(lay: Callable[..., Scenario], trace: Traced, on: bool) -> None:
+    rows = [row(at, 1100, 2, 7, 8, at) for at in (0, 1000, 2000)]
+    overrides = {**trace(rows), **WITHOUT_W, "pool.p.enable_prefix_caching": on}
+    result = simulate(lay(overrides, file=PREFIXES), quiet=True).result
+    body = bench_json(result.about, result.records, result.metrics, result.totals)["pdflow"]
+    printed = str(result.table())
+    if on:
+        assert body["prefix_cache"] == {"queries": 3300, "hits": 2048, "hit_share": 2048 / 3300}
+        assert "prefill 62.1 % of 3,300 prompt tokens" in printed
+    else:
+        assert "prefix_cache" not in body
+        assert "prefix hits" not in printed
+
+
+@st.composite
+def prompts(draw: st.DrawFn, least_ms: int) -> list[Row]:
+    """Prompts that part from a few common beginnings, one here, another there."""
+    rows = []
+    at = 0
+    for index in range(draw(st.integers(1, 20))):
+        at += draw(st.sampled_from([0, 0, least_ms, 5, 40]))
+        tokens = draw(st.one_of(st.integers(1, 2600), st.sampled_from([512, 513, 1024, 1536, 1537])))
+        branch, fork = draw(st.integers(0, 2)), draw(st.integers(0, 4))
+        names = (place if place < fork else 1000 * branch + 100 * fork + place for place in range(-(-tokens // NAMED)))
+        full = list(names)
+        if tokens % NAMED:
+            full[-1] = 1_000_000 + index
+        rows.append(row(at, tokens, draw(st.integers(1, 40)), *full))
+    return rows
+
+
+@st.composite
+def alike(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, Any]]]) -> tuple[dict[str, Any], list[Row]]:
+    drawn = draw(others())
+    overrides = drawn.get("overrides", drawn)
+    rows = draw(prompts(1))
+    del overrides["workload.arrival"], overrides["workload.output_tokens"]
+    overrides["workload.requests"] = len(rows)
+    if "hangups" in drawn:
+        drawn["hangups"] = [(at, request % len(rows)) for at, request in drawn["hangups"]]
+    for name in ("p", "w", "d"):
+        overrides |= {
+            f"pool.{name}.kv_tokens": draw(st.sampled_from([3072, 4096, 8192])),
+            f"pool.{name}.max_num_batched_tokens": draw(st.sampled_from([300, 1024, 8192])),
+            f"pool.{name}.cost": draw(costs("decode" if name != "p" else "prefill")),
+        }
+    overrides |= {
+        "pool.w.max_num_seqs": draw(st.sampled_from([1, 2, 256])),
+        "pool.w.block_size": draw(st.sampled_from([16, 48])),
+    }
+    return drawn, rows
+
+
+@settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@given(drawn=alike(scenarios))
+def test_exact_and_fast_are_the_same(
+    drawn: tuple[dict[str, Any], list[Row]], play: Play, lines: Callable[[Any], bytes], trace: Traced
+) -> None:
+    overrides, rows = drawn
+    both_modes_agree({**overrides, **trace(rows)}, partial(play, file=PREFIXES), lines)
+
+
+@settings(max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@given(drawn=alike(disturbances))
+def test_everything_ends(
+    drawn: tuple[dict[str, Any], list[Row]], play: Play, lines: Callable[[Any], bytes], trace: Traced
+) -> None:
+    disturbed, rows = drawn
+    disturbed = {**disturbed, "overrides": {**disturbed["overrides"], **trace(rows)}}
+    everything_ends(disturbed, partial(play, file=PREFIXES), lines)
