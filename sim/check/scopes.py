@@ -24,8 +24,8 @@ SCOPES = (
         92449,
     ),
     Named("three drops and three duplicates", Scope(drop=3, dup=3, abort=0, deadline=0, stall=0), ENDS, 26376, 119329),
-    Named("drop, SYNC and repeated CANCEL", Scope(drop=1, sync=1, cancel=1), EVERY_END, 58959, 209708),
-    Named("two SYNCs", Scope(drop=1, sync=2, cancel=1, deadline=0, stall=0), EVERY_END, 126670, 488662),
+    Named("drop, SYNC and repeated CANCEL", Scope(drop=1, sync=1, cancel=1), EVERY_END, 68225, 242584),
+    Named("two SYNCs", Scope(drop=1, sync=2, cancel=1, deadline=0, stall=0), EVERY_END, 139853, 538297),
     Named("errors and broken connections", Scope(drop=1, err=1, lose=1), EVERY_END | resolved("IO"), 12773, 42421),
     Named(
         "unreachable peers and aborted prefills",
@@ -34,7 +34,7 @@ SCOPES = (
         12434,
         35555,
     ),
-    Named("CANCEL overtakes REG", Scope(delay=2, cancel=1), EVERY_END | {"late REG refused"}, 21190, 82942),
+    Named("CANCEL overtakes REG", Scope(delay=2, cancel=1), EVERY_END | {"late REG refused"}, 25018, 98122),
     Named("a WRITE in two pieces", Scope(chunks=2, err=1, drop=1), EVERY_END | resolved("IO"), 6487, 20235),
     Named(
         "done before it has landed",
@@ -87,7 +87,7 @@ SCOPES = (
         156483,
     ),
     Named(
-        "flapping links and a new P", Scope(lose=2, p_restart=1, sync=1, deadline=0, stall=0), EVERY_END, 52147, 217107
+        "flapping links and a new P", Scope(lose=2, p_restart=1, sync=1, deadline=0, stall=0), EVERY_END, 51606, 215168
     ),
     # Pull.
     Named(
