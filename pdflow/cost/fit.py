@@ -15,7 +15,7 @@ from typing import Any, Final
 import attrs
 import numpy as np
 
-from pdflow.cost.step import PS_PER_S, LinearTable, StepCost
+from pdflow.cost.step import PS_PER_S, LinearTable, LinearTime, StepCost
 
 OWN: Final = ("hp", "a1", "a2", "c0", "c1", "c2")
 RELUCTANCE: Final = 1e-3
@@ -54,7 +54,13 @@ def decode_step(decodes: int, context: int, seconds: float) -> Step:
 
 
 def fitted(steps: Sequence[Step], knots: Sequence[int]) -> StepCost:
-    """The cost nearest to these steps, its L(T) straight between `knots` (1 first). Says nothing of its provenance."""
+    """The cost nearest to these steps, its L(T) straight between `knots` (1 first); without knots there is no L.
+
+    Of the knots after the first those count at which some step lies: nothing would hold the others. Says nothing of its
+    provenance. Raises ValueError if fewer than two of the knots count.
+    """
+    seen = {step.prefill_tokens + step.decodes for step in steps}
+    knots = [*knots[:1], *(knot for knot in knots[1:] if knot in seen)]
     seconds = np.array([step.seconds for step in steps])
     columns = np.array([_row(step, knots) for step in steps]) / seconds[:, None]
     size = np.linalg.norm(columns, axis=0)
@@ -65,9 +71,9 @@ def fitted(steps: Sequence[Step], knots: Sequence[int]) -> StepCost:
         np.vstack([columns / size, reluctant]), np.concatenate([np.ones(len(steps)), np.zeros(len(OWN))])
     )
     values = found / size * PS_PER_S
-    curve = LinearTable(tokens=tuple(knots), ps=tuple(round(ps) for ps in np.cumsum(values[: len(knots)]).tolist()))
+    times = tuple(round(ps) for ps in np.cumsum(values[: len(knots)]).tolist())
     own = {name: round(value) for name, value in zip(OWN, values[len(knots) :].tolist(), strict=True)}
-    return StepCost(**own, linear=curve)
+    return StepCost(**own, linear=LinearTable(tokens=tuple(knots), ps=times) if knots else LinearTime())
 
 
 def misfit(cost: StepCost, steps: Sequence[Step]) -> Misfit:
@@ -86,7 +92,7 @@ def misfit(cost: StepCost, steps: Sequence[Step]) -> Misfit:
 def _row(step: Step, knots: Sequence[int]) -> list[float]:
     """What each unknown is multiplied by: the rises of L from knot to knot, then those of OWN."""
     tokens = step.prefill_tokens + step.decodes
-    rises = [1.0]
+    rises = [1.0] if knots else []
     for low, high in pairwise(knots):
         share = (tokens - low) / (high - low)
         rises.append(max(0.0, share if high == knots[-1] else min(1.0, share)))

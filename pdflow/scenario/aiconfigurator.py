@@ -183,12 +183,13 @@ def _table(asked: _Asked) -> CostFile:
             command="benchmarks/bake_costs.py",
             fitted_on=(
                 f"prompts of {_listed(PROMPTS)} tokens behind {_listed(PREFIXES)}",
-                f"{_listed(BATCHES)} decodes at contexts of {_listed(CONTEXTS)}, {MOST_CONTEXT} in all",
+                f"{_listed(BATCHES)} decodes at contexts of {_listed(CONTEXTS)}, up to {MOST_CONTEXT:,} in all",
                 f"prompts of 512 tokens beside decodes at 512: {_pairs(MIXED)}",
             ),
             held_out=(
                 f"prompts of {_listed(OTHER_PROMPTS)} tokens behind {_listed(OTHER_PREFIXES)}",
-                f"{_listed(OTHER_BATCHES)} decodes at contexts of {_listed(OTHER_CONTEXTS)}, {MOST_CONTEXT} in all",
+                f"{_listed(OTHER_BATCHES)} decodes at contexts of {_listed(OTHER_CONTEXTS)}, "
+                f"up to {MOST_CONTEXT:,} in all",
                 f"prompts of 512 tokens beside decodes at 512: {_pairs(OTHER_MIXED)}",
             ),
             notes=("GPU time only: host time comes on top",),
@@ -208,7 +209,7 @@ def _held_out(cost: Any, asked: _Asked) -> Iterator[RowErrors]:
 
 def row_errors(of: str, rows: int, off: Misfit) -> RowErrors:
     """A misfit as files say it, to a hundredth of a percent."""
-    shares = {name: round(value, 4) for name, value in attrs.asdict(off).items()}
+    shares = {name: round(value, 4) + 0.0 for name, value in attrs.asdict(off).items()}
     return RowErrors(of=of, rows=rows, **shares)
 
 

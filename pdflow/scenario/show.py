@@ -10,12 +10,15 @@ from rich.text import Text
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.convert import did_you_mean
+from pdflow.scenario.cost_file import CostFile
+from pdflow.scenario.costs import Shelf, cost_tables
 from pdflow.scenario.presets import Kind, Preset, presets
 from pdflow.scenario.resolution import resolution_of
 from pdflow.scenario.schema import Network, Scenario
 from pdflow.scenario.summary import faults_summary, pool_summary, workload_summary
 
 _KINDS: tuple[tuple[Kind, str], ...] = (("models", "model"), ("gpus", "GPU"), ("links", "network"))
+_SHELVES: tuple[Shelf, ...] = ("fitted", "aiconfigurator")
 
 
 def scenario_view(scenario: Scenario) -> RenderableType:
@@ -79,8 +82,10 @@ def presets_view(names: Iterable[str]) -> RenderableType:
     """Every preset in a line; of those named, the values and their sources. Raises ScenarioError for a wrong name."""
     wanted = list(names)
     if not wanted:
-        return Group(*(part for kind, title in _KINDS for part in _list(kind, title)))
-    known = {name for kind, _ in _KINDS for name in presets(kind)}
+        lists = [part for kind, title in _KINDS for part in _list(kind, title)]
+        return Group(*lists, *(part for shelf in _SHELVES for part in _cost_list(shelf)))
+    tables = {name: file for shelf in _SHELVES for name, file in cost_tables(shelf).items()}
+    known = {name for kind, _ in _KINDS for name in presets(kind)} | set(tables)
     wrong = [name for name in wanted if name not in known]
     if wrong:
         raise ScenarioError(
@@ -96,7 +101,40 @@ def presets_view(names: Iterable[str]) -> RenderableType:
                     _values(preset),
                     Text(),
                 ]
+    for name, file in tables.items():
+        if name in wanted:
+            shown += [Text.assemble("cost table ", (name, "bold"), f": {file.provenance}"), _cost(file), Text()]
     return Group(*shown[:-1])
+
+
+def _cost_list(shelf: Shelf) -> Iterable[RenderableType]:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, file in cost_tables(shelf).items():
+        medians = {row.of: f"{row.of} {row.median:.1%}" for row in file.errors if row.of in ("prefill", "decode")}
+        table.add_row("  " + name, ", ".join(medians.values()))
+    return Text(f'cost tables, cost.model = "{shelf}", with their median errors'), table
+
+
+def _cost(file: CostFile) -> Table:
+    """What a cost table says of itself, and how far it is from rows that it was not fitted on."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in file.errors:
+        spread = f"median {row.median:.1%}, p95 {row.p95:.1%}, at most {row.max:.1%}, on average {row.bias:+.1%}"
+        table.add_row("  error", f"{row.of}, {row.rows} rows held out: {spread}")
+    for metric, bar in file.step_cost().rel_error.items():
+        table.add_row("  error bar", f"{metric.upper()} {bar}")
+    if file.engine.kv_tokens is not None:
+        table.add_row("  kv_tokens", f"{file.engine.kv_tokens:,}")
+    made = file.made_from
+    table.add_row("  source", made.source)
+    for title, texts in (("fitted on", made.fitted_on), ("held out", made.held_out), ("note", made.notes)):
+        for text in texts:
+            table.add_row("  " + title, text)
+    return table
 
 
 def _list(kind: Kind, title: str) -> Iterable[RenderableType]:

@@ -45,6 +45,14 @@ def test_a_cost_is_found_again_from_its_own_steps() -> None:
     assert misfit(found, other).max < 1e-5
 
 
+def test_a_knot_without_steps_is_left_out() -> None:
+    """Nothing would hold L there, and whatever lies near it would be anything."""
+    found = fitted(STEPS, (1, 2, 16, 64, 100, 256, 512, 1024, 4096, 9999))
+    assert isinstance(found.linear, LinearTable)
+    assert found.linear.tokens == KNOTS
+    assert fitted(STEPS, ()).linear.of(4096) == 0
+
+
 def test_steps_are_summed_as_engines_sum_them() -> None:
     assert prompt_step(3, 10, 1.0, prefix=5) == Step(30, 3 * sum(range(6, 16)), 0, 0, 1.0)
     assert decode_step(4, 100, 1.0) == Step(0, 0, 4, 400, 1.0)

@@ -316,3 +316,64 @@ def test_a_table_in_which_more_gpus_are_slower_is_refused(kernels: type[Kernels]
 def test_data_that_is_missing_is_one_sentence(kernels: type[Kernels]) -> None:
     with pytest.raises(ValueError, match="aiconfigurator has no table of qwen3-8b on l40s, tp 1: 'no operator table'"):
         tabulated("l40s", "qwen3-8b", 1)
+
+
+FITTED = cost_tables("fitted")
+HELD_OUT = {
+    # Largest medians of the rows that were not fitted on: prefill, decode.
+    "distserve": (0.01, 0.13),
+    "splitwise": (0.07, 0.04),
+    "llmservingsim": (0.04, 0.01),
+}
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_a_fitted_table_says_whose_it_is_and_how_near(name: str) -> None:
+    file, of = FITTED[name], FITTED[name].engine
+    source = name.partition("_")[0].partition("-")[0]
+    assert name.endswith(f"_{of.model}_{of.gpu}_tp{of.tp}")
+    assert source in file.provenance.lower()
+    assert file.made_from.licence in ("MIT", "Apache-2.0")
+    assert file.made_from.fitted_on
+    assert file.made_from.held_out
+    medians = {row.of: row.median for row in file.errors}
+    prefill, decode = HELD_OUT[source]
+    assert medians["prefill"] <= prefill
+    assert medians["decode"] <= decode
+
+
+def test_prefills_of_distserve_are_its_formula() -> None:
+    """Its coefficients of OPT-13B, tp 1, in ms: published/distserve_profiler_a100_80g.json."""
+    cost = FITTED["distserve_opt-13b_a100-80g_tp1"].step_cost()
+    for n in (1, 512, 2048):
+        exact_ms = 18.10254647486372 + 0.1019122572698738 * n + 7.122264314252114e-06 * n * n
+        assert cost.step_ps([(n, 0)], []) / 1e9 == pytest.approx(exact_ms, rel=1e-5)
+
+
+def test_token_times_of_splitwise() -> None:
+    """GPU_COST_MODELS.md section 2: 55/45/45 ms on A100, 37/29/30 ms on H100 with tp 2/4/8."""
+    for gpu, tokens_ms in (("a100-80g", (55, 45, 45)), ("h100-sxm", (37, 29, 30))):
+        for tp, token_ms in zip((2, 4, 8), tokens_ms, strict=True):
+            cost = FITTED[f"splitwise_llama-2-70b_{gpu}_tp{tp}"].step_cost()
+            assert cost.decode_step_ps(1, 576) / 1e9 == pytest.approx(token_ms, rel=0.04)
+
+
+def test_a_table_is_named_by_the_scenario(tmp_path: Path) -> None:
+    on_4090 = ("pool.prefill.gpu=rtx-4090", "transfer.dialect=strict")
+    scenario = scenario_with(
+        tmp_path, "{ model = 'fitted', table = 'llmservingsim_llama-3.1-8b_rtx-4090_tp1' }", *on_4090
+    )
+    cost = step_cost(scenario.model, scenario.pools[0], scenario.base_dir)
+    assert cost == FITTED["llmservingsim_llama-3.1-8b_rtx-4090_tp1"].step_cost()
+    [wrong] = problems_of(tmp_path, "{ model = 'fitted', table = 'llmservingsim_llama-3.1-8b_rtx-4090' }")
+    assert wrong.endswith("expected the name of a cost table (did you mean llmservingsim_llama-3.1-8b_rtx-4090_tp1?)")
+    [other] = problems_of(tmp_path, "{ model = 'fitted', table = 'splitwise_llama-2-70b_h100-sxm_tp2' }")
+    assert other.endswith("holds times of model llama-2-70b, not llama-3.1-8b, tp 2, not 1")
+
+
+def test_a_table_brings_the_capacity_that_its_engine_had(tmp_path: Path) -> None:
+    table = "{ model = 'fitted', table = 'distserve_opt-13b_a100-80g_tp2' }"
+    on_a100 = (f"pool.{name}.{key}" for name in ("prefill", "decode") for key in ("gpu=a100-80g", "tp=2"))
+    scenario = scenario_with(tmp_path, table, "model.preset=opt-13b", *on_a100)
+    assert scenario.pools[0].kv_tokens == 163_008  # distserve_max_num_tokens.csv
+    assert scenario.pools[1].kv_tokens is None
