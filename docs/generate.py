@@ -236,10 +236,18 @@ def shown(default: object) -> str:
 def commands() -> Iterator[str]:
     yield f"## pdflow\n\n{prose(cli.help)}\n"
     yield from options(cli)
-    for name, command in sorted(cli.commands.items()):
+    yield from commands_of("pdflow", cli)
+
+
+def commands_of(group_name: str, group: click.Group) -> Iterator[str]:
+    for name, command in sorted(group.commands.items()):
+        if isinstance(command, click.Group):
+            yield f"## {group_name} {name}\n\n{prose(command.help)}\n"
+            yield from commands_of(f"{group_name} {name}", command)
+            continue
         arguments = " ".join(p.make_metavar(click.Context(command)) for p in command.params if is_argument(p))
         takes = "[OPTIONS]" if any(not is_argument(p) for p in command.params) else ""
-        yield f"## pdflow {name}\n\n    {' '.join(filter(None, ('pdflow', name, takes, arguments)))}\n"
+        yield f"## {group_name} {name}\n\n    {' '.join(filter(None, (group_name, name, takes, arguments)))}\n"
         yield f"{prose(command.help)}\n"
         yield from options(command)
 

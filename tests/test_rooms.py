@@ -95,7 +95,7 @@ ROOMS: Final = {
     "faults": "protocol",
     "scenario": "protocol cost layout workload faults",
     "results": "protocol",
-    "cli": "scenario results sim",
+    "cli": "scenario workload results sim",
 }
 """Which rooms each room of pdflow may know, besides `errors` and `version`. docs/architecture.md shows it."""
 

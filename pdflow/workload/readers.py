@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final, TextIO, get_args
 
 from pdflow.errors import Problem
-from pdflow.scenario.schema import MODELS, Trace
+from pdflow.scenario.schema import MODELS, Columns, Trace, TraceFormat
 from pdflow.workload import servegen
 from pdflow.workload.complaints import Complaints, TraceError
+from pdflow.workload.guess import guess
 from pdflow.workload.model import Model
 from pdflow.workload.model_file import ModelFileError, model_of
 from pdflow.workload.request import Request
@@ -96,7 +96,7 @@ def load_model(name: str, base_dir: Path = Path()) -> Model:
     try:
         figures = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelFileError(f"cannot be read: {error.strerror}; looked for {os.path.normpath(path)}") from None
+        raise ModelFileError(f"cannot be read: {error.strerror}; looked for {path}") from None
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"is not TOML: {error}") from None
     return model_of(path.stem, figures)
@@ -122,3 +122,14 @@ def _whole(pieces: Iterator[str], place: str) -> Iterator[str]:
         if len(line) == LONGEST_LINE and not line.endswith("\n"):
             raise Complaints(place).refuse(number, f"a line of more than {LONGEST_LINE:,} characters")
         yield line
+
+
+def trace_of(path: str, form: TraceFormat | None, columns: Columns, dataset: str | None = None) -> Trace:
+    """A trace file as the command line names it. Raises TraceError if nobody has said which format it is in, and its
+    beginning does not say either."""
+    if form is None:
+        form = "servegen" if Path(path).is_dir() else guess(first_lines(Path(path)))
+    if form is None:
+        formats = ", ".join(get_args(TraceFormat))
+        raise TraceError([Problem(path, "", f"may be in any format, say --format, one of {formats}")])
+    return Trace(path=path, format=form, columns=columns, dataset=dataset)

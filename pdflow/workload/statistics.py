@@ -29,7 +29,7 @@ def statistics(requests: Sequence[Request]) -> Statistics:
     at_s = np.array([request.arrival_ns for request in requests]) / S
     prompts = np.array([request.input_tokens for request in requests])
     answers = np.array([request.output_tokens for request in requests])
-    figures = {"requests": float(len(requests)), "rate_rps": len(requests) / float(at_s[-1])}
+    figures = {"requests": float(len(requests)), "rate_rps": len(requests) / max(float(at_s[-1]), 1e-9)}
     for scale in SCALES_S:
         figures[f"dispersion of counts, {scale} s"] = _dispersion(at_s, scale)
     for name, values in (("input", prompts), ("output", answers)):
@@ -47,8 +47,8 @@ def compare(model: Sequence[Request], trace: Sequence[Request]) -> str:
     ours, theirs = statistics(model).figures, statistics(trace).figures
     lines = [f"{'':40}{'trace':>12}{'model':>12}{'model/trace':>14}"]
     for name, figure in theirs.items():
-        ratio = f"{ours[name] / figure:14.2f}" if figure else f"{'':14}"
-        lines.append(f"{name:40}{_shown(figure):>12}{_shown(ours[name]):>12}{ratio}")
+        ratio = f"{ours[name] / figure:14.2f}" if figure and name in ours else f"{'':14}"
+        lines.append(f"{name:40}{_shown(figure):>12}{_shown(ours.get(name, 0.0)):>12}{ratio}")
     return "\n".join(lines)
 
 

@@ -1,0 +1,99 @@
+"""`pdflow trace`: from a file and what was said of it to a report or a model."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+import attrs
+import msgspec
+
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError
+from pdflow.scenario.convert import structure
+from pdflow.scenario.fields import key_of
+from pdflow.scenario.schema import Columns, Trace, TraceFormat
+from pdflow.workload.describe import describe
+from pdflow.workload.described import described
+from pdflow.workload.fit import UnfitError, fit
+from pdflow.workload.fit_arrivals import LEVELS
+from pdflow.workload.model_file import model_of, model_toml
+from pdflow.workload.readers import read_trace, says_when, trace_of
+from pdflow.workload.statistics import compare
+
+HERE = Path()
+SEED = 0
+"""Of what a generator draws, to be looked at."""
+
+
+class ColumnError(PdflowError):
+    """A --column that says nothing."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """A trace as the command line names it; `columns` are texts KEY=NAME."""
+
+    path: str
+    form: TraceFormat | None = None
+    columns: Iterable[str] = ()
+    dataset: str | None = None
+
+    def trace(self) -> Trace:
+        """The trace, its format guessed if need be. Raises TraceError or ColumnError."""
+        return trace_of(self.path, self.form, _columns(self.columns), self.dataset)
+
+
+def described_trace(asked: Asked, as_json: bool) -> str:
+    """The report, or its figures as JSON. Raises TraceError."""
+    trace = asked.trace()
+    timed = says_when(trace, HERE)
+    figures = describe(read_trace(trace, HERE, SEED, timed), timed)
+    if as_json:
+        content = {"trace": trace.path, "format": trace.format, "notes": _notes(trace), **figures}
+        return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+    return described(f"{trace.path} ({trace.format})", figures, _notes(trace))
+
+
+def modelled_trace(asked: Asked, name: str, title: str | None) -> tuple[str, str]:
+    """A model of it, as the text of its file, and a table of how like the trace a draw of it is. Raises TraceError or
+    UnfitError."""
+    trace = asked.trace()
+    if not says_when(trace, HERE):
+        raise UnfitError(f"{trace.path} does not say when requests arrive, which a model needs")
+    requests = list(read_trace(trace, HERE, SEED))
+    source = {"title": title or f"{len(requests):,} requests, from a trace in {trace.format} format"}
+    text = model_toml(name, "Computed by pdflow trace model.", source, fit(requests), LEVELS)
+    drawn = model_of(name, tomllib.loads(text)).requests(SEED)
+    return text, compare(list(islice(drawn, len(requests))), requests)
+
+
+def _notes(trace: Trace) -> list[str]:
+    """What of the figures is not in the file."""
+    match trace.format:
+        case "servegen":
+            return [f"a generator, not a record: what it draws with seed {SEED}"]
+        case "burstgpt":
+            return ["failed requests, which have no response tokens, are left out"]
+        case "sharegpt" | "vllm-custom":
+            rate = f"{trace.characters_per_token:g}"
+            return [f"lengths are estimates of {rate} characters per token where the file has no counts"]
+    return []
+
+
+def _columns(said: Iterable[str]) -> Columns:
+    known = ", ".join(key_of(field) for field in attrs.fields(Columns))
+    named = {}
+    for text in said:
+        key, equals, name = text.partition("=")
+        if not equals or not name:
+            raise ColumnError(f"--column {text}: expected KEY=NAME, where KEY is one of {known}")
+        named[key] = name
+    columns, complaints = structure(named, Columns)
+    if columns is None or complaints:
+        told = "; ".join(f"{'.'.join(map(str, complaint.path))}: {complaint.message}" for complaint in complaints)
+        raise ColumnError(f"--column {told.removeprefix(': ')}")
+    return columns

@@ -1,0 +1,165 @@
+"""A model from any trace: quantiles, probabilities and rates, never a row of it.
+
+Fitted are arrivals (`fit_arrivals`), lengths (quantiles of prompts, and of answers in ten groups of prompts) and
+conversations: a request returns to the last earlier one that holds its deepest shared prefix block. The trace is cut
+off, so the time until a return is estimated by Kaplan and Meier's product limit, which counts a request at risk only
+while the trace could still have shown its return.
+
+Left out: classes; prefixes, where fewer than RETURNING requests return to an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError
+from pdflow.protocol.values import S
+from pdflow.workload.fit_arrivals import LEVELS, Floats, Ints, fit_arrivals, quantiles
+from pdflow.workload.request import PREFIX_BLOCK_TOKENS, Request
+
+GROUPS = 10
+FEWEST = 100
+"""Requests of which percentiles say something."""
+RETURNING = 20
+
+
+class UnfitError(PdflowError):
+    """The trace cannot be modelled; the message says why."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+def fit(requests: list[Request]) -> dict[str, Any]:
+    """The figures of one trace. Raises UnfitError if there is too little of it."""
+    if len(requests) < FEWEST:
+        raise UnfitError(f"the trace has {len(requests)} requests, expected at least {FEWEST} to make a model of")
+    at = np.array([r.arrival_ns for r in requests], dtype=np.int64)
+    if at[-1] - at[0] < S:
+        raise UnfitError("all requests arrive within a second, expected a trace that says when they come")
+    arrivals = fit_arrivals(at)
+    parents = returns(requests)
+    if parents is None or sum(parent is not None for parent in parents) < RETURNING:
+        return {"arrivals": arrivals, "lengths": fit_lengths(requests, requests)}
+    first = [request for request, parent in zip(requests, parents, strict=True) if parent is None]
+    return {
+        "arrivals": arrivals,
+        "lengths": fit_lengths(first, requests),
+        "conversations": fit_conversations(requests, parents),
+    }
+
+
+def fit_lengths(fresh: list[Request], everyone: list[Request]) -> dict[str, Any]:
+    """Prompt quantiles, and answer quantiles by prompt group."""
+    prompts = np.array([r.input_tokens for r in fresh])
+    answers = np.array([r.output_tokens for r in fresh])
+    return {
+        "longest_input_tokens": max(r.input_tokens for r in everyone),
+        "input_tokens": quantiles(prompts),
+        "output_tokens": grouped(answers, prompts, GROUPS),
+    }
+
+
+def grouped(values: Floats | Ints, by: Floats | Ints, count: int) -> list[list[float]]:
+    """Quantiles of `values` in groups of equal size, in order of `by`; fewer groups if there are fewer values."""
+    order = np.argsort(by, kind="stable")
+    return [quantiles(values[part]) for part in np.array_split(order, min(count, len(order)))]
+
+
+def returns(requests: list[Request]) -> list[int | None] | None:
+    """For each request the one that it returns to, or None; None for a trace without prefixes."""
+    if not any(request.prefix for request in requests):
+        return None
+    common = common_blocks(requests)
+    holder: dict[int, int] = {}
+    parents: list[int | None] = []
+    for index, request in enumerate(requests):
+        shared = shared_blocks(request, holder)
+        parents.append(holder[request.prefix[shared - 1]] if shared > common else None)
+        holder.update(dict.fromkeys(request.prefix, index))
+    return parents
+
+
+def shared_blocks(request: Request, seen: dict[int, int]) -> int:
+    """Leading blocks of a request that were seen before."""
+    return next((i for i, block in enumerate(request.prefix) if block not in seen), len(request.prefix))
+
+
+def common_blocks(requests: list[Request]) -> int:
+    """Leading blocks that nine in ten requests share."""
+    depth = 0
+    while True:
+        blocks = Counter(request.prefix[depth] for request in requests if len(request.prefix) > depth)
+        if not blocks or max(blocks.values()) < 0.9 * len(requests):
+            return depth
+        depth += 1
+
+
+def fit_conversations(requests: list[Request], parents: list[int | None]) -> dict[str, Any]:
+    """How requests come back, and with what."""
+    end = requests[-1].arrival_ns
+    child = {parent: index for index, parent in reversed([*enumerate(parents)]) if parent is not None}
+
+    def after_s(index: int) -> tuple[float, bool]:
+        follower = child.get(index)
+        until = end if follower is None else requests[follower].arrival_ns
+        return (until - requests[index].arrival_ns) / S, follower is not None
+
+    everyone = range(len(requests))
+    first = [i for i in everyone if parents[i] is None]
+    later = [i for i in everyone if parents[i] is not None]
+    times, reached = product_limit([after_s(i) for i in everyone])
+    shape = np.array(reached) / reached[-1]
+    kept, edited, added, answers = _continuations(requests, parents)
+    return {
+        "common_blocks": common_blocks(requests),
+        "returns_after_first": _last(product_limit([after_s(i) for i in first])[1]),
+        "returns_after_later": _last(product_limit([after_s(i) for i in later])[1]),
+        "edited": round(len(kept) / len(later), 4),
+        "after_s": [round(float(t), 1) for t in np.interp(LEVELS, [0, *shape], [times[0], *times])],
+        "kept": quantiles(kept or [0.0], 3),
+        "edited_tokens": quantiles(np.maximum(0, edited or [0])),
+        "added_tokens": quantiles(added or [0]),
+        "output_tokens": grouped(np.array(answers), np.array(added or [0] * len(answers)), 4),
+    }
+
+
+def _last(reached: list[float]) -> float:
+    return round(reached[-1], 4) if reached else 0.0
+
+
+def _continuations(
+    requests: list[Request], parents: list[int | None]
+) -> tuple[list[float], list[int], list[int], list[int]]:
+    """What came back: of edited prompts the share that is left and what follows it, of others the tokens that are new
+    and those of the answer. If all were edited, the answers are theirs."""
+    kept, edited, added, answers, to_edited = [], [], [], [], []
+    holder: dict[int, int] = {}
+    for index, (request, parent) in enumerate(zip(requests, parents, strict=True)):
+        if parent is not None:
+            last, shared = requests[parent], shared_blocks(request, holder)
+            if shared < last.input_tokens // PREFIX_BLOCK_TOKENS:
+                kept.append(shared / len(last.prefix))
+                edited.append(request.input_tokens - shared * PREFIX_BLOCK_TOKENS)
+                to_edited.append(request.output_tokens)
+            else:
+                added.append(request.input_tokens - last.input_tokens - last.output_tokens)
+                answers.append(request.output_tokens)
+        holder.update(dict.fromkeys(request.prefix, index))
+    return kept, edited, added, answers or to_edited
+
+
+def product_limit(waits: Sequence[tuple[float, bool]]) -> tuple[list[float], list[float]]:
+    """Kaplan and Meier's estimate: times of events, and the probability that the event comes by then."""
+    every = np.sort([wait for wait, _ in waits])
+    seen, counts = np.unique([wait for wait, seen in waits if seen], return_counts=True)
+    at_risk = len(every) - np.searchsorted(every, seen, side="left")
+    staying, times, reached = 1.0, [], []
+    for time, count, risk in zip(seen.tolist(), counts.tolist(), at_risk.tolist(), strict=True):
+        staying *= 1 - count / risk
+        times.append(time)
+        reached.append(1 - staying)
+    return times, reached
