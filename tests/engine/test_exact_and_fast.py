@@ -208,8 +208,8 @@ def worlds(draw: st.DrawFn) -> World:
     else:
         cost = attrs.evolve(constant(), hp=draw(coefficient))
     kinds = draw(
-        st.sampled_from([["remote"], ["prefill"], ["local"], ["remote", "local"], ["remote", "local", "prefill"]])
-    )
+        st.sampled_from(["remote", "prefill", "local", "remote local", "local prefill", "remote local prefill"])
+    ).split()
     span = 60 if on_grid else 60 * draw(st.sampled_from([1, 5, 40]))
     block_size = draw(st.sampled_from([1, 2, 4, 16]))
     blocks = draw(st.sampled_from([3, 6, 10, 20, 50, 1000]))

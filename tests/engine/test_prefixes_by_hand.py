@@ -76,9 +76,33 @@ def test_the_preempted_find_their_own_prompt(exact: bool) -> None:
     for seq in (first, second):
         e.submit(seq, 0)
     run_until(e, 10**12)
-    # With 8 blocks both reach contexts 12 and 20. Then the second goes, and leaves five blocks, four of them of use. The
-    # first takes three of the five for its contexts up to 22: one that is of no use, and the prompt's end.
+    # With 8 blocks both reach contexts 12 and 20. Then the second goes, and leaves five blocks, four of them of use.
+    # The first takes three of the five for its contexts up to 22: the one of no use, and the prompt's end.
     assert (first.preemptions, second.preemptions) == (0, 1)
     assert second.cached_tokens == 8
     assert e.prefix_cache_queries == 24
     assert e.pool.free == 8
+
+
+@both
+def test_what_comes_back_later_saves_nothing_from_a_step_begun_before(exact: bool) -> None:
+    """However many steps are planned at once: the pool hears of their blocks when the segment ends, or here."""
+    e = engine(TEN_MS, blocks=8, exact=exact)
+    known, other = Sequence(0, 9, prefill_only=True, prefix=(1,)), Sequence(1, 12, prefill_only=True)
+    e.submit(known, 0)
+    run_until(e, 20 * MS)
+    assert known.allocation is not None
+    e.release(known.allocation, 20 * MS)
+    e.submit(other, 20 * MS)
+    run_until(e, 30 * MS + 1)
+    e.submit(Sequence(2, 4, 20), 30 * MS)
+    # It takes its fourth block, which is not to be had but from what is remembered, for the context of 13, at 120 ms.
+    run_until(e, 125 * MS)
+    assert other.allocation is not None
+    e.release(other.allocation, 125 * MS)
+    late = Sequence(3, 9, prefill_only=True, prefix=(1,))
+    run_until(e, 135 * MS)
+    e.submit(late, 135 * MS)
+    run_until(e, 10**12)
+    assert late.admitted_ns == 140 * MS
+    assert late.cached_tokens == 0
