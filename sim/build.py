@@ -151,9 +151,10 @@ class Builder:
 
     def span(self, pool: Pool) -> int:
         """How many KV blocks an engine of the pool remembers together: what the workload has one name for."""
-        if not pool.enable_prefix_caching or pool.role == "decode" or not self.named:
+        if not pool.enable_prefix_caching or not self.named:
             return 0
-        return lcm(PREFIX_BLOCK_TOKENS, pool.block_size) // pool.block_size
+        # What D has already ends on a border of P's blocks, too.
+        return lcm(PREFIX_BLOCK_TOKENS, *(other.block_size for other in self.scenario.pools)) // pool.block_size
 
     def logs(self, engine: EngineId) -> tuple[Steps, Steps]:
         """Of an engine that decodes: its steps, and apart from them, as they are counted, the waits of the preempted.

@@ -63,7 +63,8 @@ class DecodeNode(EngineNode):
         prompt = records.input_tokens[request]
         # P's first token, if the client has it from there, is input to D's first step; its KV is nobody's yet.
         given = world.prefill_tokens
-        seq = Sequence(request, prompt + given, records.output_tokens[request] - given, True, False, prompt)
+        prefix = self.prefix_of(request) if world.prefixes else ()
+        seq = Sequence(request, prompt + given, records.output_tokens[request] - given, True, False, prompt, prefix)
         leg = self.legs[dispatch.request_id] = self.by_seq[id(seq)] = DecodeLeg(request, dispatch.request_id, seq)
         blocks = -(-prompt // self.engine.limits.block_size)
         self.feed(self.scheduler, DecodeQueued(leg.request_id, dispatch.params, blocks, 0))
@@ -102,11 +103,12 @@ class DecodeNode(EngineNode):
         request = leg.request
         leg.admitted_ns = world.records.ends[D_ADMIT][request] = self.env.now
         assert seq.allocation is not None
-        tokens = world.records.input_tokens[request]
+        here = seq.cached_tokens
+        missing = world.records.input_tokens[request] - here
         self.measure_pool()
         self.feed(
             self.scheduler,
-            DecodeAdmitted(leg.request_id, seq.allocation, 0, tokens, world.digest(request), WEIGHTS),
+            DecodeAdmitted(leg.request_id, seq.allocation, here, missing, world.digest(request), WEIGHTS),
         )
 
     def finished(self, seq: Sequence, at_ns: Instant) -> None:
@@ -139,7 +141,7 @@ class DecodeNode(EngineNode):
         leg = self.legs[effect.request_id]
         now = self.env.now
         self.world.records.ends[NOTIFY][leg.request] = now
-        self.strand(leg.seq.blocks, leg.admitted_ns)
+        self.strand_own(leg)
         self.engine.loaded(leg.seq, now)
         self.rearm()
 
@@ -149,10 +151,15 @@ class DecodeNode(EngineNode):
         self.forget(leg)
         dropped = self.engine.drop(leg.seq, self.env.now)
         assert dropped in (Dropped.NOT_HERE, Dropped.AT_ONCE, Dropped.BLOCKS_ARE_YOURS)
-        if leg.seq.allocation is not None:
-            self.strand(leg.seq.blocks, leg.admitted_ns)
+        self.strand_own(leg)
         self.world.router.later(DecodeEnded(effect.request_id, effect.code))
         self.rearm()
+
+    def strand_own(self, leg: DecodeLeg) -> None:
+        """What it found here is counted with whoever had it sent."""
+        allocation = leg.seq.allocation
+        if allocation is not None:
+            self.strand(len(allocation.blocks), leg.admitted_ns)
 
     def quarantine(self, port: Port, effect: Quarantine) -> None:
         self.engine.pool.quarantine(effect.allocation)

@@ -12,7 +12,7 @@ head of the queue, nothing is admitted in that step, and later it computes its p
 
 With a pool that remembers prefixes, a prompt is computed from where it differs from those before it; its last token is
 always computed. As vLLM does, prefix blocks are remembered as soon as a step is to compute them, so that prompts of one
-step find each other.
+step find each other; those that are transferred, once they are here.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ class Scheduler:
         seq.stamp = now
         self.loading -= 1
         self._ready.append(seq)
+        if seq.prefix and self._cache is not None and seq.allocation is not None:
+            self._cache.remember(seq.allocation, min(len(seq.prefix), seq.target // self._span_tokens))
 
     def drop(self, seq: Sequence, now: int) -> Dropped:
         phase = seq.phase
@@ -424,7 +426,7 @@ class Scheduler:
         if seq.admitted_ns < 0:
             seq.admitted_ns = at_ns
             if self._cache is not None:
-                self.prefix_cache_queries += seq.prompt_tokens
+                self.prefix_cache_queries += seq.target
                 self.prefix_cache_hits += seq.cached_tokens
         if seq.local:
             seq.phase = _RUNNING
