@@ -2,7 +2,7 @@
 
 Writes pdflow/scenario/presets/costs/aiconfigurator/MODEL_GPU_tpN.json, and prints how far each is from the tables that
 it was made of. It needs `pip install 'pdflow[aiconfigurator]'`; the package is (c) NVIDIA, Apache-2.0, and of its data
-nothing is stored but the coefficients. What it refuses it says, and no file is written.
+nothing is stored but the coefficients. What is refused it says, and writes no file.
 """
 
 from __future__ import annotations

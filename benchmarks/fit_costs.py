@@ -119,6 +119,7 @@ def distserve(data: Path) -> Iterator[tuple[str, CostFile]]:
                     model=model.removeprefix("facebook/"),
                     tp=int(tp),
                     weight_bytes_per_param=2.0,
+                    kv_bytes_per_value=2,
                     kv_tokens=capacity.get((model, tp)),
                 )
                 yield table(
@@ -182,6 +183,7 @@ def splitwise(data: Path) -> Iterator[tuple[str, CostFile]]:
                 model=MODELS[row["model"]],
                 tp=int(row["tensor_parallel"]),
                 weight_bytes_per_param=2.0,
+                kv_bytes_per_value=2,
             )
             key = (int(row["prompt_size"]), int(row["batch_size"]), int(row["token_size"]))
             engines[engine][key].append((float(row["prompt_time"]) / 1e3, float(row["token_time"]) / 1e3))
@@ -272,7 +274,7 @@ def llmservingsim(data: Path) -> Iterator[tuple[str, CostFile]]:
             into[of].append(Step(chunk, attended, decodes, decodes * context, seconds))
         yield table(
             LLMSERVINGSIM,
-            Engine(gpu=gpu, model="llama-3.1-8b", tp=1, weight_bytes_per_param=2.0),
+            Engine(gpu=gpu, model="llama-3.1-8b", tp=1, weight_bytes_per_param=2.0, kv_bytes_per_value=2),
             rows,
             other,
             (1, 16, 32, 64, 128, 256, 512, 1024, 2048),

@@ -2,6 +2,7 @@
 
     README.md              what the first command prints
     docs/scenario.md       every key of a scenario file, from the schema that the loader uses
+    docs/costs.md          the cost tables that come with pdflow, and their errors
     docs/cli.md            every command and option, from the command itself
     docs/architecture.md   the life of one request, from the events of a run
     docs/wire.md           messages, phases and dialects, from the protocol's own tables;
@@ -33,6 +34,7 @@ from pdflow.protocol import dialect, phases
 from pdflow.protocol.diagrams import dialects_page, docstrings, phases_page
 from pdflow.protocol.wire.formats import regenerated
 from pdflow.results.events import read_events
+from pdflow.scenario.costs import Shelf, cost_tables
 from pdflow.scenario.jsonschema import schema_json
 from sim.check.mutants.page import page as mutants_page
 from sim.check.races.page import page as races_page
@@ -48,6 +50,7 @@ def pages() -> dict[str, str]:
     parts = {
         "README.md": {"output": fenced(printed(*MAIN_JOB))},
         "docs/scenario.md": {"keys": "\n".join(scenario_keys())},
+        "docs/costs.md": {"tables": "\n".join(cost_rows())},
         "docs/cli.md": {"commands": "\n".join(commands())},
         "docs/architecture.md": {"life": fenced("\n".join(life()) + "\n")},
     }
@@ -228,6 +231,22 @@ def shown(default: object) -> str:
     if isinstance(default, float):
         return f"`{default:g}`"
     return f"`{default}`" if default != "" else ""
+
+
+# Cost tables.
+
+
+def cost_rows() -> Iterator[str]:
+    yield "| table | of | prefill: median | p95 | max | decode: median | p95 | max |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    shelves: tuple[Shelf, ...] = ("aiconfigurator", "fitted")
+    for shelf in shelves:
+        for name, file in cost_tables(shelf).items():
+            rows = {row.of: row for row in file.errors}
+            errors = [error for of in ("prefill", "decode") for error in (rows[of].median, rows[of].p95, rows[of].max)]
+            shares = " | ".join(f"{error:.1%}".replace("%", " %") for error in errors)
+            yield f"| `{name}` | {file.engine.software} | {shares} |"
+    yield ""
 
 
 # The command.

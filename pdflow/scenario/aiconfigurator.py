@@ -7,8 +7,8 @@ uses a table adds host time.
 Its traps, GPU_COST_MODELS.md section 1, and what is done about each: missing data fails only at the first query, with
 any of several exceptions, so everything is asked once here and what comes is one sentence; unknown models are looked
 for on the network, so only models are asked for whose configuration is in the package; some measured all-reduces are so
-slow that more GPUs make prefill slower, and such a table is refused; its higher layers add fudge to TTFT and are not
-used.
+slow that more GPUs make prefill slower, and some steps of one decode slower than of 64: such a table is refused; its
+higher layers add fudge to TTFT and are not used.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ def tabulated(gpu: str, model: str, tp: int) -> CostFile:
         halved = _Asked.of(sdk, gpu, model, tp // 2) if tp > 1 else None
         if halved is not None:
             _refuse_slower(asked, halved)
+        _refuse_crowds_that_are_faster(asked)
         return _table(asked)
     except _RefusedError:
         raise
@@ -120,7 +121,13 @@ class _Asked:
     def of(cls, sdk: Any, gpu: str, model: str, tp: int) -> _Asked:
         split = {"moe_tp_size": tp, "moe_ep_size": 1} if model in WITH_EXPERTS else {}
         handle = sdk.EngineHandle.compile(
-            MODELS[model], GPUS[gpu], "vllm", backend_version="current", tp_size=tp, **split
+            MODELS[model],
+            GPUS[gpu],
+            "vllm",
+            backend_version="current",
+            tp_size=tp,
+            kvcache_quant_mode="bfloat16",
+            **split,
         )
         return cls(gpu, model, tp, VLLM.get(gpu, "vLLM 0.24.0"), handle)
 
@@ -154,6 +161,15 @@ def _refuse_slower(asked: _Asked, halved: _Asked) -> None:
             )
 
 
+def _refuse_crowds_that_are_faster(asked: _Asked) -> None:
+    alone, crowd = (asked.decode(decodes, 1024).seconds * 1e3 for decodes in (1, 64))
+    if alone > crowd:
+        raise _RefusedError(
+            f"aiconfigurator's table of {asked.model} on {asked.gpu}, tp {asked.tp}, is refused: a step of one decode "
+            f"takes {alone:.0f} ms, and one of 64 decodes {crowd:.0f} ms"
+        )
+
+
 def _table(asked: _Asked) -> CostFile:
     steps = [
         *asked.prompts(PROMPTS, PREFIXES),
@@ -176,6 +192,7 @@ def _table(asked: _Asked) -> CostFile:
             tp=asked.tp,
             software=asked.software,
             weight_bytes_per_param=WEIGHT_BYTES.get(asked.model, 2.0),
+            kv_bytes_per_value=2,
         ),
         MadeFrom(
             source="aiconfigurator-core 0.12.0, https://pypi.org/project/aiconfigurator-core/, (c) NVIDIA",

@@ -36,6 +36,7 @@ class Engine:
     model: str | None = field(default=None, metadata=about("the model's name", NOT_EMPTY))
     tp: int | None = field(default=None, metadata=about("tensor-parallel size", AT_LEAST_ONE))
     weight_bytes_per_param: float | None = field(default=None, metadata=about("as [model] says it", POSITIVE))
+    kv_bytes_per_value: int | None = field(default=None, metadata=about("as [model] says it", AT_LEAST_ONE))
     software: str | None = field(default=None, metadata=about("the engine and its version", NOT_EMPTY))
     kv_tokens: int | None = field(default=None, metadata=about("KV capacity of one engine, as it logged it", KV_TOKENS))
 

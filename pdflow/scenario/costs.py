@@ -35,25 +35,31 @@ Shelf: TypeAlias = Literal["fitted", "aiconfigurator"]
 
 
 class CostError(ValueError):
-    """A pool cannot have the cost that it asks for: `key` of its cost table is wrong, or lines of a file are."""
+    """A pool cannot have the cost that it asks for: what stands `at` that place of it is wrong, or lines of a file."""
 
-    def __init__(self, message: str, key: str | None = None, problems: Iterable[Problem] = ()) -> None:
+    def __init__(self, message: str, *at: str, problems: Iterable[Problem] = ()) -> None:
         super().__init__(message)
-        self.key = key
+        self.at = at
         self.problems = list(problems)
 
 
 def step_cost(model: ModelSpec, pool: Pool, base_dir: Path) -> StepCost:
-    """The cost of a step of one engine of the pool; `base_dir` is the scenario's folder. Raises CostError."""
+    """The cost of a step of one engine of the pool; `base_dir` is the scenario's folder. Raises ScenarioError."""
+    try:
+        file = _file(model, pool, base_dir)
+    except CostError as error:
+        raise ScenarioError(error.problems or [Problem("", f"pool.{pool.name}.cost", str(error))]) from None
     match pool.cost:
         case ConstantCost(prefill_s=prefill_s, decode_step_s=decode_step_s):
             return constant(prefill_s, decode_step_s)
         case RooflineCost():
             return roofline(model, pool.gpu, pool.tp, pool.pp)
-    file = _file(model, pool, base_dir)
-    assert file is not None
-    cost = file.step_cost()
-    return _with_host_time(cost, pool.cost, pool) if isinstance(pool.cost, AiconfiguratorCost) else cost
+        case AiconfiguratorCost() as said:
+            assert file is not None
+            return _with_host_time(file.step_cost(), said, pool)
+        case FittedCost() | MeasuredCost():
+            assert file is not None
+            return file.step_cost()
 
 
 def kind_of(pool: Pool) -> str:
@@ -90,8 +96,7 @@ def check_costs(file: str, parts: Parts) -> tuple[list[Complaint], list[Problem]
         try:
             used = _file(parts.model, pool, Path(file).parent)
         except CostError as error:
-            at = ("pool", index, "cost") if error.key is None else ("pool", index, "cost", error.key)
-            complaints += [] if error.problems else [Complaint(at, str(error))]
+            complaints += [] if error.problems else [Complaint(("pool", index, *error.at), str(error))]
             problems += error.problems
         else:
             if used is not None and used.engine.kv_tokens is not None and pool.kv_tokens is None:
@@ -102,11 +107,14 @@ def check_costs(file: str, parts: Parts) -> tuple[list[Complaint], list[Problem]
 def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
     """The cost file that the pool's cost is from, if it is from one; held against the pool."""
     match pool.cost:
+        case RooflineCost() if model.activation_dtype in ("fp8", "int8") and pool.gpu.fp8_flops is None:
+            wanted = f"the model's products are in {model.activation_dtype}, and {pool.gpu.name} has no fp8_flops"
+            raise CostError(f'{wanted}; take another GPU, or say model.activation_dtype = "bf16"', "gpu")
         case FittedCost(table=name):
             tables = cost_tables("fitted")
             if name not in tables:
                 hint = did_you_mean(name, tables) or ": `pdflow presets` lists them"
-                raise CostError(f'is "{name}", expected the name of a cost table{hint}', "table")
+                raise CostError(f'is "{name}", expected the name of a cost table{hint}', "cost", "table")
             return _held_against(tables[name], f'"{name}"', "table", model, pool)
         case MeasuredCost(path=name):
             return _held_against(_read(base_dir / name, name), f'"{name}"', "path", model, pool)
@@ -118,7 +126,7 @@ def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
             try:
                 file = file or tabulated(pool.gpu.name, model.name, pool.tp)
             except ValueError as error:
-                raise CostError(f"{error}; {_baked(model, pool)}", "model") from None
+                raise CostError(f"{error}; {_baked(model, pool)}", "cost", "model") from None
             return _held_against(file, "aiconfigurator", "model", model, pool)
     return None
 
@@ -129,10 +137,10 @@ def _read(path: Path, name: str) -> CostFile:
             raw = stream.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise CostError(f'"{name}" cannot be read: {reason}; looked for {path}', "path") from None
+        raise CostError(f'"{name}" cannot be read: {reason}; looked for {path}', "cost", "path") from None
     file, problems = read_cost(str(path), raw)
     if file is None:
-        raise CostError("is wrong", "path", problems)
+        raise CostError("is wrong", "cost", "path", problems=problems)
     return file
 
 
@@ -144,11 +152,12 @@ def _held_against(file: CostFile, called: str, key: str, model: ModelSpec, pool:
             ("gpu", file.engine.gpu, pool.gpu.name),
             ("tp", file.engine.tp, pool.tp),
             ("weight_bytes_per_param", file.engine.weight_bytes_per_param, model.weight_bytes_per_param),
+            ("kv_bytes_per_value", file.engine.kv_bytes_per_value, model.kv_bytes_per_value),
         )
         if said is not None and said != own
     ]
     if differences:
-        raise CostError(f"{called} holds times of {', '.join(differences)}", key)
+        raise CostError(f"{called} holds times of {', '.join(differences)}", "cost", key)
     return file
 
 
