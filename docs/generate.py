@@ -179,6 +179,8 @@ def key_table(schema: Schema, name: str) -> Iterator[str]:
     for names, table in merged:
         tags = [f'{tag} = "{prop["const"]}"' for tag, prop in table["properties"].items() if "const" in prop]
         written_as = f"{{ {', '.join([*tags, '...'])} }}"
+        if schema["properties"][names[0]].get("additionalProperties"):
+            written_as = f"{{ NAME = {written_as}, ... }}"
         if schema["properties"][names[0]].get("type") == "array":
             written_as = f"[{written_as}]"
         yield f"`{', '.join(names)} = {written_as}`: {table.get('description') or INSIDE[names[0]]}\n"
@@ -191,6 +193,8 @@ def tables_in(prop: Schema) -> list[Schema]:
     """The tables that a value may be."""
     if prop.get("type") == "array":
         return tables_in(prop["items"])
+    if isinstance(prop.get("additionalProperties"), dict):
+        return tables_in(prop["additionalProperties"])
     options = prop.get("oneOf", [prop])
     return [option for option in options if option.get("type") == "object"]
 

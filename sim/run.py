@@ -250,6 +250,7 @@ def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> Abou
         max_concurrency=arrival.concurrency if isinstance(arrival, ClosedArrival) else None,
         source_date_epoch=int(epoch) if epoch and epoch.isdigit() else None,
         slo=scenario.slo,
+        class_slos=scenario.slo.classes,
         costs=tuple(costs),
         interrupted=interrupted,
     )

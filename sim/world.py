@@ -116,6 +116,8 @@ class World:
 
     def _enter(self, request: Request) -> None:
         index = self.records.add(self.env.now, request.input_tokens, request.output_tokens)
+        if request.class_:
+            self.records.classify(index, request.class_)
         if self.caches and request.prefix:
             self.prefixes[index] = request.prefix[: request.input_tokens // PREFIX_BLOCK_TOKENS]
         self.router.arrive(index, request.output_tokens <= self.prefill_tokens)

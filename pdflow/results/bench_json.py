@@ -16,14 +16,15 @@ SOURCE_DATE_EPOCH=0 would say.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 import msgspec
 
-from pdflow.results.metrics import Metrics, Slo
+from pdflow.results.metrics import Metrics
 from pdflow.results.records import Records
+from pdflow.results.slo import ClassMetrics, Slo, SloMetrics
 from pdflow.results.spread import Spread
 from pdflow.results.totals import NS_PER_S, Totals, share
 
@@ -61,6 +62,7 @@ class About:
     max_concurrency: int | None = None
     source_date_epoch: int | None = None
     slo: Slo | None = None
+    class_slos: Mapping[str, Slo] = attrs.field(factory=dict)
     costs: tuple[CostStatement, ...] = ()
     interrupted: bool = False
 
@@ -174,7 +176,8 @@ def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
         "seed": about.seed,
         "command_line": about.command_line,
         "outcomes": {**metrics.outcomes, "reasons": metrics.reasons, "attempts": metrics.attempts},
-        "slo": _slo(about.slo, metrics),
+        "slo": _slo(about.slo, metrics.slo),
+        **({"classes": {name: _class(row) for name, row in metrics.classes.items()}} if metrics.classes else {}),
         "latency": {
             "ttft": metrics.ttft.as_dict(),
             "tpot": metrics.tpot.as_dict(),
@@ -238,15 +241,24 @@ def _stage(spread: Spread, ttft: Spread) -> dict[str, Any]:
     }
 
 
-def _slo(slo: Slo | None, metrics: Metrics) -> dict[str, Any] | None:
-    if slo is None or metrics.slo is None:
+def _class(row: ClassMetrics) -> dict[str, Any]:
+    return {
+        "requests": row.requests,
+        "completed": row.completed,
+        "slo": _slo(row.bounds, row.slo),
+        "latency": {"ttft": row.ttft.as_dict(), "tpot": row.tpot.as_dict(), "e2e": row.e2e.as_dict()},
+    }
+
+
+def _slo(slo: Slo | None, met: SloMetrics | None) -> dict[str, Any] | None:
+    if slo is None or met is None:
         return None
     return {
         "ttft_ms": slo.ttft_ms,
         "tpot_ms": slo.tpot_ms,
         "e2e_ms": slo.e2e_ms,
-        "good": metrics.slo.good,
-        "goodput_rps": metrics.slo.goodput_rps,
-        "attainment": metrics.slo.attainment,
-        "attainment_by_metric": metrics.slo.by_metric,
+        "good": met.good,
+        "goodput_rps": met.goodput_rps,
+        "attainment": met.attainment,
+        "attainment_by_metric": met.by_metric,
     }

@@ -62,6 +62,7 @@ class Records:
     __slots__ = (
         "arrival_ns",
         "attempts",
+        "classes",
         "decode_engine",
         "ends",
         "first_token_ns",
@@ -86,6 +87,8 @@ class Records:
         self.first_token_ns: list[int] = [NEVER] * requests
         self.last_token_ns: list[int] = [NEVER] * requests
         self.token_steps: list[TokenSteps | None] = [None] * requests
+        self.classes: list[str] = []
+        """Of the requests up to the last that has one; empty for a workload without classes."""
         self.ends: tuple[list[int], ...] = tuple([NEVER] * requests for _ in STAGES)
 
     def __len__(self) -> int:
@@ -108,11 +111,21 @@ class Records:
             column.append(NEVER)
         return len(self.arrival_ns) - 1
 
+    def classify(self, request: int, name: str) -> None:
+        """Say which class a request is of."""
+        self.classes.extend([""] * (request + 1 - len(self.classes)))
+        self.classes[request] = name
+
+    def class_of(self, request: int) -> str:
+        """The class of a request, "" if it has none."""
+        return self.classes[request] if request < len(self.classes) else ""
+
     def record(self, request: int) -> dict[str, Any]:
         """One request as a dict with a fixed order of keys: a line of requests.jsonl. None where nothing happened."""
         first_ns, last_ns = self.first_token_ns[request], self.last_token_ns[request]
         return {
             "request": request,
+            **({"class": self.class_of(request)} if self.classes else {}),
             "outcome": self.outcome[request],
             "reason": self.reason[request],
             "attempts": self.attempts[request],

@@ -61,7 +61,7 @@ class Result:
     @classmethod
     def of(cls, about: About, records: Records, steps: Mapping[str, Steps], totals: Totals) -> Result:
         """Work the figures out."""
-        metrics = measure(records, list(steps.values()), totals.duration_ns, about.slo)
+        metrics = measure(records, list(steps.values()), totals.duration_ns, about.slo, about.class_slos)
         return cls(about, records, steps, totals, metrics)
 
     @property

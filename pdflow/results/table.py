@@ -41,6 +41,7 @@ class Report:
             self._title(signs),
             "",
             self._latencies(),
+            *(("", self._classes()) if self.metrics.classes else ()),
             "",
             *self._facts(console, options, signs),
             "",
@@ -86,6 +87,19 @@ class Report:
         digits = 3 if largest < 10 else 2 if largest < 100_000 else 1 if largest < 10_000_000 else 0
         for name, figures in rows:
             table.add_row(name, *(f"{figure:,.{digits}f}" for figure in figures))
+        return table
+
+    def _classes(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        table.add_column("class", style="bold", overflow="fold")
+        for name in ("requests", "goodput/s", "SLO met", "TTFT p50", "p99", "TPOT p50", "p99"):
+            table.add_column(name, justify="right")
+        for name, row in self.metrics.classes.items():
+            slo = (
+                ("", "") if row.slo is None else (words.number(row.slo.goodput_rps), words.percent(row.slo.attainment))
+            )
+            times = (row.ttft.p50_ms, row.ttft.p99_ms, row.tpot.p50_ms, row.tpot.p99_ms)
+            table.add_row(Text(name or "(none)"), words.count(row.requests), *slo, *map(words.number, times))
         return table
 
     def _facts(self, console: Console, options: ConsoleOptions, signs: _Signs) -> Iterator[Text]:
@@ -185,9 +199,10 @@ def _slo_rows(about: About, metrics: Metrics, separator: str) -> Iterator[tuple[
         return
     bounds = {"ttft": about.slo.ttft_ms, "tpot": about.slo.tpot_ms, "e2e": about.slo.e2e_ms}
     yield "goodput", f"{words.number(metrics.slo.goodput_rps)} requests/s"
-    parts = [
-        f"{name.upper()} <= {bounds[name]:g} ms {words.percent(met)}" for name, met in metrics.slo.by_metric.items()
-    ]
+    parts = []
+    for name, met in metrics.slo.by_metric.items():
+        bound = f" <= {bounds[name]:g} ms" if bounds[name] is not None and not about.class_slos else ""
+        parts.append(f"{name.upper()}{bound} {words.percent(met)}")
     yield "SLO met by", separator.join((f"{words.percent(metrics.slo.attainment)} of requests", *parts))
 
 

@@ -22,7 +22,7 @@ from cattrs import (
     ForbiddenExtraKeysError,
     IterableValidationNote,
 )
-from cattrs.gen import make_dict_structure_fn, override
+from cattrs.gen import make_dict_structure_fn, make_mapping_structure_fn, override
 
 from pdflow.scenario import faults, schema
 from pdflow.scenario.fields import Bound, key_of
@@ -217,6 +217,18 @@ def _tuple(value: object, into: Any) -> tuple[Any, ...]:
     return tuple(_CONVERTER.structure(list(value), list[element]))
 
 
+def _tables(into: Any) -> Any:
+    """A hook for tables by name, whose values are all of one kind."""
+    from_mapping: Any = make_mapping_structure_fn(into, _CONVERTER, detailed_validation=True)
+
+    def hook(value: object, _type: object) -> Any:
+        if not isinstance(value, Mapping):
+            raise MisfitError(f"is {shown(value)}, expected a table")
+        return from_mapping(value, into)
+
+    return hook
+
+
 def _tagged(value: object, union: Any) -> Any:
     tagged = TAGGED[union]
     if tagged.bare is not None and not isinstance(value, Mapping):
@@ -302,6 +314,7 @@ def _converter() -> Converter:
     converter.register_structure_hook(bool, _truth)
     converter.register_structure_hook_func(lambda t: _origin(t) is Literal, _literal)
     converter.register_structure_hook_func(lambda t: _origin(t) is tuple, _tuple)
+    converter.register_structure_hook_factory(lambda t: _origin(t) is dict, _tables)
     converter.register_structure_hook_func(lambda t: t in TAGGED, _tagged)
     converter.register_structure_hook_factory(attrs.has, _class_hook)
     return converter

@@ -107,6 +107,8 @@ def _value(hint: Any) -> dict[str, Any]:
         return {"enum": list(options)}
     if get_origin(hint) is tuple:
         return {"type": "array", "items": _value(options[0])}
+    if get_origin(hint) is dict:
+        return {"type": "object", "additionalProperties": _value(options[1])}
     if hint is GpuSpec:
         return {"oneOf": [{"enum": list(presets("gpus"))}, _specified(GpuSpec, "gpus")]}
     return _object(hint)

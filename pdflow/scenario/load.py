@@ -202,7 +202,7 @@ def _trace_problems(file: str, parts: Parts) -> tuple[list[Complaint], list[Prob
     if workload is None:
         return [], []
     if workload.trace is None:
-        return _model_problems(workload, base_dir), []
+        return _model_problems(workload, base_dir) + _class_problems(parts, set()), []
     trace = workload.trace
     path = base_dir / trace.path
     if not os.path.isfile(path) and not (trace.format == "servegen" and os.path.isdir(path)):
@@ -214,11 +214,22 @@ def _trace_problems(file: str, parts: Parts) -> tuple[list[Complaint], list[Prob
         if timed and not says_when(trace, base_dir):
             what = "does not say when requests arrive, expected an arrival process beside it"
             return [Complaint(("workload", "trace", "path"), f'"{trace.path}" {what}')], []
-        check_trace(trace, base_dir, timed)
+        classes = check_trace(trace, base_dir, timed)
+        return _class_problems(parts, classes), []
     except TraceError as error:
         rest = [Problem(str(path), "", f"and {error.more} more lines like these")] if error.more else []
         return [], [*error.problems, *rest]
-    return [], []
+
+
+def _class_problems(parts: Parts, known: set[str]) -> list[Complaint]:
+    """Bounds for classes that no request is of would hold for nobody, unnoticed."""
+    named = {} if parts.slo is None else parts.slo.classes
+    expected = f"expected one of {', '.join(sorted(known))}" if known else "whose requests have no classes"
+    return [
+        Complaint(("slo", "class", name), f"is no class of the trace, {expected}{did_you_mean(name, known)}")
+        for name in named
+        if name not in known
+    ]
 
 
 def _model_problems(workload: Workload, base_dir: Path) -> list[Complaint]:

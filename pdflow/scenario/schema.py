@@ -497,12 +497,24 @@ class Router:
 
 
 @attrs.frozen(kw_only=True)
+class ClassSlo:
+    """What requests of one class must meet; [slo] does not hold for them."""
+
+    ttft_ms: float | None = field(default=None, metadata=about("time to first token", POSITIVE))
+    tpot_ms: float | None = field(default=None, metadata=about("time per output token after the first", POSITIVE))
+    e2e_ms: float | None = field(default=None, metadata=about("whole request", POSITIVE))
+
+
+@attrs.frozen(kw_only=True)
 class Slo:
     """[slo]: what each request must meet to count as good."""
 
     ttft_ms: float | None = field(default=None, metadata=about("time to first token", POSITIVE))
     tpot_ms: float | None = field(default=None, metadata=about("time per output token after the first", POSITIVE))
     e2e_ms: float | None = field(default=None, metadata=about("whole request", POSITIVE))
+    classes: dict[str, ClassSlo] = field(
+        factory=dict, metadata=about("bounds of a class of the trace's requests, instead of these", key="class")
+    )
 
 
 @attrs.frozen(kw_only=True)

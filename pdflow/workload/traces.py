@@ -53,10 +53,12 @@ def _rows(lines: Iterable[str], place: str, trace: Trace, timed: bool) -> Iterat
 
 def _requests(rows: Iterator[Row]) -> Iterator[Request]:
     start = None
+    names: dict[str, str] = {}  # one text for each class, not for each request
     for index, (at, input_tokens, output_tokens, prefix, class_) in enumerate(rows):
         if start is None:
             start = at
-        yield Request(index, at - start, max(1, input_tokens), max(1, output_tokens), prefix, class_)
+        name = names.setdefault(class_, class_)
+        yield Request(index, at - start, max(1, input_tokens), max(1, output_tokens), prefix, name)
 
 
 def sliced(requests: Iterator[Request], trace: Trace) -> Iterator[Request]:

@@ -232,3 +232,75 @@ def test_names_that_would_break_lines_and_addresses(tmp_path: Path, name: str) -
     assert len(said) == 1
     assert "pool" in said[0]
     assert "expected letters, digits" in said[0]
+
+
+TRACE = 'trace = { path = "t.csv", format = "csv", columns = { arrival_s = "t", input_tokens = "i", output_tokens = "o"'
+
+
+@pytest.mark.parametrize(
+    ("workload", "slo", "expected"),
+    [
+        (TRACE + ', class = "c" } }', "[slo.class.chat]\nttft_ms = 5", []),
+        (
+            TRACE + ', class = "c" } }',
+            "[slo.class.chta]\nttft_ms = 5\n[slo.class.chat]\nttft = 5",
+            [
+                "slo.class.chta: is no class of the trace, expected one of batch, chat (did you mean chat?)",
+                "slo.class.chat.ttft: unknown key (did you mean ttft_ms?)",
+            ],
+        ),
+        (
+            TRACE + " } }",
+            "[slo.class.chat]",
+            ["slo.class.chat: is no class of the trace, whose requests have no classes"],
+        ),
+        (TRACE + " } }", "[slo]\nclass = 5", ["slo.class: is 5, expected a table"]),
+        (TRACE + " } }\narrival = { process = 'constant', rate_rps = 1 }", "", []),
+        (
+            TRACE + ", arrival_ms = 't' } }",
+            "",
+            ["workload.trace.columns: arrival_s and arrival_ms both say when; give one of them"],
+        ),
+        (
+            "trace = { path = 't.csv', format = 'csv' }",
+            "",
+            [
+                "workload.trace.columns: says too little, expected at least input_tokens and output_tokens",
+                'workload.trace.path: "t.csv" does not say when requests arrive, expected an arrival process beside it',
+            ],
+        ),
+        (
+            TRACE + " }, dataset = 'x', start_s = 1, end_s = 0.5 }",
+            "",
+            ["workload.trace: end_s is 0.5, expected more than start_s, which is 1"],
+        ),
+        (
+            TRACE + " }, dataset = 'x', start_s = 1 }\narrival = { process = 'constant', rate_rps = 1 }",
+            "",
+            [
+                "workload.trace.dataset: has no meaning with csv, which has its own lengths",
+                "workload.trace.start_s: has no meaning beside an arrival process, which says when;"
+                " skip and requests cut a trace too",
+            ],
+        ),
+        (
+            "trace = { path = 't.csv', format = 'vidur' }",
+            "",
+            ['workload.trace.path: "t.csv" does not say when requests arrive, expected an arrival process beside it'],
+        ),
+        (
+            "like = 'none.toml'\nrequests = 5",
+            "",
+            ['workload.like: "none.toml" cannot be read: No such file or directory'],
+        ),
+        ("like = 't.csv'\nrequests = 5", "", ['workload.like: is "t.csv", expected one of mooncake-conversation']),
+    ],
+)
+def test_traces_models_and_classes(tmp_path: Path, workload: str, slo: str, expected: list[str]) -> None:
+    (tmp_path / "t.csv").write_text("t,i,o,c\n0,1,1,chat\n1,1,1,batch\n")
+    before, _, rest = GOOD.partition("[workload]")
+    text = f"{before}[workload]\n{workload}\n\n[model]{rest.partition('[model]')[2].partition('[slo]')[0]}\n{slo}\n"
+    found = problems(tmp_path, text)
+    assert len(found) == len(expected), found
+    for line, end in zip(found, expected, strict=True):
+        assert line.partition(": ")[2].startswith(end)

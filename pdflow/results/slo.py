@@ -1,0 +1,173 @@
+"""Who got what the SLO promises: goodput and attainment, of all requests and of each class.
+
+A request is good if it meets every bound of its class; a class that [slo.class] does not name has the bounds of [slo].
+A request of one token meets any bound on TPOT. Attainment is good requests over all that ended, failed and cancelled
+ones too, for they did not get what the SLO promises; a request that an interruption cut off has not ended and counts
+nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Final, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from pdflow.results import spread
+from pdflow.results.records import IntColumn
+from pdflow.results.spread import Spread
+from pdflow.results.totals import NS_PER_S, share
+
+
+class Slo(Protocol):
+    """What a request must meet; None is no demand. A scenario's [slo] table is one."""
+
+    @property
+    def ttft_ms(self) -> float | None: ...
+    @property
+    def tpot_ms(self) -> float | None: ...
+    @property
+    def e2e_ms(self) -> float | None: ...
+
+
+@attrs.frozen(kw_only=True)
+class SloMetrics:
+    """How far the SLO was met. `by_metric` has the share that meets each demand alone, for the demands made."""
+
+    good: int
+    goodput_rps: float
+    attainment: float
+    by_metric: dict[str, float]
+
+
+@attrs.frozen(kw_only=True)
+class ClassMetrics:
+    """The requests of one class. Latencies are those of completed requests."""
+
+    requests: int
+    completed: int
+    ttft: Spread
+    tpot: Spread
+    e2e: Spread
+    bounds: Slo | None
+    slo: SloMetrics | None
+    """None if nothing is demanded of the class."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Served:
+    """Completed requests, column by column."""
+
+    arrival: IntColumn
+    first: IntColumn
+    last: IntColumn
+    output: IntColumn
+
+    def of(self, chosen: npt.NDArray[np.bool_]) -> Served:
+        """Some of them."""
+        return Served(
+            arrival=self.arrival[chosen], first=self.first[chosen], last=self.last[chosen], output=self.output[chosen]
+        )
+
+    @property
+    def tpot_ns(self) -> npt.NDArray[np.float64]:
+        """Time per output token after the first, of requests with more than one."""
+        many = self.output > 1
+        return (self.last - self.first)[many] / (self.output[many] - 1)
+
+
+NO_BOUND: Final = 2**62
+"""Longer than any run, in ns and in ps."""
+_UNITS: Final = {"ttft": 10**6, "tpot": 10**9, "e2e": 10**6}
+"""In which each is measured, per ms: TPOT in ps."""
+
+
+def judge(
+    slo: Slo | None,
+    served: Served,
+    ended: int,
+    duration_ns: int,
+    of_class: Sequence[Slo | None] = (),
+    codes: IntColumn | None = None,
+) -> SloMetrics | None:
+    """In whole picoseconds (int64 holds 100 days of them): exact, with the bound itself still good.
+
+    With `codes`, request i is held against `of_class[codes[i]]`, else against `slo`. None if nothing is demanded.
+    """
+    bounds: dict[str, int | IntColumn] = {}
+    for name, unit in _UNITS.items():
+        each = [_whole(one, name, unit) for one in (of_class if codes is not None else [slo])]
+        if any(bound != NO_BOUND for bound in each):
+            bounds[name] = each[0] if codes is None else np.array(each, dtype=np.int64)[codes]
+    if not bounds:
+        return None
+    met = {name: _measured(name, served) <= bound for name, bound in bounds.items()}
+    good = int(np.count_nonzero(np.logical_and.reduce(list(met.values()))))
+    return SloMetrics(
+        good=good,
+        goodput_rps=share(good * NS_PER_S, duration_ns),
+        attainment=share(good, ended),
+        by_metric={name: share(int(np.count_nonzero(those)), ended) for name, those in met.items()},
+    )
+
+
+def _measured(name: str, served: Served) -> IntColumn:
+    if name == "ttft":
+        return served.first - served.arrival
+    if name == "e2e":
+        return served.last - served.arrival
+    rounded_up: IntColumn = -((served.first - served.last) * 1_000 // np.maximum(served.output - 1, 1))
+    return rounded_up
+
+
+def _whole(slo: Slo | None, name: str, units_per_ms: int) -> int:
+    """A bound in ms as written in the scenario (0.1 means a tenth, not its nearest binary fraction), in whole units."""
+    milliseconds = None if slo is None else getattr(slo, f"{name}_ms")
+    return NO_BOUND if milliseconds is None else min(int(Fraction(str(milliseconds)) * units_per_ms), NO_BOUND - 1)
+
+
+@attrs.frozen(eq=False)
+class Classes:
+    """Which class each request is of: `codes` are places in `names`."""
+
+    names: list[str]
+    codes: IntColumn
+
+    @staticmethod
+    def of(column: Sequence[str], requests: int) -> Classes:
+        """Those of a column that may end before the last request; the rest are of the class without a name."""
+        padded = [*column, *[""] * (requests - len(column))]
+        names = sorted(set(padded))
+        places = {name: place for place, name in enumerate(names)}
+        return Classes(names, np.array([places[name] for name in padded], dtype=np.int64))
+
+    def bounds(self, slo: Slo | None, class_slos: Mapping[str, Slo]) -> list[Slo | None]:
+        """What each class must meet."""
+        return [class_slos.get(name, slo) for name in self.names]
+
+    def metrics(
+        self,
+        bounds: Sequence[Slo | None],
+        served: Served,
+        done: npt.NDArray[np.bool_],
+        over: npt.NDArray[np.bool_],
+        duration_ns: int,
+    ) -> dict[str, ClassMetrics]:
+        """Each class by itself. `done` and `over` say which requests were completed, and which ended."""
+        found = {}
+        for place, name in enumerate(self.names):
+            mine = self.codes == place
+            theirs = served.of(mine[done])
+            found[name] = ClassMetrics(
+                requests=int(np.count_nonzero(mine)),
+                completed=len(theirs.arrival),
+                ttft=spread.of_ints(theirs.first - theirs.arrival),
+                tpot=spread.of_floats(theirs.tpot_ns),
+                e2e=spread.of_ints(theirs.last - theirs.arrival),
+                bounds=bounds[place],
+                slo=judge(bounds[place], theirs, int(np.count_nonzero(mine & over)), duration_ns),
+            )
+        return found
