@@ -25,7 +25,11 @@ MOST_BYTES: Final = 1_000_000
 MOST_POINTS: Final = 4096
 """Far more than any table needs; what is longer is no cost file."""
 PS = Bound(at_least=0, at_most=10**18)
-"""Picoseconds: at most eleven days, so that a few thousand steps stay within the 64 bits of an instant."""
+"""Picoseconds of a step: at most eleven days, so that a few thousand steps stay within the 64 bits of an instant."""
+PER_TOKEN = Bound(at_least=0, at_most=10**12)
+PER_CONTEXT = Bound(at_least=0, at_most=10**9)
+PER_POSITION = Bound(at_least=0, at_most=10**6)
+"""And so that a million tokens, a billion of context and a million million attended positions do as well."""
 
 
 @attrs.frozen(kw_only=True)
@@ -46,23 +50,23 @@ class Coefficients:
     """h0 to c2 of `StepCost`, each in picoseconds."""
 
     h0: int = field(metadata=about("each step", PS))
-    h1: int = field(metadata=about("each decoding sequence, on the host", PS))
+    h1: int = field(metadata=about("each decoding sequence, on the host", PER_TOKEN))
     hp: int = field(metadata=about("each step that prefills", PS))
-    a1: int = field(metadata=about("each prefill token", PS))
-    a2: int = field(metadata=about("each attended position of a prefill", PS))
+    a1: int = field(metadata=about("each prefill token", PER_TOKEN))
+    a2: int = field(metadata=about("each attended position of a prefill", PER_POSITION))
     c0: int = field(metadata=about("each step that decodes", PS))
-    c1: int = field(metadata=about("each decoding sequence", PS))
-    c2: int = field(metadata=about("each token of context that decodes read", PS))
+    c1: int = field(metadata=about("each decoding sequence", PER_TOKEN))
+    c2: int = field(metadata=about("each token of context that decodes read", PER_CONTEXT))
 
 
 @attrs.frozen(kw_only=True)
 class Linear:
     """L(T) by formula: max(slope * T, floor) + allreduce + allreduce_slope * T."""
 
-    slope: int = field(metadata=about("each token, by arithmetic", PS))
+    slope: int = field(metadata=about("each token, by arithmetic", PER_TOKEN))
     floor: int = field(metadata=about("reading the weights", PS))
     allreduce: int = field(default=0, metadata=about("all-reduces, each step", PS))
-    allreduce_slope: int = field(default=0, metadata=about("all-reduces, each token", PS))
+    allreduce_slope: int = field(default=0, metadata=about("all-reduces, each token", PER_TOKEN))
 
 
 @attrs.frozen(kw_only=True)
@@ -78,6 +82,9 @@ class Table:
         if not PS.holds(max(self.ps)) or max(self.tokens) > 10**9:
             raise ValueError("goes beyond a billion tokens or 1,000,000 seconds")
         LinearTable(tokens=self.tokens, ps=self.ps)
+        rise, width = self.ps[-1] - self.ps[-2], self.tokens[-1] - self.tokens[-2]
+        if not PER_TOKEN.holds(rise // width):
+            raise ValueError("rises by more than a second for each token at its end, where it goes on so")
 
 
 @attrs.frozen(kw_only=True)

@@ -94,6 +94,10 @@ def check_costs(file: str, parts: Parts) -> tuple[list[Complaint], list[Problem]
         if pool is None:
             continue
         try:
+            parts.model.check_parallel(pool.tp, pool.pp)
+        except ValueError:
+            continue  # Which `validate.py` says.
+        try:
             used = _file(parts.model, pool, Path(file).parent)
         except CostError as error:
             complaints += [] if error.problems else [Complaint(("pool", index, *error.at), str(error))]
@@ -132,6 +136,8 @@ def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
 
 
 def _read(path: Path, name: str) -> CostFile:
+    if path.exists() and not path.is_file():
+        raise CostError(f'"{name}" is not a file; looked for {path}', "cost", "path")
     try:
         with path.open("rb") as stream:
             raw = stream.read(MOST_BYTES + 1)

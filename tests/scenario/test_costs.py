@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdflow.cli import cli
 from pdflow.cost.roofline import roofline
@@ -109,6 +112,14 @@ def document(**changes: Any) -> dict[str, Any]:
             {"table_ps": {"tokens": [*range(1, 5000)], "ps": [1] * 4999}},
             "table_ps: has 4999 points, expected at most 4096",
         ),
+        (
+            {"table_ps": {"tokens": [1, 2], "ps": [1, 10**13]}},
+            "table_ps: rises by more than a second for each token at",
+        ),
+        (
+            {"step_ps": {"c2": 2 * 10**9}},
+            "step_ps.c2: is 2000000000, expected a number of at least 0 and at most 1,000",
+        ),
         ({"engine": {"tp": 0}}, "engine.tp: is 0, expected a number of at least 1"),
         ({"engine": {"tp": "2"}}, 'engine.tp: is "2", expected an integer'),
         ({"errors": [{"of": "x"}]}, "errors[0].rows: is missing"),
@@ -197,6 +208,15 @@ def test_a_file_that_is_not_there_or_wrong(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"[" * 3_000_000)
     [large] = problems_of(tmp_path, "{ model = 'measured', path = 'a.json' }")
     assert large == "a.json: is larger than 1,000,000 bytes: is it a cost file?"
+    os.mkfifo(tmp_path / "pipe.json")
+    for name in (".", "pipe.json"):
+        [other] = problems_of(tmp_path, f"{{ model = 'measured', path = '{name}' }}")
+        assert f'"{name}" is not a file' in other
+
+
+def test_a_tp_that_no_model_has_is_told_once(tmp_path: Path) -> None:
+    found = problems_of(tmp_path, "{ model = 'aiconfigurator' }", "pool.prefill.tp=3", "pool.decode.tp=3")
+    assert all("does not divide" in problem for problem in found)
 
 
 def test_an_unknown_key_does_not_hide_what_the_class_says(tmp_path: Path) -> None:
@@ -435,3 +455,30 @@ def test_a_result_says_whose_times_it_used(tmp_path: Path) -> None:
     assert costs[0].error_bar.startswith("TPOT ±10 % (−20 % at high N), E2E ±15 %, TTFT ±35 %")
     result = simulate(scenario, quiet=True).result
     assert result.metrics.completed == 3
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3), st.just([]), st.just({})
+)
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Every place in a document."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, inner in inside for place in places(inner, (*path, key)))]
+
+
+@given(st.data())
+def test_whatever_stands_anywhere_is_read_or_told(data: st.DataObject) -> None:
+    """Nothing raises; and what is read is written and read again, and gives a cost that takes its time."""
+    whole = document()
+    *way, last = data.draw(st.sampled_from(places(whole)[1:]))
+    inner: Any = whole
+    for key in way:
+        inner = inner[key]
+    inner[last] = data.draw(ODD)
+    file, problems = read_cost("cost.json", json.dumps(whole))
+    assert (file is None) == bool(problems)
+    if file is not None:
+        assert read_cost("cost.json", written(file)) == (file, [])
+        assert file.step_cost().step_ps([(100, 50)], [1000]) >= 0
