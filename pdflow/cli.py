@@ -161,6 +161,10 @@ def _of_trace(command: Any) -> Any:
         click.option(
             "--format", "form", metavar="FORMAT", callback=_known_format, help="Its format, if the file leaves doubt."
         ),
+        click.option(
+            "--end-s", type=click.FloatRange(0, min_open=True), metavar="S", help="Only requests before then."
+        ),
+        click.option("--start-s", type=click.FloatRange(0), metavar="S", help="Only requests from then on."),
         click.argument("path", metavar="FILE"),
     ):
         command = option(command)

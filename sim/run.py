@@ -38,6 +38,7 @@ from pdflow.scenario.schema import (
     Scenario,
     seconds_to_ns,
 )
+from pdflow.scenario.summary import trace_note
 from pdflow.version import version
 from pdflow.workload.build import rate_of, requests
 from sim.build import Builder
@@ -250,6 +251,7 @@ def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> Abou
         max_concurrency=arrival.concurrency if isinstance(arrival, ClosedArrival) else None,
         source_date_epoch=int(epoch) if epoch and epoch.isdigit() else None,
         slo=scenario.slo,
+        workload_note="" if scenario.workload.trace is None else trace_note(scenario.workload.trace),
         class_slos=scenario.slo.classes,
         costs=tuple(costs),
         interrupted=interrupted,

@@ -48,6 +48,7 @@ class About:
     `command_line` is what reproduces the run; leave out what does not change the results (--out, --quiet), or two
     equal runs into two folders would differ. `request_rate_rps` None: as fast as possible, vLLM's "inf" (a trace or a
     closed loop has no rate either). `burstiness` as in vLLM, 1.0 for Poisson, None for constant gaps ("inf").
+    `workload_note` says what of the requests is an estimate, or left out.
     """
 
     scenario_name: str
@@ -62,6 +63,7 @@ class About:
     max_concurrency: int | None = None
     source_date_epoch: int | None = None
     slo: Slo | None = None
+    workload_note: str = ""
     class_slos: Mapping[str, Slo] = attrs.field(factory=dict)
     costs: tuple[CostStatement, ...] = ()
     interrupted: bool = False
@@ -173,6 +175,7 @@ def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
         "world": about.world,
         "interrupted": about.interrupted,
         "scenario": {"name": about.scenario_name, "sha256": about.scenario_sha256},
+        **({"workload_note": about.workload_note} if about.workload_note else {}),
         "seed": about.seed,
         "command_line": about.command_line,
         "outcomes": {**metrics.outcomes, "reasons": metrics.reasons, "attempts": metrics.attempts},

@@ -13,6 +13,7 @@ from pdflow.results.bench_json import About, bench_json
 from pdflow.results.itls import itls_s
 from pdflow.results.metrics import Metrics, measure
 from pdflow.results.records import Records
+from pdflow.results.slo import ClassMetrics
 from pdflow.results.steps import Steps
 from pdflow.results.table import Report
 from pdflow.results.totals import Totals
@@ -46,6 +47,20 @@ class Requests(Sequence[dict[str, Any]]):
 
     def __repr__(self) -> str:
         return f"<{words.count(len(self))} requests>"
+
+
+def _class_summary(row: ClassMetrics) -> dict[str, Any]:
+    return {
+        "requests": row.requests,
+        "completed": row.completed,
+        "goodput_rps": None if row.slo is None else row.slo.goodput_rps,
+        "slo_attainment": None if row.slo is None else row.slo.attainment,
+        **{
+            f"{name}_{part}_ms": getattr(getattr(row, name), f"{part}_ms")
+            for name in ("ttft", "tpot", "e2e")
+            for part in ("mean", "p50", "p90", "p99")
+        },
+    }
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -82,6 +97,8 @@ class Result:
             spread = getattr(metrics, name)
             for part in ("mean", "p50", "p90", "p99"):
                 figures[f"{name}_{part}_ms"] = getattr(spread, f"{part}_ms")
+        if metrics.classes:
+            figures["classes"] = {name: _class_summary(row) for name, row in metrics.classes.items()}
         figures["stages_mean_ms"] = {stage: spread.mean_ms for stage, spread in metrics.stages.items()}
         figures["bytes_moved"] = self.totals.bytes_moved
         figures["stranded_kv_byte_s"] = self.totals.stranded_byte_ns / 1e9

@@ -179,6 +179,8 @@ def _fact_rows(about: About, metrics: Metrics, totals: Totals, signs: _Signs) ->
     average = totals.stranded_byte_ns / totals.duration_ns if totals.duration_ns else 0.0
     yield "stranded KV", f"{words.size(held)}{signs.times}s{separator}{words.size(average)} held on average"
     yield from _outcome_rows(metrics, separator)
+    if about.workload_note:
+        yield "workload", Text(about.workload_note, style="dim")
     for cost, pools in _costs(about):
         yield "step times", Text(f"{pools}: {cost}", style="dim")
 

@@ -84,9 +84,20 @@ def _trace_summary(trace: Trace) -> str:
         done.append(f"until {trace.end_s:g} s")
     if trace.time_scale != 1.0:
         done.append(f"times x {trace.time_scale:g}")
-    if trace.format in ("sharegpt", "vllm-custom"):
-        done.append(f"texts without token counts at {trace.characters_per_token:g} characters per token")
     return ", ".join(done)
+
+
+def trace_note(trace: Trace) -> str:
+    """What of a trace's requests is not in its file; "" where nothing is."""
+    match trace.format:
+        case "servegen":
+            return "drawn from ServeGen's rates and lengths, no record of requests"
+        case "burstgpt":
+            return "failed requests, which have no response tokens, are left out"
+        case "sharegpt" | "vllm-custom":
+            rate = f"{trace.characters_per_token:g}"
+            return f"lengths are estimates of {rate} characters per token where the file has no counts"
+    return ""
 
 
 def _arrival_summary(arrival: Arrival) -> str:

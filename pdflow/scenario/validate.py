@@ -21,6 +21,7 @@ from pdflow.scenario.locate import KeyPath
 from pdflow.scenario.schema import Columns, Network, Pool, RampArrival, Transfer, Workload
 from pdflow.scenario.validate_faults import check_faults
 from pdflow.workload.csv_rows import CSV_FORMATS
+from pdflow.workload.traces import OF_TEXTS
 
 NAME: Final = re.compile(r"[\w.+-]+")
 """What may be a pool's name: it becomes part of addresses, track names and lines of text."""
@@ -99,6 +100,8 @@ def _trace(workload: Workload) -> Iterator[Complaint]:
         yield Complaint((*at, "columns"), f"has no meaning with {trace.format}, which is not CSV")
     if trace.format == "csv" and None in (trace.columns.input_tokens, trace.columns.output_tokens):
         yield Complaint((*at, "columns"), "says too little, expected at least input_tokens and output_tokens")
+    if trace.characters_per_token != 4.0 and trace.format not in OF_TEXTS:
+        yield Complaint((*at, "characters_per_token"), f"has no meaning with {trace.format}, which counts tokens")
     if trace.dataset is not None and trace.format != "servegen":
         yield Complaint((*at, "dataset"), f"has no meaning with {trace.format}, which has its own lengths")
     if workload.arrival is not None:

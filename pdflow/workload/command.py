@@ -14,6 +14,7 @@ from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.scenario.convert import structure
 from pdflow.scenario.fields import key_of
 from pdflow.scenario.schema import Columns, Trace, TraceFormat
+from pdflow.scenario.summary import trace_note
 from pdflow.workload.describe import describe
 from pdflow.workload.described import described
 from pdflow.workload.fit import UnfitError, fit
@@ -21,6 +22,7 @@ from pdflow.workload.fit_arrivals import LEVELS
 from pdflow.workload.model_file import model_of, model_toml
 from pdflow.workload.readers import read_trace, says_when, trace_of
 from pdflow.workload.statistics import compare
+from pdflow.workload.traces import sliced
 
 HERE = Path()
 SEED = 0
@@ -41,21 +43,24 @@ class Asked:
     form: TraceFormat | None = None
     columns: Iterable[str] = ()
     dataset: str | None = None
+    start_s: float | None = None
+    end_s: float | None = None
 
     def trace(self) -> Trace:
         """The trace, its format guessed if need be. Raises TraceError or ColumnError."""
-        return trace_of(self.path, self.form, _columns(self.columns), self.dataset)
+        trace = trace_of(self.path, self.form, _columns(self.columns), self.dataset)
+        return attrs.evolve(trace, start_s=self.start_s, end_s=self.end_s)
 
 
 def described_trace(asked: Asked, as_json: bool) -> str:
     """The report, or its figures as JSON. Raises TraceError."""
     trace = asked.trace()
     timed = says_when(trace, HERE)
-    figures = describe(read_trace(trace, HERE, SEED, timed), timed)
+    figures = describe(sliced(read_trace(trace, HERE, SEED, timed), trace), timed)
     if as_json:
-        content = {"trace": trace.path, "format": trace.format, "notes": _notes(trace), **figures}
+        content = {"trace": trace.path, "format": trace.format, "note": trace_note(trace), **figures}
         return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
-    return described(f"{trace.path} ({trace.format})", figures, _notes(trace))
+    return described(f"{trace.path} ({trace.format})", figures, trace_note(trace))
 
 
 def modelled_trace(asked: Asked, name: str, title: str | None) -> tuple[str, str]:
@@ -64,24 +69,11 @@ def modelled_trace(asked: Asked, name: str, title: str | None) -> tuple[str, str
     trace = asked.trace()
     if not says_when(trace, HERE):
         raise UnfitError(f"{trace.path} does not say when requests arrive, which a model needs")
-    requests = list(read_trace(trace, HERE, SEED))
+    requests = list(sliced(read_trace(trace, HERE, SEED), trace))
     source = {"title": title or f"{len(requests):,} requests, from a trace in {trace.format} format"}
     text = model_toml(name, "Computed by pdflow trace model.", source, fit(requests), LEVELS)
     drawn = model_of(name, tomllib.loads(text)).requests(SEED)
     return text, compare(list(islice(drawn, len(requests))), requests)
-
-
-def _notes(trace: Trace) -> list[str]:
-    """What of the figures is not in the file."""
-    match trace.format:
-        case "servegen":
-            return [f"a generator, not a record: what it draws with seed {SEED}"]
-        case "burstgpt":
-            return ["failed requests, which have no response tokens, are left out"]
-        case "sharegpt" | "vllm-custom":
-            rate = f"{trace.characters_per_token:g}"
-            return [f"lengths are estimates of {rate} characters per token where the file has no counts"]
-    return []
 
 
 def _columns(said: Iterable[str]) -> Columns:

@@ -9,14 +9,14 @@ ROWS = 8
 """Lines of the plot."""
 
 
-def described(title: str, figures: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
+def described(title: str, figures: Mapping[str, Any], note: str = "") -> str:
     """The report of `pdflow trace describe`."""
-    return "\n".join(line.rstrip() for line in _lines(title, figures, notes)) + "\n"
+    return "\n".join(line.rstrip() for line in _lines(title, figures, note)) + "\n"
 
 
-def _lines(title: str, figures: Mapping[str, Any], notes: Sequence[str]) -> Iterator[str]:
+def _lines(title: str, figures: Mapping[str, Any], note: str) -> Iterator[str]:
     yield title[:80]
-    for note in notes:
+    if note:
         yield f"  {note}"[:80]
     yield ""
     arrivals = figures["arrivals"]

@@ -40,7 +40,7 @@ def fit(requests: list[Request]) -> dict[str, Any]:
     at = np.array([r.arrival_ns for r in requests], dtype=np.int64)
     if at[-1] - at[0] < S:
         raise UnfitError("all requests arrive within a second, expected a trace that says when they come")
-    arrivals = fit_arrivals(at)
+    arrivals = fit_arrivals(at - at[0])
     parents = returns(requests)
     if parents is None or sum(parent is not None for parent in parents) < RETURNING:
         return {"arrivals": arrivals, "lengths": fit_lengths(requests, requests)}

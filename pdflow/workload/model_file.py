@@ -19,6 +19,10 @@ _Row = list[float]
 _Rows = Annotated[list[list[float]], msgspec.Meta(min_length=1)]
 
 
+MOST: Final = 1e9
+"""Tokens, or seconds: thirty years."""
+
+
 class ModelFileError(ValueError):
     """The file is not a workload model."""
 
@@ -31,7 +35,7 @@ class _Level(msgspec.Struct):
 class _Arrivals(msgspec.Struct):
     rate_rps: _Positive
     step_ns: Annotated[int, msgspec.Meta(ge=0, le=10**15)]
-    batch_probability: Annotated[float, msgspec.Meta(ge=0, lt=1)]
+    batch_probability: Annotated[float, msgspec.Meta(ge=0, le=0.999)]
     batch_gap_s: _Row
     level: list[_Level]
 
@@ -78,11 +82,17 @@ def _model(name: str, file: _File) -> Model:
     levels, arrivals, lengths, talk = file.quantile_levels, file.arrivals, file.lengths, file.conversations
 
     def quantiles(values: Sequence[float], least: float = 0.0) -> Quantiles:
-        if not all(math.isfinite(value) for value in (*levels, *values)):
-            raise ValueError("quantiles must be finite numbers")
+        if not all(abs(value) <= MOST for value in (*levels, *values)):
+            raise ValueError(f"quantiles must be finite numbers of at most {MOST:g}")
         if values and min(values) < least:
             raise ValueError(f"quantiles begin at {min(values):g}, expected at least {least:g}")
         return Quantiles(levels, values)
+
+    def rates(values: Sequence[float]) -> Quantiles:
+        found = quantiles(values)
+        if found.mean <= 0.0:
+            raise ValueError("a level's relative_rate is 0, expected a mean of 1")
+        return found
 
     def groups(rows: Sequence[Sequence[float]]) -> tuple[Quantiles, ...]:
         return tuple(quantiles(row, 1.0) for row in rows)
@@ -91,7 +101,7 @@ def _model(name: str, file: _File) -> Model:
         name=name,
         source=file.source.title,
         rate_rps=arrivals.rate_rps,
-        levels=tuple(Level(level.window_s, quantiles(level.relative_rate)) for level in arrivals.level),
+        levels=tuple(Level(level.window_s, rates(level.relative_rate)) for level in arrivals.level),
         batch_probability=arrivals.batch_probability,
         batch_gap_s=quantiles(arrivals.batch_gap_s),
         step_ns=arrivals.step_ns,

@@ -57,7 +57,7 @@ def steady(tmp_path: Path) -> Path:
 
 def test_figures_are_those_that_follow_by_hand(steady: Path) -> None:
     found = figures(steady)
-    assert (found["format"], found["requests"], found["notes"]) == ("mooncake", 200, [])
+    assert (found["format"], found["requests"], found["note"]) == ("mooncake", 200, "")
     arrivals = found["arrivals"]
     assert arrivals["span_s"] == 98.0
     assert arrivals["rate_rps"] == pytest.approx(200 / (98 + 98 / 199))
@@ -70,6 +70,11 @@ def test_figures_are_those_that_follow_by_hand(steady: Path) -> None:
     assert found["prefix"]["hit_blocks"] == 199 / 400
     assert found["prefix"]["hit_tokens"] == pytest.approx(199 * 512 / sum(range(600, 800)))
     assert {name: row["requests"] for name, row in found["classes"].items()} == {"batch": 50, "chat": 150}
+
+
+def test_a_stretch_of_it_can_be_looked_at(steady: Path) -> None:
+    found = figures(steady, "--start-s", 9, "--end-s", "20.5")
+    assert (found["requests"], found["arrivals"]["span_s"]) == (24, 10.0)
 
 
 def test_the_report_is_plain_and_fits_a_terminal(steady: Path) -> None:
@@ -134,7 +139,7 @@ def test_published_figures() -> None:
         "--dataset",
         published("servegen_m-large_chunk1_dataset.json"),
     )
-    assert "a generator, not a record" in str(drawn["notes"])
+    assert "no record of requests" in str(drawn["note"])
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,8 @@ def test_what_a_run_says_of_classes(result: Result, tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
     [row] = [line for line in text.splitlines() if line.startswith("chat")]
     assert row.split()[:5] == ["chat", "3", "0.500", "33.3", "%"]
+    summary = classed.summary["classes"]["chat"]
+    assert (summary["completed"], summary["goodput_rps"], summary["ttft_p50_ms"]) == (2, 0.5, 20.0)
     assert "SLO met by   50.0 % of requests · TTFT 50.0 %" in text
 
 
@@ -110,6 +112,15 @@ def test_a_run_without_classes_does_not_mention_them(result: Result, tmp_path: P
     assert "class" not in (tmp_path / "results.json").read_text()
     assert "class" not in (tmp_path / "requests.jsonl").read_text()
     assert "class" not in str(result.table())
+
+
+def test_what_is_an_estimate_is_said(result: Result, tmp_path: Path) -> None:
+    result.save(tmp_path)
+    assert "workload_note" not in (tmp_path / "results.json").read_text()
+    noted = attrs.evolve(result, about=attrs.evolve(result.about, workload_note="lengths are estimates"))
+    noted.save(tmp_path)
+    assert json.loads((tmp_path / "results.json").read_text())["pdflow"]["workload_note"] == "lengths are estimates"
+    assert "workload     lengths are estimates" in str(noted.table())
 
 
 @pytest.mark.parametrize("last", [True, False])

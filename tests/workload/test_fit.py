@@ -131,6 +131,11 @@ def test_a_model_file_is_checked() -> None:
         ("[3, 17, 35", "[0, 17, 35", "expected at least 1"),
         ("[3, 17, 35", "[nan, 17, 35", "finite numbers"),
         ("[3, 17, 35", "[17, 35", "one value for each level"),
+        (
+            "relative_rate = [",
+            f"relative_rate = {[0] * len(LEVELS)}\nunread = [",
+            "relative_rate is 0, expected a mean of 1",
+        ),
     ):
         assert old in text
         with pytest.raises(ModelFileError) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,20 @@ def test_published_tables_read_whole(
     requests = list(read_trace(trace, TRACES, timed=timed))
     assert len(requests) == count
     assert (sum(r.input_tokens for r in requests), sum(r.output_tokens for r in requests)) == (prompt, answer)
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ("csv", "0,5,6,a\n"),
+        ("mooncake", '{"timestamp": 0, "input_length": 5, "output_length": 6}\n'),
+        ("sharegpt", '{"prompt_len": 5, "output_len": 6},\n'),
+        ("vllm-custom", '{"prompt_len": 5, "output_len": 6}\n'),
+    ],
+)
+def test_lines_stream(form: TraceFormat, line: str) -> None:
+    """Of a trace without end the first requests come at once."""
+    lines = chain(["t,in,out,tier\n"] if form == "csv" else [], repeat(line))
+    columns = OWN if form == "csv" else Columns()
+    drawn = list(islice(parse(lines, "t", Trace(path="t", format=form, columns=columns)), 3))
+    assert [(r.input_tokens, r.output_tokens) for r in drawn] == [(5, 6)] * 3
