@@ -207,3 +207,24 @@ def test_too_little_makes_no_model(tmp_path: Path) -> None:
     assert "does not say when requests arrive" in refused.stderr
     assert refused.exit_code == 2
     assert not out.exists()
+
+
+def test_a_run_tells_the_classes_of_its_trace_apart(tmp_path: Path) -> None:
+    lines = [f"{k / 4},{200 + k},5,{('chat', '', 'batch')[k % 3]}" for k in range(12)]
+    (tmp_path / "t.csv").write_text("\n".join(["t,in,out,tier", *lines]))
+    columns = 'arrival_s = "t", input_tokens = "in", output_tokens = "out", class = "tier"'
+    example = (ROOT / "examples/conversation.toml").read_text()
+    workload = f'[workload]\ntrace = {{ path = "t.csv", format = "csv", columns = {{ {columns} }} }}\n'
+    before, _, rest = example.partition("[workload]")
+    scenario, out = tmp_path / "s.toml", tmp_path / "out"
+    scenario.write_text(
+        f"{before}{workload}[model]{rest.partition('[model]')[2]}\n[slo.class.batch]\nttft_ms = 0.001\n"
+    )
+    ran = CliRunner().invoke(cli, ["simulate", str(scenario), "--out", str(out)])
+    assert ran.exit_code == 0, ran.output
+    requests = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
+    assert [(r["input_tokens"], r["class"]) for r in requests[:3]] == [(200, "chat"), (201, ""), (202, "batch")]
+    classes = json.loads((out / "results.json").read_text())["pdflow"]["classes"]
+    assert {name: row["requests"] for name, row in classes.items()} == {"": 4, "batch": 4, "chat": 4}
+    assert classes["batch"]["slo"]["attainment_by_metric"] == {"ttft": 0.0}
+    assert set(classes["chat"]["slo"]["attainment_by_metric"]) == {"ttft", "tpot"}
