@@ -21,13 +21,13 @@ FIRST = (
     ),
     (
         "a fenced WRITE reported as CANCELLED, not IO",
-        "producer.py",
+        "producer_writes.py",
         "    return end_registration(cell, Code.IO, True, now, ctx)\n",
         "    return end_registration(cell, Code.CANCELLED, True, now, ctx)\n",
     ),
     (
         "a repeated REG renews the lease",
-        "producer.py",
+        "producer_writes.py",
         "return cell, acknowledge(cell, event.d_rank, ctx)",
         "return cell.with_lease(now + ctx.timers.lease_ns), acknowledge(cell, event.d_rank, ctx)",
     ),
@@ -39,7 +39,7 @@ FIRST = (
     ),
     (
         "P's own rank's bit settled, not D's",
-        "producer.py",
+        "producer_writes.py",
         "unsettled = cell.flying & ~(1 << event.d_rank)",
         "unsettled = cell.flying & ~(1 << ctx.rank)",
     ),
@@ -96,7 +96,7 @@ SECOND = (
     ),
     (
         "the grant's time taken for the lease's",
-        "producer.py",
+        "producer_writes.py",
         "if cell.expired or (cell.lease_until <= now and",
         "if cell.expired or (cell.grant_until <= now and",
     ),

@@ -44,8 +44,8 @@ from pdflow.protocol.producer import (
     ProducerCell,
     ProducerContext,
     Stepped,
-    end_registration,
 )
+from pdflow.protocol.producer_writes import end_registration
 from pdflow.protocol.values import Instant
 
 

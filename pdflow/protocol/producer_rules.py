@@ -27,6 +27,8 @@ from pdflow.protocol.producer import (
     RegistrationRetired,
     ShardTaken,
     Stepped,
+)
+from pdflow.protocol.producer_writes import (
     cancelled,
     cancelled_in_flight,
     connected,

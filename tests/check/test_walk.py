@@ -20,7 +20,8 @@ from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, Dialect
 from pdflow.protocol.effects import NOTHING, Outcome, Resolve
 from pdflow.protocol.events import PairMissing, PairReported, WriteEnded
 from pdflow.protocol.lease import expired_unclaimed
-from pdflow.protocol.producer import IN_FLIGHT, CancelReceived, LeaseEnded, cancelled, sent
+from pdflow.protocol.producer import IN_FLIGHT, CancelReceived, LeaseEnded
+from pdflow.protocol.producer_writes import cancelled, sent
 from sim.check.campaign import Task, walks
 from sim.check.names import name
 from sim.check.ordered import Ordered, Worlds

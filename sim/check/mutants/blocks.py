@@ -37,15 +37,9 @@ from pdflow.protocol.events import (
     PeerFenced,
 )
 from pdflow.protocol.messages import Code
-from pdflow.protocol.producer import (
-    CancelReceived,
-    ProducerCell,
-    ProducerContext,
-    cancelled,
-    cancelled_in_flight,
-    end_registration,
-)
+from pdflow.protocol.producer import CancelReceived, ProducerCell, ProducerContext
 from pdflow.protocol.producer import Stepped as ProducerStepped
+from pdflow.protocol.producer_writes import cancelled, cancelled_in_flight, end_registration
 from pdflow.protocol.values import Instant
 from sim.check.mutants.mutant import Mutant, Row, Swap
 from sim.check.scope import Scope

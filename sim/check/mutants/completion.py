@@ -13,19 +13,9 @@ from pdflow.protocol.effects import NOTHING, Commit, Effects
 from pdflow.protocol.events import FlushEnded, PairLanded, PairReported, WriteEnded
 from pdflow.protocol.ids import Reg, rank_of
 from pdflow.protocol.messages import Code, Progress, Register
-from pdflow.protocol.producer import (
-    SETTLING,
-    PeerQuiet,
-    ProducerCell,
-    ProducerContext,
-    Stepped,
-    end_registration,
-    peer_quiet,
-    post,
-    registered,
-    write_ended,
-)
+from pdflow.protocol.producer import SETTLING, PeerQuiet, ProducerCell, ProducerContext, Stepped
 from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer_writes import end_registration, peer_quiet, post, registered, write_ended
 from pdflow.protocol.values import Instant
 from sim.check.mutants.mutant import Mutant, Swap
 from sim.check.scope import Scope

@@ -14,9 +14,10 @@ from pdflow.protocol.events import DecodeAdmitted, PairFailed, PairLanded, PairR
 from pdflow.protocol.ids import Op, Reg, base_id, engine_of
 from pdflow.protocol.messages import Cancel, CancelAck, Code, Disposition, Register, SyncItem
 from pdflow.protocol.peers import Peers
-from pdflow.protocol.producer import ProducerContext, granted_range
+from pdflow.protocol.producer import ProducerContext
 from pdflow.protocol.producer_frames import ProducerFrames
 from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer_writes import granted_range
 from pdflow.protocol.tombstones import Tombstones
 from pdflow.protocol.values import Address, EngineId, Instant
 from sim.check.mutants.mutant import Mutant, Swap

@@ -7,21 +7,13 @@ from pdflow.protocol.effects import NOTHING, Effects, ReadWord, ReleaseBlocks, S
 from pdflow.protocol.events import PairLanded, ReadEnded, ShardReleased, SourceReady, WordRead
 from pdflow.protocol.lease import expired_unclaimed, released
 from pdflow.protocol.messages import Code, Register, Release, Sync, Taken
-from pdflow.protocol.producer import (
-    IN_FLIGHT,
-    LEASED,
-    LeaseEnded,
-    ProducerCell,
-    ProducerContext,
-    ShardTaken,
-    Stepped,
-    shard_taken,
-)
+from pdflow.protocol.producer import IN_FLIGHT, LEASED, LeaseEnded, ProducerCell, ProducerContext, ShardTaken, Stepped
 from pdflow.protocol.producer_cells import ProducerCells
 from pdflow.protocol.producer_frames import ProducerFrames
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_rules import RULES
 from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.producer_writes import shard_taken
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Address, Instant, Xid
 from sim.check.mutants.mutant import Mutant, Row, Swap

@@ -23,7 +23,8 @@ Invariants are those of PROTOCOL.md, section 6: S1 D's blocks, S2 P's blocks, S3
 outcome, S7 no false claim, L6 nobody pays for another's trouble. L: with faults over, it never ends, with nothing but
 SYNC and repeated CANCELs to help. L1 to L3 stand for scopes with no clocks, where nothing takes as long as any timer:
 there nothing may need one. Where a scope says neither, any armed timer may fire at any moment; with clocks it fires
-when it is due, and ticks count as steps. *Source* names a mutant of the list that this began with (M1 to M18), a rule of PROTOCOL.md, and races.
+when it is due, and ticks count as steps. *Source* names a mutant of the list that this began with (M1 to M18), a rule
+of PROTOCOL.md, and races.
 """
 
 SURVIVORS = """\

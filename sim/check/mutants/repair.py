@@ -12,19 +12,12 @@ from pdflow.protocol.effects import NOTHING, Effects, Handshake
 from pdflow.protocol.events import PairMissing, PrefillEnded, PrefillWanted
 from pdflow.protocol.ids import rank_address
 from pdflow.protocol.messages import Code, Fail, Message, Register, Sync, SyncItem, SyncReply
-from pdflow.protocol.producer import (
-    OPEN,
-    ProducerCell,
-    ProducerContext,
-    RegistrationRefused,
-    Stepped,
-    end_registration,
-    refused,
-)
+from pdflow.protocol.producer import OPEN, ProducerCell, ProducerContext, RegistrationRefused, Stepped
 from pdflow.protocol.producer_cells import ProducerCells
 from pdflow.protocol.producer_frames import ProducerFrames
 from pdflow.protocol.producer_rules import RULES
 from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.producer_writes import end_registration, refused
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Address, Instant, Xid
 from sim.check.mutants.mutant import Mutant, Row, Swap

@@ -1,0 +1,287 @@
+"""P's rules: match, pin, WRITE, and every way to end.
+
+When a registration ends without its data having been sent, the product falls back to LEASED and a retry may register
+for it: the lease alone decides how long.
+
+Rules are pure: `step(cell, event, now, ctx)`. A rule that is missing is a named no-op. Sources: PROTOCOL 3.2 (vLLM
+0.32.0), 7.2 (C3, C4), 7.4 (strict); race numbers are those of PROTOCOL 5.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdflow.protocol.effects import NOTHING, Effect, Effects, Fence, Flush, PostWrite, Send
+from pdflow.protocol.events import PrefillEnded, Source, SourceReady, WriteEnded
+from pdflow.protocol.ids import Op, rank_address
+from pdflow.protocol.messages import (
+    CancelAck,
+    Code,
+    Completion,
+    Disposition,
+    Done,
+    Fail,
+    Progress,
+    Register,
+    RegisterAck,
+    SyncItem,
+)
+from pdflow.protocol.producer import (
+    IN_FLIGHT,
+    JOINING,
+    OPEN,
+    READY,
+    SETTLING,
+    CancelReceived,
+    Connected,
+    JoinEnded,
+    PeerQuiet,
+    ProducerCell,
+    ProducerContext,
+    RegistrationRefused,
+    RegistrationRetired,
+    ShardTaken,
+    Stepped,
+    progress_of,
+)
+from pdflow.protocol.values import NEVER, Address, Instant
+
+
+def peer(cell: ProducerCell, d_rank: int) -> Address:
+    assert cell.reg is not None
+    return rank_address(cell.reg.engine, d_rank)
+
+
+def acknowledge(cell: ProducerCell, d_rank: int, ctx: ProducerContext) -> Effects:
+    if not ctx.dialect.control_frames or cell.reg is None:
+        return NOTHING
+    ack = RegisterAck(cell.reg, ctx.rank, progress_of(cell), cell.targets)
+    return (Send(rank_address(cell.reg.engine, d_rank), ack),)
+
+
+def end_registration(
+    cell: ProducerCell, code: Code, flushed: bool, now: Instant, ctx: ProducerContext, tell: bool = True
+) -> Stepped:
+    """The registration ends without its data: tell its ranks, answer who asked, and give the product back.
+
+    The one exit of every failure, so that no path can forget a waiting CANCEL (R18).
+    """
+    assert cell.reg is not None
+    verdict = SyncItem(cell.reg, Progress.UNKNOWN, code, flushed)
+    effects: Effects = NOTHING
+    if ctx.dialect.control_frames and tell:
+        written = bool(cell.flying) or cell.phase in (IN_FLIGHT, SETTLING)
+        how = Disposition.DRAINED if written else Disposition.NOT_STARTED
+        answers: list[Effect] = [Send(to, CancelAck(cell.reg, ctx.rank, how, flushed)) for to in cell.askers]
+        if code is not Code.CANCELLED:
+            answers += [
+                Send(to, Fail(cell.reg, ctx.rank, code, flushed))
+                for grant in cell.grants
+                if (to := peer(cell, grant.d_rank)) not in cell.askers
+            ]
+        effects = tuple(answers)
+    if cell.source is None:
+        return cell.becoming_gone(code, verdict), effects
+    if cell.expired or (cell.lease_until <= now and ctx.dialect.lease_rechecked):
+        return cell.becoming_gone(Code.EXPIRED, verdict), effects
+    unclaimed = cell.becoming_unregistered(verdict)
+    if cell.unwanted:
+        unclaimed = unclaimed.with_lease(min(cell.lease_until, now + ctx.timers.release_lease_ns))
+    return unclaimed, effects
+
+
+def granted_range(grant: Register, source: Source, ctx: ProducerContext) -> tuple[int, int] | Code:
+    """(token_start, num_tokens) that this grant asks for, or why it cannot be served.
+
+    vLLM's PUSH_REG names only D's blocks, which stand for the prompt's tail: the position is computed from the token
+    count, so that the pairing itself is always by position (R52).
+    """
+    blocks = len(grant.target.blocks)
+    size = grant.shards.block_size
+    ours = ctx.shards.block_size
+    if size != ours and not (ctx.dialect.unequal_blocks and (size % ours == 0 or ours % size == 0)):
+        return Code.LAYOUT
+    if not ctx.dialect.checks_content:
+        have = -(-source.num_tokens // size)
+        if not 0 < blocks <= have:
+            return Code.LAYOUT
+        start = (have - blocks) * size
+        return start, source.num_tokens - start
+    if grant.weights != source.weights:
+        return Code.WEIGHTS
+    if grant.token_start + grant.num_tokens != source.num_tokens or grant.digest != source.digest:
+        return Code.CONTENT
+    if grant.token_start % size or blocks * size < grant.num_tokens or grant.num_tokens <= 0:
+        return Code.LAYOUT
+    return grant.token_start, grant.num_tokens
+
+
+def proceed(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
+    """Source and registration have met: check what they say of each other, then write as soon as may be."""
+    source = cell.source
+    assert source is not None
+    for grant in cell.grants:
+        asked = granted_range(grant, source, ctx)
+        if isinstance(asked, Code):
+            return end_registration(cell, asked, True, now, ctx)
+    if len(cell.grants) < len(cell.targets) and now < cell.join_until:
+        return cell, NOTHING
+    return write_or_wait(cell, now, ctx)
+
+
+def write_or_wait(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
+    """Matched, and nobody is waited for any more: write under a valid lease, as soon as the peers are connected."""
+    if cell.lease_until <= now and ctx.dialect.lease_rechecked:
+        return end_registration(cell, Code.EXPIRED, True, now, ctx)
+    return post(cell, now, ctx) if ctx.connected else (cell.becoming_ready(), NOTHING)
+
+
+def post(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
+    """The lease is valid, the peers are connected: from here on only the WRITEs' end can free the source (S2)."""
+    source, reg = cell.source, cell.reg
+    assert source is not None
+    assert reg is not None
+    assert cell.lease_until > now or not ctx.dialect.lease_rechecked, "a WRITE may only be posted under a valid lease"
+    writes: list[Effect] = []
+    flying = 0
+    for grant in cell.grants:
+        asked = granted_range(grant, source, ctx)
+        assert not isinstance(asked, Code)
+        nbytes = ctx.geometry.nbytes(ctx.rank, grant.d_rank, ctx.shards, grant.shards, asked[1])
+        notice: Done | Completion
+        if ctx.dialect.control_frames:
+            notice = Done(reg, ctx.rank, grant.target.generation, nbytes, source.weights)
+        else:
+            notice = Completion(reg.request_id, ctx.shards.tp)
+            if grant.num_tokens != asked[1]:
+                grant = msgspec.structs.replace(grant, token_start=asked[0], num_tokens=asked[1])
+        op = Op(reg, ctx.rank, grant.d_rank)
+        writes.append(PostWrite(op, peer(cell, grant.d_rank), source.allocation, grant, nbytes, notice))
+        flying |= 1 << grant.d_rank
+    return cell.becoming_in_flight(flying), tuple(writes)
+
+
+# Rules. `source_meets_open` and `registered` are the match, in both orders.
+
+
+def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerContext) -> Stepped:
+    """A registration, or one more rank's, or the same again."""
+    for known in cell.grants:
+        if known.d_rank == event.d_rank:
+            return cell, acknowledge(cell, event.d_rank, ctx)
+    if cell.phase is IN_FLIGHT or cell.phase is SETTLING:
+        # The join is over: those ranks are written that had registered, and no other (C4).
+        return cell, NOTHING
+    targets = ctx.geometry.targets(ctx.rank, ctx.shards, event.shards)
+    if event.d_rank not in targets:
+        return cell, NOTHING
+    phase = OPEN if cell.source is None else JOINING
+    join = now if cell.phase is READY else cell.join_until
+    if phase is JOINING and join == NEVER and not ctx.dialect.waits_for_all_ranks:
+        join = now + ctx.timers.join_ns
+    until = now + ctx.timers.registration_ttl_ns if ctx.dialect.registrations_end else NEVER
+    met = cell.becoming_granted(phase, event, targets, until, join)
+    if not ctx.dialect.writes_registered_only:
+        met = met.granted_by_all()
+    if phase is OPEN:
+        return met, acknowledge(met, event.d_rank, ctx)
+    after, effects = proceed(met, now, ctx)
+    return after, effects + acknowledge(after, event.d_rank, ctx)
+
+
+def source_meets_open(cell: ProducerCell, event: SourceReady, now: Instant, ctx: ProducerContext) -> Stepped:
+    join = NEVER if ctx.dialect.waits_for_all_ranks else now + ctx.timers.join_ns
+    met = cell.becoming_sourced(event.source, event.request_id, now + ctx.timers.lease_ns, join)
+    return proceed(met, now, ctx)
+
+
+def prefill_ended(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    return end_registration(cell, event.code, True, now, ctx)
+
+
+def connected(cell: ProducerCell, _: Connected, now: Instant, ctx: ProducerContext) -> Stepped:
+    """The deferred WRITE: its lease is judged again here, or it would read blocks that are somebody else's (R02)."""
+    return write_or_wait(cell, now, ctx)
+
+
+def refused(cell: ProducerCell, event: RegistrationRefused, now: Instant, ctx: ProducerContext) -> Stepped:
+    return end_registration(cell, event.code, True, now, ctx)
+
+
+def cancelled(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> Stepped:
+    """Nothing has been posted: the write never happens."""
+    return end_registration(cell.with_asker(event.asker), Code.CANCELLED, True, now, ctx)
+
+
+def cancelled_in_flight(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> Stepped:
+    """A NIC cannot be called back: remember who asked, one slot per asking rank (R18)."""
+    return (cell, NOTHING) if event.asker in cell.askers else (cell.with_asker(event.asker), NOTHING)
+
+
+def retired(cell: ProducerCell, _: RegistrationRetired, now: Instant, ctx: ProducerContext) -> Stepped:
+    return end_registration(cell, Code.PEER_RESTARTED, True, now, ctx, tell=False)
+
+
+def join_ended(cell: ProducerCell, _: JoinEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    """C4: write to the ranks that registered, and to no other."""
+    return write_or_wait(cell, now, ctx)
+
+
+def write_ended(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    """One handle is final. Judge only when all are: a sibling may still be writing (R16)."""
+    bit = 1 << event.op.d_rank
+    if not cell.flying & bit:
+        return cell, NOTHING
+    flying = cell.flying ^ bit
+    failed = cell.failed or not event.ok
+    if flying:
+        return cell.with_write_ended(flying, failed), NOTHING
+    if not failed and ctx.done_is_remote:
+        return sent(cell, ctx)
+    if failed and not ctx.dialect.fences_errors:
+        return end_registration(cell, Code.IO, False, now, ctx)
+    # An error on a handle proves nothing (R17, R19): fence every rank that we wrote. A local DONE needs a flush.
+    unsettled = 0
+    for grant in cell.grants:
+        unsettled |= 1 << grant.d_rank
+    settle: type[Fence] | type[Flush] = Fence if failed else Flush
+    return (
+        cell.becoming_settling(unsettled, failed),
+        tuple(settle(peer(cell, grant.d_rank)) for grant in cell.grants),
+    )
+
+
+def cut_off(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
+    """A peer was fenced while siblings still fly. A WRITE to it that had ended only locally may never have landed."""
+    wrote = any(grant.d_rank == event.d_rank for grant in cell.grants)
+    if ctx.done_is_remote or not wrote or cell.flying & 1 << event.d_rank:
+        return cell, NOTHING
+    return cell.with_write_ended(cell.flying, True), NOTHING
+
+
+def peer_quiet(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
+    unsettled = cell.flying & ~(1 << event.d_rank)
+    if not event.ok:
+        # The flush failed: only a fence settles this rank now.
+        return cell.becoming_settling(cell.flying, True), (Fence(peer(cell, event.d_rank)),)
+    if unsettled:
+        return cell.becoming_settling(unsettled, cell.failed or event.fenced), NOTHING
+    if not cell.failed and not event.fenced:
+        return sent(cell, ctx)
+    return end_registration(cell, Code.IO, True, now, ctx)
+
+
+def sent(cell: ProducerCell, ctx: ProducerContext) -> Stepped:
+    """Every byte has landed and every notification is behind its bytes."""
+    assert cell.reg is not None
+    answers: Effects = NOTHING
+    if cell.askers:
+        answers = tuple(Send(to, CancelAck(cell.reg, ctx.rank, Disposition.SENT, True)) for to in cell.askers)
+    return cell.becoming_gone(Code.NONE, SyncItem(cell.reg, Progress.SENT, Code.NONE, True)), answers
+
+
+def shard_taken(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:
+    takers = cell.takers | 1 << event.d_rank if ctx.dialect.counts_senders else cell.takers << 1 | 1
+    if takers.bit_count() >= event.readers:
+        return cell.becoming_gone(Code.NONE), NOTHING
+    return (cell, NOTHING) if takers == cell.takers else (cell.with_taker(takers), NOTHING)
