@@ -11,7 +11,7 @@ from rich.text import Text
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.convert import did_you_mean
 from pdflow.scenario.cost_file import CostFile
-from pdflow.scenario.costs import Shelf, cost_tables
+from pdflow.scenario.costs import Shelf, cost_tables, step_cost
 from pdflow.scenario.presets import Kind, Preset, presets
 from pdflow.scenario.resolution import resolution_of
 from pdflow.scenario.schema import Network, Scenario
@@ -39,6 +39,8 @@ def scenario_view(scenario: Scenario) -> RenderableType:
         head.add_row("link", f"{link.name}: {_rate(link.bandwidth_bytes_per_s)}, {_time(link.latency_s)}")
     for path in scenario.network.paths:
         head.add_row("path", f"{path.from_pool} to {path.to_pool} via {', '.join(path.via)}")
+    for times, pools in _step_times(scenario).items():
+        head.add_row("cost", f"{', '.join(pools)}: {times}")
     if scenario.faults:
         head.add_row("faults", faults_summary(scenario))
         if scenario.fault_table.heal_s is not None:
@@ -46,6 +48,16 @@ def scenario_view(scenario: Scenario) -> RenderableType:
                 "healed", f"at {scenario.fault_table.heal_s:g} s; then all ends within {resolution_of(scenario)}"
             )
     return Group(head, Text(), _pool_table(scenario))
+
+
+def _step_times(scenario: Scenario) -> dict[str, list[str]]:
+    """Whose times they are and how wrong they may be, with the pools that have them."""
+    found: dict[str, list[str]] = {}
+    for pool in scenario.pools:
+        cost = step_cost(scenario.model, pool, scenario.base_dir)
+        bar = ", ".join(f"{metric.upper()} {error}".removeprefix("ALL ") for metric, error in cost.rel_error.items())
+        found.setdefault(f"{cost.provenance}; {bar}", []).append(pool.name)
+    return found
 
 
 def _pool_table(scenario: Scenario) -> Table:

@@ -104,6 +104,10 @@ router    round-robin, concurrent dispatch
 network   ideal: unlimited, 0 s
 link      uplink: 671 MB/s, 0 s
 path      prefill to decode via uplink
+cost      prefill: constant: 0.1 s per prefill step, 0.0 s per decode step; not
+          a model of a GPU
+cost      decode: constant: 0.0 s per prefill step, 0.0 s per decode step; not a
+          model of a GPU
 
                                          weights    KV tokens    KV bytes
 pool     role     engines  GPUs each     per GPU   per engine  per engine
