@@ -11,7 +11,7 @@ Left out: classes; prefixes, where fewer than RETURNING requests return to an ea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ GROUPS = 10
 FEWEST = 100
 """Requests of which percentiles say something."""
 RETURNING = 20
+STRONG = 0.3
+"""Cramér's V from which a dependence is worth ten numbers instead of one."""
 
 
 class UnfitError(PdflowError):
@@ -116,7 +118,7 @@ def fit_conversations(requests: list[Request], parents: list[int | None]) -> dic
     kept, edited, added, answers = _continuations(requests, parents)
     return {
         "common_blocks": common_blocks(requests),
-        "returns_after_first": _last(product_limit([after_s(i) for i in first])[1]),
+        "returns_after_first": _by_prompt(first, [requests[i].input_tokens for i in first], child.keys(), after_s),
         "returns_after_later": _last(product_limit([after_s(i) for i in later])[1]),
         "edited": round(len(kept) / len(later), 4),
         "after_s": [round(float(t), 1) for t in np.interp(LEVELS, [0, *shape], [times[0], *times])],
@@ -125,6 +127,23 @@ def fit_conversations(requests: list[Request], parents: list[int | None]) -> dic
         "added_tokens": quantiles(added or [0]),
         "output_tokens": grouped(np.array(answers), np.array(added or [0] * len(answers)), 4),
     }
+
+
+def _by_prompt(
+    first: list[int], prompts: list[int], returned: Container[int], after_s: Callable[[int], tuple[float, bool]]
+) -> float | list[float]:
+    """How likely first requests are followed by another: one number, or one for each group of prompts where that
+    depends strongly on their length, as it does where only long documents are asked about again."""
+    groups = [[first[k] for k in part] for part in np.array_split(np.argsort(prompts, kind="stable"), GROUPS)]
+    seen = np.array([[sum(i in returned for i in group), len(group)] for group in groups if group], dtype=float)
+    returning, sizes = seen[:, 0], seen[:, 1]
+    share = returning.sum() / sizes.sum()
+    if not 0.0 < share < 1.0:
+        return _last(product_limit([after_s(i) for i in first])[1])
+    chi_squared = float((((returning - sizes * share) ** 2) / (sizes * share * (1 - share))).sum())
+    if chi_squared < STRONG**2 * len(first):
+        return _last(product_limit([after_s(i) for i in first])[1])
+    return [_last(product_limit([after_s(i) for i in group])[1]) for group in groups]
 
 
 def _last(reached: list[float]) -> float:

@@ -10,6 +10,8 @@ benchmarks/fit_workload.py; no row of a trace is kept. What is modelled:
   and new text in front of the model again, and so share whole prefix blocks with it. A few come back edited and share
   only the beginning. Every prompt starts with the same `common_blocks`.
 
+Where the length of a conversation's first prompt decides strongly whether it returns, that is kept by group, too.
+
 What is not: more than one reply to the same turn (1 % in the trace), and lengths that drift with the time of day. A run
 starts with no conversation open, as a trace does that is cut out of the middle.
 """
@@ -42,10 +44,11 @@ class Conversations:
 
     common_blocks: int
     """Leading prefix blocks that all prompts share."""
-    returns_after_first: float
-    """Probability that a conversation's first request is followed by another one."""
+    returns_after_first: tuple[float, ...]
+    """Probability that a conversation's first request is followed by another one, by group of its prompt's quantile;
+    one group, if it does not depend on that."""
     returns_after_later: float
-    """The same for its later requests."""
+    """The same for its later requests, whatever their length."""
     after_s: Quantiles
     """Time from one request of a conversation to the next."""
     edited: float
@@ -103,7 +106,7 @@ class Model:
         the arrivals are the process's own, and a conversation returns at the first arrival after its pause."""
         prompt, answers = self.lengths.input_tokens.at, self.lengths.output_tokens
         of_input, of_output = rng.stream("input").uniform, rng.stream("output").uniform
-        of_return = rng.stream("returns").uniform
+        of_return, first_returns = rng.stream("returns").uniform, talk.returns_after_first
         common, fresh_id = tuple(range(talk.common_blocks)), talk.common_blocks
         pausing: list[tuple[int, int, Request]] = []  # (until, order, last request)
         for index, at in enumerate(arrivals):
@@ -115,7 +118,7 @@ class Model:
                 u = of_input()
                 shared, tokens = common, int(prompt(u))
                 output = int(_group(answers, u).at(of_output()))
-                returns = talk.returns_after_first
+                returns = first_returns[int(u * len(first_returns))]
             blocks = -(-tokens // PREFIX_BLOCK_TOKENS)
             kept = min(len(shared), blocks)
             prefix = (*shared[:kept], *range(fresh_id, fresh_id + blocks - kept))

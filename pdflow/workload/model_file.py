@@ -48,7 +48,7 @@ class _Lengths(msgspec.Struct):
 
 class _Conversations(msgspec.Struct):
     common_blocks: Annotated[int, msgspec.Meta(ge=0, le=10**6)]
-    returns_after_first: _Share
+    returns_after_first: _Share | Annotated[list[_Share], msgspec.Meta(min_length=1)]
     returns_after_later: _Share
     edited: _Share
     after_s: _Row
@@ -88,6 +88,9 @@ def _model(name: str, file: _File) -> Model:
             raise ValueError(f"quantiles begin at {min(values):g}, expected at least {least:g}")
         return Quantiles(levels, values)
 
+    def by_group(value: float | list[float]) -> tuple[float, ...]:
+        return tuple(value) if isinstance(value, list) else (value,)
+
     def rates(values: Sequence[float]) -> Quantiles:
         found = quantiles(values)
         if found.mean <= 0.0:
@@ -111,7 +114,7 @@ def _model(name: str, file: _File) -> Model:
         if talk is None
         else Conversations(
             common_blocks=talk.common_blocks,
-            returns_after_first=talk.returns_after_first,
+            returns_after_first=by_group(talk.returns_after_first),
             returns_after_later=talk.returns_after_later,
             after_s=quantiles(talk.after_s),
             edited=talk.edited,

@@ -16,6 +16,7 @@ from pdflow.workload.readers import load_model, read_trace
 from pdflow.workload.statistics import statistics
 
 TRACES = Path(__file__).resolve().parents[2] / "../shared/data/traces"
+SHARING = {"prefix blocks hit, unlimited cache", "requests that hit more than one block", "blocks hit by those, mean"}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -164,20 +165,26 @@ def modelled(source: Path, out: Path) -> dict[str, float]:
     [
         ("vidur_splitwise_code_first2000.csv", "vidur"),
         ("azure2023_conv_first2000.csv", "azure"),
+        ("mooncake_synthetic_first2000.jsonl", "mooncake"),
         ("llmservingsim_sharegpt300_lengths.csv", "llmservingsim"),
     ],
 )
 def test_a_model_of_any_trace_is_like_it(name: str, form: TraceFormat, tmp_path: Path) -> None:
-    """Traces that no bundled model was made from. Bounds: rates within 15 %, medians within 10 %, means within 12 %."""
+    """Traces that no bundled model was made from. Bounds: rates within 15 %, medians within 10 %, means and p90 within
+    12 %, rank correlation within 0.1, prefix hits within 20 %."""
     path = published(name)
     ours = modelled(path, tmp_path / "m.toml")
     theirs = statistics(list(read_trace(Trace(path=path.name, format=form), TRACES))).figures
     assert ours["rate_rps"] == pytest.approx(theirs["rate_rps"], rel=0.15)
     for tokens in ("input tokens", "output tokens"):
-        assert ours[f"{tokens}, p50"] == pytest.approx(theirs[f"{tokens}, p50"], rel=0.10)
+        if (tokens, form) != ("input tokens", "mooncake"):  # half of these are short, half long: none is in the middle
+            assert ours[f"{tokens}, p50"] == pytest.approx(theirs[f"{tokens}, p50"], rel=0.10)
+        assert ours[f"{tokens}, p90"] == pytest.approx(theirs[f"{tokens}, p90"], rel=0.12)
         assert ours[f"{tokens}, mean"] == pytest.approx(theirs[f"{tokens}, mean"], rel=0.12)
     rank = "rank correlation of input and output"
     assert ours[rank] == pytest.approx(theirs[rank], abs=0.1)
+    for figure in theirs.keys() & SHARING:
+        assert ours[figure] == pytest.approx(theirs[figure], rel=0.2), figure
 
 
 def test_a_scenario_draws_from_a_model_of_ones_own(steady: Path, tmp_path: Path) -> None:
