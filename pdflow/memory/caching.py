@@ -26,13 +26,15 @@ Prefix = tuple[int, ...]
 
 
 class PrefixBlock:
-    """KV blocks that hold what a name stands for."""
+    """KV blocks that hold what a name stands for: `span` of a prompt's own ones, from the position `at` on."""
 
-    __slots__ = ("blocks", "holders", "name")
+    __slots__ = ("at", "holders", "name", "source")
 
-    def __init__(self, name: int, blocks: tuple[int, ...]) -> None:
+    def __init__(self, name: int, source: tuple[int, ...], at: int) -> None:
         self.name: Final = name
-        self.blocks: Final = blocks
+        # Not a slice of it: copying a tuple touches every number in it, and costs more than all else here.
+        self.source: Final = source
+        self.at: Final = at
         self.holders = 1
 
 
@@ -116,15 +118,17 @@ class CachingPool(PagedPool):
     def remember(self, allocation: Allocation, count: int) -> None:
         """Of this prompt, which came in by `share`, the first `count` prefix blocks are computed."""
         holding = self._holdings[allocation.generation]
-        chain, span = holding.chain, self.span
-        while len(chain) < count and not holding.closed:
-            name = holding.prefix[len(chain)]
-            if name in self._known:
+        if holding.closed:
+            return
+        known, chain, source = self._known, holding.chain, allocation.blocks
+        at = (len(chain) - holding.found) * self.span
+        for name in holding.prefix[len(chain) : count]:
+            if name in known:
                 holding.closed = True
                 return
-            at = (len(chain) - holding.found) * span
-            block = self._known[name] = PrefixBlock(name, allocation.blocks[at : at + span])
+            block = known[name] = PrefixBlock(name, source, at)
             chain.append(block)
+            at += self.span
 
     def table(self, allocation: Allocation) -> tuple[int, ...]:
         """All blocks of a prompt in order, the shared ones first. O(blocks)."""
@@ -133,7 +137,7 @@ class CachingPool(PagedPool):
             return allocation.blocks
         blocks: list[int] = []
         for block in holding.chain[: holding.found]:
-            blocks += block.blocks
+            blocks += block.source[block.at : block.at + self.span]
         return (*blocks, *allocation.blocks)
 
     # What the other pool does, too.
@@ -161,12 +165,14 @@ class CachingPool(PagedPool):
         if blocks:
             self.free += len(blocks)
             self._free_runs.append(blocks)
+        idle, rested = self._idle, 0
         for block in reversed(holding.chain):
             block.holders -= 1
             if not block.holders:
-                self._idle[block.name] = block
-                self.idle += self.span
-                self.free += self.span
+                idle[block.name] = block
+                rested += self.span
+        self.idle += rested
+        self.free += rested
 
     def quarantine(self, allocation: Allocation) -> None:
         """As of the other pool. What it found stays held, too. Raises PoolError if some of it has been remembered."""
@@ -190,8 +196,19 @@ class CachingPool(PagedPool):
 
     def _forget(self, count: int) -> None:
         """Forget as much as `count` blocks ask for, beyond those that hold nothing."""
-        while self.free - self.idle < count:
-            _, block = self._idle.popitem(last=False)
-            del self._known[block.name]
-            self.idle -= self.span
-            self._free_runs.append(block.blocks)
+        idle, known, span = self._idle, self._known, self.span
+        source: tuple[int, ...] = ()
+        start = end = 0
+        spans = -(-(count - self.free + self.idle) // span)
+        for _ in range(spans):
+            name, block = idle.popitem(last=False)
+            del known[name]
+            # Of one prompt the end goes first: what goes together is given back as one run.
+            if block.source is not source or block.at + span != start:
+                if end:
+                    self._free_runs.append(source[start:end])
+                source, end = block.source, block.at + span
+            start = block.at
+        if end:
+            self._free_runs.append(source[start:end])
+            self.idle -= spans * span

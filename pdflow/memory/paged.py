@@ -186,18 +186,18 @@ class PagedPool:
     def _take_over_runs(self, count: int) -> tuple[int, ...]:
         """The next `count` blocks, if they use up the first run."""
         runs = self._free_runs
-        blocks: tuple[int, ...] = ()
+        blocks: list[int] = []
         if runs:
-            blocks = tuple(runs.popleft()[self._cursor :])
+            blocks += runs.popleft()[self._cursor :]
             count -= len(blocks)
         while count and len(runs[0]) <= count:
             run = runs.popleft()
-            blocks += tuple(run)
+            blocks += run
             count -= len(run)
         if count:
-            blocks += tuple(runs[0][:count])
+            blocks += runs[0][:count]
         self._cursor = count
-        return blocks
+        return tuple(blocks)
 
     def _demand_same(self, mine: Allocation, given: Allocation) -> None:
         if mine is not given and mine.blocks != given.blocks:
