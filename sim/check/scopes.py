@@ -179,11 +179,11 @@ SCOPES = (
     ),
     # Larger ones.
     Named(
-        "push, with clocks for six ticks",
-        Scope(horizon=6, abort=0),
-        ENDS | resolved("PEER_DEAD"),
-        659434,
-        1836319,
+        "push, with clocks for ever",
+        Scope(horizon=ENDLESS, abort=0),
+        EVERY_END | resolved("DEADLINE", "EXPIRED", "PEER_DEAD", "STALLED"),
+        412666,
+        1277204,
         nightly=True,
     ),
     Named(
