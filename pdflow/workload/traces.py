@@ -34,7 +34,9 @@ def parse(lines: Iterable[str], place: str, trace: Trace, timed: bool = True) ->
 
 
 def has_times(trace: Trace, first_line: str) -> bool:
-    """Whether a trace that begins like this says when its requests arrive."""
+    """Whether a trace that begins like this says when its requests arrive. Whoever names a column for it says so."""
+    if trace.columns.arrival:
+        return True
     if trace.format in CSV_FORMATS:
         return bool(set(columns_of(trace).arrival.values()) & set(header_cells(first_line)))
     return trace.format not in OF_TEXTS

@@ -284,6 +284,11 @@ TRACE = 'trace = { path = "t.csv", format = "csv", columns = { arrival_s = "t", 
             ],
         ),
         (
+            TRACE.replace('"t"', '"when"') + " } }",
+            "",
+            ["the header lacks when, expected when,i,o; without times, an arrival process must say when requests come"],
+        ),
+        (
             "trace = { path = 't.csv', format = 'vidur' }",
             "",
             ['workload.trace.path: "t.csv" does not say when requests arrive, expected an arrival process beside it'],
