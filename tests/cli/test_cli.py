@@ -47,7 +47,8 @@ def test_simulate_hands_on_what_it_was_told(runs: list[dict[str, Any]], tmp_path
     scenario = asked.pop("scenario")
     assert (scenario.seed, scenario.workload.requests) == (5, 9)
     assert (asked["out"], asked["exact"], asked["events"]) == (out, True, False)
-    assert set(asked) == {"out", "exact", "events", "check_invariants", "save_detailed", "quiet", "command"}
+    flags = {"exact", "events", "check_invariants", "save_detailed", "timeline", "quiet"}
+    assert set(asked) == flags | {"out", "command"}
 
 
 def test_bad_input_goes_to_stderr_with_exit_2_and_nothing_is_written(runs: list[Any], tmp_path: Path) -> None:
