@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from pdflow.results import spread
 from pdflow.results.records import STAGES, IntColumn, Records, stage_durations_ns
@@ -70,15 +71,10 @@ def measure(
     class_slos: Mapping[str, Slo] | None = None,
 ) -> Metrics:
     """Every figure of a run: its records, its engines' step logs, from instant 0 to its last request's end."""
-    outcome = np.array([_OUTCOME_CODES[word] for word in records.outcome], dtype=np.int8)
+    outcome = _outcome_codes(records)
     done = outcome == _OUTCOME_CODES["completed"]
-    arrival, first, last = (
-        np.array(column, dtype=np.int64)[done]
-        for column in (records.arrival_ns, records.first_token_ns, records.last_token_ns)
-    )
-    assert ((arrival <= first) & (first <= last)).all(), "a completed request without its tokens' times"
-    output = np.array(records.output_tokens, dtype=np.int64)[done]
-    served = Served(arrival=arrival, first=first, last=last, output=output)
+    served = completed(records)
+    arrival, first, last = served.arrival, served.first, served.last
     over = outcome != _OUTCOME_CODES[None]
     classes = Classes.of(records.classes, len(records)) if records.classes else None
     bounds = [] if classes is None else classes.bounds(slo, class_slos or {})
@@ -90,7 +86,7 @@ def measure(
         attempts=sum(records.attempts),
         duration_ns=duration_ns,
         input_tokens=int(np.array(records.input_tokens, dtype=np.int64)[done].sum()),
-        output_tokens=int(output.sum()),
+        output_tokens=int(served.output.sum()),
         ttft=spread.of_ints(first - arrival),
         tpot=spread.of_floats(served.tpot_ns),
         itl=spread.of_steps(steps),
@@ -110,8 +106,23 @@ def measure(
     )
 
 
+def completed(records: Records) -> Served:
+    """The requests that count in latencies, in the order of the workload."""
+    done = _outcome_codes(records) == _OUTCOME_CODES["completed"]
+    arrival, first, last, output = (
+        np.array(column, dtype=np.int64)[done]
+        for column in (records.arrival_ns, records.first_token_ns, records.last_token_ns, records.output_tokens)
+    )
+    assert ((arrival <= first) & (first <= last)).all(), "a completed request without its tokens' times"
+    return Served(arrival=arrival, first=first, last=last, output=output)
+
+
 _WORDS = ("completed", "failed", "cancelled", UNFINISHED)
 _OUTCOME_CODES: dict[str | None, int] = {"completed": 0, "failed": 1, "cancelled": 2, None: 3}
+
+
+def _outcome_codes(records: Records) -> npt.NDArray[np.int8]:
+    return np.array([_OUTCOME_CODES[word] for word in records.outcome], dtype=np.int8)
 
 
 def _reasons(records: Records) -> dict[str, dict[str, int]]:

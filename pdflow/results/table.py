@@ -18,6 +18,9 @@ from pdflow.results.bench_json import About
 from pdflow.results.metrics import Metrics
 from pdflow.results.totals import NS_PER_S, Totals
 
+LATENCY_COLUMNS = ("mean", "p50", "p90", "p99")
+CLASS_COLUMNS = ("requests", "goodput/s", "SLO met", "TTFT p50", "p99", "TPOT p50", "p99")
+
 _WIDEST = 96
 _LABEL = 13
 _BAR_CELLS = (" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█")
@@ -71,11 +74,8 @@ class Report:
             line.append(f" {signs.dot} interrupted, partial", style="not dim bold yellow")
         return line
 
-    def _latencies(self) -> Table:
-        table = Table(box=None, padding=(0, 0), pad_edge=False, header_style="dim")
-        table.add_column("ms", width=_LABEL, style="bold")
-        for name in ("mean", "p50", "p90", "p99"):
-            table.add_column(name, justify="right", width=11)
+    def latency_rows(self) -> list[tuple[str, ...]]:
+        """Of TTFT, TPOT, ITL and E2E: the name, then mean, p50, p90 and p99 in ms."""
         spreads = (
             ("TTFT", self.metrics.ttft),
             ("TPOT", self.metrics.tpot),
@@ -85,21 +85,38 @@ class Report:
         rows = [(name, (row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms)) for name, row in spreads]
         largest = max(max(figures) for _, figures in rows)
         digits = 3 if largest < 10 else 2 if largest < 100_000 else 1 if largest < 10_000_000 else 0
-        for name, figures in rows:
-            table.add_row(name, *(f"{figure:,.{digits}f}" for figure in figures))
-        return table
+        return [(name, *(f"{figure:,.{digits}f}" for figure in figures)) for name, figures in rows]
 
-    def _classes(self) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        table.add_column("class", style="bold", overflow="fold")
-        for name in ("requests", "goodput/s", "SLO met", "TTFT p50", "p99", "TPOT p50", "p99"):
-            table.add_column(name, justify="right")
+    def class_rows(self) -> Iterator[tuple[str, ...]]:
+        """Of each class: its name, then what CLASS_COLUMNS say."""
         for name, row in self.metrics.classes.items():
             slo = (
                 ("", "") if row.slo is None else (words.number(row.slo.goodput_rps), words.percent(row.slo.attainment))
             )
             times = (row.ttft.p50_ms, row.ttft.p99_ms, row.tpot.p50_ms, row.tpot.p99_ms)
-            table.add_row(Text(name or "(none)"), words.count(row.requests), *slo, *map(words.number, times))
+            yield name or "(none)", words.count(row.requests), *slo, *map(words.number, times)
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """The figures below the latencies: a name, and a line."""
+        for name, value in _fact_rows(self.about, self.metrics, self.totals, _Signs(False, "·", "·")):
+            yield name, str(value)
+
+    def _latencies(self) -> Table:
+        table = Table(box=None, padding=(0, 0), pad_edge=False, header_style="dim")
+        table.add_column("ms", width=_LABEL, style="bold")
+        for name in LATENCY_COLUMNS:
+            table.add_column(name, justify="right", width=11)
+        for row in self.latency_rows():
+            table.add_row(*row)
+        return table
+
+    def _classes(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        table.add_column("class", style="bold", overflow="fold")
+        for name in CLASS_COLUMNS:
+            table.add_column(name, justify="right")
+        for name, *figures in self.class_rows():
+            table.add_row(Text(name), *figures)
         return table
 
     def _facts(self, console: Console, options: ConsoleOptions, signs: _Signs) -> Iterator[Text]:

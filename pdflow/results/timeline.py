@@ -55,6 +55,15 @@ class Level(NamedTuple):
     ends: IntColumn
     weight: IntColumn
 
+    def curve(self) -> tuple[IntColumn, IntColumn]:
+        """The instants at which it changes, and what it is from each of them on."""
+        times = np.concatenate((self.starts, self.ends))
+        instants, which = np.unique(times, return_inverse=True)
+        steps = np.zeros(len(instants), dtype=np.int64)
+        np.add.at(steps, which, np.concatenate((self.weight, -self.weight)))
+        changed = steps != 0
+        return instants[changed], np.cumsum(steps)[changed]
+
 
 def timeline(records: Records) -> Iterator[TraceEvent]:
     """The trace's events, process by process. A request without a last token is shown as far as it came."""
@@ -203,14 +212,9 @@ def _slices(pid: int, spans: Iterable[Span], kind: str, arrows: frozenset[int]) 
 def _counters(pid: int, levels: Iterable[Level]) -> Iterator[TraceEvent]:
     """Each level's steps: one event for each instant at which it changes."""
     for level in levels:
-        times = np.concatenate((level.starts, level.ends))
-        changes = np.concatenate((level.weight, -level.weight))
-        instants, which = np.unique(times, return_inverse=True)
-        steps = np.zeros(len(instants), dtype=np.int64)
-        np.add.at(steps, which, changes)
-        for at, value, step in zip(instants.tolist(), np.cumsum(steps).tolist(), steps.tolist(), strict=True):
-            if step:
-                yield {"ph": "C", "pid": pid, "tid": COUNTERS, "name": level.name, "ts": _us(at), "args": {"": value}}
+        instants, values = level.curve()
+        for at, value in zip(instants.tolist(), values.tolist(), strict=True):
+            yield {"ph": "C", "pid": pid, "tid": COUNTERS, "name": level.name, "ts": _us(at), "args": {"": value}}
 
 
 def _us(ns: int) -> float:
