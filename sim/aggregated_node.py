@@ -70,7 +70,9 @@ class AggregatedNode(EngineNode):
         seq, world = outcome.seq, self.world
         leg = self.by_seq.pop(id(seq))
         del self.by_request[leg.request_id]
-        self.measure_pool(-(-(seq.prompt_tokens + seq.output_tokens - 1) // self.engine.limits.block_size))
+        # What it found is another's, who may hold it still.
+        own_tokens = seq.prompt_tokens + seq.output_tokens - 1 - seq.cached_tokens
+        self.measure_pool(-(-own_tokens // self.engine.limits.block_size))
         ends = world.records.ends
         ends[P_QUEUE][leg.request] = seq.start_ns
         # Its prefill yields the first token: between the two nothing is handed over, admitted or moved.

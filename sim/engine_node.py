@@ -175,7 +175,7 @@ class EngineNode(Node):
     def measure_pool(self, just_freed: int = 0) -> None:
         """At every admission, or at every end, when the pool is at its fullest."""
         pool = self.engine.pool
-        used = pool.num_blocks - pool.free + just_freed
+        used = min(pool.num_blocks, pool.num_blocks - pool.free + just_freed)
         if used > self.peak_blocks:
             self.peak_blocks = used
 

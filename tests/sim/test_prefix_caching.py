@@ -176,20 +176,37 @@ def test_results_speak_of_it_where_it_did_anything(lay: Callable[..., Scenario],
         assert "prefix hits" not in printed
 
 
+def test_a_crash_forgets_all_but_the_counts(play: Play, trace: Traced) -> None:
+    rows = [row(at, 1100, 2, 7, 8, at) for at in (0, 1000, 2000, 3000)]
+    fault = "[{ kind = 'crash', engine = 'w-0', at_s = 1.5, restart_after_s = 0.1 }]"
+    world = play({**trace(rows), "fault": fault}, file=ALONE)
+    assert set(world.records.outcome) == {"completed"}
+    assert world.prefills[0].prefix_cache() == (4400, 2048)
+
+
+@pytest.mark.parametrize(("block_size", "here"), [(16, 1536), (48, 1536), (96, 1536), (256, 1536), (1024, 1024)])
+def test_names_are_taken_together_where_blocks_are_of_another_size(
+    play: Play, trace: Traced, block_size: int, here: int
+) -> None:
+    rows = [row(at, 1600, 2, 7, 8, 9, at) for at in (0, 1000)]
+    world = play({**trace(rows), "pool.w.block_size": block_size}, file=ALONE)
+    assert world.prefills[0].prefix_cache() == (3200, here)
+
+
 @st.composite
-def prompts(draw: st.DrawFn, least_ms: int) -> list[Row]:
+def prompts(draw: st.DrawFn) -> list[Row]:
     """Prompts that part from a few common beginnings, one here, another there."""
     rows = []
     at = 0
     for index in range(draw(st.integers(1, 20))):
-        at += draw(st.sampled_from([0, 0, least_ms, 5, 40]))
+        at += draw(st.sampled_from([0, 0, 1, 5, 40]))
         tokens = draw(st.one_of(st.integers(1, 2600), st.sampled_from([512, 513, 1024, 1536, 1537])))
         branch, fork = draw(st.integers(0, 2)), draw(st.integers(0, 4))
         names = (place if place < fork else 1000 * branch + 100 * fork + place for place in range(-(-tokens // NAMED)))
         full = list(names)
         if tokens % NAMED:
             full[-1] = 1_000_000 + index
-        rows.append(row(at, tokens, draw(st.integers(1, 40)), *full))
+        rows.append(row(at, tokens, draw(st.sampled_from([1, 2, 30, 60])), *full))
     return rows
 
 
@@ -197,14 +214,14 @@ def prompts(draw: st.DrawFn, least_ms: int) -> list[Row]:
 def alike(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, Any]]]) -> tuple[dict[str, Any], list[Row]]:
     drawn = draw(others())
     overrides = drawn.get("overrides", drawn)
-    rows = draw(prompts(1))
+    rows = draw(prompts())
     del overrides["workload.arrival"], overrides["workload.output_tokens"]
     overrides["workload.requests"] = len(rows)
     if "hangups" in drawn:
         drawn["hangups"] = [(at, request % len(rows)) for at, request in drawn["hangups"]]
     for name in ("p", "w", "d"):
         overrides |= {
-            f"pool.{name}.kv_tokens": draw(st.sampled_from([3072, 4096, 8192])),
+            f"pool.{name}.kv_tokens": draw(st.sampled_from([2688, 2880, 8192])),
             f"pool.{name}.max_num_batched_tokens": draw(st.sampled_from([300, 1024, 8192])),
             f"pool.{name}.cost": draw(costs("decode" if name != "p" else "prefill")),
         }
@@ -224,9 +241,30 @@ def test_exact_and_fast_are_the_same(
     both_modes_agree({**trace(rows), **overrides}, partial(play, file=MIXED), lines)
 
 
+@pytest.mark.nightly
+@settings(max_examples=4_000, deadline=None, suppress_health_check=RELAXED)
+@given(drawn=alike(scenarios))
+def test_exact_and_fast_are_the_same_at_night(
+    drawn: tuple[dict[str, Any], list[Row]], play: Play, lines: Callable[[Any], bytes], trace: Traced
+) -> None:
+    overrides, rows = drawn
+    both_modes_agree({**trace(rows), **overrides}, partial(play, file=MIXED), lines)
+
+
 @settings(max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
 @given(drawn=alike(disturbances))
 def test_everything_ends(
+    drawn: tuple[dict[str, Any], list[Row]], play: Play, lines: Callable[[Any], bytes], trace: Traced
+) -> None:
+    disturbed, rows = drawn
+    disturbed = {**disturbed, "overrides": {**trace(rows), **disturbed["overrides"]}}
+    everything_ends(disturbed, partial(play, file=MIXED), lines)
+
+
+@pytest.mark.nightly
+@settings(max_examples=4_000, deadline=None, suppress_health_check=RELAXED)
+@given(drawn=alike(disturbances))
+def test_everything_ends_at_night(
     drawn: tuple[dict[str, Any], list[Row]], play: Play, lines: Callable[[Any], bytes], trace: Traced
 ) -> None:
     disturbed, rows = drawn
