@@ -1,8 +1,9 @@
 """Breadth first through every state of a scope: nothing is missed, and the first story that breaks something is the
 shortest.
 
-Of a state that has been seen only 64 bits are kept, and six bytes of how it was reached; whole are only those whose
-moves have still to be tried. Two states of one name would be taken for one: `odds` says how likely that is at most.
+Of a state that has been seen only its hash of 64 bits is kept, and six bytes of how it was reached; whole are only
+those whose moves have still to be tried. Two states of one name would be taken for one: `odds` says how likely that is
+at most.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import gc
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from struct import Struct
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import attrs
 
@@ -61,8 +61,6 @@ Tick = Callable[[Coverage], bool]
 TICK_STATES = 20_000
 CALM_STATES = 1_000_000
 """How many states that can end are remembered as such, before that begins anew."""
-Packed: TypeAlias = bytes
-"""A state whose moves have still to be tried."""
 
 
 def explore(
@@ -108,11 +106,8 @@ class Search:
         scope = world.scope
         endless = scope.horizon == ENDLESS and scope.dialect.control_frames
         self.counting = Counting(world) if endless else None
-        layout = Struct(f"{len(self.start)}i")
-        self.pack, self.unpack = layout.pack, layout.unpack
-        first = self.pack(*self.start)
         self.seen = {self._name(self.start)}
-        self.level = [first]
+        self.level = [self.start]
         self.found = Coverage()
         # By a state's number, in the order in which they were found: the number of the one before it, and which of
         # that one's moves led to it.
@@ -132,7 +127,7 @@ class Search:
         with uncollected():
             while self.level:
                 found.frontier = len(self.level)
-                following: list[Packed] = []
+                following: list[State] = []
                 for at in range(0, len(self.level), TICK_STATES):
                     found.states = len(self.seen)
                     found.growth_bytes = _growth_bytes(self.seen)
@@ -151,19 +146,19 @@ class Search:
         found.complete = True
         return found
 
-    def _expand(self, chunk: list[Packed], first: int, following: list[Packed]) -> None:
+    def _expand(self, chunk: list[State], first: int, following: list[State]) -> None:
         """All that may happen in these states, which are numbered from here on."""
-        moves, do, seen, pack = self.world.moves, self.world.do, self.seen, self.pack
+        moves, do, seen = self.world.moves, self.world.do, self.seen
         exact, alone = self.counting is None, not self.others
         transitions, number = 0, first
         move: Move | None = None
         try:
-            for number, state in enumerate(map(self.unpack, chunk), first):
+            for number, state in enumerate(chunk, first):
                 for which, move in enumerate(moves(state)):
                     draft = list(state)
                     do[move[0]](draft, *move[1:])
                     transitions += 1
-                    after = pack(*draft)
+                    after = tuple(draft)
                     name = hash(after) if exact else self._name(draft)
                     if name in seen or not (alone or self._is_new(draft)):
                         continue
@@ -178,7 +173,7 @@ class Search:
             self.found.transitions += transitions
 
     def _name(self, state: Sequence[int]) -> int:
-        return hash(self.pack(*(state if self.counting is None else self.counting.canonical(state))))
+        return hash(tuple(state if self.counting is None else self.counting.canonical(state)))
 
     def _is_new(self, draft: Draft) -> bool:
         """Whether it was not seen under any other names either."""
@@ -190,16 +185,16 @@ class Search:
         used = (self.symmetry if self.others else None, self.counting)
         return tuple(str(reduction) for reduction in used if reduction is not None)
 
-    def _ask(self, chunk: list[Packed], first: int) -> None:
+    def _ask(self, chunk: list[State], first: int) -> None:
         """Whether everything can end from each of these."""
         if len(self.calm) > CALM_STATES:
             self.calm.clear()
         try:
-            live(self.world, map(self.unpack, chunk), self.calm)
+            live(self.world, chunk, self.calm)
         except Broken as broken:
             if broken.state is None:
                 raise
-            self.lifeless = broken, first + chunk.index(self.pack(*broken.state))
+            self.lifeless = broken, first + chunk.index(broken.state)
 
     def _give_up(self) -> None:
         """Nothing breaks safety in what was seen."""

@@ -83,7 +83,7 @@ def test_it_leaves_out_what_says_nothing_new() -> None:
 
 @pytest.mark.nightly
 def test_what_breaks_breaks_in_as_many_steps() -> None:
-    mutant = MUTANTS["silence-unnoticed"]
+    mutant = MUTANTS["silence-frees"]
     with mutant.applied():
         assert ended(mutant.scope, True)[1] == ended(mutant.scope, False)[1] != ""
 
