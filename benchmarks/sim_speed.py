@@ -29,6 +29,7 @@ CASES: dict[str, list[str]] = {
     ],
     "10,000, vllm-compat push": ["workload.requests=10000", "transfer.dialect=vllm-compat"],
     "10,000, strict pull": ["workload.requests=10000", "transfer.method=nixl-pull"],
+    "100,000, prompts alike": ["workload={ like = 'mooncake-conversation', requests = 100000 }"],
 }
 
 CHILD = """
