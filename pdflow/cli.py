@@ -64,6 +64,7 @@ def cli() -> None:
 @click.option("--check-invariants", is_flag=True, help="Check the safety invariants on every event; exit 1 if broken.")
 @click.option("--save-detailed", is_flag=True, help="Put each request's lengths and times into results.json too.")
 @click.option("--timeline", is_flag=True, help="Write DIR/timeline.json.gz, which ui.perfetto.dev opens.")
+@click.option("--html", is_flag=True, help="Write DIR/report.html: figures, curves and the scenario on one page.")
 @click.option("--quiet", is_flag=True, help="No progress bar and no tables.")
 @click.pass_context
 def simulate(
@@ -72,7 +73,7 @@ def simulate(
     """Simulate a SCENARIO file: its cluster and its workload."""
     from pdflow.scenario.load import load
 
-    for flag in ("events", "save_detailed", "timeline"):
+    for flag in ("events", "save_detailed", "timeline", "html"):
         if flags[flag] and out is None:
             raise click.UsageError(f"--{flag.replace('_', '-')} writes into --out DIR, which is missing")
     ctx.exit(_simulate(load(scenario, overrides=overrides, seed=seed), out=out, **flags))

@@ -24,10 +24,19 @@ from pdflow.protocol.errors import InvariantViolated
 from pdflow.protocol.invariants import Oracle
 from pdflow.results.bench_json import About, CostStatement, content_sha256
 from pdflow.results.events import EventsHeader, EventsWriter, writing_events
+from pdflow.results.page.page import page
 from pdflow.results.result import Result
 from pdflow.results.timeline import timeline
 from pdflow.results.totals import NS_PER_S, EngineTotals, LinkTotals
-from pdflow.results.write import EVENTS_NAME, TIMELINE_NAME, OutputError, make_folder, write_timeline
+from pdflow.results.write import (
+    EVENTS_NAME,
+    PAGE_NAME,
+    TIMELINE_NAME,
+    OutputError,
+    make_folder,
+    write_page,
+    write_timeline,
+)
 from pdflow.scenario.costs import kind_of, step_cost
 from pdflow.scenario.resolution import resolution_of
 from pdflow.scenario.schema import (
@@ -56,6 +65,7 @@ class Options:
     check_invariants: bool = False
     save_detailed: bool = False
     timeline: bool = False
+    html: bool = False
     quiet: bool = False
     drain: bool = False
     """Run on after the last answer until nothing is left to happen: no lease, no timer. For checks, not for figures."""
@@ -79,6 +89,7 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
     options = Options(out=None if out is None else Path(out), **flags)
     if options.out is not None:
         make_folder(options.out)
+    text = _text_of(scenario) if options.html else ""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with contextlib.ExitStack() as stack:
         observers: list[Observer] = []
@@ -98,6 +109,8 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
         result.save(options.out, detailed=options.save_detailed)
         if options.timeline:
             write_timeline(options.out / TIMELINE_NAME, timeline(result.records))
+        if options.html:
+            write_page(options.out / PAGE_NAME, page(result, text))
     if not options.quiet:
         _print_report(result)
         speed = len(world.records) / spent if spent else 0.0
@@ -105,6 +118,14 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
         if options.out is not None:
             console.print(f"written to {options.out}", style="dim")
     return Run(result, world, EXIT_INTERRUPTED if interrupted else EXIT_DONE)
+
+
+def _text_of(scenario: Scenario) -> str:
+    """Its file, for a page that shows it; nothing if there is none, or no more."""
+    try:
+        return Path(scenario.path).read_text(encoding="utf-8-sig", errors="replace")
+    except (OSError, ValueError):
+        return ""
 
 
 def _print_report(result: Result) -> None:

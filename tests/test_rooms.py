@@ -25,7 +25,7 @@ def _words(text: str) -> frozenset[str]:
 PURE: Final = _words(
     """
     __future__ abc array ast attrs bisect cattrs collections contextlib difflib enum fractions functools hashlib
-    heapq itertools json math msgspec numpy operator pathlib pdflow re rich statistics string struct tomllib types
+    heapq html itertools json math msgspec numpy operator pathlib pdflow re rich statistics string struct tomllib types
     typing
     """
 )

@@ -23,6 +23,7 @@ RESULTS_NAME = "results.json"
 REQUESTS_NAME = "requests.jsonl"
 EVENTS_NAME = "events.jsonl"
 TIMELINE_NAME = "timeline.json.gz"
+PAGE_NAME = "report.html"
 
 _FLUSH_BYTES = 1 << 18
 _ITEMS_AT_ONCE = 256
@@ -132,6 +133,12 @@ def write_timeline(path: Path, events: Iterable[Mapping[str, Any]]) -> None:
         packed.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         packed.writelines((b",\n" if position else b"") + encode(event) for position, event in enumerate(events))
         packed.write(b"\n]}\n")
+
+
+def write_page(path: Path, text: str) -> None:
+    """report.html."""
+    with replacing(path) as file, guarding(path):
+        file.write(text.encode())
 
 
 def read_requests(path: Path) -> Iterable[dict[str, Any]]:

@@ -47,7 +47,7 @@ def test_simulate_hands_on_what_it_was_told(runs: list[dict[str, Any]], tmp_path
     scenario = asked.pop("scenario")
     assert (scenario.seed, scenario.workload.requests) == (5, 9)
     assert (asked["out"], asked["exact"], asked["events"]) == (out, True, False)
-    flags = {"exact", "events", "check_invariants", "save_detailed", "timeline", "quiet"}
+    flags = {"exact", "events", "check_invariants", "save_detailed", "timeline", "html", "quiet"}
     assert set(asked) == flags | {"out", "command"}
 
 
@@ -63,7 +63,7 @@ def test_bad_input_goes_to_stderr_with_exit_2_and_nothing_is_written(runs: list[
     assert not out.exists()
 
 
-@pytest.mark.parametrize("flag", ["--events", "--save-detailed"])
+@pytest.mark.parametrize("flag", ["--events", "--save-detailed", "--html"])
 def test_files_need_a_folder(runs: list[Any], flag: str) -> None:
     result = pdflow_command("simulate", MD1, flag)
     assert result.exit_code == 2

@@ -1,0 +1,53 @@
+"""HTML as text that cannot be forgotten to escape: whatever is not `Html` already is escaped where it is put in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Final
+
+_UNSPEAKABLE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+"""What may not stand in a page, or cannot be encoded: a scenario's name and a command line may hold it."""
+
+
+class Html(str):
+    """Markup."""
+
+    __slots__ = ()
+
+
+def joined(parts: Iterable[str]) -> Html:
+    """Texts and markup after one another."""
+    return Html("".join(part if isinstance(part, Html) else _escaped(part) for part in parts))
+
+
+def tag(name: str, *inside: str, **attributes: str | float) -> Html:
+    """An element; `class_` is its class, and `stroke_width` its stroke-width."""
+    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{_said(value)}"' for key, value in attributes.items())
+    return Html(f"<{name}{said}>{joined(inside)}</{name}>")
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> Html:
+    """A table that scrolls where it does not fit. The first `words` columns are text, the others figures."""
+    kinds = ["word" if place < words else "figure" for place in range(len(heads))]
+    head = joined(tag("th", text, class_=kind, scope="col") for text, kind in zip(heads, kinds, strict=True))
+    body = joined(
+        tag("tr", *(tag("td", text, class_=kind) for text, kind in zip(row, kinds, strict=True))) for row in rows
+    )
+    return tag("div", tag("table", tag("thead", tag("tr", head)), tag("tbody", body)), class_="scroll")
+
+
+def bar(begin: float, end: float) -> Html:
+    """From one share of a cell's width to another, for the eye: the figure stands beside it."""
+    left, width = 100 * max(0.0, begin), 100 * (min(1.0, end) - max(0.0, begin))
+    inner = tag("i", style=f"margin-left:{left:.2f}%;width:{width:.2f}%") if width > 0 else Html()
+    return tag("span", inner, class_="bar", aria_hidden="true")
+
+
+def _escaped(text: str) -> str:
+    return escape(_UNSPEAKABLE.sub("\ufffd", text))
+
+
+def _said(value: str | float) -> str:
+    return _escaped(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")

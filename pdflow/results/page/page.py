@@ -1,0 +1,174 @@
+"""The page of one run: what to make of it first, then the figures, the curves, and what was run.
+
+It says what the printed report and results.json say, and takes every figure from where they do. No script, nothing
+from elsewhere, no time and no name of a host: equal runs give equal bytes. However long the run was and however many
+engines it had, the page stays small: curves have a bounded number of points, tables of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from pdflow.results import words
+from pdflow.results.page.markup import Html, bar, joined, table, tag
+from pdflow.results.page.style import STYLE
+from pdflow.results.result import Result
+from pdflow.results.table import CLASS_COLUMNS, LATENCY_COLUMNS
+from pdflow.results.totals import EngineTotals, LinkTotals
+
+ROWS_SHOWN: Final = 64
+"""Of engines, of links and of classes."""
+SCENARIO_SHOWN: Final = 200_000
+"""Characters."""
+
+_ELSEWHERE: Final = frozenset({"link use", "GPU busy", "step times"})
+"""Facts that have tables of their own here."""
+
+
+def page(result: Result, scenario_text: str = "") -> str:
+    """The whole file. `scenario_text` is the TOML that was run, as its author wrote it."""
+    about = result.about
+    head = joined(
+        (
+            Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
+            # A browser then refuses whatever a mistake here would let in.
+            Html('<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '),
+            Html("style-src 'unsafe-inline'\">"),
+            tag("title", f"{about.scenario_name or 'run'} · pdflow"),
+            tag("style", Html(STYLE)),
+        )
+    )
+    body = joined(part for section in _sections(result, scenario_text) for part in (section, Html("\n")))
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'
+
+
+def _sections(result: Result, scenario_text: str) -> Iterator[Html]:
+    yield _title(result)
+    yield _verdict(result)
+    yield from _figures(result)
+    yield from _stages(result)
+    yield from _use(result)
+    yield from _costs(result)
+    yield from _origin(result, scenario_text)
+
+
+def _title(result: Result) -> Html:
+    about, metrics = result.about, result.metrics
+    ran = f"{words.count(metrics.requests)} requests in {words.duration(metrics.duration_ns)}, {about.world}"
+    parts = [f"seed {about.seed}", ran, *([about.model_id] if about.model_id else [])]
+    return joined((tag("h1", about.scenario_name or "run"), tag("p", " · ".join(parts), class_="dim")))
+
+
+def _verdict(result: Result) -> Html:
+    """What was asked for and what came of it; then where the first token's time went, which is what to change."""
+    metrics = result.metrics
+    lines = []
+    if result.about.interrupted:
+        lines.append(tag("p", tag("b", "Interrupted: what follows is of a part of the run.")))
+    if metrics.slo is None:
+        rate = f"{words.number(metrics.per_second(metrics.completed))} requests/s"
+        lines.append(tag("p", tag("b", rate), "; the scenario has no SLO."))
+    else:
+        met = f"The SLO was met by {words.percent(metrics.slo.attainment)} of requests"
+        goodput = f": a goodput of {words.number(metrics.slo.goodput_rps)} requests/s."
+        lines.append(tag("p", tag("b", met), goodput))
+    if not metrics.ttft.mean_ms:
+        lines.append(tag("p", "No request got a first token, or none waited for it."))
+    else:
+        stage, spread = max(metrics.stages.items(), key=lambda item: item[1].mean_ms)
+        share = words.percent(spread.mean_ms / metrics.ttft.mean_ms)
+        lines.append(
+            tag(
+                "p",
+                "Most of the time to first token went into ",
+                tag("b", stage),
+                f": {words.number(spread.mean_ms)} of {words.number(metrics.ttft.mean_ms)} ms on average, {share}.",
+            )
+        )
+    lost = [f"{words.count(number)} {word}" for word, number in metrics.outcomes.items() if number]
+    if metrics.completed < metrics.requests:
+        lines.append(tag("p", f"Of {words.count(metrics.requests)} requests: {', '.join(lost)}."))
+    return tag("div", *lines, class_="verdict")
+
+
+def _figures(result: Result) -> Iterator[Html]:
+    report = result.table()
+    yield tag("h2", "Latencies and rates")
+    yield table(["ms", *LATENCY_COLUMNS], report.latency_rows())
+    classes = list(report.class_rows())
+    if classes:
+        yield table(["class", *CLASS_COLUMNS], classes[:ROWS_SHOWN])
+        yield from _more(classes)
+    rows = [(name, value) for name, value in report.facts() if name not in _ELSEWHERE]
+    yield tag("dl", *(part for name, value in rows for part in (tag("dt", name), tag("dd", value))))
+
+
+def _stages(result: Result) -> Iterator[Html]:
+    whole = result.metrics.ttft.mean_ms
+    if not whole:
+        return
+    digits = words.decimals_for(whole)
+    rows, begin = [], 0.0
+    for stage, spread in result.metrics.stages.items():
+        end = begin + spread.mean_ms
+        figures = (f"{value:,.{digits}f}" for value in (spread.mean_ms, spread.p50_ms, spread.p99_ms))
+        rows.append((stage, bar(begin / whole, end / whole), *figures, words.percent(spread.mean_ms / whole)))
+        begin = end
+    yield tag("h2", "Where the time to first token went")
+    yield table(["stage", "mean of completed requests", "mean ms", "p50", "p99", "share"], rows, words=2)
+
+
+def _use(result: Result) -> Iterator[Html]:
+    totals = result.totals
+    if totals.engines:
+        rows = [_engine_row(engine, totals.duration_ns) for engine in totals.engines]
+        heads = ["engine", "share of the run in a step", "busy", "GPUs", "KV blocks in use at most", "of"]
+        yield tag("h2", "Engines")
+        yield table(heads, rows[:ROWS_SHOWN], words=2)
+        yield from _more(rows)
+    links = totals.busiest_links(len(totals.links))
+    if links:
+        yield tag("h2", "Links")
+        rows = [_link_row(link, totals.duration_ns) for link in links]
+        heads = ["link", "share of what it could carry", "used", "carried", "something on it"]
+        yield table(heads, rows[:ROWS_SHOWN], words=2)
+        yield from _more(rows)
+
+
+def _engine_row(engine: EngineTotals, duration_ns: int) -> tuple[str, ...]:
+    busy = engine.busy_share(duration_ns)
+    blocks = words.count(engine.kv_blocks) if engine.kv_blocks else "unlimited"
+    peak = words.count(engine.peak_kv_blocks)
+    return engine.name, bar(0, busy), words.percent(busy), words.count(engine.gpus), peak, blocks
+
+
+def _link_row(link: LinkTotals, duration_ns: int) -> tuple[str, ...]:
+    used = link.utilisation(duration_ns)
+    shown = words.percent(used) if link.capacity_bytes_per_s else "unlimited"
+    return link.name, bar(0, used), shown, words.size(link.bytes), words.percent(link.busy_share(duration_ns))
+
+
+def _more(rows: Sequence[object]) -> Iterator[Html]:
+    if len(rows) > ROWS_SHOWN:
+        yield tag("p", f"{words.count(len(rows) - ROWS_SHOWN)} more are in results.json.", class_="dim")
+
+
+def _costs(result: Result) -> Iterator[Html]:
+    if result.about.costs:
+        rows = [(cost.pool, cost.model, cost.provenance, cost.error_bar) for cost in result.about.costs]
+        yield tag("h2", "Step times, and how wrong they may be")
+        yield table(["pool", "model", "from", "error"], rows[:ROWS_SHOWN], words=4)
+        yield from _more(rows)
+
+
+def _origin(result: Result, scenario_text: str) -> Iterator[Html]:
+    about = result.about
+    yield tag("h2", "What was run")
+    if about.command_line:
+        yield tag("pre", tag("code", about.command_line))
+    yield tag("p", f"pdflow {about.version} · scenario {about.scenario_sha256[:12]}", class_="dim")
+    if scenario_text:
+        yield tag("pre", tag("code", scenario_text[:SCENARIO_SHOWN]))
+    if len(scenario_text) > SCENARIO_SHOWN:
+        yield tag("p", f"Cut after {words.count(SCENARIO_SHOWN)} characters.", class_="dim")

@@ -1,0 +1,165 @@
+"""The page: safe whatever things are called, the same bytes for the same run, small, and without any other file."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+from pdflow.cli import cli
+from pdflow.results.bench_json import About
+from pdflow.results.page.markup import Html, bar, tag
+from pdflow.results.page.page import ROWS_SHOWN, SCENARIO_SHOWN, page
+from pdflow.results.records import Records
+from pdflow.results.result import Result
+from pdflow.results.totals import EngineTotals, Totals
+
+HOSTILE = "</pre></style><script>alert(1)</script>\"'<img src=x onerror=alert(1)>&amp;"
+VOID = {"meta"}
+
+
+class Reader(HTMLParser):
+    """What a browser would see: elements, closed as they were opened, and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((name, dict(attributes)))
+        if name not in VOID:
+            self.open.append(name)
+
+    def handle_endtag(self, name: str) -> None:
+        assert self.open.pop() == name
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.words).split())
+
+
+def nothing(name: str = "nothing") -> Result:
+    about = About(scenario_name=name, scenario_sha256="0" * 64, seed=0, version="0", interrupted=True)
+    return Result.of(about, Records(), {}, Totals())
+
+
+def test_it_leads_with_the_verdict(result: Result) -> None:
+    text = Reader(page(result)).text
+    assert "The SLO was met by 25.0 % of requests: a goodput of 0.500 requests/s." in text
+    assert "went into prefill: 20.00 of 40.00 ms on average, 50.0 %." in text
+    assert "Of 5 requests: 2 completed, 1 failed, 1 cancelled, 1 unfinished." in text
+
+
+def test_it_says_what_the_printed_report_says(result: Result) -> None:
+    """Every figure of the report's tables stands on the page too, in its words."""
+    printed = str(result.table())
+    text = Reader(page(result)).text
+    figures = re.findall(r"\d[\d,]*\.\d+", printed)
+    assert len(figures) > 30
+    assert not [figure for figure in figures if figure not in text]
+
+
+def test_a_run_of_nothing_has_a_page() -> None:
+    text = Reader(page(nothing())).text
+    assert "Interrupted" in text
+    assert "No request got a first token" in text
+
+
+def test_nothing_that_a_scenario_says_becomes_markup(result: Result) -> None:
+    about = attrs.evolve(
+        result.about,
+        scenario_name=HOSTILE,
+        command_line=HOSTILE,
+        model_id=HOSTILE,
+        workload_note=HOSTILE,
+        costs=tuple(attrs.evolve(cost, pool=HOSTILE, error_bar=HOSTILE) for cost in result.about.costs),
+    )
+    for engine in result.totals.engines:
+        engine.name = HOSTILE
+    result.totals.links[0].name = HOSTILE
+    tame = Reader(page(result, "[scenario]"))
+    read = Reader(page(attrs.evolve(result, about=about), HOSTILE))
+    assert read.text.count(HOSTILE) >= 9
+    assert {name for name, _ in read.elements} == {name for name, _ in tame.elements}
+    assert not [name for name, _ in read.elements if name in ("script", "img")]
+
+
+@pytest.mark.parametrize("name", ["\x00\x1b[31m", "\ud800", "\x85"])
+def test_what_cannot_stand_in_a_page_is_replaced(name: str) -> None:
+    text = page(nothing(name), name)
+    assert text.encode().decode() == text
+    assert name[0] not in text
+    assert "\ufffd" in text
+
+
+def test_it_asks_for_nothing_else(result: Result) -> None:
+    text = page(result, "x = 'http://example.com'")
+    for name, attributes in Reader(text).elements:
+        assert name not in ("script", "link", "img", "iframe", "object", "base", "form", "a", "use")
+        assert not attributes.keys() & {"src", "href", "srcset", "action", "onload", "background"}
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "default-src 'none'" in text
+
+
+def test_however_much_there_is_to_show_it_stays_small() -> None:
+    engines = [EngineTotals(name=f"e{i}", role="prefill", busy_ps=i) for i in range(5_000)]
+    result = Result.of(nothing().about, Records(), {}, Totals(duration_ns=1, engines=engines))
+    text = page(result, "x" * 10 * SCENARIO_SHOWN)
+    assert f"{5_000 - ROWS_SHOWN:,} more are in results.json." in text
+    assert "Cut after 200,000 characters." in text
+    assert len(text) < SCENARIO_SHOWN + 50_000
+
+
+def test_text_is_escaped_and_markup_is_not() -> None:
+    assert tag("p", "a<b", Html("<i>"), class_='"') == '<p class="&quot;">a&lt;b<i></p>'
+
+
+def test_a_bar_stays_in_its_cell() -> None:
+    assert "margin-left:50.00%;width:50.00%" in bar(0.5, 1.0 + 1e-9)
+    assert "<i" not in bar(0.5, 0.5)
+
+
+SCENARIO = """
+[workload]
+requests = 40
+arrival = { process = "poisson", rate_rps = 20.0 }
+input_tokens = 300
+output_tokens = 20
+[model]
+preset = "llama-3.1-8b"
+[[pool]]
+name = "prefill"
+role = "prefill"
+replicas = 2
+gpu = "h100-sxm"
+[[pool]]
+name = "decode"
+role = "decode"
+replicas = 2
+gpu = "h100-sxm"
+"""
+
+
+def test_the_command_writes_the_same_bytes_twice(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(SCENARIO)
+    for out in ("a", "b"):
+        done = CliRunner().invoke(cli, ["simulate", str(path), "--html", "--quiet", "--out", str(tmp_path / out)])
+        assert done.exit_code == 0, done.output
+    first, second = ((tmp_path / out / "report.html").read_bytes() for out in ("a", "b"))
+    assert first == second
+    assert 'preset = "llama-3.1-8b"' in Reader(first.decode()).text
+    assert str(tmp_path) not in first.decode().partition("What was run")[0]
