@@ -87,6 +87,27 @@ def _simulate(scenario: Scenario, **options: Any) -> int:
 
 
 @cli.command()
+@click.argument("runs", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="The figures and differences as one JSON object.")
+def compare(runs: tuple[Path, ...], as_json: bool) -> None:
+    """Compare finished runs with the first of them.
+
+    Each DIR is one that `simulate --out` wrote. Shows figures side by side, stage by stage, and the differences with
+    95 % intervals.
+    """
+    from pdflow.results.compare import Comparisons
+    from pdflow.results.read import read_run
+
+    if len(runs) < 2:
+        raise click.UsageError("it takes two runs to compare")
+    found = Comparisons.of([read_run(run) for run in runs])
+    if as_json:
+        click.echo(json.dumps(found.as_dict(), indent=2))
+    else:
+        _print(found)
+
+
+@cli.command()
 @click.argument("what", default="all")
 @click.option("--dialect", type=click.Choice(["strict", "vllm-compat", "vllm-stock"]), help="Only this dialect.")
 @click.option("--only", metavar="WORDS", help="Only rows with these words in their names; of scopes, nightly ones too.")

@@ -59,6 +59,7 @@ EXCEPTIONS: Final = {
     "pdflow/scenario/presets.py": Permit("reads the presets that come with pdflow", "importlib", touches_files=True),
     "pdflow/workload/readers.py": Permit("reads traces and bundled models", "importlib", touches_files=True),
     "pdflow/results/write.py": Permit("writes and reads result files", "gzip os", touches_files=True),
+    "pdflow/results/read.py": Permit("reads result files", touches_files=True),
     "pdflow/results/events.py": Permit("writes and reads events.jsonl", touches_files=True),
     "sim/check/campaign.py": Permit("walks in processes, until the time is over", "concurrent multiprocessing time"),
     "sim/check/command.py": Permit(
@@ -94,7 +95,7 @@ ROOMS: Final = {
     "workload": "protocol scenario",
     "faults": "protocol",
     "scenario": "protocol cost layout workload faults",
-    "results": "protocol",
+    "results": "protocol workload",
     "cli": "scenario workload results sim",
 }
 """Which rooms each room of pdflow may know, besides `errors` and `version`. docs/architecture.md shows it."""

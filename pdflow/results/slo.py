@@ -93,18 +93,10 @@ def judge(
     of_class: Sequence[Slo | None] = (),
     codes: IntColumn | None = None,
 ) -> SloMetrics | None:
-    """In whole picoseconds (int64 holds 100 days of them): exact, with the bound itself still good.
-
-    With `codes`, request i is held against `of_class[codes[i]]`, else against `slo`. None if nothing is demanded.
-    """
-    bounds: dict[str, int | IntColumn] = {}
-    for name, unit in _UNITS.items():
-        each = [_whole(one, name, unit) for one in (of_class if codes is not None else [slo])]
-        if any(bound != NO_BOUND for bound in each):
-            bounds[name] = each[0] if codes is None else np.array(each, dtype=np.int64)[codes]
-    if not bounds:
+    """How far the bounds of `met_by` were met. None if nothing is demanded."""
+    met = met_by(slo, served, of_class, codes)
+    if not met:
         return None
-    met = {name: _measured(name, served) <= bound for name, bound in bounds.items()}
     good = int(np.count_nonzero(np.logical_and.reduce(list(met.values()))))
     return SloMetrics(
         good=good,
@@ -112,6 +104,25 @@ def judge(
         attainment=share(good, ended),
         by_metric={name: share(int(np.count_nonzero(those)), ended) for name, those in met.items()},
     )
+
+
+def met_by(
+    slo: Slo | None,
+    served: Served,
+    of_class: Sequence[Slo | None] = (),
+    codes: IntColumn | None = None,
+) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which requests meet each demand that is made of any of them.
+
+    With `codes`, request i is held against `of_class[codes[i]]`, else against `slo`. In whole picoseconds (int64 holds
+    100 days of them): exact, with the bound itself still good.
+    """
+    bounds: dict[str, int | IntColumn] = {}
+    for name, unit in _UNITS.items():
+        each = [_whole(one, name, unit) for one in (of_class if codes is not None else [slo])]
+        if any(bound != NO_BOUND for bound in each):
+            bounds[name] = each[0] if codes is None else np.array(each, dtype=np.int64)[codes]
+    return {name: _measured(name, served) <= bound for name, bound in bounds.items()}
 
 
 def _measured(name: str, served: Served) -> IntColumn:

@@ -1,0 +1,59 @@
+"""`pdflow compare`: runs that the command wrote, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pdflow.cli import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pdflow_command(*args: object) -> Result:
+    return CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="pdflow")
+
+
+def simulated(out: Path, *args: object) -> Path:
+    sets = ("--set", "workload.requests=60", "--out", out, "--quiet")
+    assert pdflow_command("simulate", ROOT / "examples/reference.toml", *sets, *args).exit_code == 0
+    return out
+
+
+@pytest.fixture
+def push_and_pull(tmp_path: Path) -> tuple[Path, Path]:
+    push = simulated(tmp_path / "push")
+    return push, simulated(tmp_path / "pull", "--set", "transfer.method=nixl-pull")
+
+
+def test_it_finds_in_which_stage_two_runs_differ(push_and_pull: tuple[Path, Path]) -> None:
+    push, pull = push_and_pull
+    result = pdflow_command("compare", push, pull / "results.json", "--json")
+    assert result.exit_code == 0, result.output
+    [against] = json.loads(result.stdout)["against_first"]
+    assert against["paired"]
+    # A pull adds a hop from the router to D; the prompts take as long.
+    assert against["differences"]["handoff_ms"]["low"] > 0
+    assert against["differences"]["prefill_ms"]["difference"] == 0
+    assert result.stdout == pdflow_command("compare", push, pull, "--json").stdout
+
+
+def test_the_table_names_both_and_shows_every_stage(push_and_pull: tuple[Path, Path]) -> None:
+    result = pdflow_command("compare", *push_and_pull)
+    assert result.exit_code == 0, result.output
+    for words in ("B against A", "same", "TTFT p99, ms", "xfer_wire, ms", "SLO met, %", "95 % interval"):
+        assert words in result.stdout
+
+
+def test_it_refuses_what_is_no_result(tmp_path: Path, push_and_pull: tuple[Path, Path]) -> None:
+    result = pdflow_command("compare", push_and_pull[0], tmp_path / "nowhere")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert "nowhere" in result.stderr
+
+
+def test_one_run_is_nothing_to_compare(push_and_pull: tuple[Path, Path]) -> None:
+    assert pdflow_command("compare", push_and_pull[0]).exit_code == 2

@@ -1,0 +1,177 @@
+"""Comparisons of runs whose figures are known, and files that no run wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from rich.console import Console
+
+from pdflow.results.bench_json import About
+from pdflow.results.compare import Comparisons
+from pdflow.results.read import UnreadableRunError, read_run
+from pdflow.results.records import FIRST_DECODE, PREFILL, Records
+from pdflow.results.result import Result
+from pdflow.results.totals import Totals
+
+MS = 1_000_000
+
+
+@attrs.frozen
+class Slo:
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+def saved(folder: Path, prefill_ms: Callable[[int], int], requests: int = 200, arrival_ms: int = 100) -> Path:
+    """A run whose TTFT is its prefill and 5 ms more, with five tokens 10 ms apart."""
+    records = Records()
+    for request in range(requests):
+        arrival = request * arrival_ms * MS
+        records.add(arrival, 100, 5)
+        records.ends[PREFILL][request] = arrival + prefill_ms(request) * MS
+        first = records.ends[PREFILL][request] + 5 * MS
+        records.ends[FIRST_DECODE][request] = records.first_token_ns[request] = first
+        records.last_token_ns[request] = first + 40 * MS
+        records.outcome[request] = "completed"
+    about = About(scenario_name="known", scenario_sha256="", seed=1, version="0", slo=Slo(ttft_ms=30))
+    Result.of(about, records, {}, Totals(duration_ns=requests * arrival_ms * MS)).save(folder)
+    return folder
+
+
+def uneven(request: int) -> int:
+    return 10 + request * 37 % 50
+
+
+def compared(*folders: Path) -> Any:
+    return Comparisons.of([read_run(folder) for folder in folders]).as_dict()
+
+
+def test_a_constant_difference_is_found_exactly_in_its_own_stage(tmp_path: Path) -> None:
+    found = compared(saved(tmp_path / "a", uneven), saved(tmp_path / "b", lambda request: uneven(request) + 7))
+    [against] = found["against_first"]
+    assert against["paired"]
+    for name in ("ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "e2e_p90_ms", "prefill_ms"):
+        it = against["differences"][name]
+        assert (it["difference"], it["low"], it["high"]) == pytest.approx((7, 7, 7), abs=1e-9), name
+    for name in ("tpot_mean_ms", "first_decode_ms", "xfer_wire_ms"):
+        it = against["differences"][name]
+        assert (it["difference"], it["low"], it["high"]) == pytest.approx((0, 0, 0), abs=1e-9), name
+    slo = against["differences"]["slo_attainment"]
+    assert slo["low"] <= slo["difference"] <= slo["high"] < 0
+
+
+def test_figures_are_those_of_the_run_itself(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "a", uneven)
+    figures = compared(folder, folder)["runs"][0]["figures"]
+    written = json.loads((folder / "results.json").read_text())
+    assert figures["ttft_p99_ms"] == written["p99_ttft_ms"]
+    assert figures["tpot_mean_ms"] == written["mean_tpot_ms"]
+    assert figures["prefill_ms"] == written["pdflow"]["stages"]["prefill"]["mean_ms"]
+    assert figures["slo_attainment"] == written["pdflow"]["slo"]["attainment"]
+    assert figures["goodput_rps"] == written["request_goodput"]
+
+
+def test_other_requests_are_not_paired_and_their_interval_is_wider(tmp_path: Path) -> None:
+    first = saved(tmp_path / "a", uneven)
+    paired = saved(tmp_path / "b", lambda request: uneven(request) + 7)
+    other = saved(tmp_path / "c", lambda request: uneven(request) + 7, arrival_ms=90)
+    same, different = compared(first, paired, other)["against_first"]
+    assert (same["paired"], different["paired"]) == (True, False)
+    it = different["differences"]["ttft_mean_ms"]
+    assert it["low"] < it["difference"] < it["high"]
+    assert it["difference"] == pytest.approx(7)
+
+
+def test_of_a_handful_of_requests_it_says_no_interval(tmp_path: Path) -> None:
+    few = saved(tmp_path / "a", uneven, requests=9)
+    [against] = compared(few, few)["against_first"]
+    assert against["differences"]["ttft_mean_ms"]["low"] is None
+
+
+def test_it_prints_within_80_columns(tmp_path: Path) -> None:
+    console = Console(width=200, record=True, color_system=None, file=open("/dev/null", "w"))  # noqa: SIM115
+    first = saved(tmp_path / "a", lambda request: 100_000 + uneven(request))
+    console.print(Comparisons.of([read_run(run) for run in (first, saved(tmp_path / "b", uneven))]))
+    lines = console.export_text().splitlines()
+    console.file.close()
+    assert max(map(len, lines)) <= 80
+    assert any("TTFT p99, ms" in line for line in lines)
+
+
+def no_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def no_requests(folder: Path) -> None:
+    (folder / "requests.jsonl").unlink()
+
+
+def empty_requests(folder: Path) -> None:
+    (folder / "requests.jsonl").write_text("")
+
+
+def another_tools_results(folder: Path) -> None:
+    (folder / "results.json").write_text('{"duration": 1.0, "request_throughput": 2.0}')
+
+
+def no_json(folder: Path) -> None:
+    (folder / "results.json").write_bytes(b"\xff\xfe{")
+
+
+def cut_off(folder: Path) -> None:
+    path = folder / "requests.jsonl"
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def changed(folder: Path, **values: Any) -> None:
+    path = folder / "requests.jsonl"
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(first), **values}), *rest]))
+
+
+def token_before_arrival(folder: Path) -> None:
+    changed(folder, arrival_ns=10**15)
+
+
+def completed_without_a_token(folder: Path) -> None:
+    changed(folder, first_token_ns=None)
+
+
+def beyond_any_number(folder: Path) -> None:
+    changed(folder, last_token_ns=10**30)
+
+
+def another_outcome(folder: Path) -> None:
+    changed(folder, outcome="eaten")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        no_folder,
+        no_requests,
+        empty_requests,
+        another_tools_results,
+        no_json,
+        cut_off,
+        token_before_arrival,
+        completed_without_a_token,
+        beyond_any_number,
+        another_outcome,
+    ],
+)
+def test_what_no_run_wrote_is_refused_in_one_sentence(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    folder = saved(tmp_path / "a", uneven, requests=20)
+    spoil(folder)
+    with pytest.raises(UnreadableRunError) as refused:
+        read_run(folder)
+    assert refused.value.exit_code == 2
+    assert "\n" not in str(refused.value)
+    assert str(folder) in str(refused.value)
