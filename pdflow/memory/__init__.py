@@ -1,1 +1,2 @@
-"""Allocators as plain data structures for every world: the paged block pool with generations and quarantine."""
+"""Allocators as plain data structures for every world: paged block pools with generations and quarantine, one of them
+with a memory for prefixes."""
