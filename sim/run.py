@@ -274,16 +274,19 @@ def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> Abou
         slo=scenario.slo,
         workload_note="" if scenario.workload.trace is None else trace_note(scenario.workload.trace),
         class_slos=scenario.slo.classes,
+        warmup_ns=seconds_to_ns(scenario.workload.warmup_s),
         costs=tuple(costs),
         interrupted=interrupted,
     )
 
 
 def _content(scenario: Scenario) -> dict[str, Any]:
-    """What makes it this scenario and no other: wherever it lies, and whatever it does not say of faults."""
+    """What makes it this scenario and no other: wherever it lies, whatever it leaves unsaid of faults and warm-up."""
     content = attrs.asdict(attrs.evolve(scenario, path=""))
     if not scenario.faults:
         del content["faults"], content["fault_table"]
+    if not scenario.workload.warmup_s:
+        del content["workload"]["warmup_s"]
     return content
 
 

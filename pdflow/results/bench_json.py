@@ -64,6 +64,7 @@ class About:
     source_date_epoch: int | None = None
     slo: Slo | None = None
     workload_note: str = ""
+    warmup_ns: int = 0
     class_slos: Mapping[str, Slo] = attrs.field(factory=dict)
     costs: tuple[CostStatement, ...] = ()
     interrupted: bool = False
@@ -176,6 +177,7 @@ def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
         "interrupted": about.interrupted,
         "scenario": {"name": about.scenario_name, "sha256": about.scenario_sha256},
         **({"workload_note": about.workload_note} if about.workload_note else {}),
+        **({"warmup": {"s": about.warmup_ns / NS_PER_S, "requests": metrics.warming}} if about.warmup_ns else {}),
         "seed": about.seed,
         "command_line": about.command_line,
         "outcomes": {**metrics.outcomes, "reasons": metrics.reasons, "attempts": metrics.attempts},

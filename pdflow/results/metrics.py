@@ -20,7 +20,7 @@ from pdflow.results.records import STAGES, IntColumn, Records, stage_durations_n
 from pdflow.results.slo import Classes, ClassMetrics, Served, Slo, SloMetrics, judge
 from pdflow.results.spread import Spread
 from pdflow.results.steps import Steps
-from pdflow.results.totals import NS_PER_S, share
+from pdflow.results.totals import NS_PER_S, PS_PER_NS, share
 
 PS_PER_S = 10**12
 UNFINISHED = "unfinished"
@@ -32,6 +32,8 @@ class Metrics:
     """The headline figures of one run."""
 
     requests: int
+    warming: int
+    """Requests that arrived during the warm-up: in no other figure."""
     outcomes: dict[str, int]
     """completed, failed, cancelled, unfinished: each present, 0 or more."""
     reasons: dict[str, dict[str, int]]
@@ -69,8 +71,17 @@ def measure(
     duration_ns: int,
     slo: Slo | None = None,
     class_slos: Mapping[str, Slo] | None = None,
+    warmup_ns: int = 0,
 ) -> Metrics:
-    """Every figure of a run: its records, its engines' step logs, from instant 0 to its last request's end."""
+    """Every figure of a run: its records, its engines' step logs, from the warm-up's end to its last request's.
+
+    Requests that arrive before the warm-up's end are in no figure, nor is the time until then. The step logs do not
+    know whose a token is, so ITL and the most tokens in a second are over the tokens that came since.
+    """
+    everything, records = records, records.arriving_from(warmup_ns)
+    if warmup_ns:
+        steps = [log.ending_from(warmup_ns * PS_PER_NS) for log in steps]
+        duration_ns = max(0, duration_ns - warmup_ns)
     outcome = _outcome_codes(records)
     done = outcome == _OUTCOME_CODES["completed"]
     served = completed(records)
@@ -81,6 +92,7 @@ def measure(
     durations = stage_durations_ns(records)[:, done]
     return Metrics(
         requests=len(records),
+        warming=len(everything) - len(records),
         outcomes={_WORDS[code]: int(np.count_nonzero(outcome == code)) for code in range(len(_WORDS))},
         reasons=_reasons(records),
         attempts=sum(records.attempts),

@@ -19,6 +19,7 @@ from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.results.metrics import completed
 from pdflow.results.records import NEVER, STAGES, Outcome, Records
 from pdflow.results.slo import Classes, Served, met_by
+from pdflow.results.totals import NS_PER_S
 from pdflow.results.write import REQUESTS_NAME, RESULTS_NAME
 
 _Instant = Annotated[int, Meta(ge=0, le=2**62)]
@@ -51,12 +52,17 @@ class _Scenario(msgspec.Struct):
     name: str
 
 
+class _Warmup(msgspec.Struct):
+    s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+
+
 class _Ours(msgspec.Struct):
     scenario: _Scenario
     seed: int
     interrupted: bool = False
     slo: _Bounds | None = None
     classes: dict[str, _Class] = {}
+    warmup: _Warmup = msgspec.field(default_factory=_Warmup)
 
 
 class _Results(msgspec.Struct):
@@ -103,7 +109,9 @@ def read_run(path: Path) -> SavedRun:
     folder = path.parent if path.name == RESULTS_NAME else path
     results = _results(folder)
     ours = results.pdflow
-    records = _records(folder / REQUESTS_NAME, path)
+    records = _records(folder / REQUESTS_NAME, path).arriving_from(round(ours.warmup.s * NS_PER_S))
+    if not len(records):
+        raise UnreadableRunError(path, "no request arrived after its warm-up")
     done = np.array([outcome == "completed" for outcome in records.outcome], dtype=np.bool_)
     served = completed(records)
     return SavedRun(

@@ -111,6 +111,20 @@ class Records:
             column.append(NEVER)
         return len(self.arrival_ns) - 1
 
+    def arriving_from(self, instant_ns: int) -> Records:
+        """Those that arrived then or later; all of them, and no copy, from instant 0 on."""
+        if instant_ns <= 0:
+            return self
+        chosen = [request for request, arrival in enumerate(self.arrival_ns) if arrival >= instant_ns]
+        found = Records()
+        for name in Records.__slots__:
+            if name != "ends" and name != "classes":
+                column = getattr(self, name)
+                setattr(found, name, [column[request] for request in chosen])
+        found.classes = [self.class_of(request) for request in chosen] if self.classes else []
+        found.ends = tuple([column[request] for request in chosen] for column in self.ends)
+        return found
+
     def classify(self, request: int, name: str) -> None:
         """Say which class a request is of."""
         self.classes.extend([""] * (request + 1 - len(self.classes)))

@@ -76,7 +76,9 @@ class Result:
     @classmethod
     def of(cls, about: About, records: Records, steps: Mapping[str, Steps], totals: Totals) -> Result:
         """Work the figures out."""
-        metrics = measure(records, list(steps.values()), totals.duration_ns, about.slo, about.class_slos)
+        metrics = measure(
+            records, list(steps.values()), totals.duration_ns, about.slo, about.class_slos, about.warmup_ns
+        )
         return cls(about, records, steps, totals, metrics)
 
     @property
@@ -122,8 +124,9 @@ class Result:
         """
         where = Path(directory)
         write_requests(where / REQUESTS_NAME, self.records)
-        itls = itls_s(self.records, self.steps) if detailed else None
-        content = bench_json(self.about, self.records, self.metrics, self.totals, itls_s=itls)
+        counted = self.records.arriving_from(self.about.warmup_ns)
+        itls = itls_s(counted, self.steps) if detailed else None
+        content = bench_json(self.about, counted, self.metrics, self.totals, itls_s=itls)
         write_results(where / RESULTS_NAME, content)
 
     def __repr__(self) -> str:

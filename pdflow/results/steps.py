@@ -72,6 +72,20 @@ class Steps:
                 )
                 yield times, weight[row].astype(np.int64)
 
+    def ending_from(self, instant_ps: int) -> Steps:
+        """The steps that end then or later; a row that began before is cut."""
+        found = Steps()
+        for columns in self.folds():
+            start, first, delta, steps, weight = (column.astype(np.int64) for column in columns)
+            kept = start + steps * first + delta * (steps * (steps - 1) // 2) >= instant_ps
+            rows = zip(*(column[kept].tolist() for column in (start, first, delta, steps, weight)), strict=True)
+            for row_start, row_first, row_delta, row_steps, row_weight in rows:
+                done = 0
+                while row_start + row_first < instant_ps:
+                    row_start, row_first, done = row_start + row_first, row_first + row_delta, done + 1
+                found.add(row_start, row_first, row_delta, row_steps - done, row_weight)
+        return found
+
     def bounds_ps(self) -> tuple[int, int] | None:
         """The shortest and the longest step that some token waited for."""
         low: int | None = None

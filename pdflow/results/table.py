@@ -173,6 +173,9 @@ class _Signs:
 
 def _fact_rows(about: About, metrics: Metrics, totals: Totals, signs: _Signs) -> Iterator[tuple[str, str | Text]]:
     separator = f" {signs.dot} "
+    if about.warmup_ns:
+        began = f"first {words.duration(about.warmup_ns)}: {words.count(metrics.warming)} requests served, not counted"
+        yield "warm-up", Text(f"{began}; bytes, links and engines are of the whole run", style="dim")
     yield (
         "throughput",
         separator.join(

@@ -284,6 +284,9 @@ class Workload:
     rate_scale: float | None = field(
         default=None, metadata=about("with `like`: requests per second, as a multiple of the trace's", SCALE)
     )
+    warmup_s: float = field(
+        default=0.0, metadata=about("requests that arrive before then are served, and counted in no figure", DELAY)
+    )
 
 
 @attrs.frozen(kw_only=True)
