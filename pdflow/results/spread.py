@@ -20,6 +20,8 @@ from pdflow.results.steps import Steps
 
 NS_PER_MS = 1_000_000
 PS_PER_MS = 1_000_000_000
+QUOTED = (50, 90, 99)
+"""The percentiles that a spread names."""
 
 
 @attrs.frozen
@@ -57,10 +59,14 @@ def of_floats(values: npt.NDArray[np.float64], per_ms: int = NS_PER_MS) -> Sprea
     samples: list[float] = ordered.tolist()
     mean = math.fsum(samples) / count
     std = math.sqrt(math.fsum(np.square(ordered - mean).tolist()) / count)
-    p50, p90, p99 = (
-        samples[rank] + (samples[upper] - samples[rank]) * (rest / 100) for rank, upper, rest in _positions(count)
-    )
+    p50, p90, p99 = _between(samples, QUOTED)
     return Spread(count, mean / per_ms, std / per_ms, p50 / per_ms, p90 / per_ms, p99 / per_ms, samples[-1] / per_ms)
+
+
+def percentiles(values: Ints | npt.NDArray[np.float64], percents: Sequence[int]) -> list[float]:
+    """Any percentiles, in the samples' unit; those of nothing are none."""
+    ordered: list[float] = np.sort(values).tolist()
+    return _between(ordered, percents) if ordered else []
 
 
 def of_steps(logs: Sequence[Steps]) -> Spread:
@@ -79,9 +85,14 @@ def of_steps(logs: Sequence[Steps]) -> Spread:
     return _exact(whole, at, high, PS_PER_MS)
 
 
-def _positions(count: int) -> Iterator[tuple[int, int, int]]:
-    """For p50, p90 and p99: the sample at or below, the one above, and how many hundredths lie between."""
-    for percent in (50, 90, 99):
+def _between(samples: Sequence[float], percents: Sequence[int]) -> list[float]:
+    positions = _positions(len(samples), percents)
+    return [samples[rank] + (samples[upper] - samples[rank]) * (rest / 100) for rank, upper, rest in positions]
+
+
+def _positions(count: int, percents: Sequence[int] = QUOTED) -> Iterator[tuple[int, int, int]]:
+    """For each percentile: the sample at or below, the one above, and how many hundredths lie between."""
+    for percent in percents:
         rank, rest = divmod(percent * (count - 1), 100)
         yield rank, min(rank + 1, count - 1), rest
 

@@ -9,12 +9,17 @@ from pathlib import Path
 import attrs
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
+import pdflow
 from pdflow.cli import cli
 from pdflow.results.bench_json import About
+from pdflow.results.page.chart import WIDTH, Axis, Chart
+from pdflow.results.page.curves import SLICES, distributions_ms, over_time
 from pdflow.results.page.markup import Html, bar, tag
 from pdflow.results.page.page import ROWS_SHOWN, SCENARIO_SHOWN, page
-from pdflow.results.records import Records
+from pdflow.results.records import D_ADMIT, HANDOFF, NOTIFY, P_QUEUE, PREFILL, ROUTE, XFER_POST, XFER_WIRE, Records
 from pdflow.results.result import Result
 from pdflow.results.totals import EngineTotals, Totals
 
@@ -130,6 +135,93 @@ def test_text_is_escaped_and_markup_is_not() -> None:
 def test_a_bar_stays_in_its_cell() -> None:
     assert "margin-left:50.00%;width:50.00%" in bar(0.5, 1.0 + 1e-9)
     assert "<i" not in bar(0.5, 0.5)
+
+
+def steady(requests: int) -> Result:
+    """One arrives each ms and is ten times as long in each place as in the one before."""
+    records = Records()
+    for request in range(requests):
+        at = request * 10**6
+        records.add(at, 100, 11)
+        records.prefill_engine[request], records.decode_engine[request] = "p", "d"
+        for place, stage in enumerate((ROUTE, P_QUEUE, PREFILL, HANDOFF, D_ADMIT, XFER_POST, XFER_WIRE, NOTIFY)):
+            records.ends[stage][request] = at + 10**place
+        records.first_token_ns[request] = at + 2 * 10**7
+        records.last_token_ns[request] = at + 7 * 10**7
+        records.outcome[request] = "completed"
+    engines = [EngineTotals(name=name, role=role) for name, role in (("p", "prefill"), ("d", "decode"))]
+    duration_ns = (requests - 1) * 10**6 + 7 * 10**7
+    return Result.of(nothing().about, records, {}, Totals(duration_ns=duration_ns, engines=engines))
+
+
+def test_what_the_tables_quote_lies_on_the_curves(result: Result) -> None:
+    for name, curve in distributions_ms(result.records).items():
+        quoted = getattr(result.metrics, name.lower())
+        assert len(curve) == 101
+        assert (curve[50], curve[90], curve[99]) == pytest.approx((quoted.p50_ms, quoted.p90_ms, quoted.p99_ms))
+        assert curve[100] == pytest.approx(quoted.max_ms)
+        assert sum(curve) / 101 == pytest.approx(quoted.mean_ms)
+
+
+def test_counts_over_time_are_littles_law() -> None:
+    """Where one arrives each ms, as many are in a place as ms pass there."""
+    requests, busy = over_time(steady(2_000))
+    middle = {curve.name: (curve.means[SLICES // 2], curve.highest[SLICES // 2]) for curve in (*requests, *busy)}
+    mean = {name: figures[0] for name, figures in middle.items()}
+    assert mean["KV on its way"] == pytest.approx(0.9, rel=0.05)
+    assert mean["decoding"] == pytest.approx(60, rel=0.02)
+    assert mean["decode GPUs at work"] == 1.0
+    assert mean["prefill GPUs at work"] < 0.001
+    assert middle["KV on its way"][1] == 1
+    assert middle["decoding"][1] == 60
+
+
+def test_work_over_time_adds_up_to_the_busy_share(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(SCENARIO)
+    result = pdflow.simulate(path)
+    _, busy = over_time(result)
+    for curve, role in zip(busy, ("prefill", "decode"), strict=True):
+        assert sum(curve.means) / SLICES == pytest.approx(result.totals.gpu_busy_share(role), rel=0.01)
+
+
+def test_a_hundred_thousand_requests_make_no_large_page() -> None:
+    text = page(steady(100_000))
+    assert len(text) < 100_000
+    curves = [a["points"] or "" for name, a in Reader(text).elements if name in ("polyline", "polygon")]
+    assert len(curves) >= 10
+    assert max(len(points.split()) for points in curves) <= 200
+
+
+def test_one_request_makes_a_page() -> None:
+    text = Reader(page(steady(1))).text
+    assert "TTFT: share of completed requests" in text
+    assert "decoding: 0.857 on average, 1 at most" in text
+
+
+def test_the_slo_is_a_line_where_it_holds_for_all(result: Result) -> None:
+    assert "SLO 40 ms" in Reader(page(result)).text
+    slos = {"chat": result.about.slo}
+    by_class = attrs.evolve(result, about=attrs.evolve(result.about, class_slos=slos))
+    assert "SLO 40 ms" not in Reader(page(by_class)).text
+
+
+@given(
+    low=st.just(0.0) | st.floats(1e-6, 1e9),
+    more=st.floats(0, 1e9),
+    slo=st.floats(1e-6, 1e9),
+    inside=st.lists(st.floats(0, 1), max_size=5),
+)
+def test_all_that_is_drawn_stands_in_the_frame(low: float, more: float, slo: float, inside: list[float]) -> None:
+    values = sorted([low, low + more, slo, *(low + more * share for share in inside)])
+    axis = Axis.around(values[0], values[-1])
+    places = [Chart(axis, Axis(0, 1), 100, "ms").place((value, 0.5))[0] for value in values]
+    assert places == sorted(places)
+    assert places[0] >= 0
+    assert places[-1] <= WIDTH
+    ticks = axis.ticks()
+    assert len(ticks) <= 16
+    assert all(-1e-9 <= axis.at(tick) <= 1 + 1e-9 for tick in ticks)
 
 
 SCENARIO = """

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pdflow.results import words
+from pdflow.results.page.figures import courses, distributions
 from pdflow.results.page.markup import Html, bar, joined, table, tag
 from pdflow.results.page.style import STYLE
 from pdflow.results.result import Result
@@ -47,7 +48,9 @@ def _sections(result: Result, scenario_text: str) -> Iterator[Html]:
     yield _title(result)
     yield _verdict(result)
     yield from _figures(result)
+    yield from distributions(result)
     yield from _stages(result)
+    yield from courses(result)
     yield from _use(result)
     yield from _costs(result)
     yield from _origin(result, scenario_text)
@@ -112,11 +115,12 @@ def _stages(result: Result) -> Iterator[Html]:
     rows, begin = [], 0.0
     for stage, spread in result.metrics.stages.items():
         end = begin + spread.mean_ms
-        figures = (f"{value:,.{digits}f}" for value in (spread.mean_ms, spread.p50_ms, spread.p99_ms))
-        rows.append((stage, bar(begin / whole, end / whole), *figures, words.percent(spread.mean_ms / whole)))
+        mean, p50, p99 = (f"{value:,.{digits}f}" for value in (spread.mean_ms, spread.p50_ms, spread.p99_ms))
+        share = words.percent(spread.mean_ms / whole)
+        rows.append((stage, bar(begin / whole, end / whole), mean, share, p50, p99))
         begin = end
     yield tag("h2", "Where the time to first token went")
-    yield table(["stage", "mean of completed requests", "mean ms", "p50", "p99", "share"], rows, words=2)
+    yield table(["stage", "on average", "mean ms", "share", "p50", "p99"], rows, words=2)
 
 
 def _use(result: Result) -> Iterator[Html]:

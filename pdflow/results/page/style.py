@@ -22,10 +22,11 @@ p { margin: .4rem 0; max-width: 72ch; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 th, td { padding: .22rem .8rem .22rem 0; text-align: left; border-bottom: 1px solid var(--rule); }
-th { font-weight: 500; white-space: nowrap; }
-.figure { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+th { font-weight: 500; vertical-align: bottom; }
+td:first-child { white-space: nowrap; }
+.figure { text-align: right; } td.figure { white-space: nowrap; font-variant-numeric: tabular-nums; }
 th:last-child, td:last-child { padding-right: 0; }
-.bar { display: block; width: 100%; min-width: 7rem; height: .8rem; background: var(--card); }
+.bar { display: block; width: 100%; min-width: 6rem; height: .8rem; background: var(--card); }
 .bar i { display: block; height: 100%; min-width: 2px; background: var(--ink); }
 dl { display: grid; grid-template-columns: 7.5rem 1fr; gap: .2rem .8rem; margin: 1rem 0; font-size: .95rem; }
 dd { margin: 0; overflow-wrap: anywhere; }

@@ -1,0 +1,141 @@
+"""Charts as SVG: axes with round ticks, lines and areas. Nothing of what they show is decided here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import attrs
+
+from pdflow.results.page.markup import Html, joined, tag
+
+Point: TypeAlias = tuple[float, float]
+
+WIDTH: Final = 400
+_LEFT: Final = 40
+_RIGHT: Final = 12
+_TOP: Final = 8
+_BOTTOM: Final = 32
+_LETTER: Final = 6.5
+"""About as wide as a figure or letter of a chart's text."""
+
+
+@attrs.frozen
+class Axis:
+    """From `low` to `high`, by ratio if `log`."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @staticmethod
+    def up_to(high: float) -> Axis:
+        """From 0 to the first round number that holds it."""
+        if high <= 0:
+            return Axis(0, 1)
+        step = _round_step(high / 5)
+        return Axis(0, step * math.ceil(high / step - 1e-9))
+
+    @staticmethod
+    def around(low: float, high: float) -> Axis:
+        """By ratio where the values lie more than ten times apart, else from 0."""
+        return Axis(low, high, log=True) if low > 0 and 10 * low < high else Axis.up_to(high)
+
+    def at(self, value: float) -> float:
+        """Where on the axis, as a share of its length."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self) -> list[float]:
+        """Round numbers on it: 1, 2 and 5 of each power of ten while these are few, else the powers."""
+        if not self.log:
+            step = _round_step(self.high / 5)
+            return [step * place for place in range(math.floor(self.high / step + 1e-9) + 1)]
+        decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        digits = (1, 2, 5) if math.log10(self.high / self.low) < 2.5 else (1,)
+        ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+        return [tick for tick in ticks if self.low <= tick <= self.high]
+
+
+def _round_step(least: float) -> float:
+    """The next of 1, 2, 5, 10, 20..."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= least * (1 - 1e-9))
+
+
+@attrs.frozen
+class Chart:
+    """A frame to draw in: `x` and `y`, and what their figures are called."""
+
+    x: Axis
+    y: Axis
+    height: int
+    x_unit: str
+    percent: bool = False
+
+    def place(self, point: Point) -> Point:
+        """Where a point stands, in the picture's units."""
+        return self._across(point[0]), self._down(point[1])
+
+    def line(self, points: Sequence[Point]) -> Html:
+        """Through the points."""
+        return tag("polyline", class_="line", points=_pairs(map(self.place, points)))
+
+    def area(self, points: Sequence[Point]) -> Html:
+        """Between the points and the axis below them."""
+        corners = [(points[0][0], 0.0), *points, (points[-1][0], 0.0)]
+        return tag("polygon", class_="wash", points=_pairs(map(self.place, corners)))
+
+    def bound(self, value: float, said: str) -> Html:
+        """A line at a value of `x`, and its name on the side with more room."""
+        across = self._across(value)
+        left = across > WIDTH / 2
+        rule = tag("line", class_="bound", x1=across, x2=across, y1=_TOP, y2=self.height - _BOTTOM)
+        where = {"x": across + (-5 if left else 5), "y": self.height - _BOTTOM - 6}
+        return joined((rule, tag("text", said, class_="said", text_anchor="end" if left else "start", **where)))
+
+    def picture(self, drawn: Sequence[Html], said: str) -> Html:
+        """The chart. `said` is for those who cannot see it."""
+        box = f"0 0 {WIDTH} {self.height}"
+        return tag("svg", *self._across_ticks(), *self._down_ticks(), *drawn, viewBox=box, role="img", aria_label=said)
+
+    def _across(self, value: float) -> float:
+        return _LEFT + self.x.at(value) * (WIDTH - _LEFT - _RIGHT)
+
+    def _down(self, value: float) -> float:
+        return _TOP + (1 - self.y.at(value)) * (self.height - _TOP - _BOTTOM)
+
+    def _across_ticks(self) -> list[Html]:
+        """Labels that would run into the one before are left out."""
+        floor, free = self.height - _BOTTOM, 0.0
+        found = [tag("line", class_="rule", x1=_LEFT, x2=WIDTH - _RIGHT, y1=floor, y2=floor)]
+        for tick in self.x.ticks():
+            text, at = _figure(tick), self._across(tick)
+            half = len(text) * _LETTER / 2
+            found.append(tag("line", class_="rule", x1=at, x2=at, y1=floor, y2=floor + 4))
+            if at - half >= free and at + half <= WIDTH:
+                found.append(tag("text", text, x=at, y=floor + 15, text_anchor="middle"))
+                free = at + half + _LETTER
+        return [*found, tag("text", self.x_unit, x=WIDTH - _RIGHT, y=self.height - 4, text_anchor="end")]
+
+    def _down_ticks(self) -> list[Html]:
+        found = []
+        for tick in self.y.ticks():
+            at = self._down(tick)
+            text = f"{tick * 100:g} %" if self.percent else _figure(tick)
+            found.append(tag("line", class_="rule", x1=_LEFT, x2=WIDTH - _RIGHT, y1=at, y2=at))
+            found.append(tag("text", text, x=_LEFT - 5, y=at + 4, text_anchor="end"))
+        return found
+
+
+def _pairs(points: map[Point]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _figure(value: float) -> str:
+    """Without digits that say nothing, and short enough to stand beside an axis."""
+    if value >= 10_000:
+        return f"{value / 1_000_000:g}M" if value >= 1_000_000 else f"{value / 1_000:g}k"
+    return f"{value:,.6g}"

@@ -1,0 +1,76 @@
+"""Which charts the page has, and what each is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pdflow.results import words
+from pdflow.results.page.chart import Axis, Chart
+from pdflow.results.page.curves import SLICES, Curve, distributions_ms, over_time
+from pdflow.results.page.markup import Html, tag
+from pdflow.results.result import Result
+from pdflow.results.totals import NS_PER_S
+
+_HIGH = 190
+_FLAT = 120
+
+
+def distributions(result: Result) -> Iterator[Html]:
+    """TTFT and TPOT, with what the SLO allows; nothing of what no request has."""
+    about = result.about
+    # Where classes have bounds of their own, no line holds for all requests.
+    slo = None if about.class_slos else about.slo
+    bounds = {} if slo is None else {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms}
+    curves = distributions_ms(result.records)
+    figures = [_distribution(name, curve, bounds.get(name)) for name, curve in curves.items() if curve]
+    if figures:
+        yield tag("h2", "How TTFT and TPOT are spread")
+        yield tag("div", *figures, class_="charts")
+
+
+def _distribution(name: str, percentiles: Sequence[float], bound: float | None) -> Html:
+    shown = [*percentiles, *([bound] if bound else [])]
+    axis = Axis.around(min(shown), max(shown))
+    chart = Chart(axis, Axis(0, 1), _HIGH, f"{name} in ms{'; log scale' if axis.log else ''}", percent=True)
+    last = len(percentiles) - 1
+    drawn = [chart.line([(value, place / last) for place, value in enumerate(percentiles)])]
+    if bound:
+        drawn.append(chart.bound(bound, f"SLO {bound:g} ms"))
+    caption = tag("figcaption", tag("b", name), ": share of completed requests that were as fast")
+    return tag("figure", caption, chart.picture(drawn, f"Distribution of {name}"))
+
+
+def courses(result: Result) -> Iterator[Html]:
+    """What waited, moved and worked at each time."""
+    if result.metrics.duration_ns < SLICES:
+        return
+    seconds = result.metrics.duration_ns / NS_PER_S
+    requests, busy = over_time(result)
+    figures = [
+        *(_course(curve, seconds, percent=False) for curve in requests),
+        *(_course(curve, seconds, percent=True) for curve in busy),
+    ]
+    if figures:
+        yield tag("h2", "Over time")
+        slice_s = f"{words.number(seconds / SLICES)} s"
+        yield tag("p", f"Lines are means of {slice_s} each; behind them, the most requests at once in that time.")
+        yield tag("div", *figures, class_="charts")
+
+
+def _course(curve: Curve, seconds: float, *, percent: bool) -> Html:
+    mean, most = sum(curve.means) / SLICES, max(curve.highest)
+    chart = Chart(
+        Axis(0, seconds), Axis(0, 1) if percent else Axis.up_to(max(most, 1)), _FLAT, "s since the start", percent
+    )
+    drawn = [
+        chart.area(_steps(curve.means if percent else curve.highest, seconds)),
+        chart.line(_steps(curve.means, seconds)),
+    ]
+    said = words.percent(mean) if percent else f"{words.number(mean)} on average, {most:,.0f} at most"
+    return tag("figure", tag("figcaption", tag("b", curve.name), f": {said}"), chart.picture(drawn, curve.name))
+
+
+def _steps(values: Sequence[float], seconds: float) -> list[tuple[float, float]]:
+    """A value for each slice, drawn at its middle and held to both ends of the run."""
+    middle = [((place + 0.5) * seconds / len(values), value) for place, value in enumerate(values)]
+    return [(0.0, values[0]), *middle, (seconds, values[-1])]
