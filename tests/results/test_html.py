@@ -193,6 +193,21 @@ def test_a_hundred_thousand_requests_make_no_large_page() -> None:
     assert max(len(points.split()) for points in curves) <= 200
 
 
+def test_a_warm_up_is_in_no_distribution_and_is_shown_over_time() -> None:
+    whole = steady(1_000)
+    about = attrs.evolve(whole.about, warmup_ns=400 * 10**6)
+    text = page(Result.of(about, whole.records, {}, whole.totals))
+    courses = sum("since the start" in word for word in Reader(text).words)
+    assert courses >= 8
+    assert sum(word == "warm-up" for word in Reader(text).words) == courses + 1
+    early = whole.records.first_token_ns
+    early[:400] = [instant + 10**9 for instant in early[:400]]
+    last = whole.records.last_token_ns
+    last[:400] = [instant + 10**9 for instant in last[:400]]
+    slow = page(Result.of(about, whole.records, {}, whole.totals))
+    assert slow.partition("Over time")[0] == text.partition("Over time")[0]
+
+
 def test_one_request_makes_a_page() -> None:
     text = Reader(page(steady(1))).text
     assert "TTFT: share of completed requests" in text

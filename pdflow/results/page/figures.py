@@ -21,7 +21,7 @@ def distributions(result: Result) -> Iterator[Html]:
     # Where classes have bounds of their own, no line holds for all requests.
     slo = None if about.class_slos else about.slo
     bounds = {} if slo is None else {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms}
-    curves = distributions_ms(result.records)
+    curves = distributions_ms(result.records.arriving_from(about.warmup_ns))
     figures = [_distribution(name, curve, bounds.get(name)) for name, curve in curves.items() if curve]
     if figures:
         yield tag("h2", "How TTFT and TPOT are spread")
@@ -36,19 +36,19 @@ def _distribution(name: str, percentiles: Sequence[float], bound: float | None) 
     drawn = [chart.line([(value, place / last) for place, value in enumerate(percentiles)])]
     if bound:
         drawn.append(chart.bound(bound, f"SLO {bound:g} ms"))
-    caption = tag("figcaption", tag("b", name), ": share of completed requests that were as fast")
+    caption = tag("figcaption", tag("b", name), ": share of completed requests as fast")
     return tag("figure", caption, chart.picture(drawn, f"Distribution of {name}"))
 
 
 def courses(result: Result) -> Iterator[Html]:
-    """What waited, moved and worked at each time."""
-    if result.metrics.duration_ns < SLICES:
+    """What waited, moved and worked at each time of the whole run, its warm-up too."""
+    if result.totals.duration_ns < SLICES:
         return
-    seconds = result.metrics.duration_ns / NS_PER_S
+    seconds, warmup_s = result.totals.duration_ns / NS_PER_S, result.about.warmup_ns / NS_PER_S
     requests, busy = over_time(result)
     figures = [
-        *(_course(curve, seconds, percent=False) for curve in requests),
-        *(_course(curve, seconds, percent=True) for curve in busy),
+        *(_course(curve, seconds, warmup_s, percent=False) for curve in requests),
+        *(_course(curve, seconds, warmup_s, percent=True) for curve in busy),
     ]
     if figures:
         yield tag("h2", "Over time")
@@ -57,7 +57,7 @@ def courses(result: Result) -> Iterator[Html]:
         yield tag("div", *figures, class_="charts")
 
 
-def _course(curve: Curve, seconds: float, *, percent: bool) -> Html:
+def _course(curve: Curve, seconds: float, warmup_s: float, *, percent: bool) -> Html:
     mean, most = sum(curve.means) / SLICES, max(curve.highest)
     chart = Chart(
         Axis(0, seconds), Axis(0, 1) if percent else Axis.up_to(max(most, 1)), _FLAT, "s since the start", percent
@@ -66,6 +66,8 @@ def _course(curve: Curve, seconds: float, *, percent: bool) -> Html:
         chart.area(_steps(curve.means if percent else curve.highest, seconds)),
         chart.line(_steps(curve.means, seconds)),
     ]
+    if 0 < warmup_s < seconds:
+        drawn.append(chart.bound(warmup_s, "warm-up"))
     said = words.percent(mean) if percent else f"{words.number(mean)} on average, {most:,.0f} at most"
     return tag("figure", tag("figcaption", tag("b", curve.name), f": {said}"), chart.picture(drawn, curve.name))
 
