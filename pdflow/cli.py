@@ -58,6 +58,7 @@ def cli() -> None:
 @click.argument("scenario", type=click.Path())
 @click.option("--out", type=click.Path(file_okay=False), metavar="DIR", help="Write results.json and requests.jsonl.")
 @click.option("--seed", type=int, metavar="N", help="Seed of the run, instead of the scenario's.")
+@click.option("--seeds", type=click.IntRange(2), metavar="N", help="N runs from that seed on: means with intervals.")
 @_SET
 @click.option("--exact", is_flag=True, help="Advance token by token, without closed forms. Slow; the same results.")
 @click.option("--events", is_flag=True, help="Write DIR/events.jsonl: every event into and effect out of an endpoint.")
@@ -68,7 +69,14 @@ def cli() -> None:
 @click.option("--quiet", is_flag=True, help="No progress bar and no tables.")
 @click.pass_context
 def simulate(
-    ctx: click.Context, /, scenario: str, seed: int | None, overrides: tuple[str, ...], out: str | None, **flags: bool
+    ctx: click.Context,
+    /,
+    scenario: str,
+    seed: int | None,
+    seeds: int | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+    **flags: bool,
 ) -> None:
     """Simulate a SCENARIO file: its cluster and its workload."""
     from pdflow.scenario.load import load
@@ -76,11 +84,14 @@ def simulate(
     for flag in ("events", "save_detailed", "timeline", "html"):
         if flags[flag] and out is None:
             raise click.UsageError(f"--{flag.replace('_', '-')} writes into --out DIR, which is missing")
-    ctx.exit(_simulate(load(scenario, overrides=overrides, seed=seed), out=out, **flags))
+    ctx.exit(_simulate(load(scenario, overrides=overrides, seed=seed), seeds, out=out, **flags))
 
 
-def _simulate(scenario: Scenario, **options: Any) -> int:
+def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
     """Run it in the simulated world; the exit code. Options are those of the command, by name."""
+    if seeds is not None:
+        several = importlib.import_module("sim.seeds").simulate_seeds(scenario, seeds, command=sys.argv[1:], **options)
+        return int(several.exit_code)
     run = importlib.import_module("sim.run")
     result = run.simulate(scenario, command=sys.argv[1:], **options)
     return int(result.exit_code)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pdflow.errors import EXIT_DONE, EXIT_INTERRUPTED, InvariantError
@@ -112,7 +112,7 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
         if options.html:
             write_page(options.out / PAGE_NAME, page(result, text))
     if not options.quiet:
-        _print_report(result)
+        print_report(result.table())
         speed = len(world.records) / spent if spent else 0.0
         console.print(f"{len(world.records):,} requests in {spent:.1f} CPU s: {speed:,.0f} per CPU second", style="dim")
         if options.out is not None:
@@ -128,10 +128,10 @@ def _text_of(scenario: Scenario) -> str:
         return ""
 
 
-def _print_report(result: Result) -> None:
+def print_report(report: RenderableType) -> None:
     """To stdout. A reader who has seen enough is no error; a full disk is, but not a finding about the scenario."""
     try:
-        _Stdout(highlight=False).print(result.table())
+        _Stdout(highlight=False).print(report)
         sys.stdout.flush()
     except BrokenPipeError:
         _silence_stdout()

@@ -23,6 +23,7 @@ RESULTS_NAME = "results.json"
 REQUESTS_NAME = "requests.jsonl"
 EVENTS_NAME = "events.jsonl"
 TIMELINE_NAME = "timeline.json.gz"
+SEEDS_NAME = "seeds.json"
 PAGE_NAME = "report.html"
 
 _FLUSH_BYTES = 1 << 18

@@ -1,0 +1,145 @@
+"""Several runs of one scenario that differ in their seed alone: each headline figure as a mean with its interval.
+
+Runs are independent, so the interval is Student's t over them: it says where the mean over all seeds lies, with 95 %
+confidence, and needs no assumption on how the requests of one run depend on each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from pdflow.results import words
+from pdflow.results.intervals import CONFIDENCE, Interval, of_mean
+from pdflow.results.table import LATENCY_COLUMNS
+
+_WIDEST = 80
+_LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
+_RATES: Final = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "goodput_rps": "goodput/s"}
+_SLO: Final = "slo_attainment"
+
+
+@attrs.frozen
+class Estimate:
+    """One figure over runs. `interval` None of a single run."""
+
+    values: tuple[float, ...]
+    mean: float
+    interval: Interval | None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Estimate:
+        """Where its mean lies."""
+        return Estimate(tuple(values), math.fsum(values) / len(values), of_mean(values))
+
+    def text(self, sign: str, digits: int, scale: float = 1.0) -> str:
+        """Mean and half the interval's width: 7.03 ±0.01"""
+        mean = f"{self.mean * scale:,.{digits}f}"
+        if self.interval is None:
+            return mean
+        return f"{mean} {sign}{(self.interval.high - self.interval.low) / 2 * scale:,.{digits}f}"
+
+
+@attrs.frozen(kw_only=True)
+class SeedsReport:
+    """What several runs say together; prints with rich. `seeds` are those that ran to their end, of `asked`."""
+
+    name: str
+    seeds: Sequence[int]
+    asked: int
+    figures: Mapping[str, Estimate]
+
+    @staticmethod
+    def of(name: str, asked: int, summaries: Mapping[int, Mapping[str, Any]]) -> SeedsReport:
+        """From the summary of each seed's `Result`."""
+        rows = [dict(_flat(summary)) for summary in summaries.values()]
+        names = [name for name in rows[0] if all(name in row for row in rows)] if rows else []
+        figures = {name: Estimate.of([row[name] for row in rows]) for name in names}
+        return SeedsReport(name=name, seeds=list(summaries), asked=asked, figures=figures)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of seeds.json."""
+        return {
+            "name": self.name,
+            "seeds": list(self.seeds),
+            "interrupted": len(self.seeds) < self.asked,
+            "confidence": CONFIDENCE,
+            "figures": {
+                name: {
+                    "mean": it.mean,
+                    "low": None if it.interval is None else it.interval.low,
+                    "high": None if it.interval is None else it.interval.high,
+                    "values": list(it.values),
+                }
+                for name, it in self.figures.items()
+            },
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        options = options.update(width=min(options.max_width, _WIDEST))
+        sign = "+-" if options.ascii_only else "±"
+        parts: list[RenderableType] = [self._title(sign)]
+        if self.figures:
+            parts += ["", self._latencies(sign), "", self._others(sign)]
+            if len(self.seeds) > 1 and all(len(set(it.values)) == 1 for it in self.figures.values()):
+                parts.append(Text("Every seed gave the same: nothing in this scenario is drawn.", style="dim"))
+        for part in parts:
+            yield from console.render(part, options)
+
+    def _title(self, sign: str) -> Text:
+        line = Text(self.name or "run", style="bold")
+        line.append(", " + self._ran(sign), style="not bold dim")
+        if len(self.seeds) < self.asked:
+            line.append(f"; interrupted, {self.asked} were asked for", style="not dim bold yellow")
+        return line
+
+    def _ran(self, sign: str) -> str:
+        if len(self.seeds) < 2:
+            return f"1 run with seed {self.seeds[0]}" if self.seeds else "no run"
+        ran = f"{len(self.seeds)} runs with seeds {self.seeds[0]} to {self.seeds[-1]}"
+        return f"{ran}: mean {sign} half of its 95 % interval"
+
+    def _latencies(self, sign: str) -> Table:
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+        table.add_column("ms", style="bold")
+        for name in LATENCY_COLUMNS:
+            table.add_column(name, justify="right")
+        for name in _LATENCIES:
+            row = [self.figures[f"{name}_{part}_ms"] for part in LATENCY_COLUMNS]
+            digits = words.decimals_for(max(it.mean for it in row))
+            table.add_row(name.upper(), *(it.text(sign, digits) for it in row))
+        return table
+
+    def _others(self, sign: str) -> Table:
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
+        table.add_column(style="bold")
+        table.add_column(justify="right")
+        for name, label, scale in self._rows():
+            it = self.figures[name]
+            table.add_row(label, it.text(sign, words.decimals_for(abs(it.mean) * scale), scale))
+        return table
+
+    def _rows(self) -> Iterator[tuple[str, str, float]]:
+        for name, label in _RATES.items():
+            if name in self.figures:
+                yield name, label, 1.0
+        if _SLO in self.figures:
+            yield _SLO, "SLO met, %", 100.0
+        for name, it in self.figures.items():
+            if name.startswith("stage_") and any(it.values):
+                yield name, f"{name.removeprefix('stage_').removesuffix('_ms')}, ms", 1.0
+
+
+def _flat(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The figures of one run that have a mean over runs: not counts, nor what the scenario does not ask."""
+    for name in (*(f"{of}_{part}_ms" for of in _LATENCIES for part in LATENCY_COLUMNS), *_RATES, _SLO):
+        if summary[name] is not None:
+            yield name, summary[name]
+    for stage, mean_ms in summary["stages_mean_ms"].items():
+        yield f"stage_{stage}_ms", mean_ms

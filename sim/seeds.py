@@ -1,0 +1,95 @@
+"""`pdflow simulate --seeds N`: one scenario with N seeds in a row, and one report of all of them.
+
+Each run is what `pdflow simulate --seed K` does, into a folder of its own; only its summary is kept in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pdflow.errors import EXIT_DONE, InvariantError
+from pdflow.results.seeds import SeedsReport
+from pdflow.results.write import SEEDS_NAME, write_results
+from pdflow.scenario.schema import Scenario
+from sim.run import print_report, simulate
+
+
+@attrs.define
+class SeedsRun:
+    """All runs together."""
+
+    report: SeedsReport
+    exit_code: int
+
+
+def simulate_seeds(
+    scenario: Scenario,
+    seeds: int,
+    *,
+    command: Sequence[str] = (),
+    out: str | None = None,
+    quiet: bool = False,
+    **flags: bool,
+) -> SeedsRun:
+    """The command: seeds from the scenario's on, with progress, then the report. Ends with the first that is
+    interrupted, whose partial figures are in its folder and in no mean.
+
+    Raises what `simulate` raises; of an invariant that does not hold, with the seed.
+    """
+    summaries: dict[int, dict[str, Any]] = {}
+    exit_code = EXIT_DONE
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    with _progress(console, quiet) as progress:
+        task = progress.add_task(scenario.name, total=seeds)
+        for seed in range(scenario.seed, scenario.seed + seeds):
+            folder = None if out is None else str(Path(out) / f"seed-{seed}")
+            words = [*_without_seeds(command), "--seed", str(seed)] if command else ()
+            try:
+                run = simulate(attrs.evolve(scenario, seed=seed), command=words, out=folder, quiet=True, **flags)
+            except InvariantError as broken:
+                raise InvariantError(f"seed {seed}: {broken}") from broken
+            exit_code = run.exit_code
+            if exit_code != EXIT_DONE:
+                break
+            summaries[seed] = run.result.summary
+            progress.advance(task)
+    report = SeedsReport.of(scenario.name, seeds, summaries)
+    if out is not None:
+        write_results(Path(out) / SEEDS_NAME, report.as_dict())
+    if not quiet:
+        print_report(report)
+        if out is not None:
+            console.print(f"written to {out}", style="dim")
+    return SeedsRun(report, exit_code)
+
+
+def _without_seeds(command: Sequence[str]) -> Iterator[str]:
+    """The words without the options that name seeds, so that one run's own can be added."""
+    skip = False
+    for word in command:
+        if skip:
+            skip = False
+        elif word in ("--seed", "--seeds"):
+            skip = True
+        elif not word.startswith(("--seed=", "--seeds=")):
+            yield word
+
+
+def _progress(console: Console, quiet: bool) -> Progress:
+    """A bar that counts runs; nothing where nobody watches."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("seeds"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
