@@ -39,7 +39,7 @@ def test_the_two_commands_are_those_that_ci_runs() -> None:
 
 
 def links(document: str) -> Iterator[str]:
-    for target in re.findall(r"\]\(([^)#]+)", document):
+    for target in re.findall(r"(?:\]\(|<img src=\")([^)#\"]+)", document):
         if "://" not in target:
             yield target
 
@@ -72,9 +72,11 @@ def test_commands_do_what_the_readme_says(tmp_path: Path, monkeypatch: pytest.Mo
     tmp_path.joinpath("examples").symlink_to(ROOT / "examples")
     trace = tmp_path / "conversation_trace.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}\n' * 3)
+    rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:17:03.9799600,700,9\n" * 3
+    tmp_path.joinpath("my-traffic.csv").write_text(rows)
     monkeypatch.setenv("PWD", str(tmp_path))
     commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("pdflow")]
-    assert len(commands) == 9
+    assert len(commands) == 10
     tmp_path.joinpath("tests").symlink_to(ROOT / "tests")
     for command in commands:
         words = shlex.split(os.path.expandvars(command))[1:]
@@ -86,6 +88,8 @@ def test_commands_do_what_the_readme_says(tmp_path: Path, monkeypatch: pytest.Mo
         "results.json",
         "requests.jsonl",
         "events.jsonl",
+        "timeline.json.gz",
+        "report.html",
     }
 
 
