@@ -22,9 +22,10 @@ from pdflow.results.slo import Classes, Served, met_by
 from pdflow.results.totals import NS_PER_S
 from pdflow.results.write import REQUESTS_NAME, RESULTS_NAME
 
-_Instant = Annotated[int, Meta(ge=0, le=2**62)]
+_Instant = Annotated[int, Meta(ge=0, le=2**53)]
+"""104 days in ns: SLOs are judged in ps, and int64 holds no more of them."""
 _Tokens = Annotated[int, Meta(ge=0, le=2**40)]
-_Rate = Annotated[float, Meta(ge=0)]
+_Rate = Annotated[float, Meta(ge=0, le=1e18)]
 
 
 class UnreadableRunError(PdflowError):
@@ -139,7 +140,7 @@ def _bytes(path: Path, named: Path) -> bytes:
 def _results(folder: Path) -> _Results:
     try:
         return msgspec.json.decode(_bytes(folder / RESULTS_NAME, folder), type=_Results)
-    except (msgspec.DecodeError, UnicodeDecodeError) as cause:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         raise UnreadableRunError(folder, f"{RESULTS_NAME} is not what a run writes ({cause})") from cause
 
 
@@ -150,7 +151,7 @@ def _records(path: Path, named: Path) -> Records:
         try:
             request = decode(line)
             _add(records, request)
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as cause:
+        except (msgspec.DecodeError, RecursionError, ValueError) as cause:
             raise UnreadableRunError(named, f"{path.name}:{number} is not what a run writes ({cause})") from cause
     if not len(records):
         raise UnreadableRunError(named, f"{path.name} holds no request")

@@ -121,6 +121,25 @@ def another_tools_results(folder: Path) -> None:
     (folder / "results.json").write_text('{"duration": 1.0, "request_throughput": 2.0}')
 
 
+def nested_without_end(folder: Path) -> None:
+    (folder / "results.json").write_text('{"duration":' + "[" * 100_000)
+
+
+def infinitely_fast(folder: Path) -> None:
+    path = folder / "results.json"
+    results = json.loads(path.read_text())
+    path.write_text(
+        json.dumps({**results, "request_throughput": 0}).replace(
+            '"request_throughput": 0', '"request_throughput": 1e400'
+        )
+    )
+
+
+def infinite_bound(folder: Path) -> None:
+    path = folder / "results.json"
+    path.write_text(path.read_text().replace('"ttft_ms": 30', '"ttft_ms": 1e400'))
+
+
 def no_json(folder: Path) -> None:
     (folder / "results.json").write_bytes(b"\xff\xfe{")
 
@@ -159,6 +178,9 @@ def another_outcome(folder: Path) -> None:
         no_requests,
         empty_requests,
         another_tools_results,
+        nested_without_end,
+        infinitely_fast,
+        infinite_bound,
         no_json,
         cut_off,
         token_before_arrival,
