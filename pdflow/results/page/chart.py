@@ -28,14 +28,16 @@ class Axis:
     low: float
     high: float
     log: bool = False
+    least: float = 0.0
+    """The smallest step between its ticks: 1 where there are no halves."""
 
     @staticmethod
-    def up_to(high: float) -> Axis:
+    def up_to(high: float, least: float = 0.0) -> Axis:
         """From 0 to the first round number that holds it."""
         if high <= 0:
             return Axis(0, 1)
-        step = _round_step(high / 5)
-        return Axis(0, step * math.ceil(high / step - 1e-9))
+        step = _round_step(max(high / 5, least))
+        return Axis(0, step * math.ceil(high / step - 1e-9), least=least)
 
     @staticmethod
     def around(low: float, high: float) -> Axis:
@@ -51,7 +53,7 @@ class Axis:
     def ticks(self) -> list[float]:
         """Round numbers on it: 1, 2 and 5 of each power of ten while these are few, else the powers."""
         if not self.log:
-            step = _round_step(self.high / 5)
+            step = _round_step(max(self.high / 5, self.least))
             return [step * place for place in range(math.floor(self.high / step + 1e-9) + 1)]
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         digits = (1, 2, 5) if math.log10(self.high / self.low) < 2.5 else (1,)
@@ -88,11 +90,13 @@ class Chart:
         corners = [(points[0][0], 0.0), *points, (points[-1][0], 0.0)]
         return tag("polygon", class_="wash", points=_pairs(map(self.place, corners)))
 
-    def bound(self, value: float, said: str) -> Html:
-        """A line at a value of `x`, and its name on the side with more room."""
+    def bound(self, value: float, said: str = "") -> Html:
+        """A line at a value of `x`, and its name, if it has one, on the side with more room."""
         across = self._across(value)
         left = across > WIDTH / 2
         rule = tag("line", class_="bound", x1=across, x2=across, y1=_TOP, y2=self.height - _BOTTOM)
+        if not said:
+            return rule
         where = {"x": across + (-5 if left else 5), "y": self.height - _BOTTOM - 6}
         return joined((rule, tag("text", said, class_="said", text_anchor="end" if left else "start", **where)))
 

@@ -47,27 +47,34 @@ def courses(result: Result) -> Iterator[Html]:
     seconds, warmup_s = result.totals.duration_ns / NS_PER_S, result.about.warmup_ns / NS_PER_S
     requests, busy = over_time(result)
     figures = [
-        *(_course(curve, seconds, warmup_s, percent=False) for curve in requests),
-        *(_course(curve, seconds, warmup_s, percent=True) for curve in busy),
+        *(_course(curve, seconds, warmup_s, percent=False) for curve in requests if any(curve.highest)),
+        *(_course(curve, seconds, warmup_s, percent=True) for curve in busy if any(curve.highest)),
     ]
-    if figures:
-        yield tag("h2", "Over time")
-        slice_s = f"{words.number(seconds / SLICES)} s"
-        yield tag("p", f"Lines are means of {slice_s} each; behind them, the most requests at once in that time.")
-        yield tag("div", *figures, class_="charts")
+    if not figures:
+        return
+    each = words.duration(result.totals.duration_ns // SLICES)
+    said = [f"Lines are means of {each} each; behind them, the most requests at once in that time."]
+    never = [curve.name for curve in (*requests, *busy) if not any(curve.highest)]
+    if never:
+        said.append(f"Never any: {', '.join(never)}.")
+    if warmup_s:
+        said.append("The dashed line is the end of the warm-up.")
+    yield tag("h2", "Over time")
+    yield tag("p", " ".join(said))
+    yield tag("div", *figures, class_="charts")
 
 
 def _course(curve: Curve, seconds: float, warmup_s: float, *, percent: bool) -> Html:
     mean, most = sum(curve.means) / SLICES, max(curve.highest)
     chart = Chart(
-        Axis(0, seconds), Axis(0, 1) if percent else Axis.up_to(max(most, 1)), _FLAT, "s since the start", percent
+        Axis(0, seconds), Axis(0, 1) if percent else Axis.up_to(most, least=1), _FLAT, "s since the start", percent
     )
     drawn = [
         chart.area(_steps(curve.means if percent else curve.highest, seconds)),
         chart.line(_steps(curve.means, seconds)),
     ]
     if 0 < warmup_s < seconds:
-        drawn.append(chart.bound(warmup_s, "warm-up"))
+        drawn.append(chart.bound(warmup_s))
     said = words.percent(mean) if percent else f"{words.number(mean)} on average, {most:,.0f} at most"
     return tag("figure", tag("figcaption", tag("b", curve.name), f": {said}"), chart.picture(drawn, curve.name))
 

@@ -58,7 +58,8 @@ def _sections(result: Result, scenario_text: str) -> Iterator[Html]:
 
 def _title(result: Result) -> Html:
     about, metrics = result.about, result.metrics
-    ran = f"{words.count(metrics.requests)} requests in {words.duration(metrics.duration_ns)}, {about.world}"
+    requests = "1 request" if metrics.requests == 1 else f"{words.count(metrics.requests)} requests"
+    ran = f"{requests} in {words.duration(metrics.duration_ns)}, {about.world}"
     parts = [f"seed {about.seed}", ran, *([about.model_id] if about.model_id else [])]
     return joined((tag("h1", about.scenario_name or "run"), tag("p", " · ".join(parts), class_="dim")))
 
@@ -80,13 +81,13 @@ def _verdict(result: Result) -> Html:
         lines.append(tag("p", "No request got a first token, or none waited for it."))
     else:
         stage, spread = max(metrics.stages.items(), key=lambda item: item[1].mean_ms)
-        share = words.percent(spread.mean_ms / metrics.ttft.mean_ms)
+        share = words.percent(spread.mean_ms / metrics.ttft.mean_ms).replace(" ", "\N{NO-BREAK SPACE}")
         lines.append(
             tag(
                 "p",
-                "Most of the time to first token went into ",
+                "The longest stage before the first token was ",
                 tag("b", stage),
-                f": {words.number(spread.mean_ms)} of {words.number(metrics.ttft.mean_ms)} ms on average, {share}.",
+                f": {words.number(spread.mean_ms)} of a mean {words.number(metrics.ttft.mean_ms)} ms, {share}.",
             )
         )
     lost = [f"{words.count(number)} {word}" for word, number in metrics.outcomes.items() if number]

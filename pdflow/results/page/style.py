@@ -30,7 +30,7 @@ th:last-child, td:last-child { padding-right: 0; }
 .bar i { display: block; height: 100%; min-width: 2px; background: var(--ink); }
 dl { display: grid; grid-template-columns: 7.5rem 1fr; gap: .2rem .8rem; margin: 1rem 0; font-size: .95rem; }
 dd { margin: 0; overflow-wrap: anywhere; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: 1rem 1.4rem; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(20rem, 100%), 1fr)); gap: 1rem 1.4rem; }
 figure { margin: 0; }
 figcaption { font-size: .9rem; }
 figcaption b { color: var(--text); font-weight: 600; }
