@@ -14,7 +14,7 @@ the first stage that the next attempt passes.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,7 @@ TokenSteps: TypeAlias = tuple[int, ...]
 the one to the other; then, for each preemption that it lived through, the first and the last one after it."""
 
 IntColumn: TypeAlias = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 
 class Records:
@@ -117,12 +118,19 @@ class Records:
             return self
         chosen = [request for request, arrival in enumerate(self.arrival_ns) if arrival >= instant_ns]
         found = Records()
-        for name in Records.__slots__:
-            if name != "ends" and name != "classes":
-                column = getattr(self, name)
-                setattr(found, name, [column[request] for request in chosen])
+        found.arrival_ns = _of(self.arrival_ns, chosen)
+        found.input_tokens = _of(self.input_tokens, chosen)
+        found.output_tokens = _of(self.output_tokens, chosen)
+        found.prefill_engine = _of(self.prefill_engine, chosen)
+        found.decode_engine = _of(self.decode_engine, chosen)
+        found.attempts = _of(self.attempts, chosen)
+        found.outcome = _of(self.outcome, chosen)
+        found.reason = _of(self.reason, chosen)
+        found.first_token_ns = _of(self.first_token_ns, chosen)
+        found.last_token_ns = _of(self.last_token_ns, chosen)
+        found.token_steps = _of(self.token_steps, chosen)
         found.classes = [self.class_of(request) for request in chosen] if self.classes else []
-        found.ends = tuple([column[request] for request in chosen] for column in self.ends)
+        found.ends = tuple([_of(column, chosen) for column in self.ends])
         return found
 
     def classify(self, request: int, name: str) -> None:
@@ -155,6 +163,10 @@ class Records:
                 for stage, column in zip(STAGES, self.ends, strict=True)
             },
         }
+
+
+def _of(column: list[T], chosen: list[int]) -> list[T]:
+    return [column[request] for request in chosen]
 
 
 def stage_durations_ns(records: Records) -> IntColumn:

@@ -88,3 +88,13 @@ def test_a_row_of_steps_is_cut_where_the_instant_falls() -> None:
         assert ends == [10, 22, 36, 52][4 - left :], instant_ms
         waits = [wait // PS_PER_MS for times, _ in cut.chunks() for wait in times.tolist()]
         assert waits == [10, 12, 14, 16][4 - left :]
+
+
+def test_every_column_is_cut() -> None:
+    records = Records()
+    for at in range(4):
+        records.add(at, 1, 1)
+        records.classify(at, "chat")
+    later = records.arriving_from(2)
+    columns = [getattr(later, name) for name in Records.__slots__ if name != "ends"]
+    assert {len(column) for column in (*columns, *later.ends)} == {2}
