@@ -147,6 +147,10 @@ def ordered(scope: Scope) -> Ordered:
     return kind(scope)(scope)
 
 
+DEAD_WORLDS = 32
+"""How many forgotten ones may take up memory."""
+
+
 class Worlds:
     """Worlds by their cluster, the least recently used forgotten: what a world remembers is what makes runs fast."""
 
@@ -154,6 +158,8 @@ class Worlds:
         self.most = most
         self.known: dict[Scope, Ordered] = {}
         self.last: tuple[Scope, Ordered] | None = None
+        self.forgotten = 0
+        """Since the last collection."""
 
     def of(self, cluster: Scope) -> Ordered:
         """Asked again for the same cluster, it gives the same world, until another is asked for."""
@@ -171,6 +177,9 @@ class Worlds:
                 break
             total -= size
             del self.known[scope]
-        if len(sizes) > len(self.known):
-            gc.collect()  # A world is in circles, and whoever walks does not collect.
+        self.forgotten += len(sizes) - len(self.known)
+        if self.forgotten >= DEAD_WORLDS:
+            # A world is in circles, and whoever walks does not collect. Once for many: it looks through all that is kept.
+            self.forgotten = 0
+            gc.collect()
         return world
