@@ -179,7 +179,7 @@ class Worlds:
             del self.known[scope]
         self.forgotten += len(sizes) - len(self.known)
         if self.forgotten >= DEAD_WORLDS:
-            # A world is in circles, and whoever walks does not collect. Once for many: it looks through all that is kept.
+            # A world is in circles, and whoever walks does not collect. Once for many, since all is looked through.
             self.forgotten = 0
             gc.collect()
         return world
