@@ -120,7 +120,6 @@ class Attempt:
     """One pair of legs under way. A leg is open from its dispatch to its end."""
 
     __slots__ = (
-        "alone",
         "avoid_d",
         "d",
         "d_open",
@@ -133,7 +132,7 @@ class Attempt:
         "xid",
     )
 
-    def __init__(self, request: int, number: int, p: int, prefill_only: bool, alone: bool, avoid_d: int | None) -> None:
+    def __init__(self, request: int, number: int, p: int, prefill_only: bool, avoid_d: int | None) -> None:
         self.request = request
         self.number = number
         self.request_id = f"r{request}.{number}"
@@ -143,13 +142,11 @@ class Attempt:
         self.p_open = True
         self.d_open = False
         self.prefill_only = prefill_only
-        self.alone = alone
-        """No decode leg follows: P's token is all that is wanted, or its engine decodes too."""
         self.avoid_d = avoid_d
         """Where the attempt before had its decode leg."""
 
     def fork(self) -> Attempt:
-        other = Attempt(self.request, self.number, self.p, self.prefill_only, self.alone, self.avoid_d)
+        other = Attempt(self.request, self.number, self.p, self.prefill_only, self.avoid_d)
         other.d, other.p_open, other.d_open = self.d, self.p_open, self.d_open
         return other
 
@@ -243,8 +240,8 @@ class Router:
         if p is None:
             return (Reply(request, "failed", Code.UNREACHABLE, number - 1),)
         avoid_d = None if before is None or before.d < 0 else before.d
-        alone = prefill_only or p in self.aggregated
-        attempt = Attempt(request, number, p, prefill_only, alone, avoid_d)
+        attempt = Attempt(request, number, p, prefill_only, avoid_d)
+        alone = self._alone(attempt)
         self.attempts[attempt.request_id] = attempt
         self.by_request[request] = attempt
         first = DispatchPrefill(p, request, attempt.request_id, attempt.xid, not alone)
@@ -256,6 +253,10 @@ class Router:
         if second is None:
             return self._over(attempt, "failed", Code.UNREACHABLE)
         return (first, second)
+
+    def _alone(self, attempt: Attempt) -> bool:
+        """No decode leg follows: P's token is all that is wanted, or its engine decodes too."""
+        return attempt.prefill_only or attempt.p in self.aggregated
 
     def _send_decode(self, attempt: Attempt, params: KvParams) -> DispatchDecode | None:
         d = self.decode_choice.take(attempt.avoid_d)
@@ -276,7 +277,7 @@ class Router:
             if attempt.d_open and self.reports_prefill:
                 effects = (ReportPrefill(attempt.d, attempt.request_id, False),)
             return effects + self._failed(attempt, event.code)
-        if attempt.alone:
+        if self._alone(attempt):
             return self._over(attempt, "completed", Code.NONE)
         if attempt.d_open:
             return (ReportPrefill(attempt.d, attempt.request_id, True),) if self.reports_prefill else ()
