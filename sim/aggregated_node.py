@@ -39,15 +39,13 @@ class AggregatedNode(EngineNode):
         self.by_request: dict[RequestId, AggregatedLeg] = {}
         self.by_seq: dict[int, AggregatedLeg] = {}
         """Under the identity of the sequence: two attempts of one request may meet at one engine."""
-        self.steps_before = 0
-        """Steps that former lives of this engine have logged."""
 
     def accept(self, dispatch: DispatchPrefill) -> None:
         """A request has come over HTTP."""
         now, request, records = self.env.now, dispatch.request, self.world.records
         records.ends[ROUTE][request] = now
         records.decode_engine[request] = self.name
-        prefix = self.prefix_of(request) if self.world.prefixes else ()
+        prefix = self.prefix_of(request)
         seq = Sequence(request, records.input_tokens[request], records.output_tokens[request], prefix=prefix)
         try:
             self.engine.submit(seq, now)
@@ -78,8 +76,5 @@ class AggregatedNode(EngineNode):
         # Its prefill yields the first token: between the two nothing is handed over, admitted or moved.
         for stage in range(PREFILL, NOTIFY + 1):
             ends[stage][leg.request] = seq.first_token_ns
-        before = self.steps_before
-        if before:
-            seq.token_runs = [(first + before, last + before) for first, last in seq.token_runs]
-        world.decoded[leg.request_id] = (seq, outcome.at_ns)
+        self.decoded(leg.request_id, seq, outcome.at_ns)
         world.router.later(PrefillAnswered(leg.request_id, KvParams(self.info, leg.xid, leg.request_id, 0)))

@@ -40,8 +40,6 @@ class DecodeNode(EngineNode):
         self.legs: dict[RequestId, DecodeLeg] = {}
         self.by_seq: dict[int, DecodeLeg] = {}
         """Under the identity of the sequence: two attempts of one request may meet at one engine."""
-        self.steps_before = 0
-        """Steps that former lives of this engine have logged."""
         self.do.update(
             {
                 Enqueue: self.enqueue,
@@ -63,7 +61,7 @@ class DecodeNode(EngineNode):
         prompt = records.input_tokens[request]
         # P's first token, if the client has it from there, is input to D's first step; its KV is nobody's yet.
         given = world.prefill_tokens
-        prefix = self.prefix_of(request) if world.prefixes else ()
+        prefix = self.prefix_of(request)
         seq = Sequence(request, prompt + given, records.output_tokens[request] - given, True, False, prompt, prefix)
         leg = self.legs[dispatch.request_id] = self.by_seq[id(seq)] = DecodeLeg(request, dispatch.request_id, seq)
         blocks = -(-prompt // self.engine.limits.block_size)
@@ -114,10 +112,7 @@ class DecodeNode(EngineNode):
     def finished(self, seq: Sequence, at_ns: Instant) -> None:
         leg = self.by_seq[id(seq)]
         self.forget(leg)
-        before = self.steps_before
-        if before:
-            seq.token_runs = [(first + before, last + before) for first, last in seq.token_runs]
-        self.world.decoded[leg.request_id] = (seq, at_ns)
+        self.decoded(leg.request_id, seq, at_ns)
         self.world.router.later(DecodeEnded(leg.request_id))
 
     # The protocol's effects.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pdflow.cost.progression import boundary_after
 from pdflow.cost.step import PS_PER_NS
 from pdflow.engine.engine import Engine
-from pdflow.engine.sequence import Outcome
+from pdflow.engine.sequence import Outcome, Sequence
 from pdflow.memory.caching import CachingPool
-from pdflow.protocol.values import Instant
+from pdflow.protocol.values import Instant, RequestId
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS
 from sim.clock import AFTER_ENGINES, ENGINE, POLL
 from sim.node import FAR, TIME_REACHED, Node, Port
@@ -78,6 +78,8 @@ class EngineNode(Node):
         """Takes what the router sends, while the engine itself cannot."""
         self.busy_before_ps = 0
         """In steps of former lives."""
+        self.steps_before = 0
+        """Steps that former lives of this engine have logged, if it decodes."""
         self.prefix_cache_before = (0, 0)
         """What former lives counted."""
         if world.poll_ns:
@@ -157,6 +159,13 @@ class EngineNode(Node):
     def busy_ps(self, now: Instant) -> int:
         """Time in steps up to `now`, those of former lives included."""
         return self.busy_before_ps + (self.engine.busy_ps(now) if self.alive else 0)
+
+    def decoded(self, request_id: RequestId, seq: Sequence, at_ns: Instant) -> None:
+        """It has generated its last token, which the router has yet to hear."""
+        before = self.steps_before
+        if before:
+            seq.token_runs = [(first + before, last + before) for first, last in seq.token_runs]
+        self.world.decoded[request_id] = (seq, at_ns)
 
     def prefix_of(self, request: int) -> tuple[int, ...]:
         """The names of the prefix blocks that a prompt begins with, as this engine's pool counts them."""

@@ -66,7 +66,7 @@ class PrefillNode(EngineNode):
         request = leg.request
         records = self.world.records
         records.ends[ROUTE][request] = now
-        prefix = self.prefix_of(request) if self.world.prefixes else ()
+        prefix = self.prefix_of(request)
         seq = Sequence(request, records.input_tokens[request], 1, False, True, 0, prefix)
         begun = PrefillLeg(request, leg.request_id, leg.xid, seq, leg.keeps)
         self.by_xid[leg.xid] = self.by_request[leg.request_id] = self.by_seq[id(seq)] = begun
