@@ -124,13 +124,14 @@ def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
             return _held_against(_read(base_dir / name, name), f'"{name}"', "path", model, pool)
         case AiconfiguratorCost():
             file = cost_tables("aiconfigurator").get(f"{model.name}_{pool.gpu.name}_tp{pool.tp}")
-            # Brings numpy, which nothing else in loading a scenario needs.
-            from pdflow.scenario.aiconfigurator import tabulated
+            if file is None:
+                # Brings numpy, which nothing else in loading a scenario needs.
+                from pdflow.scenario.aiconfigurator import tabulated
 
-            try:
-                file = file or tabulated(pool.gpu.name, model.name, pool.tp)
-            except ValueError as error:
-                raise CostError(f"{error}; {_baked(model, pool)}", "cost", "model") from None
+                try:
+                    file = tabulated(pool.gpu.name, model.name, pool.tp)
+                except ValueError as error:
+                    raise CostError(f"{error}; {_baked(model, pool)}", "cost", "model") from None
             return _held_against(file, "aiconfigurator", "model", model, pool)
     return None
 
