@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pdflow.scenario.schema import Trace, TraceFormat
+from pdflow.scenario.workload_schema import Trace, TraceFormat
 from pdflow.workload.fit import fit
 from pdflow.workload.fit_arrivals import LEVELS
 from pdflow.workload.model_file import model_toml

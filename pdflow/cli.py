@@ -173,7 +173,7 @@ def _known_format(_ctx: click.Context, _param: click.Parameter, value: str | Non
     if value is not None:
         from typing import get_args
 
-        from pdflow.scenario.schema import TraceFormat
+        from pdflow.scenario.workload_schema import TraceFormat
 
         if value not in get_args(TraceFormat):
             raise click.BadParameter(f"{value!r} is not one of {', '.join(get_args(TraceFormat))}")

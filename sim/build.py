@@ -25,9 +25,10 @@ from pdflow.protocol.values import MS, EngineId
 from pdflow.results.steps import Steps
 from pdflow.routing.router import Router
 from pdflow.scenario.costs import step_cost
+from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.plan import plan_of
-from pdflow.scenario.schema import Pool, Scenario, seconds_to_ns
+from pdflow.scenario.schema import Pool, Scenario
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS
 from pdflow.workload.rng import Rng
 from sim.aggregated_node import AggregatedNode

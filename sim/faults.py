@@ -14,7 +14,7 @@ from pdflow.faults.draw import Numbers, Streams, Window, windows
 from pdflow.faults.plan import Crash, Fault, HangUp, Pause, Plan, Skew, Slow
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.values import EngineId, Instant
-from pdflow.scenario.schema import seconds_to_ns
+from pdflow.scenario.fields import seconds_to_ns
 from sim.clock import AFTER_ENGINES, INPUT
 from sim.hindrances import Hindrances
 from sim.lives import Lives

@@ -13,8 +13,9 @@ from pdflow.layout.shapes import KvShape
 from pdflow.network.network import Network, PathId, ResourceId
 from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.values import Address, EngineId
+from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.schema import Network as NetworkTable
-from pdflow.scenario.schema import Pool, seconds_to_ns
+from pdflow.scenario.schema import Pool
 
 
 class Route:

@@ -38,16 +38,11 @@ from pdflow.results.write import (
     write_timeline,
 )
 from pdflow.scenario.costs import kind_of, step_cost
+from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.resolution import resolution_of
-from pdflow.scenario.schema import (
-    Arrival,
-    ClosedArrival,
-    ConstantArrival,
-    GammaArrival,
-    Scenario,
-    seconds_to_ns,
-)
+from pdflow.scenario.schema import Scenario
 from pdflow.scenario.summary import trace_note
+from pdflow.scenario.workload_schema import Arrival, ClosedArrival, ConstantArrival, GammaArrival
 from pdflow.version import version
 from pdflow.workload.build import rate_of, requests
 from sim.build import Builder

@@ -24,7 +24,7 @@ from cattrs import (
 )
 from cattrs.gen import make_dict_structure_fn, make_mapping_structure_fn, override
 
-from pdflow.scenario import faults, schema
+from pdflow.scenario import faults, schema, workload_schema
 from pdflow.scenario.fields import Bound, key_of
 from pdflow.scenario.locate import KeyPath
 
@@ -58,24 +58,24 @@ class Tagged:
 
 
 TAGGED: Final[Mapping[Any, Tagged]] = {
-    schema.Arrival: Tagged(
+    workload_schema.Arrival: Tagged(
         "process",
         {
-            "poisson": schema.PoissonArrival,
-            "gamma": schema.GammaArrival,
-            "constant": schema.ConstantArrival,
-            "ramp": schema.RampArrival,
-            "diurnal": schema.DiurnalArrival,
-            "closed": schema.ClosedArrival,
+            "poisson": workload_schema.PoissonArrival,
+            "gamma": workload_schema.GammaArrival,
+            "constant": workload_schema.ConstantArrival,
+            "ramp": workload_schema.RampArrival,
+            "diurnal": workload_schema.DiurnalArrival,
+            "closed": workload_schema.ClosedArrival,
         },
     ),
-    schema.Length: Tagged(
+    workload_schema.Length: Tagged(
         "dist",
         {
-            "fixed": schema.FixedLength,
-            "uniform": schema.UniformLength,
-            "lognormal": schema.LognormalLength,
-            "empirical": schema.EmpiricalLength,
+            "fixed": workload_schema.FixedLength,
+            "uniform": workload_schema.UniformLength,
+            "lognormal": workload_schema.LognormalLength,
+            "empirical": workload_schema.EmpiricalLength,
         },
         bare="fixed",
     ),

@@ -16,15 +16,17 @@ from pdflow.scenario import faults, schema
 from pdflow.scenario.convert import Complaint, did_you_mean, one_of, shown, structure
 from pdflow.scenario.locate import KeyPath
 from pdflow.scenario.presets import Kind, presets
+from pdflow.scenario.transfer_schema import Transfer
+from pdflow.scenario.workload_schema import Workload
 
 T = TypeVar("T")
 
 TABLES: Final[Mapping[str, Any]] = {
     "scenario": schema.Header,
-    "workload": schema.Workload,
+    "workload": Workload,
     "model": ModelSpec,
     "pool": schema.Pool,
-    "transfer": schema.Transfer,
+    "transfer": Transfer,
     "network": schema.Network,
     "router": schema.Router,
     "slo": schema.Slo,
@@ -52,10 +54,10 @@ class Parts:
 
     workload_keys: frozenset[str] | None = None
     header: schema.Header | None = None
-    workload: schema.Workload | None = None
+    workload: Workload | None = None
     model: ModelSpec | None = None
     pools: list[schema.Pool | None] = attrs.field(factory=list)
-    transfer: schema.Transfer | None = None
+    transfer: Transfer | None = None
     network: schema.Network | None = None
     router: schema.Router | None = None
     slo: schema.Slo | None = None
@@ -79,12 +81,12 @@ def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
     if "workload" in document:
         if isinstance(document["workload"], Mapping):
             parts.workload_keys = frozenset(document["workload"])
-        parts.workload = _part(document["workload"], schema.Workload, ("workload",), found)
+        parts.workload = _part(document["workload"], Workload, ("workload",), found)
     if "model" in document:
         parts.model = _model(document["model"], found)
     if "pool" in document:
         parts.pools = _pools(document["pool"], found)
-    parts.transfer = _part(document.get("transfer", {}), schema.Transfer, ("transfer",), found)
+    parts.transfer = _part(document.get("transfer", {}), Transfer, ("transfer",), found)
     parts.network = _network(document.get("network", {}), found)
     parts.router = _part(document.get("router", {}), schema.Router, ("router",), found)
     parts.slo = _part(document.get("slo", {}), schema.Slo, ("slo",), found)

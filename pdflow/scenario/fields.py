@@ -88,3 +88,8 @@ def about(
 def key_of(field: attrs.Attribute[Any]) -> str:
     """The TOML key of an attrs field."""
     return field.metadata.get("key") or field.name
+
+
+def seconds_to_ns(seconds: float) -> int:
+    """A duration of the edge as the inside counts it, rounded to the nearest nanosecond."""
+    return round(seconds * 1_000_000_000)

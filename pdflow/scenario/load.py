@@ -22,8 +22,9 @@ from pdflow.scenario.document import DTYPES, Parts, read_document
 from pdflow.scenario.hf_config import HfConfigError, model_values
 from pdflow.scenario.locate import KeyPath, key_lines
 from pdflow.scenario.overrides import Override, apply_override, parse_override
-from pdflow.scenario.schema import MODELS, Scenario, Workload
+from pdflow.scenario.schema import Scenario
 from pdflow.scenario.validate import check
+from pdflow.scenario.workload_schema import MODELS, Workload
 from pdflow.workload.complaints import TraceError
 from pdflow.workload.model_file import ModelFileError
 from pdflow.workload.readers import check_trace, load_model, says_when

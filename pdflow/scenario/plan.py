@@ -27,7 +27,8 @@ from pdflow.scenario.faults import (
     SlowFault,
     TransferErrorFault,
 )
-from pdflow.scenario.schema import Pool, Scenario, seconds_to_ns
+from pdflow.scenario.fields import seconds_to_ns
+from pdflow.scenario.schema import Pool, Scenario
 
 
 def plan_of(scenario: Scenario) -> Plan:

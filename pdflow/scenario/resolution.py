@@ -12,8 +12,9 @@ from __future__ import annotations
 import attrs
 
 from pdflow.protocol.values import S
+from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.fit import kv_tokens_of
-from pdflow.scenario.schema import Scenario, seconds_to_ns
+from pdflow.scenario.schema import Scenario
 
 
 @attrs.frozen(kw_only=True)

@@ -6,16 +6,15 @@ import attrs
 
 from pdflow.scenario.fit import kv_tokens_of
 from pdflow.scenario.plan import plan_of
-from pdflow.scenario.schema import (
+from pdflow.scenario.schema import Pool, Scenario
+from pdflow.scenario.workload_schema import (
     Arrival,
     ClosedArrival,
     ConstantArrival,
     DiurnalArrival,
     GammaArrival,
     PoissonArrival,
-    Pool,
     RampArrival,
-    Scenario,
     Trace,
 )
 

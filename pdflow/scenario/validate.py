@@ -18,8 +18,10 @@ from pdflow.scenario.convert import Complaint, did_you_mean
 from pdflow.scenario.document import Parts
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.schema import Columns, Network, Pool, RampArrival, Transfer, Workload
+from pdflow.scenario.schema import Network, Pool
+from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.validate_faults import check_faults
+from pdflow.scenario.workload_schema import Columns, RampArrival, Workload
 from pdflow.workload.csv_rows import CSV_FORMATS
 from pdflow.workload.traces import OF_TEXTS
 

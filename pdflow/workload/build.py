@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from pdflow.protocol.values import Instant
-from pdflow.scenario.schema import (
+from pdflow.scenario.workload_schema import (
     Arrival,
     ClosedArrival,
     ConstantArrival,

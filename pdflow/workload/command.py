@@ -13,8 +13,8 @@ import msgspec
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.scenario.convert import structure
 from pdflow.scenario.fields import key_of
-from pdflow.scenario.schema import Columns, Trace, TraceFormat
 from pdflow.scenario.summary import trace_note
+from pdflow.scenario.workload_schema import Columns, Trace, TraceFormat
 from pdflow.workload.describe import describe
 from pdflow.workload.described import described
 from pdflow.workload.fit import UnfitError, fit

@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from pdflow.scenario.schema import Columns, Trace, TraceFormat
+from pdflow.scenario.workload_schema import Columns, Trace, TraceFormat
 from pdflow.workload.clock import CLOCKS
 from pdflow.workload.complaints import Complaints
 from pdflow.workload.request import Row

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pdflow.scenario.schema import TraceFormat
+from pdflow.scenario.workload_schema import TraceFormat
 from pdflow.workload.csv_rows import PUBLISHED, header_cells
 
 _WINDOW = re.compile(r"\d+(\.\d+)?,[\d.e+-]+,[\d.e+-]*,(Gamma|Weibull|),[\d.e+-]*,[\d.e+-]*\s*", re.ASCII).fullmatch

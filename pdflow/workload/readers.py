@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, TextIO, get_args
 
 from pdflow.errors import Problem
-from pdflow.scenario.schema import MODELS, Columns, Trace, TraceFormat
+from pdflow.scenario.workload_schema import MODELS, Columns, Trace, TraceFormat
 from pdflow.workload import servegen
 from pdflow.workload.complaints import Complaints, TraceError
 from pdflow.workload.guess import guess

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Final
 
 from pdflow.protocol.values import S
-from pdflow.scenario.schema import Trace, TraceFormat
+from pdflow.scenario.workload_schema import Trace, TraceFormat
 from pdflow.workload.csv_rows import CSV_FORMATS, columns_of, csv_rows, header_cells
 from pdflow.workload.json_rows import custom_rows, mooncake_rows, sharegpt_rows
 from pdflow.workload.request import Request, Row

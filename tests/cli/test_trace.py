@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pdflow.cli import cli
-from pdflow.scenario.schema import Trace, TraceFormat
+from pdflow.scenario.workload_schema import Trace, TraceFormat
 from pdflow.workload.guess import guess
 from pdflow.workload.readers import load_model, read_trace
 from pdflow.workload.statistics import statistics

@@ -9,15 +9,8 @@ import pytest
 
 from pdflow.errors import ScenarioError
 from pdflow.scenario import kv_tokens_of, load
-from pdflow.scenario.schema import (
-    MODELS,
-    ClosedArrival,
-    ConstantCost,
-    FixedLength,
-    PoissonArrival,
-    RooflineCost,
-    UniformLength,
-)
+from pdflow.scenario.schema import ConstantCost, RooflineCost
+from pdflow.scenario.workload_schema import MODELS, ClosedArrival, FixedLength, PoissonArrival, UniformLength
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from pdflow.scenario.schema import (
+from pdflow.scenario.workload_schema import (
     Arrival,
     ClosedArrival,
     ConstantArrival,

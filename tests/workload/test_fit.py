@@ -15,7 +15,7 @@ from scipy.special import gammaincinv
 from benchmarks.fit_workload import MODELS as FOLDER
 from benchmarks.fit_workload import TRACES as SOURCES
 from benchmarks.fit_workload import model
-from pdflow.scenario.schema import MODELS
+from pdflow.scenario.workload_schema import MODELS
 from pdflow.workload import Request
 from pdflow.workload.fit import FEWEST, UnfitError, fit, product_limit
 from pdflow.workload.fit_arrivals import LEVELS, clock_step_ns, dispersion

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.scenario.schema import Columns, Trace, TraceFormat
+from pdflow.scenario.workload_schema import Columns, Trace, TraceFormat
 from pdflow.workload import Request
 from pdflow.workload.clock import milliseconds_ns, nanoseconds_ns, seconds_ns
 from pdflow.workload.complaints import TraceError

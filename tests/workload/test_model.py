@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pdflow.scenario.schema import MODELS, Trace, TraceFormat
+from pdflow.scenario.workload_schema import MODELS, Trace, TraceFormat
 from pdflow.workload.model_file import ModelFileError
 from pdflow.workload.readers import load_model, read_trace
 from pdflow.workload.statistics import compare, statistics

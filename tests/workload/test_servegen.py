@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.scenario.schema import Trace, Workload
+from pdflow.scenario.workload_schema import Trace, Workload
 from pdflow.workload import Request
 from pdflow.workload.build import requests
 from pdflow.workload.complaints import TraceError

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.errors import ScenarioError
-from pdflow.scenario.schema import Trace, TraceFormat
+from pdflow.scenario.workload_schema import Trace, TraceFormat
 from pdflow.workload import Request
 from pdflow.workload.clock import instant_ns
 from pdflow.workload.complaints import REPORTED, TraceError

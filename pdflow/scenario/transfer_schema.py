@@ -1,0 +1,85 @@
+"""What [transfer] can say: method, dialect and the protocol's timers, whose defaults are those of its own text.
+
+The other tables, and how to read this class, are in `schema.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+from attrs import field
+
+from pdflow.protocol.timers import Timers
+from pdflow.scenario.fields import DELAY, FRACTION, TIMER, about, seconds_to_ns
+
+
+@attrs.frozen(kw_only=True)
+class Transfer:
+    """[transfer]: how KV moves, and the protocol's timers."""
+
+    method: Literal["nixl-push", "nixl-pull"] = field(
+        default="nixl-push", metadata=about("who moves the bytes: P writes (push) or D reads (pull)")
+    )
+    dialect: Literal["strict", "vllm-compat", "vllm-stock"] = field(
+        default="strict",
+        metadata=about(
+            "whose frames and rules: ours, vLLM 0.32's with the fixes C1 to C13, or as it is (simulate only)"
+        ),
+    )
+    kv_lease_duration_s: float = field(
+        default=30.0, metadata=about("P holds finished blocks this long unless renewed", TIMER)
+    )
+    deadline_s: float = field(default=600.0, metadata=about("a request's total deadline", TIMER))
+    sync_s: float = field(default=1.0, metadata=about("between SYNCs of a pair with something open", TIMER))
+    stall_s: float = field(default=30.0, metadata=about("no progress of a ready or running transfer", TIMER))
+    suspect_s: float = field(default=5.0, metadata=about("silence after which a peer is suspect", TIMER))
+    dead_s: float = field(default=15.0, metadata=about("silence after which a peer's requests are given up", TIMER))
+    registration_ttl_s: float = field(default=60.0, metadata=about("P keeps an unrenewed registration", TIMER))
+    no_request_s: float = field(
+        default=10.0,
+        metadata=about("P answers NO_REQUEST when a registration finds no prefill for this long", TIMER),
+    )
+    release_lease_s: float = field(default=2.0, metadata=about("the lease that RELEASE shortens to", TIMER))
+    cancel_first_s: float = field(default=0.2, metadata=about("first retransmission of CANCEL", TIMER))
+    cancel_last_s: float = field(default=2.0, metadata=about("longest gap between CANCELs", TIMER))
+    handshake_timeout_s: float = field(default=5.0, metadata=about("a handshake's reply, per rank", TIMER))
+    backoff_first_s: float = field(default=1.0, metadata=about("pause after a failed handshake", TIMER))
+    backoff_last_s: float = field(default=60.0, metadata=about("longest pause after failed handshakes", TIMER))
+    push_registration_timeout_s: float = field(
+        default=480.0, metadata=about("vllm-compat: D's watchdog over a registration", TIMER)
+    )
+    join_s: float = field(
+        default=2.0, metadata=about("vllm-compat: P waits this long for the other ranks' registrations", TIMER)
+    )
+    writer_poll_s: float = field(default=0.001, metadata=about("vllm-compat push: the writer thread's poll", DELAY))
+    quarantine_fraction: float = field(
+        default=0.25, metadata=about("share of D's pool that one peer may hold registered or quarantined", FRACTION)
+    )
+    quarantine_suspect_fraction: float = field(
+        default=0.10, metadata=about("share of D's pool in quarantine above which suspect peers get nothing", FRACTION)
+    )
+
+    def timers(self) -> Timers:
+        """The protocol's durations; what vLLM derives from the lease is derived as there."""
+        lease_ns = seconds_to_ns(self.kv_lease_duration_s)
+        return Timers(
+            lease_ns=lease_ns,
+            lease_extension_ns=lease_ns * 2 // 3,
+            heartbeat_ns=lease_ns // 6,
+            release_lease_ns=seconds_to_ns(self.release_lease_s),
+            registration_ttl_ns=seconds_to_ns(self.registration_ttl_s),
+            no_request_ns=seconds_to_ns(self.no_request_s),
+            join_ns=seconds_to_ns(self.join_s),
+            sync_ns=seconds_to_ns(self.sync_s),
+            suspect_ns=seconds_to_ns(self.suspect_s),
+            dead_ns=seconds_to_ns(self.dead_s),
+            stall_ns=seconds_to_ns(self.stall_s),
+            deadline_ns=seconds_to_ns(self.deadline_s),
+            watchdog_ns=seconds_to_ns(self.push_registration_timeout_s),
+            cancel_first_ns=seconds_to_ns(self.cancel_first_s),
+            cancel_last_ns=seconds_to_ns(self.cancel_last_s),
+            backoff_first_ns=seconds_to_ns(self.backoff_first_s),
+            backoff_last_ns=seconds_to_ns(self.backoff_last_s),
+            handshake_queue_ns=seconds_to_ns(self.handshake_timeout_s),
+        )
