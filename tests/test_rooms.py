@@ -77,6 +77,7 @@ EXCEPTIONS: Final = {
     "sim/check/parts/walk.py": Permit("a budget of time", "time"),
     "sim/check/report.py": Permit("how long it has taken so far", "time"),
     "sim/check/story.py": Permit("reads and writes story files", touches_files=True),
+    "sim/live.py": Permit("draws a few times a second", "time"),
     "sim/run.py": Permit(
         "--out, SOURCE_DATE_EPOCH, a wall clock for the speed it prints, Ctrl-C",
         "os signal sys threading time",

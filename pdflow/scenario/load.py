@@ -13,15 +13,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import attrs
-
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.convert import Complaint, MisfitError, did_you_mean, shown
+from pdflow.scenario.convert import Complaint, did_you_mean, shown
 from pdflow.scenario.costs import check_costs
 from pdflow.scenario.document import DTYPES, Parts, read_document
+from pdflow.scenario.draft import Draft
 from pdflow.scenario.hf_config import HfConfigError, model_values
-from pdflow.scenario.locate import KeyPath, key_lines
-from pdflow.scenario.overrides import Override, apply_override, parse_override
+from pdflow.scenario.locate import key_lines
 from pdflow.scenario.schema import Scenario
 from pdflow.scenario.validate import check
 from pdflow.scenario.workload_schema import MODELS, Workload
@@ -32,7 +30,6 @@ from pdflow.workload.readers import check_trace, load_model, says_when
 T = TypeVar("T")
 
 _LINE_OF_ERROR: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
-_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def load(path: str | os.PathLike[str], *, overrides: Iterable[str] = (), seed: int | None = None) -> Scenario:
@@ -40,12 +37,25 @@ def load(path: str | os.PathLike[str], *, overrides: Iterable[str] = (), seed: i
 
     `overrides` are KEY=VALUE texts as `--set` takes them. Raises ScenarioError with every problem found.
     """
+    draft = read(path)
+    draft.override(overrides, seed)
+    return resolve(draft)
+
+
+def read(path: str | os.PathLike[str]) -> Draft:
+    """A scenario file as it stands, not looked at further. Raises ScenarioError for what is no TOML."""
     file = os.fspath(path)
-    text = _read(file)
-    document = _parse(file, text)
-    source = _Source(file, key_lines(text), document)
-    source.override(overrides, seed)
-    of_model = _take_config(file, document)
+    return parse(file, _read(file))
+
+
+def parse(file: str, text: str) -> Draft:
+    """A TOML text, as if it stood in that file. Raises ScenarioError."""
+    return Draft(file, _parse(file, text), key_lines(text))
+
+
+def resolve(draft: Draft) -> Scenario:
+    """What a draft says, presets and other files resolved; the draft stays as it is. Raises ScenarioError."""
+    file, (document, of_model) = draft.file, _with_config(draft.file, draft.document)
     parts, complaints = read_document(document)
     if of_model:
         # Whatever else is missing in [model] would have come from there.
@@ -54,7 +64,7 @@ def load(path: str | os.PathLike[str], *, overrides: Iterable[str] = (), seed: i
     complaints += of_costs
     complaints += check(parts)
     of_path, of_lines = _trace_problems(file, parts)
-    problems = source.problems(complaints + of_path) + of_lines + of_cost_files
+    problems = draft.problems(complaints + of_path) + of_lines + of_cost_files
     if problems:
         raise ScenarioError(problems)
     return _scenario(file, parts)
@@ -88,93 +98,23 @@ def _parse(file: str, text: str) -> dict[str, Any]:
         raise ScenarioError([problem]) from None
 
 
-@attrs.define
-class _Source:
-    """Where each part of a document was written: on a line of the file, or on the command line."""
-
-    file: str
-    lines: Mapping[KeyPath, int]
-    document: dict[str, Any]
-    overridden: dict[KeyPath, str] = attrs.field(factory=dict)
-    refused: list[Problem] = attrs.field(factory=list)
-
-    def override(self, texts: Iterable[str], seed: int | None) -> None:
-        """Apply `--set`s in order, then `--seed`; those that lead nowhere are remembered as problems."""
-        for text in texts:
-            try:
-                override = parse_override(text)
-                self.overridden[apply_override(self.document, override)] = override.place
-            except MisfitError as error:
-                self.refused.append(Problem(f"--set {text}", "", str(error)))
-        if seed is not None and isinstance(self.document.setdefault("scenario", {}), dict):
-            override = Override(f"--seed {seed}", ("scenario", "seed"), seed)
-            self.overridden[apply_override(self.document, override)] = override.place
-
-    def problems(self, complaints: Iterable[Complaint]) -> list[Problem]:
-        """Complaints with their places, in the order of the file, the command line's last."""
-        placed = [(self._line(c.path), i, c) for i, c in enumerate(complaints)]
-        placed.sort(key=lambda item: (item[0] is None, item[0] or 0, item[1]))
-        located = [Problem(self._place(c.path), self._shown(c.path), c.message) for _, _, c in placed]
-        return list(dict.fromkeys(located)) + self.refused
-
-    def _place(self, path: KeyPath) -> str:
-        line = self._line(path)
-        return f"{self.file}:{line}" if line is not None else self._override_of(path) or self.file
-
-    def _line(self, path: KeyPath) -> int | None:
-        """The line of the key, or of the nearest table around it; None if the command line said it."""
-        if self._override_of(path) is not None:
-            return None
-        while path and path not in self.lines:
-            path = path[:-1]
-        return self.lines.get(path, 1)
-
-    def _override_of(self, path: KeyPath) -> str | None:
-        """The option that said this key, a table around it, or all that there is of it."""
-        around = [path[:end] for end in range(len(path), 0, -1)]
-        for table in around:
-            if table in self.overridden:
-                return self.overridden[table]
-        for table in around:
-            if table in self.lines:
-                return None
-            for key, place in self.overridden.items():
-                if key[: len(table)] == table:
-                    return place
-        return None
-
-    def _shown(self, path: KeyPath) -> str:
-        """The path as --set would say it: pools by their names."""
-        shown = ""
-        for depth, part in enumerate(path):
-            if depth == 1 and path[0] == "pool":
-                name = self._pool_name(part)
-                shown += f".{name}" if name else f"[{part}]"
-            elif isinstance(part, int):
-                shown += f"[{part}]"
-            else:
-                key = part if _BARE_KEY.fullmatch(part) else f'"{part}"'
-                shown += f".{key}" if shown else key
-        return shown
-
-    def _pool_name(self, index: str | int) -> str | None:
-        """The name of a pool, if it has one that is its own."""
-        pools = self.document["pool"]
-        names = [pool.get("name") if isinstance(pool, dict) else None for pool in pools]
-        name = names[index] if isinstance(index, int) else None
-        return name if isinstance(name, str) and _BARE_KEY.fullmatch(name) and names.count(name) == 1 else None
-
-
-def _take_config(file: str, document: dict[str, Any]) -> list[Complaint]:
-    """Put what `hf_config` says under what [model] says itself."""
+def _with_config(file: str, document: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Complaint]]:
+    """The document with what `hf_config` says put under what [model] says itself."""
     table = document.get("model")
-    if not isinstance(table, dict) or "hf_config" not in table:
-        return []
-    name, path = table.pop("hf_config"), ("model", "hf_config")
-    if "preset" in table:
-        return [Complaint(path, "and a preset both say what the model is; give one of the two")]
+    if not isinstance(table, Mapping) or "hf_config" not in table:
+        return document, []
+    own = {key: value for key, value in table.items() if key != "hf_config"}
+    values, complaints = _config_values(file, table["hf_config"], own)
+    return {**document, "model": {**values, **own}}, complaints
+
+
+def _config_values(file: str, name: object, own: Mapping[str, Any]) -> tuple[dict[str, Any], list[Complaint]]:
+    """What a config.json says that [model] does not."""
+    path = ("model", "hf_config")
+    if "preset" in own:
+        return {}, [Complaint(path, "and a preset both say what the model is; give one of the two")]
     if not isinstance(name, str) or not name:
-        return [Complaint(path, f"is {shown(name)}, expected the path of a config.json")]
+        return {}, [Complaint(path, f"is {shown(name)}, expected the path of a config.json")]
     config_file = Path(file).parent / name
     try:
         config = json.loads(config_file.read_bytes())
@@ -182,18 +122,16 @@ def _take_config(file: str, document: dict[str, Any]) -> list[Complaint]:
             raise HfConfigError("is not a JSON object")
         values = model_values(config)
     except OSError as error:
-        return [
-            Complaint(path, f'"{name}" cannot be read: {error.strerror}; looked for {os.path.normpath(config_file)}')
-        ]
+        looked = os.path.normpath(config_file)
+        return {}, [Complaint(path, f'"{name}" cannot be read: {error.strerror}; looked for {looked}')]
     except HfConfigError as error:
-        return [Complaint(path, f'"{name}" {error}')]
+        return {}, [Complaint(path, f'"{name}" {error}')]
     except (ValueError, RecursionError):
-        return [Complaint(path, f'"{name}" is not JSON')]
+        return {}, [Complaint(path, f'"{name}" is not JSON')]
     for key in DTYPES:
-        if key in table:
+        if key in own:
             values.pop(DTYPES[key][0], None)
-    document["model"] = {"name": config_file.resolve().parent.name, **values, **table}
-    return []
+    return {"name": config_file.resolve().parent.name, **values}, []
 
 
 def _trace_problems(file: str, parts: Parts) -> tuple[list[Complaint], list[Problem]]:

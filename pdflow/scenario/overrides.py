@@ -17,7 +17,8 @@ from pdflow.scenario.locate import KeyPath
 
 @attrs.frozen
 class Override:
-    """One replacement: `place` is how the author wrote it ("--set pool.decode.tp=2"), for messages."""
+    """One replacement: `place` is how the author wrote it ("--set pool.decode.tp=2"), for messages. A value None, which
+    TOML cannot say but Python can, takes the key away."""
 
     place: str
     key: KeyPath
@@ -30,7 +31,7 @@ def parse_override(text: str) -> Override:
     key, sign, value = text.partition("=")
     if not sign:
         raise MisfitError("expected key=value, as in --set pool.decode.tp=2")
-    return Override(place, _key(key), _value(value))
+    return Override(place, parse_key(key), _value(value))
 
 
 def apply_override(document: dict[str, Any], override: Override) -> KeyPath:
@@ -44,7 +45,10 @@ def apply_override(document: dict[str, Any], override: Override) -> KeyPath:
         raise MisfitError(f"pool.{last} is a pool; say which of its keys, as in pool.{last}.tp")
     if not isinstance(inside, dict):
         raise MisfitError(f"{'.'.join(map(str, path))} is {shown(inside)}, so it has no key {last}")
-    inside[last] = override.value
+    if override.value is None:
+        inside.pop(last, None)
+    else:
+        inside[last] = override.value
     return (*path, last)
 
 
@@ -68,7 +72,8 @@ def _names_a_pool(path: KeyPath, inside: Any) -> bool:
     return path == ("pool",) and isinstance(inside, list)
 
 
-def _key(text: str) -> KeyPath:
+def parse_key(text: str) -> KeyPath:
+    """The parts of a dotted TOML key. Raises MisfitError."""
     try:
         table: Any = tomllib.loads(f"{text} = 0")
     except (ValueError, RecursionError):

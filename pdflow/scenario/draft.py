@@ -1,0 +1,117 @@
+"""A scenario as it was written, before anybody asks what it means: a document, its places, what replaced some of it.
+
+It decides how a place is called in an error. What is wrong is for others to say (`load.resolve`).
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from pdflow.errors import Problem
+from pdflow.scenario.convert import Complaint, MisfitError, shown
+from pdflow.scenario.locate import KeyPath
+from pdflow.scenario.overrides import Override, apply_override, parse_key, parse_override
+
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@attrs.define
+class Draft:
+    """A document, and where each part of it was written: on a line of the file, on the command line, or in Python.
+
+    `lines` is None where there is no file, as of a dict: then only the name `file` is said.
+    """
+
+    file: str
+    document: dict[str, Any]
+    lines: Mapping[KeyPath, int] | None = None
+    overridden: dict[KeyPath, str] = attrs.field(factory=dict)
+    refused: list[Problem] = attrs.field(factory=list)
+
+    def override(self, texts: Iterable[str], seed: int | None) -> None:
+        """Apply `--set`s in order, then `--seed`; those that lead nowhere are remembered as problems."""
+        for text in texts:
+            try:
+                self._apply(parse_override(text))
+            except MisfitError as error:
+                self.refused.append(Problem(f"--set {text}", "", str(error)))
+        if seed is not None and isinstance(self.document.setdefault("scenario", {}), dict):
+            self._apply(Override(f"--seed {seed}", ("scenario", "seed"), seed))
+
+    def edited(self, edits: Mapping[str, Any]) -> Draft:
+        """Another one with these values by dotted key, None for none; those that lead nowhere are remembered."""
+        draft = attrs.evolve(
+            self,
+            document=copy.deepcopy(self.document),
+            overridden=self.overridden.copy(),
+            refused=self.refused.copy(),
+        )
+        for key, value in edits.items():
+            place = f"edit {key}={shown(value)}"
+            try:
+                draft._apply(Override(place, parse_key(key), value))
+            except MisfitError as error:
+                draft.refused.append(Problem(place, "", str(error)))
+        return draft
+
+    def _apply(self, override: Override) -> None:
+        self.overridden[apply_override(self.document, override)] = override.place
+
+    def problems(self, complaints: Iterable[Complaint]) -> list[Problem]:
+        """Complaints with their places, in the order of the file, the command line's last."""
+        placed = [(self._line(c.path), i, c) for i, c in enumerate(complaints)]
+        placed.sort(key=lambda item: (item[0] is None, item[0] or 0, item[1]))
+        located = [Problem(self._place(c.path), self._shown(c.path), c.message) for _, _, c in placed]
+        return list(dict.fromkeys(located)) + self.refused
+
+    def _place(self, path: KeyPath) -> str:
+        line = self._line(path)
+        return f"{self.file}:{line}" if line is not None else self._override_of(path) or self.file
+
+    def _line(self, path: KeyPath) -> int | None:
+        """The line of the key, or of the nearest table around it; None if no file said it."""
+        if self.lines is None or self._override_of(path) is not None:
+            return None
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+    def _override_of(self, path: KeyPath) -> str | None:
+        """The option that said this key, a table around it, or all that there is of it."""
+        around = [path[:end] for end in range(len(path), 0, -1)]
+        for table in around:
+            if table in self.overridden:
+                return self.overridden[table]
+        for table in around:
+            if self.lines is not None and table in self.lines:
+                return None
+            for key, place in self.overridden.items():
+                if key[: len(table)] == table:
+                    return place
+        return None
+
+    def _shown(self, path: KeyPath) -> str:
+        """The path as --set would say it: pools by their names."""
+        shown = ""
+        for depth, part in enumerate(path):
+            if depth == 1 and path[0] == "pool":
+                name = self._pool_name(part)
+                shown += f".{name}" if name else f"[{part}]"
+            elif isinstance(part, int):
+                shown += f"[{part}]"
+            else:
+                key = part if _BARE_KEY.fullmatch(part) else f'"{part}"'
+                shown += f".{key}" if shown else key
+        return shown
+
+    def _pool_name(self, index: str | int) -> str | None:
+        """The name of a pool, if it has one that is its own."""
+        pools = self.document["pool"]
+        names = [pool.get("name") if isinstance(pool, dict) else None for pool in pools]
+        name = names[index] if isinstance(index, int) else None
+        return name if isinstance(name, str) and _BARE_KEY.fullmatch(name) and names.count(name) == 1 else None

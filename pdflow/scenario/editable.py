@@ -1,0 +1,165 @@
+"""`pdflow.Scenario`: a scenario in a person's hands, to load, change, look at and save.
+
+It is what was written (a draft: the document, and the places of its parts) beside what that comes to (`resolved`, the
+`schema.Scenario` that a world runs). There are two classes because presets, defaults and other files are gone from the
+resolved one, and what a person changes and saves must still have them: a GPU replaced there would keep the old one's
+name, and a file written from it would pin every default of today. Rules are in neither: `load.resolve` has them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import attrs
+
+from pdflow.scenario.draft import Draft
+from pdflow.scenario.load import parse, read, resolve
+from pdflow.scenario.paths import with_paths
+from pdflow.scenario.schema import Pool
+from pdflow.scenario.schema import Scenario as Resolved
+from pdflow.scenario.summary import workload_summary
+from pdflow.scenario.toml_text import toml_text
+
+_NO_EDITS: Final[Mapping[str, Any]] = MappingProxyType({})
+_NAMELESS: Final = "scenario"
+"""What a scenario that no file holds is called."""
+
+
+@attrs.frozen(eq=False, repr=False)
+class Scenario:
+    """A sound scenario. Nothing changes it; `with_` makes another. Equal ones say the same of the same files.
+
+    Attributes:
+        draft: what was written, and where.
+        resolved: what that comes to, presets and defaults filled in.
+        edits: what `with_` changed since it was loaded, by dotted key.
+    """
+
+    draft: Draft
+    resolved: Resolved
+    edits: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], overrides: Mapping[str, Any] = _NO_EDITS) -> Scenario:
+        """From a TOML file, some of its values replaced. Raises ScenarioError with every problem and its line."""
+        return cls._of(read(path), overrides)
+
+    @classmethod
+    def from_toml(cls, text: str, *, folder: str | os.PathLike[str] = "") -> Scenario:
+        """From the text of a TOML file. Relative paths start at `folder`. Raises ScenarioError."""
+        return cls._of(parse(os.path.join(folder, _NAMELESS), text))
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any], *, folder: str | os.PathLike[str] = "") -> Scenario:
+        """From tables as a TOML file has them. Relative paths start at `folder`. Raises ScenarioError."""
+        return cls._of(Draft(os.path.join(folder, _NAMELESS), _plain(document, "the scenario")))
+
+    @classmethod
+    def _of(cls, draft: Draft, edits: Mapping[str, Any] = _NO_EDITS, before: Mapping[str, Any] = _NO_EDITS) -> Scenario:
+        plain = {key: None if value is None else _plain(value, key) for key, value in edits.items()}
+        edited = draft.edited(plain)
+        return cls(edited, resolve(edited), {**before, **plain})
+
+    def with_(self, edits: Mapping[str, Any] = _NO_EDITS, /, **more: Any) -> Scenario:
+        """Another scenario with some values replaced, by dotted key as `--set` takes them; None takes a key away.
+
+        As in `scenario.with_({"transfer.method": "nixl-pull"})`, or of a whole table, `scenario.with_(slo={})`. All
+        edits are made before any is checked. Raises ScenarioError.
+        """
+        return self._of(self.draft, {**edits, **more}, self.edits)
+
+    def document(self) -> dict[str, Any]:
+        """Its tables, as `from_dict` takes them; a copy. Paths are relative to `folder`."""
+        return with_paths(self.draft.document, lambda path: path)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a TOML file that loads as an equal scenario: comments are gone, and paths start at the new folder."""
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        document = with_paths(self.draft.document, lambda old: self._seen_from(file.parent, old))
+        document = {"scenario": {"name": self.name, **document.pop("scenario", {})}, **document}
+        file.write_text(toml_text(document), encoding="utf-8")
+
+    def _seen_from(self, folder: Path, path: str) -> str:
+        return path if os.path.isabs(path) else os.path.relpath(self.folder / path, folder)
+
+    @property
+    def name(self) -> str:
+        """What [scenario] or the file calls it."""
+        return self.resolved.name
+
+    @property
+    def seed(self) -> int:
+        """Where its randomness starts."""
+        return self.resolved.seed
+
+    @property
+    def folder(self) -> Path:
+        """Where relative paths start."""
+        return self.resolved.base_dir
+
+    def __eq__(self, other: object) -> bool:
+        return self._said() == other._said() if isinstance(other, Scenario) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.seed))
+
+    def _said(self) -> tuple[str, int, dict[str, Any]]:
+        document = with_paths(self.draft.document, lambda path: os.path.abspath(self.folder / path))
+        document.pop("scenario", None)
+        return self.name, self.seed, document
+
+    def __repr__(self) -> str:
+        rows = "".join(f"\n  {name:<9} {what}" for name, what in self._rows())
+        return f"<Scenario {self.name!r} seed {self.seed}{rows}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><th scope="row" style="text-align:left">{escape(name)}</th>'
+            f'<td style="text-align:left">{escape(what)}</td></tr>'
+            for name, what in self._rows()
+        )
+        text = f"<details><summary>as TOML</summary><pre>{escape(toml_text(self.draft.document))}</pre></details>"
+        return f"<b>{escape(self.name)}</b>, seed {self.seed}<table>{rows}</table>{text}"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        it = self.resolved
+        slo = [f"{name} {bound:g} ms" for name, bound in _bounds(it) if bound is not None]
+        return [
+            ("workload", workload_summary(it)),
+            ("model", it.model.name),
+            *(("pool", _pool_line(pool)) for pool in it.pools),
+            ("transfer", f"{it.transfer.method}, {it.transfer.dialect}, over {it.network.preset}"),
+            ("router", f"{it.router.policy}, {it.router.dispatch} dispatch"),
+            *([("SLO", ", ".join(slo))] if slo else []),
+            *([("edited", ", ".join(f"{key} = {value}" for key, value in self.edits.items()))] if self.edits else []),
+        ]
+
+
+def _pool_line(pool: Pool) -> str:
+    return f"{pool.name}, {pool.role}: {pool.replicas} x {pool.gpu.name}, TP {pool.tp}, PP {pool.pp}"
+
+
+def _bounds(scenario: Resolved) -> list[tuple[str, float | None]]:
+    return [("TTFT", scenario.slo.ttft_ms), ("TPOT", scenario.slo.tpot_ms), ("E2E", scenario.slo.e2e_ms)]
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A value of Python, numpy's scalars and arrays included, as TOML would have given it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, where) for key, item in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [_plain(item, where) for item in value]
+    if isinstance(value, (bool, int, float, str)):
+        # Subclasses too: numpy.float64 is a float whose repr is none of TOML's.
+        return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist(), where)
+    raise TypeError(f"{where} is {value!r}, which a scenario cannot hold")

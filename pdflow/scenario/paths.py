@@ -1,0 +1,31 @@
+"""Which values of a document are paths of files, relative to the scenario's own.
+
+Whoever puts a scenario into another folder, or asks which files it stands on, goes through here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pdflow.scenario.workload_schema import MODELS
+
+
+def with_paths(document: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """A copy of a sound document with every path changed."""
+    changed = copy.deepcopy(dict(document))
+    for table, key in _places(changed):
+        table[key] = change(table[key])
+    return changed
+
+
+def _places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The tables that hold a path, each with its key."""
+    trace = document.get("workload", {}).get("trace", {})
+    tables = [(trace, "path"), (trace, "dataset"), (document.get("model", {}), "hf_config")]
+    tables += [(pool["cost"], "path") for pool in document.get("pool", []) if "cost" in pool]
+    yield from ((table, key) for table, key in tables if key in table)
+    like = document.get("workload", {}).get("like")
+    if like is not None and like not in MODELS:
+        yield document["workload"], "like"
