@@ -55,6 +55,7 @@ EXCEPTIONS: Final = {
     "pdflow/scenario/costs.py": Permit(
         "reads cost files, and those that come with pdflow", "importlib", touches_files=True
     ),
+    "pdflow/scenario/editable.py": Permit("writes scenario files", "os", touches_files=True),
     "pdflow/scenario/load.py": Permit("reads scenario files", "os", touches_files=True),
     "pdflow/scenario/presets.py": Permit("reads the presets that come with pdflow", "importlib", touches_files=True),
     "pdflow/workload/readers.py": Permit("reads traces and bundled models", "importlib", touches_files=True),
