@@ -95,7 +95,7 @@ def fill(dirty: Iterable[Path], mark: int) -> list[Path]:
 
     `mark` is a number that no earlier filling of these paths has used.
     """
-    links = _links_around(dirty, mark)
+    links = links_around(dirty, mark)
     affected: list[Path] = []
     shares: list[tuple[int, int, Resource]] = []
     for link in links:
@@ -127,7 +127,7 @@ def fill(dirty: Iterable[Path], mark: int) -> list[Path]:
     return affected
 
 
-def _links_around(dirty: Iterable[Path], mark: int) -> list[Resource]:
+def links_around(dirty: Iterable[Path], mark: int) -> list[Resource]:
     """Every resource that shares a path, directly or through others, with a dirty path."""
     links: list[Resource] = []
     for path in dirty:

@@ -1,0 +1,62 @@
+"""A network that also says what each of its links carries, whenever that changes.
+
+The same links, flows and ends: what is told follows from the rates that are worked out anyway, at the tick at which
+they change, and is worked out only here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from pdflow.network.filling import Path, Resource, links_around
+from pdflow.network.network import FlowId, Network, PathId, ResourceId
+from pdflow.network.units import RATE_BITS, SNAP_TICKS, TICK_BITS
+
+Told: TypeAlias = Callable[[ResourceId, int, int], None]
+"""From this ns on, the resource carries so many bytes per second, all its flows together; perhaps as it did before."""
+
+
+_HALF = 1 << (RATE_BITS - 1)
+
+
+class WatchedNetwork(Network):
+    """Tells `told` of each resource with a limit; what happens within one ns is told with one ns, the last word last.
+
+    An unlimited resource carries at no rate that could be told.
+    """
+
+    def __init__(self, told: Told) -> None:
+        super().__init__()
+        self._told = told
+
+    def start(self, path: PathId, nbytes: int, now: int) -> FlowId:
+        """As of the other network."""
+        flow = super().start(path, nbytes, now)
+        route = self._paths[path]
+        if route.index not in self._dirty:  # else `_settle` tells
+            self._tell(route.limits)
+        return flow
+
+    def set_bandwidth(self, resource: ResourceId, bandwidth_bytes_per_s: int | None, now: int) -> None:
+        """As of the other network."""
+        super().set_bandwidth(resource, bandwidth_bytes_per_s, now)
+        if bandwidth_bytes_per_s is None:
+            self._tell((self._resources[resource],))
+
+    def _settle(self) -> None:
+        self._mark += 1
+        links = links_around(self._dirty.values(), self._mark)
+        super()._settle()
+        self._tell(links)
+
+    def _leave(self, path: Path, gone: int, tick: int) -> None:
+        super()._leave(path, gone, tick)
+        if path.index not in self._dirty:
+            self._tell(path.limits)
+
+    def _tell(self, links: Iterable[Resource]) -> None:
+        ns = -((SNAP_TICKS - self._tick) >> TICK_BITS)
+        for link in links:
+            rate = sum(path.count * path.rate for path in link.paths.values())
+            self._told(link.index, ns, (rate + _HALF) >> RATE_BITS)
