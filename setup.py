@@ -36,6 +36,7 @@ COMPILED = [
     "sim/fabric.py",
     "sim/node.py",
     "sim/paths.py",
+    "sim/recording.py",
     "sim/world.py",
     "sim/writer.py",
 ]

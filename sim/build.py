@@ -38,6 +38,7 @@ from sim.fabric import Fabric
 from sim.faults import Faults
 from sim.paths import Paths
 from sim.prefill_node import PrefillNode
+from sim.recording import RecordedEngine, Recorder
 from sim.router_node import RouterNode
 from sim.world import World
 
@@ -68,10 +69,11 @@ class Place:
 class Builder:
     """Puts one world together."""
 
-    def __init__(self, scenario: Scenario, exact: bool = False) -> None:
+    def __init__(self, scenario: Scenario, exact: bool = False, recorder: Recorder | None = None) -> None:
         self.scenario = scenario
         self.exact = exact
         self.world = World()
+        self.world.recorder = recorder
         self.dialect = DIALECTS[scenario.transfer.dialect]
         self.pulls = scenario.transfer.method == "nixl-pull"
         self.timers = scenario.transfer.timers()
@@ -95,7 +97,7 @@ class Builder:
         if world.poll_ns and not self.pulls:
             world.writer_ns = seconds_to_ns(scenario.transfer.writer_poll_s)
         world.prefill_tokens = 1 if scenario.router.first_token == "prefill" else 0
-        network = Network()
+        network = Network() if world.recorder is None else world.recorder.network()
         pool_of = {f"{pool.name}-{i}": pool for pool in scenario.pools for i in range(pool.replicas)}
         paths = Paths(network, table, pool_of, self.shapes, self.initiator, self.rule)
         world.fabric = Fabric(
@@ -130,7 +132,7 @@ class Builder:
             max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
             block_size=pool.block_size,
         )
-        cost = step_cost(model, pool, self.scenario.base_dir)
+        cost = self.world.costs[pool.name] = step_cost(model, pool, self.scenario.base_dir)
         blocks = kv_tokens_of(model, pool) // pool.block_size
         block_bytes = self.shapes[pool.name].engine_bytes_per_token(pool.tp) * pool.block_size
         span = self.span(pool)
@@ -166,9 +168,16 @@ class Builder:
         preempted = self.world.steps.setdefault(f"{engine} preempted", Steps())
         return steps, preempted
 
+    def engine(self, place: Place, info: EngineInfo, generation: int, *logs: Steps) -> Engine:
+        """What computes in one life of an engine."""
+        pool, recorder = pool_after(place, generation), self.world.recorder
+        if recorder is not None:
+            return RecordedEngine(recorder.kv_blocks[info.engine], place.limits, place.cost, pool, self.exact, *logs)
+        return self.engine_class(place.limits, place.cost, pool, self.exact, *logs)
+
     def prefill(self, place: Place, info: EngineInfo, incarnation: int, generation: int = 0) -> PrefillNode:
         """One life of a prefill engine. `generation` is the last of its former life's."""
-        engine = self.engine_class(place.limits, place.cost, pool_after(place, generation), self.exact)
+        engine = self.engine(place, info, generation)
         node = PrefillNode(self.world, place.index, info.engine, engine, place.block_bytes)
         node.make_scheduler(ProducerScheduler(info, incarnation, self.dialect, self.pulls), incarnation)
         for rank in range(info.shards.ranks):
@@ -178,14 +187,12 @@ class Builder:
 
     def aggregated(self, place: Place, info: EngineInfo, generation: int = 0) -> AggregatedNode:
         """One life of an engine that serves requests alone. `generation` is the last of its former life's."""
-        pool = pool_after(place, generation)
-        engine = self.engine_class(place.limits, place.cost, pool, self.exact, *self.logs(info.engine))
+        engine = self.engine(place, info, generation, *self.logs(info.engine))
         return AggregatedNode(self.world, place.index, info, engine, place.block_bytes)
 
     def decode(self, place: Place, info: EngineInfo, incarnation: int, generation: int = 0) -> DecodeNode:
         """One life of a decode engine. `generation` is the last of its former life's."""
-        pool = pool_after(place, generation)
-        engine = self.engine_class(place.limits, place.cost, pool, self.exact, *self.logs(info.engine))
+        engine = self.engine(place, info, generation, *self.logs(info.engine))
         node = DecodeNode(self.world, place.index, info.engine, engine, place.block_bytes)
         scheduler = ConsumerScheduler(
             info,

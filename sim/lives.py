@@ -60,6 +60,8 @@ class Lives:
             return False
         world = self.world
         node.die()
+        if world.recorder is not None:
+            world.recorder.died(node.name, world.env.now)
         node.door = self.refuse
         self.down[name] = fault
         words = world.fabric.words

@@ -11,23 +11,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pdflow.cost.step import StepCost
 from pdflow.errors import EXIT_DONE, EXIT_INTERRUPTED, InvariantError
 from pdflow.protocol.errors import InvariantViolated
 from pdflow.protocol.invariants import Oracle
 from pdflow.results.bench_json import About, CostStatement, content_sha256
 from pdflow.results.events import EventsHeader, EventsWriter, writing_events
 from pdflow.results.page.page import page
+from pdflow.results.recording import Recording
 from pdflow.results.result import Result
 from pdflow.results.timeline import timeline
-from pdflow.results.totals import NS_PER_S, EngineTotals, LinkTotals
+from pdflow.results.totals import EngineTotals, LinkTotals
 from pdflow.results.write import (
     EVENTS_NAME,
     PAGE_NAME,
@@ -37,7 +38,7 @@ from pdflow.results.write import (
     write_page,
     write_timeline,
 )
-from pdflow.scenario.costs import kind_of, step_cost
+from pdflow.scenario.costs import kind_of
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.resolution import resolution_of
 from pdflow.scenario.schema import Scenario
@@ -46,7 +47,9 @@ from pdflow.scenario.workload_schema import Arrival, ClosedArrival, ConstantArri
 from pdflow.version import version
 from pdflow.workload.build import rate_of, requests
 from sim.build import Builder
+from sim.live import watching
 from sim.liveness import Watch, assert_all_ended
+from sim.recording import Recorder
 from sim.world import Observer, World
 
 
@@ -93,19 +96,19 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
             writer = stack.enter_context(writing_events(options.out / EVENTS_NAME, header))
             observers.append(_recording(writer))
         world, oracle = prepare(scenario, options, observers)
-        progress = None if options.quiet else _progress(console, scenario, world)
-        if progress is not None:
-            stack.enter_context(progress)
+        if not options.quiet and console.is_terminal:
+            stack.enter_context(watching(console, scenario, world))
         began = time.process_time()
         interrupted = run(world, oracle, options.drain or options.check_invariants)
         spent = time.process_time() - began
     result = conclude(scenario, world, command, interrupted)
     if options.out is not None:
         result.save(options.out, detailed=options.save_detailed)
+        recording = Recording() if world.recorder is None else world.recorder.recording(world.fabric.paths.names)
         if options.timeline:
-            write_timeline(options.out / TIMELINE_NAME, timeline(result.records))
+            write_timeline(options.out / TIMELINE_NAME, timeline(result.records, recording))
         if options.html:
-            write_page(options.out / PAGE_NAME, page(result, text))
+            write_page(options.out / PAGE_NAME, page(result, text, recording))
     if not options.quiet:
         print_report(result.table())
         speed = len(world.records) / spent if spent else 0.0
@@ -148,7 +151,7 @@ def _silence_stdout() -> None:
 
 def prepare(scenario: Scenario, options: Options, observers: list[Observer]) -> tuple[World, Oracle | None]:
     """A world with its workload at the door, and the oracle that watches it, if one was asked for."""
-    builder = Builder(scenario, options.exact)
+    builder = Builder(scenario, options.exact, Recorder() if options.timeline or options.html else None)
     world = builder.build()
     oracle = None
     if options.check_invariants:
@@ -229,7 +232,7 @@ def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupt
                 prefix_cache_hits=hits,
             )
         )
-    return Result.of(about(scenario, command, interrupted), world.records, world.steps, totals)
+    return Result.of(about(scenario, world.costs, command, interrupted), world.records, world.steps, totals)
 
 
 def _burstiness(arrival: Arrival | None) -> float | None:
@@ -239,14 +242,14 @@ def _burstiness(arrival: Arrival | None) -> float | None:
     return None if isinstance(arrival, ConstantArrival) else 1.0
 
 
-def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> About:
-    """What was run, for the result's header."""
+def about(scenario: Scenario, costs: Mapping[str, StepCost], command: Sequence[str], interrupted: bool) -> About:
+    """What was run, for the result's header; `costs` by pool."""
     arrival = scenario.workload.arrival
-    costs = []
+    statements = []
     for pool in scenario.pools:
-        cost = step_cost(scenario.model, pool, scenario.base_dir)
+        cost = costs[pool.name]
         bar = ", ".join(f"{name.upper()} {value}".removeprefix("ALL ") for name, value in cost.rel_error.items())
-        costs.append(
+        statements.append(
             CostStatement(
                 pool=pool.name,
                 model=kind_of(pool),
@@ -270,7 +273,7 @@ def about(scenario: Scenario, command: Sequence[str], interrupted: bool) -> Abou
         workload_note="" if scenario.workload.trace is None else trace_note(scenario.workload.trace),
         class_slos=scenario.slo.classes,
         warmup_ns=seconds_to_ns(scenario.workload.warmup_s),
-        costs=tuple(costs),
+        costs=tuple(statements),
         interrupted=interrupted,
     )
 
@@ -285,15 +288,19 @@ def _content(scenario: Scenario) -> dict[str, Any]:
     return content
 
 
+_OF_FILES = frozenset({"--quiet", "--events", "--timeline", "--html", "--save-detailed"})
+
+
 def _repeatable(command: Sequence[str]) -> Iterator[str]:
-    """Without the options that do not change what comes out: equal runs into two folders must not differ."""
+    """Without the options that say what to write, and where: they do not change what comes out. Equal runs into two
+    folders must not differ, and what asks for a file does not run without a folder."""
     skip = False
     for word in command:
         if skip:
             skip = False
         elif word == "--out":
             skip = True
-        elif word != "--quiet" and not word.startswith("--out="):
+        elif word not in _OF_FILES and not word.startswith("--out="):
             yield word
 
 
@@ -311,36 +318,6 @@ def _all_of(observers: list[Observer]) -> Observer:
             observer(node, event, effects, now)
 
     return observe
-
-
-def _progress(console: Console, scenario: Scenario, world: World) -> Progress | None:
-    """A bar with simulated time, requests done and speed; nothing where nobody watches."""
-    if not console.is_terminal:
-        return None
-    progress = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[simulated]} simulated, {task.fields[speed]} requests/s"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
-    task = progress.add_task(scenario.name, total=scenario.workload.requests, simulated="0 s", speed="0")
-    began = time.monotonic()
-
-    def ended() -> None:
-        if world.ended % 256 == 0:
-            spent = time.monotonic() - began
-            progress.update(
-                task,
-                completed=world.ended,
-                simulated=f"{world.env.now / NS_PER_S:,.0f} s",
-                speed=f"{world.ended / spent:,.0f}" if spent else "0",
-            )
-
-    world.on_end = ended
-    return progress
 
 
 def load_and_run(path: str, *, overrides: Sequence[str] = (), seed: int | None = None, **flags: Any) -> Run:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, TypeAlias
 
+from pdflow.cost.step import StepCost
 from pdflow.engine.sequence import Sequence
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Address, Instant, RequestId
@@ -19,6 +20,7 @@ from sim.clock import Clock
 from sim.decode_node import DecodeNode
 from sim.fabric import Fabric
 from sim.prefill_node import PrefillNode
+from sim.recording import Recorder
 from sim.router_node import RouterNode
 
 Observer: TypeAlias = Callable[[Address, Any, tuple[Any, ...], Instant], None]
@@ -60,7 +62,12 @@ class World:
         self.workload: Iterator[Request]
         self.exhausted = False
         self.waiting_for_turn: Request | None = None
-        self.on_end: Callable[[], None] | None = None
+        self.on_end: Callable[[int], None] | None = None
+        """Told of each request that has ended."""
+        self.costs: dict[str, StepCost] = {}
+        """What a step takes, by pool."""
+        self.recorder: Recorder | None = None
+        """Writes down what changes over time (`sim.recording`), if somebody asked."""
         self.faults: Any = None
         """What goes wrong (`sim.faults`), if anything is to."""
         self.observe: Observer | None = None
@@ -165,7 +172,7 @@ class World:
         self.prefixes.pop(effect.request, None)
         self.ended += 1
         if self.on_end is not None:
-            self.on_end()
+            self.on_end(effect.request)
         request = self.waiting_for_turn
         if request is not None:
             self.waiting_for_turn = None

@@ -2,9 +2,12 @@
 
 Every engine is a process and every pair that moved KV is one. Slices of requests that overlap stand in lanes of their
 own, so that those of one lane nest; an arrow leads from each prompt's prefill to its decode. Counters say how many
-requests wait, compute, load and decode at each instant, and how many tokens of prompts' KV an engine holds. All of it
-follows from the records, so that it costs nothing until it is asked for, and a live run's looks the same. A request
-that was tried again shows what its last attempt stamped.
+requests wait, compute, load and decode at each instant, and how many tokens of prompts' KV an engine holds: all of it
+follows from the records, and a live run's looks the same. A request that was tried again shows what its last attempt
+stamped. What follows from no record comes from a recording, where there is one: the KV blocks that an engine uses, and,
+in a process of their own, what each link carries.
+
+Events are made one by one, process by process: what is held is columns of the records, and never the events.
 
 Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format). Times are
 microseconds with the nanoseconds behind the point.
@@ -12,12 +15,15 @@ microseconds with the nanoseconds behind the point.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from pdflow.results.recording import Changes, Recording
 from pdflow.results.records import (
     D_ADMIT,
     HANDOFF,
@@ -37,6 +43,9 @@ TraceEvent: TypeAlias = dict[str, Any]
 COUNTERS = 0
 """The lane of a process's counters; slices begin above it."""
 
+_AT_ONCE = 1 << 16
+"""Changes of a counter that are taken out of their columns together."""
+
 
 class Span(NamedTuple):
     """Something that lasted: instants in ns, whose it was, and the parts that follow one another in it."""
@@ -55,25 +64,37 @@ class Level(NamedTuple):
     ends: IntColumn
     weight: IntColumn
 
-    def curve(self) -> tuple[IntColumn, IntColumn]:
-        """The instants at which it changes, and what it is from each of them on."""
-        times = np.concatenate((self.starts, self.ends))
-        instants, which = np.unique(times, return_inverse=True)
-        steps = np.zeros(len(instants), dtype=np.int64)
-        np.add.at(steps, which, np.concatenate((self.weight, -self.weight)))
-        changed = steps != 0
-        return instants[changed], np.cumsum(steps)[changed]
+    def curve(self) -> Changes:
+        """Its changes."""
+        return summed(np.concatenate((self.starts, self.ends)), np.concatenate((self.weight, -self.weight)))
 
 
-def timeline(records: Records) -> Iterator[TraceEvent]:
+def summed(times: IntColumn, steps: IntColumn) -> Changes:
+    """What grows at each of these times, in any order, by so much."""
+    instants, which = np.unique(times, return_inverse=True)
+    grown = np.zeros(len(instants), dtype=np.int64)
+    np.add.at(grown, which, steps)
+    changed = grown != 0
+    return instants[changed], np.cumsum(grown)[changed]
+
+
+def timeline(records: Records, recording: Recording | None = None) -> Iterator[TraceEvent]:
     """The trace's events, process by process. A request without a last token is shown as far as it came."""
-    stamps = Stamps(records)
+    stamps, recording = Stamps(records), recording or Recording()
     arrows = stamps.from_engine_to_engine()
+    pid = 0
     for pid, (name, kind) in enumerate(stamps.processes(), start=1):
-        yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
-        yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
-        yield from _counters(pid, stamps.levels(name, kind))
+        yield from _process(pid, name)
+        for level in stamps.levels(name, kind):
+            yield from _counter(pid, level.name, *level.curve())
+        if kind != "transfer" and name in recording.kv_blocks:
+            yield from _counter(pid, "KV blocks in use", *recording.kv_blocks[name].curve())
         yield from _slices(pid, stamps.spans(name, kind), kind, arrows)
+    used = [link for link in recording.links if len(link.rate.instants)]
+    if used:
+        yield from _process(pid + 1, "links")
+    for link in used:
+        yield from _counter(pid + 1, f"{link.name}, bytes/s", *link.rate.curve())
 
 
 class Stamps:
@@ -91,7 +112,7 @@ class Stamps:
         self.alone = np.array(alone, dtype=bool)
         moved = ~self.alone & (self.ends[XFER_WIRE] >= 0)
         names = zip(records.prefill_engine, records.decode_engine, moved, strict=True)
-        self.by_pair = _positions([f"{p} to {d}" if m else None for p, d, m in names])
+        self.by_pair = _positions(f"{p} to {d}" if m else None for p, d, m in names)
 
     def processes(self) -> Iterator[tuple[str, str]]:
         """Names of tracks and what they are: engines by the order of their first request, pairs between them."""
@@ -169,12 +190,21 @@ class Stamps:
         return Level(name, start[who], end[who], np.ones_like(who) if weight is None else weight[who])
 
 
-def _positions(names: Sequence[str | None]) -> dict[str, IntColumn]:
-    found: dict[str, list[int]] = {}
+def _positions(names: Iterable[str | None]) -> dict[str, IntColumn]:
+    found: defaultdict[str, array[int]] = defaultdict(_no_positions)
     for position, name in enumerate(names):
         if name is not None:
-            found.setdefault(name, []).append(position)
+            found[name].append(position)
     return {name: np.array(positions, dtype=np.int64) for name, positions in found.items()}
+
+
+def _no_positions() -> array[int]:
+    return array("q")
+
+
+def _process(pid: int, name: str) -> Iterator[TraceEvent]:
+    yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+    yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
 
 
 def _slices(pid: int, spans: Iterable[Span], kind: str, arrows: frozenset[int]) -> Iterator[TraceEvent]:
@@ -209,12 +239,12 @@ def _slices(pid: int, spans: Iterable[Span], kind: str, arrows: frozenset[int]) 
             yield {"ph": "s", **at, **flow} if kind == "prefill" else {"ph": "f", "bp": "e", **at, **flow}
 
 
-def _counters(pid: int, levels: Iterable[Level]) -> Iterator[TraceEvent]:
-    """Each level's steps: one event for each instant at which it changes."""
-    for level in levels:
-        instants, values = level.curve()
-        for at, value in zip(instants.tolist(), values.tolist(), strict=True):
-            yield {"ph": "C", "pid": pid, "tid": COUNTERS, "name": level.name, "ts": _us(at), "args": {"": value}}
+def _counter(pid: int, name: str, instants: IntColumn, values: IntColumn) -> Iterator[TraceEvent]:
+    """One event for each instant at which it changes."""
+    for low in range(0, len(instants), _AT_ONCE):
+        some = slice(low, low + _AT_ONCE)
+        for at, value in zip(instants[some].tolist(), values[some].tolist(), strict=True):
+            yield {"ph": "C", "pid": pid, "tid": COUNTERS, "name": name, "ts": _us(at), "args": {"": value}}
 
 
 def _us(ns: int) -> float:

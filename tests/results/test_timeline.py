@@ -127,11 +127,20 @@ def test_the_file_is_the_same_each_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["small.toml", "mixed.toml", "alone.toml"])
 def test_a_run_writes_one(tmp_path: Path, file: str) -> None:
     scenario = Path(__file__).parents[1] / "sim" / file
-    ran = CliRunner().invoke(cli, ["simulate", str(scenario), "--quiet", "--timeline", "--out", str(tmp_path)])
+    asked = ["--set", "network.preset=rdma-400g", "--quiet", "--timeline", "--out", str(tmp_path)]
+    ran = CliRunner().invoke(cli, ["simulate", str(scenario), *asked])
     assert ran.exit_code == 0, ran.output
     events = json.loads(gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()))["traceEvents"]
     holds(events)
     expected = {"small.toml": 40, "mixed.toml": 20, "alone.toml": 0}[file]
     assert arrows_have_both_ends(events) == expected
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    links = json.loads((tmp_path / "results.json").read_text())["pdflow"]["links"]
+    counters = {(processes[e["pid"]], e["name"]) for e in events if e["ph"] == "C"}
+    used = {f"{link['name']}, bytes/s" for link in links if link["bytes"]}
+    assert {name for process, name in counters if process == "links"} == used
+    assert bool(used) == bool(expected)
+    busy = {processes[e["pid"]] for e in events if e["ph"] == "X" and e["cat"] != "transfer"}
+    assert {process for process, name in counters if name == "KV blocks in use"} == busy
     slices = [e["name"] for e in events if e["ph"] == "X" and e["cat"] in ("prefill", "aggregated")]
     assert len({name for name in slices if name.startswith("r")}) == 40

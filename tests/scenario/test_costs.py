@@ -22,6 +22,7 @@ from pdflow.scenario import load
 from pdflow.scenario.aiconfigurator import tabulated
 from pdflow.scenario.cost_file import Engine, MadeFrom, RowErrors, cost_file, read_cost, written
 from pdflow.scenario.costs import cost_tables, kind_of, step_cost
+from sim.build import build
 from sim.run import about, simulate
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs/costs.md").read_text()
@@ -449,7 +450,7 @@ def test_presets_lists_tables_and_says_how_near_one_is() -> None:
 def test_a_result_says_whose_times_it_used(tmp_path: Path) -> None:
     """Its provenance and its error bar reach the reader."""
     scenario = scenario_with(tmp_path, "{ model = 'aiconfigurator' }", "workload.requests=3")
-    costs = about(scenario, (), False).costs
+    costs = about(scenario, build(scenario).costs, (), False).costs
     assert [cost.model for cost in costs] == ["aiconfigurator", "roofline"]
     assert costs[0].provenance.startswith("aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0): vLLM 0.24.0 kernels of")
     assert costs[0].error_bar.startswith("TPOT ±10 % (−20 % at high N), E2E ±15 %, TTFT ±35 %")

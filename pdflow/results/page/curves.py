@@ -14,13 +14,15 @@ import numpy as np
 
 from pdflow.results import spread
 from pdflow.results.metrics import completed
+from pdflow.results.recording import Changes, Recording
 from pdflow.results.records import Records
 from pdflow.results.result import Result
 from pdflow.results.spread import NS_PER_MS
-from pdflow.results.timeline import Level, Stamps
+from pdflow.results.timeline import Level, Stamps, summed
 
 SLICES: Final = 160
 PERCENTS: Final = range(101)
+LINKS_SHOWN: Final = 3
 
 _NAMES: Final = {
     ("prefill", "waiting"): "waiting for prefill",
@@ -54,31 +56,45 @@ def distributions_ms(records: Records) -> dict[str, list[float]]:
     return {name: [value / NS_PER_MS for value in values] for name, values in (("TTFT", ttft), ("TPOT", tpot))}
 
 
-def over_time(result: Result) -> tuple[list[Curve], list[Curve]]:
-    """How many requests are where, over all engines of a kind; and the share of each role's GPUs that are at work.
+def over_time(result: Result, recording: Recording | None = None) -> tuple[list[Curve], list[Curve]]:
+    """How many requests are where, over all engines of a kind; and shares: of each role's GPUs those that are at work,
+    and, as far as they were recorded, of its KV blocks those in use, and of the busiest links what they carry.
 
     An engine is at work while a request of which the records say so computes on it: of requests that were tried again,
     the last attempt.
     """
+    recording = recording or Recording()
     stamps, totals = Stamps(result.records), result.totals
     counts: dict[tuple[str, str], list[Level]] = {}
     work: dict[str, Level] = {}
+    blocks: dict[str, list[Changes]] = {}
     for process, kind in stamps.processes():
+        if kind != "transfer" and process in recording.kv_blocks:
+            blocks.setdefault(kind, []).append(recording.kv_blocks[process].curve())
         for level in stamps.levels(process, kind):
             counts.setdefault((kind, level.name), []).append(level)
             if level.name in _AT_WORK:
                 work[process] = level
     requests = [
-        _curve(name, _together(counts[key]), totals.duration_ns) for key, name in _NAMES.items() if key in counts
+        _curve(name, _together(counts[key]).curve(), totals.duration_ns)
+        for key, name in _NAMES.items()
+        if key in counts
     ]
-    busy = []
+    shares = []
     for role in totals.roles():
         engines = [engine for engine in totals.engines if engine.role == role]
         spans = [_above_nothing(work[engine.name], engine.gpus) for engine in engines if engine.name in work]
         if spans:
             gpus = sum(engine.gpus for engine in engines)
-            busy.append(_curve(f"{role} GPUs at work", _together(spans), totals.duration_ns, gpus))
-    return requests, busy
+            shares.append(_curve(f"{role} GPUs at work", _together(spans).curve(), totals.duration_ns, gpus))
+    for role, curves in blocks.items():
+        held = sum(engine.kv_blocks for engine in totals.engines if engine.role == role)
+        shares.append(_curve(f"{role} KV blocks in use", _all_of(curves), totals.duration_ns, held))
+    recorded = {link.name: link for link in recording.links}
+    for used in totals.busiest_links(LINKS_SHOWN):
+        if (link := recorded.get(used.name)) is not None:
+            shares.append(_curve(link.name, link.rate.curve(), totals.duration_ns, link.capacity_bytes_per_s))
+    return requests, shares
 
 
 def _above_nothing(level: Level, weight: int) -> Level:
@@ -95,9 +111,14 @@ def _together(levels: Sequence[Level]) -> Level:
     return Level(levels[0].name, np.concatenate(starts), np.concatenate(ends), np.concatenate(weights))
 
 
-def _curve(name: str, level: Level, duration_ns: int, whole: int = 1) -> Curve:
-    """The level is 0 before its first change, and each value holds until the next instant. Shares of `whole`."""
-    instants, values = level.curve()
+def _all_of(curves: Sequence[Changes]) -> Changes:
+    steps = [np.diff(values, prepend=0) for _, values in curves]
+    return summed(np.concatenate([instants for instants, _ in curves]), np.concatenate(steps))
+
+
+def _curve(name: str, changes: Changes, duration_ns: int, whole: int = 1) -> Curve:
+    """Shares of `whole`."""
+    instants, values = changes
     if duration_ns < SLICES or not len(instants):
         return Curve(name, [0.0] * SLICES, [0.0] * SLICES)
     edges = np.array([duration_ns * place // SLICES for place in range(SLICES + 1)], dtype=np.int64)

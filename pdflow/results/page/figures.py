@@ -8,6 +8,7 @@ from pdflow.results import words
 from pdflow.results.page.chart import Axis, Chart
 from pdflow.results.page.curves import SLICES, Curve, distributions_ms, over_time
 from pdflow.results.page.markup import Html, tag
+from pdflow.results.recording import Recording
 from pdflow.results.result import Result
 from pdflow.results.totals import NS_PER_S
 
@@ -40,21 +41,21 @@ def _distribution(name: str, percentiles: Sequence[float], bound: float | None) 
     return tag("figure", caption, chart.picture(drawn, f"Distribution of {name}"))
 
 
-def courses(result: Result) -> Iterator[Html]:
+def courses(result: Result, recording: Recording | None) -> Iterator[Html]:
     """What waited, moved and worked at each time of the whole run, its warm-up too."""
     if result.totals.duration_ns < SLICES:
         return
     seconds, warmup_s = result.totals.duration_ns / NS_PER_S, result.about.warmup_ns / NS_PER_S
-    requests, busy = over_time(result)
+    requests, shares = over_time(result, recording)
     figures = [
         *(_course(curve, seconds, warmup_s, percent=False) for curve in requests if any(curve.highest)),
-        *(_course(curve, seconds, warmup_s, percent=True) for curve in busy if any(curve.highest)),
+        *(_course(curve, seconds, warmup_s, percent=True) for curve in shares if any(curve.highest)),
     ]
     if not figures:
         return
     each = words.duration(result.totals.duration_ns // SLICES)
     said = [f"Lines are means of {each} each; behind them, the most requests at once in that time."]
-    never = [curve.name for curve in (*requests, *busy) if not any(curve.highest)]
+    never = [curve.name for curve in (*requests, *shares) if not any(curve.highest)]
     if never:
         said.append(f"Never any: {', '.join(never)}.")
     if warmup_s:

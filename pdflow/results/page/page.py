@@ -14,6 +14,7 @@ from pdflow.results import words
 from pdflow.results.page.figures import courses, distributions
 from pdflow.results.page.markup import Html, bar, joined, table, tag
 from pdflow.results.page.style import STYLE
+from pdflow.results.recording import Recording
 from pdflow.results.result import Result
 from pdflow.results.table import CLASS_COLUMNS, LATENCY_COLUMNS
 from pdflow.results.totals import EngineTotals, LinkTotals
@@ -27,8 +28,9 @@ _ELSEWHERE: Final = frozenset({"link use", "GPU busy", "step times"})
 """Facts that have tables of their own here."""
 
 
-def page(result: Result, scenario_text: str = "") -> str:
-    """The whole file. `scenario_text` is the TOML that was run, as its author wrote it."""
+def page(result: Result, scenario_text: str = "", recording: Recording | None = None) -> str:
+    """The whole file. `scenario_text` is the TOML that was run, as its author wrote it; what `recording` says of links
+    and KV blocks over time is shown, if there is one."""
     about = result.about
     head = joined(
         (
@@ -40,17 +42,17 @@ def page(result: Result, scenario_text: str = "") -> str:
             tag("style", Html(STYLE)),
         )
     )
-    body = joined(part for section in _sections(result, scenario_text) for part in (section, Html("\n")))
+    body = joined(part for section in _sections(result, scenario_text, recording) for part in (section, Html("\n")))
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'
 
 
-def _sections(result: Result, scenario_text: str) -> Iterator[Html]:
+def _sections(result: Result, scenario_text: str, recording: Recording | None) -> Iterator[Html]:
     yield _title(result)
     yield _verdict(result)
     yield from _figures(result)
     yield from distributions(result)
     yield from _stages(result)
-    yield from courses(result)
+    yield from courses(result, recording)
     yield from _use(result)
     yield from _costs(result)
     yield from _origin(result, scenario_text)

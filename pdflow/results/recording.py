@@ -1,0 +1,62 @@
+"""What changes while a run goes on and stands in no record: the rates of links, the KV blocks that engines use.
+
+Written down only where somebody asked for it, change by change, in two integers each; `timeline` and the page read it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final, NamedTuple, TypeAlias
+
+import attrs
+import numpy as np
+
+from pdflow.results.records import IntColumn
+
+MOST: Final = 2**63 - 1
+"""What a column holds: any rate beyond is told as this."""
+
+Changes: TypeAlias = tuple[IntColumn, IntColumn]
+"""The instants in ns at which a quantity changes, and what it is from each of them on; 0 before the first."""
+
+
+class Course:
+    """A quantity over time, in whole numbers: each value holds from its instant, in ns, until the next."""
+
+    __slots__ = ("instants", "values")
+
+    def __init__(self) -> None:
+        self.instants = array("q")
+        self.values = array("q")
+
+    def tell(self, instant: int, value: int) -> None:
+        """From this instant on, which is none before the last, it is that. 0 before the first."""
+        instants, values = self.instants, self.values
+        value = min(value, MOST)
+        if instants and instants[-1] == instant:
+            instants.pop()
+            values.pop()
+        if value != (values[-1] if values else 0):
+            instants.append(instant)
+            values.append(value)
+
+    def curve(self) -> Changes:
+        """Its changes."""
+        return np.array(self.instants, dtype=np.int64), np.array(self.values, dtype=np.int64)
+
+
+class LinkCourse(NamedTuple):
+    """Bytes per second of one direction of a link, all its flows together."""
+
+    name: str
+    capacity_bytes_per_s: int
+    rate: Course
+
+
+@attrs.frozen
+class Recording:
+    """Of one run. Links without a limit have no rate."""
+
+    links: tuple[LinkCourse, ...] = ()
+    kv_blocks: dict[str, Course] = attrs.field(factory=dict)
+    """By engine: blocks of its pool that are not free."""

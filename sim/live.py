@@ -1,0 +1,186 @@
+"""What is seen while a run goes on: its last seconds as a table, which is gone when it ends.
+
+Figures are worked out between two turns of the world, when a request has ended, and so seldom that they cost next to
+nothing; whatever they ask leaves the world as it was. They are those of the last ten seconds of simulated time, or of
+however much passed since the table was last drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pdflow.results import words
+from pdflow.results.totals import NS_PER_S, PS_PER_NS, share
+from pdflow.scenario.schema import Scenario
+from sim.engine_node import EngineNode
+from sim.world import World
+
+WINDOW_NS: Final = 10 * NS_PER_S
+AT_ONCE_S: Final = 0.4
+"""Not drawn more often."""
+COST: Final = 100
+"""Nor unless so many times as long as drawing takes has passed."""
+POOLS_SHOWN: Final = 8
+_WIDEST: Final = 80
+_NS_PER_MS: Final = 1_000_000
+
+
+class Sample(NamedTuple):
+    """What only grows, at one instant."""
+
+    now: int
+    ended: int
+    bytes_moved: int
+    busy_ps: dict[str, int]
+    """By pool, each GPU's."""
+
+
+class Watcher:
+    """Listens to a world and draws. `ended` is what the world calls."""
+
+    def __init__(self, live: Live, scenario: Scenario, world: World) -> None:
+        self.live = live
+        self.scenario = scenario
+        self.world = world
+        self.began = self.due = time.monotonic()
+        self.requests: deque[int] = deque()
+        """Those that ended within the window, in that order."""
+        self.samples = deque([Sample(0, 0, 0, {})])
+        """The first is where the window begins."""
+
+    def ended(self, request: int) -> None:
+        self.requests.append(request)
+        if time.monotonic() >= self.due:
+            self.draw()
+
+    def draw(self) -> None:
+        """Show how things stand now."""
+        now = time.monotonic()
+        self.live.update(Constrain(self.table(now - self.began), _WIDEST), refresh=True)
+        drawn = time.monotonic()
+        self.due = drawn + max(AT_ONCE_S, COST * (drawn - now))
+
+    def table(self, spent_s: float) -> Group:
+        """What the terminal shows; `spent_s` of the wall clock have passed."""
+        pools = self.pools()
+        last = self.sample(pools)
+        first = self.samples[0]
+        return Group(
+            self.progress(spent_s),
+            self.last_seconds(first, last),
+            self.engines(pools, first, last),
+        )
+
+    def pools(self) -> dict[str, list[EngineNode]]:
+        """Whoever is alive of each pool, in the scenario's order."""
+        world = self.world
+        found: dict[str, list[EngineNode]] = {pool.name: [] for pool in self.scenario.pools}
+        for node in (*world.prefills, *world.decodes):
+            found[world.fabric.paths.pool_of[node.name].name].append(node)
+        return found
+
+    def sample(self, pools: dict[str, list[EngineNode]]) -> Sample:
+        """Take one, and let the window begin as late as it may."""
+        world, samples = self.world, self.samples
+        now = world.env.now
+        busy_ps = {pool: sum(node.busy_ps(now) for node in nodes) for pool, nodes in pools.items()}
+        last = Sample(now, world.ended, world.totals.bytes_moved, busy_ps)
+        samples.append(last)
+        while len(samples) > 2 and samples[1].now <= now - WINDOW_NS:
+            samples.popleft()
+        while len(self.requests) > last.ended - samples[0].ended:
+            self.requests.popleft()
+        return last
+
+    def progress(self, spent_s: float) -> Table:
+        world, whole = self.world, self.scenario.workload.requests
+        done = words.count(world.ended) + ("" if whole is None else f" of {words.count(whole)}")
+        passed = f"{words.duration(world.env.now)} in {words.duration(int(spent_s * NS_PER_S))}"
+        line: list[RenderableType] = [Text(f"{done} requests", no_wrap=True), Text(passed, "dim", no_wrap=True)]
+        if whole is not None:
+            line.insert(0, ProgressBar(total=whole, completed=world.ended, width=20))
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_row(Text(_short(self.scenario.name), "bold", no_wrap=True), *line)
+        return grid
+
+    def last_seconds(self, first: Sample, last: Sample) -> Table:
+        world, passed_ns = self.world, last.now - first.now
+        ttft, tpot = self.latencies_ms()
+        moved = (last.bytes_moved - first.bytes_moved) * NS_PER_S // max(passed_ns, 1)
+        rate = (last.ended - first.ended) * NS_PER_S / max(passed_ns, 1)
+        open_now = words.count(len(world.records) - world.ended)
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(style="bold")
+        grid.add_row(f"last {words.duration(passed_ns)}", f"{words.number(rate)} requests/s ended, {open_now} open")
+        grid.add_row("TTFT", f"p50 {_ms(ttft, 50)}, p99 {_ms(ttft, 99)}")
+        grid.add_row("TPOT", f"p50 {_ms(tpot, 50)}")
+        if world.decodes:
+            grid.add_row("KV moved", f"{words.size(moved)}/s, {words.count(len(world.fabric.flows))} under way")
+        return grid
+
+    def latencies_ms(self) -> tuple[list[float], list[float]]:
+        """TTFT and TPOT of the window's completed requests, sorted."""
+        records = self.world.records
+        ttft, tpot = [], []
+        for request in self.requests:
+            first, last = records.first_token_ns[request], records.last_token_ns[request]
+            if records.outcome[request] == "completed":
+                ttft.append((first - records.arrival_ns[request]) / _NS_PER_MS)
+                if (more := records.output_tokens[request] - 1) > 0:
+                    tpot.append((last - first) / more / _NS_PER_MS)
+        return sorted(ttft), sorted(tpot)
+
+    def engines(self, pools: dict[str, list[EngineNode]], first: Sample, last: Sample) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        table.add_column("pool", style="bold", no_wrap=True)
+        for name in ("engines", "waiting", "loading", "running", "GPU busy", "KV used"):
+            table.add_column(name, justify="right", no_wrap=True)
+        passed_ps = (last.now - first.now) * PS_PER_NS
+        for pool, nodes in list(pools.items())[:POOLS_SHOWN]:
+            engines = [node.engine for node in nodes if node.alive]
+            blocks = sum(engine.pool.num_blocks for engine in engines)
+            table.add_row(
+                Text(_short(pool)),
+                words.count(len(engines)),
+                words.count(sum(engine.waiting for engine in engines)),
+                words.count(sum(engine.loading for engine in engines)),
+                words.count(sum(engine.running for engine in engines)),
+                words.percent(share(last.busy_ps[pool] - first.busy_ps.get(pool, 0), passed_ps * len(nodes))),
+                words.percent(share(sum(engine.kv_blocks_used(last.now) for engine in engines), blocks)),
+            )
+        return table
+
+
+@contextlib.contextmanager
+def watching(console: Console, scenario: Scenario, world: World) -> Iterator[None]:
+    """Draw on this terminal for as long as the block runs, and leave nothing there."""
+    with Live(
+        console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as live:
+        watcher = Watcher(live, scenario, world)
+        watcher.draw()
+        world.on_end = watcher.ended
+        try:
+            yield
+        finally:
+            world.on_end = None
+
+
+def _ms(ordered: Sequence[float], percent: int) -> str:
+    """The sample at that rank, which is enough to watch."""
+    return f"{words.number(ordered[(len(ordered) - 1) * percent // 100])} ms" if ordered else "-"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 20 else name[:19] + "…"

@@ -1,0 +1,99 @@
+"""Who writes down what links and engines do over time: a network and engines that do the same as the others, and tell.
+
+They stand in the others' places from the start of a run that was asked for it; nothing else of the world knows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from pdflow.cost.progression import boundary_after, span_of
+from pdflow.cost.step import PS_PER_NS, StepCost
+from pdflow.engine.log import StepLog
+from pdflow.engine.sequence import Dropped, Limits, Outcome, Sequence
+from pdflow.memory.paged import PagedPool
+from pdflow.network.network import ResourceId
+from pdflow.network.watched import WatchedNetwork
+from pdflow.protocol.values import Allocation, EngineId, Instant
+from pdflow.results.recording import Course, LinkCourse, Recording
+from sim.engine_node import HostedEngine
+
+
+class RecordedEngine(HostedEngine):
+    """Tells how many KV blocks are in use: to the block whenever somebody comes, leaves or is done. What decoding takes
+    in between is told every `block_size` steps, in which each sequence takes one block."""
+
+    __slots__ = ("_told",)
+
+    def __init__(
+        self,
+        told: Course,
+        limits: Limits,
+        cost: StepCost,
+        pool: PagedPool,
+        exact: bool,
+        log: StepLog | None = None,
+        stalls: StepLog | None = None,
+    ) -> None:
+        super().__init__(limits, cost, pool, exact, log, stalls)
+        self._told = told
+
+    def advance(self, now: Instant) -> list[Outcome]:
+        """As of the other engine."""
+        self._tell_growth(now)
+        outcomes = super().advance(now)
+        self._told.tell(now, self.kv_blocks_used(now))
+        return outcomes
+
+    def release(self, allocation: Allocation, now: Instant) -> None:
+        """As of the other engine."""
+        self._tell_growth(now)
+        super().release(allocation, now)
+        self._told.tell(now, self.kv_blocks_used(now))
+
+    def drop(self, seq: Sequence, now: Instant) -> Dropped:
+        """As of the other engine."""
+        self._tell_growth(now)
+        dropped = super().drop(seq, now)
+        self._told.tell(now, self.kv_blocks_used(now))
+        return dropped
+
+    def _tell_growth(self, now: Instant) -> None:
+        """Of the running segment, which nothing has changed since the last word."""
+        start, first, delta = self._start_ps, self._first_ps, self._delta_ps
+        each, told = self.limits.block_size, self._told
+        if self._steps <= each or not first:
+            return
+        last = told.instants[-1] * PS_PER_NS if told.instants else 0
+        begun = boundary_after(start, first, delta, last)[0] if last > start else 0
+        for steps in range(begun - begun % each + each, self._steps, each):
+            at = -(-(start + span_of(first, delta, steps)) // PS_PER_NS)
+            if at >= now:
+                return
+            told.tell(at, self.kv_blocks_used(at))
+
+
+class Recorder:
+    """Makes what tells, and keeps what it says."""
+
+    def __init__(self) -> None:
+        self.rates: defaultdict[ResourceId, Course] = defaultdict(Course)
+        self.kv_blocks: defaultdict[EngineId, Course] = defaultdict(Course)
+
+    def network(self) -> WatchedNetwork:
+        """The network of the run."""
+        rates = self.rates
+
+        def told(resource: ResourceId, ns: Instant, rate: int) -> None:
+            rates[resource].tell(ns, rate)
+
+        return WatchedNetwork(told)
+
+    def died(self, engine: EngineId, now: Instant) -> None:
+        """Its memory is gone."""
+        self.kv_blocks[engine].tell(now, 0)
+
+    def recording(self, links: list[tuple[str, ResourceId, int | None]]) -> Recording:
+        """All that was told, by the names and capacities of `links`."""
+        limited = [(name, capacity, self.rates[link]) for name, link, capacity in links if capacity is not None]
+        return Recording(tuple(LinkCourse(*each) for each in limited), dict(self.kv_blocks))
