@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 
 import pdflow
 from pdflow.cli import cli
+from pdflow.results import words
 from pdflow.results.bench_json import About
 from pdflow.results.page.chart import WIDTH, Axis, Chart
-from pdflow.results.page.curves import SLICES, distributions_ms, over_time
+from pdflow.results.page.curves import LINKS_SHOWN, SLICES, distributions_ms, over_time
 from pdflow.results.page.markup import Html, bar, tag
 from pdflow.results.page.page import ROWS_SHOWN, SCENARIO_SHOWN, page
 from pdflow.results.records import D_ADMIT, HANDOFF, NOTIFY, P_QUEUE, PREFILL, ROUTE, XFER_POST, XFER_WIRE, Records
 from pdflow.results.result import Result
 from pdflow.results.totals import EngineTotals, Totals
+from pdflow.scenario.load import load
+from sim.run import Options, conclude, prepare, run
 
 HOSTILE = "</pre></style><script>alert(1)</script>\"'<img src=x onerror=alert(1)>&amp;"
 VOID = {"meta"}
@@ -190,6 +193,29 @@ def test_work_over_time_adds_up_to_the_busy_share(tmp_path: Path) -> None:
     _, busy = over_time(result)
     for curve, role in zip(busy, ("prefill", "decode"), strict=True):
         assert sum(curve.means) / SLICES == pytest.approx(result.totals.gpu_busy_share(role), rel=0.01)
+
+
+def test_links_and_blocks_over_time_are_those_of_the_tables(tmp_path: Path) -> None:
+    """Means over the run of what was recorded, where results.json has the same from elsewhere."""
+    path = tmp_path / "s.toml"
+    path.write_text(SCENARIO)
+    scenario = load(path)
+    world, _ = prepare(scenario, Options(html=True), [])
+    assert not run(world, None, drain=False)
+    result = conclude(scenario, world, (), False)
+    assert world.recorder is not None
+    recording = world.recorder.recording(world.fabric.paths.names)
+    _, shares = over_time(result, recording)
+    means = {curve.name: sum(curve.means) / SLICES for curve in shares}
+    links = result.totals.busiest_links(LINKS_SHOWN)
+    assert [name for name in means if name.startswith("link ")] == [f"link {link.name}" for link in links]
+    for link in links:
+        assert means[f"link {link.name}"] == pytest.approx(link.utilisation(result.totals.duration_ns), rel=1e-6)
+    peaks = {e.role: e.peak_kv_blocks / e.kv_blocks for e in result.totals.engines}
+    for role in ("prefill", "decode"):
+        assert 0 < means[f"{role} KV blocks in use"] < peaks[role]
+    text = Reader(page(result, "", recording)).text
+    assert f"link {links[0].name}: {words.percent(means[f'link {links[0].name}'])}" in text
 
 
 def test_a_hundred_thousand_requests_make_no_large_page() -> None:

@@ -22,7 +22,8 @@ from pdflow.results.timeline import Level, Stamps, summed
 
 SLICES: Final = 160
 PERCENTS: Final = range(101)
-LINKS_SHOWN: Final = 3
+LINKS_SHOWN: Final = 2
+"""Those that carried most of what they could."""
 
 _NAMES: Final = {
     ("prefill", "waiting"): "waiting for prefill",
@@ -93,7 +94,7 @@ def over_time(result: Result, recording: Recording | None = None) -> tuple[list[
     recorded = {link.name: link for link in recording.links}
     for used in totals.busiest_links(LINKS_SHOWN):
         if (link := recorded.get(used.name)) is not None:
-            shares.append(_curve(link.name, link.rate.curve(), totals.duration_ns, link.capacity_bytes_per_s))
+            shares.append(_curve(f"link {link.name}", link.rate.curve(), totals.duration_ns, link.capacity_bytes_per_s))
     return requests, shares
 
 
