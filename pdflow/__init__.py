@@ -1,6 +1,7 @@
 """pdflow: prefill/decode-disaggregated LLM serving, one KV-transfer state machine checked, simulated and served.
 
-`pdflow.simulate("scenario.toml")` runs a scenario and gives a Result.
+`pdflow.simulate("scenario.toml")` runs a scenario and gives a Result; `pdflow.sweep` runs many, and gives a table.
+docs/python.md shows how.
 """
 
 from __future__ import annotations
@@ -8,21 +9,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping
+    from os import PathLike
     from typing import Any
 
-    from pdflow.errors import PdflowError, ScenarioError
-    from pdflow.results.result import Result
-    from pdflow.scenario import Scenario, load
+    import pandas as pd
 
-__all__ = ["PdflowError", "Scenario", "ScenarioError", "load", "simulate"]
+    from pdflow.errors import MissingBackendError, PdflowError, ScenarioError
+    from pdflow.results.result import Result
+    from pdflow.scenario.editable import Scenario
+
+__all__ = [
+    "MissingBackendError",
+    "PdflowError",
+    "Result",
+    "Scenario",
+    "ScenarioError",
+    "load",
+    "simulate",
+    "sweep",
+]
 
 _HOMES = {
+    "MissingBackendError": "pdflow.errors",
     "PdflowError": "pdflow.errors",
+    "Result": "pdflow.results.result",
+    "Scenario": "pdflow.scenario.editable",
     "ScenarioError": "pdflow.errors",
-    "Scenario": "pdflow.scenario",
-    "load": "pdflow.scenario",
 }
 
 
@@ -35,21 +48,30 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'pdflow' has no attribute {name!r}")
 
 
+def load(path: str | PathLike[str], overrides: Mapping[str, Any] | None = None) -> Scenario:
+    """Load a scenario file: `Scenario.load`."""
+    from pdflow.scenario.editable import Scenario
+
+    return Scenario.load(path, overrides or {})
+
+
 def simulate(
-    scenario: str | Path,
+    scenario: Scenario | str | PathLike[str],
     *,
     seed: int | None = None,
     overrides: Mapping[str, Any] | None = None,
-    out: str | Path | None = None,
+    out: str | PathLike[str] | None = None,
     exact: bool = False,
     events: bool = False,
     check_invariants: bool = False,
     save_detailed: bool = False,
 ) -> Result:
-    """Run a scenario file in the simulated world.
+    """Run a scenario in the simulated world.
+
+    Ctrl-C ends the run early, and the result is of what happened until then: `result.summary["interrupted"]` says so.
 
     Args:
-        scenario: path of the TOML file.
+        scenario: a Scenario, or the path of a TOML file.
         seed: instead of the scenario's own.
         overrides: values by dotted key, as in {"router.policy": "least-loaded", "pool.decode.replicas": 8}.
         out: a folder for results.json and requests.jsonl; nothing is written without it.
@@ -59,37 +81,75 @@ def simulate(
         save_detailed: put each request's lengths and times into results.json; needs `out`.
 
     Raises:
-        ScenarioError: the file is wrong; lists every problem with its line.
+        ScenarioError: the scenario is wrong; lists every problem with its line.
         InvariantError: an invariant did not hold.
     """
     from importlib import import_module
+    from os import fspath
+
+    from pdflow.scenario.editable import Scenario
 
     if out is None and (events or save_detailed):
         raise ValueError("events and save_detailed write into a folder: say which with out=...")
-    run = import_module("sim.run").load_and_run(
-        str(scenario),
-        overrides=[f"{key}={_toml(value)}" for key, value in (overrides or {}).items()],
-        seed=seed,
-        out=None if out is None else str(out),
-        exact=exact,
-        events=events,
-        check_invariants=check_invariants,
-        save_detailed=save_detailed,
+    edits = {**(overrides or {}), **({} if seed is None else {"scenario.seed": seed})}
+    if not isinstance(scenario, Scenario):
+        scenario = Scenario.load(scenario, edits)
+    elif edits:
+        scenario = scenario.with_(edits)
+    result: Result = (
+        import_module("sim.run")
+        .simulate(
+            scenario.resolved,
+            out=None if out is None else fspath(out),
+            exact=exact,
+            events=events,
+            check_invariants=check_invariants,
+            save_detailed=save_detailed,
+            quiet=True,
+        )
+        .result
     )
-    result: Result = run.result
-    return result
+    return result.made_by(scenario)
 
 
-def _toml(value: Any) -> str:
-    """A Python value as TOML says it, so that it is read back as what it was."""
-    from json import dumps
+def sweep(
+    scenario: Scenario | str | PathLike[str],
+    points: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]],
+    *,
+    jobs: int = 1,
+    seeds: int = 1,
+    cache: str | PathLike[str] | None = None,
+    progress: bool = True,
+) -> pd.DataFrame:
+    """Run a scenario at many points, and make a table of what came of it. Needs `pip install "pdflow[notebook]"`.
 
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return dumps(str(value))
+    A row per point and seed, in the order of the points: the values of the point, `seed`, `error` (None, or what was
+    wrong with a point that could not be run, whose figures are missing), then the figures of `Result.summary`, and the
+    GPUs of all engines and of each role. Rows are functions of scenario and seed: `jobs` changes how long it takes.
+
+    Ctrl-C ends the sweep and keeps what is done: rows that were not run say so in `error`, and
+    `frame.attrs["interrupted"]` is True. With `cache`, what was finished is not run again.
+
+    Args:
+        scenario: a Scenario, or the path of a TOML file.
+        points: lists of values by dotted key, of which every combination is run, the last key changing fastest:
+            {"transfer.method": ["nixl-push", "nixl-pull"], "pool.decode.replicas": range(1, 9)}. Or the points
+            themselves: [{"pool.decode.replicas": 2}, {"slo": {}}].
+        jobs: how many processes; with 1 all is run in this one.
+        seeds: runs of each point, with its seed and those after it.
+        cache: a folder that keeps each row, under a hash of the scenario, the files that it names and pdflow's version.
+        progress: show a bar.
+
+    Raises:
+        ScenarioError: the scenario cannot be loaded; what is wrong with a point raises nothing.
+        MissingBackendError: pandas or tqdm is not installed.
+    """
+    from importlib import import_module
+
+    from pdflow.scenario.editable import Scenario
+
+    if not isinstance(scenario, Scenario):
+        scenario = Scenario.load(scenario)
+    run = import_module("sim.sweep").sweep
+    frame: pd.DataFrame = run(scenario, points, jobs=jobs, seeds=seeds, cache=cache, progress=progress)
+    return frame

@@ -318,10 +318,3 @@ def _all_of(observers: list[Observer]) -> Observer:
             observer(node, event, effects, now)
 
     return observe
-
-
-def load_and_run(path: str, *, overrides: Sequence[str] = (), seed: int | None = None, **flags: Any) -> Run:
-    """For Python: load a scenario file and run it, quietly."""
-    from pdflow.scenario.load import load
-
-    return simulate(load(path, overrides=overrides, seed=seed), **{"quiet": True, **flags})

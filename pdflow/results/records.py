@@ -14,6 +14,7 @@ the first stage that the next attempt passes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -94,6 +95,10 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Each request as a dict, made when it is looked at."""
+        return map(self.record, range(len(self)))
 
     def add(self, arrival_ns: int, input_tokens: int, output_tokens: int) -> int:
         """Append one request and return its index."""

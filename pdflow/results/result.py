@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -19,34 +19,11 @@ from pdflow.results.table import Report
 from pdflow.results.totals import Totals
 from pdflow.results.write import REQUESTS_NAME, RESULTS_NAME, write_requests, write_results
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-class Requests(Sequence[dict[str, Any]]):
-    """The requests of a run as dicts, made when they are looked at. `pandas.DataFrame(list(...))` takes them."""
-
-    __slots__ = ("_records",)
-
-    def __init__(self, records: Records) -> None:
-        self._records = records
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        """As of a list; the keys are those of requests.jsonl."""
-        positions = range(len(self._records))
-        if isinstance(index, slice):
-            return [self._records.record(position) for position in positions[index]]
-        return self._records.record(positions[index])
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return map(self._records.record, range(len(self._records)))
-
-    def __repr__(self) -> str:
-        return f"<{words.count(len(self))} requests>"
+    from pdflow.results.plots import RunFigure
+    from pdflow.scenario.editable import Scenario
 
 
 def _class_summary(row: ClassMetrics) -> dict[str, Any]:
@@ -65,13 +42,18 @@ def _class_summary(row: ClassMetrics) -> dict[str, Any]:
 
 @attrs.frozen(eq=False, repr=False)
 class Result:
-    """What a run said. `steps` has each engine's step log under the engine's name."""
+    """What a run said.
+
+    `records` are the requests, each a dict when it is iterated over; `requests` is the same as a table. `steps` has
+    each engine's step log under the engine's name. `scenario` is what was run, where `pdflow.simulate` ran it.
+    """
 
     about: About
     records: Records
     steps: Mapping[str, Steps]
     totals: Totals
     metrics: Metrics
+    scenario: Scenario | None = None
 
     @classmethod
     def of(cls, about: About, records: Records, steps: Mapping[str, Steps], totals: Totals) -> Result:
@@ -108,10 +90,41 @@ class Result:
         figures["interrupted"] = self.about.interrupted
         return figures
 
+    def made_by(self, scenario: Scenario) -> Result:
+        """The same, with the scenario that it is of."""
+        return attrs.evolve(self, scenario=scenario)
+
     @property
-    def requests(self) -> Requests:
-        """One dict per request, in the order of the workload."""
-        return Requests(self.records)
+    def requests(self) -> pd.DataFrame:
+        """A row per request, in the order of the workload: docs/python.md has the columns.
+
+        Raises MissingBackendError without pandas; `records` needs nothing.
+        """
+        from pdflow.results.frame import requests_frame
+
+        return requests_frame(self.records, self.about.warmup_ns)
+
+    def plot_ttft(self, *others: Result, labels: Sequence[str] = ()) -> RunFigure:
+        """How TTFT is spread over completed requests: the share that had its first token within so long.
+
+        `others` are drawn beside it, and all are called `labels`, or what was edited in their scenarios. Raises
+        MissingBackendError without matplotlib.
+        """
+        from pdflow.results.plots import ttft_figure
+
+        return ttft_figure([self, *others], labels)
+
+    def plot_waterfall(self, *others: Result, labels: Sequence[str] = ()) -> RunFigure:
+        """Where mean TTFT went, stage by stage; `others` as bars below. Raises MissingBackendError."""
+        from pdflow.results.plots import waterfall_figure
+
+        return waterfall_figure([self, *others], labels)
+
+    def plot_timeline(self) -> RunFigure:
+        """How many requests were where, and how many GPUs worked, over time. Raises MissingBackendError."""
+        from pdflow.results.plots import timeline_figure
+
+        return timeline_figure(self)
 
     def table(self) -> Report:
         """The report that a run prints: `print(result.table())`, or rich's `console.print(result.table())`."""
@@ -128,6 +141,11 @@ class Result:
         itls = itls_s(counted, self.steps) if detailed else None
         content = bench_json(self.about, counted, self.metrics, self.totals, itls_s=itls)
         write_results(where / RESULTS_NAME, content)
+
+    def _repr_html_(self) -> str:
+        from pdflow.results.page.cell import cell
+
+        return cell(self)
 
     def __repr__(self) -> str:
         metrics = self.metrics

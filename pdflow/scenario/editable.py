@@ -125,7 +125,7 @@ class Scenario:
             for name, what in self._rows()
         )
         text = f"<details><summary>as TOML</summary><pre>{escape(toml_text(self.draft.document))}</pre></details>"
-        return f"<b>{escape(self.name)}</b>, seed {self.seed}<table>{rows}</table>{text}"
+        return f'<b>{escape(self.name)}</b>, seed {self.seed}<table style="color:inherit">{rows}</table>{text}'
 
     def _rows(self) -> list[tuple[str, str]]:
         it = self.resolved

@@ -94,8 +94,21 @@ def test_commands_do_what_the_readme_says(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_python_of_the_readme_runs() -> None:
-    [code] = blocks(README, "python")
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+    first, second = blocks(README, "python")
+    shown = run_python(first, ROOT)
+    assert "TTFT" in shown
+    assert "first_decode" in shown
+    assert "nixl-pull" in run_python(second, ROOT)
+
+
+def test_python_of_the_page_on_python_runs(tmp_path: Path) -> None:
+    """Its examples, one after the other, as a reader would type them."""
+    tmp_path.joinpath("examples").symlink_to(ROOT / "examples")
+    run_python("\n".join(blocks((ROOT / "docs/python.md").read_text(encoding="utf-8"), "python")), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {"pull.toml", "ttft.png", "rows"}
+
+
+def run_python(code: str, folder: Path) -> str:
+    ran = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, encoding="utf-8", check=False)
     assert ran.returncode == 0, ran.stderr
-    assert "TTFT" in ran.stdout
-    assert "first_decode" in ran.stdout
+    return ran.stdout

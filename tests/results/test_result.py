@@ -25,15 +25,11 @@ def test_summary_has_the_headline_figures(result: Result) -> None:
     assert sum(summary["stages_mean_ms"].values()) == summary["ttft_mean_ms"]
 
 
-def test_requests_are_a_lazy_sequence(result: Result) -> None:
-    requests = result.requests
-    assert len(requests) == 5
-    assert requests[-1]["request"] == 4
-    assert [record["request"] for record in requests[1:3]] == [1, 2]
-    assert [record["request"] for record in requests] == [0, 1, 2, 3, 4]
-    assert requests[2]["reason"] == "lease_expired"
-    with pytest.raises(IndexError):
-        requests[5]
+def test_records_are_dicts_when_looked_at(result: Result) -> None:
+    assert len(result.records) == 5
+    assert [record["request"] for record in result.records] == [0, 1, 2, 3, 4]
+    assert list(result.records)[2] == result.records.record(2)
+    assert result.records.record(2)["reason"] == "lease_expired"
 
 
 def test_repr_says_what_happened_in_a_few_lines(result: Result) -> None:

@@ -47,18 +47,19 @@ def page(result: Result, scenario_text: str = "", recording: Recording | None = 
 
 
 def _sections(result: Result, scenario_text: str, recording: Recording | None) -> Iterator[Html]:
-    yield _title(result)
-    yield _verdict(result)
+    yield title(result)
+    yield verdict(result)
     yield from _figures(result)
     yield from distributions(result)
-    yield from _stages(result)
+    yield from stages(result)
     yield from courses(result, recording)
     yield from _use(result)
     yield from _costs(result)
     yield from _origin(result, scenario_text)
 
 
-def _title(result: Result) -> Html:
+def title(result: Result) -> Html:
+    """What ran, and for how long."""
     about, metrics = result.about, result.metrics
     requests = "1 request" if metrics.requests == 1 else f"{words.count(metrics.requests)} requests"
     ran = f"{requests} in {words.duration(metrics.duration_ns)}, {about.world}"
@@ -66,7 +67,7 @@ def _title(result: Result) -> Html:
     return joined((tag("h1", about.scenario_name or "run"), tag("p", " · ".join(parts), class_="dim")))
 
 
-def _verdict(result: Result) -> Html:
+def verdict(result: Result) -> Html:
     """What was asked for and what came of it; then where the first token's time went, which is what to change."""
     metrics = result.metrics
     lines = []
@@ -110,7 +111,8 @@ def _figures(result: Result) -> Iterator[Html]:
     yield tag("dl", *(part for name, value in rows for part in (tag("dt", name), tag("dd", value))))
 
 
-def _stages(result: Result) -> Iterator[Html]:
+def stages(result: Result) -> Iterator[Html]:
+    """The waterfall of mean TTFT; nothing where there is none."""
     whole = result.metrics.ttft.mean_ms
     if not whole:
         return

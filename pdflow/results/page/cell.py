@@ -1,0 +1,33 @@
+"""One run as the output of a notebook's cell: the page's first lines, and its waterfall.
+
+A notebook's theme is not the reader's system's, so that no colour is named for text or ground: both are inherited, and
+what else is drawn stands out on dark and on light. Rules hold inside the cell alone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pdflow.results.page.markup import Html, joined, table, tag
+from pdflow.results.page.page import stages, title, verdict
+from pdflow.results.result import Result
+from pdflow.results.table import LATENCY_COLUMNS
+
+_STYLE: Final = """
+.pdflow-cell { max-width: 46rem; font-size: .95em; }
+.pdflow-cell h1 { font-size: 1.2em; margin: 0; } .pdflow-cell h2 { font-size: 1em; margin: 1em 0 .2em; }
+.pdflow-cell p { margin: .2em 0; } .pdflow-cell .dim { opacity: .7; }
+.pdflow-cell .verdict { border-left: 4px solid #3b8eea; padding-left: .7em; margin: .5em 0; }
+.pdflow-cell table { border-collapse: collapse; color: inherit; }
+.pdflow-cell th, .pdflow-cell td { padding: .1em 1em .1em 0; background: none; }
+.pdflow-cell .word { text-align: left; } .pdflow-cell .figure { text-align: right; }
+.pdflow-cell .bar { display: block; width: 14em; height: .8em; background: #8883; }
+.pdflow-cell .bar i { display: block; height: 100%; min-width: 2px; background: #3b8eea; }
+"""
+
+
+def cell(result: Result) -> Html:
+    """Title, verdict, latencies, and where mean TTFT went."""
+    latencies = table(["ms", *LATENCY_COLUMNS], result.table().latency_rows())
+    inside = joined((title(result), verdict(result), latencies, *stages(result)))
+    return tag("div", tag("style", Html(_STYLE)), inside, class_="pdflow-cell")

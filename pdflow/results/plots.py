@@ -1,0 +1,158 @@
+"""Pictures of finished runs, by matplotlib. What they show is worked out elsewhere: `page.curves`, `metrics`.
+
+Figures are no part of pyplot's state: a notebook shows one that ends a cell once, a script saves it, and nothing must
+be closed.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pdflow.errors import PdflowError
+from pdflow.results import words
+from pdflow.results.extra import notebook_extra
+from pdflow.results.page.curves import PERCENTS, SLICES, Curve, distributions_ms, over_time
+from pdflow.results.result import Result
+from pdflow.results.totals import NS_PER_S
+from pdflow.scenario.editable import Scenario
+
+with notebook_extra():
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_WIDE: Final = 8.0
+"""Inches."""
+_TOO_FAR: Final = 10
+"""Latencies that lie so many times apart are drawn by ratio."""
+
+
+class RunFigure(Figure):
+    """A matplotlib Figure that knows which runs it shows."""
+
+    def __init__(self, *arguments: Any, results: Sequence[Result] = (), **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.results = tuple(results)
+
+    def to_scenario(self, which: int = 0) -> Scenario:
+        """The scenario that made it; of several runs, that of the first, or of number `which`.
+
+        Raises PdflowError if the run was not made by `pdflow.simulate`, and IndexError if there is no such run.
+        """
+        scenario = self.results[which].scenario
+        if scenario is None:
+            raise PdflowError("the run does not know its scenario: pdflow.simulate did not make it")
+        return scenario
+
+    def _repr_png_(self) -> bytes:
+        """For a notebook in which nothing else shows figures."""
+        page = io.BytesIO()
+        self.savefig(page, format="png", bbox_inches="tight")
+        return page.getvalue()
+
+
+def ttft_figure(results: Sequence[Result], labels: Sequence[str]) -> RunFigure:
+    """Distributions through their percentiles, with what the SLO allows."""
+    figure, axes = _figure(results, "How long the first token takes", 4.0)
+    shown = []
+    for result, label in zip(results, _labels(results, labels), strict=True):
+        curve = distributions_ms(result.records.arriving_from(result.about.warmup_ns))["TTFT"]
+        axes.plot(curve, [percent / 100 for percent in PERCENTS[: len(curve)]], label=label)
+        shown += curve
+    for bound in sorted({bound for result in results if (bound := _ttft_bound(result))}):
+        axes.axvline(bound, color="0.5", linestyle="--", linewidth=1, label=f"SLO {bound:g} ms")
+        shown.append(bound)
+    if shown and 0 < _TOO_FAR * min(shown) < max(shown):
+        axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set(xlabel="TTFT in ms", ylabel="completed requests as fast", ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    if len(axes.get_lines()) > 1:
+        axes.legend(frameon=False)
+    return figure
+
+
+def waterfall_figure(results: Sequence[Result], labels: Sequence[str]) -> RunFigure:
+    """Of one run a bar for each stage, one after the other; of several a bar for each run."""
+    stages = [{name: it.mean_ms for name, it in result.metrics.stages.items()} for result in results]
+    several = len(results) > 1
+    high = 1.6 + 0.45 * len(results) if several else 1.2 + 0.32 * len(stages[0])
+    figure, axes = _figure(results, "Where the time to first token went", high)
+    rows = _labels(results, labels) if several else list(stages[0])
+    begins = [0.0] * len(rows)
+    whole = max(sum(each.values()) for each in stages)
+    for place, name in enumerate(stages[0]):
+        if several:
+            spent = [each[name] for each in stages]
+            if any(value > whole / 1000 for value in spent):
+                axes.barh(rows, spent, left=begins, label=name, color=f"C{place}", height=0.6)
+            begins = [begin + value for begin, value in zip(begins, spent, strict=True)]
+        else:
+            begin, value = sum(list(stages[0].values())[:place]), stages[0][name]
+            axes.barh(name, value, left=begin, color="C0", height=0.6)
+            said = f" {words.number(value)} ms, {words.percent(value / whole if whole else 0)}"
+            axes.text(begin + value, place, said, va="center", fontsize="small")
+    axes.invert_yaxis()
+    axes.set(xlabel="mean TTFT in ms", xlim=(0, whole * (1.02 if several else 1.3) or 1))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.spines[["top", "right"]].set_visible(False)
+    if several:
+        figure.legend(frameon=False, ncols=5, loc="outside lower center", fontsize="small")
+    return figure
+
+
+def timeline_figure(result: Result) -> RunFigure:
+    """Means over equal slices of the run, with the warm-up's end."""
+    requests, busy = over_time(result)
+    requests, busy = ([curve for curve in curves if any(curve.highest)] for curves in (requests, busy))
+    with notebook_extra():
+        figure = RunFigure(results=[result], figsize=(_WIDE, 5.5), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    seconds = result.totals.duration_ns / NS_PER_S
+    _courses(top, requests, seconds)
+    _courses(bottom, busy, seconds)
+    top.set(title=f"{result.about.scenario_name}: where requests were", ylabel="requests")
+    bottom.set(xlabel="seconds since the start", ylabel="GPUs at work", ylim=(0, 1.02), xlim=(0, seconds or 1))
+    bottom.yaxis.set_major_formatter(PercentFormatter(1))
+    if result.about.warmup_ns:
+        for axes in (top, bottom):
+            axes.axvline(result.about.warmup_ns / NS_PER_S, color="0.5", linestyle="--", linewidth=1)
+    return figure
+
+
+def _courses(axes: Axes, curves: Sequence[Curve], seconds: float) -> None:
+    middles = [(place + 0.5) * seconds / SLICES for place in range(SLICES)]
+    for curve in curves:
+        axes.plot(middles, curve.means, linewidth=1.2, label=curve.name)
+    if curves:
+        axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+
+
+def _figure(results: Sequence[Result], title: str, high: float) -> tuple[RunFigure, Axes]:
+    figure = RunFigure(results=results, figsize=(_WIDE, high), layout="constrained")
+    axes = figure.add_subplot()
+    name = results[0].about.scenario_name
+    axes.set_title(f"{name}: {title[0].lower()}{title[1:]}" if name else title)
+    return figure, axes
+
+
+def _ttft_bound(result: Result) -> float | None:
+    """Where classes have bounds of their own, no line holds for all requests."""
+    return None if result.about.class_slos or result.about.slo is None else result.about.slo.ttft_ms
+
+
+def _labels(results: Sequence[Result], labels: Sequence[str]) -> list[str]:
+    if labels and len(labels) != len(results):
+        raise ValueError(f"{len(labels)} labels for {len(results)} runs")
+    edits = [{} if result.scenario is None else dict(result.scenario.edits) for result in results]
+    common = [(key, value) for key, value in edits[0].items() if all(key in it and it[key] == value for it in edits)]
+    own = [", ".join(f"{key} = {value}" for key, value in it.items() if (key, value) not in common) for it in edits]
+    names = [result.about.scenario_name or "run" for result in results]
+    return list(labels) or [said or name for said, name in zip(own, names, strict=True)]

@@ -1,0 +1,64 @@
+"""Rows of a sweep on disk, so that one that was interrupted, or asks for more, runs only what is new.
+
+A row is found by what its figures follow from: what the scenario says, the content of the files that it names, the
+seed, and pdflow's version. Whoever changes pdflow itself must empty the folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pdflow.results.bench_json import content_sha256
+from pdflow.results.write import replacing
+from pdflow.scenario.editable import Scenario
+from pdflow.scenario.paths import with_paths
+from pdflow.version import version
+
+
+def key_of(scenario: Scenario, seed: int) -> str:
+    """The hash that a row has."""
+    document = with_paths(scenario.draft.document, lambda path: _content(scenario.folder / path))
+    # Its name changes no figure, and its seed is the row's.
+    document.pop("scenario", None)
+    return content_sha256({"pdflow": version(), "seed": seed, "scenario": document})
+
+
+def find(folder: Path, key: str) -> dict[str, Any] | None:
+    """The figures of a row, if they are there."""
+    try:
+        figures: dict[str, Any] = msgspec.json.decode(_file(folder, key).read_bytes())
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return figures
+
+
+def keep(folder: Path, key: str, figures: Mapping[str, Any]) -> None:
+    """Write them, whole or not at all. Raises OutputError."""
+    with replacing(_file(folder, key)) as file:
+        file.write(msgspec.json.encode(figures))
+
+
+def _file(folder: Path, key: str) -> Path:
+    return folder / f"{key}.json"
+
+
+def _content(path: Path) -> str:
+    """What stands in a file, or in the files of a folder, as a hash."""
+    files = sorted(inner for inner in path.rglob("*") if inner.is_file()) if path.is_dir() else [path]
+    stats = [(file, file.stat()) for file in files if file.exists()]
+    return _hash(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats))
+
+
+@functools.lru_cache(maxsize=64)
+def _hash(files: tuple[tuple[Path, int, int], ...]) -> str:
+    found = hashlib.sha256()
+    for file, size, _ in files:
+        found.update(f"{file.name} {size}\n".encode())
+        found.update(file.read_bytes())
+    return found.hexdigest()

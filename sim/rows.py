@@ -1,0 +1,83 @@
+"""One point of a sweep with one seed: the run, and the row that is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from pdflow.errors import PdflowError
+from pdflow.results.result import Result
+from pdflow.scenario.editable import Scenario
+from sim.points import Point
+from sim.row_cache import find, keep, key_of
+from sim.run import simulate
+
+
+@attrs.frozen
+class Task:
+    """What is to be run: `scenario` edited to `point`, with the seed that is `nth` after its own."""
+
+    scenario: Scenario
+    point: Point
+    nth: int
+    cache: Path | None
+
+    @property
+    def seed(self) -> int:
+        """Which seed that is, if the point says nothing of seeds."""
+        return self.scenario.seed + self.nth
+
+
+@attrs.frozen
+class Row:
+    """What came of it: figures, or what was wrong."""
+
+    seed: int | None = None
+    figures: Mapping[str, Any] = attrs.field(factory=dict)
+    error: str | None = None
+
+
+def row_of(task: Task) -> Row:
+    """Run it, or find it where it was kept. Nothing that goes wrong with one point is raised, so that no other is lost.
+
+    Raises KeyboardInterrupt if the run was interrupted: of a part of a run no row is made.
+    """
+    seed = None
+    try:
+        scenario = task.scenario.with_(task.point)
+        seed = scenario.seed + task.nth
+        key = None if task.cache is None else key_of(scenario, seed)
+        figures = None if task.cache is None or key is None else find(task.cache, key)
+        if figures is None:
+            result = simulate(attrs.evolve(scenario.resolved, seed=seed), quiet=True).result
+            if result.about.interrupted:
+                raise KeyboardInterrupt
+            figures = dict(figures_of(result))
+            if task.cache is not None and key is not None:
+                keep(task.cache, key, figures)
+        return Row(seed, figures)
+    except PdflowError as error:
+        return Row(seed, error="; ".join(str(error).splitlines()))
+    except Exception as fault:  # ours, or the machine's: to be seen in the table, with all other rows beside it
+        return Row(seed, error=f"{type(fault).__name__}: {fault}")
+
+
+def figures_of(result: Result) -> Iterator[tuple[str, Any]]:
+    """`Result.summary` as columns; what not every point has comes last."""
+    summary = result.summary
+    stages, busy = summary.pop("stages_mean_ms"), summary.pop("gpu_busy_share")
+    classes = summary.pop("classes", {})
+    del summary["interrupted"]
+    yield from summary.items()
+    for stage, mean_ms in stages.items():
+        yield f"stage_{stage}_ms", mean_ms
+    yield "gpus", result.totals.gpus
+    for role in result.totals.roles():
+        yield f"gpus_{role}", sum(engine.gpus for engine in result.totals.engines if engine.role == role)
+        yield f"gpu_busy_share_{role}", busy[role]
+    for name, figures in classes.items():
+        for figure, value in figures.items():
+            yield f"class.{name}.{figure}", value

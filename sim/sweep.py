@@ -1,0 +1,67 @@
+"""`pdflow.sweep`: many points of one scenario, as a table. What its arguments mean stands there."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdflow.results.extra import notebook_extra
+from pdflow.scenario.editable import Scenario
+from sim.points import points_of
+from sim.rows import Row, Task
+from sim.workers import rows_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOT_RUN = "not run: the sweep was interrupted"
+
+
+def sweep(
+    scenario: Scenario,
+    points: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]],
+    *,
+    jobs: int,
+    seeds: int,
+    cache: str | os.PathLike[str] | None,
+    progress: bool,
+) -> pd.DataFrame:
+    """Run all, and put the rows in the order of the points."""
+    if jobs < 1 or seeds < 1:
+        raise ValueError(f"jobs is {jobs} and seeds is {seeds}, expected at least 1 of each")
+    with notebook_extra(), warnings.catch_warnings(action="ignore"):
+        import pandas  # noqa: F401 (before an hour is spent without it)
+        from tqdm.auto import tqdm  # warns where a notebook has no widgets, and then shows text
+
+    folder = None if cache is None else Path(cache)
+    tasks = [Task(scenario, point, nth, folder) for point in points_of(points) for nth in range(seeds)]
+    rows = [Row(error=NOT_RUN)] * len(tasks)
+    left = len(tasks)
+    try:
+        with tqdm(total=len(tasks), unit="run", disable=not progress) as bar, closing(rows_of(tasks, jobs)) as found:
+            for position, row in found:
+                rows[position] = row
+                left -= 1
+                bar.update()
+    except KeyboardInterrupt:
+        pass
+    frame = _frame(tasks, rows)
+    frame.attrs["interrupted"] = left > 0
+    return frame
+
+
+def _frame(tasks: Sequence[Task], rows: Sequence[Row]) -> pd.DataFrame:
+    """A row each; columns as they first appear, those of the points before all others."""
+    import pandas as pd
+
+    swept = dict.fromkeys(key for task in tasks for key in task.point)
+    names = dict.fromkeys(name for row in rows for name in row.figures)
+    table = [
+        {**task.point, "seed": task.seed if row.seed is None else row.seed, "error": row.error, **row.figures}
+        for task, row in zip(tasks, rows, strict=True)
+    ]
+    return pd.DataFrame(table, columns=[*swept, "seed", "error", *names])

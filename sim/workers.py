@@ -1,0 +1,97 @@
+"""Tasks in processes of their own, each started as a new interpreter.
+
+Not by multiprocessing's start methods: a fork copies the threads' locks of a notebook's kernel, and a spawn runs the
+caller's script again, which then needs a guard. A worker ends when its pipe does, so that none outlives its master, and
+one that the system ends costs one row.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+
+from sim.rows import Row, Task, row_of
+
+
+def rows_of(tasks: Sequence[Task], jobs: int) -> Generator[tuple[int, Row], None, None]:
+    """Each task's position and row, in the order in which they end. With one job, all in this process.
+
+    Closing it, and Ctrl-C, end the workers at once.
+    """
+    if jobs == 1:
+        yield from ((position, row_of(task)) for position, task in enumerate(tasks))
+        return
+    waiting = deque(enumerate(tasks))
+    with ExitStack() as stack:
+        idle = [Worker(stack) for _ in range(min(jobs, len(tasks)))]
+        busy: dict[Connection, tuple[Worker, int]] = {}
+        while waiting or busy:
+            while waiting and idle:
+                worker = idle.pop()
+                position, task = waiting.popleft()
+                worker.begin(task)
+                busy[worker.pipe] = worker, position
+            for pipe in wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                worker, position = busy.pop(pipe)
+                row = worker.ended()
+                idle.append(worker if row is not None else Worker(stack))
+                yield position, row or Row(error=worker.last_words())
+
+
+class Worker:
+    """One process, which has one task at a time."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.pipe, theirs = Pipe()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from sim.workers import work; work({theirs.fileno()})"
+        # A session of its own: Ctrl-C reaches the master alone, which then knows what is done.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+        theirs.close()
+        stack.callback(self._end)
+
+    def begin(self, task: Task) -> None:
+        """Hand it a task. One that has ended meanwhile is noticed when its row is asked for."""
+        try:
+            self.pipe.send(task)
+        except BrokenPipeError:
+            return
+
+    def ended(self) -> Row | None:
+        """The row of its task; None if the process ended instead."""
+        try:
+            row: Row = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return None
+        return row
+
+    def last_words(self) -> str:
+        """How the process ended."""
+        code = self._process.wait()
+        return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+
+    def _end(self) -> None:
+        self.pipe.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def work(fileno: int) -> None:
+    """A worker's whole life."""
+    with Connection(fileno) as pipe:
+        while True:
+            try:
+                task = pipe.recv()
+            except EOFError:
+                return
+            pipe.send(row_of(task))
