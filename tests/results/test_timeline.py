@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdflow.cli import cli
+from pdflow.results.recording import Course, LinkCourse, Recording
 from pdflow.results.records import STAGES, Records
 from pdflow.results.timeline import timeline
 from pdflow.results.write import write_timeline
@@ -144,3 +147,31 @@ def test_a_run_writes_one(tmp_path: Path, file: str) -> None:
     assert {process for process, name in counters if name == "KV blocks in use"} == busy
     slices = [e["name"] for e in events if e["ph"] == "X" and e["cat"] in ("prefill", "aggregated")]
     assert len({name for name in slices if name.startswith("r")}) == 40
+
+
+def test_a_large_run_is_written_as_a_stream(tmp_path: Path) -> None:
+    """Of 50,000 events, 30 MB and more as dicts, no more is held than columns."""
+    records, requests = Records(), 2_000
+    for request in range(requests):
+        records.add(request * 1000, 512, 10)
+        for stage, column in enumerate(records.ends):
+            column[request] = 1000 * (request + stage)
+        records.last_token_ns[request] = 1000 * (request + 20)
+        records.prefill_engine[request], records.decode_engine[request] = "p-0", "d-0"
+    told = Course()
+    for instant in range(30_000):
+        told.tell(instant, 1 + instant % 2)
+    recording = Recording((LinkCourse("l", 2, told),))
+    written = 0
+
+    def counted() -> Iterator[dict[str, Any]]:
+        nonlocal written
+        for written, event in enumerate(timeline(records, recording), start=1):  # noqa: B007
+            yield event
+
+    tracemalloc.start()
+    write_timeline(tmp_path / "t.gz", counted())
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert written > 45_000
+    assert most < 6_000_000
