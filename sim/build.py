@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import lcm
 
 import attrs
@@ -24,7 +25,7 @@ from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import MS, EngineId
 from pdflow.results.steps import Steps
 from pdflow.routing.router import Router
-from pdflow.scenario.costs import step_cost
+from pdflow.scenario.costs import api_server_ns, step_cost
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.plan import plan_of
@@ -67,11 +68,18 @@ class Place:
 
 
 class Builder:
-    """Puts one world together."""
+    """Puts one world together. `costs` are step times instead of those of the pools so named."""
 
-    def __init__(self, scenario: Scenario, exact: bool = False, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        exact: bool = False,
+        recorder: Recorder | None = None,
+        costs: Mapping[str, StepCost] | None = None,
+    ) -> None:
         self.scenario = scenario
         self.exact = exact
+        self.costs = costs or {}
         self.world = World()
         self.world.recorder = recorder
         self.dialect = DIALECTS[scenario.transfer.dialect]
@@ -88,6 +96,8 @@ class Builder:
         self.places: dict[EngineId, Place] = {}
         self.engine_class = HostedEngine if scenario.faults else Engine
         self.infos: dict[str, list[EngineInfo]] = {"prefill": [], "decode": []}
+        self.doors: dict[str, list[int]] = {"prefill": [], "decode": []}
+        """What each engine's API server takes."""
 
     def build(self) -> World:
         scenario, world = self.scenario, self.world
@@ -115,7 +125,7 @@ class Builder:
             reports_prefill=not self.dialect.control_frames and not self.pulls,
             aggregated=frozenset(i for i, node in enumerate(world.prefills) if isinstance(node, AggregatedNode)),
         )
-        world.router = RouterNode(world, router, seconds_to_ns(table.http_latency_s))
+        world.router = RouterNode(world, router, seconds_to_ns(table.http_latency_s), self.doors)
         if scenario.faults:
             world.faults = Faults(self, plan_of(scenario), Rng(scenario.seed).stream)
         return world
@@ -131,8 +141,10 @@ class Builder:
             max_num_seqs=pool.max_num_seqs,
             max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
             block_size=pool.block_size,
+            async_scheduling=pool.async_scheduling,
         )
-        cost = self.world.costs[pool.name] = step_cost(model, pool, self.scenario.base_dir)
+        cost = self.costs.get(pool.name) or step_cost(model, pool, self.scenario.base_dir)
+        self.world.costs[pool.name] = cost
         blocks = kv_tokens_of(model, pool) // pool.block_size
         block_bytes = self.shapes[pool.name].engine_bytes_per_token(pool.tp) * pool.block_size
         span = self.span(pool)
@@ -145,6 +157,7 @@ class Builder:
             place = Place(len(self.places), pool, len(infos), info.engine, limits, cost, blocks, block_bytes, span)
             self.places[place.name] = place
             infos.append(info)
+            self.doors[pool.leg].append(api_server_ns(pool))
             if pool.role == "decode":
                 self.world.decodes.append(self.decode(place, info, incarnation_of(place.index)))
             elif pool.role == "prefill":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pdflow.protocol.values import RequestId
@@ -24,11 +24,17 @@ if TYPE_CHECKING:
 
 
 class RouterNode(Node):
-    """Args: http_ns is one hop of HTTP, one way, between the router and an engine."""
+    """Args:
+    http_ns: one hop of HTTP, one way, between the router and an engine.
+    api_server_ns: of each engine, by the leg that it gets: from there to its queue. Whatever comes for a request passes
+        it, so that nothing overtakes the request itself.
+    """
 
-    def __init__(self, world: World, router: Router, http_ns: int) -> None:
+    def __init__(self, world: World, router: Router, http_ns: int, api_server_ns: Mapping[str, list[int]]) -> None:
         super().__init__(world)
         self.http_ns = http_ns
+        self.to_prefill = [http_ns + ns for ns in api_server_ns["prefill"]]
+        self.to_decode = [http_ns + ns for ns in api_server_ns["decode"]]
         self.port = Port(self, "router", router, 0)
         self.attempts = router.attempts
         self.by_request = router.by_request
@@ -70,7 +76,7 @@ class RouterNode(Node):
     def dispatch_prefill(self, port: Port, effect: DispatchPrefill) -> None:
         world = self.world
         world.attempted(effect)
-        self.env.call(self.http_ns, self.prefill_arrived, effect)
+        self.env.call(self.to_prefill[effect.engine], self.prefill_arrived, effect)
 
     def prefill_arrived(self, effect: DispatchPrefill) -> None:
         node = self.world.prefills[effect.engine]
@@ -80,7 +86,7 @@ class RouterNode(Node):
             node.door(effect)
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
-        self.env.call(self.http_ns, self.decode_arrived, effect)
+        self.env.call(self.to_decode[effect.engine], self.decode_arrived, effect)
 
     def decode_arrived(self, effect: DispatchDecode) -> None:
         node = self.world.decodes[effect.engine]
@@ -91,7 +97,8 @@ class RouterNode(Node):
         node.accept(effect)
 
     def abort_leg(self, port: Port, effect: AbortLeg) -> None:
-        self.env.call(self.http_ns, self.abort_arrived, effect)
+        way = self.to_prefill if effect.role == "prefill" else self.to_decode
+        self.env.call(way[effect.engine], self.abort_arrived, effect)
 
     def abort_arrived(self, effect: AbortLeg) -> None:
         if effect.role == "prefill":
@@ -108,7 +115,7 @@ class RouterNode(Node):
             decode.door(effect)
 
     def report_prefill(self, port: Port, effect: ReportPrefill) -> None:
-        self.env.call(self.http_ns, self.report_arrived, effect)
+        self.env.call(self.to_decode[effect.engine], self.report_arrived, effect)
 
     def report_arrived(self, effect: ReportPrefill) -> None:
         node = self.world.decodes[effect.engine]

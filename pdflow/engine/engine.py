@@ -12,6 +12,10 @@ result independent of how many steps are planned at once (CORE_SHAPE.md pitfall 
   at T, with everything that is known by then;
 - a step that has started completes.
 
+With asynchronous scheduling, vLLM's default, each step is composed when the one before it starts, so what happens at T
+is noticed one step later, and what a step's end makes free is not there for the next one. A step that would be empty is
+composed anew when the one before it has ended.
+
 In steady decode a *segment* of many steps is planned at once. Something that may change the batch cuts it to the first
 boundary after T; something that cannot (no seat, no blocks, others first in the queue) leaves it alone. Where a cut was
 only made to look at the queue, and those who come in have their KV still to be transferred, the segment goes on.
@@ -45,6 +49,7 @@ class Engine:
     """
 
     __slots__ = (
+        "_ahead",
         "_block_size",
         "_busy_ps",
         "_caches",
@@ -54,6 +59,7 @@ class Engine:
         "_first_ps",
         "_heard_first",
         "_heard_last",
+        "_known_ns",
         "_log",
         "_only_room",
         "_planned_end_ps",
@@ -82,7 +88,10 @@ class Engine:
         self._caches = isinstance(pool, CachingPool)
         self._capacity_tokens = pool.num_blocks * limits.block_size
         self._scheduler = Scheduler(limits, cost, pool, exact, stalls)
+        self._ahead = limits.async_scheduling
         self._log = log
+        # What happened strictly before it was known when the last step was composed.
+        self._known_ns = 0
         # The earliest and the latest thing that the running segment does not know of yet, and whether all of them
         # only made room, or came to ask for it.
         self._heard_first: int | None = None
@@ -179,7 +188,7 @@ class Engine:
                 self._steps = 0
                 self.wake_ns = None
             else:
-                self._plan(end, wake, wake, changed, outcomes)
+                self._plan(end, wake, self._known_before(wake, steps), changed, outcomes)
         return outcomes
 
     # What the driver asks.
@@ -259,11 +268,11 @@ class Engine:
         scheduler = self._scheduler
         look = changed or (heard is not None and heard < before_ns)
         some = scheduler.compose(start_ps, start_ns, before_ns, look, outcomes)
-        if heard is not None:
-            # What happened at the instant of this very boundary is heard once that has passed.
-            heard = self._heard_last if self._heard_last >= before_ns else None
-        if scheduler.missed >= 0:
-            heard = self._heard_last = scheduler.missed
+        if not some and before_ns < start_ns:
+            before_ns = start_ns
+            some = scheduler.compose(start_ps, start_ns, before_ns, changed or heard is not None, outcomes)
+        self._known_ns = before_ns
+        heard = self._unheard(before_ns)
         if not some:
             self._steps = 0
             self.wake_ns, self._heard_first = heard, None
@@ -296,21 +305,41 @@ class Engine:
         """At a boundary before the segment's planned end: look at the queue, and run on if nothing else has changed."""
         scheduler = self._scheduler
         most = scheduler.batch.size * (self._planned_steps // self._block_size + 1)
-        if not scheduler.admit_within(end_ns, most, steps, outcomes):
+        before_ns = self._known_before(end_ns, steps)
+        if not scheduler.admit_within(end_ns, before_ns, most, steps, outcomes):
             return False
+        self._known_ns = before_ns
         self._steps = self._planned_steps
         self._end_ps = self._planned_end_ps
         self.wake_ns = wake = self._planned_wake_ns
-        heard: int | None = self._heard_last if self._heard_last >= end_ns else None
-        if scheduler.missed >= 0:
-            heard = self._heard_last = scheduler.missed
+        heard = self._unheard(before_ns)
         self._heard_first = heard
         if heard is not None and heard < wake:
             self._cut(heard)
         return True
 
+    def _known_before(self, end_ns: int, steps: int) -> int:
+        """Before when something must have happened for the step composed next, as `steps` of the segment end."""
+        if not self._ahead:
+            return end_ns
+        done = steps - 1
+        begun = self._start_ps + done * self._first_ps + self._delta_ps * (done * (done - 1) // 2)
+        return max(self._known_ns, -(-begun // PS_PER_NS))
+
+    def _unheard(self, before_ns: int) -> int | None:
+        """The earliest instant at which something may have happened that is not known yet."""
+        heard = self._heard_first
+        if heard is not None and heard < before_ns:
+            heard = before_ns if self._heard_last >= before_ns else None
+        missed = self._scheduler.missed
+        if missed < 0:
+            return heard
+        if missed > self._heard_last:
+            self._heard_last = missed
+        return missed if heard is None or missed < heard else heard
+
     def _hear(self, now: int) -> None:
-        """Something happened at `now`: be at the first boundary strictly after it."""
+        """Something happened at `now`: be at the first boundary at which a step can be composed that knows of it."""
         wake = self.wake_ns
         if not self._steps:
             if wake is None:
@@ -334,8 +363,21 @@ class Engine:
             self._hear(now)
 
     def _cut(self, now: int) -> None:
-        """End the segment at the first boundary strictly after `now`, an instant before its end."""
-        self._steps, end = boundary_after(self._start_ps, self._first_ps, self._delta_ps, now * PS_PER_NS)
+        """End the segment at the first boundary strictly after `now`, an instant before its end.
+
+        With asynchronous scheduling at the one behind that, unless the segment ends before.
+        """
+        start, first, limit = self._start_ps, self._first_ps, now * PS_PER_NS
+        if not self._ahead:
+            self._steps, end = boundary_after(start, first, self._delta_ps, limit)
+        elif limit < start or now < self._known_ns:
+            self._steps, end = 1, start + first
+        else:
+            steps, end = boundary_after(start, first, self._delta_ps, limit)
+            if steps >= self._steps:
+                return
+            self._steps = steps + 1
+            end += first + self._delta_ps * steps
         self._end_ps = end
         self.wake_ns = -(-end // PS_PER_NS)
 

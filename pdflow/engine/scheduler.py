@@ -40,9 +40,12 @@ class Scheduler:
     """The sequences of one engine. `chunks`: the current step's parts of prompts; `fresh`: its first-time decodes."""
 
     __slots__ = (
+        "_ahead",
         "_block_size",
         "_budget",
         "_cache",
+        "_late_blocks",
+        "_late_seats",
         "_leaving",
         "_prefilling",
         "_queue",
@@ -86,6 +89,10 @@ class Scheduler:
         self._block_size = limits.block_size
         self._budget = limits.max_num_batched_tokens
         self._seats = limits.max_num_seqs
+        self._ahead = limits.async_scheduling
+        # What the end of a step has made free, where the step after it was composed before.
+        self._late_seats = 0
+        self._late_blocks = 0
         self._whole_prompts = not cost.chunks
         self._stalls = stalls
         self._queue: deque[Sequence] = deque()
@@ -153,14 +160,15 @@ class Scheduler:
 
     def complete(self, steps: int, end_ps: int, end_ns: int, outcomes: list[Outcome]) -> bool:
         """Account for `steps` steps that ended at `end_ps`; say whether room or work has come of it."""
-        batch = self.batch
+        batch, pool = self.batch, self.pool
         if self.fresh:
             self.fresh = []
-        finished = batch.ran(steps, self.pool)
+        finished = batch.ran(steps, pool)
+        if self._ahead:
+            self._late_seats, self._late_blocks = self.seats_taken, pool.free
         if finished:
             self.seats_taken -= len(finished)
             last_step = batch.step - 1
-            pool = self.pool
             for seq in finished:
                 grown = batch.leave(seq)
                 seq.token_runs.append((seq.run_start, last_step))
@@ -173,10 +181,13 @@ class Scheduler:
                     seq.allocation = None
                 if not seq.dropping:
                     outcomes.append(Finished(seq, end_ns))
-        if self.chunks:
+        chunks = bool(self.chunks)
+        if chunks:
             self._complete_chunks(end_ps, end_ns, outcomes)
-            return True
-        return bool(finished) or self.retry
+        if self._ahead:
+            self._late_seats -= self.seats_taken
+            self._late_blocks = pool.free - self._late_blocks
+        return chunks or bool(finished) or self.retry
 
     def _complete_chunks(self, end_ps: int, end_ns: int, outcomes: list[Outcome]) -> None:
         last_step = self.batch.step - 1
@@ -227,13 +238,16 @@ class Scheduler:
         """
         self.retry = False
         self.missed = -1
+        if before_ns >= start_ns:
+            self._late_seats = self._late_blocks = 0
         if self._leaving:
             look |= self._let_leave(before_ns)
         if self._ready:
             self._let_join(before_ns)
         batch = self.batch
         size = batch.size
-        if size and size > self.pool.free and batch.growth() > self.pool.free:
+        free = self.pool.free - self._late_blocks
+        if size and size > free and batch.growth() > free:
             self._preempt(start_ps)
             # Nothing is admitted beside the survivors; if there are none, waiting one step would be waiting for ever.
             self.retry = bool(batch.size or self._prefilling)
@@ -244,14 +258,19 @@ class Scheduler:
                 budget = self._continue(budget)
             if look and budget >= 0 and self.waiting:
                 self._admit(start_ns, before_ns, budget, outcomes)
+        if self._late_seats or self._late_blocks:
+            # There for whoever waits when this step has been composed, and the next one is.
+            self.retry |= bool(self.waiting)
+            self._late_seats = self._late_blocks = 0
         return bool(batch.size or self.chunks)
 
-    def admit_within(self, end_ns: int, most: int, steps: int, outcomes: list[Outcome]) -> bool:
+    def admit_within(self, end_ns: int, before_ns: int, most: int, steps: int, outcomes: list[Outcome]) -> bool:
         """Admit at a boundary within a segment of decode steps, if that leaves the segment as it is.
 
         It does if only remote sequences come in, which join no step before their KV is here, and if there are blocks
         for them beside the `most` that the whole segment may take. If not, says False: the segment must end at this
-        boundary, and those that are still in the queue are looked at then. `steps` of the segment end at this one.
+        boundary, and those that are still in the queue are looked at then. `steps` of the segment end at this one;
+        what happened strictly before `before_ns` is known.
         """
         self.missed = -1
         queue, pool = self._queue, self.pool
@@ -260,7 +279,7 @@ class Scheduler:
             if seq.phase is not _WAITING:
                 queue.popleft()
                 continue
-            if seq.stamp >= end_ns:
+            if seq.stamp >= before_ns:
                 self.missed = seq.stamp
                 break
             needed = -(-seq.target // self._block_size)
@@ -317,7 +336,7 @@ class Scheduler:
 
     def _preempt(self, start_ps: int) -> None:
         """Take the last ones out until the rest have the blocks that their next step needs."""
-        while self.batch.growth() > self.pool.free:
+        while self.batch.growth() > self.pool.free - self._late_blocks:
             seq = next(reversed(self._running))
             decoding = not seq.local or seq.computed == seq.target
             self._give_back(seq, self._take_out(seq))
@@ -356,16 +375,16 @@ class Scheduler:
         """Take from the queue, in order, for as long as there are seats, budget and blocks."""
         queue, pool, chunks = self._queue, self.pool, self.chunks
         # What this step's decodes grow by is theirs already, though the pool counts it at the segment's end.
-        reserved = self.batch.growth() if self.batch.size else 0
+        reserved = self._late_blocks + (self.batch.growth() if self.batch.size else 0)
         while queue:
             seq = queue[0]
             if seq.phase is not _WAITING:
                 queue.popleft()
                 continue
+            if self.seats_taken + self._late_seats >= self._seats:
+                return
             if seq.stamp >= before_ns:
                 self.missed = seq.stamp
-                return
-            if self.seats_taken >= self._seats:
                 return
             new = 0
             cache = self._cache if seq.prefix else None

@@ -52,6 +52,8 @@ class Limits:
     max_num_seqs: int = attrs.field(default=256, validator=validators.ge(1))
     max_num_batched_tokens: int = attrs.field(default=8192, validator=validators.ge(1))
     block_size: int = attrs.field(default=16, validator=validators.ge(1))
+    async_scheduling: bool = False
+    """Whether a step is composed while the one before it runs."""
 
     def __attrs_post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -21,6 +21,7 @@ from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.convert import Complaint, did_you_mean
 from pdflow.scenario.cost_file import MOST_BYTES, CostFile, read_cost
 from pdflow.scenario.document import Parts
+from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.schema import (
     COST_KINDS,
     AiconfiguratorCost,
@@ -60,6 +61,17 @@ def step_cost(model: ModelSpec, pool: Pool, base_dir: Path) -> StepCost:
         case FittedCost() | MeasuredCost():
             assert file is not None
             return file.step_cost()
+
+
+API_SERVER_S = 0.03
+"""From a request's arrival at vLLM's API server to its engine's queue. GPU_COST_MODELS.md section 5: 30 ms, sweep 10 to
+150 ms; docs/validation.md says how well it does."""
+
+
+def api_server_ns(pool: Pool) -> int:
+    """What a request spends in front of one of the pool's engines. Queueing theory knows of none."""
+    absent = 0.0 if isinstance(pool.cost, ConstantCost) else API_SERVER_S
+    return seconds_to_ns(absent if pool.api_server_s is None else pool.api_server_s)
 
 
 def kind_of(pool: Pool) -> str:

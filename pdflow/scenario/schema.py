@@ -104,6 +104,18 @@ class Pool:
     cost: Cost = field(factory=RooflineCost, metadata=about("what a step takes"))
     max_num_seqs: int = field(default=256, metadata=about("most sequences in one step", AT_LEAST_ONE))
     max_num_batched_tokens: int = field(default=8192, metadata=about("most tokens in one step", AT_LEAST_ONE))
+    async_scheduling: bool = field(
+        default=True,
+        metadata=about("a step is composed while the one before it runs: what arrives then is a step later"),
+    )
+    api_server_s: float | None = field(
+        default=None,
+        metadata=about(
+            "what the API server takes before a request is queued: HTTP, tokeniser; if absent 0.03, and 0 with a "
+            "constant cost",
+            DELAY,
+        ),
+    )
     block_size: int = field(default=16, metadata=about("tokens in one KV block", AT_LEAST_ONE))
     gpu_memory_utilization: float = field(
         default=0.9, metadata=about("share of the GPU's memory that the engine may use", FRACTION)

@@ -319,3 +319,48 @@ def test_cost_is_asked_with_lengths_in_exact_mode_only() -> None:
     e = Engine(Limits(), OnlyTheDoor(), PagedPool(100), exact=True)  # type: ignore[arg-type]
     e.submit(Sequence(0, 10, 3), 0)
     assert [o.at_ns for o in run_until(e, 10**9)] == [10 + 11 + 12]
+
+
+@both
+def test_async_scheduling_notices_an_arrival_a_step_later(exact: bool) -> None:
+    d = engine(TEN_MS, exact=exact, async_scheduling=True)
+    first, second = Sequence(0, 1, 9), Sequence(1, 1, 1)
+    d.submit(first, 0)
+    run_until(d, 15 * MS)
+    # The step of 20 ms is composed at 10 ms, when the one before it starts.
+    d.submit(second, 15 * MS)
+    run_until(d, 10**12)
+    assert (second.start_ns, second.first_token_ns) == (30 * MS, 40 * MS)
+
+
+@both
+def test_async_scheduling_has_nothing_to_compose_ahead_for_an_engine_that_runs_out(exact: bool) -> None:
+    p = engine(TEN_MS, exact=exact, async_scheduling=True)
+    first, second = Sequence(0, 1, prefill_only=True), Sequence(1, 1, prefill_only=True)
+    p.submit(first, 0)
+    run_until(p, 5 * MS)
+    p.submit(second, 5 * MS)
+    run_until(p, 10**12)
+    assert second.start_ns == 10 * MS
+
+
+@both
+def test_async_scheduling_gives_a_seat_away_a_step_after_it_is_free(exact: bool) -> None:
+    d = engine(TEN_MS, exact=exact, async_scheduling=True, max_num_seqs=2)
+    long, short, waits = Sequence(0, 1, 9), Sequence(1, 1, 2), Sequence(2, 1, 1)
+    for seq in (long, short, waits):
+        d.submit(seq, 0)
+    finished = {outcome.seq.index: outcome.at_ns // MS for outcome in run_until(d, 10**12)}
+    # The second one's last token comes with the step that ends at 20 ms; the next step was composed at 10 ms.
+    assert finished == {0: 90, 1: 20, 2: 40}
+    assert waits.start_ns == 30 * MS
+
+
+@both
+def test_async_scheduling_gives_blocks_away_a_step_after_they_are_free(exact: bool) -> None:
+    d = engine(TEN_MS, blocks=4, exact=exact, async_scheduling=True, block_size=16)
+    long, short, waits = Sequence(0, 1, 9), Sequence(1, 17, 2), Sequence(2, 17, 1)
+    for seq in (long, short, waits):
+        d.submit(seq, 0)
+    run_until(d, 10**12)
+    assert waits.start_ns == 30 * MS

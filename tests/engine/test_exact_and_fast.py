@@ -238,6 +238,7 @@ def worlds(draw: st.DrawFn) -> World:
             max_num_seqs=seats,
             max_num_batched_tokens=seats + draw(st.integers(0, 30)),
             block_size=block_size,
+            async_scheduling=draw(st.booleans()),
         ),
         cost=cost,
         blocks=blocks,

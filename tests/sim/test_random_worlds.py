@@ -83,6 +83,8 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
             f"pool.{name}.max_num_seqs": seats,
             f"pool.{name}.max_num_batched_tokens": draw(st.sampled_from([32, 8192])),
             f"pool.{name}.cost": draw(costs(role)),
+            f"pool.{name}.async_scheduling": draw(st.booleans()),
+            f"pool.{name}.api_server_s": draw(GRID),
         }
     overrides["pool.p.pp"] = draw(st.sampled_from([1, 1, 2]))
     return overrides
