@@ -119,6 +119,30 @@ def compare(runs: tuple[Path, ...], as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("scenario", type=click.Path())
+@click.argument("seen", metavar="SEEN.csv", type=click.Path(path_type=Path))
+@click.option("-o", "--out", required=True, metavar="COST.json", help="The cost file to write.")
+@click.option("--pool", metavar="NAME", help="Whose step times to correct, if there is more than one pool.")
+@_SET
+def calibrate(scenario: str, seen: Path, out: str, pool: str | None, overrides: tuple[str, ...]) -> None:
+    """Correct a pool's step times by what requests took on a real engine.
+
+    The SCENARIO has the traffic that the engine served. SEEN.csv has the columns request (its number in that traffic,
+    from 0), ttft_ms and tpot_ms; ten requests are enough. Three factors are fitted, through the simulation.
+    """
+    from pdflow.results.write import guarding, replacing
+    from pdflow.scenario.load import load
+
+    text, file = importlib.import_module("sim.calibrate").calibrated(
+        load(scenario, overrides=overrides), seen, pool, sys.argv[1:]
+    )
+    path = Path(out)
+    with replacing(path) as written, guarding(path):
+        written.write(file.encode())
+    click.echo(f'{text}\n\n{out} written. In a pool: cost = {{ model = "measured", path = "{out}" }}')
+
+
+@cli.command()
 @click.argument("what", default="all")
 @click.option("--dialect", type=click.Choice(["strict", "vllm-compat", "vllm-stock"]), help="Only this dialect.")
 @click.option("--only", metavar="WORDS", help="Only rows with these words in their names; of scopes, nightly ones too.")

@@ -1,0 +1,49 @@
+"""A cost fitted to an engine that was watched, by three factors and no more.
+
+What a roofline or a table has wrong about one engine is nearly all in how fast its linear layers are, how fast it
+attends, and what its host takes of each step; more than these three cannot be told apart from a few requests.
+Source: GPU_COST_MODELS.md sections 2 (three factors are enough, five gain nothing) and 4.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from pdflow.cost.step import LinearTable, LinearTime, StepCost
+
+
+@attrs.frozen
+class Factors:
+    """`linear` multiplies L, `attention` what grows with attended and context tokens; `host_ps` is added to each step
+    (taken from it, if negative, but never more than there is)."""
+
+    linear: float = 1.0
+    attention: float = 1.0
+    host_ps: int = 0
+
+    def __str__(self) -> str:
+        return f"linear x {self.linear:.3f}, attention x {self.attention:.3f}, host {self.host_ps / 1e9:+.2f} ms a step"
+
+
+def scaled(cost: StepCost, by: Factors) -> StepCost:
+    """The same cost, corrected."""
+    curve: LinearTime | LinearTable
+    if isinstance(cost.linear, LinearTable):
+        curve = attrs.evolve(cost.linear, ps=tuple(round(ps * by.linear) for ps in cost.linear.ps))
+    else:
+        line = cost.linear
+        curve = LinearTime(
+            slope_ps=round(line.slope_ps * by.linear),
+            floor_ps=round(line.floor_ps * by.linear),
+            allreduce_ps=round(line.allreduce_ps * by.linear),
+            allreduce_slope_ps=round(line.allreduce_slope_ps * by.linear),
+        )
+    return attrs.evolve(
+        cost,
+        h0=max(0, cost.h0 + by.host_ps),
+        a1=round(cost.a1 * by.attention),
+        a2=round(cost.a2 * by.attention),
+        c1=round(cost.c1 * by.attention),
+        c2=round(cost.c2 * by.attention),
+        linear=curve,
+    )

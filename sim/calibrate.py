@@ -1,0 +1,228 @@
+"""`pdflow calibrate`: a pool's step times, corrected by what some requests were seen to take on a real engine.
+
+The scenario has the traffic that the engine served; a file says what some of its requests took. The factors are those
+with which the simulated run comes nearest to it: queueing, batching and preemption are simulated, not fitted.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import exp, inf, isfinite, log
+from pathlib import Path
+from statistics import fmean, median
+
+import attrs
+
+from pdflow.cost.scale import Factors, scaled
+from pdflow.cost.step import StepCost
+from pdflow.errors import Problem, ScenarioError
+from pdflow.scenario.cost_file import CostFile, Engine, MadeFrom, cost_file, written
+from pdflow.scenario.costs import step_cost
+from pdflow.scenario.schema import Pool, Scenario
+from pdflow.workload.build import requests
+from sim.build import Builder
+from sim.world import World
+
+REL_ERROR = {
+    "tpot": "±3 % (±6 % per request with preemption)",
+    "e2e": "±3 %",
+    "ttft": "mean ±5 %, per request ±20 % at low load",
+}
+"""GPU_COST_MODELS.md section 6, row "calibrated, same engine and load regime"; docs/validation.md has ours."""
+STARTS = [Factors(linear=exp(tenths / 10), attention=exp(half / 2)) for tenths in range(-6, 7) for half in (0, -1, 1)]
+"""From the best of these the search begins: runs with queues have many small valleys."""
+FIRST_STEP = (0.05, 0.25, 5e8)
+"""How far it goes first: in the logarithm of `linear` and of `attention`, in picoseconds of host time."""
+HALVINGS = 6
+TTFT, TPOT = "ttft_ms", "tpot_ms"
+
+
+@attrs.frozen
+class Seen:
+    """What one request of the workload took, counted from 0 by arrival. What is None was not seen."""
+
+    request: int
+    ttft_ms: float | None
+    tpot_ms: float | None
+
+
+@attrs.frozen
+class Misses:
+    """Of what the factors were fitted on: the median of |simulated / measured - 1|; None if nothing was seen of it."""
+
+    ttft: float | None
+    tpot: float | None
+
+
+@attrs.frozen
+class Calibration:
+    """What came of it."""
+
+    factors: Factors
+    cost: StepCost
+    before: Misses
+    after: Misses
+    runs: int
+
+
+def read_seen(path: Path, most: int) -> list[Seen]:
+    """A CSV file with the columns request, ttft_ms and tpot_ms, of which one of the last two may be absent or empty.
+
+    `most`: requests of the workload. Raises ScenarioError with every bad line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as cause:
+        raise ScenarioError([Problem(str(path), "", f"cannot be read: {cause}")]) from cause
+    rows = csv.DictReader(io.StringIO(text))
+    columns = set(rows.fieldnames or ())
+    if "request" not in columns or not columns & {TTFT, TPOT}:
+        raise ScenarioError(
+            [Problem(f"{path}:1", "", f"expected the columns request, {TTFT} and {TPOT}, or one of the two")]
+        )
+    problems: list[Problem] = []
+    seen: dict[int, Seen] = {}
+    for row in rows:
+        place = f"{path}:{rows.line_num}"
+        number = str(row["request"] or "").strip()
+        if not number.isdecimal() or int(number) >= most:
+            problems.append(Problem(place, "request", f"{number!r}, expected a number below {most}"))
+            continue
+        if int(number) in seen:
+            problems.append(Problem(place, "request", f"{number} stands here for the second time"))
+        values = [_positive(row.get(column), place, column, problems) for column in (TTFT, TPOT)]
+        seen[int(number)] = Seen(int(number), *values)
+    if not seen and not problems:
+        problems.append(Problem(str(path), "", "has no requests"))
+    if problems:
+        raise ScenarioError(problems)
+    return list(seen.values())
+
+
+def _positive(text: str | None, place: str, column: str, problems: list[Problem]) -> float | None:
+    if text is None or not text.strip():
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = inf
+    if not (isfinite(value) and value > 0):
+        problems.append(Problem(place, column, f"{text!r}, expected milliseconds above 0"))
+        return None
+    return value
+
+
+def calibrate(
+    scenario: Scenario, pool: Pool, seen: Sequence[Seen], told: Callable[[int, float], None] = lambda runs, miss: None
+) -> Calibration:
+    """The factors for a pool's cost. `told(runs so far, best miss so far)` after each simulated run.
+
+    A coarse look everywhere, then a pattern search: each factor in turn a step up and a step down, steps halved when
+    nothing gains. What is made small is the mean of |log(simulated / measured)|: a few wild requests do not decide it.
+    """
+    base = step_cost(scenario.model, pool, scenario.base_dir)
+    tried: dict[Factors, tuple[float, Misses]] = {}
+
+    def miss(factors: Factors) -> float:
+        if factors not in tried:
+            tried[factors] = _miss(scenario, {pool.name: scaled(base, factors)}, seen)
+            told(len(tried), min(value for value, _ in tried.values()))
+        return tried[factors][0]
+
+    miss(Factors())
+    best = min(STARTS, key=miss)
+    for halving in range(HALVINGS):
+        gained = True
+        while gained:
+            gained = False
+            for other in _around(best, base, 0.5**halving):
+                if miss(other) < miss(best):
+                    best, gained = other, True
+    cost = attrs.evolve(
+        scaled(base, best),
+        provenance=f"calibrated on {len(seen)} requests: {best}; of {base.provenance}",
+        rel_error=REL_ERROR,
+    )
+    return Calibration(best, cost, tried[Factors()][1], tried[best][1], len(tried))
+
+
+def _around(factors: Factors, cost: StepCost, share: float) -> Iterator[Factors]:
+    linear, attention, host = (step * share for step in FIRST_STEP)
+    for sign in (1, -1):
+        yield attrs.evolve(factors, linear=factors.linear * exp(sign * linear))
+        yield attrs.evolve(factors, attention=factors.attention * exp(sign * attention))
+        yield attrs.evolve(factors, host_ps=max(-cost.h0, factors.host_ps + sign * round(host)))
+
+
+def _miss(scenario: Scenario, costs: Mapping[str, StepCost], seen: Sequence[Seen]) -> tuple[float, Misses]:
+    world = ran(scenario, costs)
+    ratios: dict[str, list[float]] = {TTFT: [], TPOT: []}
+    for one in seen:
+        ttft_ms, tpot_ms = latencies_ms(world, one.request)
+        for name, simulated, measured in ((TTFT, ttft_ms, one.ttft_ms), (TPOT, tpot_ms, one.tpot_ms)):
+            if simulated is not None and measured is not None:
+                ratios[name].append(simulated / measured)
+    misses = [median(abs(ratio - 1) for ratio in found) if found else None for found in ratios.values()]
+    every = [abs(log(ratio)) if ratio > 0 else inf for found in ratios.values() for ratio in found]
+    return fmean(every) if every else inf, Misses(*misses)
+
+
+def ran(scenario: Scenario, costs: Mapping[str, StepCost]) -> World:
+    """The world after the scenario's run, with costs instead of those of the pools so named."""
+    world = Builder(scenario, costs=costs).build()
+    world.open(requests(scenario.workload, scenario.seed, scenario.base_dir))
+    world.env.turn()
+    return world
+
+
+def latencies_ms(world: World, request: int) -> tuple[float | None, float | None]:
+    """TTFT and TPOT of one request; None where it has none."""
+    records = world.records
+    if request >= len(records) or records.outcome[request] != "completed":
+        return None, None
+    first, last = records.first_token_ns[request], records.last_token_ns[request]
+    gaps = records.output_tokens[request] - 1
+    return (first - records.arrival_ns[request]) / 1e6, (last - first) / gaps / 1e6 if gaps else None
+
+
+def calibrated(scenario: Scenario, seen: Path, name: str | None, command: Sequence[str]) -> tuple[str, str]:
+    """The command: what to tell a person, and the text of the cost file. Raises ScenarioError."""
+    pool = _chosen(scenario, name)
+    built = list(requests(scenario.workload, scenario.seed, scenario.base_dir))
+    found = calibrate(scenario, pool, read_seen(seen, len(built)))
+    lines = [f"{pool.name}: {found.factors} ({found.runs} simulated runs)"]
+    for word, before, after in (
+        ("TTFT", found.before.ttft, found.after.ttft),
+        ("TPOT", found.before.tpot, found.after.tpot),
+    ):
+        if before is not None and after is not None:
+            lines.append(f"{word}: median error of these requests {before:.1%} before, {after:.1%} now")
+    file = as_file(
+        scenario, pool, found, f"requests seen on a real engine: {seen.name}", " ".join(("pdflow", *command))
+    )
+    return "\n".join(lines), written(file)
+
+
+def _chosen(scenario: Scenario, name: str | None) -> Pool:
+    names = [pool.name for pool in scenario.pools]
+    if name is None and len(names) == 1:
+        return scenario.pools[0]
+    if name not in names:
+        said = "--pool is missing" if name is None else f"--pool {name}: there is no such pool"
+        raise ScenarioError([Problem("", "", f"{said}; this scenario has {', '.join(names)}")])
+    return scenario.pool(name)
+
+
+def as_file(scenario: Scenario, pool: Pool, found: Calibration, source: str, command: str) -> CostFile:
+    """The cost file that `cost = { model = "measured", path = ... }` takes."""
+    model = scenario.model
+    engine = Engine(
+        model=model.name,
+        gpu=pool.gpu.name,
+        tp=pool.tp,
+        weight_bytes_per_param=model.weight_bytes_per_param,
+        kv_bytes_per_value=model.kv_bytes_per_value,
+    )
+    return cost_file(found.cost, engine, MadeFrom(source=source, command=command))
