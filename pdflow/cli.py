@@ -98,20 +98,29 @@ def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
 
 
 @cli.command()
-@click.argument("runs", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_SET
+@click.option("--seeds", type=click.IntRange(2), metavar="N", help="Run each scenario with N seeds: honest intervals.")
 @click.option("--json", "as_json", is_flag=True, help="The figures and differences as one JSON object.")
-def compare(runs: tuple[Path, ...], as_json: bool) -> None:
-    """Compare finished runs with the first of them.
+def compare(runs: tuple[Path, ...], overrides: tuple[str, ...], seeds: int | None, as_json: bool) -> None:
+    """Compare runs with the first of them.
 
-    Each DIR is one that `simulate --out` wrote. Shows figures side by side, stage by stage, and the differences with
-    95 % intervals.
+    Each RUN is a folder that `simulate --out` wrote, with `--seeds` or without, or a SCENARIO.toml, which is simulated
+    now; `--set` is for all of these. Shows figures side by side, stage by stage, and the differences with 95 %
+    intervals.
     """
     from pdflow.results.compare import Comparisons
-    from pdflow.results.read import read_run
+    from pdflow.results.read import read_runs
 
     if len(runs) < 2:
         raise click.UsageError("it takes two runs to compare")
-    found = Comparisons.of([read_run(run) for run in runs])
+    if any(run.suffix == ".toml" for run in runs):
+        compared = importlib.import_module("sim.compare").gathered(runs, overrides, seeds)
+    elif overrides or seeds:
+        raise click.UsageError("--set and --seeds are for scenario files, of which none is named")
+    else:
+        compared = [read_runs(run) for run in runs]
+    found = Comparisons.of(compared)
     if as_json:
         click.echo(json.dumps(found.as_dict(), indent=2))
     else:

@@ -37,15 +37,31 @@ def simulate_seeds(
     quiet: bool = False,
     **flags: bool,
 ) -> SeedsRun:
-    """The command: seeds from the scenario's on, with progress, then the report. Ends with the first that is
-    interrupted, whose partial figures are in its folder and in no mean.
+    """The command: seeds from the scenario's on, with progress, then the report.
+
+    Raises what `run_seeds` raises.
+    """
+    several = run_seeds(scenario, seeds, command=command, out=out, watched=not quiet, **flags)
+    if out is not None:
+        write_results(Path(out) / SEEDS_NAME, several.report.as_dict())
+    if not quiet:
+        print_report(several.report)
+        if out is not None:
+            _stderr().print(f"written to {out}", style="dim")
+    return several
+
+
+def run_seeds(
+    scenario: Scenario, seeds: int, *, command: Sequence[str] = (), out: str | None = None, watched: bool, **flags: bool
+) -> SeedsRun:
+    """The runs, with progress if they are `watched`. Ends with the first that is interrupted, whose partial figures are
+    in its folder and in no mean.
 
     Raises what `simulate` raises; of an invariant that does not hold, with the seed.
     """
     summaries: dict[int, dict[str, Any]] = {}
     exit_code = EXIT_DONE
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    with _progress(console, quiet) as progress:
+    with _progress(_stderr(), watched) as progress:
         task = progress.add_task(scenario.name, total=seeds)
         for seed in range(scenario.seed, scenario.seed + seeds):
             folder = None if out is None else str(Path(out) / f"seed-{seed}")
@@ -59,14 +75,11 @@ def simulate_seeds(
                 break
             summaries[seed] = run.result.summary
             progress.advance(task)
-    report = SeedsReport.of(scenario.name, seeds, summaries)
-    if out is not None:
-        write_results(Path(out) / SEEDS_NAME, report.as_dict())
-    if not quiet:
-        print_report(report)
-        if out is not None:
-            console.print(f"written to {out}", style="dim")
-    return SeedsRun(report, exit_code)
+    return SeedsRun(SeedsReport.of(scenario.name, seeds, summaries), exit_code)
+
+
+def _stderr() -> Console:
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def _without_seeds(command: Sequence[str]) -> Iterator[str]:
@@ -81,7 +94,7 @@ def _without_seeds(command: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _progress(console: Console, quiet: bool) -> Progress:
+def _progress(console: Console, watched: bool) -> Progress:
     """A bar that counts runs; nothing where nobody watches."""
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -91,5 +104,5 @@ def _progress(console: Console, quiet: bool) -> Progress:
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        disable=quiet or not console.is_terminal,
+        disable=not watched or not console.is_terminal,
     )

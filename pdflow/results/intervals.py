@@ -78,6 +78,25 @@ def of_mean(values: Sequence[float]) -> Interval | None:
     return Interval(mean - half, mean + half)
 
 
+def of_difference(before: Sequence[float], after: Sequence[float]) -> Interval | None:
+    """Where the second mean less the first lies, of independent runs each: Welch's interval, with Satterthwaite's
+    degrees of freedom rounded down. None where one side is a single run."""
+    if len(before) < 2 or len(after) < 2:
+        return None
+    means = [math.fsum(values) / len(values) for values in (before, after)]
+    less = [len(values) - 1 for values in (before, after)]
+    parts = [
+        math.fsum((value - mean) ** 2 for value in values) / freedom / len(values)
+        for values, mean, freedom in zip((before, after), means, less, strict=True)
+    ]
+    change, variance = means[1] - means[0], sum(parts)
+    if not variance:
+        return Interval(change, change)
+    freedom = variance**2 / sum(part**2 / each for part, each in zip(parts, less, strict=True))
+    half = t_quantile(max(1, math.floor(freedom + 1e-9))) * math.sqrt(variance)
+    return Interval(change - half, change + half)
+
+
 def resampled_blocks(requests: int, name: str) -> Counts:
     """How often each resample takes each block, shape [RESAMPLES, blocks]. The same name gives the same draws."""
     blocks = min(requests, MOST_BLOCKS)

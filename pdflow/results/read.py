@@ -1,7 +1,7 @@
-"""A finished run from its folder: results.json and requests.jsonl, checked as what a stranger may have written.
+"""Finished runs from their folders, checked as what a stranger may have written: results.json with requests.jsonl of
+one run, seeds.json of several.
 
-Reads the few keys that a comparison needs; what else stands in the files is not looked at. Figures of requests are
-worked out again from their records by the same rules as during a run, so that they can be resampled.
+Reads the few keys that a comparison needs; what else stands in the files is not looked at.
 """
 
 from __future__ import annotations
@@ -9,23 +9,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import attrs
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
-from pdflow.results.metrics import completed
+from pdflow.results import words
 from pdflow.results.records import NEVER, STAGES, Outcome, Records
-from pdflow.results.slo import Classes, Served, met_by
+from pdflow.results.runs import OneRun, Runs, SeedRuns, done_of, good_of
+from pdflow.results.seeds import Estimate, SeedsReport
 from pdflow.results.totals import NS_PER_S
-from pdflow.results.write import REQUESTS_NAME, RESULTS_NAME
+from pdflow.results.write import REQUESTS_NAME, RESULTS_NAME, SEEDS_NAME
 
 _Instant = Annotated[int, Meta(ge=0, le=2**53)]
 """104 days in ns: SLOs are judged in ps, and int64 holds no more of them."""
 _Tokens = Annotated[int, Meta(ge=0, le=2**40)]
 _Rate = Annotated[float, Meta(ge=0, le=1e18)]
+_Finite = Annotated[float, Meta(ge=-1e18, le=1e18)]
 
 
 class UnreadableRunError(PdflowError):
@@ -34,9 +33,8 @@ class UnreadableRunError(PdflowError):
     exit_code = EXIT_BAD_INPUT
 
     def __init__(self, path: Path, why: str) -> None:
-        super().__init__(
-            f"{path}: {why}; name a folder that `pdflow simulate --out` wrote, with {RESULTS_NAME} and {REQUESTS_NAME}"
-        )
+        wanted = f"name a folder that `pdflow simulate --out` wrote, with {RESULTS_NAME} and {REQUESTS_NAME}"
+        super().__init__(words.plain(f"{path}: {why}; {wanted}, or with {SEEDS_NAME}"))
 
 
 class _Bounds(msgspec.Struct):
@@ -85,37 +83,40 @@ class _Request(msgspec.Struct):
     class_: str = msgspec.field(default="", name="class")
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class SavedRun:
-    """One run, as its files tell it."""
+class _Figure(msgspec.Struct):
+    values: list[_Finite]
 
-    path: Path
+
+class _Seeds(msgspec.Struct):
     name: str
-    seed: int
+    seeds: list[int]
     interrupted: bool
-    requests_per_s: float
-    output_tokens_per_s: float
-    goodput_rps: float | None
-    records: Records
-    done: npt.NDArray[np.bool_]
-    """Which requests were completed."""
-    served: Served
-    """Those."""
-    good: npt.NDArray[np.bool_] | None
-    """Which of those met every bound; None if nothing was demanded."""
+    figures: dict[str, _Figure]
 
 
-def read_run(path: Path) -> SavedRun:
-    """The run in a folder, or beside a results.json. Raises UnreadableRunError with the reason."""
-    folder = path.parent if path.name == RESULTS_NAME else path
+def read_runs(path: Path) -> Runs:
+    """The run or runs in a folder, or of a results.json or seeds.json. Raises UnreadableRunError with the reason."""
+    if path.name == SEEDS_NAME:
+        return _seeds(path)
+    if path.name == RESULTS_NAME:
+        return _run(path.parent)
+    of_one, of_several = (path / RESULTS_NAME).exists(), (path / SEEDS_NAME).exists()
+    if of_one and of_several:
+        raise UnreadableRunError(path, f"it holds {RESULTS_NAME} and {SEEDS_NAME}; say which by its name")
+    if of_one or of_several:
+        return _run(path) if of_one else _seeds(path / SEEDS_NAME)
+    why = f"it holds neither {RESULTS_NAME} nor {SEEDS_NAME}" if path.is_dir() else "it is no folder of a run"
+    raise UnreadableRunError(path, why if path.exists() else "there is no such folder")
+
+
+def _run(folder: Path) -> OneRun:
     results = _results(folder)
     ours = results.pdflow
-    records = _records(folder / REQUESTS_NAME, path).arriving_from(round(ours.warmup.s * NS_PER_S))
+    records = _records(folder / REQUESTS_NAME, folder).arriving_from(round(ours.warmup.s * NS_PER_S))
     if not len(records):
-        raise UnreadableRunError(path, "no request arrived after its warm-up")
-    done = np.array([outcome == "completed" for outcome in records.outcome], dtype=np.bool_)
-    served = completed(records)
-    return SavedRun(
+        raise UnreadableRunError(folder, "no request arrived after its warm-up")
+    done, served = done_of(records)
+    return OneRun(
         path=folder,
         name=ours.scenario.name,
         seed=ours.seed,
@@ -126,7 +127,23 @@ def read_run(path: Path) -> SavedRun:
         records=records,
         done=done,
         served=served,
-        good=_good(ours, records, served, done),
+        good=good_of(ours.slo, {name: row.slo for name, row in ours.classes.items()}, records),
+    )
+
+
+def _seeds(path: Path) -> SeedRuns:
+    try:
+        said = msgspec.json.decode(_bytes(path, path.parent), type=_Seeds)
+        if any(len(figure.values) != len(said.seeds) for figure in said.figures.values()):
+            raise ValueError("a figure has not one value for each seed")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as cause:
+        raise UnreadableRunError(path.parent, f"{path.name} is not what runs write ({cause})") from cause
+    if not said.seeds:
+        raise UnreadableRunError(path.parent, "none of its runs ended")
+    figures = {name: Estimate.of(figure.values) for name, figure in said.figures.items()}
+    asked = len(said.seeds) + said.interrupted
+    return SeedRuns(
+        path=path.parent, report=SeedsReport(name=said.name, seeds=said.seeds, asked=asked, figures=figures)
     )
 
 
@@ -171,13 +188,3 @@ def _add(records: Records, line: _Request) -> None:
     for stage, column in zip(STAGES, records.ends, strict=True):
         end = line.ends_ns.get(stage)
         column[request] = NEVER if end is None else end
-
-
-def _good(ours: _Ours, records: Records, served: Served, done: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_] | None:
-    bounds, codes = [], None
-    if records.classes:
-        classes = Classes.of(records.classes, len(records))
-        bounds = [ours.classes[name].slo if name in ours.classes else ours.slo for name in classes.names]
-        codes = classes.codes[done]
-    met = met_by(ours.slo, served, bounds, codes)
-    return np.logical_and.reduce(list(met.values())) if met else None

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+
+_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+"""What moves a terminal's cursor, turns its text around, or cannot be encoded."""
+
+
+def plain(text: str) -> str:
+    """Somebody else's name for something, as one line that is safe to print."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def count(number: int) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+import sim.compare
 from pdflow.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,50 @@ def test_the_table_names_both_and_shows_every_stage(push_and_pull: tuple[Path, P
     assert result.exit_code == 0, result.output
     for words in ("B against A", "same", "TTFT p99, ms", "xfer_wire, ms", "SLO met, %", "95 % interval"):
         assert words in result.stdout
+
+
+def test_scenario_files_are_simulated_and_compared_as_their_folders_are(push_and_pull: tuple[Path, Path]) -> None:
+    reference, sets = ROOT / "examples/reference.toml", ("--set", "workload.requests=60")
+    push, pull = push_and_pull
+    simulated_now = pdflow_command("compare", reference, pull, *sets, "--json")
+    assert simulated_now.exit_code == 0, simulated_now.output
+    expected, found = (json.loads(it.stdout) for it in (pdflow_command("compare", push, pull, "--json"), simulated_now))
+    assert found["runs"][0].pop("path") == str(reference)
+    del expected["runs"][0]["path"]
+    assert found == expected
+
+
+def test_several_seeds_of_scenario_files_are_those_of_their_folders(tmp_path: Path) -> None:
+    reference, sets = ROOT / "examples/reference.toml", ("--set", "workload.requests=60")
+    folder = simulated(tmp_path / "seeds", "--seeds", "3")
+    result = pdflow_command("compare", folder, reference, *sets, "--seeds", "3", "--json")
+    assert result.exit_code == 0, result.output
+    [against] = json.loads(result.stdout)["against_first"]
+    assert against["over"] == "paired seeds"
+    assert all((it["low"], it["difference"], it["high"]) == (0, 0, 0) for it in against["differences"].values())
+    assert {"itl_p99_ms", "prefill_ms", "slo_attainment", "goodput_rps"} <= against["differences"].keys()
+
+
+def test_nothing_is_simulated_before_all_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sim.compare, "prepare", None)
+    reference = ROOT / "examples/reference.toml"
+    for args, said in (
+        ((reference, tmp_path), "neither"),
+        ((reference, tmp_path / "nowhere.toml"), "nowhere.toml"),
+        ((reference, reference, "--set", "pool.prefil.tp=2"), "prefil"),
+        ((tmp_path, tmp_path, "--set", "workload.requests=1"), "scenario files"),
+        ((tmp_path, tmp_path, "--seeds", "2"), "scenario files"),
+    ):
+        result = pdflow_command("compare", *args)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert said in result.stderr
+
+
+def test_part_of_a_run_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sim.compare, "run", lambda world, oracle, drain: True)
+    reference = ROOT / "examples/reference.toml"
+    result = pdflow_command("compare", reference, reference)
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
 
 
 def test_it_refuses_what_is_no_result(tmp_path: Path, push_and_pull: tuple[Path, Path]) -> None:

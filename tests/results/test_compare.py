@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from pdflow.results.bench_json import About
 from pdflow.results.compare import Comparisons
-from pdflow.results.read import UnreadableRunError, read_run
+from pdflow.results.read import UnreadableRunError, read_runs
 from pdflow.results.records import FIRST_DECODE, PREFILL, Records
 from pdflow.results.result import Result
 from pdflow.results.totals import Totals
@@ -29,7 +30,9 @@ class Slo:
     e2e_ms: float | None = None
 
 
-def saved(folder: Path, prefill_ms: Callable[[int], int], requests: int = 200, arrival_ms: int = 100) -> Path:
+def saved(
+    folder: Path, prefill_ms: Callable[[int], int], requests: int = 200, arrival_ms: int = 100, name: str = "known"
+) -> Path:
     """A run whose TTFT is its prefill and 5 ms more, with five tokens 10 ms apart."""
     records = Records()
     for request in range(requests):
@@ -40,7 +43,7 @@ def saved(folder: Path, prefill_ms: Callable[[int], int], requests: int = 200, a
         records.ends[FIRST_DECODE][request] = records.first_token_ns[request] = first
         records.last_token_ns[request] = first + 40 * MS
         records.outcome[request] = "completed"
-    about = About(scenario_name="known", scenario_sha256="", seed=1, version="0", slo=Slo(ttft_ms=30))
+    about = About(scenario_name=name, scenario_sha256="", seed=1, version="0", slo=Slo(ttft_ms=30))
     Result.of(about, records, {}, Totals(duration_ns=requests * arrival_ms * MS)).save(folder)
     return folder
 
@@ -50,7 +53,7 @@ def uneven(request: int) -> int:
 
 
 def compared(*folders: Path) -> Any:
-    return Comparisons.of([read_run(folder) for folder in folders]).as_dict()
+    return Comparisons.of([read_runs(folder) for folder in folders]).as_dict()
 
 
 def test_a_constant_difference_is_found_exactly_in_its_own_stage(tmp_path: Path) -> None:
@@ -95,10 +98,100 @@ def test_of_a_handful_of_requests_it_says_no_interval(tmp_path: Path) -> None:
     assert against["differences"]["ttft_mean_ms"]["low"] is None
 
 
+def several(folder: Path, ttft_ms: dict[int, float], name: str = "known", **others: list[float]) -> Path:
+    """Runs of which only these figures are known."""
+    folder.mkdir()
+    figures = {"ttft_mean_ms": {"values": list(ttft_ms.values())}, **{n: {"values": v} for n, v in others.items()}}
+    said = {"name": name, "seeds": list(ttft_ms), "interrupted": False, "figures": figures}
+    (folder / "seeds.json").write_text(json.dumps(said))
+    return folder
+
+
+def test_seeds_that_both_have_are_compared_one_by_one(tmp_path: Path) -> None:
+    """What each seed's traffic does to both cancels out: here all of it."""
+    first = several(tmp_path / "a", {1: 10, 2: 200, 3: 60}, stage_prefill_ms=[1, 2, 3], requests_per_s=[5, 5, 5])
+    other = several(tmp_path / "b", {1: 14, 2: 203, 3: 65}, stage_prefill_ms=[2, 3, 4], requests_per_s=[5, 5, 5])
+    found = compared(first, other)
+    [against] = found["against_first"]
+    assert (against["over"], against["paired"]) == ("paired seeds", True)
+    it = against["differences"]["ttft_mean_ms"]
+    half = 4.303 * 1 / 3**0.5
+    assert (it["difference"], it["low"], it["high"]) == pytest.approx((4, 4 - half, 4 + half))
+    stage = against["differences"]["prefill_ms"]
+    assert (stage["difference"], stage["low"], stage["high"]) == (1, 1, 1)
+    assert found["runs"][0]["seeds"] == [1, 2, 3]
+    assert found["runs"][0]["figures"]["ttft_mean_ms"] == 90
+
+
+def test_other_seeds_are_not_paired(tmp_path: Path) -> None:
+    first = several(tmp_path / "a", {1: 10, 2: 200, 3: 60})
+    other = several(tmp_path / "b", {4: 14, 5: 203, 6: 65})
+    [against] = compared(first, other)["against_first"]
+    assert (against["over"], against["paired"]) == ("unpaired seeds", False)
+    it = against["differences"]["ttft_mean_ms"]
+    assert it["difference"] == pytest.approx(4)
+    assert it["high"] - it["low"] > 400
+
+
+def test_of_a_single_run_against_seeds_no_interval_is_told(tmp_path: Path) -> None:
+    one = saved(tmp_path / "a", uneven)
+    for runs in ((one, several(tmp_path / "b", {1: 10, 2: 20})), (tmp_path / "b", one)):
+        found = compared(*runs)
+        [against] = found["against_first"]
+        assert against["over"] == "single run"
+        assert against["differences"].keys() == {"ttft_mean_ms"}
+        assert against["differences"]["ttft_mean_ms"]["low"] is None
+
+
+def test_a_strangers_name_moves_no_cursor(tmp_path: Path) -> None:
+    hostile = "\x1b[2J\x07\u202e\x9b2J\n"
+    runs = [several(tmp_path / "a", {1: 10, 2: 20}, hostile), saved(tmp_path / f"b{hostile}", uneven, name=hostile)]
+    console = Console(width=200, file=io.StringIO(), color_system=None, legacy_windows=False)
+    console.print(Comparisons.of([read_runs(run) for run in runs]))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert not set(text) & set(hostile) - set("[2J\n")
+    assert text.count("\ufffd[2J\ufffd\ufffd\ufffd2J\ufffd") == 3
+    (tmp_path / "a/seeds.json").write_text(json.dumps({"seeds": hostile}))
+    with pytest.raises(UnreadableRunError) as refused:
+        read_runs(tmp_path / f"b{hostile}/nowhere")
+    assert not set(str(refused.value)) & set(hostile) - set("[2J")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"seeds": [], "figures": {}}, "none of its runs ended"),
+        ({"figures": {"ttft_mean_ms": {"values": [1.0]}}}, "not one value for each seed"),
+        ({"figures": {"ttft_mean_ms": {"values": [1.0, "x"]}}}, "is not what runs write"),
+        ({"seeds": None}, "is not what runs write"),
+    ],
+)
+def test_what_is_no_seeds_file_is_refused_in_one_sentence(tmp_path: Path, content: dict[str, Any], said: str) -> None:
+    folder = several(tmp_path / "a", {1: 10, 2: 20})
+    path = folder / "seeds.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **content}))
+    with pytest.raises(UnreadableRunError, match=said) as refused:
+        read_runs(folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_is_of_one_run_or_of_several(tmp_path: Path) -> None:
+    both = saved(tmp_path / "a", uneven)
+    several(tmp_path / "b", {1: 10, 2: 20}).joinpath("seeds.json").rename(both / "seeds.json")
+    with pytest.raises(UnreadableRunError, match="say which"):
+        read_runs(both)
+    assert compared(both / "results.json", both / "seeds.json")["against_first"][0]["over"] == "single run"
+    with pytest.raises(UnreadableRunError, match="neither"):
+        read_runs(tmp_path / "b")
+    with pytest.raises(UnreadableRunError, match="no folder of a run"):
+        read_runs(both / "requests.jsonl")
+
+
 def test_it_prints_within_80_columns(tmp_path: Path) -> None:
     console = Console(width=200, record=True, color_system=None, file=open("/dev/null", "w"))  # noqa: SIM115
     first = saved(tmp_path / "a", lambda request: 100_000 + uneven(request))
-    console.print(Comparisons.of([read_run(run) for run in (first, saved(tmp_path / "b", uneven))]))
+    console.print(Comparisons.of([read_runs(run) for run in (first, saved(tmp_path / "b", uneven))]))
     lines = console.export_text().splitlines()
     console.file.close()
     assert max(map(len, lines)) <= 80
@@ -193,7 +286,7 @@ def test_what_no_run_wrote_is_refused_in_one_sentence(tmp_path: Path, spoil: Cal
     folder = saved(tmp_path / "a", uneven, requests=20)
     spoil(folder)
     with pytest.raises(UnreadableRunError) as refused:
-        read_run(folder)
+        read_runs(folder)
     assert refused.value.exit_code == 2
     assert "\n" not in str(refused.value)
     assert str(folder) in str(refused.value)

@@ -14,6 +14,7 @@ from pdflow.results.intervals import (
     Floats,
     Interval,
     means,
+    of_difference,
     of_mean,
     of_resamples,
     percentiles,
@@ -105,3 +106,21 @@ def test_blocks_hold_the_truth_where_neighbours_are_alike() -> None:
         assert found is not None
         held += found.low <= 0 <= found.high
     assert held >= 50
+
+
+def test_difference_of_two_means_by_hand() -> None:
+    """Of equal spreads and sizes it is the pooled interval, with 2 n - 2 degrees of freedom."""
+    found = of_difference([1.0, 2.0, 3.0], [11.0, 12.0, 13.0])
+    assert found is not None
+    half = 2.776 * math.sqrt(1 / 3 + 1 / 3)
+    assert (found.low, found.high) == pytest.approx((10 - half, 10 + half))
+    assert of_difference([4.0, 4.0], [7.0, 7.0]) == Interval(3.0, 3.0)
+    assert of_difference([4.0], [7.0, 8.0]) is None
+
+
+def test_difference_of_two_means_holds_the_truth_where_spreads_differ() -> None:
+    held = 0
+    for values in normal(9 * 2000, "welch").reshape(2000, 9).tolist():
+        found = of_difference(values[:5], [3 + 4 * value for value in values[5:]])
+        held += found is not None and found.low <= 3 <= found.high
+    assert 0.94 < held / 2000 < 0.975

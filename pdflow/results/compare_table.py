@@ -1,0 +1,105 @@
+"""How a comparison is printed: whose figures these are, then one table for each later run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from pdflow.results import words
+from pdflow.results.intervals import Interval
+from pdflow.results.records import STAGES
+from pdflow.results.runs import Runs, SeedRuns
+
+if TYPE_CHECKING:
+    from pdflow.results.compare import Difference, How
+
+WIDEST: Final = 80
+LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
+PARTS: Final = ("mean", "p50", "p90", "p99")
+RATES: Final = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "goodput_rps": "goodput/s"}
+
+_HOW: Final[Mapping[How, str]] = {
+    "paired requests": "request by request: both served the same",
+    "unpaired requests": "unpaired: their requests are not the same",
+    "paired seeds": "means over seeds, paired: both have the same",
+    "unpaired seeds": "means over seeds, unpaired: theirs are not the same",
+    "single run": "a single run says nothing of how sure this is",
+}
+
+
+def letter(number: int) -> str:
+    """A to Z, then AA."""
+    return (letter(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
+
+
+def legend(number: int, run: Runs) -> Text:
+    """Whose figures a letter stands for."""
+    line = Text.assemble((f"{letter(number)}  ", "bold"), words.plain(str(run.path)))
+    if isinstance(run, SeedRuns):
+        report = run.report
+        interrupted = len(report.seeds) < report.asked
+        line.append(f"  {words.plain(report.name)}, {_seeds(report.seeds)}", style="dim")
+    else:
+        interrupted = run.interrupted
+        done = int(np.count_nonzero(run.done))
+        asked = f"{words.count(done)} of {words.count(len(run.done))} requests completed"
+        line.append(f"  {words.plain(run.name)}, seed {run.seed}, {asked}", style="dim")
+    return line.append("; interrupted, partial", style="yellow") if interrupted else line
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    if list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
+        return f"{words.count(len(seeds))} seeds, {seeds[0]} to {seeds[-1]}"
+    return f"{words.count(len(seeds))} seeds"
+
+
+def heading(number: int, how: How) -> Text:
+    """Which runs a table is about, and what its intervals are of."""
+    return Text.assemble((f"{letter(number)} against A", "bold"), (f"  {_HOW[how]}", "dim"))
+
+
+def table(number: int, differences: Mapping[str, Difference]) -> Table:
+    """Figure by figure."""
+    other = letter(number)
+    rows = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    rows.add_column("", style="bold")
+    for name in ("A", other, f"{other} - A", "%", "95 % interval"):
+        rows.add_column(name, justify="right")
+    for name, label in _labels(differences):
+        it = differences[name]
+        scale = 100.0 if name == "slo_attainment" else 1.0
+        digits = words.decimals_for(max(abs(it.before), abs(it.after)) * scale)
+        percent = "" if it.percent is None else _signed(it.percent, 1)
+        rows.add_row(
+            label,
+            *(f"{value * scale:,.{digits}f}" for value in (it.before, it.after)),
+            _signed(it.change * scale, digits),
+            percent,
+            "" if it.interval is None else _range(it.interval, scale, digits),
+        )
+    return rows
+
+
+def _labels(differences: Mapping[str, Difference]) -> Iterator[tuple[str, str]]:
+    """The rows, in the order of a run's own report: latencies, stages that took anything, rates."""
+    labels = {f"{name}_{part}_ms": f"{name.upper()} {part}, ms" for name in LATENCIES for part in PARTS}
+    stages = {f"{stage}_ms": f"  {stage}, ms" for stage in STAGES}
+    for name, label in {**labels, **stages, "slo_attainment": "SLO met, %", **RATES}.items():
+        it = differences.get(name)
+        if it is not None and (name not in stages or it.before or it.after):
+            yield name, label
+
+
+def _signed(value: float, digits: int) -> str:
+    text = f"{value:+,.{digits}f}"
+    return "0" if not float(text.replace(",", "")) else text
+
+
+def _range(interval: Interval, scale: float, digits: int) -> str:
+    return f"{_signed(interval.low * scale, digits)} to {_signed(interval.high * scale, digits)}"

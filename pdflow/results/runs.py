@@ -1,0 +1,90 @@
+"""What a comparison needs of a run, or of several that differ in their seed alone.
+
+From a finished one here, from its files in `read`. Figures of requests are worked out from their records by the same
+rules as during a run, so that they can be resampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from pdflow.results.metrics import completed
+from pdflow.results.records import Records
+from pdflow.results.result import Result
+from pdflow.results.seeds import SeedsReport
+from pdflow.results.slo import Classes, Served, Slo, met_by
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class OneRun:
+    """One run. `path` is the folder of its files, or the scenario's file."""
+
+    path: Path
+    name: str
+    seed: int
+    interrupted: bool
+    requests_per_s: float
+    output_tokens_per_s: float
+    goodput_rps: float | None
+    records: Records
+    done: npt.NDArray[np.bool_]
+    """Which requests were completed."""
+    served: Served
+    """Those."""
+    good: npt.NDArray[np.bool_] | None
+    """Which of those met every bound; None if nothing was demanded."""
+
+    @staticmethod
+    def of(result: Result, path: Path) -> OneRun:
+        """A run that has just ended."""
+        about, metrics = result.about, result.metrics
+        records = result.records.arriving_from(about.warmup_ns)
+        done, served = done_of(records)
+        of_class = {name: None if row.slo is None else row.bounds for name, row in metrics.classes.items()}
+        return OneRun(
+            path=path,
+            name=about.scenario_name,
+            seed=about.seed,
+            interrupted=about.interrupted,
+            requests_per_s=metrics.per_second(metrics.completed),
+            output_tokens_per_s=metrics.per_second(metrics.output_tokens),
+            goodput_rps=None if metrics.slo is None else metrics.slo.goodput_rps,
+            records=records,
+            done=done,
+            served=served,
+            good=good_of(about.slo, of_class, records),
+        )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SeedRuns:
+    """Several runs together."""
+
+    path: Path
+    report: SeedsReport
+
+
+Runs: TypeAlias = OneRun | SeedRuns
+
+
+def done_of(records: Records) -> tuple[npt.NDArray[np.bool_], Served]:
+    """Which requests were completed, and those."""
+    return np.array([outcome == "completed" for outcome in records.outcome], dtype=np.bool_), completed(records)
+
+
+def good_of(slo: Slo | None, of_class: Mapping[str, Slo | None], records: Records) -> npt.NDArray[np.bool_] | None:
+    """Which completed requests met every bound, of `slo` or of their class; None if nothing was demanded."""
+    done, served = done_of(records)
+    bounds, codes = [], None
+    if records.classes:
+        classes = Classes.of(records.classes, len(records))
+        bounds = [of_class.get(name, slo) for name in classes.names]
+        codes = classes.codes[done]
+    met = met_by(slo, served, bounds, codes)
+    return np.logical_and.reduce(list(met.values())) if met else None

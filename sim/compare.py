@@ -1,0 +1,43 @@
+"""`pdflow compare` where scenario files are among what is to be compared: they are simulated first."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from pdflow.errors import EXIT_DONE
+from pdflow.results.read import read_runs
+from pdflow.results.runs import OneRun, Runs, SeedRuns
+from pdflow.scenario.load import load
+from pdflow.scenario.schema import Scenario
+from sim.live import watching
+from sim.run import Options, conclude, prepare, run
+from sim.seeds import run_seeds
+
+
+def gathered(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None) -> list[Runs]:
+    """What each path names, in their order: folders are read, and scenario files are run once all has been read.
+
+    Raises ScenarioError, UnreadableRunError; KeyboardInterrupt if a run is interrupted: part of a run is not compared.
+    """
+    named = [load(str(path), overrides=overrides) if path.suffix == ".toml" else read_runs(path) for path in paths]
+    return [
+        _simulated(it, path, seeds) if isinstance(it, Scenario) else it for it, path in zip(named, paths, strict=True)
+    ]
+
+
+def _simulated(scenario: Scenario, path: Path, seeds: int | None) -> Runs:
+    if seeds is not None:
+        several = run_seeds(scenario, seeds, watched=True)
+        if several.exit_code != EXIT_DONE:
+            raise KeyboardInterrupt
+        return SeedRuns(path=path, report=several.report)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    world, _ = prepare(scenario, Options(), [])
+    with watching(console, scenario, world) if console.is_terminal else contextlib.nullcontext():
+        if run(world, None, drain=False):
+            raise KeyboardInterrupt
+    return OneRun.of(conclude(scenario, world, (), False), path)
