@@ -66,7 +66,7 @@ def cli() -> None:
 @click.option("--save-detailed", is_flag=True, help="Put each request's lengths and times into results.json too.")
 @click.option("--timeline", is_flag=True, help="Write DIR/timeline.json.gz, which ui.perfetto.dev opens.")
 @click.option("--html", is_flag=True, help="Write DIR/report.html: figures, curves and the scenario on one page.")
-@click.option("--quiet", is_flag=True, help="No progress bar and no tables.")
+@click.option("--quiet", is_flag=True, help="Nothing while it runs, and no tables.")
 @click.pass_context
 def simulate(
     ctx: click.Context,

@@ -60,17 +60,19 @@ class RecordedEngine(HostedEngine):
 
     def _tell_growth(self, now: Instant) -> None:
         """Of the running segment, which nothing has changed since the last word."""
-        start, first, delta = self._start_ps, self._first_ps, self._delta_ps
-        each, told = self.limits.block_size, self._told
-        if self._steps <= each or not first:
+        each, told, first = self.limits.block_size, self._told, self._first_ps
+        last = told.instants[-1] if told.instants else 0
+        # Steps never get shorter, so that in so short a time there were fewer.
+        if self._steps <= each or not first or (now - last) * PS_PER_NS < each * first:
             return
-        last = told.instants[-1] * PS_PER_NS if told.instants else 0
-        begun = boundary_after(start, first, delta, last)[0] if last > start else 0
-        for steps in range(begun - begun % each + each, self._steps, each):
+        start, delta, last_ps = self._start_ps, self._delta_ps, last * PS_PER_NS
+        begun = boundary_after(start, first, delta, last_ps)[0] if last_ps > start else 0
+        used, batch = self.pool.num_blocks - self.pool.free, self._scheduler.batch
+        for steps in range(begun + each, self._steps, each):
             at = -(-(start + span_of(first, delta, steps)) // PS_PER_NS)
             if at >= now:
                 return
-            told.tell(at, self.kv_blocks_used(at))
+            told.tell(at, used + batch.growth_over(steps))
 
 
 class Recorder:

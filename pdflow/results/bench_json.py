@@ -45,7 +45,7 @@ class CostStatement:
 class About:
     """What was run. Nothing here may come from the wall clock or the host.
 
-    `command_line` is what reproduces the run; leave out what does not change the results (--out, --quiet), or two
+    `command_line` is what reproduces the run; leave out what only says what to write, and where (--out, --html), or two
     equal runs into two folders would differ. `request_rate_rps` None: as fast as possible, vLLM's "inf" (a trace or a
     closed loop has no rate either). `burstiness` as in vLLM, 1.0 for Poisson, None for constant gaps ("inf").
     `workload_note` says what of the requests is an estimate, or left out.
