@@ -1,8 +1,8 @@
 """Makes docs/img/report.png, the page of one run as a picture: python docs/picture.py [FILE.png]
 
 Simulates what README shows, with --html, and has Chromium draw the page, down to where its tables of engines begin.
-Needs the dev extra, and Chromium or Chrome; without one it says so, makes nothing, and ends with 1. How letters look depends on the fonts
-of the machine, so no test compares the picture.
+Needs the dev extra, and Chromium or Chrome; without one it says so, makes nothing, and ends with 1. How letters look
+depends on the fonts of the machine, so no test compares the picture.
 """
 
 from __future__ import annotations
