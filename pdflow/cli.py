@@ -134,7 +134,7 @@ def compare(runs: tuple[Path, ...], overrides: tuple[str, ...], seeds: int | Non
 @click.option("--pool", metavar="NAME", help="Whose step times to correct, if there is more than one pool.")
 @_SET
 def calibrate(scenario: str, seen: Path, out: str, pool: str | None, overrides: tuple[str, ...]) -> None:
-    """Correct a pool's step times by what requests took on a real engine.
+    """Correct a pool's step times by what requests really took.
 
     The SCENARIO has the traffic that the engine served. SEEN.csv has the columns request (its number in that traffic,
     from 0), ttft_ms and tpot_ms; ten requests are enough. Three factors are fitted, through the simulation.
