@@ -66,4 +66,5 @@ elif "bdist_wheel" in sys.argv:
 else:
     # mypyc is part of mypy, and reads the types of whatever is imported.
     project = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))["project"]
-    setup(setup_requires=["mypy[mypyc]>=1.18", *project["dependencies"]])
+    notebook = project["optional-dependencies"]["notebook"]
+    setup(setup_requires=["mypy[mypyc]>=1.18", "pandas-stubs>=2.2", *project["dependencies"], *notebook])

@@ -1,0 +1,87 @@
+"""The notebooks run from top to bottom, and what they assert holds; they are stored as written, without outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from notebooks.text import main, notebook_of, stored, text_of
+
+ROOM = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = sorted(ROOM.glob("*.ipynb"))
+EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+@EACH
+def test_it_is_stored_without_outputs_and_with_ids_that_stay(path: Path) -> None:
+    content = path.read_text(encoding="utf-8")
+    assert content == stored(notebook_of(text_of(json.loads(content)))), (
+        "python notebooks/text.py --clean notebooks/*.ipynb"
+    )
+    nbformat.validate(nbformat.reads(content, 4))
+
+
+@EACH
+def test_the_readme_says_what_it_answers(path: Path) -> None:
+    assert f"({path.name})" in (ROOM / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@EACH
+def test_it_runs_from_top_to_bottom(path: Path) -> None:
+    notebook = nbformat.read(path, 4)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOM)}}).execute()
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    said = [output for cell in code for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in said) >= 2
+    assert "Warning" not in "".join(output.text for output in said if output.output_type == "stream")
+    # It ends with an answer.
+    assert any(output.output_type == "stream" and output.name == "stdout" for output in code[-1].outputs)
+
+
+def test_there_are_three() -> None:
+    assert len(NOTEBOOKS) == 3
+
+
+RUN = """# %% [markdown]
+# # Title
+#
+# - a list
+#     indented
+
+# %%
+x = 1
+
+# a comment
+print(x)
+"""
+
+
+def test_text_and_back() -> None:
+    notebook = notebook_of(RUN)
+    assert text_of(notebook) == RUN
+    words, code = notebook["cells"]
+    assert "".join(words["source"]) == "# Title\n\n- a list\n    indented"
+    assert (code["id"], code["outputs"], code["execution_count"]) == ("cell-2", [], None)
+    with pytest.raises(ValueError, match="stands before the first"):
+        notebook_of("x = 1\n" + RUN)
+
+
+def test_what_running_leaves_is_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "n.ipynb"
+    notebook = notebook_of(RUN)
+    clean = stored(notebook)
+    notebook["cells"][1] |= {"execution_count": 7, "outputs": [{"output_type": "stream"}], "id": "f00"}
+    notebook["metadata"]["language_info"]["version"] = "3.99"
+    file.write_text(stored(notebook))
+    main(["--clean", str(file)])
+    assert file.read_text() == clean
+    main([str(file)])
+    assert file.with_suffix(".py").read_text() == RUN
+    file.unlink()
+    main([str(file.with_suffix(".py"))])
+    assert file.read_text() == clean
