@@ -129,7 +129,7 @@ def scenario_keys() -> Iterator[str]:
         if many and "oneOf" in schema["items"]:
             yield from kinds_table(schema["items"]["oneOf"])
         else:
-            yield from key_table(schema["items"] if many else schema, name)
+            yield from key_table(schema["items"] if many else schema, name, [])
 
 
 def kinds_table(kinds: list[Schema]) -> Iterator[str]:
@@ -155,8 +155,8 @@ def kinds_table(kinds: list[Schema]) -> Iterator[str]:
     yield ""
 
 
-def key_table(schema: Schema, name: str) -> Iterator[str]:
-    """The keys of one table, and below it those of the tables inside."""
+def key_table(schema: Schema, name: str, told: list[Schema]) -> Iterator[str]:
+    """The keys of one table, and below it those of the tables inside but for those that have been `told` of."""
     docs = dict(WORDS)
     if name in SPECS:
         said = docstrings(inspect.getsource(SPECS[name]), SPECS[name].__name__)
@@ -165,7 +165,7 @@ def key_table(schema: Schema, name: str) -> Iterator[str]:
     inside: list[tuple[str, Schema]] = []
     yield "| key | value | default | meaning |\n| --- | --- | --- | --- |"
     for key, prop in schema["properties"].items():
-        inside += [(key, table) for table in tables_in(prop)]
+        inside += [(key, table) for table in tables_in(prop) if table not in told]
         meaning = prop.get("description", "") or docs.get(key, "")
         yield f"| `{key}` | {value_words(prop)} | {default_words(key, prop, required, schema)} | {meaning} |"
     yield ""
@@ -176,6 +176,7 @@ def key_table(schema: Schema, name: str) -> Iterator[str]:
             merged.append(([key], table))
         else:
             same.append(key)
+    told += [table for _, table in merged]
     for names, table in merged:
         tags = [f'{tag} = "{prop["const"]}"' for tag, prop in table["properties"].items() if "const" in prop]
         written_as = f"{{ {', '.join([*tags, '...'])} }}"
@@ -186,7 +187,7 @@ def key_table(schema: Schema, name: str) -> Iterator[str]:
         yield f"`{', '.join(names)} = {written_as}`: {table.get('description') or INSIDE[names[0]]}\n"
         keys = {key: prop for key, prop in table["properties"].items() if "const" not in prop}
         if keys:
-            yield from key_table({**table, "properties": keys}, names[0])
+            yield from key_table({**table, "properties": keys}, names[0], told)
 
 
 def tables_in(prop: Schema) -> list[Schema]:

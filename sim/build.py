@@ -32,15 +32,18 @@ from pdflow.scenario.plan import plan_of
 from pdflow.scenario.schema import Pool, Scenario
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS
 from pdflow.workload.rng import Rng
+from pdflow.workload.sessions import sessions
 from sim.aggregated_node import AggregatedNode
 from sim.decode_node import DecodeNode
 from sim.engine_node import HostedEngine
 from sim.fabric import Fabric
 from sim.faults import Faults
 from sim.paths import Paths
+from sim.patience import Patience
 from sim.prefill_node import PrefillNode
 from sim.recording import RecordedEngine, Recorder
 from sim.router_node import RouterNode
+from sim.sessions import Sessions
 from sim.world import World
 
 
@@ -91,7 +94,7 @@ class Builder:
         shape = self.shapes[scenario.pools[0].name]
         self.geometry = TransferGeometry(shape, initiator=self.initiator, rule=self.rule)
         workload = scenario.workload
-        self.named = workload.trace is not None or workload.like is not None
+        self.named = any(source is not None for source in (workload.trace, workload.like, workload.sessions))
         """Whether prompts may say what they begin with: those that are drawn share nothing."""
         self.places: dict[EngineId, Place] = {}
         self.engine_class = HostedEngine if scenario.faults else Engine
@@ -126,9 +129,21 @@ class Builder:
             aggregated=frozenset(i for i, node in enumerate(world.prefills) if isinstance(node, AggregatedNode)),
         )
         world.router = RouterNode(world, router, seconds_to_ns(table.http_latency_s), self.doors)
+        self.add_clients()
         if scenario.faults:
             world.faults = Faults(self, plan_of(scenario), Rng(scenario.seed).stream)
         return world
+
+    def add_clients(self) -> None:
+        """Whoever sends requests, where that is more than a row of them."""
+        workload, world = self.scenario.workload, self.world
+        if workload.sessions is not None:
+            assert workload.requests is not None
+            world.sessions = Sessions(world, sessions(workload, self.scenario.seed), workload.requests)
+        client = workload.client
+        if client is not None:
+            timeouts = (client.timeout_s, client.first_token_timeout_s)
+            world.patience = Patience(world, *(None if s is None else seconds_to_ns(s) for s in timeouts))
 
     def oracle(self) -> Oracle:
         """Who watches over this world's every event."""

@@ -57,9 +57,12 @@ class RouterNode(Node):
         """A client's request."""
         self.feed(self.port, RequestArrived(request, prefill_only))
 
-    def hang_up(self, request: int) -> None:
-        """The client goes away."""
-        self.feed(self.port, ClientGone(request))
+    def hang_up(self, request: int, reason: str | None = None) -> None:
+        """The client goes away: the request is cancelled, for this reason, if it has not ended."""
+        if request in self.by_request:
+            self.feed(self.port, ClientGone(request))
+            if reason is not None:
+                self.world.records.reason[request] = reason
 
     def awaits(self, request_id: RequestId) -> bool:
         """Whether this attempt is still under way: not given up, not answered."""

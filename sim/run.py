@@ -161,7 +161,10 @@ def prepare(scenario: Scenario, options: Options, observers: list[Observer]) -> 
             Watch(world, seconds_to_ns(scenario.fault_table.heal_s), resolution_of(scenario))
     if observers:
         world.watch(observers[0] if len(observers) == 1 else _all_of(observers))
-    world.open(requests(scenario.workload, scenario.seed, scenario.base_dir))
+    if world.sessions is not None:
+        world.sessions.begin()
+    else:
+        world.open(requests(scenario.workload, scenario.seed, scenario.base_dir))
     return world, oracle
 
 
@@ -279,12 +282,14 @@ def about(scenario: Scenario, costs: Mapping[str, StepCost], command: Sequence[s
 
 
 def _content(scenario: Scenario) -> dict[str, Any]:
-    """What makes it this scenario and no other: wherever it lies, whatever it leaves unsaid of faults and warm-up."""
+    """What makes it this scenario and no other: wherever it lies, whatever it leaves unsaid of faults, clients and
+    warm-up."""
     content = attrs.asdict(attrs.evolve(scenario, path=""))
     if not scenario.faults:
         del content["faults"], content["fault_table"]
-    if not scenario.workload.warmup_s:
-        del content["workload"]["warmup_s"]
+    for key in ("sessions", "client", "warmup_s"):
+        if not content["workload"][key]:
+            del content["workload"][key]
     return content
 
 

@@ -19,9 +19,11 @@ from sim.aggregated_node import AggregatedNode
 from sim.clock import Clock
 from sim.decode_node import DecodeNode
 from sim.fabric import Fabric
+from sim.patience import Patience
 from sim.prefill_node import PrefillNode
 from sim.recording import Recorder
 from sim.router_node import RouterNode
+from sim.sessions import Sessions
 
 Observer: TypeAlias = Callable[[Address, Any, tuple[Any, ...], Instant], None]
 
@@ -57,7 +59,8 @@ class World:
         self.caches = False
         """Whether any engine remembers prefixes."""
         self.prefixes: dict[int, tuple[int, ...]] = {}
-        """Of open requests, if so: the names of their prompts' full prefix blocks of PREFIX_BLOCK_TOKENS."""
+        """Of open requests, if so: the names of their full prefix blocks of PREFIX_BLOCK_TOKENS, of the prompt's and,
+        where these have names, of the answer's."""
         self.ended = 0
         self.workload: Iterator[Request]
         self.exhausted = False
@@ -68,6 +71,10 @@ class World:
         """What a step takes, by pool."""
         self.recorder: Recorder | None = None
         """Writes down what changes over time (`sim.recording`), if somebody asked."""
+        self.sessions: Sessions | None = None
+        """Who sends requests, if they come in sessions (`sim.sessions`)."""
+        self.patience: Patience | None = None
+        """When clients give up (`sim.patience`), if they do."""
         self.faults: Any = None
         """What goes wrong (`sim.faults`), if anything is to."""
         self.observe: Observer | None = None
@@ -118,18 +125,23 @@ class World:
             self.env.call(max(0, request.arrival_ns - self.env.now), self._arrived, request)
 
     def _arrived(self, request: Request) -> None:
-        self._enter(request)
+        self.enter(request)
         self._next_arrival()
 
-    def _enter(self, request: Request) -> None:
+    def enter(self, request: Request) -> None:
+        """A client sends it now."""
         index = self.records.add(self.env.now, request.input_tokens, request.output_tokens)
         if request.class_:
             self.records.classify(index, request.class_)
         if self.caches and request.prefix:
-            self.prefixes[index] = request.prefix[: request.input_tokens // PREFIX_BLOCK_TOKENS]
+            # The KV of an answer's last token is computed only where it is part of a prompt.
+            tokens = request.input_tokens + (request.output_tokens - 1 if request.answer_named else 0)
+            self.prefixes[index] = request.prefix[: tokens // PREFIX_BLOCK_TOKENS]
         self.router.arrive(index, request.output_tokens <= self.prefill_tokens)
         if self.faults is not None:
             self.faults.arrived(index)
+        if self.patience is not None:
+            self.patience.arrived(index, request)
 
     # Requests go through.
 
@@ -176,8 +188,10 @@ class World:
         request = self.waiting_for_turn
         if request is not None:
             self.waiting_for_turn = None
-            self._enter(request)
+            self.enter(request)
             self._next_arrival()
+        if self.sessions is not None:
+            self.sessions.ended(effect.request, effect.outcome)
         self._check_done()
 
     def _check_done(self) -> None:

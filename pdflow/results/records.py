@@ -74,6 +74,7 @@ class Records:
         "output_tokens",
         "prefill_engine",
         "reason",
+        "sessions",
         "token_steps",
     )
 
@@ -91,6 +92,8 @@ class Records:
         self.token_steps: list[TokenSteps | None] = [None] * requests
         self.classes: list[str] = []
         """Of the requests up to the last that has one; empty for a workload without classes."""
+        self.sessions: list[tuple[int, int]] = []
+        """Of each request: its session, and its turn in that, counted from 1; empty for a workload without sessions."""
         self.ends: tuple[list[int], ...] = tuple([NEVER] * requests for _ in STAGES)
 
     def __len__(self) -> int:
@@ -135,6 +138,7 @@ class Records:
         found.last_token_ns = _of(self.last_token_ns, chosen)
         found.token_steps = _of(self.token_steps, chosen)
         found.classes = [self.class_of(request) for request in chosen] if self.classes else []
+        found.sessions = _of(self.sessions, chosen) if self.sessions else []
         found.ends = tuple([_of(column, chosen) for column in self.ends])
         return found
 
@@ -153,6 +157,7 @@ class Records:
         return {
             "request": request,
             **({"class": self.class_of(request)} if self.classes else {}),
+            **(dict(zip(("session", "turn"), self.sessions[request], strict=True)) if self.sessions else {}),
             "outcome": self.outcome[request],
             "reason": self.reason[request],
             "attempts": self.attempts[request],

@@ -24,7 +24,7 @@ from cattrs import (
 )
 from cattrs.gen import make_dict_structure_fn, make_mapping_structure_fn, override
 
-from pdflow.scenario import faults, schema, workload_schema
+from pdflow.scenario import distributions, faults, schema, workload_schema
 from pdflow.scenario.fields import Bound, key_of
 from pdflow.scenario.locate import KeyPath
 
@@ -50,7 +50,7 @@ class MisfitError(ValueError):
 
 @attrs.frozen
 class Tagged:
-    """A table of several kinds, told apart by one key; a bare integer may stand for one kind's only key."""
+    """A table of several kinds, told apart by one key; a bare number may stand for one kind's only key."""
 
     tag: str
     kinds: Mapping[str, type]
@@ -69,13 +69,33 @@ TAGGED: Final[Mapping[Any, Tagged]] = {
             "closed": workload_schema.ClosedArrival,
         },
     ),
-    workload_schema.Length: Tagged(
+    distributions.Length: Tagged(
         "dist",
         {
-            "fixed": workload_schema.FixedLength,
-            "uniform": workload_schema.UniformLength,
-            "lognormal": workload_schema.LognormalLength,
-            "empirical": workload_schema.EmpiricalLength,
+            "fixed": distributions.FixedLength,
+            "uniform": distributions.UniformLength,
+            "lognormal": distributions.LognormalLength,
+            "empirical": distributions.EmpiricalLength,
+        },
+        bare="fixed",
+    ),
+    distributions.Time: Tagged(
+        "dist",
+        {
+            "fixed": distributions.FixedTime,
+            "uniform": distributions.UniformTime,
+            "exponential": distributions.ExponentialTime,
+            "lognormal": distributions.LognormalTime,
+        },
+        bare="fixed",
+    ),
+    distributions.Turns: Tagged(
+        "dist",
+        {
+            "fixed": distributions.FixedTurns,
+            "uniform": distributions.UniformTurns,
+            "geometric": distributions.GeometricTurns,
+            "empirical": distributions.EmpiricalTurns,
         },
         bare="fixed",
     ),
@@ -232,7 +252,7 @@ def _tables(into: Any) -> Any:
 def _tagged(value: object, union: Any) -> Any:
     tagged = TAGGED[union]
     if tagged.bare is not None and not isinstance(value, Mapping):
-        return _CONVERTER.structure({"tokens": _whole(value, int)}, tagged.kinds[tagged.bare])
+        return _bare(value, tagged.kinds[tagged.bare])
     if not isinstance(value, Mapping):
         raise MisfitError(f"is {shown(value)}, expected a table with the key {tagged.tag}")
     if tagged.tag not in value:
@@ -242,6 +262,12 @@ def _tagged(value: object, union: Any) -> Any:
         raise MisfitError(str(one_of(name, tagged.kinds)), at=(tagged.tag,))
     rest = {key: inner for key, inner in value.items() if key != tagged.tag}
     return _CONVERTER.structure(rest, tagged.kinds[name])
+
+
+def _bare(value: object, kind: Any) -> Any:
+    """A number by itself, as the only key of this kind."""
+    (only,) = attrs.fields(kind)
+    return kind(**{only.name: _bounded(only, get_type_hints(kind)[only.name])(value, None)})
 
 
 def _bounded(field: attrs.Attribute[Any], inner: Any) -> Any:

@@ -68,6 +68,8 @@ SHAPE = Bound(at_least=0.01, at_most=1000)
 """Of a distribution: beyond these bounds it is a point, or all but never anything."""
 SPAN = Bound(at_least=1, at_most=1e9)
 """Seconds over which something swings."""
+TURNS = Bound(at_least=1, at_most=1000)
+"""Of one session, which is drawn as a whole."""
 ENGINES = Bound(at_least=1, at_most=10_000)
 KV_TOKENS = Bound(at_least=1, at_most=1e9)
 """Of one engine; beyond a billion somebody has mistaken bytes for tokens."""

@@ -116,8 +116,15 @@ def _value(hint: Any) -> dict[str, Any]:
 
 def _tagged(tagged: Tagged) -> dict[str, Any]:
     kinds = [_object(cls, tag=(tagged.tag, name)) for name, cls in tagged.kinds.items()]
-    bare = [] if tagged.bare is None else [{"type": "integer", "minimum": 1}]
+    bare = [] if tagged.bare is None else [_bare(tagged.kinds[tagged.bare])]
     return {"oneOf": [*bare, *kinds]}
+
+
+def _bare(kind: type) -> dict[str, Any]:
+    """The number that may stand for a kind's only key."""
+    (only,) = attrs.fields(kind)
+    schema = _property(only, get_type_hints(kind)[only.name])
+    return {key: value for key, value in schema.items() if key != "description"}
 
 
 def _specified(cls: type, kind: Kind) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pdflow.scenario.hf_config import HfConfigError, model_values
 from pdflow.scenario.locate import key_lines
 from pdflow.scenario.schema import Scenario
 from pdflow.scenario.validate import check
-from pdflow.scenario.workload_schema import MODELS, Workload
+from pdflow.scenario.workload_schema import FIRST_TURN, LATER_TURNS, MODELS, Workload
 from pdflow.workload.complaints import TraceError
 from pdflow.workload.model_file import ModelFileError
 from pdflow.workload.readers import check_trace, load_model, says_when
@@ -141,7 +141,8 @@ def _trace_problems(file: str, parts: Parts) -> tuple[list[Complaint], list[Prob
     if workload is None:
         return [], []
     if workload.trace is None:
-        return _model_problems(workload, base_dir) + _class_problems(parts, set()), []
+        classes = set() if workload.sessions is None else {FIRST_TURN, LATER_TURNS}
+        return _model_problems(workload, base_dir) + _class_problems(parts, classes), []
     trace = workload.trace
     path = base_dir / trace.path
     if not os.path.isfile(path) and not (trace.format == "servegen" and os.path.isdir(path)):
@@ -165,7 +166,7 @@ def _class_problems(parts: Parts, known: set[str]) -> list[Complaint]:
     named = {} if parts.slo is None else parts.slo.classes
     expected = f"expected one of {', '.join(sorted(known))}" if known else "whose requests have no classes"
     return [
-        Complaint(("slo", "class", name), f"is no class of the trace, {expected}{did_you_mean(name, known)}")
+        Complaint(("slo", "class", name), f"is no class of the workload, {expected}{did_you_mean(name, known)}")
         for name in named
         if name not in known
     ]

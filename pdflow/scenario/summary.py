@@ -69,7 +69,11 @@ def workload_summary(scenario: Scenario) -> str:
         )
     if workload.like is not None:
         return f"{count} requests like {workload.like}"
-    return count if workload.arrival is None else f"{count} requests, {_arrival_summary(workload.arrival)}"
+    if workload.arrival is None:
+        return count
+    if workload.sessions is not None:
+        return f"{count} requests in sessions, {_arrival_summary(workload.arrival)}"
+    return f"{count} requests, {_arrival_summary(workload.arrival)}"
 
 
 def _trace_summary(trace: Trace) -> str:

@@ -21,28 +21,19 @@ from pdflow.scenario.locate import KeyPath
 from pdflow.scenario.schema import Network, Pool
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.validate_faults import check_faults
-from pdflow.scenario.workload_schema import Columns, RampArrival, Workload
-from pdflow.workload.csv_rows import CSV_FORMATS
-from pdflow.workload.traces import OF_TEXTS
+from pdflow.scenario.validate_workload import check_longest_request, check_workload
 
 NAME: Final = re.compile(r"[\w.+-]+")
 """What may be a pool's name: it becomes part of addresses, track names and lines of text."""
 
 PlacedPool: TypeAlias = tuple[KeyPath, Pool]
 
-LONGEST_SPAN_S = 1e9
-"""30 years, a ninth of what instants can count."""
-
 
 def check(parts: Parts) -> Iterator[Complaint]:
     """Everything that is wrong between parts that are sound by themselves."""
     pools: list[PlacedPool] = [(("pool", index), pool) for index, pool in enumerate(parts.pools) if pool is not None]
     complete = bool(parts.pools) and None not in parts.pools
-    if parts.workload_keys is not None:
-        yield from _workload(parts.workload_keys)
-    if parts.workload is not None:
-        yield from _span(parts.workload)
-        yield from _trace(parts.workload)
+    yield from check_workload(parts)
     if complete:
         yield from _roles(pools)
     yield from _names(pools)
@@ -59,73 +50,10 @@ def check(parts: Parts) -> Iterator[Complaint]:
         if parts.transfer is not None:
             yield from _pairs(parts.model, parts.transfer, fitting)
         if parts.workload is not None:
-            yield from _longest_request(parts.model, parts.workload, [pool for _, pool in fitting])
+            yield from check_longest_request(parts.model, parts.workload, [pool for _, pool in fitting])
     if parts.network is not None:
         yield from _network(parts.network, pools, complete)
     yield from check_faults(parts, [pool for _, pool in pools] if complete else None)
-
-
-def _workload(keys: frozenset[str]) -> Iterator[Complaint]:
-    """Which keys of [workload] need or forbid which; their values are no matter here."""
-    sources = [key for key in ("arrival", "trace", "like") if key in keys]
-    if not sources:
-        yield Complaint(("workload",), "says nothing of arrivals, expected one of arrival, trace, like")
-        return
-    source = "trace" if sources[:2] == ["arrival", "trace"] else sources[0]  # a trace may get its instants elsewhere
-    for extra in sources:
-        if extra != source and (source, extra) != ("trace", "arrival"):
-            yield Complaint(("workload", extra), f"stands beside {source}, expected one of arrival, trace, like")
-    needed = {"arrival": ("requests", "input_tokens", "output_tokens"), "trace": (), "like": ("requests",)}[source]
-    for key in needed:
-        if key not in keys:
-            yield Complaint(("workload",), f"{key} is missing, which {source} needs")
-    if source != "arrival":
-        for key in ("input_tokens", "output_tokens"):
-            if key in keys:
-                yield Complaint(("workload", key), f"has no meaning with {source}, which brings its own lengths")
-    if source != "like":
-        hint = "trace.time_scale" if source == "trace" else "arrival.rate_rps"
-        for key in ("rate_rps", "rate_scale"):
-            if key in keys:
-                yield Complaint(("workload", key), f"has a meaning only with like (did you mean {hint}?)")
-    elif {"rate_rps", "rate_scale"} <= keys:
-        yield Complaint(("workload", "rate_scale"), "stands beside rate_rps, expected one of the two")
-
-
-def _trace(workload: Workload) -> Iterator[Complaint]:
-    """Which keys of a trace have a meaning for its format, and beside an arrival process."""
-    trace = workload.trace
-    if trace is None:
-        return
-    at: KeyPath = ("workload", "trace")
-    if trace.columns != Columns() and trace.format not in CSV_FORMATS:
-        yield Complaint((*at, "columns"), f"has no meaning with {trace.format}, which is not CSV")
-    if trace.format == "csv" and None in (trace.columns.input_tokens, trace.columns.output_tokens):
-        yield Complaint((*at, "columns"), "says too little, expected at least input_tokens and output_tokens")
-    if trace.characters_per_token != 4.0 and trace.format not in OF_TEXTS:
-        yield Complaint((*at, "characters_per_token"), f"has no meaning with {trace.format}, which counts tokens")
-    if trace.dataset is not None and trace.format != "servegen":
-        yield Complaint((*at, "dataset"), f"has no meaning with {trace.format}, which has its own lengths")
-    if workload.arrival is not None:
-        for key, plain in (("start_s", None), ("end_s", None), ("time_scale", 1.0)):
-            if getattr(trace, key) != plain:
-                what = "has no meaning beside an arrival process, which says when; skip and requests cut a trace too"
-                yield Complaint((*at, key), what)
-
-
-def _span(workload: Workload) -> Iterator[Complaint]:
-    """How long the arrivals take: instants are nanoseconds in 64 bits, so a rate must not be all but 0."""
-    key: KeyPath = ("workload", "rate_rps")
-    rate = workload.rate_rps
-    arrival = workload.arrival
-    if arrival is not None and arrival.rate_rps is not None:
-        key = ("workload", "arrival", "to_rps" if isinstance(arrival, RampArrival) else "rate_rps")
-        rate = arrival.rate_rps
-    requests = workload.requests or 0
-    if rate is not None and requests > rate * LONGEST_SPAN_S:
-        yield Complaint(
-            key, f"is {rate:g}, expected at least {requests / LONGEST_SPAN_S:g}: {requests} requests in 30 years"
-        )
 
 
 def _roles(pools: list[PlacedPool]) -> Iterator[Complaint]:
@@ -217,21 +145,6 @@ def _pairs(model: ModelSpec, transfer: Transfer, pools: list[PlacedPool]) -> Ite
                 )
             except LayoutError as error:
                 yield Complaint((*path, "tp"), f"{error} (pools {prefill.name} and {decode.name})")
-
-
-def _longest_request(model: ModelSpec, workload: Workload, pools: list[Pool]) -> Iterator[Complaint]:
-    if workload.input_tokens is None or workload.output_tokens is None:
-        return
-    prompt = workload.input_tokens.high
-    whole = prompt + workload.output_tokens.high
-    for pool in pools:
-        capacity = kv_tokens_of(model, pool)
-        key, need, what = (
-            ("input_tokens", prompt, "a prompt") if pool.role == "prefill" else ("output_tokens", whole, "a request")
-        )
-        if need > capacity:
-            message = f"{what} of up to {need} tokens never fits pool {pool.name}, whose engines hold {capacity}"
-            yield Complaint(("workload", key), message + "; shorten it, or raise kv_tokens, tp or the GPU's memory")
 
 
 def _network(network: Network, pools: list[PlacedPool], complete: bool) -> Iterator[Complaint]:

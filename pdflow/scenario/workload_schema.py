@@ -1,16 +1,17 @@
-"""What [workload] can say: arrival processes, lengths, traces, as attrs classes with one field per key.
+"""What [workload] can say: arrival processes, traces, sessions, clients, as attrs classes with one field per key.
 
-The other tables, and how to read these classes, are in `schema.py`.
+What can be said of a quantity that is drawn is in `distributions.py`. The other tables, and how to read these classes,
+are in `schema.py`.
 """
 
 from __future__ import annotations
 
-from math import inf
 from typing import Literal, TypeAlias
 
 import attrs
 from attrs import field
 
+from pdflow.scenario.distributions import Length, Time, Turns
 from pdflow.scenario.fields import (
     AT_LEAST_ONE,
     DELAY,
@@ -21,6 +22,7 @@ from pdflow.scenario.fields import (
     SCALE,
     SHAPE,
     SPAN,
+    TIMER,
     about,
 )
 
@@ -85,83 +87,6 @@ class ClosedArrival:
 
 
 Arrival: TypeAlias = PoissonArrival | GammaArrival | ConstantArrival | RampArrival | DiurnalArrival | ClosedArrival
-
-
-@attrs.frozen(kw_only=True)
-class FixedLength:
-    """Every request has the same length. A bare integer in the file means this."""
-
-    tokens: int = field(metadata=about("tokens", AT_LEAST_ONE))
-
-    @property
-    def low(self) -> int:
-        """The least length that can be drawn."""
-        return self.tokens
-
-    @property
-    def high(self) -> int:
-        """The greatest length that can be drawn."""
-        return self.tokens
-
-
-@attrs.frozen(kw_only=True)
-class UniformLength:
-    """Whole numbers from low to high, both included, equally likely."""
-
-    low: int = field(metadata=about("least tokens", AT_LEAST_ONE))
-    high: int = field(metadata=about("most tokens, included", AT_LEAST_ONE))
-
-    def __attrs_post_init__(self) -> None:
-        _in_order(self.low, self.high)
-
-
-@attrs.frozen(kw_only=True)
-class LognormalLength:
-    """Lengths whose logarithm is normal, many short and a few very long ones, cut off at low and high."""
-
-    median: float = field(metadata=about("half of all lengths are below it", POSITIVE))
-    sigma: float = field(metadata=about("standard deviation of the logarithm: 1 has a p95 of 5.2 medians", SHAPE))
-    low: int = field(default=1, metadata=about("least tokens", AT_LEAST_ONE))
-    high: int = field(metadata=about("most tokens, included", AT_LEAST_ONE))
-
-    def __attrs_post_init__(self) -> None:
-        _in_order(self.low, self.high)
-
-
-@attrs.frozen(kw_only=True)
-class EmpiricalLength:
-    """Lengths that have been seen, drawn again."""
-
-    tokens: tuple[int, ...] = field(metadata=about("the lengths, such as a histogram's", NOT_EMPTY))
-    weights: tuple[float, ...] = field(default=(), metadata=about("how often each comes; equally often if absent"))
-
-    def __attrs_post_init__(self) -> None:
-        if any(length < 1 for length in self.tokens):
-            raise ValueError(f"tokens holds {min(self.tokens)}, expected numbers of at least 1")
-        if self.weights and len(self.weights) != len(self.tokens):
-            raise ValueError(
-                f"weights has {len(self.weights)} numbers, expected one for each of {len(self.tokens)} tokens"
-            )
-        if self.weights and (min(self.weights) < 0 or not 0 < sum(self.weights) < inf):
-            raise ValueError("weights are expected to be at least 0, and not all 0")
-
-    @property
-    def low(self) -> int:
-        """The least length that can be drawn."""
-        return min(self.tokens)
-
-    @property
-    def high(self) -> int:
-        """The greatest length that can be drawn."""
-        return max(self.tokens)
-
-
-def _in_order(low: int, high: int) -> None:
-    if low > high:
-        raise ValueError(f"high is {high}, expected at least low, which is {low}")
-
-
-Length: TypeAlias = FixedLength | UniformLength | LognormalLength | EmpiricalLength
 
 
 @attrs.frozen(kw_only=True)
@@ -238,6 +163,54 @@ MODELS = ("mooncake-conversation", "azure-code", "azure-conv")
 """Bundled models of published traces."""
 
 
+FIRST_TURN, LATER_TURNS = "turn 1", "turn 2+"
+"""Classes of the requests of sessions: those that come back find some of their prompt computed."""
+
+
+@attrs.frozen(kw_only=True)
+class Sessions:
+    """[workload.sessions]: `arrival` says when sessions begin; each is several requests, one after the other.
+
+    A turn's prompt is the whole conversation so far (system prompt, earlier prompts and their answers) and new tokens.
+    """
+
+    turns: Turns = field(metadata=about("requests of one session: a number or a distribution"))
+    think_s: Time = field(metadata=about("from the end of an answer to the next turn: a number or a distribution"))
+    new_tokens: Length = field(
+        metadata=about("what later turns add to the conversation; the first adds workload.input_tokens")
+    )
+    system_prompt_tokens: int = field(
+        default=0, metadata=about("what all sessions begin with, before workload.input_tokens", NOT_NEGATIVE)
+    )
+    max_context_tokens: int | None = field(
+        default=None,
+        metadata=about("a session ends before a turn whose prompt and answer would be longer together", AT_LEAST_ONE),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Client:
+    """[workload.client]: how long clients wait. Who does not wait any longer hangs up, and the request is cancelled."""
+
+    timeout_s: float | None = field(default=None, metadata=about("gives up if the answer is not whole by then", TIMER))
+    first_token_timeout_s: float | None = field(
+        default=None, metadata=about("gives up if there is no token by then", TIMER)
+    )
+    cancel_probability: float | None = field(
+        default=None, metadata=about("share of clients who go away by themselves, such as by closing a tab", FRACTION)
+    )
+    cancel_after_s: Time | None = field(
+        default=None, metadata=about("when they do, if there is no answer before: a number or a distribution")
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if (self.cancel_probability is None) != (self.cancel_after_s is None):
+            raise ValueError("cancel_probability and cancel_after_s say nothing without each other; give both")
+        first, whole = self.first_token_timeout_s, self.timeout_s
+        if first is not None and whole is not None and first >= whole:
+            raise ValueError(f"first_token_timeout_s is {first:g}, expected less than timeout_s, which is {whole:g}")
+
+
 @attrs.frozen(kw_only=True)
 class Workload:
     """[workload]: who asks for what, and when: an `arrival` process, a `trace`, both, or `like` a model."""
@@ -263,6 +236,10 @@ class Workload:
     rate_scale: float | None = field(
         default=None, metadata=about("with `like`: requests per second, as a multiple of the trace's", SCALE)
     )
+    sessions: Sessions | None = field(
+        default=None, metadata=about("with `arrival`: requests come in sessions, which it starts")
+    )
+    client: Client | None = field(default=None, metadata=about("how long clients wait; for ever if absent"))
     warmup_s: float = field(
         default=0.0, metadata=about("requests that arrive before then are served, and counted in no figure", DELAY)
     )

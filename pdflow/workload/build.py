@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from pdflow.protocol.values import Instant
-from pdflow.scenario.workload_schema import (
-    Arrival,
-    ClosedArrival,
-    ConstantArrival,
-    DiurnalArrival,
-    EmpiricalLength,
-    GammaArrival,
-    Length,
-    LognormalLength,
-    RampArrival,
-    Trace,
-    Workload,
-)
-from pdflow.workload import arrivals
-from pdflow.workload.lengths import empirical, lognormal, uniform
+import msgspec
+
+from pdflow.scenario.distributions import Length
+from pdflow.scenario.workload_schema import Arrival, Client, Trace, Workload
+from pdflow.workload import draws
 from pdflow.workload.readers import load_model, read_trace
 from pdflow.workload.request import Request
-from pdflow.workload.rng import Rng, Stream
+from pdflow.workload.rng import Rng
 from pdflow.workload.traces import sliced
 
 
 def requests(workload: Workload, seed: int, base_dir: Path) -> Iterator[Request]:
     """The requests of a [workload] table, in order of arrival; without end if it neither counts them nor names a trace.
 
-    Relative paths start at `base_dir`, the scenario file's folder. Raises TraceError, when the last request has been
-    drawn, if lines of the trace are bad, and ModelFileError if a model file is none.
+    Those of a table with sessions are `sessions.sessions`. Relative paths start at `base_dir`, the scenario file's
+    folder. Raises TraceError, when the last request has been drawn, if lines of the trace are bad, and ModelFileError
+    if a model file is none.
     """
     if workload.trace is not None:
         drawn = _from_trace(workload.trace, workload.arrival, seed, base_dir)
@@ -44,11 +34,15 @@ def requests(workload: Workload, seed: int, base_dir: Path) -> Iterator[Request]
                 "a workload needs a trace, a model that it is like, or an arrival process and both lengths"
             )
         drawn = _synthetic(workload.arrival, workload.input_tokens, workload.output_tokens, Rng(seed))
+    if workload.client is not None and workload.client.cancel_after_s is not None:
+        drawn = _some_leaving(drawn, workload.client, Rng(seed))
     return drawn if workload.requests is None else islice(drawn, workload.requests)
 
 
 def rate_of(workload: Workload, base_dir: Path) -> float | None:
-    """Requests per second, as the scenario says them; None where a trace or a closed loop decides."""
+    """Requests per second, as the scenario says them; None where a trace, a closed loop or sessions decide."""
+    if workload.sessions is not None:
+        return None
     if workload.arrival is not None:
         return workload.arrival.rate_rps
     if workload.like is None or workload.rate_rps is not None:
@@ -61,39 +55,21 @@ def _from_trace(trace: Trace, arrival: Arrival | None, seed: int, base_dir: Path
     rows = sliced(read_trace(trace, base_dir, seed, timed=arrival is None), trace)
     if arrival is None:
         return rows
-    instants = _instants(arrival, Rng(seed))
+    instants = draws.instants(arrival, Rng(seed))
     return (
         Request(row.index, at, row.input_tokens, row.output_tokens, row.prefix, row.class_)
         for row, at in zip(rows, instants, strict=False)
     )
 
 
+def _some_leaving(drawn: Iterator[Request], client: Client, rng: Rng) -> Iterator[Request]:
+    leaves_ns = draws.leaving(client, rng)
+    for row in drawn:
+        yield msgspec.structs.replace(row, leaves_ns=leaves_ns())
+
+
 def _synthetic(arrival: Arrival, input_tokens: Length, output_tokens: Length, rng: Rng) -> Iterator[Request]:
-    prompt = _lengths(input_tokens, rng.stream("input"))
-    answer = _lengths(output_tokens, rng.stream("output"))
-    for index, at in enumerate(_instants(arrival, rng)):
+    prompt = draws.length(input_tokens, rng.stream("input"))
+    answer = draws.length(output_tokens, rng.stream("output"))
+    for index, at in enumerate(draws.instants(arrival, rng)):
         yield Request(index, at, prompt(), answer())
-
-
-def _lengths(length: Length, stream: Stream) -> Callable[[], int]:
-    match length:
-        case LognormalLength():
-            return lognormal(length.median, length.sigma, length.low, length.high, stream)
-        case EmpiricalLength():
-            return empirical(length.tokens, length.weights, stream)
-    return uniform(length.low, length.high, stream)
-
-
-def _instants(arrival: Arrival, rng: Rng) -> Iterator[Instant]:
-    match arrival:
-        case ClosedArrival():
-            return arrivals.closed(arrival.concurrency)
-        case ConstantArrival():
-            return arrivals.constant(arrival.rate_rps)
-        case GammaArrival():
-            return arrivals.gamma(arrival.rate_rps, arrival.burstiness, rng.stream("arrivals"))
-        case RampArrival():
-            return arrivals.ramp(arrival.from_rps, arrival.to_rps, arrival.over_s, rng.stream("arrivals"))
-        case DiurnalArrival():
-            return arrivals.diurnal(arrival.rate_rps, arrival.swing, arrival.period_s, rng.stream("arrivals"))
-    return arrivals.poisson(arrival.rate_rps, rng.stream("arrivals"))

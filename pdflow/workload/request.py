@@ -15,12 +15,18 @@ WHEN_ONE_ENDS: Final = -1
 """The `arrival_ns` of a request of a closed loop: its client sends it when its last one has ended."""
 
 
+NEVER: Final = -1
+"""The `leaves_ns` of a request whose client does not go away by itself."""
+
+
 class Request(msgspec.Struct, frozen=True, gc=False):
     """One prompt and the number of tokens that answer it.
 
     `prefix` names the prompt's leading blocks of PREFIX_BLOCK_TOKENS: equal ids at equal places are equal content. The
     last block may be partly filled; tokens beyond the named blocks are shared with nobody. Empty: nothing is shared.
-    `class_` names what [slo.class] may speak of.
+    With `answer_named` it goes on to name blocks that the answer fills. `class_` names what [slo.class] may speak of.
+    After `leaves_ns` its client goes away by itself, if there is no whole answer before. Of a session's turn, `index`
+    is its place in the session, and `arrival_ns` is when the session begins.
     """
 
     index: int
@@ -29,6 +35,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int
     prefix: tuple[int, ...] = ()
     class_: str = ""
+    answer_named: bool = False
+    leaves_ns: int = NEVER
 
 
 Row: TypeAlias = tuple[int, int, int, tuple[int, ...], str]

@@ -95,6 +95,7 @@ def test_every_column_is_cut() -> None:
     for at in range(4):
         records.add(at, 1, 1)
         records.classify(at, "chat")
+        records.sessions.append((0, at + 1))
     later = records.arriving_from(2)
     columns = [getattr(later, name) for name in Records.__slots__ if name != "ends"]
     assert {len(column) for column in (*columns, *later.ends)} == {2}

@@ -9,20 +9,16 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from pdflow.scenario.distributions import EmpiricalLength, FixedLength, Length, LognormalLength, UniformLength
 from pdflow.scenario.workload_schema import (
     Arrival,
     ClosedArrival,
     ConstantArrival,
     DiurnalArrival,
-    EmpiricalLength,
-    FixedLength,
     GammaArrival,
-    Length,
-    LognormalLength,
     PoissonArrival,
     RampArrival,
     Trace,
-    UniformLength,
     Workload,
 )
 from pdflow.workload import WHEN_ONE_ENDS, Request

@@ -1,0 +1,114 @@
+"""From what a scenario says to functions that draw it: lengths, times, turns, arrivals, clients that go away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import exp, log
+
+from pdflow.protocol.values import Instant, S
+from pdflow.scenario.distributions import (
+    EmpiricalLength,
+    EmpiricalTurns,
+    ExponentialTime,
+    FixedTime,
+    FixedTurns,
+    GeometricTurns,
+    Length,
+    LognormalLength,
+    LognormalTime,
+    Time,
+    Turns,
+)
+from pdflow.scenario.workload_schema import (
+    Arrival,
+    Client,
+    ClosedArrival,
+    ConstantArrival,
+    DiurnalArrival,
+    GammaArrival,
+    RampArrival,
+)
+from pdflow.workload import arrivals
+from pdflow.workload.lengths import empirical, lognormal, uniform
+from pdflow.workload.request import NEVER
+from pdflow.workload.rng import Rng, Stream, standard_normal
+
+
+def length(says: Length, stream: Stream) -> Callable[[], int]:
+    """Draws tokens."""
+    match says:
+        case LognormalLength():
+            return lognormal(says.median, says.sigma, says.low, says.high, stream)
+        case EmpiricalLength():
+            return empirical(says.tokens, says.weights, stream)
+    return uniform(says.low, says.high, stream)
+
+
+def turns(says: Turns, stream: Stream) -> Callable[[], int]:
+    """Draws how many turns a session has."""
+    match says:
+        case FixedTurns():
+            return uniform(says.turns, says.turns, stream)
+        case GeometricTurns():
+            return geometric(says.mean, says.high, stream)
+        case EmpiricalTurns():
+            return empirical(says.turns, says.weights, stream)
+    return uniform(says.low, says.high, stream)
+
+
+def geometric(mean: float, high: int, stream: Stream) -> Callable[[], int]:
+    """Draws whole numbers from 1 on, each followed by the next with the same probability; those beyond high as high."""
+    if mean == 1.0:
+        return lambda: 1
+    rate = -log(1.0 - 1.0 / mean)
+    return lambda: min(high, 1 + int(-log(stream.uniform()) / rate))
+
+
+def time_ns(says: Time, stream: Stream) -> Callable[[], int]:
+    """Draws times, in whole ns."""
+    match says:
+        case FixedTime(time_s=time_s):
+            fixed = round(time_s * S)
+            return lambda: fixed
+        case ExponentialTime(mean_s=mean_s):
+            return lambda: round(stream.exponential(mean_s) * S)
+        case LognormalTime(median_s=median_s, sigma=sigma, low_s=low_s, high_s=high_s):
+
+            def draw() -> int:
+                factor = exp(min(sigma * standard_normal(stream), 700.0))
+                return round(min(max(low_s, median_s * factor), high_s) * S)
+
+            return draw
+    low_s, span_s = says.low_s, says.high_s - says.low_s
+    return lambda: round((low_s + span_s * stream.uniform()) * S)
+
+
+def leaving(client: Client, rng: Rng) -> Callable[[], int]:
+    """Draws after how many ns a client goes away by itself; NEVER for one that does not."""
+    if client.cancel_probability is None or client.cancel_after_s is None:
+        return lambda: NEVER
+    share, leaves = client.cancel_probability, rng.stream("cancel").uniform
+    when = time_ns(client.cancel_after_s, rng.stream("cancel-after"))
+
+    def draw() -> int:
+        # Both are drawn for everybody, so that a larger share sends more clients away and moves none.
+        at = when()
+        return at if leaves() < share else NEVER
+
+    return draw
+
+
+def instants(arrival: Arrival, rng: Rng) -> Iterator[Instant]:
+    """When requests, or sessions, begin."""
+    match arrival:
+        case ClosedArrival():
+            return arrivals.closed(arrival.concurrency)
+        case ConstantArrival():
+            return arrivals.constant(arrival.rate_rps)
+        case GammaArrival():
+            return arrivals.gamma(arrival.rate_rps, arrival.burstiness, rng.stream("arrivals"))
+        case RampArrival():
+            return arrivals.ramp(arrival.from_rps, arrival.to_rps, arrival.over_s, rng.stream("arrivals"))
+        case DiurnalArrival():
+            return arrivals.diurnal(arrival.rate_rps, arrival.swing, arrival.period_s, rng.stream("arrivals"))
+    return arrivals.poisson(arrival.rate_rps, rng.stream("arrivals"))
