@@ -83,7 +83,7 @@ class Watcher:
         )
 
     def pools(self) -> dict[str, list[EngineNode]]:
-        """Whoever is alive of each pool, in the scenario's order."""
+        """The nodes of each pool, in the scenario's order, dead ones too."""
         world = self.world
         found: dict[str, list[EngineNode]] = {pool.name: [] for pool in self.scenario.pools}
         for node in (*world.prefills, *world.decodes):
@@ -183,4 +183,4 @@ def _ms(ordered: Sequence[float], percent: int) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 20 else name[:19] + "…"
+    return words.plain(name if len(name) <= 20 else name[:19] + "…")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -66,6 +67,16 @@ def test_files_of_a_run_that_is_asked_for_everything(tmp_path: Path) -> None:
     assert header.seed == 7
     kinds = {(line.direction, line.body["type"]) for line in lines}
     assert {("in", "RequestArrived"), ("out", "PostWrite"), ("in", "WriteEnded"), ("out", "Reply")} <= kinds
+
+
+def test_the_command_that_results_record_runs_as_it_stands(tmp_path: Path) -> None:
+    files = ("--events", "--timeline", "--html", "--save-detailed", "--quiet", f"--out={tmp_path}")
+    assert pdflow("simulate", SMALL, *files, "--set", "workload.requests=5", "--seed", "3").returncode == 0
+    command = json.loads((tmp_path / "results.json").read_text())["pdflow"]["command_line"]
+    assert command == f"pdflow simulate {SMALL} --set workload.requests=5 --seed 3"
+    again = pdflow(*command.split()[1:])
+    assert again.returncode == 0, again.stderr
+    assert "seed 3 · 5 requests" in again.stdout
 
 
 def test_stages_sum_to_ttft(tmp_path: Path) -> None:
@@ -147,7 +158,8 @@ def test_a_request_that_never_fits_fails_with_its_reason(tmp_path: Path) -> None
 
 
 def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
-    endless = ("--set", "workload.requests=100000000", "--quiet", "--events", "--out", str(tmp_path))
+    files = ("--events", "--html", "--timeline", "--out", str(tmp_path))
+    endless = ("--set", "workload.requests=100000000", *files)
     with subprocess.Popen(
         [sys.executable, "-m", "pdflow", "simulate", SMALL, *endless],
         env=ENV, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -160,11 +172,14 @@ def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline, "the run has not begun"
                 time.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=20)
         finally:
             process.kill()
     assert process.returncode == 130, err
     assert "Traceback" not in err
+    assert "interrupted, partial" in " ".join(out.split())
+    assert "Interrupted: what follows is of a part of the run." in (tmp_path / "report.html").read_text()
+    assert json.loads(gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()))["traceEvents"]
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["pdflow"]["interrupted"] is True
     records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
