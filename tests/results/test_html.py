@@ -20,12 +20,14 @@ from pdflow.results.page.chart import WIDTH, Axis, Chart
 from pdflow.results.page.curves import LINKS_SHOWN, SLICES, distributions_ms, over_time
 from pdflow.results.page.markup import Html, bar, tag
 from pdflow.results.page.page import ROWS_SHOWN, SCENARIO_SHOWN, page
+from pdflow.results.recording import Course, LinkCourse, Recording
 from pdflow.results.records import D_ADMIT, HANDOFF, NOTIFY, P_QUEUE, PREFILL, ROUTE, XFER_POST, XFER_WIRE, Records
 from pdflow.results.result import Result
-from pdflow.results.totals import EngineTotals, Totals
+from pdflow.results.totals import EngineTotals, LinkTotals, Totals
 from pdflow.scenario.load import load
 from sim.run import Options, conclude, prepare, run
 
+FULL = LinkTotals(name="full", bytes=1, capacity_bytes_per_s=5 * 10**10)
 HOSTILE = "</pre></style><script>alert(1)</script>\"'<img src=x onerror=alert(1)>&amp;"
 VOID = {"meta"}
 
@@ -216,6 +218,14 @@ def test_links_and_blocks_over_time_are_those_of_the_tables(tmp_path: Path) -> N
         assert 0 < means[f"{role} KV blocks in use"] < peaks[role]
     text = Reader(page(result, "", recording)).text
     assert f"link {links[0].name}: {words.percent(means[f'link {links[0].name}'])}" in text
+
+
+def test_a_link_that_is_full_all_the_time_is_so_on_the_page() -> None:
+    told = Course()
+    told.tell(0, 5 * 10**10)
+    result = Result.of(nothing().about, Records(), {}, Totals(duration_ns=86_400 * 10**9, links=[FULL]))
+    _, [curve] = over_time(result, Recording((LinkCourse("full", 5 * 10**10, told),)))
+    assert curve.means == pytest.approx([1.0] * SLICES)
 
 
 def test_a_hundred_thousand_requests_make_no_large_page() -> None:

@@ -42,7 +42,7 @@ def test_rates_add_up_to_the_bytes_that_each_link_carried() -> None:
         assert rates.min() == 0 == rates[-1]
         assert rates.max() == link.capacity_bytes_per_s == 10**9
         # What changes between two ns is told with the later one: a byte of this link.
-        told = float((rates[:-1] * np.diff(instants)).sum()) / S
+        told = float((rates[:-1] / S * np.diff(instants)).sum())
         assert told == pytest.approx(carried[link.name], abs=len(instants))
 
 

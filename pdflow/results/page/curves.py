@@ -125,7 +125,8 @@ def _curve(name: str, changes: Changes, duration_ns: int, whole: int = 1) -> Cur
     edges = np.array([duration_ns * place // SLICES for place in range(SLICES + 1)], dtype=np.int64)
     area = np.concatenate(([0.0], np.cumsum(values[:-1] * np.diff(instants).astype(np.float64))))
     at = np.searchsorted(instants, edges, side="right") - 1
-    held = np.where(at >= 0, values[at], 0)
+    # A link's bytes per second times a run's ns are more than an int64 holds.
+    held = np.where(at >= 0, values[at], 0).astype(np.float64)
     upto = np.where(at >= 0, area[at] + held * (edges - instants[at]), 0.0)
     means = np.diff(upto) / np.diff(edges) / whole
     highest = [
