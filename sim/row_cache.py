@@ -24,9 +24,12 @@ from pdflow.version import version
 def key_of(scenario: Scenario, seed: int) -> str:
     """The hash that a row has."""
     document = with_paths(scenario.draft.document, lambda path: _content(scenario.folder / path))
-    # Its name changes no figure, and its seed is the row's.
-    document.pop("scenario", None)
-    return content_sha256({"pdflow": version(), "seed": seed, "scenario": document})
+    # Its name changes no figure.
+    document["scenario"] = {**document.get("scenario", {}), "name": "", "seed": seed}
+    trace = scenario.resolved.workload.trace
+    if trace is not None and trace.format == "servegen":
+        document["beside"] = _content((scenario.folder / trace.path).parent)  # where its lengths may lie
+    return content_sha256({"pdflow": version(), "scenario": document})
 
 
 def find(folder: Path, key: str) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from pdflow.results.extra import notebook_extra
 from pdflow.results.page.curves import PERCENTS, SLICES, Curve, distributions_ms, over_time
 from pdflow.results.result import Result
 from pdflow.results.totals import NS_PER_S
+from pdflow.scenario.convert import shown
 from pdflow.scenario.editable import Scenario
 
 with notebook_extra():
@@ -152,7 +153,7 @@ def _labels(results: Sequence[Result], labels: Sequence[str]) -> list[str]:
     if labels and len(labels) != len(results):
         raise ValueError(f"{len(labels)} labels for {len(results)} runs")
     edits = [{} if result.scenario is None else dict(result.scenario.edits) for result in results]
-    common = [(key, value) for key, value in edits[0].items() if all(key in it and it[key] == value for it in edits)]
-    own = [", ".join(f"{key} = {value}" for key, value in it.items() if (key, value) not in common) for it in edits]
+    common = {key for key, value in edits[0].items() if all(key in it and it[key] == value for it in edits)}
+    own = [[f"{key} = {shown(value)}" for key, value in it.items() if key not in common] for it in edits]
     names = [result.about.scenario_name or "run" for result in results]
-    return list(labels) or [said or name for said, name in zip(own, names, strict=True)]
+    return list(labels) or [", ".join(said).replace('"', "") or name for said, name in zip(own, names, strict=True)]

@@ -17,12 +17,13 @@ from typing import Any, Final
 
 import attrs
 
+from pdflow.scenario.convert import shown
 from pdflow.scenario.draft import Draft
 from pdflow.scenario.load import parse, read, resolve
 from pdflow.scenario.paths import with_paths
-from pdflow.scenario.schema import Pool
+from pdflow.scenario.schema import Pool, Slo
 from pdflow.scenario.schema import Scenario as Resolved
-from pdflow.scenario.summary import workload_summary
+from pdflow.scenario.summary import faults_summary, workload_summary
 from pdflow.scenario.toml_text import toml_text
 
 _NO_EDITS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -109,10 +110,10 @@ class Scenario:
     def __hash__(self) -> int:
         return hash((self.name, self.seed))
 
-    def _said(self) -> tuple[str, int, dict[str, Any]]:
+    def _said(self) -> dict[str, Any]:
         document = with_paths(self.draft.document, lambda path: os.path.abspath(self.folder / path))
-        document.pop("scenario", None)
-        return self.name, self.seed, document
+        document["scenario"] = {**document.get("scenario", {}), "name": self.name, "seed": self.seed}
+        return document
 
     def __repr__(self) -> str:
         rows = "".join(f"\n  {name:<9} {what}" for name, what in self._rows())
@@ -128,25 +129,29 @@ class Scenario:
         return f'<b>{escape(self.name)}</b>, seed {self.seed}<table style="color:inherit">{rows}</table>{text}'
 
     def _rows(self) -> list[tuple[str, str]]:
-        it = self.resolved
-        slo = [f"{name} {bound:g} ms" for name, bound in _bounds(it) if bound is not None]
+        it, slo = self.resolved, _slo_line(self.resolved.slo)
+        edits = ", ".join(f"{key} = {shown(value)}" for key, value in self.edits.items())
         return [
             ("workload", workload_summary(it)),
             ("model", it.model.name),
             *(("pool", _pool_line(pool)) for pool in it.pools),
             ("transfer", f"{it.transfer.method}, {it.transfer.dialect}, over {it.network.preset}"),
             ("router", f"{it.router.policy}, {it.router.dispatch} dispatch"),
-            *([("SLO", ", ".join(slo))] if slo else []),
-            *([("edited", ", ".join(f"{key} = {value}" for key, value in self.edits.items()))] if self.edits else []),
+            *([("SLO", slo)] if slo else []),
+            *([("faults", faults_summary(it))] if it.faults else []),
+            *([("edited", edits)] if edits else []),
         ]
 
 
 def _pool_line(pool: Pool) -> str:
-    return f"{pool.name}, {pool.role}: {pool.replicas} x {pool.gpu.name}, TP {pool.tp}, PP {pool.pp}"
+    name = pool.name if pool.name == pool.role else f"{pool.name} ({pool.role})"
+    return f"{name}: {pool.replicas} x {pool.gpu.name}, TP {pool.tp}, PP {pool.pp}"
 
 
-def _bounds(scenario: Resolved) -> list[tuple[str, float | None]]:
-    return [("TTFT", scenario.slo.ttft_ms), ("TPOT", scenario.slo.tpot_ms), ("E2E", scenario.slo.e2e_ms)]
+def _slo_line(slo: Slo) -> str:
+    bounds = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "E2E": slo.e2e_ms}
+    said = [f"{name} {bound:g} ms" for name, bound in bounds.items() if bound is not None]
+    return ", ".join([*said, *(f"class {name}" for name in slo.classes)])
 
 
 def _plain(value: Any, where: str) -> Any:

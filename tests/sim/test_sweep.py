@@ -120,6 +120,19 @@ def test_a_changed_file_is_another_scenario(tmp_path: Path) -> None:
     assert rows == [1, 2]
 
 
+def test_lengths_beside_a_clients_rates_are_part_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "client"
+    folder.mkdir()
+    (folder / "a-trace.csv").write_text("0,8,1,Gamma,1,1\n")
+    lengths = folder / "a-dataset.json"
+    workload = {"trace": {"path": folder / "a-trace.csv", "format": "servegen"}, "requests": 3}
+    moved = []
+    for tokens in (16, 64):
+        lengths.write_text('{"0": {"input_tokens": "{%d: 1}", "output_tokens": "{3: 1}"}}' % tokens)
+        moved += swept([{"workload": workload}], cache=tmp_path / "rows")["bytes_moved"].tolist()
+    assert moved[1] == 4 * moved[0] > 0
+
+
 def test_a_process_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when memory runs out: the row says so, and another process goes on."""
     ended = sim.workers.Worker.ended
@@ -163,7 +176,13 @@ import pdflow
 long = {"workload.requests": 3_000_000, "workload.arrival.rate_rps": 1}
 short = {"workload.requests": 1}
 if sys.argv[2] == "1":
-    threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    import sim.rows
+    simulate = sim.rows.simulate
+    def interrupting(resolved, **options):
+        if resolved.workload.requests > 1:
+            threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return simulate(resolved, **options)
+    sim.rows.simulate = interrupting
 else:
     import sim.workers
     ended = sim.workers.Worker.ended
