@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -128,7 +129,7 @@ def test_lengths_beside_a_clients_rates_are_part_of_it(tmp_path: Path) -> None:
     workload = {"trace": {"path": folder / "a-trace.csv", "format": "servegen"}, "requests": 3}
     moved = []
     for tokens in (16, 64):
-        lengths.write_text('{"0": {"input_tokens": "{%d: 1}", "output_tokens": "{3: 1}"}}' % tokens)
+        lengths.write_text(json.dumps({"0": {"input_tokens": f"{{{tokens}: 1}}", "output_tokens": "{3: 1}"}}))
         moved += swept([{"workload": workload}], cache=tmp_path / "rows")["bytes_moved"].tolist()
     assert moved[1] == 4 * moved[0] > 0
 
