@@ -100,7 +100,9 @@ def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
 @cli.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @_SET
-@click.option("--seeds", type=click.IntRange(2), metavar="N", help="Run each scenario with N seeds: honest intervals.")
+@click.option(
+    "--seeds", type=click.IntRange(2), metavar="N", help="Run each scenario with N seeds: intervals between runs."
+)
 @click.option("--json", "as_json", is_flag=True, help="The figures and differences as one JSON object.")
 def compare(runs: tuple[Path, ...], overrides: tuple[str, ...], seeds: int | None, as_json: bool) -> None:
     """Compare runs with the first of them.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.core_speed import OPEN, of_a_run, with_open_transfers
 from benchmarks.sim_speed import CASES, measured
+from benchmarks.watch_speed import WAYS, took, written
 
 
 def test_the_protocol_alone() -> None:
@@ -21,6 +24,20 @@ def test_a_simulated_case(title: str) -> None:
     figures = measured([*CASES[title], "workload.requests=20"])
     assert figures["requests"] == 20
     assert figures["turns"] > 20
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_is_watched(way: str) -> None:
+    spent, world = took(20, way)
+    assert spent > 0
+    assert world.ended == 20
+    assert (world.recorder is not None) == (way == "recorded")
+
+
+def test_a_timeline_that_is_written(tmp_path: Path) -> None:
+    said = written(20, tmp_path)
+    assert said["events"] > 20 * 10
+    assert (tmp_path / "timeline.json.gz").stat().st_size > 0
 
 
 @pytest.mark.nightly
