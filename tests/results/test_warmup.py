@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from pdflow.results.metrics import measure
-from pdflow.results.read import UnreadableRunError, read_run
+from pdflow.results.read import UnreadableRunError, read_runs
 from pdflow.results.records import Records
 from pdflow.results.result import Result
 from pdflow.results.steps import Steps
@@ -72,10 +72,10 @@ def test_the_report_and_the_file_say_it(result: Result, tmp_path: Path) -> None:
 
 def test_a_comparison_leaves_them_out_too(result: Result, tmp_path: Path) -> None:
     warm(result, 100).save(tmp_path / "some")
-    assert len(read_run(tmp_path / "some").records) == 4
+    assert len(read_runs(tmp_path / "some").records) == 4
     warm(result, 10_000).save(tmp_path / "none")
     with pytest.raises(UnreadableRunError, match="warm-up"):
-        read_run(tmp_path / "none")
+        read_runs(tmp_path / "none")
 
 
 def test_a_row_of_steps_is_cut_where_the_instant_falls() -> None:
