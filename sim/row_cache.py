@@ -23,7 +23,7 @@ from pdflow.version import version
 
 def key_of(scenario: Scenario, seed: int) -> str:
     """The hash that a row has."""
-    document = with_paths(scenario.draft.document, lambda path: _content(scenario.folder / path))
+    document = with_paths(scenario.document(), lambda path: _content(scenario.folder / path))
     # Its name changes no figure.
     document["scenario"] = {**document.get("scenario", {}), "name": "", "seed": seed}
     trace = scenario.resolved.workload.trace

@@ -36,12 +36,11 @@ class Scenario:
     """A sound scenario. Nothing changes it; `with_` makes another. Equal ones say the same of the same files.
 
     Attributes:
-        draft: what was written, and where.
-        resolved: what that comes to, presets and defaults filled in.
+        resolved: what it comes to, presets and defaults filled in.
         edits: what `with_` changed since it was loaded, by dotted key.
     """
 
-    draft: Draft
+    _draft: Draft
     resolved: Resolved
     edits: Mapping[str, Any]
 
@@ -72,17 +71,17 @@ class Scenario:
         As in `scenario.with_({"transfer.method": "nixl-pull"})`, or of a whole table, `scenario.with_(slo={})`. All
         edits are made before any is checked. Raises ScenarioError.
         """
-        return self._of(self.draft, {**edits, **more}, self.edits)
+        return self._of(self._draft, {**edits, **more}, self.edits)
 
     def document(self) -> dict[str, Any]:
         """Its tables, as `from_dict` takes them; a copy. Paths are relative to `folder`."""
-        return with_paths(self.draft.document, lambda path: path)
+        return with_paths(self._draft.document, lambda path: path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a TOML file that loads as an equal scenario: comments are gone, and paths start at the new folder."""
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        document = with_paths(self.draft.document, lambda old: self._seen_from(file.parent, old))
+        document = with_paths(self._draft.document, lambda old: self._seen_from(file.parent, old))
         document = {"scenario": {"name": self.name, **document.pop("scenario", {})}, **document}
         file.write_text(toml_text(document), encoding="utf-8")
 
@@ -111,7 +110,7 @@ class Scenario:
         return hash((self.name, self.seed))
 
     def _said(self) -> dict[str, Any]:
-        document = with_paths(self.draft.document, lambda path: os.path.abspath(self.folder / path))
+        document = with_paths(self._draft.document, lambda path: os.path.abspath(self.folder / path))
         document["scenario"] = {**document.get("scenario", {}), "name": self.name, "seed": self.seed}
         return document
 
@@ -125,7 +124,7 @@ class Scenario:
             f'<td style="text-align:left">{escape(what)}</td></tr>'
             for name, what in self._rows()
         )
-        text = f"<details><summary>as TOML</summary><pre>{escape(toml_text(self.draft.document))}</pre></details>"
+        text = f"<details><summary>as TOML</summary><pre>{escape(toml_text(self._draft.document))}</pre></details>"
         return f'<b>{escape(self.name)}</b>, seed {self.seed}<table style="color:inherit">{rows}</table>{text}'
 
     def _rows(self) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,6 +12,8 @@ import pdflow
 from pdflow.results.frame import requests_frame
 from pdflow.results.records import STAGES, Records
 from pdflow.results.result import Result
+
+REFERENCE = Path(__file__).resolve().parents[2] / "examples/reference.toml"
 
 
 def test_a_row_per_request(result: Result) -> None:
@@ -27,7 +30,7 @@ def test_a_row_per_request(result: Result) -> None:
 
 
 def test_its_figures_are_those_of_the_summary() -> None:
-    result = pdflow.simulate("examples/reference.toml", overrides={"workload.requests": 300, "workload.warmup_s": 5})
+    result = pdflow.simulate(REFERENCE, overrides={"workload.requests": 300, "workload.warmup_s": 5})
     frame, summary = result.requests, result.summary
     counted = frame[~frame.warmup]
     assert 0 < len(counted) == summary["requests"] < 300
@@ -66,6 +69,6 @@ def test_a_missing_extra_is_one_sentence(module: str, result: Result, monkeypatc
         _ = result.requests if module == "pandas" else result.plot_ttft()
     if module == "pandas":
         with pytest.raises(pdflow.MissingBackendError, match="pandas is not installed"):
-            pdflow.sweep("examples/reference.toml", {})
+            pdflow.sweep(REFERENCE, {})
     assert "TTFT" in repr(result)
     assert "TTFT" in result._repr_html_()

@@ -77,7 +77,7 @@ def test_values_of_numpy_are_values() -> None:
     edits["workload.input_tokens"] = {"dist": "empirical", "tokens": np.array([10, 20])}
     scenario = Scenario.load(REFERENCE, edits)
     assert scenario.resolved.pool("decode").replicas == 3
-    assert "ttft_ms = 250.0" in toml_text(scenario.draft.document)
+    assert "ttft_ms = 250.0" in toml_text(scenario.document())
     with pytest.raises(TypeError, match=r"slo.ttft_ms is <object .* cannot hold"):
         scenario.with_({"slo.ttft_ms": object()})
 

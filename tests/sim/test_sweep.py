@@ -65,6 +65,11 @@ def test_a_row_has_its_point_its_seed_and_its_figures() -> None:
     assert row["gpus_decode"] == 2
 
 
+def test_no_points_are_no_rows() -> None:
+    frame = swept([], jobs=2)
+    assert (len(frame), list(frame.columns)) == (0, ["seed", "error"])
+
+
 def test_processes_change_nothing_but_the_time(tmp_path: Path) -> None:
     points = [*points_of(GRID), {"workload.arrival.rate_rps": 500}, {"transfer.method": "x"}]
     alone, together = swept(points), swept(points, jobs=3)
