@@ -7,6 +7,7 @@ with which the simulated run comes nearest to it: queueing, batching and preempt
 from __future__ import annotations
 
 import csv
+import functools
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp, inf, isfinite, log
@@ -114,46 +115,49 @@ def _positive(text: str | None, place: str, column: str, problems: list[Problem]
     return value
 
 
-def calibrate(
-    scenario: Scenario, pool: Pool, seen: Sequence[Seen], told: Callable[[int, float], None] = lambda runs, miss: None
-) -> Calibration:
-    """The factors for a pool's cost. `told(runs so far, best miss so far)` after each simulated run.
-
-    A coarse look everywhere, then a pattern search: each factor in turn a step up and a step down, steps halved when
-    nothing gains. What is made small is the mean of |log(simulated / measured)|: a few wild requests do not decide it.
-    """
+def calibrate(scenario: Scenario, pool: Pool, seen: Sequence[Seen]) -> Calibration:
+    """The factors for a pool's cost, by the mean of |log(simulated / measured)|, which a few wild requests don't decide."""
     base = step_cost(scenario.model, pool, scenario.base_dir)
-    tried: dict[Factors, tuple[float, Misses]] = {}
+    tried: dict[Factors, Misses] = {}
 
     def miss(factors: Factors) -> float:
-        if factors not in tried:
-            tried[factors] = _miss(scenario, {pool.name: scaled(base, factors)}, seen)
-            told(len(tried), min(value for value, _ in tried.values()))
-        return tried[factors][0]
+        far, tried[factors] = _miss(scenario, {pool.name: scaled(base, factors)}, seen)
+        return far
 
-    miss(Factors())
-    best = min(STARTS, key=miss)
-    for halving in range(HALVINGS):
-        gained = True
-        while gained:
-            gained = False
-            for other in _around(best, base, 0.5**halving):
-                if miss(other) < miss(best):
-                    best, gained = other, True
+    best = nearest(miss, base.h0)
     cost = attrs.evolve(
         scaled(base, best),
         provenance=f"calibrated on {len(seen)} requests: {best}; of {base.provenance}",
         rel_error=REL_ERROR,
     )
-    return Calibration(best, cost, tried[Factors()][1], tried[best][1], len(tried))
+    return Calibration(best, cost, tried[Factors()], tried[best], len(tried))
 
 
-def _around(factors: Factors, cost: StepCost, share: float) -> Iterator[Factors]:
+def nearest(miss: Callable[[Factors], float], h0: int) -> Factors:
+    """The factors with the least miss, for a cost with that h0; each is asked for once.
+
+    A coarse look everywhere, then a pattern search: each factor in turn a step up and a step down, steps halved when
+    nothing gains.
+    """
+    asked = functools.cache(miss)
+    asked(Factors())
+    best = min(STARTS, key=asked)
+    for halving in range(HALVINGS):
+        gained = True
+        while gained:
+            gained = False
+            for other in _around(best, h0, 0.5**halving):
+                if asked(other) < asked(best):
+                    best, gained = other, True
+    return best
+
+
+def _around(factors: Factors, h0: int, share: float) -> Iterator[Factors]:
     linear, attention, host = (step * share for step in FIRST_STEP)
     for sign in (1, -1):
         yield attrs.evolve(factors, linear=factors.linear * exp(sign * linear))
         yield attrs.evolve(factors, attention=factors.attention * exp(sign * attention))
-        yield attrs.evolve(factors, host_ps=max(-cost.h0, factors.host_ps + sign * round(host)))
+        yield attrs.evolve(factors, host_ps=max(-h0, factors.host_ps + sign * round(host)))
 
 
 def _miss(scenario: Scenario, costs: Mapping[str, StepCost], seen: Sequence[Seen]) -> tuple[float, Misses]:

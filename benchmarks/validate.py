@@ -1,0 +1,148 @@
+"""Holds the simulator against published measurements: python benchmarks/validate.py [../shared/data]
+
+Writes docs/validation.md and benchmarks/results/validation_rows.csv. The measurements themselves are not in this
+repository: where the folder is missing this says so and writes nothing. Takes some minutes on two cores. `--only PART`
+prints one part and writes nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what is installed comes first, and may be compiled
+from benchmarks.validation import directions, disagg, requests, rows
+from benchmarks.validation.common import Claim, Found, table
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/validation.md"
+ROWS = ROOT / "benchmarks/results/validation_rows.csv"
+PEERS = ROOT / "benchmarks/results/peers.md"
+PARTS: dict[str, Callable[[Path], Any]] = {
+    "requests": requests.report,
+    "rows": rows.report,
+    "disagg": disagg.report,
+    "directions": directions.report,
+}
+
+INTRODUCTION = """\
+# How right is it?
+
+Written by `python benchmarks/validate.py`; nothing below is typed in by hand but the sentences. It replays published
+measurements of real systems and says how far pdflow is from them. The measurements are other people's and not part of
+this repository; their sources are named with each section.
+
+An error is a median of |simulated / measured - 1|; in brackets the median signed one, so that -10 % means "simulated
+too fast". *Presets alone* is what a user gets without measuring anything: data sheets with the presets' factors. The
+factors of the two RTX cards come from two of the runs of section 1, as their presets say, so there they are no test of
+a card that nobody has run; those of H100, H200 and B200 come from kernel tables and have never seen a row of sections 2
+and 3. *Calibrated* is `pdflow calibrate`: three factors from 10 requests or rows, chosen before the fit by their
+position; errors are of the others.
+"""
+
+PLAINLY = """\
+## Where it is wrong
+
+- **TTFT of a single request at low load** cannot be had to 5 %: it depends on which step an arrival catches
+  (section 1). Its mean over many requests can.
+- **One set of factors for all tensor-parallel sizes of a GPU** leaves more than 5 % (section 2). Calibrate the very
+  engine that is planned for.
+- **Llama-3.1-8B fp8 on H200** is measured much faster than the presets say, and the factor that makes up for it would
+  have linear layers run at more than the data sheet's rate. The rows are left in, unexplained.
+- **Near prefill capacity** a few per cent of service time become a factor in TTFT. Rows there are on the right side,
+  and off by a factor (sections 2 and 3).
+- **TTFT of disaggregated systems** is a band, because the published rows leave out how clients start and what stands
+  in front of the engines. A band that wide is no prediction.
+- **How many seats and KV tokens an engine has** decides more than anything else: paste `kv_tokens` from vLLM's log.
+- Nothing here is about the time of one transfer: no source publishes it per request.
+"""
+
+
+def claims(found: Sequence[Claim]) -> Iterator[str]:
+    """What was asked for, and whether it holds."""
+    yield "## In short"
+    yield ""
+    lines = [
+        (
+            claim.what,
+            claim.metric,
+            f"{claim.error:.1%}".replace("%", " %"),
+            f"{claim.most:.0%}".replace("%", " %"),
+            "yes" if claim.holds else "**no**",
+        )
+        for claim in found
+    ]
+    yield from table(["what", "metric", "error", "at most", "holds"], lines)
+    yield f"{sum(claim.holds for claim in found)} of {len(found)} hold."
+    yield ""
+
+
+def page(parts: dict[str, Found]) -> str:
+    """The whole document."""
+    lines = [INTRODUCTION, *claims([claim for found in parts.values() for claim in found.summary]), PLAINLY]
+    for number, (title, part) in enumerate(
+        (
+            ("Real vLLM, request by request", "requests"),
+            ("Aggregated vLLM on H100 and H200", "rows"),
+            ("Prefill and decode apart", "disagg"),
+            ("Push against pull", "directions"),
+        ),
+        1,
+    ):
+        module = {"requests": requests, "rows": rows, "disagg": disagg, "directions": directions}[part]
+        lines += [f"## {number}. {title}", "", str(module.__doc__).strip(), "", *parts[part].lines]
+    if PEERS.exists():
+        lines += ["## 5. Beside a peer", "", PEERS.read_text(encoding="utf-8").strip(), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def rows_csv(everything: Sequence[tuple[rows.Row, rows.Answer, rows.Answer]]) -> str:
+    """Section 2 row by row."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["id", "ttft_ms", "tpot_ms", "presets_ttft_ms", "presets_tpot_ms", "fitted_ttft_ms", "fitted_tpot_ms", "past"]
+    )
+    for row, preset, fitted in everything:
+        figures = (row.ttft_ms, row.tpot_ms, preset.ttft_ms, preset.tpot_ms, fitted.ttft_ms, fitted.tpot_ms)
+        writer.writerow([row.id, *(f"{value:.2f}" for value in figures), int(preset.past)])
+    return out.getvalue()
+
+
+def _part(name: str, folder: Path) -> Any:
+    return PARTS[name](folder)
+
+
+def main(arguments: Sequence[str]) -> int:
+    only = arguments[1] if arguments[:1] == ["--only"] else None
+    given = list(arguments[2 if only else 0 :])
+    folder = (Path(given[0]) if given else ROOT.parent / "shared/data") / "published"
+    if not folder.is_dir():
+        print(f"{folder} is not there: nothing to hold anything against")
+        return 0
+    if only is not None:
+        found = _part(only, folder)
+        print("\n".join((found[0] if isinstance(found, tuple) else found).lines))
+        return 0
+    with ProcessPoolExecutor(min(len(PARTS), os.cpu_count() or 1)) as pool:
+        # The longest first.
+        order = ("disagg", "rows", "directions", "requests")
+        running = {name: pool.submit(_part, name, folder) for name in order}
+        parts = {name: running[name].result() for name in PARTS}
+    parts["rows"], everything = parts["rows"]
+    text = page(parts)
+    PAGE.write_text(text, encoding="utf-8")
+    ROWS.parent.mkdir(exist_ok=True)
+    ROWS.write_text(rows_csv(everything), encoding="utf-8")
+    print(f"{PAGE} and {ROWS} written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,58 @@
+"""docs/validation.md is what benchmarks/validate.py says, where the measurements are at hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fit_costs import DATA
+from benchmarks.validate import PAGE
+from benchmarks.validation import disagg, requests, rows
+from benchmarks.validation.common import said
+
+PUBLISHED = DATA / "published"
+measured = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the measurements are not ours to commit, and not here")
+
+
+@pytest.mark.slow
+@measured
+def test_single_requests_come_out_as_the_page_says() -> None:
+    found = requests.report(PUBLISHED)
+    page = PAGE.read_text(encoding="utf-8")
+    for line in found.lines:
+        assert line in page
+
+
+@measured
+def test_what_is_fitted_on_is_never_reported() -> None:
+    for group, of_group in rows.rows_of(PUBLISHED).items():
+        fitted = rows.chosen(of_group)
+        assert len({row.id for row in fitted}) == rows.FITTED, group
+    real = requests.measured(PUBLISHED, requests.PRO)
+    assert len(real) == 300
+    assert all(earlier.arrival_s <= later.arrival_s for earlier, later in pairwise(real))
+
+
+@measured
+def test_rows_state_what_their_scenario_says() -> None:
+    for of_group in rows.rows_of(PUBLISHED).values():
+        assert f"concurrency = {of_group[0].clients}" in of_group[0].text(rows.Setup())
+    found = disagg.rows_of(PUBLISHED)
+    assert {row.kind for row in found} == {"DeepSeek-R1", "Qwen3-32B"}
+    assert all(row.prefill.replicas and row.decode.replicas for row in found)
+
+
+def test_errors_in_words() -> None:
+    assert said([0.1, -0.3, 0.2]) == "20.0 % (+10.0 %)"
+    assert said([]) == "–"
+
+
+def test_without_measurements_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.validate import main
+
+    before = PAGE.read_bytes() if PAGE.exists() else b""
+    assert main([str(tmp_path)]) == 0
+    assert "is not there" in capsys.readouterr().out
+    assert (PAGE.read_bytes() if PAGE.exists() else b"") == before
