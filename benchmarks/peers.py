@@ -148,7 +148,8 @@ def both(case: Case, dynamo: str | None) -> tuple[dict[str, Run], dict[str, Any]
 def at_length(case: Case, dynamo: str | None, say: Say) -> dict[str, Any]:
     """A case in both, as figures side by side."""
     runs, found = both(case, dynamo)
-    say(", ".join(f"{who} {run.version}" for who, run in runs.items()) + "\n")
+    say(", ".join(f"{who} {run.version}" for who, run in runs.items()))
+    say("")
     say(title(case))
     say(f"{'':20}" + "".join(f"{name:>12}" for name in ("mean", "p50", "p90", "p99")))
     for name in ("TTFT ms", "TPOT ms", "ITL ms", "E2E ms"):
@@ -226,14 +227,10 @@ def speed(case: Case, sizes: Sequence[int], dynamo: str | None, repeat: int, say
     say(f"{'':8}{'requests':>10}{'CPU s':>10}{'per CPU s':>12}{'without start':>16}{'peak MB':>10}")
     for size in sizes:
         for who, run in simulated(attrs.evolve(case, requests=size), dynamo, False, repeat).items():
-            alone = max(run.cpu_s - start[who].cpu_s, 1e-9)
-            found.setdefault(who, []).append(
-                {"requests": size, "cpu_s": run.cpu_s, "start_s": start[who].cpu_s, "peak_bytes": run.peak_bytes}
-            )
-            say(
-                f"{who:8}{size:10,}{run.cpu_s:10.3f}{size / run.cpu_s:12,.0f}{size / alone:16,.0f}"
-                f"{run.peak_bytes / 1e6:10.0f}"
-            )
+            whole, alone = size / run.cpu_s, size / max(run.cpu_s - start[who].cpu_s, 1e-9)
+            row = {"requests": size, "cpu_s": run.cpu_s, "per_cpu_s": whole, "without_start": alone}
+            found.setdefault(who, []).append(row | {"peak_bytes": run.peak_bytes})
+            say(f"{who:8}{size:10,}{run.cpu_s:10.3f}{whole:12,.0f}{alone:16,.0f}{run.peak_bytes / 1e6:10.0f}")
     return found
 
 
@@ -263,10 +260,10 @@ def reading(found: dict[str, Any]) -> list[str]:
     ]
     timed = found.get("speed", {"pdflow": [], "Dynamo": []})
     for mine, other in zip(timed["pdflow"], timed["Dynamo"], strict=True):
-        each = [row["requests"] / row["cpu_s"] for row in (mine, other)]
         said.append(
-            f"Speed at {mine['requests']:,} requests, whole processes: pdflow {quiet['pdflow']['version']} "
-            f"{each[0]:,.0f} requests per CPU second, Dynamo {each[1]:,.0f}."
+            f"Speed at {mine['requests']:,} requests: pdflow {quiet['pdflow']['version']} {mine['per_cpu_s']:,.0f} "
+            f"requests per CPU second of the whole process, Dynamo {other['per_cpu_s']:,.0f}; without what starting "
+            f"takes, {mine['without_start']:,.0f} and {other['without_start']:,.0f}."
         )
     return said
 
@@ -292,7 +289,7 @@ def everything(given: argparse.Namespace, say: Say) -> dict[str, Any]:
     if given.speed:
         say("")
         found["speed"] = speed(quiet, given.speed, dynamo, given.repeat, say)
-    say(f"\n{NOTES}")
+    say("\n" + NOTES)
     if not why_not:
         found["reading"] = reading(found)
         for sentence in found["reading"]:
@@ -301,11 +298,13 @@ def everything(given: argparse.Namespace, say: Say) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any], lines: Sequence[str]) -> str:
-    """The result as a part of a page: what it says, then the tables."""
+    """The result as a section of a page, without its heading: what it says, then the tables."""
     said = [textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") for text in found["reading"]]
     tables = "\n".join(lines).split("\n\n- ")[0]
-    command = "python benchmarks/peers.py --dynamo DIR/bin/python --markdown benchmarks/results/peers.md"
-    opening = f"# Beside a peer: Dynamo's replay\n\nWritten by `{command}`.\n\n"
+    opening = (
+        "The same traffic in pdflow and in the offline replay of NVIDIA's Dynamo, written by\n"
+        "`python benchmarks/peers.py --dynamo DIR/bin/python --markdown benchmarks/results/peers.md`.\n\n"
+    )
     return opening + "\n".join(said) + f"\n\n```text\n{tables}\n```\n"
 
 
@@ -321,9 +320,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines: list[str] = []
 
     def say(line: str) -> None:
-        lines.append(line)
+        lines.append(line.rstrip())
         if not given.json:
-            print(line, flush=True)
+            print(lines[-1], flush=True)
 
     found = everything(given, say)
     if given.json:
