@@ -12,7 +12,8 @@ head of the queue, nothing is admitted in that step, and later it computes its p
 
 With a pool that remembers prefixes, a prompt is computed from where it differs from those before it; its last token is
 always computed. As vLLM does, prefix blocks are remembered as soon as a step is to compute them, so that prompts of one
-step find each other; those that are transferred, once they are here.
+step find each other; those that are transferred, once they are here. Of an answer, where its blocks have names, what
+decoding has filled is remembered when it is whole.
 """
 
 from __future__ import annotations
@@ -174,6 +175,8 @@ class Scheduler:
                 seq.token_runs.append((seq.run_start, last_step))
                 seq.phase = _GONE
                 del self._running[seq]
+                if seq.prefix:
+                    grown = self._remember_answer(seq, grown)
                 if grown:
                     pool.shrink(grown)
                 if seq.allocation is not None:
@@ -432,6 +435,17 @@ class Scheduler:
         if self._cache is not None and seq.allocation is not None:
             count = (seq.computed + new) // self._span_tokens
             self._cache.remember(seq.allocation, min(count, len(seq.prefix)))
+
+    def _remember_answer(self, seq: Sequence, grown: int) -> int:
+        """Others may share what was generated, where it has names. Returns how many blocks are `grown` still."""
+        span_tokens = self._span_tokens
+        if self._cache is None or seq.allocation is None or len(seq.prefix) * span_tokens <= seq.target:
+            return grown
+        # The KV of the last token was never computed.
+        tokens = seq.prompt_tokens + seq.output_tokens - 1
+        seq.allocation = self._cache.named(seq.allocation, grown)
+        self._cache.remember(seq.allocation, min(tokens // span_tokens, len(seq.prefix)))
+        return 0
 
     def _part(self, left: int, budget: int, others: bool) -> int:
         """How many of `left` tokens, more than the budget, this step computes. A whole prompt may exceed it alone."""

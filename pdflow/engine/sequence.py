@@ -79,7 +79,8 @@ class Sequence(msgspec.Struct, eq=False):
     remote_tokens: int = 0
     """With `remote_kv`: the prompt's tokens whose KV is transferred, which admission takes blocks for. 0: all."""
     prefix: tuple[int, ...] = ()
-    """Names of the prompt's full prefix blocks, for a pool that remembers them; each stands for all before it, too."""
+    """Names of the prompt's full prefix blocks, for a pool that remembers them; each stands for all before it, too.
+    They may go on with those of blocks that the answer fills."""
 
     phase: Phase = Phase.NEW
     allocation: Allocation | None = None

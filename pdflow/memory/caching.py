@@ -130,6 +130,18 @@ class CachingPool(PagedPool):
             chain.append(block)
             at += self.span
 
+    def named(self, allocation: Allocation, grown: int) -> Allocation:
+        """The same allocation with `grown` more blocks, which were grown for it and get names now: an answer's, to be
+        remembered as what follows the prompt."""
+        self.shrink(grown)
+        # These were free of memories when they were grown: nothing is forgotten for them now.
+        more = super().allocate(grown)
+        assert more is not None
+        del self._held[more.generation]
+        longer = Allocation(allocation.generation, allocation.blocks + more.blocks)
+        self._held[allocation.generation] = longer
+        return longer
+
     def table(self, allocation: Allocation) -> tuple[int, ...]:
         """All blocks of a prompt in order, the shared ones first. O(blocks)."""
         holding = self._holdings.get(allocation.generation)

@@ -113,6 +113,18 @@ class PoolAgainstModel(RuleBasedStateMachine):
             assert self.pool.quarantined == len(prompt.blocks)
         self.let_go(prompt)
 
+    @rule(target=prompts, prompt=consumes(prompts), count=st.integers(0, 5))
+    def name_what_it_has_grown(self, prompt: Allocation, count: int) -> Allocation:
+        count = min(count, self.grown)
+        longer = self.pool.named(prompt, count)
+        self.grown -= count
+        self.own[prompt.generation] += count
+        assert longer.generation == prompt.generation
+        assert longer.blocks[: len(prompt.blocks)] == prompt.blocks
+        assert len(longer.blocks) == len(prompt.blocks) + count
+        self.content.update(dict.fromkeys(longer.blocks[len(prompt.blocks) :], (prompt.generation, "grown")))
+        return longer
+
     @rule(target=others, count=st.integers(0, 12))
     def allocate(self, count: int) -> object:
         got = self.pool.allocate(count)
@@ -182,6 +194,21 @@ def test_what_is_held_is_never_forgotten() -> None:
     assert pool.allocate(1) is None
     assert pool.find((1, 2), 2) == 1
     assert pool.owner_of(prompt.blocks[0]) == other.generation
+
+
+def test_what_follows_a_prompt_is_found_in_its_own_blocks_and_in_those_that_were_grown() -> None:
+    pool = CachingPool(6, 2)
+    prompt = pool.share((1, 2), 0, 3)
+    assert prompt is not None
+    pool.remember(prompt, 1)
+    assert pool.grow(2)
+    longer = pool.named(prompt, 2)
+    pool.remember(longer, 2)
+    pool.release(longer)
+    assert (pool.free, pool.idle, pool.grown) == (6, 4, 0)
+    other = pool.share((1, 2), 2, 0)
+    assert other is not None
+    assert pool.table(other) == longer.blocks[:4]
 
 
 def test_two_that_compute_the_same_keep_their_own() -> None:
