@@ -208,6 +208,7 @@ class GpuSpec:
     allreduce_bytes_per_s: float = attrs.field(default=20e9, validator=_RATE)
     """Effective rate of `roofline`'s all-reduce formula, not a link's speed."""
     allreduce_latency_s: float = attrs.field(default=50e-6, validator=_HOST_S)
+    """Of a small all-reduce between two GPUs; among more of them log2(tp) times as long."""
     host_step_s: float = attrs.field(default=1e-3, validator=_HOST_S)
     """Time per step in which the GPU waits for the engine's host code."""
     host_seq_s: float = attrs.field(default=10e-6, validator=_HOST_S)

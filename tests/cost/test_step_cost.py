@@ -132,6 +132,13 @@ def test_replicated_heads_are_read_on_every_rank() -> None:
     assert per_rank[1] == per_rank[2] == per_rank[3]
 
 
+def test_a_small_all_reduce_takes_longer_among_more_ranks_by_the_logarithm() -> None:
+    curves = [roofline(LLAMA_70B, H100, tp=tp).linear for tp in (1, 2, 4, 8)]
+    fixed = [curve.allreduce_ps for curve in curves if isinstance(curve, LinearTime)]
+    of_two = 2 * LLAMA_70B.num_layers * round(H100.allreduce_latency_s * 1e12)
+    assert fixed == [0, of_two, 2 * of_two, 3 * of_two]
+
+
 def test_8_bit_products_need_a_gpu_that_has_them() -> None:
     fp8 = attrs.evolve(LLAMA_8B, activation_dtype="fp8")
     assert slope(roofline(fp8, H100)) == pytest.approx(slope(roofline(LLAMA_8B, H100)) * 989 / 1979, rel=1e-6)
