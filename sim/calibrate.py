@@ -6,11 +6,9 @@ with which the simulated run comes nearest to it: queueing, batching and preempt
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import exp, inf, isfinite, log
+from math import exp, inf, log
 from pathlib import Path
 from statistics import fmean, median
 
@@ -23,7 +21,8 @@ from pdflow.scenario.cost_file import CostFile, Engine, MadeFrom, cost_file, wri
 from pdflow.scenario.costs import step_cost
 from pdflow.scenario.schema import Pool, Scenario
 from pdflow.workload.build import requests
-from sim.build import Builder
+from sim.run import Options, prepare
+from sim.seen import Seen, read_seen
 from sim.world import World
 
 REL_ERROR = {
@@ -37,16 +36,8 @@ STARTS = [Factors(linear=exp(tenths / 10), attention=exp(half / 2)) for tenths i
 FIRST_STEP = (0.05, 0.25, 5e8)
 """How far it goes first: in the logarithm of `linear` and of `attention`, in picoseconds of host time."""
 HALVINGS = 6
-TTFT, TPOT = "ttft_ms", "tpot_ms"
-
-
-@attrs.frozen
-class Seen:
-    """What one request of the workload took, counted from 0 by arrival. What is None was not seen."""
-
-    request: int
-    ttft_ms: float | None
-    tpot_ms: float | None
+FARTHEST = 4.0
+"""A factor beyond it, or below its inverse, is no correction any more."""
 
 
 @attrs.frozen
@@ -68,55 +59,8 @@ class Calibration:
     runs: int
 
 
-def read_seen(path: Path, most: int) -> list[Seen]:
-    """A CSV file with the columns request, ttft_ms and tpot_ms, of which one of the last two may be absent or empty.
-
-    `most`: requests of the workload. Raises ScenarioError with every bad line.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as cause:
-        raise ScenarioError([Problem(str(path), "", f"cannot be read: {cause}")]) from cause
-    rows = csv.DictReader(io.StringIO(text))
-    columns = set(rows.fieldnames or ())
-    if "request" not in columns or not columns & {TTFT, TPOT}:
-        raise ScenarioError(
-            [Problem(f"{path}:1", "", f"expected the columns request, {TTFT} and {TPOT}, or one of the two")]
-        )
-    problems: list[Problem] = []
-    seen: dict[int, Seen] = {}
-    for row in rows:
-        place = f"{path}:{rows.line_num}"
-        number = str(row["request"] or "").strip()
-        if not number.isdecimal() or int(number) >= most:
-            problems.append(Problem(place, "request", f"{number!r}, expected a number below {most}"))
-            continue
-        if int(number) in seen:
-            problems.append(Problem(place, "request", f"{number} stands here for the second time"))
-        values = [_positive(row.get(column), place, column, problems) for column in (TTFT, TPOT)]
-        seen[int(number)] = Seen(int(number), *values)
-    if not seen and not problems:
-        problems.append(Problem(str(path), "", "has no requests"))
-    if problems:
-        raise ScenarioError(problems)
-    return list(seen.values())
-
-
-def _positive(text: str | None, place: str, column: str, problems: list[Problem]) -> float | None:
-    if text is None or not text.strip():
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = inf
-    if not (isfinite(value) and value > 0):
-        problems.append(Problem(place, column, f"{text!r}, expected milliseconds above 0"))
-        return None
-    return value
-
-
 def calibrate(scenario: Scenario, pool: Pool, seen: Sequence[Seen]) -> Calibration:
-    """The factors for a pool's cost, by the mean of |log(simulated / measured)|, which a few wild requests don't decide."""
+    """The factors for a pool's cost, by the mean of |log(simulated / measured)|: a few wild requests count little."""
     base = step_cost(scenario.model, pool, scenario.base_dir)
     tried: dict[Factors, Misses] = {}
 
@@ -155,17 +99,21 @@ def nearest(miss: Callable[[Factors], float], h0: int) -> Factors:
 def _around(factors: Factors, h0: int, share: float) -> Iterator[Factors]:
     linear, attention, host = (step * share for step in FIRST_STEP)
     for sign in (1, -1):
-        yield attrs.evolve(factors, linear=factors.linear * exp(sign * linear))
-        yield attrs.evolve(factors, attention=factors.attention * exp(sign * attention))
+        yield attrs.evolve(factors, linear=_bounded(factors.linear * exp(sign * linear)))
+        yield attrs.evolve(factors, attention=_bounded(factors.attention * exp(sign * attention)))
         yield attrs.evolve(factors, host_ps=max(-h0, factors.host_ps + sign * round(host)))
+
+
+def _bounded(factor: float) -> float:
+    return min(max(factor, 1 / FARTHEST), FARTHEST)
 
 
 def _miss(scenario: Scenario, costs: Mapping[str, StepCost], seen: Sequence[Seen]) -> tuple[float, Misses]:
     world = ran(scenario, costs)
-    ratios: dict[str, list[float]] = {TTFT: [], TPOT: []}
+    ratios: dict[str, list[float]] = {"TTFT": [], "TPOT": []}
     for one in seen:
         ttft_ms, tpot_ms = latencies_ms(world, one.request)
-        for name, simulated, measured in ((TTFT, ttft_ms, one.ttft_ms), (TPOT, tpot_ms, one.tpot_ms)):
+        for name, simulated, measured in (("TTFT", ttft_ms, one.ttft_ms), ("TPOT", tpot_ms, one.tpot_ms)):
             if simulated is not None and measured is not None:
                 ratios[name].append(simulated / measured)
     misses = [median(abs(ratio - 1) for ratio in found) if found else None for found in ratios.values()]
@@ -175,8 +123,7 @@ def _miss(scenario: Scenario, costs: Mapping[str, StepCost], seen: Sequence[Seen
 
 def ran(scenario: Scenario, costs: Mapping[str, StepCost]) -> World:
     """The world after the scenario's run, with costs instead of those of the pools so named."""
-    world = Builder(scenario, costs=costs).build()
-    world.open(requests(scenario.workload, scenario.seed, scenario.base_dir))
+    world, _ = prepare(scenario, Options(), [], costs)
     world.env.turn()
     return world
 

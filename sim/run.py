@@ -149,9 +149,17 @@ def _silence_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def prepare(scenario: Scenario, options: Options, observers: list[Observer]) -> tuple[World, Oracle | None]:
-    """A world with its workload at the door, and the oracle that watches it, if one was asked for."""
-    builder = Builder(scenario, options.exact, Recorder() if options.timeline or options.html else None)
+def prepare(
+    scenario: Scenario,
+    options: Options,
+    observers: list[Observer],
+    costs: Mapping[str, StepCost] | None = None,
+) -> tuple[World, Oracle | None]:
+    """A world with its workload at the door, and the oracle that watches it, if one was asked for.
+
+    `costs` are step times instead of those of the pools so named.
+    """
+    builder = Builder(scenario, options.exact, Recorder() if options.timeline or options.html else None, costs)
     world = builder.build()
     oracle = None
     if options.check_invariants:

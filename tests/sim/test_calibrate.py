@@ -14,7 +14,8 @@ from pdflow.cost.scale import Factors, scaled
 from pdflow.errors import ScenarioError
 from pdflow.scenario import load
 from pdflow.scenario.costs import step_cost
-from sim.calibrate import Seen, calibrate, latencies_ms, ran, read_seen
+from sim.calibrate import calibrate, latencies_ms, ran
+from sim.seen import Seen, read_seen
 
 ALONE = Path(__file__).with_name("alone.toml")
 TRAFFIC = {

@@ -1,0 +1,70 @@
+"""What some requests took on a real engine, read from a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from math import inf, isfinite
+from pathlib import Path
+
+import attrs
+
+from pdflow.errors import Problem, ScenarioError
+
+TTFT, TPOT = "ttft_ms", "tpot_ms"
+
+
+@attrs.frozen
+class Seen:
+    """What one request of the workload took, counted from 0 by arrival. What is None was not seen."""
+
+    request: int
+    ttft_ms: float | None
+    tpot_ms: float | None
+
+
+def read_seen(path: Path, most: int) -> list[Seen]:
+    """A CSV file with the columns request, ttft_ms and tpot_ms, of which one of the last two may be absent or empty.
+
+    `most`: requests of the workload. Raises ScenarioError with every bad line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as cause:
+        raise ScenarioError([Problem(str(path), "", f"cannot be read: {cause}")]) from cause
+    rows = csv.DictReader(io.StringIO(text))
+    columns = set(rows.fieldnames or ())
+    if "request" not in columns or not columns & {TTFT, TPOT}:
+        raise ScenarioError(
+            [Problem(f"{path}:1", "", f"expected the columns request, {TTFT} and {TPOT}, or one of the two")]
+        )
+    problems: list[Problem] = []
+    seen: dict[int, Seen] = {}
+    for row in rows:
+        place = f"{path}:{rows.line_num}"
+        number = str(row["request"] or "").strip()
+        if not number.isdecimal() or int(number) >= most:
+            problems.append(Problem(place, "request", f"{number!r}, expected a number below {most}"))
+            continue
+        if int(number) in seen:
+            problems.append(Problem(place, "request", f"{number} stands here for the second time"))
+        values = [_positive(row.get(column), place, column, problems) for column in (TTFT, TPOT)]
+        seen[int(number)] = Seen(int(number), *values)
+    if not seen and not problems:
+        problems.append(Problem(str(path), "", "has no requests"))
+    if problems:
+        raise ScenarioError(problems)
+    return list(seen.values())
+
+
+def _positive(text: str | None, place: str, column: str, problems: list[Problem]) -> float | None:
+    if text is None or not text.strip():
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = inf
+    if not (isfinite(value) and value > 0):
+        problems.append(Problem(place, column, f"{text!r}, expected milliseconds above 0"))
+        return None
+    return value
