@@ -30,7 +30,7 @@ from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.plan import plan_of
 from pdflow.scenario.schema import Pool, Scenario
-from pdflow.workload.request import PREFIX_BLOCK_TOKENS
+from pdflow.workload.request import SESSION_BLOCK_TOKENS
 from pdflow.workload.rng import Rng
 from pdflow.workload.sessions import sessions
 from sim.aggregated_node import AggregatedNode
@@ -96,6 +96,8 @@ class Builder:
         workload = scenario.workload
         self.named = any(source is not None for source in (workload.trace, workload.like, workload.sessions))
         """Whether prompts may say what they begin with: those that are drawn share nothing."""
+        if workload.sessions is not None:
+            self.world.prefix_block_tokens = SESSION_BLOCK_TOKENS
         self.places: dict[EngineId, Place] = {}
         self.engine_class = HostedEngine if scenario.faults else Engine
         self.infos: dict[str, list[EngineInfo]] = {"prefill": [], "decode": []}
@@ -185,7 +187,9 @@ class Builder:
         if not pool.enable_prefix_caching or not self.named:
             return 0
         # What D has already ends on a border of P's blocks, too.
-        return lcm(PREFIX_BLOCK_TOKENS, *(other.block_size for other in self.scenario.pools)) // pool.block_size
+        return (
+            lcm(self.world.prefix_block_tokens, *(other.block_size for other in self.scenario.pools)) // pool.block_size
+        )
 
     def logs(self, engine: EngineId) -> tuple[Steps, Steps]:
         """Of an engine that decodes: its steps, and apart from them, as they are counted, the waits of the preempted.

@@ -14,7 +14,6 @@ from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Outcome, Sequence
 from pdflow.memory.caching import CachingPool
 from pdflow.protocol.values import Instant, RequestId
-from pdflow.workload.request import PREFIX_BLOCK_TOKENS
 from sim.clock import AFTER_ENGINES, ENGINE, POLL
 from sim.node import FAR, TIME_REACHED, Node, Port
 
@@ -173,7 +172,7 @@ class EngineNode(Node):
         if prefix is None or not isinstance(pool, CachingPool):
             return ()
         # A name stands for all before it, so the last one of several speaks for them.
-        each = pool.span * self.engine.limits.block_size // PREFIX_BLOCK_TOKENS
+        each = pool.span * self.engine.limits.block_size // self.world.prefix_block_tokens
         return prefix if each == 1 else prefix[each - 1 :: each]
 
     def prefix_cache(self) -> tuple[int, int]:

@@ -58,9 +58,11 @@ class World:
         """What D has generated and the router has not heard of yet: sequence, and when its last token came."""
         self.caches = False
         """Whether any engine remembers prefixes."""
+        self.prefix_block_tokens = PREFIX_BLOCK_TOKENS
+        """Tokens that one name of the workload's prefixes stands for."""
         self.prefixes: dict[int, tuple[int, ...]] = {}
-        """Of open requests, if so: the names of their full prefix blocks of PREFIX_BLOCK_TOKENS, of the prompt's and,
-        where these have names, of the answer's."""
+        """Of open requests, if so: the names of their full prefix blocks, of the prompt's and, where these have names,
+        of the answer's."""
         self.ended = 0
         self.workload: Iterator[Request]
         self.exhausted = False
@@ -136,7 +138,7 @@ class World:
         if self.caches and request.prefix:
             # The KV of an answer's last token is computed only where it is part of a prompt.
             tokens = request.input_tokens + (request.output_tokens - 1 if request.answer_named else 0)
-            self.prefixes[index] = request.prefix[: tokens // PREFIX_BLOCK_TOKENS]
+            self.prefixes[index] = request.prefix[: tokens // self.prefix_block_tokens]
         self.router.arrive(index, request.output_tokens <= self.prefill_tokens)
         if self.faults is not None:
             self.faults.arrived(index)

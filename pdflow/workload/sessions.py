@@ -18,7 +18,7 @@ import msgspec
 from pdflow.protocol.values import Instant
 from pdflow.scenario.workload_schema import FIRST_TURN, LATER_TURNS, Client, Sessions, Workload
 from pdflow.workload import draws
-from pdflow.workload.request import PREFIX_BLOCK_TOKENS, Request
+from pdflow.workload.request import SESSION_BLOCK_TOKENS, Request
 from pdflow.workload.rng import Rng
 
 
@@ -43,13 +43,13 @@ def sessions(workload: Workload, seed: int) -> Iterator[Session]:
     answer = draws.length(workload.output_tokens, rng.stream("output"))
     more = draws.length(says.new_tokens, rng.stream("new"))
     leaves_ns = draws.leaving(workload.client or Client(), rng)
-    common = says.system_prompt_tokens // PREFIX_BLOCK_TOKENS
+    common = says.system_prompt_tokens // SESSION_BLOCK_TOKENS
     next_name = common
     for index, at in enumerate(draws.instants(arrival, rng)):
         drawn = [_Turn(more() if turn else first(), answer(), leaves_ns()) for turn in range(turns())]
         pauses = tuple(think_ns() for _ in drawn)
         said = says.system_prompt_tokens + sum(turn.new + turn.answer for turn in drawn)
-        end = next_name + said // PREFIX_BLOCK_TOKENS - common
+        end = next_name + said // SESSION_BLOCK_TOKENS - common
         talk = _talk(says, at, drawn, (*range(common), *range(next_name, end)))
         next_name = end
         yield Session(index, at, talk, pauses[: len(talk)])
@@ -76,7 +76,7 @@ def _talk(says: Sessions, at: Instant, drawn: list[_Turn], names: tuple[int, ...
                 arrival_ns=at,
                 input_tokens=prompt,
                 output_tokens=turn.answer,
-                prefix=names[: context // PREFIX_BLOCK_TOKENS],
+                prefix=names[: context // SESSION_BLOCK_TOKENS],
                 class_=LATER_TURNS if place else FIRST_TURN,
                 answer_named=True,
                 leaves_ns=turn.leaves_ns,

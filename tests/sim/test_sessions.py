@@ -96,7 +96,7 @@ def test_a_prefill_engine_has_the_prompt_and_a_decode_engine_has_the_answer_too(
     """P computes the first answer as part of the second prompt; D, which has it, is sent what follows it only."""
     world = play(TWO_TURNS | ONE_OF_EACH | ROOM)
     assert world.records.input_tokens == [900, 1700]
-    assert world.prefills[0].prefix_cache() == (2600, 512)
+    assert world.prefills[0].prefix_cache() == (2600, 896)
     assert world.decodes[0].prefix_cache() == (2600, 1536)
     assert world.totals.bytes_moved == (2600 - 1536) * KV_BYTES
 
@@ -107,8 +107,8 @@ def test_an_engine_that_does_both_has_the_answer(play: Play) -> None:
 
 
 def test_the_kv_of_an_answers_last_token_is_nowhere(play: Play) -> None:
-    """900 + 637 tokens are three blocks of 512 and one token, which no step has read; one fewer is not."""
-    for answer, found in ((636, 1024), (637, 1536)):
+    """900 + 637 tokens are 24 blocks of 64 and one token, which no step has read; one token fewer are 23 blocks."""
+    for answer, found in ((636, 1472), (637, 1536)):
         world = play(TWO_TURNS | {"workload.output_tokens": answer, "pool.w.kv_tokens": 10**6}, file=ALONE)
         assert world.prefills[0].prefix_cache() == (900 + 900 + answer + 100, found)
 
@@ -121,7 +121,7 @@ def test_a_system_prompt_is_found_by_everybody(play: Play) -> None:
         "workload.sessions.system_prompt_tokens": 1100,
     }
     world = play(TWO_TURNS | overrides | {"pool.w.kv_tokens": 10**6}, file=ALONE)
-    assert world.prefills[0].prefix_cache() == (3 * 2000, 2 * 1024)
+    assert world.prefills[0].prefix_cache() == (3 * 2000, 2 * 1088)
 
 
 @pytest.mark.parametrize("turns", [1, 3])

@@ -26,7 +26,7 @@ from pdflow.scenario.distributions import (
 )
 from pdflow.scenario.workload_schema import Client, ClosedArrival, PoissonArrival, Sessions, Workload
 from pdflow.workload import draws
-from pdflow.workload.request import NEVER, PREFIX_BLOCK_TOKENS, WHEN_ONE_ENDS
+from pdflow.workload.request import NEVER, SESSION_BLOCK_TOKENS, WHEN_ONE_ENDS
 from pdflow.workload.rng import Rng
 from pdflow.workload.sessions import Session, sessions
 
@@ -75,8 +75,8 @@ def test_every_prompt_is_the_conversation_and_something_new(
             assert after.prefix[: len(before.prefix)] == before.prefix
         for turn in session.turns:
             assert limit is None or turn.input_tokens + turn.output_tokens <= limit
-            assert len(turn.prefix) == (turn.input_tokens + turn.output_tokens) // PREFIX_BLOCK_TOKENS
-        common = system // PREFIX_BLOCK_TOKENS
+            assert len(turn.prefix) == (turn.input_tokens + turn.output_tokens) // SESSION_BLOCK_TOKENS
+        common = system // SESSION_BLOCK_TOKENS
         names = session.turns[-1].prefix
         assert names[:common] == tuple(range(common))
         assert seen.isdisjoint(names[common:])
