@@ -2,14 +2,17 @@
 
 A row states model, GPU, tensor-parallel size, prompt and answer lengths and a number of concurrent clients. It does not
 state how lengths vary, how many requests were sent, how they started, or whether figures are means. What is taken for
-them was chosen on `FITTED_ON` alone; everything reported is of the other rows.
+them was chosen on the rows that are fitted on, up to ten of each engine, by their position; everything that is
+reported is of the others. benchmarks/results/validation_rows.csv has all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import attrs
 
@@ -32,7 +35,8 @@ from sim.calibrate import nearest
 
 FILE = "aiconfigurator_silicon_agg_vllm_hopper.csv"
 FITTED = 10
-"""Rows of each group that fits and choices may look at: evenly spread over the group, by the order of their ids."""
+"""Rows of each engine that fits and choices may look at, or half of them if there are fewer than 20: evenly spread over
+the engine's, by the order of their ids."""
 REQUESTS = 10
 """Requests per client, as InferenceMAX sends them."""
 NEARLY_FULL = 0.85
@@ -100,14 +104,15 @@ class Setup:
 
 
 def rows_of(folder: Path) -> dict[str, list[Row]]:
-    """Rows of models that there is a preset for, by model and GPU."""
+    """Rows of models that there is a preset for, by engine, where there are ten or more of it."""
     groups: dict[str, list[Row]] = {}
     for row in sorted(read_csv(folder / FILE), key=lambda row: row["id"]):
         model = MODELS.get((row["model_path"], row["precision"]))
         if model is None or not row["silicon_concurrency"]:
             continue
         gpu = GPUS[row["system"]]
-        group = f"{row['model_path'].split('/')[-1]} {row['precision'] or 'bf16'}, {gpu}".replace("-FP8 fp8", " fp8")
+        model_name = f"{row['model_path'].split('/')[-1]} {row['precision'] or 'bf16'}".replace("-Instruct-FP8", "")
+        group = f"{model_name}, {gpu}, TP {row['tp_size']}"
         groups.setdefault(group, []).append(
             Row(
                 id=row["id"],
@@ -122,12 +127,14 @@ def rows_of(folder: Path) -> dict[str, list[Row]]:
                 tpot_ms=float(row["silicon_tpot_ms"]),
             )
         )
-    return groups
+    # Of fewer there is nothing to hold out.
+    return {group: rows for group, rows in groups.items() if len(rows) >= 10}
 
 
 def chosen(rows: Sequence[Row]) -> list[Row]:
     """Those that are fitted on."""
-    return [rows[i * len(rows) // FITTED] for i in range(FITTED)]
+    count = min(FITTED, len(rows) // 2)
+    return [rows[i * len(rows) // count] for i in range(count)]
 
 
 @attrs.frozen
@@ -140,9 +147,17 @@ class Answer:
     """Whether clients wait for a seat or for blocks, or prompts take nearly all of the time."""
 
 
-def simulated(row: Row, setup: Setup | None = None, by: Factors | None = None) -> Answer:
+def simulated(
+    row: Row, setup: Setup | None = None, by: Factors | None = None, edit: tuple[str, str] = ("", "")
+) -> Answer:
+    """`edit`: a key of the pool or of the model, and the line that says it."""
     setup = setup or Setup()
     text = row.text(setup)
+    key, line = edit
+    if key == "gpu":
+        text = text.replace(f'gpu = "{row.gpu}"', line.replace("GPU", row.gpu))
+    elif key:
+        text = text.replace("[model]", f"[model]\n{line}")
     scenario = scenario_of(text)
     pool = scenario.pools[0]
     cost = step_cost(scenario.model, pool, scenario.base_dir)
@@ -159,53 +174,105 @@ def simulated(row: Row, setup: Setup | None = None, by: Factors | None = None) -
     )
 
 
-def report(folder: Path) -> tuple[Found, list[tuple[Row, Answer, Answer]]]:
-    """What to say, and all rows as simulated with presets and calibrated."""
-    found = Found()
-    lines: list[Sequence[object]] = []
-    past: list[Sequence[object]] = []
-    everything: list[tuple[Row, Answer, Answer]] = []
+@attrs.frozen
+class Held:
+    """One engine's rows, held out and not: with presets, calibrated, and whether they were fitted on."""
+
+    group: str
+    factors: str
+    rows: list[tuple[Row, Answer, Answer, bool]]
+
+    def errors(self, past: bool) -> list[list[float]]:
+        """Of rows held out, below saturation or past it: the presets' of TTFT and TPOT, and the calibrated ones."""
+        rows = [row for row in self.rows if not row[3] and row[1].past is past]
+        return [_errors(rows, (place, name)) for place in (1, 2) for name in ("ttft_ms", "tpot_ms")]
+
+
+def held(group: str, rows: Sequence[Row]) -> Held:
+    """An engine's rows, the factors fitted on some of them."""
+    fit_on = chosen(rows)
+    presets = {row.id: simulated(row) for row in rows}
+    # Past saturation a row tells of queues and not of steps.
+    below = [row for row in fit_on if not presets[row.id].past]
+    best = _fitted(below)
+    answers = [(row, presets[row.id], simulated(row, by=best), row in fit_on) for row in rows]
+    return Held(group, f"{best}, on {len(below)} rows", answers)
+
+
+def report(folder: Path) -> tuple[Found, list[tuple[Row, Answer, Answer, bool]]]:
+    """What to say, and all rows as simulated with presets, calibrated, and whether they were fitted on."""
     groups = rows_of(folder)
-    factors: list[str] = []
-    for group, rows in groups.items():
-        fit_on = chosen(rows)
-        best = _fitted(fit_on)
-        factors.append(f"- {group}: {best}; on {', '.join(row.id for row in fit_on)}")
-        answers = [(row, simulated(row), simulated(row, by=best)) for row in rows]
-        everything += answers
-        held = [answer for answer in answers if answer[0] not in fit_on]
-        below = [answer for answer in held if not answer[1].past]
-        beyond = [answer for answer in held if answer[1].past]
-        if below:
-            cells = [
-                _errors(below, which) for which in ((1, "ttft_ms"), (1, "tpot_ms"), (2, "ttft_ms"), (2, "tpot_ms"))
-            ]
-            lines.append((group, len(below), *map(said, cells)))
-            for metric, errors in (("TTFT", cells[0]), ("TPOT", cells[1])):
-                found.summary.append(
-                    Claim(f"{group}, presets alone, {len(below)} rows below saturation", metric, error(errors), 0.25)
-                )
-            for metric, errors in (("TTFT", cells[2]), ("TPOT", cells[3])):
-                found.summary.append(
-                    Claim(f"{group}, calibrated on 10 rows, {len(below)} others", metric, error(errors), 0.05)
-                )
-        if beyond:
-            right = sum(_waits(row, row.ttft_ms) == _waits(row, answer.ttft_ms) for row, answer, _ in beyond)
-            cells = [_errors(beyond, which) for which in ((1, "ttft_ms"), (1, "tpot_ms"))]
-            past.append((group, len(beyond), f"{right} of {len(beyond)}", *map(said, cells)))
-    found.lines += _choices(groups.values())
-    found.lines += ["Below saturation, rows that were not fitted on:", ""]
+    engines = [held(group, rows) for group, rows in groups.items()]
+    found = Found([*_choices(groups.values()), "Below saturation, rows that were not fitted on:", ""])
     found.lines += table(
-        ["rows", "held out", "TTFT, presets", "TPOT, presets", "TTFT, calibrated", "TPOT, calibrated"], lines
+        ["rows", "held out", "TTFT, presets", "TPOT, presets", "TTFT, calibrated", "TPOT, calibrated"],
+        [(each.group, len(cells[0]), *map(said, cells)) for each in engines if (cells := each.errors(past=False))[0]],
     )
     found.lines += [
         "Past saturation: clients hold more tokens than the KV cache, or prompts need more than 85 % of the time. The",
         "right side is whether mean TTFT is more than three times an undisturbed prompt's:",
         "",
     ]
-    found.lines += table(["rows", "held out", "right side", "TTFT, presets", "TPOT, presets"], past)
-    found.lines += ["Fitted factors, and the rows that they were fitted on:", "", *factors, ""]
-    return found, everything
+    found.lines += table(
+        ["rows", "held out", "right side", "TTFT, presets", "TPOT, presets"],
+        [
+            (each.group, len(cells[0]), _right_side(each), *map(said, cells[:2]))
+            for each in engines
+            if (cells := each.errors(past=True))[0]
+        ],
+    )
+    found.lines += ["Fitted factors:", "", *(f"- {each.group}: {each.factors}" for each in engines), ""]
+    found.lines += _effects(groups)
+    found.summary += _claims(engines)
+    return found, [row for each in engines for row in each.rows]
+
+
+def _claims(engines: Iterable[Held]) -> Iterator[Claim]:
+    """Of a model on a GPU, whatever its tensor-parallel size; each engine with its own factors."""
+    families: dict[str, list[Held]] = {}
+    for each in engines:
+        families.setdefault(each.group.rpartition(", ")[0], []).append(each)
+    for family, members in families.items():
+        sizes = ", ".join(each.group.rpartition("TP ")[2] for each in members)
+        parts = zip(*(each.errors(past=False) for each in members), strict=True)
+        cells = [list(chain.from_iterable(part)) for part in parts]
+        rows = f"{len(cells[0])} rows below saturation"
+        for place, (words, metric, most) in enumerate(
+            (
+                ("presets alone", "TTFT", 0.25),
+                ("presets alone", "TPOT", 0.25),
+                ("calibrated", "TTFT", 0.05),
+                ("calibrated", "TPOT", 0.05),
+            )
+        ):
+            yield Claim(f"{family}, TP {sizes}, {words}, {rows}", metric, error(cells[place]), most)
+
+
+def _right_side(each: Held) -> str:
+    beyond = [(row, answer) for row, answer, _, fitted_on in each.rows if answer.past and not fitted_on]
+    right = sum(_waits(row, row.ttft_ms) == _waits(row, answer.ttft_ms) for row, answer in beyond)
+    return f"{right} of {len(beyond)}"
+
+
+def _effects(groups: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    """What the errors are made of: one thing changed, in a run of its own."""
+    yield "What decides, one change at a time from the presets (rows that were not fitted on):"
+    yield ""
+    lines = []
+    # As if it did not grow with the ranks: 10 us at TP 8 too.
+    quick = f'gpu = {{ preset = "GPU", allreduce_latency_s = {1e-5 / 3} }}'
+    for group, change, edit in (
+        ("Llama-3.1-70B fp8, h100-sxm, TP 8", "as it is", ("", "")),
+        ("Llama-3.1-70B fp8, h100-sxm, TP 8", "all-reduces as quick as at TP 2", ("gpu", quick)),
+        ("Qwen3-32B bf16, h100-sxm, TP 8", "as it is", ("", "")),
+        ("Qwen3-32B bf16, h100-sxm, TP 8", "all-reduces as quick as at TP 2", ("gpu", quick)),
+        ("Llama-3.1-70B fp8, h200, TP 1", "as it is", ("", "")),
+        ("Llama-3.1-70B fp8, h200, TP 1", "8-bit KV, which fits twice as much", ("kv_dtype", 'kv_dtype = "fp8"')),
+    ):
+        rows = [row for row in groups[group] if row not in chosen(groups[group])]
+        answers = [(row, simulated(row, edit=edit), None) for row in rows]
+        lines.append((f"{group}: {change}", *(said(_errors(answers, (1, name))) for name in ("ttft_ms", "tpot_ms"))))
+    yield from table(["rows and change", "TTFT", "TPOT"], lines)
 
 
 def _fitted(rows: Sequence[Row]) -> Factors:
@@ -220,7 +287,7 @@ def _fitted(rows: Sequence[Row]) -> Factors:
     return nearest(miss, 10**9)
 
 
-def _errors(answers: Iterable[tuple[Row, Answer, Answer]], which: tuple[int, str]) -> list[float]:
+def _errors(answers: Iterable[tuple[Any, ...]], which: tuple[int, str]) -> list[float]:
     place, name = which
     return [getattr(answer[place], name) / getattr(answer[0], name) - 1 for answer in answers]
 
