@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,14 @@ def test_exact_and_fast_are_the_same(
     overrides: dict[str, Any], play: Play, lay: Lay, lines: Callable[[Any], bytes]
 ) -> None:
     all_is_well(overrides, play, lay, lines)
+
+
+@settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@given(overrides=talks())
+def test_beside_an_engine_that_does_both(
+    overrides: dict[str, Any], play: Play, lay: Lay, lines: Callable[[Any], bytes]
+) -> None:
+    all_is_well(overrides, partial(play, file=MIXED), partial(lay, file=MIXED), lines)
 
 
 @pytest.mark.nightly
