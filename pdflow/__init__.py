@@ -65,6 +65,8 @@ def simulate(
     events: bool = False,
     check_invariants: bool = False,
     save_detailed: bool = False,
+    timeline: bool = False,
+    html: bool = False,
 ) -> Result:
     """Run a scenario in the simulated world.
 
@@ -79,6 +81,8 @@ def simulate(
         events: write events.jsonl too; needs `out`.
         check_invariants: hold the safety invariants against every event.
         save_detailed: put each request's lengths and times into results.json; needs `out`.
+        timeline: write timeline.json.gz, which ui.perfetto.dev opens; needs `out`.
+        html: write report.html, one page with figures and curves; needs `out`.
 
     Raises:
         ScenarioError: the scenario is wrong; lists every problem with its line.
@@ -89,8 +93,8 @@ def simulate(
 
     from pdflow.scenario.editable import Scenario
 
-    if out is None and (events or save_detailed):
-        raise ValueError("events and save_detailed write into a folder: say which with out=...")
+    if out is None and (events or save_detailed or timeline or html):
+        raise ValueError("events, save_detailed, timeline and html write into a folder: say which with out=...")
     edits = {**(overrides or {}), **({} if seed is None else {"scenario.seed": seed})}
     if not isinstance(scenario, Scenario):
         scenario = Scenario.load(scenario, edits)
@@ -105,6 +109,8 @@ def simulate(
             events=events,
             check_invariants=check_invariants,
             save_detailed=save_detailed,
+            timeline=timeline,
+            html=html,
             quiet=True,
         )
         .result

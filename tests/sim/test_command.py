@@ -223,11 +223,21 @@ def test_python_overrides_are_read_back_as_what_they_were() -> None:
     assert len(result.requests) == 5
 
 
-def test_python_wants_a_folder_for_what_it_writes() -> None:
+@pytest.mark.parametrize("option", ["events", "save_detailed", "timeline", "html"])
+def test_python_wants_a_folder_for_what_it_writes(option: str) -> None:
     import pdflow
 
+    asked: dict[str, Any] = {option: True}
     with pytest.raises(ValueError, match="out="):
-        pdflow.simulate(SMALL, events=True)
+        pdflow.simulate(SMALL, **asked)
+
+
+def test_python_writes_what_the_command_writes(tmp_path: Path) -> None:
+    import pdflow
+
+    pdflow.simulate(SMALL, out=tmp_path, timeline=True, html=True)
+    names = {"results.json", "requests.jsonl", "timeline.json.gz", "report.html"}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_a_reader_of_the_report_may_stop_reading() -> None:
