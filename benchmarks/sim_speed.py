@@ -1,4 +1,4 @@
-"""How fast the simulator is, and how it grows: python benchmarks/sim_speed.py [--quick] [--repeat N]
+"""How fast the simulator is, and how it grows: python benchmarks/sim_speed.py [--quick | --million] [--repeat N]
 
 Each case runs in a process of its own. CPU time is all of it but the imports: scenario, workload, world, run, figures.
 Turns are those of simpy's queue; memory is the process's peak, imports included.
@@ -31,6 +31,8 @@ CASES: dict[str, list[str]] = {
     "10,000, strict pull": ["workload.requests=10000", "transfer.method=nixl-pull"],
     "100,000, prompts alike": ["workload={ like = 'mooncake-conversation', requests = 100000 }"],
 }
+
+MILLION = {"1,000,000 requests": ["workload.requests=1000000"]}
 
 CHILD = """
 import json, resource, sys, time
@@ -65,12 +67,15 @@ def measured(overrides: list[str]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="How fast the simulator is, and how it grows.")
     parser.add_argument("--quick", action="store_true", help="without the 100,000 requests")
+    parser.add_argument("--million", action="store_true", help="1,000,000 requests, once, and nothing else")
     parser.add_argument("--repeat", type=int, default=3, help="the fastest of so many is shown")
     options = parser.parse_args()
     columns = f"{'requests/CPU s':>15}{'µs/request':>12}{'turns':>8}{'messages':>10}{'peak MB':>9}"
     print(f"{'examples/reference.toml':26}{columns}")
     best: dict[int, float] = {}
-    for title, overrides in CASES.items():
+    if options.million:
+        options.repeat = 1
+    for title, overrides in (MILLION if options.million else CASES).items():
         if options.quick and "100,000" in title:
             continue
         runs = [measured(overrides) for _ in range(options.repeat)]
