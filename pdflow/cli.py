@@ -6,15 +6,17 @@ input goes to stderr, one problem a line, with exit code 2 (`pdflow.errors` list
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pdflow.errors import EXIT_INTERRUPTED, PdflowError
+from pdflow.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, PdflowError
 from pdflow.version import compiled, version
 
 if TYPE_CHECKING:
@@ -304,3 +306,9 @@ def main() -> None:
         cli.main(prog_name="pdflow")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except OSError as cause:  # of files it is said where they are written: what is full here is behind stdout
+        if cause.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush, at the interpreter's end
+        click.echo(f"standard output: cannot write: {cause.strerror}; make room where it goes", err=True)
+        sys.exit(EXIT_BAD_INPUT)

@@ -33,7 +33,6 @@ from pdflow.results.write import (
     EVENTS_NAME,
     PAGE_NAME,
     TIMELINE_NAME,
-    OutputError,
     make_folder,
     write_page,
     write_timeline,
@@ -127,15 +126,12 @@ def _text_of(scenario: Scenario) -> str:
 
 
 def print_report(report: RenderableType) -> None:
-    """To stdout. A reader who has seen enough is no error; a full disk is, but not a finding about the scenario."""
+    """To stdout. A reader who has seen enough is no error."""
     try:
         _Stdout(highlight=False).print(report)
         sys.stdout.flush()
     except BrokenPipeError:
         _silence_stdout()
-    except OSError as cause:
-        _silence_stdout()
-        raise OutputError(Path("standard output"), cause) from cause
 
 
 class _Stdout(Console):

@@ -248,8 +248,9 @@ def test_a_reader_of_the_report_may_stop_reading() -> None:
     assert "Traceback" not in ran.stderr
 
 
-def test_a_full_disk_behind_stdout_is_one_line() -> None:
-    command = f"{sys.executable} -m pdflow simulate {SMALL} > /dev/full"
+@pytest.mark.parametrize("words", [f"simulate {SMALL}", "presets", "schema", "--help"])
+def test_a_full_disk_behind_stdout_is_one_line(words: str) -> None:
+    command = f"{sys.executable} -m pdflow {words} > /dev/full"
     ran = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
     assert ran.returncode == 2
     assert "standard output: cannot write: No space left on device" in ran.stderr
