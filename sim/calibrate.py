@@ -25,12 +25,13 @@ from sim.run import Options, prepare
 from sim.seen import Seen, read_seen
 from sim.world import World
 
-REL_ERROR = {
-    "tpot": "±3 % (±6 % per request with preemption)",
-    "e2e": "±3 %",
-    "ttft": "mean ±5 %, per request ±20 % at low load",
+BARS = {
+    "tpot": (0.03, "±3 % (±6 % per request with preemption)"),
+    "e2e": (0.03, "±3 %"),
+    "ttft": (0.20, "mean ±5 %, per request ±20 % at low load"),
 }
-"""GPU_COST_MODELS.md section 6, row "calibrated, same engine and load regime"; docs/validation.md has ours."""
+"""Of a fit whose median miss is at most the first: GPU_COST_MODELS.md section 6, row "calibrated, same engine and load
+regime"; docs/validation.md has ours."""
 STARTS = [Factors(linear=exp(tenths / 10), attention=exp(half / 2)) for tenths in range(-6, 7) for half in (0, -1, 1)]
 """From the best of these the search begins: runs with queues have many small valleys."""
 FIRST_STEP = (0.05, 0.25, 5e8)
@@ -72,9 +73,19 @@ def calibrate(scenario: Scenario, pool: Pool, seen: Sequence[Seen]) -> Calibrati
     cost = attrs.evolve(
         scaled(base, best),
         provenance=f"calibrated on {len(seen)} requests: {best}; of {base.provenance}",
-        rel_error=REL_ERROR,
+        rel_error=dict(_bars(tried[best])),
     )
     return Calibration(best, cost, tried[Factors()], tried[best], len(tried))
+
+
+def _bars(after: Misses) -> Iterator[tuple[str, str]]:
+    """What to expect of other requests: nothing better than what came of those fitted on."""
+    for name, missed in (("tpot", after.tpot), ("e2e", after.tpot), ("ttft", after.ttft)):
+        most, bar = BARS[name]
+        if missed is None:
+            yield name, "unknown, none was seen"
+        else:
+            yield name, bar if missed <= most else f"unknown, those fitted on are missed by {missed:.0%}"
 
 
 def nearest(miss: Callable[[Factors], float], h0: int) -> Factors:

@@ -29,19 +29,18 @@ def read_seen(path: Path, most: int) -> list[Seen]:
     `most`: requests of the workload. Raises ScenarioError with every bad line.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as cause:
+        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")))
+        columns, rows = set(reader.fieldnames or ()), [(reader.line_num, row) for row in reader]
+    except (OSError, ValueError, csv.Error) as cause:
         raise ScenarioError([Problem(str(path), "", f"cannot be read: {cause}")]) from cause
-    rows = csv.DictReader(io.StringIO(text))
-    columns = set(rows.fieldnames or ())
     if "request" not in columns or not columns & {TTFT, TPOT}:
         raise ScenarioError(
             [Problem(f"{path}:1", "", f"expected the columns request, {TTFT} and {TPOT}, or one of the two")]
         )
     problems: list[Problem] = []
     seen: dict[int, Seen] = {}
-    for row in rows:
-        place = f"{path}:{rows.line_num}"
+    for line, row in rows:
+        place = f"{path}:{line}"
         number = str(row["request"] or "").strip()
         if not number.isdecimal() or int(number) >= most:
             problems.append(Problem(place, "request", f"{number!r}, expected a number below {most}"))

@@ -62,6 +62,7 @@ def test_what_ten_requests_took_tells_the_others(lay: Callable[..., Any], truth:
         ("request,tpot_ms\n1,-4\n", "expected milliseconds above 0"),
         ("request,tpot_ms\n1,nan\n", "expected milliseconds above 0"),
         ("request,tpot_ms\n1,soon\n", "expected milliseconds above 0"),
+        ("request,tpot_ms\n1," + "9" * 200_000 + "\n", "cannot be read: field larger"),
     ],
 )
 def test_a_bad_file_is_told_by_its_line(tmp_path: Path, text: str, said: str) -> None:
@@ -80,6 +81,13 @@ def test_the_command_writes_a_cost_that_a_pool_takes(tmp_path: Path) -> None:
     assert "TPOT: median error of these requests" in done.output
     taken = load(ALONE, overrides=[f'pool.w.cost={{ model = "measured", path = "{out}" }}'])
     assert "calibrated on 2 requests" in step_cost(taken.model, taken.pools[0], taken.base_dir).provenance
+
+
+def test_a_bar_is_no_better_than_the_fit(lay: Callable[..., Any]) -> None:
+    scenario = lay(TRAFFIC | {"workload.requests": 3}, ALONE)
+    found = calibrate(scenario, scenario.pools[0], [Seen(0, None, 9000.0), Seen(1, None, 1.0)])
+    assert found.cost.rel_error["tpot"].startswith("unknown, those fitted on are missed by")
+    assert found.cost.rel_error["ttft"] == "unknown, none was seen"
 
 
 def test_the_pool_must_be_named_where_there_are_two(tmp_path: Path) -> None:
