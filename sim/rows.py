@@ -66,18 +66,23 @@ def row_of(task: Task) -> Row:
 
 
 def figures_of(result: Result) -> Iterator[tuple[str, Any]]:
-    """`Result.summary` as columns; what not every point has comes last."""
+    """`Result.summary` as columns; what not every point has comes last.
+
+    Where nothing was completed there are no latencies: as zeros they would be the best of the table.
+    """
     summary = result.summary
+    served = bool(summary["completed"])
     stages, busy = summary.pop("stages_mean_ms"), summary.pop("gpu_busy_share")
     classes = summary.pop("classes", {})
     del summary["interrupted"]
-    yield from summary.items()
+    for name, value in summary.items():
+        yield name, value if served or not name.endswith("_ms") else None
     for stage, mean_ms in stages.items():
-        yield f"stage_{stage}_ms", mean_ms
+        yield f"stage_{stage}_ms", mean_ms if served else None
     yield "gpus", result.totals.gpus
     for role in result.totals.roles():
         yield f"gpus_{role}", sum(engine.gpus for engine in result.totals.engines if engine.role == role)
         yield f"gpu_busy_share_{role}", busy[role]
     for name, figures in classes.items():
         for figure, value in figures.items():
-            yield f"class.{name}.{figure}", value
+            yield f"class.{name}.{figure}", value if figures["completed"] or not figure.endswith("_ms") else None

@@ -53,10 +53,17 @@ class Figures:
             "tpot": spread.of_floats(served.tpot_ns),
             "e2e": spread.of_ints(served.last - served.arrival),
         }
-        values = {f"{name}_{part}_ms": getattr(spreads[name], f"{part}_ms") for name in spreads for part in PARTS}
+        # Of nothing there are no latencies: a run that completed nothing would be the fastest.
+        values = {
+            f"{name}_{part}_ms": getattr(each, f"{part}_ms")
+            for name, each in spreads.items()
+            if each.count
+            for part in PARTS
+        }
         shares = {}
         for stage, durations in zip(STAGES, stage_durations_ns(run.records), strict=True):
-            values[f"{stage}_ms"] = spread.of_ints(durations[done]).mean_ms
+            if done.any():
+                values[f"{stage}_ms"] = spread.of_ints(durations[done]).mean_ms
             shares[f"{stage}_ms"] = _over(done, durations[done] / spread.NS_PER_MS, count)
         if run.good is not None:
             ended = np.array([outcome is not None for outcome in run.records.outcome])

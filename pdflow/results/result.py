@@ -159,6 +159,8 @@ class Result:
         ]
         for name in ("ttft", "tpot", "itl", "e2e"):
             spread = getattr(metrics, name)
+            if not spread.count:
+                continue
             mean, p99 = words.number(spread.mean_ms), words.number(spread.p99_ms)
             lines.append(f"  {name.upper():<4} mean {mean} ms, p99 {p99} ms")
         return "\n".join(lines) + ">"

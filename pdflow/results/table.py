@@ -75,17 +75,19 @@ class Report:
         return line
 
     def latency_rows(self) -> list[tuple[str, ...]]:
-        """Of TTFT, TPOT, ITL and E2E: the name, then mean, p50, p90 and p99 in ms."""
+        """Of TTFT, TPOT, ITL and E2E: the name, then mean, p50, p90 and p99 in ms; dashes where there is none."""
         spreads = (
             ("TTFT", self.metrics.ttft),
             ("TPOT", self.metrics.tpot),
             ("ITL", self.metrics.itl),
             ("E2E", self.metrics.e2e),
         )
-        rows = [(name, (row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms)) for name, row in spreads]
-        largest = max(max(figures) for _, figures in rows)
+        rows = [(name, row.count, (row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms)) for name, row in spreads]
+        largest = max(max(figures) for _, _, figures in rows)
         digits = 3 if largest < 10 else 2 if largest < 100_000 else 1 if largest < 10_000_000 else 0
-        return [(name, *(f"{figure:,.{digits}f}" for figure in figures)) for name, figures in rows]
+        return [
+            (name, *(f"{figure:,.{digits}f}" if count else "-" for figure in figures)) for name, count, figures in rows
+        ]
 
     def class_rows(self) -> Iterator[tuple[str, ...]]:
         """Of each class: its name, then what CLASS_COLUMNS say."""
@@ -93,8 +95,12 @@ class Report:
             slo = (
                 ("", "") if row.slo is None else (words.number(row.slo.goodput_rps), words.percent(row.slo.attainment))
             )
-            times = (row.ttft.p50_ms, row.ttft.p99_ms, row.tpot.p50_ms, row.tpot.p99_ms)
-            yield name or "(none)", words.count(row.requests), *slo, *map(words.number, times)
+            times = (
+                words.number(time) if spread.count else "-"
+                for spread in (row.ttft, row.tpot)
+                for time in (spread.p50_ms, spread.p99_ms)
+            )
+            yield name or "(none)", words.count(row.requests), *slo, *times
 
     def facts(self) -> Iterator[tuple[str, str]]:
         """The figures below the latencies: a name, and a line."""

@@ -56,6 +56,14 @@ def compared(*folders: Path) -> Any:
     return Comparisons.of([read_runs(folder) for folder in folders]).as_dict()
 
 
+def test_what_completed_nothing_is_not_called_faster(tmp_path: Path) -> None:
+    nothing = saved(tmp_path / "b", uneven)
+    path = nothing / "requests.jsonl"
+    path.write_text(path.read_text().replace('"outcome":"completed"', '"outcome":"cancelled"'))
+    found = compared(saved(tmp_path / "a", uneven), nothing)["against_first"][0]["differences"]
+    assert set(found) == {"slo_attainment", "requests_per_s", "output_tokens_per_s", "goodput_rps"}
+
+
 def test_a_constant_difference_is_found_exactly_in_its_own_stage(tmp_path: Path) -> None:
     found = compared(saved(tmp_path / "a", uneven), saved(tmp_path / "b", lambda request: uneven(request) + 7))
     [against] = found["against_first"]

@@ -65,6 +65,15 @@ def test_a_row_has_its_point_its_seed_and_its_figures() -> None:
     assert row["gpus_decode"] == 2
 
 
+def test_a_point_that_completed_nothing_is_the_fastest_of_none() -> None:
+    frame = swept({"workload.client": [{}, {"timeout_s": 1e-6}]})
+    assert frame["completed"].tolist() == [40, 0]
+    assert frame["error"].isna().all()
+    for name in ("ttft_p99_ms", "e2e_mean_ms", "stage_prefill_ms"):
+        assert frame[name].isna().tolist() == [False, True]
+    assert frame.nsmallest(1, "ttft_p99_ms")["completed"].tolist() == [40]
+
+
 def test_no_points_are_no_rows() -> None:
     frame = swept([], jobs=2)
     assert (len(frame), list(frame.columns)) == (0, ["seed", "error"])
