@@ -7,6 +7,7 @@ with which the simulated run comes nearest to it: queueing, batching and preempt
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp, inf, log
 from pathlib import Path
@@ -161,9 +162,8 @@ def calibrated(scenario: Scenario, seen: Path, name: str | None, command: Sequen
     ):
         if before is not None and after is not None:
             lines.append(f"{word}: median error of these requests {before:.1%} before, {after:.1%} now")
-    file = as_file(
-        scenario, pool, found, f"requests seen on a real engine: {seen.name}", " ".join(("pdflow", *command))
-    )
+    source = f"requests seen on a real engine: {seen.name}"
+    file = as_file(scenario, pool, found, source, shlex.join(("pdflow", *command)))
     return "\n".join(lines), written(file)
 
 

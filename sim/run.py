@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -270,7 +271,7 @@ def about(scenario: Scenario, costs: Mapping[str, StepCost], command: Sequence[s
         scenario_sha256=content_sha256(_content(scenario)),
         seed=scenario.seed,
         version=version(),
-        command_line=" ".join(["pdflow", *_repeatable(command)]) if command else "",
+        command_line=shlex.join(["pdflow", *_repeatable(command)]) if command else "",
         model_id=scenario.model.name,
         request_rate_rps=rate_of(scenario.workload, scenario.base_dir),
         burstiness=_burstiness(arrival),

@@ -212,7 +212,6 @@ def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
                 "name": engine.name,
                 "role": engine.role,
                 "gpus": engine.gpus,
-                "steps": engine.steps,
                 "busy_share": engine.busy_share(totals.duration_ns),
                 "kv_blocks": engine.kv_blocks,
                 "peak_kv_blocks": engine.peak_kv_blocks,

@@ -40,7 +40,6 @@ class EngineTotals:
     role: str
     busy_ps: int = 0
     gpus: int = 1
-    steps: int = 0
     kv_blocks: int = 0
     """What its pool holds, 0 if unlimited."""
     peak_kv_blocks: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -71,10 +72,11 @@ def test_files_of_a_run_that_is_asked_for_everything(tmp_path: Path) -> None:
 
 def test_the_command_that_results_record_runs_as_it_stands(tmp_path: Path) -> None:
     files = ("--events", "--timeline", "--html", "--save-detailed", "--quiet", f"--out={tmp_path}")
-    assert pdflow("simulate", SMALL, *files, "--set", "workload.requests=5", "--seed", "3").returncode == 0
+    sets = ("--set", "workload.requests=5", "--set", "network.http_latency_s = 1")
+    assert pdflow("simulate", SMALL, *files, *sets, "--seed", "3").returncode == 0
     command = json.loads((tmp_path / "results.json").read_text())["pdflow"]["command_line"]
-    assert command == f"pdflow simulate {SMALL} --set workload.requests=5 --seed 3"
-    again = pdflow(*command.split()[1:])
+    assert command == f"pdflow simulate {SMALL} --set workload.requests=5 --set 'network.http_latency_s = 1' --seed 3"
+    again = pdflow(*shlex.split(command)[1:])
     assert again.returncode == 0, again.stderr
     assert "seed 3 · 5 requests" in again.stdout
 
