@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -74,13 +75,16 @@ def test_commands_do_what_the_readme_says(tmp_path: Path, monkeypatch: pytest.Mo
     trace.write_text('{"timestamp": 0, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}\n' * 3)
     rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:17:03.9799600,700,9\n" * 3
     tmp_path.joinpath("my-traffic.csv").write_text(rows)
+    shutil.copy(ROOT / "examples/conversation.toml", tmp_path / "my-cluster.toml")
+    shutil.copy(ROOT / "tests/sim/alone.toml", tmp_path / "served.toml")
+    tmp_path.joinpath("seen.csv").write_text("request,ttft_ms,tpot_ms\n0,40,9\n1,45,9\n")
     monkeypatch.setenv("PWD", str(tmp_path))
     commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("pdflow")]
-    assert len(commands) == 10
+    assert len(commands) == 12
     tmp_path.joinpath("tests").symlink_to(ROOT / "tests")
     for command in commands:
         words = shlex.split(os.path.expandvars(command))[1:]
-        few = ["--set", "workload.requests=3"] if words[0] == "simulate" else []
+        few = ["--set", "workload.requests=3"] if words[0] in ("simulate", "compare", "calibrate") else []
         few += {"scopes": ["--only", "compat pull", "--jobs", "1"], "walk": ["--budget", "1"]}.get(words[1], [])
         result = CliRunner().invoke(cli, [*words, *few], prog_name="pdflow")
         assert result.exit_code == 0, (command, result.output)
