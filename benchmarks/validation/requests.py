@@ -78,7 +78,8 @@ class Measured:
 def measured(folder: Path, run: Run) -> list[Measured]:
     """A run's requests by arrival."""
     path = folder / f"llmservingsim_vllm_requests_{run.file}.jsonl"
-    rows = sorted((json.loads(line) for line in path.open(encoding="utf-8")), key=lambda row: row["arrival_time"])
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = sorted(map(json.loads, lines), key=lambda row: row["arrival_time"])
     # Wall clock and monotonic clock: the first request met an engine at rest.
     apart = rows[0]["arrival_time"] - rows[0]["queued_ts"]
     start = rows[0]["queued_ts"]

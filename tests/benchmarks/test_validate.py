@@ -28,8 +28,8 @@ def test_single_requests_come_out_as_the_page_says() -> None:
 @measured
 def test_what_is_fitted_on_is_never_reported() -> None:
     for group, of_group in rows.rows_of(PUBLISHED).items():
-        fitted = rows.chosen(of_group)
-        assert len({row.id for row in fitted}) == rows.FITTED, group
+        fitted = {row.id for row in rows.chosen(of_group)}
+        assert len(fitted) == min(rows.FITTED, len(of_group) // 2), group
     real = requests.measured(PUBLISHED, requests.PRO)
     assert len(real) == 300
     assert all(earlier.arrival_s <= later.arrival_s for earlier, later in pairwise(real))

@@ -154,7 +154,8 @@ def test_of_a_single_run_against_seeds_no_interval_is_told(tmp_path: Path) -> No
 def test_a_strangers_name_moves_no_cursor(tmp_path: Path) -> None:
     hostile = "\x1b[2J\x07\u202e\x9b2J\n"
     runs = [several(tmp_path / "a", {1: 10, 2: 20}, hostile), saved(tmp_path / f"b{hostile}", uneven, name=hostile)]
-    console = Console(width=200, file=io.StringIO(), color_system=None, legacy_windows=False)
+    # However long the path of a test's folder is.
+    console = Console(width=1000, file=io.StringIO(), color_system=None, legacy_windows=False)
     console.print(Comparisons.of([read_runs(run) for run in runs]))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()

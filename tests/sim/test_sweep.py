@@ -187,6 +187,7 @@ def test_ctrl_c_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
 INTERRUPTED = """
 import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
 import pdflow
 long = {"workload.requests": 3_000_000, "workload.arrival.rate_rps": 1}
 short = {"workload.requests": 1}
