@@ -1,0 +1,29 @@
+"""Work counted, not timed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+def lines(act: Callable[[], object]) -> int:
+    """How many lines of `pdflow.memory` an act runs."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if not frame.f_globals.get("__name__", "").startswith("pdflow.memory"):
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    assert count, "compiled code has no lines to count"
+    return count
