@@ -17,10 +17,11 @@ import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from pdflow.results import compare_table, intervals, spread
-from pdflow.results.compare_table import PARTS, RATES
+from pdflow.results.compare_table import PARTS
 from pdflow.results.intervals import CONFIDENCE, FEWEST_BLOCKS, RESAMPLES, Floats, Interval
 from pdflow.results.records import STAGES, stage_durations_ns
 from pdflow.results.runs import OneRun, Runs, SeedRuns
+from pdflow.results.seeds import RATES
 
 _STAGE: Final = "stage_"
 """Before a stage's name in seeds.json."""

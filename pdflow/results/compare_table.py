@@ -13,14 +13,13 @@ from pdflow.results import words
 from pdflow.results.intervals import Interval
 from pdflow.results.records import STAGES
 from pdflow.results.runs import Runs, SeedRuns
+from pdflow.results.seeds import LATENCIES, RATES
 
 if TYPE_CHECKING:
     from pdflow.results.compare import Difference, How
 
 WIDEST: Final = 80
-LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
 PARTS: Final = ("mean", "p50", "p90", "p99")
-RATES: Final = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "goodput_rps": "goodput/s"}
 
 _HOW: Final[Mapping[How, str]] = {
     "paired requests": "request by request: both served the same",

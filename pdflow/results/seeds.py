@@ -20,8 +20,8 @@ from pdflow.results.intervals import CONFIDENCE, Interval, of_mean
 from pdflow.results.table import LATENCY_COLUMNS
 
 _WIDEST = 80
-_LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
-_RATES: Final = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "goodput_rps": "goodput/s"}
+LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
+RATES: Final = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "goodput_rps": "goodput/s"}
 _SLO: Final = "slo_attainment"
 
 
@@ -110,7 +110,7 @@ class SeedsReport:
         table.add_column("ms", style="bold")
         for name in LATENCY_COLUMNS:
             table.add_column(name, justify="right")
-        for name in _LATENCIES:
+        for name in LATENCIES:
             row = [self.figures[f"{name}_{part}_ms"] for part in LATENCY_COLUMNS]
             digits = words.decimals_for(max(it.mean for it in row))
             table.add_row(name.upper(), *(it.text(sign, digits) for it in row))
@@ -126,7 +126,7 @@ class SeedsReport:
         return table
 
     def _rows(self) -> Iterator[tuple[str, str, float]]:
-        for name, label in _RATES.items():
+        for name, label in RATES.items():
             if name in self.figures:
                 yield name, label, 1.0
         if _SLO in self.figures:
@@ -138,7 +138,7 @@ class SeedsReport:
 
 def _flat(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The figures of one run that have a mean over runs: not counts, nor what the scenario does not ask."""
-    for name in (*(f"{of}_{part}_ms" for of in _LATENCIES for part in LATENCY_COLUMNS), *_RATES, _SLO):
+    for name in (*(f"{of}_{part}_ms" for of in LATENCIES for part in LATENCY_COLUMNS), *RATES, _SLO):
         if summary[name] is not None:
             yield name, summary[name]
     for stage, mean_ms in summary["stages_mean_ms"].items():
