@@ -242,6 +242,18 @@ def test_python_writes_what_the_command_writes(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
+def test_engines_that_worked_for_clients_who_had_left_are_not_said_to_have_rested(tmp_path: Path) -> None:
+    """Their steps stand in no record of a request."""
+    few = ("workload.requests=5", "workload.client={timeout_s=0.01}", "pool.w.api_server_s=0.03")
+    sets = [word for each in few for word in ("--set", each)]
+    alone = str(Path(SMALL).with_name("alone.toml"))
+    assert pdflow("simulate", alone, *sets, "--quiet", "--html", "--out", str(tmp_path)).returncode == 0
+    assert json.loads((tmp_path / "results.json").read_text())["pdflow"]["gpu_busy_share"]["aggregated"] > 0
+    page = (tmp_path / "report.html").read_text()
+    assert "Never any" in page
+    assert "GPUs at work" not in page
+
+
 def test_a_reader_of_the_report_may_stop_reading() -> None:
     """`| head` has seen enough: no error, and no exit code that means something else."""
     command = f"{sys.executable} -m pdflow simulate {SMALL} | head -1; exit ${{PIPESTATUS[0]}}"

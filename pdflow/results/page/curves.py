@@ -85,7 +85,8 @@ def over_time(result: Result, recording: Recording | None = None) -> tuple[list[
     for role in totals.roles():
         engines = [engine for engine in totals.engines if engine.role == role]
         spans = [_above_nothing(work[engine.name], engine.gpus) for engine in engines if engine.name in work]
-        if spans:
+        # Steps whose requests were all taken back stand in no record: no curve, rather than one that says "never".
+        if any(len(span.starts) for span in spans) or (spans and not totals.gpu_busy_share(role)):
             gpus = sum(engine.gpus for engine in engines)
             shares.append(_curve(f"{role} GPUs at work", _together(spans).curve(), totals.duration_ns, gpus))
     for role, curves in blocks.items():
