@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pdflow.errors import EXIT_DONE, InvariantError
+from pdflow.results.bench_json import statements
 from pdflow.results.seeds import SeedsReport
 from pdflow.results.write import SEEDS_NAME, write_results
 from pdflow.scenario.schema import Scenario
@@ -60,6 +61,7 @@ def run_seeds(
     Raises what `simulate` raises; of an invariant that does not hold, with the seed.
     """
     summaries: dict[int, dict[str, Any]] = {}
+    costs: tuple[str, ...] = ()
     exit_code = EXIT_DONE
     with _progress(_stderr(), watched) as progress:
         task = progress.add_task(scenario.name, total=seeds)
@@ -74,8 +76,9 @@ def run_seeds(
             if exit_code != EXIT_DONE:
                 break
             summaries[seed] = run.result.summary
+            costs = statements(run.result.about.costs)
             progress.advance(task)
-    return SeedsRun(SeedsReport.of(scenario.name, seeds, summaries), exit_code)
+    return SeedsRun(SeedsReport.of(scenario.name, seeds, summaries, costs), exit_code)
 
 
 def _stderr() -> Console:

@@ -41,6 +41,14 @@ class CostStatement:
     error_bar: str
 
 
+def statements(costs: Iterable[CostStatement]) -> tuple[str, ...]:
+    """One line for all pools whose step times come from the same place: whose, from where, how wrong they may be."""
+    pools: dict[str, list[str]] = {}
+    for cost in costs:
+        pools.setdefault(f"{cost.provenance}; {cost.error_bar}", []).append(cost.pool)
+    return tuple(f"{', '.join(names)}: {said}" for said, names in pools.items())
+
+
 @attrs.frozen(kw_only=True)
 class About:
     """What was run. Nothing here may come from the wall clock or the host.

@@ -201,6 +201,9 @@ class Comparisons:
             yield ""
             yield from console.render(compare_table.heading(number, one.how), options)
             yield from console.render(compare_table.table(number, one.differences), options)
+        yield ""
+        for line in compare_table.step_times([each.run for each in self.figures]):
+            yield from console.render(line, options)
 
 
 def _described(run: Runs) -> dict[str, Any]:

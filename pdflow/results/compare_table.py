@@ -58,6 +58,16 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"{words.count(len(seeds))} seeds"
 
 
+def step_times(runs: Sequence[Runs]) -> Iterator[Text]:
+    """Where each run's come from, and how wrong they may be; those that agree together."""
+    letters: dict[str, list[str]] = {}
+    for number, run in enumerate(runs):
+        for statement in run.report.costs if isinstance(run, SeedRuns) else run.costs:
+            letters.setdefault(words.plain(statement), []).append(letter(number))
+    for statement, those in letters.items():
+        yield Text(f"step times of {', '.join(those)}  {statement}", style="dim")
+
+
 def heading(number: int, how: How) -> Text:
     """Which runs a table is about, and what its intervals are of."""
     return Text.assemble((f"{letter(number)} against A", "bold"), (f"  {_HOW[how]}", "dim"))

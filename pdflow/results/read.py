@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.results import words
+from pdflow.results.bench_json import CostStatement, statements
 from pdflow.results.records import NEVER, STAGES, Outcome, Records
 from pdflow.results.runs import OneRun, Runs, SeedRuns, done_of, good_of
 from pdflow.results.seeds import Estimate, SeedsReport
@@ -55,6 +56,13 @@ class _Warmup(msgspec.Struct):
     s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
 
+class _Cost(msgspec.Struct):
+    pool: str
+    model: str
+    provenance: str
+    error_bar: str
+
+
 class _Ours(msgspec.Struct):
     scenario: _Scenario
     seed: int
@@ -62,6 +70,7 @@ class _Ours(msgspec.Struct):
     slo: _Bounds | None = None
     classes: dict[str, _Class] = {}
     warmup: _Warmup = msgspec.field(default_factory=_Warmup)
+    cost: list[_Cost] = []
 
 
 class _Results(msgspec.Struct):
@@ -92,6 +101,7 @@ class _Seeds(msgspec.Struct):
     seeds: list[int]
     interrupted: bool
     figures: dict[str, _Figure]
+    cost: list[str] = []
 
 
 def read_runs(path: Path) -> Runs:
@@ -128,6 +138,7 @@ def _run(folder: Path) -> OneRun:
         done=done,
         served=served,
         good=good_of(ours.slo, {name: row.slo for name, row in ours.classes.items()}, records),
+        costs=statements(CostStatement(**msgspec.structs.asdict(cost)) for cost in ours.cost),
     )
 
 
@@ -143,7 +154,8 @@ def _seeds(path: Path) -> SeedRuns:
     figures = {name: Estimate.of(figure.values) for name, figure in said.figures.items()}
     asked = len(said.seeds) + said.interrupted
     return SeedRuns(
-        path=path.parent, report=SeedsReport(name=said.name, seeds=said.seeds, asked=asked, figures=figures)
+        path=path.parent,
+        report=SeedsReport(name=said.name, seeds=said.seeds, asked=asked, figures=figures, costs=said.cost),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from pdflow.results import words
-from pdflow.results.bench_json import About, bench_json
+from pdflow.results.bench_json import About, bench_json, statements
 from pdflow.results.itls import itls_s
 from pdflow.results.metrics import Metrics, measure
 from pdflow.results.records import Records
@@ -163,4 +163,5 @@ class Result:
                 continue
             mean, p99 = words.number(spread.mean_ms), words.number(spread.p99_ms)
             lines.append(f"  {name.upper():<4} mean {mean} ms, p99 {p99} ms")
+        lines += [f"  step times {statement}" for statement in statements(self.about.costs)]
         return "\n".join(lines) + ">"

@@ -6,7 +6,7 @@ rules as during a run, so that they can be resampled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from pdflow.results.bench_json import statements
 from pdflow.results.metrics import completed
 from pdflow.results.records import Records
 from pdflow.results.result import Result
@@ -39,6 +40,8 @@ class OneRun:
     """Those."""
     good: npt.NDArray[np.bool_] | None
     """Which of those met every bound; None if nothing was demanded."""
+    costs: Sequence[str] = ()
+    """Where step times come from, and how wrong they may be, in words."""
 
     @staticmethod
     def of(result: Result, path: Path) -> OneRun:
@@ -59,6 +62,7 @@ class OneRun:
             done=done,
             served=served,
             good=good_of(about.slo, of_class, records),
+            costs=statements(about.costs),
         )
 
 

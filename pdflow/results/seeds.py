@@ -54,14 +54,16 @@ class SeedsReport:
     seeds: Sequence[int]
     asked: int
     figures: Mapping[str, Estimate]
+    costs: Sequence[str] = ()
+    """Where step times come from, and how wrong they may be, in words; the same for every seed."""
 
     @staticmethod
-    def of(name: str, asked: int, summaries: Mapping[int, Mapping[str, Any]]) -> SeedsReport:
+    def of(name: str, asked: int, summaries: Mapping[int, Mapping[str, Any]], costs: Sequence[str] = ()) -> SeedsReport:
         """From the summary of each seed's `Result`."""
         rows = [dict(_flat(summary)) for summary in summaries.values()]
         names = [name for name in rows[0] if all(name in row for row in rows)] if rows else []
         figures = {name: Estimate.of([row[name] for row in rows]) for name in names}
-        return SeedsReport(name=name, seeds=list(summaries), asked=asked, figures=figures)
+        return SeedsReport(name=name, seeds=list(summaries), asked=asked, figures=figures, costs=costs)
 
     def as_dict(self) -> dict[str, Any]:
         """The content of seeds.json."""
@@ -70,6 +72,7 @@ class SeedsReport:
             "seeds": list(self.seeds),
             "interrupted": len(self.seeds) < self.asked,
             "confidence": CONFIDENCE,
+            "cost": list(self.costs),
             "figures": {
                 name: {
                     "mean": it.mean,
@@ -89,6 +92,7 @@ class SeedsReport:
             parts += ["", self._latencies(sign), "", self._others(sign)]
             if len(self.seeds) > 1 and all(len(set(it.values)) == 1 for it in self.figures.values()):
                 parts.append(Text("Every seed gave the same: nothing in this scenario is drawn.", style="dim"))
+            parts += [Text(f"step times  {words.plain(statement)}", style="dim") for statement in self.costs]
         for part in parts:
             yield from console.render(part, options)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.results import words
-from pdflow.results.bench_json import About
+from pdflow.results.bench_json import About, statements
 from pdflow.results.metrics import Metrics
 from pdflow.results.totals import NS_PER_S, Totals
 
@@ -207,8 +207,8 @@ def _fact_rows(about: About, metrics: Metrics, totals: Totals, signs: _Signs) ->
     yield from _outcome_rows(metrics, separator)
     if about.workload_note:
         yield "workload", Text(about.workload_note, style="dim")
-    for cost, pools in _costs(about):
-        yield "step times", Text(f"{pools}: {cost}", style="dim")
+    for statement in statements(about.costs):
+        yield "step times", Text(statement, style="dim")
 
 
 def _busy(totals: Totals, role: str) -> str:
@@ -263,11 +263,3 @@ def _outcome_rows(metrics: Metrics, separator: str) -> Iterator[tuple[str, str |
             yield outcome, text.append(separator + separator.join(reasons), style="not dim default")
     if metrics.outcomes["unfinished"]:
         yield "unfinished", words.count(metrics.outcomes["unfinished"])
-
-
-def _costs(about: About) -> list[tuple[str, str]]:
-    """One line for all pools whose step times come from the same place."""
-    pools: dict[str, list[str]] = {}
-    for cost in about.costs:
-        pools.setdefault(f"{cost.provenance}; {cost.error_bar}", []).append(cost.pool)
-    return [(statement, ", ".join(names)) for statement, names in pools.items()]

@@ -39,7 +39,8 @@ def test_repr_says_what_happened_in_a_few_lines(result: Result) -> None:
         "  TTFT mean 40.00 ms, p99 44.90 ms\n"
         "  TPOT mean 10.00 ms, p99 10.00 ms\n"
         "  ITL  mean 10.00 ms, p99 10.00 ms\n"
-        "  E2E  mean 80.00 ms, p99 84.90 ms>"
+        "  E2E  mean 80.00 ms, p99 84.90 ms\n"
+        "  step times prefill, decode: constant, as the scenario states; exact>"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pdflow.results.bench_json import statements
 from pdflow.results.page.markup import Html, joined, table, tag
 from pdflow.results.page.page import stages, title, verdict
 from pdflow.results.result import Result
@@ -29,5 +30,6 @@ _STYLE: Final = """
 def cell(result: Result) -> Html:
     """Title, verdict, latencies, and where mean TTFT went."""
     latencies = table(["ms", *LATENCY_COLUMNS], result.table().latency_rows())
-    inside = joined((title(result), verdict(result), latencies, *stages(result)))
+    costs = (tag("p", f"step times {statement}", class_="dim") for statement in statements(result.about.costs))
+    inside = joined((title(result), verdict(result), latencies, *stages(result), *costs))
     return tag("div", tag("style", Html(_STYLE)), inside, class_="pdflow-cell")
