@@ -151,8 +151,6 @@ class Ring:
         if not size:
             raise PoolError(f"release: no part at {position}; parts lie from {self.low} to {self.head}")
         self.held_bytes -= size
-        if position != self.low:
-            return 0
         before = self.head - self.low
         if self._live:
             self.low = next(iter(self._live))

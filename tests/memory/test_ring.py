@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pdflow.memory.paged import PoolError
 from pdflow.memory.ring import Ring
@@ -36,9 +37,7 @@ def counters(ring: Ring) -> tuple[int, ...]:
 class RingAgainstModel(RuleBasedStateMachine):
     """The model: (position, steps, is it skipped) of ranges from the oldest part on, and which parts are given back."""
 
-    placed = Bundle("placed")
-
-    @initialize(steps=st.integers(1, 10), greatest=st.integers(1, 5), high=st.integers(0, 10), low=st.integers(0, 9))
+    @initialize(steps=st.integers(3, 10), greatest=st.integers(1, 5), high=st.integers(0, 10), low=st.integers(0, 9))
     def build(self, steps: int, greatest: int, high: int, low: int) -> None:
         self.steps, self.greatest = steps, min(greatest, steps)
         # Often without marks: what the end of the ring does to requests is seen when it is full.
@@ -47,6 +46,7 @@ class RingAgainstModel(RuleBasedStateMachine):
         self.ring = plain(steps, self.greatest, self.high, self.low)
         self.ranges: list[tuple[int, int, bool]] = []
         self.back: set[int] = set()
+        self.owners = 0
         self.head = 0
         self.promised: dict[int, int] = {}
         self.pressed = False
@@ -84,58 +84,77 @@ class RingAgainstModel(RuleBasedStateMachine):
         if taken <= self.low:
             self.pressed = False
 
-    @rule(owner=st.integers(0, 3), need=st.integers(1, 11), odd=st.integers(0, STEP - 1))
-    def reserve(self, owner: int, need: int, odd: int) -> None:
-        if owner in self.promised or need > self.steps:
-            self.raises_and_changes_nothing(lambda ring: ring.reserve(owner, need * STEP))
-            return
+    def live(self) -> list[int]:
+        return [at * STEP for at, _, skipped in self.ranges if not skipped and at * STEP not in self.back]
+
+    @precondition(lambda self: not self.pressed)
+    @rule(need=st.integers(1, 10), odd=st.integers(0, STEP - 1))
+    def reserve(self, need: int, odd: int) -> None:
+        owner, need = self.owners, min(need, self.steps)
         fits = self.fits(need)
         assert self.ring.reserve(owner, need * STEP - odd) is fits
         if fits:
+            self.owners += 1
             self.promised[owner] = need
             self.heed()
 
-    @rule(target=placed, owner=st.integers(0, 3), size=st.integers(1, 6))
-    def place(self, owner: int, size: int) -> object:
-        if size > min(self.promised.get(owner, 0), self.greatest):
-            self.raises_and_changes_nothing(lambda ring: ring.place(owner, size * STEP))
-            return multiple()
+    @precondition(lambda self: any(self.promised.values()))
+    @rule(data=st.data())
+    def place(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from([owner for owner, left in self.promised.items() if left]))
+        self.place_for(owner, data.draw(st.integers(1, 5)))
+
+    def place_for(self, owner: int, size: int) -> None:
+        size = min(size, self.greatest, self.promised[owner])
         self.promised[owner] -= size
         position = self.put(size)
         assert self.ring.place(owner, size * STEP) == position
-        return position
 
-    @rule(target=placed, size=st.integers(1, 6))
-    def take(self, size: int) -> object:
-        if size > self.greatest:
-            self.raises_and_changes_nothing(lambda ring: ring.take(size * STEP))
-            return multiple()
+    @precondition(lambda self: not self.pressed)
+    @rule(size=st.integers(1, 5))
+    def take(self, size: int) -> None:
+        size = min(size, self.greatest)
         if not self.fits(size):
             assert self.ring.take(size * STEP) is None
-            return multiple()
+            return
         position = self.put(size)
         assert self.ring.take(size * STEP) == position
-        return position
 
-    @rule(owner=st.integers(0, 3))
-    def unreserve(self, owner: int) -> None:
-        if owner not in self.promised:
-            self.raises_and_changes_nothing(lambda ring: ring.unreserve(owner))
-            return
+    @precondition(lambda self: self.promised)
+    @rule(data=st.data())
+    def unreserve(self, data: st.DataObject) -> None:
+        self.end(data.draw(st.sampled_from(sorted(self.promised))))
+
+    def end(self, owner: int) -> None:
         assert self.ring.unreserve(owner) == self.promised.pop(owner) * STEP
         self.heed()
 
-    @rule()
-    def release_the_oldest(self) -> None:
-        """More often than chance would have it, or the ring would seldom turn."""
-        if self.ranges:
-            self.release(next(at * STEP for at, _, skipped in self.ranges if not skipped))
+    @precondition(lambda self: self.ranges)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        self.give_back(data.draw(st.sampled_from(self.live())))
 
-    @rule(position=placed)
-    def release(self, position: int) -> None:
-        if position in self.back:
-            self.raises_and_changes_nothing(lambda ring: ring.release(position))
-            return
+    @rule(
+        parts=st.lists(st.tuples(st.booleans(), st.integers(1, 5)), min_size=2, max_size=8),
+        need=st.integers(1, 10),
+        behind=st.integers(0, 3),
+    )
+    def turn(self, parts: list[tuple[bool, int]], need: int, behind: int) -> None:
+        """Parts pass through, a few at a time: by chance alone the ring would seldom meet its end."""
+        if not self.pressed:
+            self.reserve(need, 0)
+        for mine, size in parts:
+            owner = next((owner for owner, left in self.promised.items() if left), None)
+            if mine and owner is not None:
+                self.place_for(owner, size)
+            elif not self.pressed:
+                self.take(size)
+            self.agrees()
+            if len(self.live()) > behind:
+                self.give_back(self.live()[0])
+            self.agrees()
+
+    def give_back(self, position: int) -> None:
         self.back.add(position)
         before = self.span()
         while self.ranges and (self.ranges[0][2] or self.ranges[0][0] * STEP in self.back):
@@ -145,28 +164,36 @@ class RingAgainstModel(RuleBasedStateMachine):
         self.heed()
         assert self.ring.release(position) == (before - self.span()) * STEP
 
-    @rule(off=st.integers(1, 3 * STEP))
-    def release_what_nobody_placed(self, off: int) -> None:
-        known = [at * STEP for at, _, skipped in self.ranges if not skipped and at * STEP not in self.back]
-        for position in (self.head * STEP - off, self.head * STEP + off):
-            if position not in known:
-                self.raises_and_changes_nothing(lambda ring, at=position: ring.release(at))  # type: ignore[misc]
+    @rule()
+    def misuse_raises_and_changes_nothing(self) -> None:
+        ring = self.ring
+        before = ring.fingerprint(), counters(ring)
+        for owner, left in self.promised.items():
+            with pytest.raises(PoolError):
+                ring.reserve(owner, STEP)
+            with pytest.raises(PoolError):
+                ring.place(owner, left * STEP + 1)
+        for act in (ring.unreserve, ring.release):
+            with pytest.raises(PoolError):
+                act(-1)
+        with pytest.raises(PoolError):
+            ring.reserve(-1, self.steps * STEP + 1)
+        with pytest.raises(PoolError):
+            ring.take(self.greatest * STEP + 1)
+        for position in set(range(ring.low - STEP, ring.head + STEP)).union(self.back).difference(self.live()):
+            with pytest.raises(PoolError):
+                ring.release(position)
+        assert (ring.fingerprint(), counters(ring)) == before
 
     @rule()
     def go_on_with_a_fork(self) -> None:
         self.ring = self.ring.fork()
 
-    def raises_and_changes_nothing(self, act: Callable[[Ring], object]) -> None:
-        before = self.ring.fingerprint(), counters(self.ring)
-        with pytest.raises(PoolError):
-            act(self.ring)
-        assert (self.ring.fingerprint(), counters(self.ring)) == before
-
     @rule(data=st.data())
     def whatever_is_promised_can_be_placed_and_all_given_back(self, data: st.DataObject) -> None:
         ring, left = self.ring.fork(), dict(self.promised)
         before = self.ring.fingerprint()
-        positions = [at * STEP for at, _, skipped in self.ranges if not skipped and at * STEP not in self.back]
+        positions = self.live()
         while any(left.values()):
             owner = data.draw(st.sampled_from(sorted(owner for owner, steps in left.items() if steps)))
             size = data.draw(st.integers(1, min(left[owner], self.greatest)))
@@ -196,12 +223,34 @@ class RingAgainstModel(RuleBasedStateMachine):
         assert sum(counters(ring)) == ring.capacity_bytes
         assert min(counters(ring)) >= 0
         assert ring.pressed is self.pressed
+        if self.pressed:
+            assert ring.take(STEP) is None
+            assert not ring.reserve(-1, STEP)
         offsets = sorted((ring.offset(at * STEP), size * STEP) for at, size in live)
         assert all(at + size <= ring.capacity_bytes for at, size in offsets), "a part is contiguous"
         assert all(at + size <= other for (at, size), (other, _) in pairwise(offsets)), "no two overlap"
 
 
 TestRing = RingAgainstModel.TestCase
+
+
+@pytest.mark.parametrize("steps", [5, 8, 10])
+def test_a_ring_that_has_turned_many_times_agrees(steps: int) -> None:
+    """The same model, on a walk long enough to meet the end of the ring in every state."""
+    generator = random.Random(steps)
+    machine = RingAgainstModel()
+    machine.build(steps, 3, steps if steps < 10 else 8, 5)
+    for _ in range(200):
+        parts = [(generator.random() < 0.5, generator.randint(1, 3)) for _ in range(4)]
+        machine.turn(parts, generator.randint(1, steps), generator.randrange(3))
+        for owner in sorted(machine.promised):
+            if generator.random() < 0.4:
+                machine.end(owner)
+        if generator.random() < 0.5:
+            machine.go_on_with_a_fork()
+        if machine.live() and generator.random() < 0.5:
+            machine.give_back(generator.choice(machine.live()))
+        machine.agrees()
 
 
 def test_without_reservations_requests_that_are_half_there_fill_the_ring_for_ever() -> None:
