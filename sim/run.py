@@ -106,7 +106,8 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
         result.save(options.out, detailed=options.save_detailed)
         recording = Recording() if world.recorder is None else world.recorder.recording(world.fabric.paths.names)
         if options.timeline:
-            write_timeline(options.out / TIMELINE_NAME, timeline(result.records, recording))
+            said = {"scenario": scenario.name, "seed": scenario.seed, "interrupted": interrupted}
+            write_timeline(options.out / TIMELINE_NAME, timeline(result.records, recording), said)
         if options.html:
             write_page(options.out / PAGE_NAME, page(result, text, recording))
     if not options.quiet:

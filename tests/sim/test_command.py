@@ -181,7 +181,9 @@ def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert "interrupted, partial" in " ".join(out.split())
     assert "Interrupted: what follows is of a part of the run." in (tmp_path / "report.html").read_text()
-    assert json.loads(gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()))["traceEvents"]
+    trace = json.loads(gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()))
+    assert trace["traceEvents"]
+    assert trace["otherData"]["interrupted"] is True
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["pdflow"]["interrupted"] is True
     records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
