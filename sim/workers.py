@@ -1,14 +1,16 @@
 """Tasks in processes of their own, each started as a new interpreter.
 
 Not by multiprocessing's start methods: a fork copies the threads' locks of a notebook's kernel, and a spawn runs the
-caller's script again, which then needs a guard. A worker ends when its pipe does, so that none outlives its master, and
-one that the system ends costs one row.
+caller's script again, which then needs a guard. A worker ends with its master, in the middle of a task too, and one
+that the system ends costs one row.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
@@ -53,7 +55,7 @@ class Worker:
         # A session of its own: Ctrl-C reaches the master alone, which then knows what is done.
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # ends with this process, however it ends
             pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
@@ -83,11 +85,12 @@ class Worker:
     def _end(self) -> None:
         self.pipe.close()
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 def work(fileno: int) -> None:
     """A worker's whole life."""
+    threading.Thread(target=_end_with_master, daemon=True).start()
     with Connection(fileno) as pipe:
         while True:
             try:
@@ -95,3 +98,9 @@ def work(fileno: int) -> None:
             except EOFError:
                 return
             pipe.send(row_of(task))
+
+
+def _end_with_master() -> None:
+    """Nothing is ever written there: when reading returns, the other end is closed."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)

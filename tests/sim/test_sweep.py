@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,47 @@ def test_a_signal_ends_a_sweep_of_a_script_without_a_guard(jobs: int, tmp_path: 
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [f"[{jobs == 1}, False, False] {{'interrupted': True}}"]
+
+
+ABANDONED = """
+import sys
+import pdflow
+import sim.workers
+begin = sim.workers.Worker.begin
+def telling(worker, task):
+    begin(worker, task)
+    print(worker._process.pid, flush=True)
+sim.workers.Worker.begin = telling
+long = {"workload.requests": 3_000_000, "workload.arrival.rate_rps": 1}
+pdflow.sweep(sys.argv[1], [long, long], jobs=2, progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_master_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ABANDONED)
+    with subprocess.Popen(
+        [sys.executable, str(script), str(SMALL)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as master:
+        assert master.stdout is not None
+        workers = [int(master.stdout.readline()) for _ in range(2)]
+        master.kill()
+    deadline = time.monotonic() + 60
+    while any(_runs(worker) for worker in workers):
+        assert time.monotonic() < deadline, "a worker goes on without its master"
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process, and it is not merely waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_tasks_say_what_seed_they_would_have() -> None:
