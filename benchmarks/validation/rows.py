@@ -101,6 +101,8 @@ class Setup:
     """Uniform between 80 % and all of what is stated, as InferenceMAX draws them."""
     api_server_s: float = 0.03
     means: bool = True
+    burst: bool = True
+    """Whether the first request of each client counts: all of them arrive at once."""
 
 
 def rows_of(folder: Path) -> dict[str, list[Row]]:
@@ -163,6 +165,7 @@ def simulated(
     cost = step_cost(scenario.model, pool, scenario.base_dir)
     world = world_of(text, {} if by is None else {"vllm": scaled(cost, by)})
     found = latencies(world)
+    counted = found if setup.burst else found[row.clients :]
     middle = fmean if setup.means else median
     tokens = row.input_tokens + row.output_tokens
     starved = row.clients * tokens > kv_tokens_of(scenario.model, pool) or row.clients > pool.max_num_seqs
@@ -170,7 +173,7 @@ def simulated(
     alone = cost.step_sums_ps(row.input_tokens, row.input_tokens * (row.input_tokens + 1) // 2, 0, 0) - cost.h0
     share = alone * len(found) / 1e3 / world.totals.duration_ns
     return Answer(
-        middle([ttft for ttft, _ in found]), middle([tpot for _, tpot in found]), starved or share > NEARLY_FULL
+        middle([ttft for ttft, _ in counted]), middle([tpot for _, tpot in counted]), starved or share > NEARLY_FULL
     )
 
 
@@ -261,16 +264,21 @@ def _effects(groups: Mapping[str, Sequence[Row]]) -> Iterator[str]:
     lines = []
     # As if it did not grow with the ranks: 10 us at TP 8 too.
     quick = f'gpu = {{ preset = "GPU", allreduce_latency_s = {1e-5 / 3} }}'
-    for group, change, edit in (
-        ("Llama-3.1-70B fp8, h100-sxm, TP 8", "as it is", ("", "")),
-        ("Llama-3.1-70B fp8, h100-sxm, TP 8", "all-reduces as quick as at TP 2", ("gpu", quick)),
-        ("Qwen3-32B bf16, h100-sxm, TP 8", "as it is", ("", "")),
-        ("Qwen3-32B bf16, h100-sxm, TP 8", "all-reduces as quick as at TP 2", ("gpu", quick)),
-        ("Llama-3.1-70B fp8, h200, TP 1", "as it is", ("", "")),
-        ("Llama-3.1-70B fp8, h200, TP 1", "8-bit KV, which fits twice as much", ("kv_dtype", 'kv_dtype = "fp8"')),
+    narrow = ("kv_dtype", 'kv_dtype = "fp8"')
+    as_it_is, plain = ("", ""), Setup()
+    for group, change, edit, setup in (
+        ("Llama-3.1-70B fp8, h100-sxm, TP 8", "as it is", as_it_is, plain),
+        ("Llama-3.1-70B fp8, h100-sxm, TP 8", "all-reduces as quick as at TP 2", ("gpu", quick), plain),
+        ("Qwen3-32B bf16, h100-sxm, TP 8", "as it is", as_it_is, plain),
+        ("Qwen3-32B bf16, h100-sxm, TP 8", "all-reduces as quick as at TP 2", ("gpu", quick), plain),
+        ("Llama-3.1-70B fp8, h200, TP 1", "as it is", as_it_is, plain),
+        ("Llama-3.1-70B fp8, h200, TP 1", "8-bit KV, which fits twice as much", narrow, plain),
+        ("Llama-3.1-8B fp8, h200, TP 1", "as it is", as_it_is, plain),
+        ("Llama-3.1-8B fp8, h200, TP 1", "8-bit KV", narrow, plain),
+        ("Llama-3.1-8B fp8, h200, TP 1", "8-bit KV, opening burst left out", narrow, Setup(burst=False)),
     ):
         rows = [row for row in groups[group] if row not in chosen(groups[group])]
-        answers = [(row, simulated(row, edit=edit), None) for row in rows]
+        answers = [(row, simulated(row, setup, edit=edit), None) for row in rows]
         lines.append((f"{group}: {change}", *(said(_errors(answers, (1, name))) for name in ("ttft_ms", "tpot_ms"))))
     yield from table(["rows and change", "TTFT", "TPOT"], lines)
 
@@ -313,6 +321,7 @@ def _choices(groups: Iterable[Sequence[Row]]) -> Iterator[str]:
         ("API server 10 ms", Setup(api_server_s=0.01)),
         ("API server 100 ms", Setup(api_server_s=0.1)),
         ("medians", Setup(means=False)),
+        ("opening burst left out", Setup(burst=False)),
     ):
         answers = [simulated(row, setup) for row in rows]
         pairs = list(zip(answers, rows, strict=True))
