@@ -55,8 +55,8 @@ PLAINLY = """\
 - **Mean TTFT of rows whose traffic is not described** (Qwen3-32B on H100) stays off even when calibrated: TTFT there is
   made of how arrivals fall together, which the rows do not say.
 - **Llama-3.1-8B fp8 on H200** is measured much faster than the presets say, and the factors that make up for it are no
-  engine's. KV kept in 8 bits, which the rows do not state, explains most of TPOT's error and none of TTFT's; nor does an
-  opening burst that was not counted (section 2 has the runs). What is left has no name yet.
+  engine's. KV kept in 8 bits, which the rows do not state, explains most of TPOT's error and none of TTFT's; nor does
+  an opening burst that was not counted (section 2 has the runs). What is left has no name yet.
 - **Near prefill capacity** a few per cent of service time become a factor in TTFT. Rows there are on the right side,
   and off by a factor (sections 2 and 3).
 - **TTFT of disaggregated systems** is a band, because the published rows leave out how clients start and what stands
