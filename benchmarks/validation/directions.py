@@ -22,18 +22,6 @@ RUNS = (
     ("nixl-pull", "concurrent"),
     ("nixl-push", "concurrent"),
 )
-STAGES = (
-    "route",
-    "p_queue",
-    "prefill",
-    "handoff",
-    "d_admit",
-    "handshake",
-    "xfer_post",
-    "xfer_wire",
-    "notify",
-    "first_decode",
-)
 
 
 def text_of(method: str, dispatch: str, rate_rps: float, output_tokens: int) -> str:

@@ -26,12 +26,11 @@ from benchmarks.validation.common import (
     said,
     scenario_of,
     table,
-    world_of,
 )
 from pdflow.cost.scale import Factors, scaled
 from pdflow.scenario.costs import step_cost
 from pdflow.scenario.fit import kv_tokens_of
-from sim.calibrate import nearest
+from sim.calibrate import nearest, ran
 
 FILE = "aiconfigurator_silicon_agg_vllm_hopper.csv"
 FITTED = 10
@@ -163,7 +162,7 @@ def simulated(
     scenario = scenario_of(text)
     pool = scenario.pools[0]
     cost = step_cost(scenario.model, pool, scenario.base_dir)
-    world = world_of(text, {} if by is None else {"vllm": scaled(cost, by)})
+    world = ran(scenario, {"vllm": cost if by is None else scaled(cost, by)})
     found = latencies(world)
     counted = found if setup.burst else found[row.clients :]
     middle = fmean if setup.means else median

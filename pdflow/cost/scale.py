@@ -31,13 +31,7 @@ def scaled(cost: StepCost, by: Factors) -> StepCost:
     if isinstance(cost.linear, LinearTable):
         curve = attrs.evolve(cost.linear, ps=tuple(round(ps * by.linear) for ps in cost.linear.ps))
     else:
-        line = cost.linear
-        curve = LinearTime(
-            slope_ps=round(line.slope_ps * by.linear),
-            floor_ps=round(line.floor_ps * by.linear),
-            allreduce_ps=round(line.allreduce_ps * by.linear),
-            allreduce_slope_ps=round(line.allreduce_slope_ps * by.linear),
-        )
+        curve = LinearTime(**{part: round(ps * by.linear) for part, ps in attrs.asdict(cost.linear).items()})
     return attrs.evolve(
         cost,
         h0=max(0, cost.h0 + by.host_ps),

@@ -17,11 +17,11 @@ import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from pdflow.results import compare_table, intervals, spread
-from pdflow.results.compare_table import PARTS
 from pdflow.results.intervals import CONFIDENCE, FEWEST_BLOCKS, RESAMPLES, Floats, Interval
 from pdflow.results.records import STAGES, stage_durations_ns
 from pdflow.results.runs import OneRun, Runs, SeedRuns
 from pdflow.results.seeds import RATES
+from pdflow.results.table import LATENCY_COLUMNS
 
 _STAGE: Final = "stage_"
 """Before a stage's name in seeds.json."""
@@ -59,7 +59,7 @@ class Figures:
             f"{name}_{part}_ms": getattr(each, f"{part}_ms")
             for name, each in spreads.items()
             if each.count
-            for part in PARTS
+            for part in LATENCY_COLUMNS
         }
         shares = {}
         for stage, durations in zip(STAGES, stage_durations_ns(run.records), strict=True):
@@ -84,7 +84,7 @@ class Figures:
         found = {share: intervals.means(column, taken) for share, column in self.shares.items()}
         for latency, column in self.latencies.items():
             found[f"{latency}_mean_ms"] = intervals.means(column, taken)
-            for part, values in zip(PARTS[1:], intervals.percentiles(column, taken).T, strict=True):
+            for part, values in zip(LATENCY_COLUMNS[1:], intervals.percentiles(column, taken).T, strict=True):
                 found[f"{latency}_{part}_ms"] = values
         return found
 

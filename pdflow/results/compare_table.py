@@ -14,12 +14,12 @@ from pdflow.results.intervals import Interval
 from pdflow.results.records import STAGES
 from pdflow.results.runs import Runs, SeedRuns
 from pdflow.results.seeds import LATENCIES, RATES
+from pdflow.results.table import LATENCY_COLUMNS
 
 if TYPE_CHECKING:
     from pdflow.results.compare import Difference, How
 
 WIDEST: Final = 80
-PARTS: Final = ("mean", "p50", "p90", "p99")
 
 _HOW: Final[Mapping[How, str]] = {
     "paired requests": "request by request: both served the same",
@@ -97,7 +97,7 @@ def table(number: int, differences: Mapping[str, Difference]) -> Table:
 
 def _labels(differences: Mapping[str, Difference]) -> Iterator[tuple[str, str]]:
     """The rows, in the order of a run's own report: latencies, stages that took anything, rates."""
-    labels = {f"{name}_{part}_ms": f"{name.upper()} {part}, ms" for name in LATENCIES for part in PARTS}
+    labels = {f"{name}_{part}_ms": f"{name.upper()} {part}, ms" for name in LATENCIES for part in LATENCY_COLUMNS}
     stages = {f"{stage}_ms": f"  {stage}, ms" for stage in STAGES}
     for name, label in {**labels, **stages, "slo_attainment": "SLO met, %", **RATES}.items():
         it = differences.get(name)
