@@ -142,12 +142,8 @@ def ran(scenario: Scenario, costs: Mapping[str, StepCost]) -> World:
 
 def latencies_ms(world: World, request: int) -> tuple[float | None, float | None]:
     """TTFT and TPOT of one request; None where it has none."""
-    records = world.records
-    if request >= len(records) or records.outcome[request] != "completed":
-        return None, None
-    first, last = records.first_token_ns[request], records.last_token_ns[request]
-    gaps = records.output_tokens[request] - 1
-    return (first - records.arrival_ns[request]) / 1e6, (last - first) / gaps / 1e6 if gaps else None
+    known = world.records.latencies_ms(request) if request < len(world.records) else None
+    return known or (None, None)
 
 
 def calibrated(scenario: Scenario, seen: Path, name: str | None, command: Sequence[str]) -> tuple[str, str]:

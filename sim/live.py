@@ -33,7 +33,6 @@ COST: Final = 100
 """Nor unless so many times as long as drawing takes has passed."""
 POOLS_SHOWN: Final = 8
 _WIDEST: Final = 80
-_NS_PER_MS: Final = 1_000_000
 
 
 class Sample(NamedTuple):
@@ -131,15 +130,8 @@ class Watcher:
 
     def latencies_ms(self) -> tuple[list[float], list[float]]:
         """TTFT and TPOT of the window's completed requests, sorted."""
-        records = self.world.records
-        ttft, tpot = [], []
-        for request in self.requests:
-            first, last = records.first_token_ns[request], records.last_token_ns[request]
-            if records.outcome[request] == "completed":
-                ttft.append((first - records.arrival_ns[request]) / _NS_PER_MS)
-                if (more := records.output_tokens[request] - 1) > 0:
-                    tpot.append((last - first) / more / _NS_PER_MS)
-        return sorted(ttft), sorted(tpot)
+        known = [both for request in self.requests if (both := self.world.records.latencies_ms(request)) is not None]
+        return sorted(ttft for ttft, _ in known), sorted(tpot for _, tpot in known if tpot is not None)
 
     def engines(self, pools: dict[str, list[EngineNode]], first: Sample, last: Sample) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")

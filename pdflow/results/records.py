@@ -151,6 +151,14 @@ class Records:
         """The class of a request, "" if it has none."""
         return self.classes[request] if request < len(self.classes) else ""
 
+    def latencies_ms(self, request: int) -> tuple[float, float | None] | None:
+        """TTFT and TPOT of a completed request, no TPOT of a single token; None of one that was not completed."""
+        if self.outcome[request] != "completed":
+            return None
+        first, gaps = self.first_token_ns[request], self.output_tokens[request] - 1
+        tpot_ms = (self.last_token_ns[request] - first) / gaps / 1e6 if gaps else None
+        return (first - self.arrival_ns[request]) / 1e6, tpot_ms
+
     def record(self, request: int) -> dict[str, Any]:
         """One request as a dict with a fixed order of keys: a line of requests.jsonl. None where nothing happened."""
         first_ns, last_ns = self.first_token_ns[request], self.last_token_ns[request]
