@@ -101,12 +101,8 @@ class Lives:
 
     def keep_nics(self, before: EngineId, info: EngineInfo) -> None:
         """Another id, the same hardware."""
-        nics = self.world.fabric.paths.nics
         for rank in range(info.shards.ranks):
-            for direction in ("tx", "rx"):
-                nic = nics.get((rank_address(before, rank), direction))
-                if nic is not None:
-                    nics[rank_address(info.engine, rank), direction] = nic
+            self.world.fabric.paths.keep(rank_address(before, rank), rank_address(info.engine, rank))
 
     def enter(self, place: Place, old: EngineNode, info: EngineInfo, incarnation: int) -> EngineNode:
         generation, builder, world = old.newest_generation(), self.builder, self.world

@@ -1,10 +1,13 @@
 """Routes between ranks: the links that bytes pass, their latency, and what posting a transfer costs.
 
-One NIC per rank, transmit and receive apart; the scenario's explicit links lie between the pools that name them. Routes
-are worked out at first use, so that 400 engines cost only what they use.
+One NIC per rank, transmit and receive apart; the scenario's explicit links lie between the pools that name them. Beside
+them each rank's GPU has a lane to host memory, each direction apart, and its own memory, for copies that stay on its
+host. All of it is worked out at first use, so that 400 engines cost only what they use.
 """
 
 from __future__ import annotations
+
+from typing import Literal, TypeAlias
 
 from pdflow.cost.step import PS_PER_NS, to_ps
 from pdflow.layout.descriptors import DescriptorCounter, descriptor_counter, rank_memory
@@ -14,8 +17,11 @@ from pdflow.network.network import Network, PathId, ResourceId
 from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.values import Address, EngineId
 from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.schema import Network as NetworkTable
+from pdflow.scenario.network_schema import Network as NetworkTable
 from pdflow.scenario.schema import Pool
+
+Direction: TypeAlias = Literal["d2h", "h2d"]
+"""GPU to host memory, or back."""
 
 
 class Route:
@@ -41,7 +47,7 @@ class Route:
 
 
 class Paths:
-    """Every rank's NIC as two resources, and the routes between ranks."""
+    """Every rank's NIC and its lane to host memory as two resources each, and the routes between ranks."""
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class Paths:
             self.link_latency[link.name] = seconds_to_ns(link.latency_s)
         self.via = {(path.from_pool, path.to_pool): path.via for path in table.paths}
         self.nics: dict[tuple[Address, str], ResourceId] = {}
+        self.lanes: dict[tuple[Address, str], ResourceId] = {}
         self.names: list[tuple[str, ResourceId, int | None]] = [
             (link.name, self.links[link.name], link.bandwidth_bytes_per_s) for link in table.links
         ]
@@ -81,6 +88,33 @@ class Paths:
             resource = self.nics[key] = self.network.add_resource(name, self.table.bandwidth_bytes_per_s)
             self.names.append((name, resource, self.table.bandwidth_bytes_per_s))
         return resource
+
+    def lane(self, rank: Address, direction: Direction) -> PathId:
+        """The PCIe link of a rank's GPU, one way: shared by all copies between its memory and the host's."""
+        return self._local(rank, direction, self.pool_of[engine_of(rank)].gpu.pcie_bytes_per_s)
+
+    def copy(self, rank: Address) -> PathId:
+        """From one place of a GPU's memory to another: each byte is read and written."""
+        return self._local(rank, "d2d", self.pool_of[engine_of(rank)].gpu.hbm_bytes_per_s / 2)
+
+    def copy_ns(self, rank: Address) -> int:
+        """What a copy on `lane` or `copy` waits before its first byte."""
+        return seconds_to_ns(self.pool_of[engine_of(rank)].gpu.copy_latency_s)
+
+    def _local(self, rank: Address, direction: str, rate: float) -> PathId:
+        resource = self.lanes.get((rank, direction))
+        if resource is None:
+            name = f"{rank} {direction}"
+            resource = self.lanes[rank, direction] = self.network.add_resource(name, int(rate))
+            self.names.append((name, resource, int(rate)))
+        return self.network.path((resource,))
+
+    def keep(self, before: Address, now: Address) -> None:
+        """A rank has another name, and the same hardware."""
+        for hardware in (self.nics, self.lanes):
+            for (rank, direction), resource in list(hardware.items()):
+                if rank == before:
+                    hardware[now, direction] = resource
 
     def latency_ns(self, source: Address, target: Address) -> int:
         return self.route(source, target).latency_ns

@@ -199,7 +199,10 @@ class GpuSpec:
     device_bytes: int = attrs.field(validator=_COUNT)
     nvlink_bytes_per_s: float | None = attrs.field(default=None, validator=validators.optional(_RATE))
     """Per direction; None where GPUs meet over PCIe only."""
-    pcie_bytes_per_s: float = attrs.field(default=32e9, validator=_RATE)
+    pcie_bytes_per_s: float = attrs.field(default=25e9, validator=_RATE)
+    """What copies between pinned host memory and the GPU reach, each direction."""
+    copy_latency_s: float = attrs.field(default=10e-6, validator=_HOST_S)
+    """From ordering a copy to its first byte: p2p_latency of NVIDIA aiconfigurator's system files."""
     nic_bytes_per_s: float = attrs.field(default=50e9, validator=_RATE)
     ec: float = attrs.field(default=0.65, validator=[_RATE, validators.le(1.0)])
     """Share of the FLOP/s that large matrix products reach."""

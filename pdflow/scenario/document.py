@@ -15,6 +15,7 @@ from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.scenario import faults, schema
 from pdflow.scenario.convert import Complaint, did_you_mean, one_of, shown, structure
 from pdflow.scenario.locate import KeyPath
+from pdflow.scenario.network_schema import Network
 from pdflow.scenario.presets import Kind, presets
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.workload_schema import Workload
@@ -27,7 +28,7 @@ TABLES: Final[Mapping[str, Any]] = {
     "model": ModelSpec,
     "pool": schema.Pool,
     "transfer": Transfer,
-    "network": schema.Network,
+    "network": Network,
     "router": schema.Router,
     "slo": schema.Slo,
     "fault": faults.Fault,
@@ -58,7 +59,7 @@ class Parts:
     model: ModelSpec | None = None
     pools: list[schema.Pool | None] = attrs.field(factory=list)
     transfer: Transfer | None = None
-    network: schema.Network | None = None
+    network: Network | None = None
     router: schema.Router | None = None
     slo: schema.Slo | None = None
     fault_list: list[faults.Fault | None] = attrs.field(factory=list)
@@ -101,16 +102,16 @@ def _part(value: object, into: type[T], path: KeyPath, found: list[Complaint]) -
     return part
 
 
-def _network(table: object, found: list[Complaint]) -> schema.Network | None:
+def _network(table: object, found: list[Complaint]) -> Network | None:
     if not isinstance(table, Mapping):
-        return _part(table, schema.Network, ("network",), found)
+        return _part(table, Network, ("network",), found)
     name = table.get("preset", "rdma-400g")
     values = _preset_values("links", name, ("network", "preset"), found)
     if values is None:
         name, values = "ideal", presets("links")["ideal"].values
-        _part({**values, **table, "preset": name}, schema.Network, ("network",), found)
+        _part({**values, **table, "preset": name}, Network, ("network",), found)
         return None
-    return _part({**values, **table}, schema.Network, ("network",), found)
+    return _part({**values, **table}, Network, ("network",), found)
 
 
 def _model(table: object, found: list[Complaint]) -> ModelSpec | None:

@@ -16,8 +16,8 @@ from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.scenario.convert import TAGGED, Tagged
 from pdflow.scenario.document import DTYPES, REQUIRED_TABLES, TABLES
 from pdflow.scenario.fields import Bound, key_of
+from pdflow.scenario.network_schema import Network
 from pdflow.scenario.presets import Kind, presets
-from pdflow.scenario.schema import Network
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 

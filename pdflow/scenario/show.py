@@ -12,9 +12,10 @@ from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.convert import did_you_mean
 from pdflow.scenario.cost_file import CostFile
 from pdflow.scenario.costs import Shelf, cost_tables, step_cost
+from pdflow.scenario.network_schema import Network
 from pdflow.scenario.presets import Kind, Preset, presets
 from pdflow.scenario.resolution import resolution_of
-from pdflow.scenario.schema import Network, Scenario
+from pdflow.scenario.schema import Scenario
 from pdflow.scenario.summary import faults_summary, pool_summary, workload_summary
 
 _KINDS: tuple[tuple[Kind, str], ...] = (("models", "model"), ("gpus", "GPU"), ("links", "network"))

@@ -18,7 +18,8 @@ from pdflow.scenario.convert import Complaint, did_you_mean
 from pdflow.scenario.document import Parts
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.schema import Network, Pool
+from pdflow.scenario.network_schema import Network
+from pdflow.scenario.schema import Pool
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.validate_faults import check_faults
 from pdflow.scenario.validate_workload import check_longest_request, check_workload

@@ -20,8 +20,9 @@ from pdflow.scenario.faults import (
     TransferErrorFault,
 )
 from pdflow.scenario.locate import KeyPath
+from pdflow.scenario.network_schema import Network
 from pdflow.scenario.plan import engines_of, links_of
-from pdflow.scenario.schema import Network, Pool
+from pdflow.scenario.schema import Pool
 
 
 def check_faults(parts: Parts, pools: Sequence[Pool] | None) -> Iterator[Complaint]:

@@ -6,8 +6,8 @@ import pytest
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.scenario.convert import structure
+from pdflow.scenario.network_schema import Network
 from pdflow.scenario.presets import Preset, presets
-from pdflow.scenario.schema import Network
 
 EVERY = [preset for kind in ("models", "gpus", "links") for preset in presets(kind).values()]  # type: ignore[arg-type]
 

@@ -1,0 +1,50 @@
+"""What [network] can say: NICs, the control channel, and the links and paths between pools.
+
+The other tables, and how to read these classes, are in `schema.py`.
+"""
+
+from __future__ import annotations
+
+import attrs
+from attrs import field
+
+from pdflow.scenario.fields import AT_LEAST_ONE, DELAY, NOT_EMPTY, about
+
+
+@attrs.frozen(kw_only=True)
+class Link:
+    """One shared resource on a path: a switch port, an uplink."""
+
+    name: str = field(metadata=about("name that paths refer to", NOT_EMPTY))
+    bandwidth_bytes_per_s: int | None = field(
+        metadata=about("capacity, shared max-min fairly; inf is unlimited (None)", AT_LEAST_ONE, rate=True)
+    )
+    latency_s: float = field(default=0.0, metadata=about("delay that it adds", DELAY))
+
+
+@attrs.frozen(kw_only=True)
+class LinkPath:
+    """What bytes between two pools pass, besides the two NICs."""
+
+    from_pool: str = field(metadata=about("pool that sends", NOT_EMPTY, key="from"))
+    to_pool: str = field(metadata=about("pool that receives", NOT_EMPTY, key="to"))
+    via: tuple[str, ...] = field(metadata=about("names of links, in order", NOT_EMPTY))
+
+
+@attrs.frozen(kw_only=True)
+class Network:
+    """[network]: one NIC per GPU, the control channel, and explicit links. A preset supplies what is not said."""
+
+    preset: str = field(default="rdma-400g", metadata=about("a link preset's name"))
+    bandwidth_bytes_per_s: int | None = field(
+        metadata=about("each NIC, each direction; inf is unlimited (None)", AT_LEAST_ONE, preset=True, rate=True)
+    )
+    latency_s: float = field(metadata=about("one way, between two NICs", DELAY, preset=True))
+    per_message_s: float = field(metadata=about("posting one transfer", DELAY, preset=True))
+    per_descriptor_s: float = field(metadata=about("each descriptor of a transfer", DELAY, preset=True))
+    control_latency_s: float = field(metadata=about("one control message, one way", DELAY, preset=True))
+    handshake_s: float = field(metadata=about("first contact of two engines", DELAY, preset=True))
+    http_latency_s: float = field(metadata=about("one hop of HTTP, one way", DELAY, preset=True))
+    poll: bool = field(metadata=about("whether what a protocol polls waits for the poll", preset=True))
+    links: tuple[Link, ...] = field(default=(), metadata=about("shared resources"))
+    paths: tuple[LinkPath, ...] = field(default=(), metadata=about("which pools' bytes pass which links"))
