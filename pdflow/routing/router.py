@@ -4,7 +4,8 @@ An attempt is a pair of legs with ids of its own: a retry never reuses a request
 former attempt can be matched by a later one (PROTOCOL App. B, R12). Sequential dispatch sends the decode leg when the
 prefill leg's answer has come; concurrent dispatch sends both, which push needs in order to overlap (PROTOCOL 1.2).
 
-It decides nothing about KV: what a leg says of it (`KvParams`) is handed on.
+It decides nothing about KV: what a leg says of it (`KvParams`) is handed on. Whom it does not serve, prompts that D
+computes itself, and engines that leave are in `governed`, second attempts beside the first in `hedging`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Instant, RequestId, Value, Xid
-from pdflow.routing.policy import Choice, Policy
+from pdflow.routing.policy import NO_SESSION, Choice, Policy
 
 Dispatch: TypeAlias = Literal["sequential", "concurrent"]
 
@@ -25,11 +26,15 @@ Dispatch: TypeAlias = Literal["sequential", "concurrent"]
 
 
 class RequestArrived(Value, frozen=True, gc=False):
-    """`request` is the router's own number of it, never used twice."""
+    """`request` is the router's own number of it, never used twice. What policies look at may be left out."""
 
     request: int
     prefill_only: bool = False
     """One token is wanted, and P's is given to the client: there is nothing to decode."""
+    prompt_tokens: int = 0
+    prefix: tuple[int, ...] = ()
+    """Names of the prompt's full prefix blocks; each stands for all before it, too."""
+    session: int = NO_SESSION
 
 
 class PrefillAnswered(Value, frozen=True, gc=False):
@@ -110,6 +115,8 @@ class Reply(Value, frozen=True, gc=False):
     outcome: Literal["completed", "failed", "cancelled"]
     code: Code
     attempts: int
+    reason: str = ""
+    """Why, where no code says it."""
 
 
 RouterEffect: TypeAlias = DispatchPrefill | DispatchDecode | AbortLeg | ReportPrefill | Reply
@@ -120,6 +127,7 @@ class Attempt:
     """One pair of legs under way. A leg is open from its dispatch to its end."""
 
     __slots__ = (
+        "asked",
         "avoid_d",
         "d",
         "d_open",
@@ -132,8 +140,9 @@ class Attempt:
         "xid",
     )
 
-    def __init__(self, request: int, number: int, p: int, prefill_only: bool, avoid_d: int | None) -> None:
+    def __init__(self, request: int, number: int, p: int, asked: RequestArrived, avoid_d: int | None) -> None:
         self.request = request
+        self.asked = asked
         self.number = number
         self.request_id = f"r{request}.{number}"
         self.xid = f"x{request}.{number}"
@@ -141,12 +150,12 @@ class Attempt:
         self.d = -1
         self.p_open = True
         self.d_open = False
-        self.prefill_only = prefill_only
+        self.prefill_only = asked.prefill_only
         self.avoid_d = avoid_d
         """Where the attempt before had its decode leg."""
 
     def fork(self) -> Attempt:
-        other = Attempt(self.request, self.number, self.p, self.prefill_only, self.avoid_d)
+        other = Attempt(self.request, self.number, self.p, self.asked, self.avoid_d)
         other.d, other.p_open, other.d_open = self.d, self.p_open, self.d_open
         return other
 
@@ -161,6 +170,7 @@ class Router:
     aggregated: the positions of these, which serve a request alone.
     reports_prefill: D is told how the prefill leg ended, behind the decode leg (dialects without control frames).
     max_attempts: of one request, the first included.
+    choices: of the prefill and of the decode engine, where `policy` does not say all of them.
     """
 
     timed = False
@@ -188,12 +198,12 @@ class Router:
         max_attempts: int = 1,
         reports_prefill: bool = False,
         aggregated: frozenset[int] = frozenset(),
+        choices: tuple[Choice, Choice] | None = None,
     ) -> None:
         self.prefill = list(prefill)
         self.aggregated = aggregated
         self.decode = list(decode)
-        self.prefill_choice = Choice(policy, len(prefill))
-        self.decode_choice = Choice(policy, len(decode))
+        self.prefill_choice, self.decode_choice = choices or (Choice(policy, len(prefill)), Choice(policy, len(decode)))
         self.dispatch = dispatch
         self.max_attempts = max_attempts
         self.reports_prefill = reports_prefill
@@ -212,13 +222,16 @@ class Router:
 
     def fork(self) -> Router:
         """A router that goes on from here by itself."""
-        policy = self.prefill_choice.policy
-        other = Router((), (), policy, self.dispatch, self.max_attempts, self.reports_prefill, self.aggregated)
+        policy, choices = self.prefill_choice.policy, (self.prefill_choice.fork(), self.decode_choice.fork())
+        other = Router((), (), policy, self.dispatch, self.max_attempts, self.reports_prefill, self.aggregated, choices)
+        self.copied_to(other)
+        return other
+
+    def copied_to(self, other: Router) -> None:
+        """The other one knows what this one knows of engines and attempts."""
         other.prefill, other.decode = self.prefill.copy(), self.decode.copy()
-        other.prefill_choice, other.decode_choice = self.prefill_choice.fork(), self.decode_choice.fork()
         other.attempts = {request_id: attempt.fork() for request_id, attempt in self.attempts.items()}
         other.by_request = {request: other.attempts[attempt.request_id] for request, attempt in self.by_request.items()}
-        return other
 
     def fingerprint(self) -> Hashable:
         """Attempts in the order of their beginning: in that order they fail when an engine is lost."""
@@ -233,18 +246,18 @@ class Router:
     def _arrived(self, event: RequestArrived) -> RouterEffects:
         if event.request in self.by_request:
             raise LocalProtocolError(f"request {event.request} has arrived already")
-        return self._begin(event.request, 1, event.prefill_only, None)
+        return self._begin(event, 1, None)
 
-    def _begin(self, request: int, number: int, prefill_only: bool, before: Attempt | None) -> RouterEffects:
-        p = self.prefill_choice.take(before.p if before is not None else None)
+    def _begin(self, asked: RequestArrived, number: int, before: Attempt | None) -> RouterEffects:
+        """An attempt, at other engines than the one before had."""
+        p = self.prefill_choice.choose(asked, before.p if before is not None else None)
         if p is None:
-            return (Reply(request, "failed", Code.UNREACHABLE, number - 1),)
+            return (Reply(asked.request, "failed", Code.UNREACHABLE, number - 1),)
         avoid_d = None if before is None or before.d < 0 else before.d
-        attempt = Attempt(request, number, p, prefill_only, avoid_d)
+        attempt = Attempt(asked.request, number, p, asked, avoid_d)
         alone = self._alone(attempt)
-        self.attempts[attempt.request_id] = attempt
-        self.by_request[request] = attempt
-        first = DispatchPrefill(p, request, attempt.request_id, attempt.xid, not alone)
+        self._open(attempt)
+        first = DispatchPrefill(p, asked.request, attempt.request_id, attempt.xid, not alone)
         if self.dispatch == "sequential" or alone:
             return (first,)
         # Only P's coordinates are known yet; that is all that push needs.
@@ -254,12 +267,16 @@ class Router:
             return self._over(attempt, "failed", Code.UNREACHABLE)
         return (first, second)
 
+    def _open(self, attempt: Attempt) -> None:
+        self.attempts[attempt.request_id] = attempt
+        self.by_request[attempt.request] = attempt
+
     def _alone(self, attempt: Attempt) -> bool:
         """No decode leg follows: P's token is all that is wanted, or its engine decodes too."""
         return attempt.prefill_only or attempt.p in self.aggregated
 
     def _send_decode(self, attempt: Attempt, params: KvParams) -> DispatchDecode | None:
-        d = self.decode_choice.take(attempt.avoid_d)
+        d = self.decode_choice.choose(attempt.asked, attempt.avoid_d)
         if d is None:
             return None
         attempt.d = d
@@ -271,7 +288,7 @@ class Router:
         if attempt is None or not attempt.p_open:
             return ()
         attempt.p_open = False
-        self.prefill_choice.give_back(attempt.p)
+        self.prefill_choice.ended(attempt.asked, attempt.p)
         if event.params is None:
             effects: RouterEffects = ()
             if attempt.d_open and self.reports_prefill:
@@ -291,7 +308,7 @@ class Router:
         if attempt is None or not attempt.d_open:
             return ()
         attempt.d_open = False
-        self.decode_choice.give_back(attempt.d)
+        self.decode_choice.ended(attempt.asked, attempt.d)
         if event.code is Code.NONE:
             return self._over(attempt, "completed", Code.NONE)
         return self._failed(attempt, event.code)
@@ -301,7 +318,7 @@ class Router:
         if attempt.number >= self.max_attempts:
             return self._over(attempt, "failed", code)
         aborts = self._close(attempt)
-        return aborts + self._begin(attempt.request, attempt.number + 1, attempt.prefill_only, attempt)
+        return aborts + self._begin(attempt.asked, attempt.number + 1, attempt)
 
     def _client_gone(self, event: ClientGone) -> RouterEffects:
         attempt = self.by_request.get(event.request)
@@ -320,14 +337,14 @@ class Router:
         told: RouterEffects = ()
         if attempt.p_open:
             attempt.p_open = False
-            self.prefill_choice.give_back(attempt.p)
+            self.prefill_choice.ended(attempt.asked, attempt.p)
             effects += (AbortLeg("prefill", attempt.p, attempt.request_id),)
             if attempt.d >= 0 and self.reports_prefill:
                 # Perhaps the abort comes too late, and P writes after all: its lease runs from now on at the latest.
                 told = (ReportPrefill(attempt.d, attempt.request_id, True),)
         if attempt.d_open:
             attempt.d_open = False
-            self.decode_choice.give_back(attempt.d)
+            self.decode_choice.ended(attempt.asked, attempt.d)
             effects += (AbortLeg("decode", attempt.d, attempt.request_id),)
         return effects + told
 
@@ -347,6 +364,10 @@ class Router:
         not told that P never writes.
         """
         self._engine_changed(EngineChanged(event.engine, False))
+        for engines, choice in ((self.prefill, self.prefill_choice), (self.decode, self.decode_choice)):
+            for place, info in enumerate(engines):
+                if info.engine == event.engine:
+                    choice.forget(place)
         effects: RouterEffects = ()
         for attempt in list(self.attempts.values()):
             prefill_lost = attempt.p_open and self.prefill[attempt.p].engine == event.engine

@@ -1,0 +1,64 @@
+"""A session goes where it went before, so that its engine has the conversation, while that engine is up and not full.
+
+Full is more than `most_load` times its share of all open legs, this one included, rounded up: the bound of consistent
+hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, arXiv 1608.01350). A session whose engine is full moves to
+the least loaded one, and stays there: that is where its next turn finds it. A request without a session goes to the
+least loaded.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+from pdflow.routing.policy import NO_SESSION, Choice
+
+if TYPE_CHECKING:
+    from pdflow.routing.router import RequestArrived
+
+MOST_SESSIONS: Final = 100_000
+"""Sessions that are remembered; the ones that have been silent for longest are forgotten first."""
+
+
+class SessionAffinity(Choice):
+    __slots__ = ("most_load", "most_sessions", "places")
+
+    def __init__(self, engines: int, most_load: float = 1.25, most_sessions: int = MOST_SESSIONS) -> None:
+        super().__init__("session-affinity", engines)
+        self.most_load = most_load
+        self.most_sessions = most_sessions
+        self.places: OrderedDict[int, int] = OrderedDict()
+        """By session: where it went, the least recently heard of first."""
+
+    def fork(self) -> Choice:
+        other = SessionAffinity(0, self.most_load, self.most_sessions)
+        other.places = self.places.copy()
+        return self.copied_to(other)
+
+    def fingerprint(self) -> Hashable:
+        return tuple(self.loads), tuple(self.up), tuple(self.places.items())
+
+    def choose(self, asked: RequestArrived, avoid: int | None) -> int | None:
+        among = self.candidates(avoid)
+        if not among:
+            return None
+        chosen = self.places.get(asked.session, -1)
+        if chosen not in among or self._is_full(chosen, among):
+            chosen = min(among, key=self.loads.__getitem__)
+        if asked.session != NO_SESSION:
+            self.places[asked.session] = chosen
+            self.places.move_to_end(asked.session)
+            if len(self.places) > self.most_sessions:
+                self.places.popitem(last=False)
+        return self.opened(asked, chosen)
+
+    def forget(self, engine: int) -> None:
+        """Nothing draws a session back to an engine that came up empty."""
+        for session in [session for session, place in self.places.items() if place == engine]:
+            del self.places[session]
+
+    def _is_full(self, engine: int, among: list[int]) -> bool:
+        open_legs = 1 + sum(self.loads[other] for other in among)
+        return self.loads[engine] + 1 > ceil(self.most_load * open_legs / len(among))

@@ -1,0 +1,138 @@
+"""The engine with the longest known beginning of a prompt, unless another one would be done sooner.
+
+The router asks no engine what it has. It remembers, for each engine, the names of the prefix blocks of the prompts that
+it sent there, least recently used forgotten first, as many as the engine's own KV cache can hold: what it says is
+probable, not sure. A name stands for its block and all before it, so the length of a match is where the names stop
+being known.
+
+    score = weight x tokens that the engine has - tokens that wait there
+
+With weight 1 both count as what they cost, a token's prefill, so the best score is the shortest time to the first
+token; more keeps prompts together, less spreads them. Mooncake's scheduler (arXiv 2407.00079, section 6) and SGLang's
+cache-aware router weigh the same two.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from pdflow.routing.policy import Choice
+
+if TYPE_CHECKING:
+    from pdflow.routing.router import RequestArrived
+
+
+class PrefixAware(Choice):
+    """Args:
+    capacities: of each engine, how many names the router remembers.
+    block_tokens: what one name stands for.
+    stays: a leg's whole prompt weighs on its engine until the leg's end, as at D, whose steps read it; if not, only what
+        is to be computed of it does, as at P.
+    """
+
+    __slots__ = ("block_tokens", "capacities", "holders", "known", "loads_tokens", "stays", "weighs", "weight")
+
+    def __init__(
+        self, capacities: tuple[int, ...], block_tokens: int, weight: float = 1.0, stays: bool = False
+    ) -> None:
+        super().__init__("prefix-aware", len(capacities))
+        self.capacities = capacities
+        self.block_tokens = block_tokens
+        self.weight = weight
+        self.stays = stays
+        self.known: list[OrderedDict[int, None]] = [OrderedDict() for _ in capacities]
+        """By engine: names, the least recently used first."""
+        self.holders: dict[int, int] = {}
+        """By name: who has it, a bit for each engine."""
+        self.loads_tokens = [0] * len(capacities)
+        """By engine: what waits there."""
+        self.weighs: dict[tuple[int, int], int] = {}
+        """By request and engine: what this open leg is counted as in that."""
+
+    def fork(self) -> Choice:
+        other = PrefixAware((), self.block_tokens, self.weight, self.stays)
+        other.capacities = self.capacities
+        other.known = [names.copy() for names in self.known]
+        other.holders = self.holders.copy()
+        other.loads_tokens = self.loads_tokens.copy()
+        other.weighs = self.weighs.copy()
+        return self.copied_to(other)
+
+    def fingerprint(self) -> Hashable:
+        known = tuple(tuple(names) for names in self.known)
+        return tuple(self.loads), tuple(self.up), known, tuple(sorted(self.weighs.items()))
+
+    def choose(self, asked: RequestArrived, avoid: int | None) -> int | None:
+        among = self.candidates(avoid)
+        if not among:
+            return None
+        matched = self.matched(asked)
+        chosen = self._best(among, matched)
+        weighs = self.weighs[asked.request, chosen] = asked.prompt_tokens - (0 if self.stays else matched[chosen])
+        self.loads_tokens[chosen] += weighs
+        self._remember(chosen, asked.prefix)
+        return self.opened(asked, chosen)
+
+    def ended(self, asked: RequestArrived, engine: int) -> None:
+        self.loads_tokens[engine] -= self.weighs.pop((asked.request, engine))
+        super().ended(asked, engine)
+
+    def found(self, asked: RequestArrived) -> int:
+        among = self.candidates(None)
+        matched = self.matched(asked)
+        return matched[self._best(among, matched)] if among else 0
+
+    def forget(self, engine: int) -> None:
+        for name in self.known[engine]:
+            self._let_go(engine, name)
+        self.known[engine].clear()
+
+    def matched(self, asked: RequestArrived) -> list[int]:
+        """By engine: tokens at the prompt's beginning that it probably has. The last token is computed in any case."""
+        blocks = [0] * len(self.up)
+        holding = (1 << len(blocks)) - 1
+        for depth, name in enumerate(asked.prefix):
+            still = holding & self.holders.get(name, 0)
+            left = holding & ~still
+            while left:
+                engine = left.bit_length() - 1
+                blocks[engine] = depth
+                left -= 1 << engine
+            holding = still
+            if not holding:
+                break
+        while holding:
+            engine = holding.bit_length() - 1
+            blocks[engine] = len(asked.prefix)
+            holding -= 1 << engine
+        most = max(0, asked.prompt_tokens - 1)
+        return [min(count * self.block_tokens, most) for count in blocks]
+
+    def _best(self, among: list[int], matched: list[int]) -> int:
+        """Among equals the one with the fewest open legs, and then the first."""
+        best, best_score, best_load = among[0], 0.0, -1
+        for engine in among:
+            score = self.weight * matched[engine] - self.loads_tokens[engine]
+            load = self.loads[engine]
+            if best_load < 0 or score > best_score or (score == best_score and load < best_load):
+                best, best_score, best_load = engine, score, load
+        return best
+
+    def _remember(self, engine: int, prefix: tuple[int, ...]) -> None:
+        """The prompt's end first, so that it is forgotten before what it rests on."""
+        names, holders, bit = self.known[engine], self.holders, 1 << engine
+        for name in reversed(prefix):
+            names[name] = None
+            names.move_to_end(name)
+            holders[name] = holders.get(name, 0) | bit
+        while len(names) > self.capacities[engine]:
+            self._let_go(engine, names.popitem(last=False)[0])
+
+    def _let_go(self, engine: int, name: int) -> None:
+        left = self.holders[name] & ~(1 << engine)
+        if left:
+            self.holders[name] = left
+        else:
+            del self.holders[name]
