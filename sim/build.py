@@ -24,7 +24,6 @@ from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import MS, EngineId
 from pdflow.results.steps import Steps
-from pdflow.routing.router import Router
 from pdflow.scenario.costs import api_server_ns, step_cost
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
@@ -43,6 +42,7 @@ from sim.patience import Patience
 from sim.prefill_node import PrefillNode
 from sim.recording import RecordedEngine, Recorder
 from sim.router_node import RouterNode
+from sim.routing import router_of
 from sim.sessions import Sessions
 from sim.world import World
 
@@ -120,17 +120,7 @@ class Builder:
         )
         for pool in scenario.pools:
             self.add_pool(pool)
-        router = Router(
-            tuple(self.infos["prefill"]),
-            tuple(self.infos["decode"]),
-            scenario.router.policy,
-            # A pull cannot begin before P's answer names its blocks, so its decode leg waits whatever the dispatch.
-            "sequential" if self.pulls else scenario.router.dispatch,
-            scenario.router.max_attempts,
-            reports_prefill=not self.dialect.control_frames and not self.pulls,
-            aggregated=frozenset(i for i, node in enumerate(world.prefills) if isinstance(node, AggregatedNode)),
-        )
-        world.router = RouterNode(world, router, seconds_to_ns(table.http_latency_s), self.doors)
+        world.router = RouterNode(world, router_of(self), seconds_to_ns(table.http_latency_s), self.doors)
         self.add_clients()
         if scenario.faults:
             world.faults = Faults(self, plan_of(scenario), Rng(scenario.seed).stream)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pdflow.protocol.values import RequestId
+from pdflow.routing.policy import NO_SESSION
 from pdflow.routing.router import (
     AbortLeg,
     ClientGone,
@@ -18,6 +19,7 @@ from pdflow.routing.router import (
     RouterEvent,
 )
 from sim.node import Node, Port
+from sim.routing import asks
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -38,6 +40,7 @@ class RouterNode(Node):
         self.port = Port(self, "router", router, 0)
         self.attempts = router.attempts
         self.by_request = router.by_request
+        self.asks = asks(router)
         self.do: dict[type, Callable[[Port, Any], None]] = {
             DispatchPrefill: self.dispatch_prefill,
             DispatchDecode: self.dispatch_decode,
@@ -55,7 +58,14 @@ class RouterNode(Node):
 
     def arrive(self, request: int, prefill_only: bool) -> None:
         """A client's request."""
-        self.feed(self.port, RequestArrived(request, prefill_only))
+        if not self.asks:
+            self.feed(self.port, RequestArrived(request, prefill_only))
+            return
+        world = self.world
+        tokens, sessions = world.records.input_tokens[request], world.records.sessions
+        names = world.prefixes.get(request, ())[: tokens // world.prefix_block_tokens]
+        session = sessions[request][0] if sessions else NO_SESSION
+        self.feed(self.port, RequestArrived(request, prefill_only, tokens, names, session))
 
     def hang_up(self, request: int, reason: str | None = None) -> None:
         """The client goes away: the request is cancelled, for this reason, if it has not ended."""

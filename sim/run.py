@@ -288,14 +288,15 @@ def about(scenario: Scenario, costs: Mapping[str, StepCost], command: Sequence[s
 
 
 def _content(scenario: Scenario) -> dict[str, Any]:
-    """What makes it this scenario and no other: wherever it lies, whatever it leaves unsaid of faults, clients and
-    warm-up."""
+    """What makes it this scenario and no other: wherever it lies, whatever it leaves unsaid of faults, clients,
+    warm-up and the router."""
     content = attrs.asdict(attrs.evolve(scenario, path=""))
     if not scenario.faults:
         del content["faults"], content["fault_table"]
     for key in ("sessions", "client", "warmup_s"):
         if not content["workload"][key]:
             del content["workload"][key]
+    content["router"] = {key: value for key, value in content["router"].items() if value is not None}
     return content
 
 

@@ -28,8 +28,8 @@ class PrefixAware(Choice):
     """Args:
     capacities: of each engine, how many names the router remembers.
     block_tokens: what one name stands for.
-    stays: a leg's whole prompt weighs on its engine until the leg's end, as at D, whose steps read it; if not, only what
-        is to be computed of it does, as at P.
+    stays: a leg's whole prompt weighs on its engine until the leg's end, as at D, whose steps read it; if not, only
+        what is to be computed of it does, as at P.
     """
 
     __slots__ = ("block_tokens", "capacities", "holders", "known", "loads_tokens", "stays", "weighs", "weight")

@@ -17,6 +17,7 @@ from pdflow.scenario.convert import Complaint, did_you_mean, one_of, shown, stru
 from pdflow.scenario.locate import KeyPath
 from pdflow.scenario.network_schema import Network
 from pdflow.scenario.presets import Kind, presets
+from pdflow.scenario.router_schema import Router
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.workload_schema import Workload
 
@@ -29,7 +30,7 @@ TABLES: Final[Mapping[str, Any]] = {
     "pool": schema.Pool,
     "transfer": Transfer,
     "network": Network,
-    "router": schema.Router,
+    "router": Router,
     "slo": schema.Slo,
     "fault": faults.Fault,
     "faults": faults.Faults,
@@ -60,7 +61,7 @@ class Parts:
     pools: list[schema.Pool | None] = attrs.field(factory=list)
     transfer: Transfer | None = None
     network: Network | None = None
-    router: schema.Router | None = None
+    router: Router | None = None
     slo: schema.Slo | None = None
     fault_list: list[faults.Fault | None] = attrs.field(factory=list)
     fault_table: faults.Faults | None = None
@@ -89,7 +90,7 @@ def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
         parts.pools = _pools(document["pool"], found)
     parts.transfer = _part(document.get("transfer", {}), Transfer, ("transfer",), found)
     parts.network = _network(document.get("network", {}), found)
-    parts.router = _part(document.get("router", {}), schema.Router, ("router",), found)
+    parts.router = _part(document.get("router", {}), Router, ("router",), found)
     parts.slo = _part(document.get("slo", {}), schema.Slo, ("slo",), found)
     parts.fault_list = _fault_list(document.get("fault", []), found)
     parts.fault_table = _part(document.get("faults", {}), faults.Faults, ("faults",), found)

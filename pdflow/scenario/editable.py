@@ -135,7 +135,7 @@ class Scenario:
             ("model", it.model.name),
             *(("pool", _pool_line(pool)) for pool in it.pools),
             ("transfer", f"{it.transfer.method}, {it.transfer.dialect}, over {it.network.preset}"),
-            ("router", f"{it.router.policy}, {it.router.dispatch} dispatch"),
+            ("router", str(it.router)),
             *([("SLO", slo)] if slo else []),
             *([("faults", faults_summary(it))] if it.faults else []),
             *([("edited", edits)] if edits else []),

@@ -1,8 +1,8 @@
 """What a scenario file can say, as attrs classes: one class per table, one field per key.
 
 It decides names, types, bounds and defaults. What the parts mean together (does the model fit, do the TP sizes divide)
-is `validate.py`; reading files is `load.py`. [workload], [transfer], [network] and the faults have files of their own.
-Units stand at the end of names: `_s`, `_ms`, `_bytes`, `_bytes_per_s`. Engine keys have vLLM's names.
+is `validate.py`; reading files is `load.py`. [workload], [transfer], [network], [router] and the faults have files of
+their own. Units stand at the end of names: `_s`, `_ms`, `_bytes`, `_bytes_per_s`. Engine keys have vLLM's names.
 
 A table that names a `preset` (model, gpu, network) starts from its values and overrides some; what is here is the
 result, so that a reader of a Scenario never looks anything up.
@@ -31,6 +31,7 @@ from pdflow.scenario.fields import (
     about,
 )
 from pdflow.scenario.network_schema import Network
+from pdflow.scenario.router_schema import Router
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.workload_schema import Workload
 
@@ -134,25 +135,6 @@ class Pool:
     def leg(self) -> Literal["prefill", "decode"]:
         """Which of a request's two legs the router sends to its engines. To an aggregated one no other follows."""
         return "decode" if self.role == "decode" else "prefill"
-
-
-@attrs.frozen(kw_only=True)
-class Router:
-    """[router]: which engines serve a request, and in which order its two legs start."""
-
-    policy: Literal["round-robin", "least-loaded"] = field(
-        default="round-robin", metadata=about("how a request's engines are chosen")
-    )
-    dispatch: Literal["sequential", "concurrent"] = field(
-        default="sequential",
-        metadata=about(
-            "the decode leg starts after the prefill leg's reply, or with it (a pull always waits for the reply)"
-        ),
-    )
-    first_token: Literal["decode", "prefill"] = field(
-        default="decode", metadata=about("whose first token the client gets: TTFT ends with it")
-    )
-    max_attempts: int = field(default=1, metadata=about("attempts of a request, the first included", AT_LEAST_ONE))
 
 
 @attrs.frozen(kw_only=True)

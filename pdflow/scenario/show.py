@@ -34,7 +34,7 @@ def scenario_view(scenario: Scenario) -> RenderableType:
         "model", f"{model.name}: {_si(model.weight_bytes)}B of weights, KV {model.kv_bytes_per_token:,} B/token"
     )
     head.add_row("transfer", f"{transfer.method}, {transfer.dialect}")
-    head.add_row("router", f"{scenario.router.policy}, {scenario.router.dispatch} dispatch")
+    head.add_row("router", str(scenario.router))
     head.add_row("network", _nic(scenario.network))
     for link in scenario.network.links:
         head.add_row("link", f"{link.name}: {_rate(link.bandwidth_bytes_per_s)}, {_time(link.latency_s)}")

@@ -22,6 +22,7 @@ from pdflow.scenario.network_schema import Network
 from pdflow.scenario.schema import Pool
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.validate_faults import check_faults
+from pdflow.scenario.validate_router import check_router
 from pdflow.scenario.validate_workload import check_longest_request, check_workload
 
 NAME: Final = re.compile(r"[\w.+-]+")
@@ -54,6 +55,8 @@ def check(parts: Parts) -> Iterator[Complaint]:
             yield from check_longest_request(parts.model, parts.workload, [pool for _, pool in fitting])
     if parts.network is not None:
         yield from _network(parts.network, pools, complete)
+    if parts.router is not None:
+        yield from check_router(parts.router)
     yield from check_faults(parts, [pool for _, pool in pools] if complete else None)
 
 

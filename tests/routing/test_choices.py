@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.policy import Choice
 from pdflow.routing.prefix_aware import PrefixAware
-from pdflow.routing.router import RequestArrived
+from pdflow.routing.router import EngineLost, RequestArrived, Router
 from pdflow.routing.two_choices import TwoChoices, mixed
 
 BLOCK = 10
@@ -149,6 +150,15 @@ def test_an_engine_that_came_up_empty_has_nothing() -> None:
     session.choose(asked(0, session=5), None)
     session.forget(0)
     assert session.places == {}
+
+
+def test_the_router_forgets_what_a_lost_engine_had() -> None:
+    p, d = (tuple(EngineInfo(f"{role}-{i}", Shards(1, 1, 16)) for i in range(2)) for role in "pd")
+    choices = prefix_aware(2), prefix_aware(2)
+    it = Router(p, d, "prefix-aware", "concurrent", choices=choices)
+    it.handle(asked(0, 40, (1, 2)), 0)
+    it.handle(EngineLost("d-0"), 0)
+    assert [choice.matched(asked(1, 40, (1, 2))) for choice in choices] == [[20, 0], [0, 0]]
 
 
 # Sessions.

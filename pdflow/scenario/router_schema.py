@@ -1,0 +1,70 @@
+"""What [router] can say: who is chosen, in which order legs start, and what comes after a failure.
+
+The other tables, and how to read this class, are in `schema.py`; what keys must be to each other is in
+`validate_router.py`. What a policy does is in docs/routing.md.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import attrs
+from attrs import field
+
+from pdflow.scenario.fields import AT_LEAST_ONE, NOT_NEGATIVE, about
+
+Policy: TypeAlias = Literal["round-robin", "least-loaded", "two-choices", "prefix-aware", "session-affinity"]
+
+
+@attrs.frozen(kw_only=True)
+class Router:
+    """[router]: which engines serve a request, and in which order its two legs start."""
+
+    policy: Policy = field(default="round-robin", metadata=about("how a request's engines are chosen"))
+    prefill_policy: Policy | None = field(
+        default=None, metadata=about("how its prefill engine is chosen; as `policy` says if absent")
+    )
+    decode_policy: Policy | None = field(
+        default=None, metadata=about("how its decode engine is chosen; as `policy` says if absent")
+    )
+    prefix_weight: float | None = field(
+        default=None,
+        metadata=about(
+            "prefix-aware: how many waiting tokens one token is worth that an engine has already; 1 if absent",
+            NOT_NEGATIVE,
+        ),
+    )
+    prefix_memory_tokens: int | None = field(
+        default=None,
+        metadata=about(
+            "prefix-aware: prompt tokens that the router remembers of each engine; what its KV cache holds if absent",
+            AT_LEAST_ONE,
+        ),
+    )
+    affinity_most_load: float | None = field(
+        default=None,
+        metadata=about(
+            "session-affinity: a session leaves an engine that has this many times its share of open legs; 1.25 if "
+            "absent",
+            AT_LEAST_ONE,
+        ),
+    )
+    dispatch: Literal["sequential", "concurrent"] = field(
+        default="sequential",
+        metadata=about(
+            "the decode leg starts after the prefill leg's reply, or with it (a pull always waits for the reply)"
+        ),
+    )
+    first_token: Literal["decode", "prefill"] = field(
+        default="decode", metadata=about("whose first token the client gets: TTFT ends with it")
+    )
+    max_attempts: int = field(default=1, metadata=about("attempts of a request, the first included", AT_LEAST_ONE))
+
+    @property
+    def policies(self) -> tuple[Policy, Policy]:
+        """Of the prefill and of the decode engine."""
+        return self.prefill_policy or self.policy, self.decode_policy or self.policy
+
+    def __str__(self) -> str:
+        p, d = self.policies
+        return f"{p if p == d else f'{p} for P, {d} for D'}, {self.dispatch} dispatch"
