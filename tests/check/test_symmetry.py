@@ -18,14 +18,14 @@ from sim.check.world import State
 
 QUIET = {"abort": 0, "deadline": 0, "stall": 0}
 ALIKE = {
-    "two prompts": Scope(requests=2, **QUIET),
-    "two prompts, a SYNC": Scope(requests=2, sync=1, concurrent=False, **QUIET),
-    "two prompts, one base id": Scope(requests=2, same_base=True, **QUIET),
+    "two prompts": Scope(requests=2, concurrent=False, **QUIET),
+    "two prompts, one base id": Scope(requests=2, same_base=True, concurrent=False, **QUIET),
     "one prompt": Scope(requests=2, same_product=True, concurrent=False, drop=1, **QUIET),
     "one pool, an abort": Scope(requests=2, pool=1, concurrent=False, abort=1, deadline=0, stall=0),
     "ranks that lag": Scope(requests=2, lagging=True, concurrent=False, clocks=False, **QUIET),
     "pull": Scope(pulls=True, requests=2, deadline=0),
-    "pull, a restart": Scope(pulls=True, requests=2, p_restart=1, sync=1, **QUIET),
+    "pull, a restart": Scope(pulls=True, requests=2, p_restart=1, **QUIET),
+    "pull, a SYNC": Scope(pulls=True, requests=2, sync=1, **QUIET),
     "three pulls": Scope(pulls=True, requests=3, concurrent=False, clocks=False, **QUIET),
     "compat": Scope(dialect=VLLM_COMPAT, requests=2, dup=1, **QUIET),
     "compat, one prompt": Scope(dialect=VLLM_COMPAT, requests=2, same_product=True, err=1, **QUIET),
@@ -34,6 +34,12 @@ ALIKE = {
     "two D engines, a restart": Scope(requests=2, d_engines=2, d_restart=1, concurrent=False, **QUIET),
     "two D engines, compat": Scope(dialect=VLLM_COMPAT, requests=2, d_engines=2, dup=1, **QUIET),
     "pull, a clock": Scope(pulls=True, requests=2, horizon=1, abort=0),
+}
+LARGER = {
+    "two prompts, decode first": Scope(requests=2, **QUIET),
+    "two prompts, a SYNC": Scope(requests=2, sync=1, concurrent=False, **QUIET),
+    "two prompts, one base id, decode first": Scope(requests=2, same_base=True, **QUIET),
+    "pull, a restart and a SYNC": Scope(pulls=True, requests=2, p_restart=1, sync=1, **QUIET),
 }
 
 BROKEN = {
@@ -55,7 +61,13 @@ def whole(scope: Scope) -> tuple[set[State], Symmetry]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scope", ALIKE.values(), ids=ALIKE.keys())
+@pytest.mark.parametrize(
+    "scope",
+    [
+        *(pytest.param(scope, id=name) for name, scope in ALIKE.items()),
+        *(pytest.param(scope, id=name, marks=pytest.mark.nightly) for name, scope in LARGER.items()),
+    ],
+)
 def test_one_of_each_orbit_is_looked_at(scope: Scope) -> None:
     states, symmetry = whole(scope)
     assert len(symmetry.others) == len(list(permutations(range(scope.requests)))) - 1
@@ -77,11 +89,16 @@ def verdict(world: Relation, symmetry: Symmetry | None) -> tuple[str, int] | Non
     return None if found is None else (found.broken.name, len(found.moves))
 
 
-COUPLED = [mutant for mutant in MUTANTS.values() if mutant.scope.requests > 1]
+LONGEST = {"floor-too-high"}
+COUPLED = [
+    pytest.param(mutant, id=mutant.name, marks=[pytest.mark.nightly] * (mutant.name in LONGEST or not mutant.breaks))
+    for mutant in MUTANTS.values()
+    if mutant.scope.requests > 1
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", COUPLED, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", COUPLED)
 def test_what_breaks_breaks_in_as_many_steps(mutant: Mutant) -> None:
     with mutant.applied():
         world = mutant.world()

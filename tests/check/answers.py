@@ -1,0 +1,85 @@
+"""What becomes of a scope, a mutant or a race: searched for once, though several tests ask.
+
+CI has `pdflow check all --json` answer first, from the same checkout, and PDFLOW_CHECKED names what it said. An answer
+that is not as it must be is not believed but searched for again, so that the test says what is wrong; without a file,
+the first test of a process that asks has it searched for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from sim.check.mutants.catalogue import MUTANTS
+from sim.check.mutants.hunt import Kill, hunt
+from sim.check.named import Named
+from sim.check.races.catalogue import RACES
+from sim.check.races.verdict import Found, look
+from sim.check.search import explore
+from sim.check.symmetry import Symmetry
+from sim.check.timed import relation
+
+
+@attrs.frozen
+class Explored:
+    """A scope, of which every state was seen."""
+
+    states: int
+    transitions: int
+    goals: frozenset[str]
+
+
+def no_clock() -> float:
+    return 0.0
+
+
+def explored(named: Named) -> Explored:
+    """Every state; where there are too many to count, one of those that are alike. Raises Broken."""
+    row = _said("scopes", "scope").get(named.name)
+    if row is not None and not (row["stopped_by"] or row["missed"] or row["story"] or row["reductions"]):
+        return Explored(row["states"], row["transitions"], frozenset(row["goals"]))
+    world = relation(named.scope)
+    covered = explore(world, limit=1 << 62, symmetry=None if named.states else Symmetry(world))
+    assert covered.complete
+    return Explored(covered.states, covered.transitions, frozenset(world.judge.seen))
+
+
+@cache
+def hunted(name: str) -> Kill:
+    row = _said("mutants", "mutant").get(name)
+    if row is None or not row["as_expected"]:
+        return hunt(MUTANTS[name], no_clock)
+    invariant = row["invariant"] or ""
+    return Kill(mutant=name, invariant=invariant, search=row["search"], states=row["states"], moves=tuple(row["moves"]))
+
+
+@cache
+def looked(race: str, dialect: str) -> Found:
+    row = _said("races", "race").get(race, {"dialects": {}})["dialects"].get(dialect)
+    if row is None or not row["ok"]:
+        return look(RACES[race], dialect)
+    return Found(
+        words=row["result"],
+        ok=True,
+        where=row["where"],
+        invariant=row["invariant"] or "",
+        steps=row["steps"],
+        states=row["states"],
+    )
+
+
+def _said(part: str, key: str) -> dict[str, Any]:
+    file = os.environ.get("PDFLOW_CHECKED")
+    return _rows(file, part, key) if file else {}
+
+
+@cache
+def _rows(file: str, part: str, key: str) -> dict[str, Any]:
+    """What a command said that came to its end: one that did not says nothing."""
+    said = json.loads(Path(file).read_text(encoding="utf-8") or "{}")
+    return {row[key]: row for row in said.get(part, ())}
