@@ -185,7 +185,7 @@ def everything_ends(overrides: dict[str, Any], play: Callable[..., Any], lines: 
     return world
 
 
-@settings(max_examples=500, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@settings(max_examples=200, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
 @given(overrides=disturbed_scenarios())
 def test_whatever_goes_wrong_everything_ends(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]

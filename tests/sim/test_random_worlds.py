@@ -99,7 +99,7 @@ def both_modes_agree(overrides: dict[str, Any], play: Callable[..., Any], lines:
     assert lines(exact).splitlines() == lines(fast).splitlines()
 
 
-@settings(max_examples=1000, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@settings(max_examples=300, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
 @given(overrides=scenarios())
 def test_exact_and_fast_are_the_same(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
@@ -173,7 +173,7 @@ def everything_ends(disturbed: dict[str, Any], play: Callable[..., Any], lines: 
     assert lines(exact).splitlines() == lines(fast).splitlines()
 
 
-@settings(max_examples=1000, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@settings(max_examples=300, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
 @given(disturbed=disturbances())
 def test_everything_ends(disturbed: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:
     everything_ends(disturbed, play, lines)
