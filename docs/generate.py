@@ -108,8 +108,6 @@ WORDS = {
     "hbm_bytes_per_s": "memory bandwidth",
     "device_bytes": "memory",
     "nvlink_bytes_per_s": "each direction",
-    "pcie_bytes_per_s": "copies between pinned host memory and the GPU, each direction",
-    "copy_latency_s": "from ordering such a copy to its first byte",
     "nic_bytes_per_s": "each direction",
     "allreduce_latency_s": "added to each all-reduce",
 }

@@ -1,8 +1,8 @@
 """What lies between the nodes: control messages, handshakes, and one-sided operations over shared links.
 
 An operation is posted (a cost per message and per descriptor, one after the other on its rank's posting lane), flows
-over its path beside all other flows, and lands one latency after its last byte left; its notification is behind its
-data. Where the dialect polls, whatever arrives waits for its node's next poll.
+over its path or several rails beside all other flows, and lands one latency after its last byte left; its notification
+is behind its data. Where the dialect polls, whatever arrives waits for its node's next poll.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
 from sim.node import FAR, Port
 
 if TYPE_CHECKING:
-    from sim.paths import Paths, Route
+    from sim.paths import Paths, Rails, Route
     from sim.world import World
 
 
@@ -37,7 +37,9 @@ class Flight:
         "op",
         "p_port",
         "path",
+        "rails",
         "request",
+        "shares",
         "wire_latency",
     )
 
@@ -53,18 +55,27 @@ class Flight:
         notice: Message | None,
         generation: int,
         number: int,
+        rails: Rails | None = None,
     ) -> None:
         self.op = op
         self.request = request
         self.p_port = p_port
         self.d_port = d_port
         self.path = path
+        self.rails = rails
+        self.shares: dict[FlowId, int] = {}
+        """The bytes of each flow that is under way over rails."""
         self.wire_latency = wire_latency
         self.nbytes = nbytes
         self.notice = notice
         self.generation = generation
         """Of the blocks at D."""
         self.number = number
+
+    def others(self, flow: FlowId) -> bool:
+        """One of its flows has ended: whether others go on."""
+        self.shares.pop(flow, None)
+        return bool(self.shares)
 
 
 class Fabric:
@@ -127,7 +138,8 @@ class Fabric:
         for flow, flight in list(self.flows.items()):
             if self.barred(flight) and self.network.cancel(flow, self.env.now) is not None:
                 del self.flows[flow]
-                self.fail(flight)
+                if not flight.others(flow):
+                    self.fail(flight)
         self.arm()
         port.node.feed(port, FenceEnded(peer))
 
@@ -173,6 +185,7 @@ class Fabric:
             effect.notice,
             grant.target.generation,
             number,
+            rails=route.rails,
         )
         cost_ns = route.post_ns(grant.num_tokens)
         self.world.records.ends[HANDSHAKE][request] = now
@@ -189,11 +202,16 @@ class Fabric:
 
     def flow(self, flight: Flight, nbytes: int) -> None:
         """Put so many bytes of it on its way."""
-        if flight.path is None:
+        if flight.path is not None:
+            self.flows[self.network.start(flight.path, nbytes, self.env.now)] = flight
+        elif flight.rails is not None:
+            for path, share in flight.rails.deal(nbytes):
+                flow = self.network.start(path, share, self.env.now)
+                self.flows[flow] = flight
+                flight.shares[flow] = share
+        else:
             self.depart(flight)
             return
-        flow = self.network.start(flight.path, nbytes, self.env.now)
-        self.flows[flow] = flight
         self.arm()
 
     def arm(self) -> None:
@@ -207,7 +225,9 @@ class Fabric:
             return
         self.armed = FAR
         for flow in self.network.advance(self.env.now):
-            self.depart(self.flows.pop(flow))
+            flight = self.flows.pop(flow)
+            if flight.rails is None or not flight.others(flow):
+                self.depart(flight)
         self.arm()
 
     def depart(self, flight: Flight) -> None:

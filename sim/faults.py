@@ -228,7 +228,9 @@ class Faults:
         node = self.lives.node(course.engine)
         direction = "tx" if node in self.world.prefills else "rx"
         nics = [address for address in node.ports if address != node.name]
-        return [(paths.nic(address, direction), paths.table.bandwidth_bytes_per_s) for address in nics]
+        numbers = range(paths.table.nics_per_rank)
+        rate = paths.table.bandwidth_bytes_per_s
+        return [(paths.nic(address, direction, number), rate) for address in nics for number in numbers]
 
     def hang_up(self, course: Course, until: Instant | None) -> None:
         fault = cast(HangUp, course.fault)

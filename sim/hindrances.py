@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", MessageFault, TransferError, HandshakeError)
 
+NO_FLOW = -1
+"""Stands among the shares of an operation that is stuck, so that it does not depart with one that has just ended."""
+
 
 class Stuck:
     """An operation that a NIC tries again and again."""
@@ -272,6 +275,9 @@ class Hindrances:
         return generation <= self.floors.get(engine_of(d_rank), 0)
 
     def _stick(self, flight: Flight, remaining: int) -> None:
+        if flight.number in self.stuck:
+            self.stuck[flight.number].remaining += remaining
+            return
         stuck = self.stuck[flight.number] = Stuck(flight, remaining)
         self.env.call(self.plan.transport_timeout_ns, self._give_up, stuck)
 
@@ -290,8 +296,11 @@ class Hindrances:
                 carried = fabric.network.cancel(flow, now)
                 if carried is not None:
                     del fabric.flows[flow]
+                    nbytes = flight.shares.pop(flow, None) or self.left.pop(flight.number, flight.nbytes)
                     # At least one byte: the last one is not there until the flow has ended.
-                    self._stick(flight, max(1, self.left.pop(flight.number, flight.nbytes) - carried))
+                    self._stick(flight, max(1, nbytes - carried))
+                    if flight.rails is not None:
+                        flight.shares[NO_FLOW] = 0
         fabric.arm()
 
     def _retry(self) -> None:
@@ -302,6 +311,7 @@ class Hindrances:
             if self.blocked(a, b) or (not stuck.remaining and self.cut(b, a)):
                 continue
             del self.stuck[number]
+            flight.shares.clear()
             if stuck.remaining:
                 self.left[number] = stuck.remaining
                 self.fabric.flow(flight, stuck.remaining)

@@ -1,8 +1,9 @@
 """Routes between ranks: the links that bytes pass, their latency, and what posting a transfer costs.
 
-One NIC per rank, transmit and receive apart; the scenario's explicit links lie between the pools that name them. Beside
-them each rank's GPU has a lane to host memory, each direction apart, and its own memory, for copies that stay on its
-host. All of it is worked out at first use, so that 400 engines cost only what they use.
+Each rank has one NIC or several, transmit and receive apart; of several each meets the one of its number at the other
+side. The scenario's explicit links lie between the pools that name them. Each rank's GPU has a lane to host memory,
+each direction apart, and its own memory, for copies that stay on its host. All is worked out at first use, so that 400
+engines cost only what they use.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pdflow.layout.descriptors import DescriptorCounter, descriptor_counter, ran
 from pdflow.layout.ranks import Initiator, Pair, Rule, writers
 from pdflow.layout.shapes import KvShape
 from pdflow.network.network import Network, PathId, ResourceId
+from pdflow.network.slices import queue_bytes_per_s, shares
 from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.values import Address, EngineId
 from pdflow.scenario.fields import seconds_to_ns
@@ -24,15 +26,42 @@ Direction: TypeAlias = Literal["d2h", "h2d"]
 """GPU to host memory, or back."""
 
 
-class Route:
-    """From one P rank to one D rank."""
+class Rails:
+    """The paths between the NICs of two ranks, each of which begins with the next one."""
 
-    __slots__ = ("counter", "latency_ns", "path", "per_descriptor_ps", "per_message_ps")
+    __slots__ = ("first", "paths", "slice_bytes")
+
+    def __init__(self, paths: list[PathId], slice_bytes: int) -> None:
+        self.paths = paths
+        self.slice_bytes = slice_bytes
+        self.first = 0
+
+    def deal(self, nbytes: int) -> list[tuple[PathId, int]]:
+        """What goes which way."""
+        count, first = len(self.paths), self.first
+        dealt = [
+            (self.paths[(first + place) % count], share)
+            for place, share in enumerate(shares(nbytes, self.slice_bytes, count))
+        ]
+        self.first = (first + len(dealt)) % count
+        return dealt
+
+
+class Route:
+    """From one P rank to one D rank: over one path, over rails, or over neither if nothing bounds it."""
+
+    __slots__ = ("counter", "latency_ns", "path", "per_descriptor_ps", "per_message_ps", "rails")
 
     def __init__(
-        self, path: PathId | None, latency_ns: int, counter: DescriptorCounter | None, network: NetworkTable
+        self,
+        path: PathId | None,
+        rails: Rails | None,
+        latency_ns: int,
+        counter: DescriptorCounter | None,
+        network: NetworkTable,
     ) -> None:
         self.path = path
+        self.rails = rails
         self.latency_ns = latency_ns
         self.counter = counter
         self.per_message_ps = to_ps(network.per_message_s)
@@ -65,13 +94,16 @@ class Paths:
         self.initiator: Initiator = initiator
         self.rule: Rule = rule
         self.latency = seconds_to_ns(table.latency_s)
+        self.queue_rate = queue_bytes_per_s(table.slice_bytes, table.per_slice_s)
+        if table.slice_bytes:
+            self.latency += seconds_to_ns(table.per_slice_s)  # the wire waits for the queue's first slice
         self.links: dict[str, ResourceId] = {}
         self.link_latency: dict[str, int] = {}
         for link in table.links:
             self.links[link.name] = network.add_resource(link.name, link.bandwidth_bytes_per_s)
             self.link_latency[link.name] = seconds_to_ns(link.latency_s)
         self.via = {(path.from_pool, path.to_pool): path.via for path in table.paths}
-        self.nics: dict[tuple[Address, str], ResourceId] = {}
+        self.nics: dict[tuple[Address, str, int], ResourceId] = {}
         self.lanes: dict[tuple[Address, str], ResourceId] = {}
         self.names: list[tuple[str, ResourceId, int | None]] = [
             (link.name, self.links[link.name], link.bandwidth_bytes_per_s) for link in table.links
@@ -80,13 +112,16 @@ class Paths:
         self.counters: dict[tuple[str, str], dict[tuple[int, int], DescriptorCounter]] = {}
         """By two pools, then by P rank and D rank."""
 
-    def nic(self, rank: Address, direction: str) -> ResourceId:
-        key = (rank, direction)
+    def nic(self, rank: Address, direction: str, number: int = 0) -> ResourceId:
+        """One direction of a NIC: "tx" or "rx"; or "queue", what it makes of slices."""
+        key = (rank, direction, number)
         resource = self.nics.get(key)
         if resource is None:
-            name = f"{rank} nic {direction}"
-            resource = self.nics[key] = self.network.add_resource(name, self.table.bandwidth_bytes_per_s)
-            self.names.append((name, resource, self.table.bandwidth_bytes_per_s))
+            which = f" {number}" if self.table.nics_per_rank > 1 else ""
+            rate = self.queue_rate if direction == "queue" else self.table.bandwidth_bytes_per_s
+            name = f"{rank} nic{which} {direction}"
+            resource = self.nics[key] = self.network.add_resource(name, rate)
+            self.names.append((name, resource, rate))
         return resource
 
     def lane(self, rank: Address, direction: Direction) -> PathId:
@@ -111,10 +146,12 @@ class Paths:
 
     def keep(self, before: Address, now: Address) -> None:
         """A rank has another name, and the same hardware."""
-        for hardware in (self.nics, self.lanes):
-            for (rank, direction), resource in list(hardware.items()):
-                if rank == before:
-                    hardware[now, direction] = resource
+        for (rank, direction, number), resource in list(self.nics.items()):
+            if rank == before:
+                self.nics[now, direction, number] = resource
+        for (rank, direction), resource in list(self.lanes.items()):
+            if rank == before:
+                self.lanes[now, direction] = resource
 
     def latency_ns(self, source: Address, target: Address) -> int:
         return self.route(source, target).latency_ns
@@ -130,12 +167,24 @@ class Paths:
         p_pool = self.pool_of[engine_of(source)]
         d_pool = self.pool_of[engine_of(target)]
         via = self.via.get((p_pool.name, d_pool.name), ())
-        resources = [self.links[name] for name in via]
-        if self.table.bandwidth_bytes_per_s is not None:
-            resources += [self.nic(source, "tx"), self.nic(target, "rx")]
+        links = [self.links[name] for name in via]
+        paths = [
+            self.network.path(links + nics)
+            for number in range(self.table.nics_per_rank)
+            if (nics := self._nics(source, target, number)) or links
+        ]
+        rails = Rails(paths, self.table.slice_bytes) if len(paths) > 1 else None
         latency = self.latency + sum(self.link_latency[name] for name in via)
-        path = self.network.path(resources) if resources else None
-        return Route(path, latency, self._counter(p_pool, d_pool, rank_of(source), rank_of(target)), self.table)
+        counter = self._counter(p_pool, d_pool, rank_of(source), rank_of(target))
+        return Route(paths[0] if len(paths) == 1 else None, rails, latency, counter, self.table)
+
+    def _nics(self, source: Address, target: Address, number: int) -> list[ResourceId]:
+        """Of this number at both sides, and the queue of whoever moves the bytes."""
+        bandwidth = self.table.bandwidth_bytes_per_s
+        found = [] if bandwidth is None else [self.nic(source, "tx", number), self.nic(target, "rx", number)]
+        if self.queue_rate is not None and (bandwidth is None or self.queue_rate < bandwidth):
+            found.append(self.nic(target if self.initiator == "pull" else source, "queue", number))
+        return found
 
     def _counter(self, p_pool: Pool, d_pool: Pool, p_rank: int, d_rank: int) -> DescriptorCounter | None:
         pools = (p_pool.name, d_pool.name)

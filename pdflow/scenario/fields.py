@@ -71,6 +71,7 @@ SPAN = Bound(at_least=1, at_most=1e9)
 TURNS = Bound(at_least=1, at_most=1000)
 """Of one session, which is drawn as a whole."""
 ENGINES = Bound(at_least=1, at_most=10_000)
+NICS = Bound(at_least=1, at_most=64)
 KV_TOKENS = Bound(at_least=1, at_most=1e9)
 """Of one engine; beyond a billion somebody has mistaken bytes for tokens."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import attrs
 from attrs import field
 
-from pdflow.scenario.fields import AT_LEAST_ONE, DELAY, NOT_EMPTY, about
+from pdflow.scenario.fields import AT_LEAST_ONE, DELAY, NICS, NOT_EMPTY, NOT_NEGATIVE, about
 
 
 @attrs.frozen(kw_only=True)
@@ -33,11 +33,21 @@ class LinkPath:
 
 @attrs.frozen(kw_only=True)
 class Network:
-    """[network]: one NIC per GPU, the control channel, and explicit links. A preset supplies what is not said."""
+    """[network]: the NICs of each GPU, the control channel, and explicit links. A preset supplies what is not said."""
 
     preset: str = field(default="rdma-400g", metadata=about("a link preset's name"))
     bandwidth_bytes_per_s: int | None = field(
         metadata=about("each NIC, each direction; inf is unlimited (None)", AT_LEAST_ONE, preset=True, rate=True)
+    )
+    nics_per_rank: int = field(
+        default=1, metadata=about("NICs near each GPU; transfers take them in turn, or are cut over all of them", NICS)
+    )
+    slice_bytes: int = field(
+        default=0,
+        metadata=about("what is larger is cut into slices, dealt over the NICs; 0: nothing is cut", NOT_NEGATIVE),
+    )
+    per_slice_s: float = field(
+        default=0.0, metadata=about("each slice on its NIC's queue, beside its time on the wire", DELAY)
     )
     latency_s: float = field(metadata=about("one way, between two NICs", DELAY, preset=True))
     per_message_s: float = field(metadata=about("posting one transfer", DELAY, preset=True))

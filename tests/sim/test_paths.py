@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
 
 from pdflow.protocol.ids import rank_address
+from pdflow.results.records import XFER_POST, XFER_WIRE
 from pdflow.scenario.schema import Scenario
 from sim.build import build
 from sim.paths import Paths
+from sim.world import World
+
+Play: TypeAlias = Callable[..., World]
 
 MS = 1_000_000
 P = rank_address("p-0", 0)
@@ -64,3 +71,77 @@ def test_a_rank_of_another_name_has_the_hardware_that_it_had(lay: Callable[..., 
     assert here.lane(life, "d2h") == lane
     assert here.nic(life, "tx") == nic
     assert here.lane(life, "h2d") != here.lane(P, "h2d")
+
+
+SECOND = 10**9
+ONE = {
+    "workload.requests": 1,
+    "workload.input_tokens": 1000,
+    "workload.output_tokens": 1,
+    "network.bandwidth_bytes_per_s": 10**9,
+}
+"""One request, of 131,072,000 bytes."""
+
+
+def wire_ns(world: World) -> int:
+    """From the first request's post to its last byte."""
+    ends = world.records.ends
+    return int(ends[XFER_WIRE][0] - ends[XFER_POST][0])
+
+
+@pytest.mark.parametrize("nics", [2, 4, 8])
+def test_slices_go_over_all_nics_at_once(play: Play, nics: int) -> None:
+    world = play({**ONE, "network.nics_per_rank": nics, "network.slice_bytes": 65_536})
+    assert wire_ns(world) == 131_072_000 // nics
+    assert world.totals.bytes_moved == 131_072_000
+
+
+def test_what_is_not_cut_takes_one_nic_and_the_next_takes_another(play: Play) -> None:
+    world = play(
+        {**ONE, "workload.requests": 8, "pool.p.replicas": 1, "pool.d.replicas": 1, "network.nics_per_rank": 4}
+    )
+    assert wire_ns(world) == 131_072_000
+    carried = [world.fabric.network.carried_bytes(nic, world.env.now) for _, nic, _ in world.fabric.paths.names]
+    assert carried == [2 * 131_072_000] * 8
+
+
+def test_small_slices_are_bound_by_their_queue(play: Play) -> None:
+    """100 us for each of 2,000 slices, on two NICs; the wire itself would take half of that."""
+    sliced = {"network.nics_per_rank": 2, "network.slice_bytes": 65_536, "network.per_slice_s": 131.072e-6}
+    for method in ("nixl-push", "nixl-pull"):
+        world = play({**ONE, **sliced, "transfer.method": method})
+        assert wire_ns(world) == pytest.approx(1000 * 131_072, rel=0.01)
+        queues = [name for name, _, _ in world.fabric.paths.names if name.endswith("queue")]
+        mover = "p" if method == "nixl-push" else "d"
+        assert queues == [f"{rank_address(f'{mover}-0', 0)} nic {number} queue" for number in range(2)]
+
+
+def test_one_peer_that_is_slow_to_post_does_not_fill_the_other_side(play: Play) -> None:
+    """Queues are those of whoever moves the bytes: two P whose queues give half of a NIC fill the NIC of one D."""
+    sliced = {"network.slice_bytes": 65_536, "network.per_slice_s": 131.072e-6}
+    world = play({**ONE, **sliced, "workload.requests": 2, "workload.arrival.rate_rps": 1e6, "pool.d.replicas": 1})
+    assert wire_ns(world) == pytest.approx(2000 * 131_072, rel=0.01)
+    assert world.totals.duration_ns < 1.2 * 2000 * 131_072 + 30 * MS
+
+
+@pytest.mark.parametrize("method", ["nixl-push", "nixl-pull"])
+@pytest.mark.parametrize("dialect", ["strict", "vllm-compat"])
+def test_rails_lose_nothing_in_a_partition(play: Play, method: str, dialect: str) -> None:
+    sliced = {"network.nics_per_rank": 3, "network.slice_bytes": 65_536}
+    fault = (
+        "[{ kind = 'partition', at_s = 0.05, for_s = 0.3 }, { kind = 'slow', engine = 'p-*', at_s = 0.4, factor = 2 }]"
+    )
+    world = play({**ONE, **sliced, "transfer.method": method, "transfer.dialect": dialect, "fault": fault})
+    assert world.totals.bytes_moved == 131_072_000
+    assert wire_ns(world) > SECOND * 3 // 10
+
+
+def test_a_share_that_ends_as_a_partition_begins_does_not_end_its_transfer(play: Play) -> None:
+    sliced = {**ONE, "network.nics_per_rank": 3, "network.slice_bytes": 65_536}
+    begun = int(play(sliced).records.ends[XFER_POST][0])
+    third_ns = 666 * 65_536  # of 2,000 slices
+    fault = f"[{{ kind = 'partition', at_s = {(begun + third_ns) / SECOND!r}, for_s = 0.3 }}]"
+    world = play({**sliced, "fault": fault})
+    # Two slices were left, each for a NIC of its own.
+    assert wire_ns(world) == 3 * SECOND // 10 + third_ns + 65_536
+    assert world.totals.bytes_moved == 131_072_000
