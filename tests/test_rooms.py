@@ -102,6 +102,7 @@ ROOMS: Final = {
     "protocol": "",
     "memory": "protocol",
     "layout": "protocol",
+    "methods": "protocol memory layout",
     "network": "protocol",
     "cost": "protocol",
     "routing": "protocol",
@@ -114,7 +115,9 @@ ROOMS: Final = {
 }
 """Which rooms each room of pdflow may know, besides `errors` and `version`. docs/architecture.md shows it."""
 
-VOCABULARY: Final = _words("dialect effects errors events geometry ids messages phases timers values")
+VOCABULARY: Final = _words(
+    "dialect effects errors events geometry ids messages phases timers values wire.checks wire.limits"
+)
 """What rooms beside it may know of protocol: words, not the machine."""
 
 DISK: Final = _words("""
@@ -180,7 +183,7 @@ def _room_problem(path: str, module: str) -> Iterator[str]:
         return
     if parts[1] not in ROOMS.get(home, "").split():
         yield f"{home} imports {module}; it may know {ROOMS.get(home) or 'no other room'}"
-    elif parts[1] == "protocol" and len(parts) > 2 and parts[2] not in VOCABULARY:
+    elif parts[1] == "protocol" and len(parts) > 2 and ".".join(parts[2:]) not in VOCABULARY:
         yield f"{home} imports {module}, which is the machine; only its vocabulary may leave the room"
 
 

@@ -1,0 +1,1 @@
+"""What differs between transfer methods: a small file each."""

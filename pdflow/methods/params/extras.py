@@ -1,0 +1,41 @@
+"""What pdflow says besides, under the one key "pdflow" (PROTOCOL 7.3 and 7.5).
+
+All that the core's KvParams needs and that no original carries. Stock vLLM skips the key; our router takes out what
+clients put there (PROTOCOL 7.3, Content).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+
+from pdflow.methods.params.fields import Kind, nested, param, spec_of
+from pdflow.methods.params.kinds import ID, LEASE_WORDS, U64, integer
+from pdflow.protocol.wire.limits import MAX_BLOCK_TOKENS
+
+
+@attrs.frozen(kw_only=True)
+class Extras:
+    """The object under "pdflow"."""
+
+    xid: str = param(ID, "names the prefill product, the same in both legs")
+    block_size: int | None = param(integer(1, MAX_BLOCK_TOKENS), "tokens in a block of P", default=None)
+    digest: int = param(U64, "what P's KV was computed from", default=0)
+    weights: int = param(U64, "the version of P's weights", default=0)
+    lease: tuple[tuple[int, int], ...] = param(LEASE_WORDS, "pull: a slot of P's lease words and its value", default=())
+
+
+EXTRAS: Final[Kind] = nested(Extras, "pdflow", "an object with xid")
+
+
+@attrs.frozen(kw_only=True)
+class Params:
+    """Base of the parameters of every method and leg."""
+
+    pdflow: Extras | None = param(EXTRAS, "what pdflow says besides", default=None)  # noqa: RUF009 (a field)
+
+
+def own_fields(params: type[Params]) -> tuple[attrs.Attribute[Any], ...]:
+    """The original's fields, without ours."""
+    return tuple(field for field in attrs.fields(params) if spec_of(field).kind is not EXTRAS)

@@ -1,0 +1,146 @@
+"""How a class of parameters is declared, read from JSON and written again.
+
+A field says once which values it takes (a `Kind`) and what it means; the attrs validator, the reader, the writer and
+the tables of docs/kv-transfer-params.md all use that. Names of fields are the originals' JSON names.
+
+Keys that a class does not know are skipped: newer vLLM adds some, other connectors of a MultiConnector have theirs, and
+vLLM skips them too. Only the object under "pdflow" is closed. Nobody but pdflow writes there, and what it says keeps
+data right (a lease word that is not read is a stale read), so a key that is not understood must not be passed over.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from pdflow.methods.params.errors import ParamsError, quoted, shown
+from pdflow.protocol.wire.checks import Problem
+
+T = TypeVar("T")
+
+MAX_KEYS: Final = 256
+"""Of one object, unknown ones included. vLLM's have a dozen."""
+
+_SPEC: Final = "param"
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@attrs.frozen(kw_only=True)
+class Kind:
+    """Which values a field takes. `freeze` makes JSON's value ours and never raises for what it does not know;
+    `problem` says what is wrong with ours ("is 0"), `thaw` is the way back, `expected` what to send."""
+
+    expected: str
+    problem: Callable[[Any], Problem]
+    freeze: Callable[[Any], Any] = _same
+    thaw: Callable[[Any], Any] = _same
+
+
+@attrs.frozen(kw_only=True)
+class Spec:
+    """What a field says of itself."""
+
+    kind: Kind
+    meaning: str
+    required: bool
+    """Has to be in the JSON, whatever a constructor's default is."""
+    null: bool
+    """Written as null when there is nothing to say, as the original does; otherwise left out."""
+
+    @property
+    def expected(self) -> str:
+        return f"{self.kind.expected}: {self.meaning}"
+
+
+def param(
+    kind: Kind, meaning: str, *, default: Any = attrs.NOTHING, required: bool | None = None, null: bool = False
+) -> Any:
+    """A field that takes values of `kind`, and None too if that is its default. Required unless it has a default."""
+    must = default is attrs.NOTHING if required is None else required
+    spec = Spec(kind=kind, meaning=meaning, required=must, null=null)
+
+    def check(_instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is None and default is None:
+            return
+        problem = kind.problem(value)
+        if problem:
+            raise ParamsError(attribute.name, problem, spec.expected)
+
+    return attrs.field(default=default, validator=check, metadata={_SPEC: spec})
+
+
+def spec_of(field: attrs.Attribute[Any]) -> Spec:
+    spec: Spec = field.metadata[_SPEC]
+    return spec
+
+
+def structure(into: type[T], value: object, *, place: str = "kv_transfer_params", closed: bool = False) -> T:
+    """`value`, which JSON gave, as an `into`. ParamsError for the first thing wrong."""
+    found = mapping(value, place)
+    fields = attrs.fields(into)  # type: ignore[arg-type]
+    if closed:
+        known = [field.name for field in fields]
+        for key in found:
+            if key not in known:
+                name = quoted(key) if isinstance(key, str) else shown(key)
+                raise ParamsError(place, f"has the unknown key {name}", f"no keys but {', '.join(known)}")
+    values = {}
+    for field in fields:
+        spec = spec_of(field)
+        if field.name in found:
+            values[field.name] = spec.kind.freeze(found[field.name])
+        elif spec.required:
+            raise ParamsError(field.name, "is missing" + _instead(field.name, found, fields), spec.expected)
+    return into(**values)
+
+
+def plain(params: Any) -> dict[str, Any]:
+    """The JSON object that says `params`, keys in the order of its class."""
+    written = {}
+    for field in attrs.fields(type(params)):
+        spec, value = spec_of(field), getattr(params, field.name)
+        if value is not None:
+            written[field.name] = spec.kind.thaw(value)
+        elif spec.null:
+            written[field.name] = None
+    return written
+
+
+def mapping(value: object, place: str) -> Mapping[Any, Any]:
+    """`value`, which is an object of JSON with not too many keys."""
+    if not isinstance(value, Mapping):
+        raise ParamsError(place, f"is {shown(value)}", "a JSON object")
+    if len(value) > MAX_KEYS:
+        raise ParamsError(place, f"has {len(value):,} keys", f"at most {MAX_KEYS}")
+    return value
+
+
+def nested(into: type[Any], place: str, expected: str) -> Kind:
+    """A closed object inside another, read as `into`."""
+
+    def freeze(value: object) -> object:
+        if value is None or isinstance(value, into):
+            return value
+        try:
+            return structure(into, value, place=place, closed=True)
+        except ParamsError as error:
+            raise (error if error.field == place else error.under(place)) from None
+
+    def problem(value: object) -> Problem:
+        return "" if isinstance(value, into) else f"is {shown(value)}"
+
+    return Kind(expected=expected, problem=problem, freeze=freeze, thaw=plain)
+
+
+def _instead(name: str, found: Mapping[Any, Any], fields: Any) -> str:
+    """ " (is X meant?)" where a key that nobody knows looks like the missing one."""
+    known = {field.name for field in fields}
+    strangers = [key for key in found if isinstance(key, str) and key not in known and len(key) <= 2 * len(name)]
+    close = difflib.get_close_matches(name, sorted(strangers), n=1, cutoff=0.75)
+    return f" (is {quoted(close[0])} meant for it?)" if close else ""

@@ -1,0 +1,34 @@
+"""kv_transfer_params of the Mooncake connectors. V0 has none: P and D are a pair by their files, and match by tokens.
+
+V1 is vLLM 0.32.0's MooncakeConnector (SEED_SYSTEMS 5b). P answers nothing, so the router says all of it, before
+prefill if it likes. vLLM warns of a field that is missing and goes on without a transfer, so that D computes what P
+has computed and holds for 480 s; here the request hears of it.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from pdflow.methods.params.extras import Params
+from pdflow.methods.params.fields import param
+from pdflow.methods.params.kinds import BOOTSTRAP, ID, NAME, NO, YES
+
+
+@attrs.frozen(kw_only=True)
+class MooncakeV1Prefill(Params):
+    """Router to P."""
+
+    do_remote_decode: bool = param(YES, "P holds the prompt's blocks for a D", default=True, required=True)
+    do_remote_prefill: bool = param(NO, "nobody has prefilled for P", default=False)
+    transfer_id: str = param(ID, "made by the router, the same in both legs: the match key")
+
+
+@attrs.frozen(kw_only=True)
+class MooncakeV1Decode(Params):
+    """Router to D: D asks the P that the bootstrap server names, P writes."""
+
+    do_remote_decode: bool = param(NO, "D decodes itself", default=False)
+    do_remote_prefill: bool = param(YES, "P prefills for D", default=True, required=True)
+    remote_bootstrap_addr: str = param(BOOTSTRAP, "P's bootstrap server, which D asks at /query")
+    remote_engine_id: str = param(NAME, "P's engine_id, one for each data parallel rank")
+    transfer_id: str = param(ID, "as in the prefill leg")

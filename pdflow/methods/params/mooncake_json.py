@@ -1,0 +1,158 @@
+"""mooncake.json, the file that MOONCAKE_CONFIG_PATH names, as Mooncake's guides write it (SEED_SYSTEMS 3, 5a and 5d).
+
+Three readers share that name, and a file says by its keys whose it is: V0's pipe has `prefill_url` and `decode_url`,
+the store connectors `master_server_address`; of these V0's needs `local_hostname`, which 0.32.0's no longer reads.
+
+Which metadata servers are taken stands in `metadata.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import attrs
+
+from pdflow.methods.params.address import split_address
+from pdflow.methods.params.errors import ParamsError
+from pdflow.methods.params.fields import Kind, param, structure
+from pdflow.methods.params.metadata import SERVER, metadata_url_of
+from pdflow.methods.params.settings import ADDRESS, MAYBE_EMPTY, TEXT, TRUTH, choice, loaded, size
+
+PLACE: Final = "mooncake.json"
+PORTS_APART: Final = 50
+"""Least distance of the two base ports on one host: each rank takes several above its base."""
+DECODE_SHIFT: Final = 100
+"""Added to decode's port where both urls are the same, by V0 itself."""
+
+DEVICES: Final = Kind(expected="names of NICs with commas between, or an empty text", problem=MAYBE_EMPTY.problem)
+PROTOCOL: Final = choice("tcp", "rdma")
+
+
+class Ports(NamedTuple):
+    """Where one rank of one side listens."""
+
+    engine: int
+    data: int
+    ack: int
+
+
+@attrs.frozen(kw_only=True)
+class Mooncake:
+    """What the three kinds of file share."""
+
+    metadata_server: str = param(SERVER, "where segments are looked up")
+    device_name: str = param(DEVICES, "the NICs of rdma", default="")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(name for part in self.device_name.split(",") if (name := part.strip()))
+
+
+@attrs.frozen(kw_only=True)
+class PipeFile(Mooncake):
+    """V0's pipe, the same file on both sides."""
+
+    prefill_url: str = param(ADDRESS, "P's engine, rank 0")
+    decode_url: str = param(ADDRESS, "D's engine, rank 0")
+    metadata_backend: str | None = param(TEXT, "what the metadata server is, if its address does not say", default=None)
+    protocol: str = param(PROTOCOL, "of the Transfer Engine", default="tcp")
+
+    def __attrs_post_init__(self) -> None:
+        metadata_url_of(self.metadata_server, self.metadata_backend)
+        (p_host, p_port), (d_host, _) = split_address(self.prefill_url), split_address(self.decode_url)
+        apart = abs(self.decode_port - p_port)
+        if p_host == d_host and apart < PORTS_APART:
+            raise ParamsError(
+                "decode_url",
+                f"has a port {apart} from prefill_url's, on the same host",
+                f"at least {PORTS_APART} between them, or the same port, to which {DECODE_SHIFT} is added",
+            )
+        if self.decode_port > 65_535:
+            raise ParamsError("decode_url", f"gets the port {self.decode_port}", "ports that leave room for 100 more")
+
+    @property
+    def decode_port(self) -> int:
+        """D's base port, after the shift."""
+        return split_address(self.decode_url)[1] + (DECODE_SHIFT if self.prefill_url == self.decode_url else 0)
+
+    def prefill_ports(self, rank: int) -> Ports:
+        return _ports(split_address(self.prefill_url)[1], rank)
+
+    def decode_ports(self, rank: int) -> Ports:
+        return _ports(self.decode_port, rank)
+
+    @property
+    def metadata_url(self) -> str | None:
+        """None: peers shake hands."""
+        return metadata_url_of(self.metadata_server, self.metadata_backend)
+
+
+@attrs.frozen(kw_only=True)
+class StoreBase(Mooncake):
+    """What the files of both store connectors share."""
+
+    master_server_address: str = param(ADDRESS, "mooncake_master's RPC")
+
+    def __attrs_post_init__(self) -> None:
+        metadata_url_of(self.metadata_server, None)
+
+    @property
+    def metadata_url(self) -> str | None:
+        """None: peers shake hands."""
+        return metadata_url_of(self.metadata_server, None)
+
+
+@attrs.frozen(kw_only=True)
+class StoreV0File(StoreBase):
+    """V0's store connector."""
+
+    local_hostname: str = param(TEXT, "this node")
+    protocol: str = param(PROTOCOL, "of the Transfer Engine", default="tcp")
+    global_segment_size: int = param(
+        size(0, units=True), "memory that this node gives the store", default=3_355_443_200
+    )
+    local_buffer_size: int = param(size(1, units=True), "for transfers", default=1 << 30)
+
+
+@attrs.frozen(kw_only=True)
+class StoreFile(StoreBase):
+    """vLLM 0.32.0's store connector."""
+
+    protocol: str = param(PROTOCOL, "of the Transfer Engine", default="rdma")
+    mode: str = param(
+        choice("embedded", "standalone-store"), "whether each rank gives the store memory", default="embedded"
+    )
+    global_segment_size: int = param(size(0, units=True), "memory that each rank gives the store", default=4 << 30)
+    local_buffer_size: int = param(size(1, units=True), "for transfers", default=4 << 30)
+    enable_offload: bool = param(TRUTH, "the store has SSDs behind it", default=False)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.mode == "standalone-store" and self.global_segment_size:
+            wrong = f"is {self.global_segment_size}"
+            raise ParamsError("global_segment_size", wrong, "0 in standalone-store, where ranks give the store nothing")
+
+
+File: TypeAlias = PipeFile | StoreV0File | StoreFile
+
+
+def read_mooncake_json(source: object) -> File:
+    """The file that a JSON text, or the object it holds, says. ParamsError for the first thing wrong."""
+    found = loaded(source, PLACE)
+    return structure(_kind(found), found, place=PLACE)
+
+
+def _kind(found: Mapping[Any, Any]) -> type[File]:
+    if "prefill_url" in found or "decode_url" in found:
+        return PipeFile
+    if "local_hostname" in found:
+        return StoreV0File
+    if "master_server_address" in found:
+        return StoreFile
+    raise ParamsError(PLACE, "is of no known kind", "prefill_url and decode_url, or master_server_address")
+
+
+def _ports(base: int, rank: int) -> Ports:
+    """V0: the engine at base + rank; ZMQ beyond the first eight, two for each rank."""
+    return Ports(base + rank, base + 8 + 2 * rank + 1, base + 8 + 2 * rank + 2)
