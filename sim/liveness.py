@@ -20,7 +20,7 @@ from pdflow.results.records import HANDOFF, P_QUEUE, PREFILL, ROUTE
 from pdflow.scenario.resolution import Resolution
 
 if TYPE_CHECKING:
-    from pdflow.routing.router import Attempt
+    from pdflow.routing.attempt import Attempt
     from sim.aggregated_node import AggregatedNode
     from sim.decode_node import DecodeNode
     from sim.engine_node import EngineNode

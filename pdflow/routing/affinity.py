@@ -40,13 +40,19 @@ class SessionAffinity(Choice):
     def fingerprint(self) -> Hashable:
         return tuple(self.loads), tuple(self.up), tuple(self.places.items())
 
-    def choose(self, asked: RequestArrived, avoid: int | None) -> int | None:
+    def pick(self, asked: RequestArrived, avoid: int | None) -> int | None:
         among = self.candidates(avoid)
         if not among:
             return None
-        chosen = self.places.get(asked.session, -1)
-        if chosen not in among or self._is_full(chosen, among):
-            chosen = min(among, key=self.loads.__getitem__)
+        place = self.places.get(asked.session, -1)
+        if place in among and not self._is_full(place, among):
+            return place
+        return min(among, key=self.loads.__getitem__)
+
+    def choose(self, asked: RequestArrived, avoid: int | None) -> int | None:
+        chosen = self.pick(asked, avoid)
+        if chosen is None:
+            return None
         if asked.session != NO_SESSION:
             self.places[asked.session] = chosen
             self.places.move_to_end(asked.session)

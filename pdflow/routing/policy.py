@@ -62,8 +62,12 @@ class Choice:
         self.open_tokens -= asked.prompt_tokens
         self.give_back(engine)
 
-    def found(self, asked: RequestArrived) -> int:
-        """How many tokens of its prompt the engine that it would be sent to probably has."""
+    def pick(self, asked: RequestArrived, avoid: int | None) -> int | None:
+        """Which engine `choose` would say. Nothing changes."""
+        return self.fork().take(avoid)
+
+    def found(self, asked: RequestArrived, engine: int) -> int:
+        """How many tokens of its prompt this engine probably has."""
         return 0
 
     def forget(self, engine: int) -> None:

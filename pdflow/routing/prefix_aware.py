@@ -79,10 +79,12 @@ class PrefixAware(Choice):
         self.loads_tokens[engine] -= self.weighs.pop((asked.request, engine))
         super().ended(asked, engine)
 
-    def found(self, asked: RequestArrived) -> int:
-        among = self.candidates(None)
-        matched = self.matched(asked)
-        return matched[self._best(among, matched)] if among else 0
+    def pick(self, asked: RequestArrived, avoid: int | None) -> int | None:
+        among = self.candidates(avoid)
+        return self._best(among, self.matched(asked)) if among else None
+
+    def found(self, asked: RequestArrived, engine: int) -> int:
+        return self.matched(asked)[engine]
 
     def forget(self, engine: int) -> None:
         for name in self.known[engine]:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Hashable
 from typing import Any, Literal, TypeAlias
 
 from pdflow.protocol.errors import LocalProtocolError
+from pdflow.protocol.events import TimeReached
 from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Instant, RequestId, Value, Xid
+from pdflow.routing.attempt import Attempt
 from pdflow.routing.policy import NO_SESSION, Choice, Policy
 
 Dispatch: TypeAlias = Literal["sequential", "concurrent"]
@@ -71,7 +73,37 @@ class EngineLost(Value, frozen=True, gc=False):
     engine: str
 
 
-RouterEvent: TypeAlias = RequestArrived | PrefillAnswered | DecodeEnded | ClientGone | EngineChanged | EngineLost
+class EngineLeaves(Value, frozen=True, gc=False):
+    """An engine is to stop: it gets no new legs, and `EngineLeft` says when nobody needs it any more."""
+
+    engine: str
+
+
+class EngineJoins(Value, frozen=True, gc=False):
+    """An engine that has left, or is leaving, gets legs again."""
+
+    engine: str
+
+
+class TokenCame(Value, frozen=True, gc=False):
+    """The client has got the first token of this attempt."""
+
+    request_id: RequestId
+
+
+RouterEvent: TypeAlias = (
+    RequestArrived
+    | PrefillAnswered
+    | DecodeEnded
+    | ClientGone
+    | EngineChanged
+    | EngineLost
+    | EngineLeaves
+    | EngineJoins
+    | TokenCame
+    | TimeReached
+)
+"""A router knows those that its rules are about: the plain one of this file none of the last four."""
 
 # What it wants done.
 
@@ -90,6 +122,14 @@ class DispatchDecode(Value, frozen=True, gc=False):
     request: int
     request_id: RequestId
     params: KvParams
+
+
+class DispatchAlone(Value, frozen=True, gc=False):
+    """D is to compute the prompt, too: no prefill leg is behind it, and no KV comes."""
+
+    engine: int
+    request: int
+    request_id: RequestId
 
 
 class AbortLeg(Value, frozen=True, gc=False):
@@ -119,49 +159,16 @@ class Reply(Value, frozen=True, gc=False):
     """Why, where no code says it."""
 
 
-RouterEffect: TypeAlias = DispatchPrefill | DispatchDecode | AbortLeg | ReportPrefill | Reply
+class EngineLeft(Value, frozen=True, gc=False):
+    """No attempt has a leg at this engine, or KV from it. It may hold KV under a lease still."""
+
+    engine: str
+
+
+RouterEffect: TypeAlias = (
+    DispatchPrefill | DispatchDecode | DispatchAlone | AbortLeg | ReportPrefill | Reply | EngineLeft
+)
 RouterEffects: TypeAlias = tuple[RouterEffect, ...]
-
-
-class Attempt:
-    """One pair of legs under way. A leg is open from its dispatch to its end."""
-
-    __slots__ = (
-        "asked",
-        "avoid_d",
-        "d",
-        "d_open",
-        "number",
-        "p",
-        "p_open",
-        "prefill_only",
-        "request",
-        "request_id",
-        "xid",
-    )
-
-    def __init__(self, request: int, number: int, p: int, asked: RequestArrived, avoid_d: int | None) -> None:
-        self.request = request
-        self.asked = asked
-        self.number = number
-        self.request_id = f"r{request}.{number}"
-        self.xid = f"x{request}.{number}"
-        self.p = p
-        self.d = -1
-        self.p_open = True
-        self.d_open = False
-        self.prefill_only = asked.prefill_only
-        self.avoid_d = avoid_d
-        """Where the attempt before had its decode leg."""
-
-    def fork(self) -> Attempt:
-        other = Attempt(self.request, self.number, self.p, self.asked, self.avoid_d)
-        other.d, other.p_open, other.d_open = self.d, self.p_open, self.d_open
-        return other
-
-    def fingerprint(self) -> Hashable:
-        avoid_d = self.avoid_d if self.d < 0 else None
-        return self.request_id, self.number, self.p, self.d, self.p_open, self.d_open, self.prefill_only, avoid_d
 
 
 class Router:
@@ -315,10 +322,16 @@ class Router:
 
     def _failed(self, attempt: Attempt, code: Code) -> RouterEffects:
         """One leg failed: take the other one back, and try again elsewhere if that is still allowed."""
-        if attempt.number >= self.max_attempts:
+        if not self._may_retry(attempt):
             return self._over(attempt, "failed", code)
         aborts = self._close(attempt)
-        return aborts + self._begin(attempt.asked, attempt.number + 1, attempt)
+        return aborts + self._begin(attempt.asked, self._next_number(attempt), attempt)
+
+    def _may_retry(self, attempt: Attempt) -> bool:
+        return attempt.number < self.max_attempts
+
+    def _next_number(self, attempt: Attempt) -> int:
+        return attempt.number + 1
 
     def _client_gone(self, event: ClientGone) -> RouterEffects:
         attempt = self.by_request.get(event.request)

@@ -33,16 +33,19 @@ class TwoChoices(Choice):
         return tuple(self.loads), tuple(self.up)
 
     def choose(self, asked: RequestArrived, avoid: int | None) -> int | None:
+        chosen = self.pick(asked, avoid)
+        return None if chosen is None else self.opened(asked, chosen)
+
+    def pick(self, asked: RequestArrived, avoid: int | None) -> int | None:
         among = self.candidates(avoid)
         if not among:
             return None
-        chosen = among[0]
-        if len(among) > 1:
-            bits = mixed(mixed(asked.request) ^ self.seed)
-            one, other = (bits >> 32) % len(among), (bits & 0xFFFFFFFF) % (len(among) - 1)
-            first, second = among[one], among[other + (other >= one)]
-            chosen = second if self.loads[second] < self.loads[first] else first
-        return self.opened(asked, chosen)
+        if len(among) == 1:
+            return among[0]
+        bits = mixed(mixed(asked.request) ^ self.seed)
+        one, other = (bits >> 32) % len(among), (bits & 0xFFFFFFFF) % (len(among) - 1)
+        first, second = among[one], among[other + (other >= one)]
+        return second if self.loads[second] < self.loads[first] else first
 
 
 def mixed(number: int) -> int:

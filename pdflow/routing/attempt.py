@@ -1,0 +1,51 @@
+"""One attempt of a request: a pair of legs with ids of its own, and which of them are open."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pdflow.routing.router import RequestArrived
+
+
+class Attempt:
+    """One pair of legs under way. A leg is open from its dispatch to its end; -1 is the engine of a leg that there is
+    not."""
+
+    __slots__ = (
+        "asked",
+        "avoid_d",
+        "d",
+        "d_open",
+        "number",
+        "p",
+        "p_open",
+        "prefill_only",
+        "request",
+        "request_id",
+        "xid",
+    )
+
+    def __init__(self, request: int, number: int, p: int, asked: RequestArrived, avoid_d: int | None) -> None:
+        self.request = request
+        self.asked = asked
+        self.number = number
+        self.request_id = f"r{request}.{number}"
+        self.xid = f"x{request}.{number}"
+        self.p = p
+        self.d = -1
+        self.p_open = True
+        self.d_open = False
+        self.prefill_only = asked.prefill_only
+        self.avoid_d = avoid_d
+        """Where the attempt before had its decode leg."""
+
+    def fork(self) -> Attempt:
+        other = Attempt(self.request, self.number, self.p, self.asked, self.avoid_d)
+        other.d, other.p_open, other.d_open = self.d, self.p_open, self.d_open
+        return other
+
+    def fingerprint(self) -> Hashable:
+        avoid_d = self.avoid_d if self.d < 0 else None
+        return self.request_id, self.number, self.p, self.d, self.p_open, self.d_open, self.prefill_only, avoid_d

@@ -1,0 +1,199 @@
+"""A second attempt beside the first, elsewhere, when the first one has been without a token for long.
+
+Both have ids and destination blocks of their own, so that nothing of one can be taken for the other's. The first to
+finish is the answer, and the other is taken back. A request is hedged once. If one of the two fails, the other goes on
+alone; only the failure of the last one is answered, or tried again if attempts are left: the hedge is none of those.
+
+It is the one endpoint of the router that has deadlines. `TokenCame` tells it that a request has its first token, before
+the deadline is judged: a long answer is no late one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from heapq import heappop, heappush
+from typing import Any, Literal
+
+from pdflow.protocol.events import TimeReached
+from pdflow.protocol.ids import EngineInfo
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Instant
+from pdflow.routing import governed
+from pdflow.routing.attempt import Attempt
+from pdflow.routing.governed import GovernedRouter, Rules
+from pdflow.routing.policy import Choice
+from pdflow.routing.router import (
+    Dispatch,
+    Reply,
+    RequestArrived,
+    Router,
+    RouterEffects,
+    RouterEvent,
+    TokenCame,
+)
+
+
+class Deadlines:
+    """When each request that may still be hedged is to be. An entry of one that may not lies in the heap until then."""
+
+    __slots__ = ("due", "heap", "pushed")
+
+    def __init__(self) -> None:
+        self.due: dict[int, Instant] = {}
+        self.heap: list[tuple[Instant, int, int]] = []
+        self.pushed = 0
+
+    def fork(self) -> Deadlines:
+        other = Deadlines()
+        other.due, other.heap, other.pushed = self.due.copy(), self.heap.copy(), self.pushed
+        return other
+
+    def push(self, request: int, at: Instant) -> None:
+        self.pushed += 1
+        self.due[request] = at
+        heappush(self.heap, (at, self.pushed, request))
+
+    def passed(self, now: Instant) -> list[int]:
+        """Requests that are to be hedged now, and are due no longer."""
+        found = []
+        while self.heap and self.heap[0][0] <= now:
+            request = heappop(self.heap)[2]
+            if self.due.pop(request, None) is not None:
+                found.append(request)
+        return found
+
+    def tidy(self) -> None:
+        """The heap's head is somebody's, so that no wake-up is spent on a request that is over."""
+        while self.heap and self.heap[0][2] not in self.due:
+            heappop(self.heap)
+
+
+class HedgingRouter(GovernedRouter):
+    """Args: as GovernedRouter's, and `hedge_after_ns`, from a request's arrival on."""
+
+    timed = True
+
+    __slots__ = ("deadlines", "hedge_after_ns", "last", "pairs")
+
+    def __init__(
+        self,
+        prefill: tuple[EngineInfo, ...],
+        decode: tuple[EngineInfo, ...],
+        dispatch: Dispatch,
+        choices: tuple[Choice, Choice],
+        rules: Rules,
+        max_attempts: int = 1,
+        reports_prefill: bool = False,
+        aggregated: frozenset[int] = frozenset(),
+        *,
+        hedge_after_ns: int,
+    ) -> None:
+        super().__init__(prefill, decode, dispatch, choices, rules, max_attempts, reports_prefill, aggregated)
+        self.hedge_after_ns = hedge_after_ns
+        self.deadlines = Deadlines()
+        self.pairs: dict[int, list[Attempt]] = {}
+        """By request: its two attempts, the older one first, while both are under way."""
+        self.last: dict[int, int] = {}
+        """By open request that has been hedged: the number of its latest attempt."""
+
+    def handle(self, event: RouterEvent, now: Instant) -> RouterEffects:
+        if type(event) is TimeReached:
+            effects = self._hedge_all(now)
+        else:
+            effects = _ON[type(event)](self, event)
+            if type(event) is RequestArrived and event.request in self.by_request:
+                self.deadlines.push(event.request, now + self.hedge_after_ns)
+        self.deadlines.tidy()
+        return effects + self._gone() if self.membership.leaving else effects
+
+    def wake_at(self) -> Instant | None:
+        return self.deadlines.heap[0][0] if self.deadlines.heap else None
+
+    def fork(self) -> Router:
+        choices = self.prefill_choice.fork(), self.decode_choice.fork()
+        also = self.max_attempts, self.reports_prefill, self.aggregated
+        after = self.hedge_after_ns
+        other = HedgingRouter((), (), self.dispatch, choices, self.rules, *also, hedge_after_ns=after)
+        self.copied_to(other)
+        other.membership, other.deadlines = self.membership.fork(), self.deadlines.fork()
+        other.pairs = {
+            request: [other.attempts[attempt.request_id] for attempt in pair] for request, pair in self.pairs.items()
+        }
+        other.last = self.last.copy()
+        return other
+
+    def fingerprint(self) -> Hashable:
+        """Deadlines without their instants: what they are is when the world lets them pass."""
+        pairs = tuple(tuple(attempt.request_id for attempt in pair) for pair in self.pairs.values())
+        return super().fingerprint(), pairs, tuple(self.deadlines.due), tuple(sorted(self.last.items()))
+
+    def _hedge_all(self, now: Instant) -> RouterEffects:
+        effects: RouterEffects = ()
+        for request in self.deadlines.passed(now):
+            effects += self._hedge(self.by_request[request])
+        return effects
+
+    def _hedge(self, first: Attempt) -> RouterEffects:
+        """Beside that attempt, if there is an engine that it does not wait for: more of the same would be late too."""
+        choice, waits_for = (self.prefill_choice, first.p) if first.p >= 0 else (self.decode_choice, first.d)
+        if not any(up and engine != waits_for for engine, up in enumerate(choice.up)):
+            return ()
+        self.last[first.request] = first.number
+        # Where there is no engine for it after all, the first attempt goes on alone.
+        begun = [e for e in self._begin(first.asked, self._next_number(first), first) if not isinstance(e, Reply)]
+        if not begun:
+            del self.last[first.request]
+        return tuple(begun)
+
+    def _open(self, attempt: Attempt) -> None:
+        other = self.by_request.get(attempt.request)
+        super()._open(attempt)
+        if other is not None:
+            self.pairs[attempt.request] = [other, attempt]
+
+    def _token_came(self, event: TokenCame) -> RouterEffects:
+        attempt = self.attempts.get(event.request_id)
+        if attempt is not None:
+            self.deadlines.due.pop(attempt.request, None)
+        return ()
+
+    def _over(
+        self, attempt: Attempt, outcome: Literal["completed", "failed", "cancelled"], code: Code
+    ) -> RouterEffects:
+        request = attempt.request
+        pair = self.pairs.get(request)
+        if pair is not None and outcome == "failed":
+            return self._close(attempt)
+        loser: RouterEffects = ()
+        if pair is not None:
+            loser = self._close(pair[0] if pair[1] is attempt else pair[1])
+        self.deadlines.due.pop(request, None)
+        made = self.last.pop(request, attempt.number)
+        return (*loser, *self._close(attempt), Reply(request, outcome, code, made))
+
+    def _failed(self, attempt: Attempt, code: Code) -> RouterEffects:
+        return self._close(attempt) if attempt.request in self.pairs else super()._failed(attempt, code)
+
+    def _close(self, attempt: Attempt) -> RouterEffects:
+        """What is left of a pair is the request's one attempt again."""
+        effects = super()._close(attempt)
+        pair = self.pairs.pop(attempt.request, None)
+        if pair is not None:
+            self.by_request[attempt.request] = pair[0] if pair[1] is attempt else pair[1]
+        return effects
+
+    def _may_retry(self, attempt: Attempt) -> bool:
+        hedges = attempt.request in self.last
+        return self.last.get(attempt.request, attempt.number) < self.max_attempts + hedges
+
+    def _next_number(self, attempt: Attempt) -> int:
+        if attempt.request not in self.last:
+            return attempt.number + 1
+        self.last[attempt.request] += 1
+        return self.last[attempt.request]
+
+
+_ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
+    **governed._ON,
+    TokenCame: HedgingRouter._token_came,
+}

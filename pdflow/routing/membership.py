@@ -1,0 +1,58 @@
+"""Which engines are leaving, and when nobody needs them any more.
+
+An engine that leaves gets no new legs and ends those that it has. A decode engine may go when it has none. A prefill
+engine may go when no attempt is open that it has computed the prompt of: until D has the KV, it must be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+from pdflow.protocol.ids import EngineInfo
+from pdflow.protocol.values import EngineId
+
+
+class Membership:
+    """Args: `prefill`: how many prefill engines there are."""
+
+    __slots__ = ("leaving", "left", "users")
+
+    def __init__(self, prefill: int) -> None:
+        self.leaving: dict[EngineId, None] = {}
+        self.left: dict[EngineId, None] = {}
+        self.users = [0] * prefill
+        """By prefill engine: open attempts that were sent there."""
+
+    def fork(self) -> Membership:
+        other = Membership(0)
+        other.leaving, other.left, other.users = self.leaving.copy(), self.left.copy(), self.users.copy()
+        return other
+
+    def fingerprint(self) -> Hashable:
+        return tuple(self.leaving), frozenset(self.left)
+
+    def leaves(self, engine: EngineId) -> None:
+        if engine not in self.left:
+            self.leaving[engine] = None
+
+    def joins(self, engine: EngineId) -> None:
+        self.leaving.pop(engine, None)
+        self.left.pop(engine, None)
+
+    def is_out(self, engine: EngineId) -> bool:
+        return engine in self.leaving or engine in self.left
+
+    def renamed(self, engine: EngineId, became: EngineId) -> None:
+        for group in (self.leaving, self.left):
+            if engine in group:
+                del group[engine]
+                group[became] = None
+
+    def gone(self, prefill: Sequence[EngineInfo], decode: Sequence[EngineInfo], legs: list[int]) -> Iterator[EngineId]:
+        """Those that have left since it was last asked; `legs` are those open at each decode engine."""
+        for engine in list(self.leaving):
+            used = any(info.engine == engine and self.users[place] for place, info in enumerate(prefill))
+            if not used and not any(info.engine == engine and legs[place] for place, info in enumerate(decode)):
+                del self.leaving[engine]
+                self.left[engine] = None
+                yield engine
