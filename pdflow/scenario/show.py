@@ -88,7 +88,12 @@ def _nic(network: Network) -> str:
     if network.bandwidth_bytes_per_s is None:
         return f"{network.preset}: unlimited, {_time(network.latency_s)}"
     costs = f"{_time(network.per_message_s)} per transfer, {_time(network.per_descriptor_s)} per descriptor"
-    return f"{network.preset}: {_rate(network.bandwidth_bytes_per_s)} per NIC, {_time(network.latency_s)}, {costs}"
+    nic = f"{_rate(network.bandwidth_bytes_per_s)} per NIC"
+    if network.nics_per_rank > 1:
+        nic += f", {network.nics_per_rank} per GPU"
+    if network.slice_bytes:
+        nic += f" in slices of {network.slice_bytes:,} bytes"
+    return f"{network.preset}: {nic}, {_time(network.latency_s)}, {costs}"
 
 
 def presets_view(names: Iterable[str]) -> RenderableType:

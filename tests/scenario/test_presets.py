@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
+from pdflow.network.slices import queue_bytes_per_s
 from pdflow.scenario.convert import structure
 from pdflow.scenario.network_schema import Network
 from pdflow.scenario.presets import Preset, presets
@@ -37,7 +38,9 @@ def test_names() -> None:
         *("a10", "a100-80g", "a800", "l40s", "h20", "h100-sxm", "h200", "h800", "b200", "mi300x", "rtx-4090"),
         "rtx-pro-6000",
     }
-    assert set(presets("links")) == {"ideal", "nvlink", "pcie5", "rdma-400g", "tcp-100g"}
+    assert set(presets("links")) == {
+        *("ideal", "nvlink", "pcie4", "pcie5", "rdma-400g", "efa-100g", "efa-200g", "tcp-25g", "tcp-100g", "nvme-of"),
+    }
 
 
 def test_all_structure() -> None:
@@ -88,3 +91,13 @@ def test_post_cost_is_the_line_through_the_published_points() -> None:
     values = presets("links")["rdma-400g"].values
     for descriptors, seconds in ((118, 0.46e-3), (18_880, 46e-3)):
         assert values["per_message_s"] + descriptors * values["per_descriptor_s"] == pytest.approx(seconds, rel=0.01)
+
+
+def test_efa_reaches_what_was_published() -> None:
+    """Of 16 NICs, in GB/s: with the slices that are advised, and with Mooncake's default of 64 KB."""
+    values = presets("links")["efa-200g"].values
+    wire = values["bandwidth_bytes_per_s"]
+    for slice_bytes, published in ((values["slice_bytes"], 352.59), (65_536, 97.11)):
+        queue = queue_bytes_per_s(slice_bytes, values["per_slice_s"])
+        assert queue is not None
+        assert 16 * min(wire, queue) / 1e9 == pytest.approx(published, rel=0.05)
