@@ -1,4 +1,4 @@
-"""What each connector reads from `kv_connector_extra_config`, with its defaults (SEED_SYSTEMS, the section named each).
+"""What each connector reads from `kv_connector_extra_config`, with its defaults (SEED_SYSTEMS 1, 2, 4, 5a, 5b and 5d).
 
 Keys that are not here are skipped, as the originals skip them; `config.py` says which those were.
 """
@@ -28,7 +28,7 @@ PAGE_BYTES = 4_096
 
 @attrs.frozen(kw_only=True)
 class P2pNcclExtra:
-    """`P2pNcclConnector` (section 1)."""
+    """`P2pNcclConnector`, vLLM #18242."""
 
     proxy_ip: str = param(MAYBE_EMPTY, "where heartbeats go; empty for none", default="")
     proxy_port: int | None = param(MAYBE_PORT, "its ZMQ port; empty for no heartbeats", default=None)
@@ -54,7 +54,7 @@ class P2pNcclExtra:
 
 @attrs.frozen(kw_only=True)
 class CpuExtra:
-    """`CPUConnector` (section 2)."""
+    """`CPUConnector`, vLLM #18332."""
 
     host: str = param(TEXT, "D's side channel")
     port: int = param(PORT, "its ZMQ port of rank 0; rank r has r more")
@@ -68,7 +68,7 @@ class CpuExtra:
 
 @attrs.frozen(kw_only=True)
 class NixlExtra:
-    """`NixlPullConnector`, which `NixlConnector` is too, and `NixlPushConnector` (section 4)."""
+    """`NixlPushConnector` and `NixlPullConnector`, whose other name is `NixlConnector`, vLLM 0.32.0."""
 
     backends: tuple[str, ...] = param(NAMES, "of NIXL", default=("UCX",))
     num_threads: int = param(whole(0, 1_024), "of UCX, where it is the only backend", default=4)
@@ -92,12 +92,12 @@ class NixlExtra:
 
 @attrs.frozen(kw_only=True)
 class MooncakeV0Extra:
-    """`MooncakeConnector` with a kv_rank: vLLM V0 (section 5a). All else stands in its mooncake.json."""
+    """`MooncakeConnector` with a `kv_rank`, vLLM V0 (#10884): nothing, all else stands in its mooncake.json."""
 
 
 @attrs.frozen(kw_only=True)
 class MooncakeV1Extra:
-    """`MooncakeConnector` without one: vLLM 0.32.0 (section 5b)."""
+    """`MooncakeConnector` without a `kv_rank`, vLLM 0.32.0."""
 
     num_workers: int = param(whole(1, 4_096), "sender threads of a P worker", default=10)
     mooncake_protocol: str = param(TEXT, "of the Transfer Engine", default="rdma")
@@ -107,7 +107,7 @@ class MooncakeV1Extra:
 
 @attrs.frozen(kw_only=True)
 class MooncakeStoreExtra:
-    """`MooncakeStoreConnector` (section 5d; that of V0 reads none of these)."""
+    """`MooncakeStoreConnector`, vLLM 0.32.0; that of V0 reads none of these."""
 
     load_async: bool = param(TRUTH, "requests wait for their KV out of the running batch", default=True)
     lookup_async: bool = param(TRUTH, "the scheduler does not wait for a lookup", default=False)

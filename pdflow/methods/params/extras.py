@@ -6,11 +6,11 @@ clients put there (PROTOCOL 7.3, Content).
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
-from pdflow.methods.params.fields import Kind, nested, param, spec_of
+from pdflow.methods.params.fields import Kind, nested, param
 from pdflow.methods.params.kinds import ID, LEASE_WORDS, U64, integer
 from pdflow.protocol.wire.limits import MAX_BLOCK_TOKENS
 
@@ -34,8 +34,3 @@ class Params:
     """Base of the parameters of every method and leg."""
 
     pdflow: Extras | None = param(EXTRAS, "what pdflow says besides", default=None)  # noqa: RUF009 (a field)
-
-
-def own_fields(params: type[Params]) -> tuple[attrs.Attribute[Any], ...]:
-    """The original's fields, without ours."""
-    return tuple(field for field in attrs.fields(params) if spec_of(field).kind is not EXTRAS)

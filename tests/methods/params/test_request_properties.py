@@ -132,9 +132,7 @@ def test_whatever_is_left_out_one_error_is_all(message: tuple[str, str, Params],
     answered(method, leg, {key: said[key] for key in kept})
 
 
-@pytest.mark.parametrize(
-    "hostile", [deep(100_000), ["k"] * 2_000_000, [deep(50_000)] * 3], ids=["deep", "long", "both"]
-)
+@pytest.mark.parametrize("hostile", [deep(100_000), ["k"] * 200_000, [deep(50_000)] * 3], ids=["deep", "long", "both"])
 def test_depth_and_length_are_no_danger(hostile: Any) -> None:
     for method, leg, params in LEGS:
         for field in attrs.fields(params):
