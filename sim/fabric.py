@@ -187,7 +187,8 @@ class Fabric:
             number,
             rails=route.rails,
         )
-        cost_ns = route.post_ns(grant.num_tokens)
+        blocks = effect.source.blocks if isinstance(effect, PostWrite) else effect.blocks
+        cost_ns = route.post_ns(grant.num_tokens, route.joints(blocks, grant))
         self.world.records.ends[HANDSHAKE][request] = now
         if not cost_ns:
             self.begin(flight)

@@ -8,15 +8,17 @@ engines cost only what they use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from pdflow.cost.step import PS_PER_NS, to_ps
-from pdflow.layout.descriptors import DescriptorCounter, descriptor_counter, rank_memory
+from pdflow.layout.descriptors import DescriptorCounter, descriptor_counter, joints, rank_memory
 from pdflow.layout.ranks import Initiator, Pair, Rule, writers
 from pdflow.layout.shapes import KvShape
 from pdflow.network.network import Network, PathId, ResourceId
 from pdflow.network.slices import queue_bytes_per_s, shares
 from pdflow.protocol.ids import engine_of, rank_of
+from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, EngineId
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.network_schema import Network as NetworkTable
@@ -50,7 +52,7 @@ class Rails:
 class Route:
     """From one P rank to one D rank: over one path, over rails, or over neither if nothing bounds it."""
 
-    __slots__ = ("counter", "latency_ns", "path", "per_descriptor_ps", "per_message_ps", "rails")
+    __slots__ = ("block_size", "counter", "latency_ns", "path", "per_descriptor_ps", "per_message_ps", "rails")
 
     def __init__(
         self,
@@ -58,20 +60,31 @@ class Route:
         rails: Rails | None,
         latency_ns: int,
         counter: DescriptorCounter | None,
+        block_size: int,
         network: NetworkTable,
     ) -> None:
         self.path = path
         self.rails = rails
         self.latency_ns = latency_ns
         self.counter = counter
+        self.block_size = block_size if network.coalesce and counter is not None and counter.per_joint else 0
+        """Of both sides, if blocks that follow each other are one descriptor."""
         self.per_message_ps = to_ps(network.per_message_s)
         self.per_descriptor_ps = to_ps(network.per_descriptor_s)
 
-    def post_ns(self, num_tokens: int) -> int:
+    def joints(self, source_blocks: Sequence[int], grant: Register) -> int:
+        """How many of a transfer's blocks need no descriptor of their own."""
+        if not self.block_size:
+            return 0
+        first = grant.token_start // self.block_size
+        last = -(-(grant.token_start + grant.num_tokens) // self.block_size)
+        return joints(source_blocks[first:last], grant.target.blocks)
+
+    def post_ns(self, num_tokens: int, joints: int = 0) -> int:
         """What the posting lane is busy with a transfer of that many tokens, rounded up."""
         cost = self.per_message_ps
         if self.per_descriptor_ps and self.counter is not None:
-            cost += self.per_descriptor_ps * self.counter.count(num_tokens)
+            cost += self.per_descriptor_ps * self.counter.count(num_tokens, joints)
         return -(-cost // PS_PER_NS)
 
 
@@ -176,7 +189,8 @@ class Paths:
         rails = Rails(paths, self.table.slice_bytes) if len(paths) > 1 else None
         latency = self.latency + sum(self.link_latency[name] for name in via)
         counter = self._counter(p_pool, d_pool, rank_of(source), rank_of(target))
-        return Route(paths[0] if len(paths) == 1 else None, rails, latency, counter, self.table)
+        path = paths[0] if len(paths) == 1 else None
+        return Route(path, rails, latency, counter, d_pool.block_size, self.table)
 
     def _nics(self, source: Address, target: Address, number: int) -> list[ResourceId]:
         """Of this number at both sides, and the queue of whoever moves the bytes."""

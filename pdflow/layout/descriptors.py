@@ -25,7 +25,7 @@ Sources: PROTOCOL.md 1.3 (agent metadata: base addresses, block lengths and stri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from pdflow.layout.pairing import Run, cut_size
@@ -80,19 +80,27 @@ class DescriptorCounter(Value, frozen=True, gc=False):
     """How many descriptors a range of tokens takes between two ranks, as coefficients that never change.
 
     A run of `unit` tokens takes `per_unit`; a shorter one at the end takes `per_tail + tail_tokens * per_tail_token`.
+    Where neighbours are merged, two blocks that follow each other on both sides save `per_joint`.
     """
 
     unit: int
     per_unit: int
     per_tail: int
     per_tail_token: int
+    per_joint: int = 0
 
-    def count(self, num_tokens: int) -> int:
+    def count(self, num_tokens: int, joints: int = 0) -> int:
         full, tail = divmod(num_tokens, self.unit)
         count = full * self.per_unit
         if tail:
             count += self.per_tail + tail * self.per_tail_token
-        return count
+        return count - joints * self.per_joint
+
+
+def joints(source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
+    """How many blocks of one list and of the other, paired by their places, directly follow the pair before."""
+    pairs = zip(source_blocks, source_blocks[1:], target_blocks, target_blocks[1:], strict=False)
+    return sum(1 for a, b, c, d in pairs if b - a == 1 == d - c)
 
 
 def rank_memory(
@@ -145,7 +153,11 @@ def descriptors(
 
 
 def descriptor_counter(pair: Pair, source: RankMemory, target: RankMemory) -> DescriptorCounter:
-    """The closed form of `len(descriptors(...))` without coalescing."""
+    """The closed form of `len(descriptors(...))`.
+
+    Of coalescing it knows what blocks of one size save that follow each other. Regions may do so too, and pieces of
+    blocks of unequal size in the order NHD; neither is counted.
+    """
     _check(pair, source, target)
     unit = cut_size(source.block_size, target.block_size)
     planes = pair.num_layers * source.tensors_per_layer
@@ -154,8 +166,12 @@ def descriptor_counter(pair: Pair, source: RankMemory, target: RankMemory) -> De
     per_tail = planes if source.order == "NHD" else planes * pair.num_heads
     if source.block_size != target.block_size:
         return DescriptorCounter(unit, per_tail, per_tail, 0)
-    whole_planes = _all_heads(pair, source, target) and source.nesting == target.nesting == "block-major"
-    return DescriptorCounter(unit, 1 if whole_planes else planes, per_tail, 0)
+    all_heads = _all_heads(pair, source, target)
+    whole = all_heads and source.nesting == target.nesting == "block-major"
+    per_unit = 1 if whole else planes
+    piece = source.plane_bytes * planes // per_unit
+    follow = all_heads and source.block_stride == target.block_stride == piece
+    return DescriptorCounter(unit, per_unit, per_tail, 0, per_unit if follow else 0)
 
 
 def descriptor_count(pair: Pair, source: RankMemory, target: RankMemory, num_tokens: int) -> int:

@@ -52,6 +52,10 @@ class Network:
     latency_s: float = field(metadata=about("one way, between two NICs", DELAY, preset=True))
     per_message_s: float = field(metadata=about("posting one transfer", DELAY, preset=True))
     per_descriptor_s: float = field(metadata=about("each descriptor of a transfer", DELAY, preset=True))
+    coalesce: bool = field(
+        default=False,
+        metadata=about("blocks that follow each other at P and at D are one descriptor; else each is its own"),
+    )
     control_latency_s: float = field(metadata=about("one control message, one way", DELAY, preset=True))
     handshake_s: float = field(metadata=about("first contact of two engines", DELAY, preset=True))
     http_latency_s: float = field(metadata=about("one hop of HTTP, one way", DELAY, preset=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pdflow.layout.descriptors import (
@@ -14,6 +14,7 @@ from pdflow.layout.descriptors import (
     descriptor_count,
     descriptor_counter,
     descriptors,
+    joints,
     rank_memory,
 )
 from pdflow.layout.pairing import runs
@@ -158,6 +159,24 @@ def test_the_closed_form_counts_the_list(transfer: Transfer) -> None:
         assert [byte for one in merged for byte in range(one.source_address, one.source_address + one.length)] == [
             byte for one in found for byte in range(one.source_address, one.source_address + one.length)
         ]
+
+
+@settings(deadline=None, max_examples=400)
+@given(transfer=transfers, data=st.data())
+def test_the_closed_form_counts_what_is_merged(transfer: Transfer, data: st.DataObject) -> None:
+    """Blocks of one size. Last block and first are kept apart, so that no region runs into the next."""
+    assume(transfer.p_shape.block_size == transfer.d_shape.block_size)
+    skip = transfer.start // transfer.d_shape.block_size
+    for side in ("p_blocks", "d_blocks"):
+        blocks = getattr(transfer, side)
+        start = data.draw(st.integers(0, NUM_BLOCKS - len(blocks)))
+        if data.draw(st.booleans()):
+            setattr(transfer, side, list(range(start, start + len(blocks))))
+    assume(not (NUM_BLOCKS - 1 in transfer.p_blocks and NUM_BLOCKS - 1 in transfer.d_blocks))
+    followers = joints(transfer.p_blocks[skip:], transfer.d_blocks)
+    for pair in writers(transfer.p_shape, transfer.p_tp, transfer.p_pp, transfer.d_tp):
+        counter = descriptor_counter(pair, transfer.p_memory[pair.p_rank // transfer.p_tp], transfer.d_memory)
+        assert counter.count(transfer.num_tokens, followers) == len(transfer.lists(pair, coalesce=True))
 
 
 def count(shape: KvShape, tp: int, tokens: int, nesting: Nesting, d_tp: int | None = None) -> tuple[int, int]:

@@ -7,8 +7,10 @@ from typing import TypeAlias
 
 import pytest
 
-from pdflow.protocol.ids import rank_address
-from pdflow.results.records import XFER_POST, XFER_WIRE
+from pdflow.protocol.ids import Reg, Shards, rank_address
+from pdflow.protocol.messages import Register
+from pdflow.protocol.values import Allocation
+from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
 from pdflow.scenario.schema import Scenario
 from sim.build import build
 from sim.paths import Paths
@@ -145,3 +147,23 @@ def test_a_share_that_ends_as_a_partition_begins_does_not_end_its_transfer(play:
     # Two slices were left, each for a NIC of its own.
     assert wire_ns(world) == 3 * SECOND // 10 + third_ns + 65_536
     assert world.totals.bytes_moved == 131_072_000
+
+
+@pytest.mark.parametrize("method", ["nixl-push", "nixl-pull"])
+def test_blocks_that_follow_each_other_are_one_descriptor(play: Play, method: str) -> None:
+    """62 whole blocks of 64 planes, and half a block of 8 pieces a plane; the first of these goes with what is before."""
+    priced = {**ONE, "transfer.method": method, "network.per_descriptor_s": 1e-6}
+    for coalesce, count in ((False, 62 * 64 + 8 * 64), (True, 8 * 64)):
+        ends = play({**priced, "network.coalesce": coalesce}).records.ends
+        assert int(ends[XFER_POST][0] - ends[HANDSHAKE][0]) == count * 1000
+
+
+def test_blocks_that_lie_apart_stay_descriptors(lay: Callable[..., Scenario]) -> None:
+    world = build(lay({"network.coalesce": True, "network.per_descriptor_s": 1e-6}))
+    route = world.fabric.paths.route(P, rank_address("d-0", 0))
+    blocks = Allocation(1, (4, 5, 7, 8))
+    shards = Shards(1, 1, 16)
+    reg = Reg("d-0", 0, 0, "")
+    grant = Register(reg, "x", 0, shards, blocks, token_start=32, num_tokens=64, digest=0, weights=0, floor=0)
+    assert route.joints((0, 1, 2, 3, 4, 6), grant) == 1
+    assert route.joints((9, 9, 2, 3, 5, 6, 7), grant) == 2
