@@ -6,7 +6,6 @@ no number is made of. (Configuration files are another matter: `settings.py`.) L
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -71,7 +70,7 @@ def _host(value: Any) -> Problem:
 
 def _seconds(value: Any) -> Problem:
     real = type(value) is float or type(value) is int
-    return "" if real and math.isfinite(value) and 0 <= value <= 2**53 else f"is {shown(value)}"
+    return "" if real and 0 <= value <= 2**53 else f"is {shown(value)}"
 
 
 def _bootstrap(value: Any) -> Problem:

@@ -75,7 +75,7 @@ def _truth(value: Any) -> Problem:
 
 def _amount(value: Any) -> Problem:
     real = type(value) is int or type(value) is float
-    return "" if real and math.isfinite(value) and 0 < value <= MAX_U63 else f"is {shown(value)}"
+    return "" if real and 0 < value <= MAX_U63 else f"is {shown(value)}"
 
 
 def whole(low: int, high: int) -> Kind:

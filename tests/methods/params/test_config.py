@@ -214,7 +214,7 @@ def test_an_extra_of_another_connector_is_refused() -> None:
         [],
         7,
         {1: 2},
-        " " * (MAX_FILE_CHARS + 1),
+        NIXL + " " * MAX_FILE_CHARS,
         '{"kv_connector": 1' + "0" * 5_000 + "}",
     ],
     ids=repr_short,
