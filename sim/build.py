@@ -12,12 +12,15 @@ from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Limits
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.ranks import Initiator, Rule
+from pdflow.layout.shapes import stage_layers
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.method import Memory
+from pdflow.methods.staging import KvSize, Staging, staging_of
 from pdflow.network.network import Network
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
-from pdflow.protocol.dialect import DIALECTS
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.producer_rank import ProducerRank
@@ -44,6 +47,9 @@ from sim.recording import RecordedEngine, Recorder
 from sim.router_node import RouterNode
 from sim.routing import router_of
 from sim.sessions import Sessions
+from sim.shipping import Shipping
+from sim.staged_decode_node import StagedDecodeNode
+from sim.staged_prefill_node import StagedPrefillNode
 from sim.world import World
 
 
@@ -85,8 +91,10 @@ class Builder:
         self.costs = costs or {}
         self.world = World()
         self.world.recorder = recorder
-        self.dialect = DIALECTS[scenario.transfer.dialect]
-        self.pulls = scenario.transfer.method == "nixl-pull"
+        self.method = METHODS[scenario.transfer.method]
+        self.conduct = self.method.conduct(scenario.transfer.dialect)
+        self.dialect = self.method.dialect(scenario.transfer.dialect)
+        self.pulls = self.method.pulls
         self.timers = scenario.transfer.timers()
         self.initiator: Initiator = "pull" if self.pulls else "push"
         self.rule: Rule = "exactly-once" if self.dialect.control_frames else "vllm"
@@ -99,7 +107,8 @@ class Builder:
         if workload.sessions is not None:
             self.world.prefix_block_tokens = SESSION_BLOCK_TOKENS
         self.places: dict[EngineId, Place] = {}
-        self.engine_class = HostedEngine if scenario.faults else Engine
+        waits = self.method.staged_at_p or self.conduct.prefill_waits or self.conduct.decode_waits
+        self.engine_class = HostedEngine if scenario.faults or waits else Engine
         self.infos: dict[str, list[EngineInfo]] = {"prefill": [], "decode": []}
         self.doors: dict[str, list[int]] = {"prefill": [], "decode": []}
         """What each engine's API server takes."""
@@ -118,6 +127,8 @@ class Builder:
         world.fabric = Fabric(
             world, network, paths, seconds_to_ns(table.control_latency_s), seconds_to_ns(table.handshake_s)
         )
+        if self.method.is_carried(self.conduct):
+            world.shipping = Shipping(world, self.method, self.conduct)
         for pool in scenario.pools:
             self.add_pool(pool)
         world.router = RouterNode(world, router_of(self), seconds_to_ns(table.http_latency_s), self.doors)
@@ -200,12 +211,48 @@ class Builder:
     def prefill(self, place: Place, info: EngineInfo, incarnation: int, generation: int = 0) -> PrefillNode:
         """One life of a prefill engine. `generation` is the last of its former life's."""
         engine = self.engine(place, info, generation)
-        node = PrefillNode(self.world, place.index, info.engine, engine, place.block_bytes)
+        node = self.prefill_node(place, info, engine, generation)
         node.make_scheduler(ProducerScheduler(info, incarnation, self.dialect, self.pulls), incarnation)
         for rank in range(info.shards.ranks):
-            endpoint = ProducerRank(info, rank, incarnation, self.dialect, self.timers, self.geometry)
+            endpoint = ProducerRank(
+                info,
+                rank,
+                incarnation,
+                self.dialect,
+                self.timers,
+                self.geometry,
+                in_pieces=self.method.in_pieces,
+                into_staging=self.method.staged_at_d,
+            )
             node.add(rank_address(info.engine, rank), endpoint, incarnation)
         return node
+
+    def prefill_node(self, place: Place, info: EngineInfo, engine: Engine, generation: int) -> PrefillNode:
+        about = (self.world, place.index, info.engine, engine, place.block_bytes)
+        if not self.method.staged_at_p:
+            return PrefillNode(*about)
+        staging = self.staging(self.method.p_memory, place.pool, generation)
+        return StagedPrefillNode(*about, self.method, self.conduct, staging)
+
+    def decode_node(self, place: Place, info: EngineInfo, engine: Engine, generation: int) -> DecodeNode:
+        about = (self.world, place.index, info.engine, engine, place.block_bytes)
+        node = DecodeNode(*about)
+        if self.method.staged_at_d:
+            staging = self.staging(self.method.d_memory, place.pool, generation)
+            node = StagedDecodeNode(*about, self.method, staging)
+        node.waits = self.conduct.decode_waits
+        return node
+
+    def staging(self, memory: Memory, pool: Pool, generation: int) -> Staging:
+        """Memory beside the blocks of an engine of this pool; of its ranks that with the most layers."""
+        shape, transfer = self.shapes[pool.name], self.scenario.transfer
+        layers = max(len(stage) for stage in stage_layers(shape.num_layers, pool.pp))
+        size = KvSize(layers, shape.rank_bytes_per_token(pool.tp) // shape.num_layers)
+        staging = staging_of(
+            memory, size, transfer.host_buffer_bytes, transfer.kv_buffer_size, transfer.mem_pool_size_gb << 30
+        )
+        staging.generation = generation
+        return staging
 
     def aggregated(self, place: Place, info: EngineInfo, generation: int = 0) -> AggregatedNode:
         """One life of an engine that serves requests alone. `generation` is the last of its former life's."""
@@ -215,7 +262,7 @@ class Builder:
     def decode(self, place: Place, info: EngineInfo, incarnation: int, generation: int = 0) -> DecodeNode:
         """One life of a decode engine. `generation` is the last of its former life's."""
         engine = self.engine(place, info, generation, *self.logs(info.engine))
-        node = DecodeNode(self.world, place.index, info.engine, engine, place.block_bytes)
+        node = self.decode_node(place, info, engine, generation)
         scheduler = ConsumerScheduler(
             info,
             incarnation,

@@ -40,6 +40,9 @@ class DecodeNode(EngineNode):
         self.legs: dict[RequestId, DecodeLeg] = {}
         self.by_seq: dict[int, DecodeLeg] = {}
         """Under the identity of the sequence: two attempts of one request may meet at one engine."""
+        self.waits = False
+        """Its engine stands still while the KV of whoever has come in is on its way."""
+        self.awaited: dict[RequestId, None] = {}
         self.do.update(
             {
                 Enqueue: self.enqueue,
@@ -100,6 +103,8 @@ class DecodeNode(EngineNode):
         leg = self.by_seq[id(seq)]
         request = leg.request
         leg.admitted_ns = world.records.ends[D_ADMIT][request] = self.env.now
+        if self.waits:
+            self.wait_for(leg)
         assert seq.allocation is not None
         here = seq.cached_tokens
         missing = world.records.input_tokens[request] - here
@@ -138,7 +143,16 @@ class DecodeNode(EngineNode):
         self.world.records.ends[NOTIFY][leg.request] = now
         self.strand_own(leg)
         self.engine.loaded(leg.seq, now)
+        self.wait_no_more(leg)
         self.rearm()
+
+    def wait_for(self, leg: DecodeLeg) -> None:
+        self.awaited[leg.request_id] = None
+        self.hold()
+
+    def wait_no_more(self, leg: DecodeLeg) -> None:
+        if self.awaited.pop(leg.request_id, self) is None and not self.awaited:
+            self.let_go()
 
     def resolve(self, port: Port, effect: Resolve) -> None:
         """The request is over; what remains of its blocks is the protocol's to give back."""
@@ -148,6 +162,7 @@ class DecodeNode(EngineNode):
         assert dropped in (Dropped.NOT_HERE, Dropped.AT_ONCE, Dropped.BLOCKS_ARE_YOURS)
         self.strand_own(leg)
         self.world.router.later(DecodeEnded(effect.request_id, effect.code))
+        self.wait_no_more(leg)
         self.rearm()
 
     def strand_own(self, leg: DecodeLeg) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pdflow.cost.progression import boundary_after
-from pdflow.cost.step import PS_PER_NS
+from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.engine.engine import Engine
-from pdflow.engine.sequence import Outcome, Sequence
+from pdflow.engine.log import StepLog
+from pdflow.engine.sequence import Limits, Outcome, Sequence
 from pdflow.memory.caching import CachingPool
+from pdflow.memory.paged import PagedPool
 from pdflow.protocol.values import Instant, RequestId
 from sim.clock import AFTER_ENGINES, ENGINE, POLL
 from sim.node import FAR, TIME_REACHED, Node, Port
@@ -24,27 +26,69 @@ if TYPE_CHECKING:
 class HostedEngine(Engine):
     """An engine whose host can stand still."""
 
-    __slots__ = ()
+    __slots__ = ("_frozen_ps",)
+
+    def __init__(
+        self,
+        limits: Limits,
+        cost: StepCost,
+        pool: PagedPool,
+        exact: bool = False,
+        log: StepLog | None = None,
+        stalls: StepLog | None = None,
+    ) -> None:
+        super().__init__(limits, cost, pool, exact, log, stalls)
+        self._frozen_ps = -1
+
+    @property
+    def frozen(self) -> bool:
+        return self._frozen_ps >= 0
+
+    def freeze(self, now: Instant) -> list[Outcome]:
+        """The step that runs at `now` does not go on until `thaw`: its host waits for something first."""
+        outcomes = self._split(now)
+        self._frozen_ps = 0
+        if self._steps:
+            self._frozen_ps = max(0, self._start_ps + self._first_ps - now * PS_PER_NS)
+            self._steps = self._planned_steps = 1
+            self.wake_ns = None
+        return outcomes
+
+    def thaw(self, now: Instant) -> None:
+        """What was left of its step is done from now on."""
+        left, self._frozen_ps = self._frozen_ps, -1
+        if self._steps:
+            self._end_first_at(now * PS_PER_NS + left)
+        elif self.wake_ns is not None:
+            self.wake_ns = now
 
     def stretch(self, now: Instant, until: Instant) -> list[Outcome]:
         """The step that runs at `now` ends at `until`, unless it takes longer anyway. Standing still, nothing happens.
 
         It is made a segment of its own; what was planned behind it is planned again when it ends.
         """
-        outcomes: list[Outcome] = []
+        outcomes = self._split(now)
+        if self._steps:
+            self._end_first_at(max(self._start_ps + self._first_ps, until * PS_PER_NS))
+        return outcomes
+
+    def _split(self, now: Instant) -> list[Outcome]:
+        """End the segment before the step that runs at `now`, which begins another."""
         if not self._steps:
-            return outcomes
+            return []
         start, first, delta = self._start_ps, self._first_ps, self._delta_ps
         begun, _ = boundary_after(start, first, delta, now * PS_PER_NS)
-        if begun > 1:
-            done = begun - 1
-            self._steps = self._planned_steps = done
-            self._end_ps = self._planned_end_ps = end = start + done * first + delta * (done * (done - 1) // 2)
-            self.wake_ns = self._planned_wake_ns = -(-end // PS_PER_NS)
-            outcomes = self.advance(now)
-        end = self._start_ps + self._first_ps
-        would_end_ns = -(-end // PS_PER_NS)
-        end = max(end, until * PS_PER_NS)
+        if begun <= 1:
+            return []
+        done = begun - 1
+        self._steps = self._planned_steps = done
+        self._end_ps = self._planned_end_ps = end = start + done * first + delta * (done * (done - 1) // 2)
+        self.wake_ns = self._planned_wake_ns = -(-end // PS_PER_NS)
+        return self.advance(now)
+
+    def _end_first_at(self, end: int) -> None:
+        """Make the segment's first step all of it, and let it end there."""
+        would_end_ns = -(-(self._start_ps + self._first_ps) // PS_PER_NS)
         self._steps = self._planned_steps = 1
         self._first_ps = end - self._start_ps
         self._end_ps = self._planned_end_ps = end
@@ -53,7 +97,6 @@ class HostedEngine(Engine):
         for seq in (*scheduler.fresh, *(seq for seq, _ in scheduler.chunks)):
             if seq.first_token_ns == would_end_ns:
                 seq.first_token_ns = end_ns
-        return outcomes
 
 
 class EngineNode(Node):
@@ -70,6 +113,8 @@ class EngineNode(Node):
         """What has come at the instant of a boundary, until the engine has gone through it."""
         self.timer: int = FAR
         """The one timer that counts: its instant, or, of one that rings last of all at its instant, the complement."""
+        self.held = False
+        """Its engine waits for something that is not computed here."""
         self.peak_blocks = 0
         self.alive = True
         self.paused_until: Instant = 0
@@ -92,7 +137,7 @@ class EngineNode(Node):
     def rearm(self) -> None:
         """After every call of the engine: keep one timer at its next boundary. A stale one finds nothing due."""
         at = self.engine.wake_ns
-        if at is None:
+        if at is None or self.held:
             return
         env = self.env
         now = env.now
@@ -118,6 +163,25 @@ class EngineNode(Node):
         self.rearm()
 
     # Standing still, and dying.
+
+    def hold(self) -> None:
+        """The engine does not go on from here until `let_go`. To be called as a step begins."""
+        engine = self.engine
+        assert isinstance(engine, HostedEngine)
+        if self.held:
+            return
+        self.held = True
+        self.timer = FAR
+        for outcome in engine.freeze(self.env.now):
+            self.came(outcome)
+
+    def let_go(self) -> None:
+        """It does again."""
+        engine = self.engine
+        assert isinstance(engine, HostedEngine)
+        self.held = False
+        engine.thaw(self.env.now)
+        self.rearm()
 
     def pause(self, until: Instant) -> None:
         """Nothing is heard or done until then; only the running step goes on. Who is busy only queues."""

@@ -14,7 +14,7 @@ from pdflow.network.network import FlowId, Network, PathId
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.effects import PostRead, PostWrite, Send
 from pdflow.protocol.events import FenceEnded, HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded
-from pdflow.protocol.ids import Op
+from pdflow.protocol.ids import Op, Reg
 from pdflow.protocol.messages import Message
 from pdflow.protocol.values import Address, Instant
 from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
@@ -23,6 +23,10 @@ from sim.node import FAR, Port
 if TYPE_CHECKING:
     from sim.paths import Paths, Rails, Route
     from sim.world import World
+
+
+NO_OP = Op(Reg("", 0, 0, ""), 0, 0)
+"""Of a copy on one host."""
 
 
 class Flight:
@@ -40,6 +44,7 @@ class Flight:
         "rails",
         "request",
         "shares",
+        "then",
         "wire_latency",
     )
 
@@ -55,6 +60,7 @@ class Flight:
         notice: Message | None,
         generation: int,
         number: int,
+        then: Callable[[bool], None] | None = None,
         rails: Rails | None = None,
     ) -> None:
         self.op = op
@@ -63,14 +69,16 @@ class Flight:
         self.d_port = d_port
         self.path = path
         self.rails = rails
-        self.shares: dict[FlowId, int] = {}
-        """The bytes of each flow that is under way over rails."""
+        self.shares: dict[FlowId, tuple[PathId, int]] = {}
+        """The path and the bytes of each flow that is under way over rails."""
         self.wire_latency = wire_latency
         self.nbytes = nbytes
         self.notice = notice
         self.generation = generation
         """Of the blocks at D."""
         self.number = number
+        self.then = then
+        """Told how it ended, if it is only a stretch of an operation's way (`sim.shipping`) or a copy on one host."""
 
     def others(self, flow: FlowId) -> bool:
         """One of its flows has ended: whether others go on."""
@@ -168,6 +176,14 @@ class Fabric:
         source = self.ports[effect.source]
         self.post(effect, port, source, port, route, request)
 
+    def copy(self, port: Port, path: PathId, nbytes: int, latency_ns: int, then: Callable[[bool], None]) -> None:
+        """Bytes between a GPU and its host, or within a GPU."""
+        flight = Flight(NO_OP, -1, port, port, path, 0, nbytes, None, 0, self.posted, then)
+        self.env.call(latency_ns, self.begin_copy, flight)
+
+    def begin_copy(self, flight: Flight) -> None:
+        self.flow(flight, flight.nbytes)
+
     def post(
         self, effect: PostWrite | PostRead, lane: Port, p_port: Port, d_port: Port, route: Route, request: int
     ) -> None:
@@ -187,6 +203,9 @@ class Fabric:
             number,
             rails=route.rails,
         )
+        if self.world.shipping is not None:
+            self.world.shipping.post(effect, flight, route)
+            return
         blocks = effect.source.blocks if isinstance(effect, PostWrite) else effect.blocks
         cost_ns = route.post_ns(grant.num_tokens, route.joints(blocks, grant))
         self.world.records.ends[HANDSHAKE][request] = now
@@ -209,7 +228,7 @@ class Fabric:
             for path, share in flight.rails.deal(nbytes):
                 flow = self.network.start(path, share, self.env.now)
                 self.flows[flow] = flight
-                flight.shares[flow] = share
+                flight.shares[flow] = (path, share)
         else:
             self.depart(flight)
             return
@@ -240,6 +259,9 @@ class Fabric:
 
     def fail(self, flight: Flight) -> None:
         """Its handle is final and says so; there is no notice."""
+        if flight.then is not None:
+            flight.then(False)
+            return
         if self.hindrances is not None:
             self.hindrances.failed(flight)
         if self.world.pulls:
@@ -252,6 +274,9 @@ class Fabric:
         op, p_port, d_port = flight.op, flight.p_port, flight.d_port
         if (self.fences and self.barred(flight)) or (self.fails is not None and self.fails(op)):
             self.fail(flight)
+            return
+        if flight.then is not None:
+            flight.then(self.hindrances is None or not self.hindrances.spoils(flight))
             return
         if self.hindrances is not None:
             self.hindrances.lands(flight)

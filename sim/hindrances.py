@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", MessageFault, TransferError, HandshakeError)
 
-NO_FLOW = -1
+NO_FLOW, NO_SHARE = -1, (-1, 0)
 """Stands among the shares of an operation that is stuck, so that it does not depart with one that has just ended."""
 
 
@@ -51,6 +51,11 @@ class Stuck:
         self.flight = flight
         self.remaining = remaining
         """Bytes; none, if all have arrived and only the acknowledgement is missing."""
+
+
+def no_rail(flight: Flight) -> bool:
+    """Whether no NIC is left for it."""
+    return flight.rails is not None and not flight.rails.paths
 
 
 class Hindrances:
@@ -108,7 +113,7 @@ class Hindrances:
         self.acting[fault.name] -= 1
         self._choose()
         if isinstance(fault, Partition):
-            self._retry()
+            self.retry()
 
     def _choose(self) -> None:
         acting = [fault for fault in self.plan.faults if self.acting.get(fault.name)]
@@ -243,8 +248,8 @@ class Hindrances:
                 stage = fault.stage
         if stage == "start":
             self.fabric.fail(flight)
-        elif self.blocked(a, b):
-            self._stick(flight, flight.nbytes)
+        elif self.blocked(a, b) or no_rail(flight):
+            self.stick(flight, flight.nbytes)
         elif (after := self.refused_after(flight)) is not None:
             self.env.call(after, self.fabric.fail, flight)
         elif stage is None:
@@ -274,10 +279,12 @@ class Hindrances:
         """Whether a grant is of a former life of its D engine."""
         return generation <= self.floors.get(engine_of(d_rank), 0)
 
-    def _stick(self, flight: Flight, remaining: int) -> None:
+    def stick(self, flight: Flight, remaining: int) -> None:
         if flight.number in self.stuck:
             self.stuck[flight.number].remaining += remaining
             return
+        if flight.rails is not None:
+            flight.shares[NO_FLOW] = NO_SHARE
         stuck = self.stuck[flight.number] = Stuck(flight, remaining)
         self.env.call(self.plan.transport_timeout_ns, self._give_up, stuck)
 
@@ -286,6 +293,7 @@ class Hindrances:
         if self.stuck.get(number) is stuck:
             del self.stuck[number]
             self.fates.pop(number, None)
+            stuck.flight.shares.clear()
             self.fabric.fail(stuck.flight)
 
     def _interrupt(self) -> None:
@@ -296,27 +304,32 @@ class Hindrances:
                 carried = fabric.network.cancel(flow, now)
                 if carried is not None:
                     del fabric.flows[flow]
-                    nbytes = flight.shares.pop(flow, None) or self.left.pop(flight.number, flight.nbytes)
+                    share = flight.shares.pop(flow, None)
+                    nbytes = self.left.pop(flight.number, flight.nbytes) if share is None else share[1]
                     # At least one byte: the last one is not there until the flow has ended.
-                    self._stick(flight, max(1, nbytes - carried))
-                    if flight.rails is not None:
-                        flight.shares[NO_FLOW] = 0
+                    self.stick(flight, max(1, nbytes - carried))
         fabric.arm()
 
-    def _retry(self) -> None:
-        """A partition is over: NICs that are still trying get through."""
+    def retry(self) -> None:
+        """A partition is over, or a NIC works again: NICs that are still trying get through."""
         for number, stuck in list(self.stuck.items()):
             flight = stuck.flight
             a, b = self.place(flight.p_port.address), self.place(flight.d_port.address)
-            if self.blocked(a, b) or (not stuck.remaining and self.cut(b, a)):
+            if self.blocked(a, b) or no_rail(flight) or (not stuck.remaining and self.cut(b, a)):
                 continue
             del self.stuck[number]
-            flight.shares.clear()
+            flight.shares.pop(NO_FLOW, None)
             if stuck.remaining:
                 self.left[number] = stuck.remaining
                 self.fabric.flow(flight, stuck.remaining)
             else:
                 flight.p_port.node.receive(flight.p_port, WriteEnded(flight.op, True))
+
+    def spoils(self, flight: Flight) -> bool:
+        """Whether a piece whose last byte has arrived counts as lost all the same."""
+        self.left.pop(flight.number, None)
+        spoilt = self.fates.pop(flight.number, None) is not None
+        return spoilt or (flight.request >= 0 and self.refused_after(flight) is not None)
 
     def lands(self, flight: Flight) -> None:
         """Its last byte has arrived, unless an error comes first or there is nobody to arrive at."""
@@ -348,7 +361,7 @@ class Hindrances:
             p.node.receive(p, WriteEnded(flight.op, False))
         elif self.cut(self.place(d.address), self.place(p.address)):
             self.witness.landed.add(flight.op)
-            self._stick(flight, 0)
+            self.stick(flight, 0)
         else:
             p.node.receive(p, WriteEnded(flight.op, True))
 
@@ -369,4 +382,7 @@ class Hindrances:
             mine = flight.d_port.node if self.world.pulls else flight.p_port.node
             if mine is node and fabric.network.cancel(flow, now) is not None:
                 del fabric.flows[flow]
+                if flight.then is not None:
+                    # Whoever waits for its turn behind this piece must not wait for the dead.
+                    flight.then(False)
         fabric.arm()

@@ -24,7 +24,7 @@ def router_of(builder: Builder) -> Router:
         tuple(infos["decode"]),
         says.policy,
         # A pull cannot begin before P's answer names its blocks, so its decode leg waits whatever the dispatch.
-        "sequential" if builder.pulls else says.dispatch,
+        "sequential" if builder.pulls else "concurrent" if builder.method.names_decode else says.dispatch,
         says.max_attempts,
         reports_prefill=not builder.dialect.control_frames and not builder.pulls,
         aggregated=frozenset(i for i, node in enumerate(builder.world.prefills) if isinstance(node, AggregatedNode)),

@@ -73,6 +73,8 @@ class World:
         """What a step takes, by pool."""
         self.recorder: Recorder | None = None
         """Writes down what changes over time (`sim.recording`), if somebody asked."""
+        self.shipping: Any = None
+        """Carries operations that go in pieces or a few at a time (`sim.shipping`), where the method has any."""
         self.sessions: Sessions | None = None
         """Who sends requests, if they come in sessions (`sim.sessions`)."""
         self.patience: Patience | None = None

@@ -109,7 +109,7 @@ ROOMS: Final = {
     "engine": "protocol memory cost",
     "workload": "protocol scenario",
     "faults": "protocol",
-    "scenario": "protocol cost layout workload faults",
+    "scenario": "protocol cost layout workload faults methods",
     "results": "protocol workload scenario",
     "cli": "scenario workload results sim",
 }

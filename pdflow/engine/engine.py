@@ -31,7 +31,7 @@ from pdflow.cost.progression import boundary_after
 from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.engine.log import StepLog
 from pdflow.engine.scheduler import Scheduler
-from pdflow.engine.sequence import Dropped, Limits, NeverFitsError, Outcome, Phase, Sequence
+from pdflow.engine.sequence import ChunkBegun, Dropped, Limits, NeverFitsError, Outcome, Phase, Sequence
 from pdflow.memory.caching import CachingPool
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Engine:
         "_steps",
         "limits",
         "pool",
+        "reports_chunks",
         "wake_ns",
     )
 
@@ -84,6 +85,8 @@ class Engine:
     ) -> None:
         self.limits = limits
         self.pool = pool
+        self.reports_chunks = False
+        """Whether each part of a prompt is an outcome as its step begins."""
         self._block_size = limits.block_size
         self._caches = isinstance(pool, CachingPool)
         self._capacity_tokens = pool.num_blocks * limits.block_size
@@ -290,6 +293,8 @@ class Engine:
                     seq.start_ns = start_ns
                 if seq.first_token_ns < 0 and seq.computed + new == seq.target:
                     seq.first_token_ns = end_ns
+                if self.reports_chunks:
+                    outcomes.append(ChunkBegun(seq, seq.computed, new, start_ns, end_ns))
         if scheduler.retry:
             steps = 1
         self._start_ps, self._first_ps, self._delta_ps = start_ps, first, delta

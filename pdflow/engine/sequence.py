@@ -121,6 +121,16 @@ class Sequence(msgspec.Struct, eq=False):
     """Position in the decode batch's order of joining; -1 outside of it."""
 
 
+class ChunkBegun(Value, frozen=True, gc=False):
+    """A step has begun that computes the next `new` tokens of a prompt, after `computed`. Reported if asked for."""
+
+    seq: Sequence
+    computed: int
+    new: int
+    start_ns: int
+    end_ns: int
+
+
 class Prefilled(Value, frozen=True, gc=False):
     """A prefill-only sequence has its KV computed. Its seat is free again; its blocks are now the caller's."""
 
@@ -142,4 +152,4 @@ class Finished(Value, frozen=True, gc=False):
     at_ns: int
 
 
-Outcome: TypeAlias = Prefilled | Admitted | Finished
+Outcome: TypeAlias = ChunkBegun | Prefilled | Admitted | Finished

@@ -46,6 +46,12 @@ class PostWrite(Value, frozen=True, gc=False):
     notice: Done | Completion
 
 
+class StopWrite(Value, frozen=True, gc=False):
+    """Post no further piece of this WRITE. Answer with WriteStopped, or with WriteEnded if a piece has failed."""
+
+    op: Op
+
+
 class PostRead(Value, frozen=True, gc=False):
     """READ one P rank's shard into the granted blocks. `notice` (vllm-compat) reaches P behind the data."""
 
@@ -146,6 +152,7 @@ Effect: TypeAlias = (
     | Send
     | Handshake
     | PostWrite
+    | StopWrite
     | PostRead
     | ReadWord
     | BumpWord

@@ -21,8 +21,18 @@ class PrefillQueued(Value, frozen=True, gc=False):
     request_id: RequestId
 
 
+class PrefillBegun(Value, frozen=True, gc=False):
+    """The first of the prompt's KV exists where it is sent from, and room for all of it: pieces may go from now on."""
+
+    xid: Xid
+    allocation: Allocation
+    num_tokens: int
+    digest: int
+    weights: int
+
+
 class PrefillFinished(Value, frozen=True, gc=False):
-    """The prompt's KV is computed and its blocks are still held."""
+    """The prompt's KV is computed and its blocks are still held. What was begun has the same allocation as then."""
 
     xid: Xid
     allocation: Allocation
@@ -93,6 +103,8 @@ class Source(Value, frozen=True, gc=False):
     digest: int
     weights: int
     word: LeaseWord | None
+    complete: bool = True
+    """Otherwise it is still being computed, and no lease runs."""
 
 
 class SourceReady(Value, frozen=True, gc=False):
@@ -103,8 +115,14 @@ class SourceReady(Value, frozen=True, gc=False):
     source: Source
 
 
+class SourceCompleted(Value, frozen=True, gc=False):
+    """What `SourceReady` announced as incomplete is all there: its lease runs from now on."""
+
+    xid: Xid
+
+
 class PrefillEnded(Value, frozen=True, gc=False):
-    """No KV will come for this xid."""
+    """No KV will come for this xid, or no more of it."""
 
     xid: Xid
     code: Code
@@ -133,6 +151,13 @@ class FenceOrdered(Value, frozen=True, gc=False):
 
 
 # Rank to scheduler.
+
+
+class SourceWithdrawn(Value, frozen=True, gc=False):
+    """The memory that holds this prompt's KV wants it back: its lease ends now, for whoever has not begun to write or
+    read. From the engine to its P scheduler, and from there to the ranks."""
+
+    xid: Xid
 
 
 class ShardReleased(Value, frozen=True, gc=False):
@@ -242,6 +267,12 @@ class WriteEnded(Value, frozen=True, gc=False):
     ok: bool
 
 
+class WriteStopped(Value, frozen=True, gc=False):
+    """A WRITE that was to stop has: no piece of it follows, and all that were posted have ended well."""
+
+    op: Op
+
+
 class ReadEnded(Value, frozen=True, gc=False):
     op: Op
     ok: bool
@@ -280,7 +311,9 @@ class TimeReached(Value, frozen=True, gc=False):
     pass
 
 
-ProducerSchedulerEvent: TypeAlias = PrefillQueued | PrefillFinished | PrefillAborted | ShardReleased | PrefillWanted
+ProducerSchedulerEvent: TypeAlias = (
+    PrefillQueued | PrefillBegun | PrefillFinished | PrefillAborted | SourceWithdrawn | ShardReleased | PrefillWanted
+)
 ConsumerSchedulerEvent: TypeAlias = (
     DecodeQueued
     | DecodeAdmitted
@@ -299,12 +332,15 @@ ConsumerSchedulerEvent: TypeAlias = (
 )
 ProducerRankEvent: TypeAlias = (
     SourceReady
+    | SourceCompleted
+    | SourceWithdrawn
     | PrefillEnded
     | Received
     | HandshakeEnded
     | PeerLost
     | PeerExited
     | WriteEnded
+    | WriteStopped
     | FlushEnded
     | FenceEnded
     | TimerFired
@@ -327,6 +363,8 @@ ConsumerRankEvent: TypeAlias = (
 Event: TypeAlias = ProducerSchedulerEvent | ConsumerSchedulerEvent | ProducerRankEvent | ConsumerRankEvent
 LocalEvent: TypeAlias = (
     SourceReady
+    | SourceCompleted
+    | SourceWithdrawn
     | PrefillEnded
     | FrameOrdered
     | ReadOrdered

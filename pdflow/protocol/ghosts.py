@@ -5,7 +5,7 @@ Nothing here is the machine's; the oracle (`invariants`) fills it from events an
 
 from __future__ import annotations
 
-from pdflow.protocol.events import DecodeAdmitted, DecodeQueued, PrefillFinished
+from pdflow.protocol.events import DecodeAdmitted, DecodeQueued, PrefillBegun, PrefillFinished
 from pdflow.protocol.ids import Reg, Shards
 from pdflow.protocol.values import Allocation
 
@@ -15,7 +15,7 @@ class Product:
 
     __slots__ = ("allocation", "digest", "failed", "num_tokens", "reading", "released", "sent", "weights", "xid")
 
-    def __init__(self, event: PrefillFinished) -> None:
+    def __init__(self, event: PrefillBegun | PrefillFinished) -> None:
         self.xid = event.xid
         self.allocation = event.allocation
         self.num_tokens = event.num_tokens

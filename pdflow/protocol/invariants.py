@@ -57,11 +57,13 @@ from pdflow.protocol.events import (
     PairLanded,
     PairReported,
     PeerExited,
+    PrefillBegun,
     PrefillFinished,
     ReadEnded,
     Received,
     ShardReleased,
     WriteEnded,
+    WriteStopped,
 )
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import Reg, engine_of, rank_of
@@ -222,8 +224,10 @@ class Oracle(OperationOracle):
 _ON_EVENT: dict[type, Judge] = {
     DecodeQueued: Oracle._queued,
     DecodeAdmitted: Oracle._admitted,
+    PrefillBegun: Oracle._begun,
     PrefillFinished: Oracle._prefilled,
     WriteEnded: Oracle._write_ended,
+    WriteStopped: Oracle._write_stopped,
     ReadEnded: Oracle._read_ended,
     FlushEnded: Oracle._flushed,
     FenceEnded: Oracle._fenced,

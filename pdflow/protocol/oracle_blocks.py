@@ -16,8 +16,10 @@ from pdflow.protocol.events import (
     DecodeQueued,
     Event,
     FrameOrdered,
+    PrefillBegun,
     PrefillFinished,
     ReadOrdered,
+    SourceReady,
 )
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ghosts import Product, Request
@@ -130,7 +132,15 @@ class BlockOracle:
 
     # P: products.
 
+    def _begun(self, node: Address, event: PrefillBegun, effects: Effects) -> None:
+        self._produced(node, event)
+
     def _prefilled(self, node: Address, event: PrefillFinished, effects: Effects) -> None:
+        if effects and type(effects[0]) is Tell and type(effects[0].event) is SourceReady:
+            self._produced(node, event)
+
+    def _produced(self, node: Address, event: PrefillBegun | PrefillFinished) -> None:
+        """Something may be sent from here on. A prompt that was begun is said to be so then."""
         key = (node, event.allocation.generation)
         if key in self._sources:
             self._fail("S2", f"{node} filled blocks of generation {key[1]}, which it still holds", event.xid)

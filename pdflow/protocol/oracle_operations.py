@@ -24,6 +24,7 @@ from pdflow.protocol.events import (
     ReadEnded,
     Received,
     WriteEnded,
+    WriteStopped,
 )
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ghosts import Operation, Product, Request, mismatch
@@ -117,6 +118,17 @@ class OperationOracle(BlockOracle):
         if self._done_is_remote:
             operation.request.landed |= operation.bit
         self._settle(link, op, operation, reading=False, landing=operation.landing and not self._done_is_remote)
+
+    def _write_stopped(self, node: Address, event: WriteStopped, effects: Effects) -> None:
+        """Nothing more of it will be read, and what was posted of it has landed: not everything."""
+        op = event.op
+        link = (node, rank_address(op.reg.engine, op.d_rank))
+        operation = self._links.get(link, {}).get(op)
+        if operation is None or operation.product is None:
+            self._fail("S3", f"{node} stopped a WRITE that is not under way", op.reg.request_id)
+        operation.product.failed |= 1 << op.p_rank
+        operation.handle_final = True
+        self._settle(link, op, operation, reading=False, landing=not self._done_is_remote)
 
     def _flush_posted(self, node: Address, effect: Flush, event: Event) -> None:
         for operation in self._links.get((node, effect.peer), {}).values():

@@ -59,7 +59,9 @@ PRODUCER_PHASES: dict[ProducerPhase, frozenset[ProducerPhase]] = {
     ProducerPhase.READY: frozenset(
         {ProducerPhase.READY, ProducerPhase.LEASED, ProducerPhase.IN_FLIGHT, ProducerPhase.GONE}
     ),
-    ProducerPhase.IN_FLIGHT: frozenset({ProducerPhase.IN_FLIGHT, ProducerPhase.SETTLING, ProducerPhase.GONE}),
+    ProducerPhase.IN_FLIGHT: frozenset(
+        {ProducerPhase.IN_FLIGHT, ProducerPhase.SETTLING, ProducerPhase.LEASED, ProducerPhase.GONE}
+    ),
     ProducerPhase.SETTLING: frozenset({ProducerPhase.SETTLING, ProducerPhase.LEASED, ProducerPhase.GONE}),
     ProducerPhase.GONE: frozenset(),
 }

@@ -14,7 +14,7 @@ import msgspec
 
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import Effects
-from pdflow.protocol.events import PrefillEnded, Source, SourceReady, WriteEnded
+from pdflow.protocol.events import PrefillEnded, Source, SourceCompleted, SourceReady, WriteEnded, WriteStopped
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import Reg, Shards
 from pdflow.protocol.messages import (
@@ -40,6 +40,10 @@ class ProducerContext(Value, frozen=True, gc=False):
     geometry: Geometry
     done_is_remote: bool
     """The transport's DONE means that the bytes have landed; else a flush must follow (PROTOCOL 7.4)."""
+    in_pieces: bool = False
+    """A WRITE goes in pieces, so it can be stopped between two of them."""
+    into_staging: bool = False
+    """What D grants is memory beside its blocks, in parts of its own."""
     connected: bool = False
 
 
@@ -66,6 +70,10 @@ class ProducerCell(Value, frozen=True, gc=False):
     flying: int = 0
     """Bit per D rank with a WRITE whose handle is not final, or that a flush or fence must still settle."""
     failed: bool = False
+    stopped: Code = Code.NONE
+    """Why no further piece is posted."""
+    cut: bool = False
+    """And one was held back, so that D does not have everything."""
     askers: tuple[Address, ...] = ()
     """D ranks whose CANCEL waits for the WRITEs to end."""
     takers: int = 0
@@ -119,6 +127,8 @@ class ProducerCell(Value, frozen=True, gc=False):
             join_until=NEVER,
             flying=0,
             failed=False,
+            stopped=Code.NONE,
+            cut=False,
             askers=(),
             verdict=verdict,
         )
@@ -126,8 +136,20 @@ class ProducerCell(Value, frozen=True, gc=False):
     def becoming_gone(self, end: Code, verdict: SyncItem | None = None) -> Self:
         return msgspec.structs.replace(self, phase=GONE, end=end, verdict=verdict)
 
+    def becoming_complete(self, until: Instant) -> Self:
+        """All of the prompt is computed; its lease begins."""
+        assert self.source is not None
+        source = msgspec.structs.replace(self.source, complete=True)
+        return msgspec.structs.replace(self, source=source, lease_until=min(self.lease_until, until))
+
+    def stopping(self, code: Code) -> Self:
+        return msgspec.structs.replace(self, stopped=code)
+
     def with_write_ended(self, flying: int, failed: bool) -> Self:
         return msgspec.structs.replace(self, flying=flying, failed=failed)
+
+    def being_cut(self) -> Self:
+        return msgspec.structs.replace(self, cut=True)
 
     def with_asker(self, asker: Address) -> Self:
         return msgspec.structs.replace(self, askers=(*self.askers, asker))
@@ -210,6 +232,7 @@ class PeerQuiet(Value, frozen=True, gc=False):
 CellEvent: TypeAlias = (
     Register
     | SourceReady
+    | SourceCompleted
     | PrefillEnded
     | Connected
     | RegistrationRefused
@@ -220,6 +243,7 @@ CellEvent: TypeAlias = (
     | ShardTaken
     | PeerQuiet
     | WriteEnded
+    | WriteStopped
 )
 Stepped: TypeAlias = tuple[ProducerCell, Effects]
 Rule: TypeAlias = Callable[[ProducerCell, CellEvent, Instant, ProducerContext], Stepped]

@@ -55,6 +55,8 @@ class ProducerCells:
         engine: this engine's id, incarnation and shards; `rank` is pp_rank * tp + tp_rank.
         geometry: who writes whom, and how many bytes.
         done_is_remote: whether the transport's DONE means that bytes have landed.
+        in_pieces: whether a WRITE is posted piece by piece, so that it can be stopped between two of them.
+        into_staging: whether it goes into memory of D's beside its blocks.
     """
 
     __slots__ = (
@@ -88,13 +90,16 @@ class ProducerCells:
         timers: Timers,
         geometry: Geometry,
         done_is_remote: bool = True,
+        in_pieces: bool = False,
+        into_staging: bool = False,
     ) -> None:
-        self.settings = (engine, rank, incarnation, dialect, timers, geometry, done_is_remote)
+        how = (done_is_remote, in_pieces, into_staging)
+        self.settings = (engine, rank, incarnation, dialect, timers, geometry, *how)
         self.engine = engine.engine
         self.me = rank_address(engine.engine, rank)
         self.scheduler: Address = engine.engine
         self.incarnation = incarnation
-        context = ProducerContext(rank, engine.shards, dialect, timers, geometry, done_is_remote)
+        context = ProducerContext(rank, engine.shards, dialect, timers, geometry, *how)
         self.contexts = (context, msgspec.structs.replace(context, connected=True))
         self.cells: dict[Key, ProducerCell] = {}
         self.keys: dict[Xid, tuple[Key, ...]] = {}
@@ -335,7 +340,7 @@ class ProducerCells:
         leases = [
             c.lease_until
             for key in self.keys.get(xid, ())
-            if (c := self.cells[key]).source is not None and not c.expired
+            if (c := self.cells[key]).source is not None and not c.expired and c.lease_until < NEVER
         ]
         return min(leases) if leases else None
 

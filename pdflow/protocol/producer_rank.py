@@ -23,10 +23,13 @@ from pdflow.protocol.events import (
     PrefillWanted,
     ProducerRankEvent,
     Received,
+    SourceCompleted,
     SourceReady,
+    SourceWithdrawn,
     TimeReached,
     TimerFired,
     WriteEnded,
+    WriteStopped,
 )
 from pdflow.protocol.ids import Reg, engine_of, rank_of
 from pdflow.protocol.messages import Code
@@ -83,8 +86,9 @@ class ProducerRank(ProducerFrames):
             self.matching.add_product(xid, event.request_id)
             if keys and not self.contexts[0].dialect.prompts_serve_again:
                 self.matching.spend(xid, event.request_id)
-        self.deadlines.push(now + timers.lease_ns, Timer(TimerKind.LEASE, xid))
-        until = now + (timers.release_lease_ns if unwanted else timers.lease_ns)
+        if event.source.complete:
+            self.deadlines.push(now + timers.lease_ns, Timer(TimerKind.LEASE, xid))
+        until = now + timers.release_lease_ns if unwanted else now + timers.lease_ns if event.source.complete else NEVER
         if keys:
             effects: Effects = NOTHING
             for key in keys:
@@ -97,6 +101,13 @@ class ProducerRank(ProducerFrames):
         if unwanted:
             self.deadlines.push(until, Timer(TimerKind.LEASE, xid))
         return NOTHING if takers is None else self._take_early(xid, takers, now)
+
+    def _source_completed(self, event: SourceCompleted, now: Instant) -> Effects:
+        self.deadlines.push(now + self.contexts[0].timers.lease_ns, Timer(TimerKind.LEASE, event.xid))
+        effects: Effects = NOTHING
+        for key in self.keys.get(event.xid, ()):
+            effects += self._apply(key, self.cells[key], event, now)
+        return effects
 
     def _take_early(self, xid: Xid, takers: dict[int, int], now: Instant) -> Effects:
         """Each reader that was quicker than this rank counts for itself: a sibling of it may still be reading."""
@@ -178,7 +189,7 @@ class ProducerRank(ProducerFrames):
         self.peers.lost(event.peer)
         return NOTHING
 
-    def _write_ended(self, event: WriteEnded, now: Instant) -> Effects:
+    def _write_ended(self, event: WriteEnded | WriteStopped, now: Instant) -> Effects:
         cell = self.cells.get(event.op.reg)
         if cell is None:
             return (Note("producer: WRITE ended for nothing"),)
@@ -223,12 +234,7 @@ class ProducerRank(ProducerFrames):
     def _timer_fired(self, event: TimerFired, now: Instant) -> Effects:
         kind, key = event.timer.kind, event.timer.key
         if kind is TimerKind.LEASE:
-            effects: Effects = NOTHING
-            for k in self.keys.get(str(key), ()):
-                cell = self.cells[k]
-                if cell.source is not None and not cell.expired:
-                    effects += self._apply(k, cell, LeaseEnded(), now)
-            return effects
+            return self._lease_over(str(key), now)
         cell_or_none = self.cells.get(key) if isinstance(key, Reg) else None
         if cell_or_none is None or not isinstance(key, Reg):
             return (Note("producer: timer of a dead cell"),)
@@ -241,15 +247,29 @@ class ProducerRank(ProducerFrames):
         self.deadlines.push(cell_or_none.grant_until, Timer(TimerKind.GRANT, key))
         return (Tell(self.scheduler, PrefillWanted(cell_or_none.xid, self.contexts[0].rank)),)
 
+    def _lease_over(self, xid: Xid, now: Instant) -> Effects:
+        effects: Effects = NOTHING
+        for key in self.keys.get(xid, ()):
+            cell = self.cells[key]
+            if cell.source is not None and not cell.expired:
+                effects += self._apply(key, cell, LeaseEnded(), now)
+        return effects
+
+    def _withdrawn(self, event: SourceWithdrawn, now: Instant) -> Effects:
+        return self._lease_over(event.xid, now)
+
 
 _ON: dict[type, Callable[[Any, Any, Instant], Effects]] = {
     SourceReady: ProducerRank._source_ready,
+    SourceWithdrawn: ProducerRank._withdrawn,
+    SourceCompleted: ProducerRank._source_completed,
     PrefillEnded: ProducerRank._prefill_ended,
     Received: ProducerRank._received,
     HandshakeEnded: ProducerRank._handshake_ended,
     PeerLost: ProducerRank._peer_lost,
     PeerExited: ProducerRank._peer_exited,
     WriteEnded: ProducerRank._write_ended,
+    WriteStopped: ProducerRank._write_ended,
     FlushEnded: ProducerRank._quiet,
     FenceEnded: ProducerRank._quiet,
     TimeReached: ProducerRank._time_reached,

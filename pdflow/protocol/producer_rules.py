@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdflow.protocol.effects import NOTHING
-from pdflow.protocol.events import PrefillEnded, SourceReady, WriteEnded
+from pdflow.protocol.events import PrefillEnded, SourceCompleted, SourceReady, WriteEnded, WriteStopped
 from pdflow.protocol.lease import LEASE_RULES
 from pdflow.protocol.messages import Register
 from pdflow.protocol.phases import ProducerPhase
@@ -31,6 +31,7 @@ from pdflow.protocol.producer import (
 from pdflow.protocol.producer_writes import (
     cancelled,
     cancelled_in_flight,
+    completed,
     connected,
     cut_off,
     join_ended,
@@ -40,8 +41,10 @@ from pdflow.protocol.producer_writes import (
     registered,
     retired,
     shard_taken,
+    source_lost,
     source_meets_open,
     write_ended,
+    write_stopped,
 )
 from pdflow.protocol.values import Instant
 
@@ -55,6 +58,8 @@ RULES: dict[tuple[ProducerPhase, type], Any] = {
     (SETTLING, Register): registered,
     (OPEN, SourceReady): source_meets_open,
     (OPEN, PrefillEnded): prefill_ended,
+    **{(phase, PrefillEnded): source_lost for phase in (LEASED, JOINING, READY, IN_FLIGHT, SETTLING)},
+    **{(phase, SourceCompleted): completed for phase in (LEASED, JOINING, READY, IN_FLIGHT, SETTLING)},
     (READY, Connected): connected,
     (OPEN, RegistrationRefused): refused,
     (JOINING, RegistrationRefused): refused,
@@ -69,6 +74,7 @@ RULES: dict[tuple[ProducerPhase, type], Any] = {
     (READY, RegistrationRetired): retired,
     (JOINING, JoinEnded): join_ended,
     (IN_FLIGHT, WriteEnded): write_ended,
+    (IN_FLIGHT, WriteStopped): write_stopped,
     (IN_FLIGHT, PeerQuiet): cut_off,
     (SETTLING, PeerQuiet): peer_quiet,
     (LEASED, ShardTaken): shard_taken,

@@ -16,6 +16,7 @@ from pdflow.protocol.effects import NOTHING, AnswerPrefill, Effects, Note, Relea
 from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.events import (
     PrefillAborted,
+    PrefillBegun,
     PrefillEnded,
     PrefillFinished,
     PrefillQueued,
@@ -23,7 +24,9 @@ from pdflow.protocol.events import (
     ProducerSchedulerEvent,
     ShardReleased,
     Source,
+    SourceCompleted,
     SourceReady,
+    SourceWithdrawn,
 )
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, rank_address
 from pdflow.protocol.messages import Code
@@ -32,10 +35,15 @@ from pdflow.protocol.values import Allocation, Instant, RequestId, Value, Xid
 
 
 class Product(Value, frozen=True, gc=False):
-    """One prompt at the scheduler: queued while `allocation` is None, else held by the ranks in `holders`."""
+    """One prompt at the scheduler: queued while `allocation` is None, else held by the ranks in `holders`.
+
+    One that was begun stays until it is complete or aborted, though all ranks may have let go of it before.
+    """
 
     request_id: RequestId
     allocation: Allocation | None = None
+    complete: bool = False
+    """Otherwise it is still being computed."""
     holders: int = 0
     code: Code = Code.NONE
     """The worst that a rank reported: SENT only if every rank sent (S7)."""
@@ -84,21 +92,37 @@ class ProducerScheduler:
         self.products[event.xid] = Product(event.request_id)
         return NOTHING
 
-    def _finished(self, event: PrefillFinished, now: Instant) -> Effects:
+    def _begun(self, event: PrefillBegun, now: Instant) -> Effects:
         product = self.products.get(event.xid)
         if product is None or product.allocation is not None:
-            raise LocalProtocolError(f"prefill of {event.xid!r} finished, but it is not being prefilled")
+            raise LocalProtocolError(f"prefill of {event.xid!r} has begun, but it is not queued")
         self.products[event.xid] = msgspec.structs.replace(
             product, allocation=event.allocation, holders=(1 << len(self.ranks)) - 1
         )
+        source = Source(event.allocation, event.num_tokens, event.digest, event.weights, None, False)
+        return tuple(Tell(rank, SourceReady(event.xid, product.request_id, source)) for rank in self.ranks)
+
+    def _finished(self, event: PrefillFinished, now: Instant) -> Effects:
+        product = self.products.get(event.xid)
+        if product is None or product.complete:
+            raise LocalProtocolError(f"prefill of {event.xid!r} finished, but it is not being prefilled")
         words: tuple[LeaseWord, ...] = ()
         tells = []
-        for rank in self.ranks:
-            word = self._mint_word() if self.leases_words else None
-            if word is not None:
-                words = (*words, word)
-            source = Source(event.allocation, event.num_tokens, event.digest, event.weights, word)
-            tells.append(Tell(rank, SourceReady(event.xid, product.request_id, source)))
+        if product.allocation is None:
+            self.products[event.xid] = msgspec.structs.replace(
+                product, allocation=event.allocation, complete=True, holders=(1 << len(self.ranks)) - 1
+            )
+            for rank in self.ranks:
+                word = self._mint_word() if self.leases_words else None
+                if word is not None:
+                    words = (*words, word)
+                source = Source(event.allocation, event.num_tokens, event.digest, event.weights, word)
+                tells.append(Tell(rank, SourceReady(event.xid, product.request_id, source)))
+        elif product.holders:
+            self.products[event.xid] = msgspec.structs.replace(product, complete=True)
+            tells = [Tell(rank, SourceCompleted(event.xid)) for rank in self.ranks]
+        else:
+            del self.products[event.xid]
         params = KvParams(
             self.engine,
             event.xid,
@@ -120,11 +144,21 @@ class ProducerScheduler:
 
     def _aborted(self, event: PrefillAborted, now: Instant) -> Effects:
         product = self.products.get(event.xid)
-        if product is None or product.allocation is not None:
+        if product is None or product.complete:
             # The prompt was finished before its client went away: the lease decides, as in vLLM.
             return (Note("producer scheduler: abort of a finished prefill"),)
-        del self.products[event.xid]
+        if product.holders:
+            # What was sent of it may still be under way: the blocks come back when every rank has let go.
+            self.products[event.xid] = msgspec.structs.replace(product, complete=True)
+        else:
+            del self.products[event.xid]
         return tuple(Tell(rank, PrefillEnded(event.xid, event.code)) for rank in self.ranks)
+
+    def _withdrawn(self, event: SourceWithdrawn, now: Instant) -> Effects:
+        product = self.products.get(event.xid)
+        if product is None or not product.holders:
+            return (Note("producer scheduler: nothing to withdraw"),)
+        return tuple(Tell(rank, event) for rank in self.ranks)
 
     def _shard_released(self, event: ShardReleased, now: Instant) -> Effects:
         product = self.products.get(event.xid)
@@ -135,7 +169,10 @@ class ProducerScheduler:
         if product.holders != bit:
             self.products[event.xid] = msgspec.structs.replace(product, holders=product.holders ^ bit, code=code)
             return NOTHING
-        del self.products[event.xid]
+        if product.complete:
+            del self.products[event.xid]
+        else:
+            self.products[event.xid] = msgspec.structs.replace(product, holders=0, code=code)
         return (ReleaseBlocks(event.xid, product.allocation, code),)
 
     def _wanted(self, event: PrefillWanted, now: Instant) -> Effects:
@@ -146,8 +183,10 @@ class ProducerScheduler:
 
 _ON: dict[type, Callable[[Any, Any, Instant], Effects]] = {
     PrefillQueued: ProducerScheduler._queued,
+    PrefillBegun: ProducerScheduler._begun,
     PrefillFinished: ProducerScheduler._finished,
     PrefillAborted: ProducerScheduler._aborted,
+    SourceWithdrawn: ProducerScheduler._withdrawn,
     ShardReleased: ProducerScheduler._shard_released,
     PrefillWanted: ProducerScheduler._wanted,
 }

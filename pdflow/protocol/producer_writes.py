@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pdflow.protocol.effects import NOTHING, Effect, Effects, Fence, Flush, PostWrite, Send
-from pdflow.protocol.events import PrefillEnded, Source, SourceReady, WriteEnded
+from pdflow.protocol.effects import NOTHING, Effect, Effects, Fence, Flush, PostWrite, Send, StopWrite
+from pdflow.protocol.events import PrefillEnded, Source, SourceCompleted, SourceReady, WriteEnded, WriteStopped
 from pdflow.protocol.ids import Op, rank_address
 from pdflow.protocol.messages import (
     CancelAck,
@@ -111,7 +111,9 @@ def granted_range(grant: Register, source: Source, ctx: ProducerContext) -> tupl
         return Code.WEIGHTS
     if grant.token_start + grant.num_tokens != source.num_tokens or grant.digest != source.digest:
         return Code.CONTENT
-    if grant.token_start % size or blocks * size < grant.num_tokens or grant.num_tokens <= 0:
+    if grant.num_tokens <= 0:
+        return Code.LAYOUT
+    if not ctx.into_staging and (grant.token_start % size or blocks * size < grant.num_tokens):
         return Code.LAYOUT
     return grant.token_start, grant.num_tokens
 
@@ -191,8 +193,12 @@ def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerC
 
 def source_meets_open(cell: ProducerCell, event: SourceReady, now: Instant, ctx: ProducerContext) -> Stepped:
     join = NEVER if ctx.dialect.waits_for_all_ranks else now + ctx.timers.join_ns
-    met = cell.becoming_sourced(event.source, event.request_id, now + ctx.timers.lease_ns, join)
-    return proceed(met, now, ctx)
+    until = now + ctx.timers.lease_ns if event.source.complete else NEVER
+    return proceed(cell.becoming_sourced(event.source, event.request_id, until, join), now, ctx)
+
+
+def completed(cell: ProducerCell, _: SourceCompleted, now: Instant, ctx: ProducerContext) -> Stepped:
+    return cell.becoming_complete(now + ctx.timers.lease_ns), NOTHING
 
 
 def prefill_ended(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: ProducerContext) -> Stepped:
@@ -214,8 +220,31 @@ def cancelled(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: Prod
 
 
 def cancelled_in_flight(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> Stepped:
-    """A NIC cannot be called back: remember who asked, one slot per asking rank (R18)."""
-    return (cell, NOTHING) if event.asker in cell.askers else (cell.with_asker(event.asker), NOTHING)
+    """A NIC cannot be called back: remember who asked, one slot per asking rank (R18). What it has not begun can."""
+    if event.asker in cell.askers:
+        return cell, NOTHING
+    return stop(cell.with_asker(event.asker), Code.CANCELLED, ctx)
+
+
+def stop(cell: ProducerCell, code: Code, ctx: ProducerContext) -> Stepped:
+    """Hold back what has not been posted; the pieces under way end by themselves."""
+    if not ctx.in_pieces or cell.phase is not IN_FLIGHT or cell.stopped is not Code.NONE:
+        return cell, NOTHING
+    assert cell.reg is not None
+    ranks = [grant.d_rank for grant in cell.grants if cell.flying >> grant.d_rank & 1]
+    return cell.stopping(code), tuple(StopWrite(Op(cell.reg, ctx.rank, d_rank)) for d_rank in ranks)
+
+
+def source_lost(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    """The prompt will not be computed to its end: no piece more, and nobody else is served from what there is."""
+    if cell.source is None or cell.source.complete:
+        return cell, NOTHING
+    if cell.reg is None:
+        return cell.becoming_gone(event.code), NOTHING
+    lost = cell.outliving_its_lease()
+    if cell.phase is IN_FLIGHT or cell.phase is SETTLING:
+        return stop(lost, event.code, ctx)
+    return end_registration(lost, event.code, True, now, ctx)
 
 
 def retired(cell: ProducerCell, _: RegistrationRetired, now: Instant, ctx: ProducerContext) -> Stepped:
@@ -225,6 +254,10 @@ def retired(cell: ProducerCell, _: RegistrationRetired, now: Instant, ctx: Produ
 def join_ended(cell: ProducerCell, _: JoinEnded, now: Instant, ctx: ProducerContext) -> Stepped:
     """C4: write to the ranks that registered, and to no other."""
     return write_or_wait(cell, now, ctx)
+
+
+def write_stopped(cell: ProducerCell, event: WriteStopped, now: Instant, ctx: ProducerContext) -> Stepped:
+    return write_ended(cell.being_cut(), WriteEnded(event.op, True), now, ctx)
 
 
 def write_ended(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
@@ -237,7 +270,7 @@ def write_ended(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: Produc
     if flying:
         return cell.with_write_ended(flying, failed), NOTHING
     if not failed and ctx.done_is_remote:
-        return sent(cell, ctx)
+        return landed(cell, now, ctx)
     if failed and not ctx.dialect.fences_errors:
         return end_registration(cell, Code.IO, False, now, ctx)
     # An error on a handle proves nothing (R17, R19): fence every rank that we wrote. A local DONE needs a flush.
@@ -267,8 +300,13 @@ def peer_quiet(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: Producer
     if unsettled:
         return cell.becoming_settling(unsettled, cell.failed or event.fenced), NOTHING
     if not cell.failed and not event.fenced:
-        return sent(cell, ctx)
+        return landed(cell, now, ctx)
     return end_registration(cell, Code.IO, True, now, ctx)
+
+
+def landed(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
+    """All that was posted has landed: everything, unless the WRITE was stopped before."""
+    return end_registration(cell, cell.stopped, True, now, ctx) if cell.cut else sent(cell, ctx)
 
 
 def sent(cell: ProducerCell, ctx: ProducerContext) -> Stepped:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import attrs
 
+from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.values import S
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.fit import kv_tokens_of
@@ -50,7 +51,7 @@ def resolution_of(scenario: Scenario) -> Resolution:
         blocks_s = max(transfer.kv_lease_duration_s, transfer.dead_s + transfer.sync_s + transfer.cancel_last_s)
     else:
         blocks_s = transfer.kv_lease_duration_s + (timers.handshake_queue_ns + timers.transport_ns) / S
-        if transfer.method == "nixl-push":
+        if not METHODS[transfer.method].pulls:
             deadline_s = min(deadline_s, transfer.push_registration_timeout_s)
     return Resolution(
         attempts=scenario.router.max_attempts,

@@ -5,27 +5,53 @@ The other tables, and how to read this class, are in `schema.py`.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import attrs
 from attrs import field
 
 from pdflow.protocol.timers import Timers
-from pdflow.scenario.fields import DELAY, FRACTION, TIMER, about, seconds_to_ns
+from pdflow.scenario.fields import AT_LEAST_ONE, DELAY, FRACTION, NOT_NEGATIVE, TIMER, about, seconds_to_ns
+
+MethodName: TypeAlias = Literal[
+    "nixl-push",
+    "nixl-pull",
+    "cpu-staged",
+    "p2p-nccl-put",
+    "p2p-nccl-put-async",
+    "p2p-nccl-get",
+    "mooncake-v0",
+    "mooncake-v1",
+]
+DialectName: TypeAlias = Literal["strict", "as-published", "vllm-compat", "vllm-stock"]
 
 
 @attrs.frozen(kw_only=True)
 class Transfer:
     """[transfer]: how KV moves, and the protocol's timers."""
 
-    method: Literal["nixl-push", "nixl-pull"] = field(
-        default="nixl-push", metadata=about("who moves the bytes: P writes (push) or D reads (pull)")
+    method: MethodName = field(
+        default="nixl-push", metadata=about("how bytes go from P to D: `pdflow methods` says what each does")
     )
-    dialect: Literal["strict", "vllm-compat", "vllm-stock"] = field(
+    dialect: DialectName = field(
         default="strict",
         metadata=about(
-            "whose frames and rules: ours, vLLM 0.32's with the fixes C1 to C13, or as it is (simulate only)"
+            "whose rules: ours, or the original's (as-published; of nixl-* vllm-stock: simulate only); of nixl-* also "
+            "vLLM 0.32's frames with the fixes C1 to C13"
         ),
+    )
+    host_buffer_bytes: int = field(
+        default=8_000_000_000, metadata=about("cpu-staged: each rank's ring of pinned host memory", AT_LEAST_ONE)
+    )
+    kv_buffer_size: int = field(
+        default=1_000_000_000,
+        metadata=about(
+            "p2p-nccl-*: D's GPU buffer, or P's store for GET; mooncake-v0: P's lookup buffer; in bytes of a rank",
+            AT_LEAST_ONE,
+        ),
+    )
+    mem_pool_size_gb: int = field(
+        default=32, metadata=about("p2p-nccl-put*: D's pinned host pool behind that buffer, of a rank", NOT_NEGATIVE)
     )
     kv_lease_duration_s: float = field(
         default=30.0, metadata=about("P holds finished blocks this long unless renewed", TIMER)

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from pdflow.cost.specs import ModelSpec
 from pdflow.layout.ranks import check_tp
 from pdflow.layout.shapes import LayoutError
+from pdflow.methods.catalogue import METHODS
 from pdflow.scenario.convert import Complaint, did_you_mean
 from pdflow.scenario.document import Parts
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
@@ -104,7 +105,7 @@ def _blocks(transfer: Transfer, pools: list[PlacedPool]) -> Iterator[Complaint]:
             if transfer.dialect == "strict":
                 if max(p, d) % min(p, d):
                     expected = f"a divisor or a multiple of {p}"
-            elif transfer.method == "nixl-push":
+            elif not METHODS[transfer.method].pulls:
                 if p != d:
                     expected = f"{p}: {transfer.dialect} pushes between equal block sizes only"
             elif d % p:
@@ -144,7 +145,7 @@ def _pairs(model: ModelSpec, transfer: Transfer, pools: list[PlacedPool]) -> Ite
                     kv_shape_of(model, prefill),
                     prefill.tp,
                     decode.tp,
-                    initiator="push" if transfer.method == "nixl-push" else "pull",
+                    initiator="pull" if METHODS[transfer.method].pulls else "push",
                     rule="exactly-once" if transfer.dialect == "strict" else "vllm",
                 )
             except LayoutError as error:

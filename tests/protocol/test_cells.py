@@ -28,8 +28,10 @@ from pdflow.protocol.events import (
     PrefillEnded,
     PrefillLegEnded,
     Source,
+    SourceCompleted,
     SourceReady,
     WriteEnded,
+    WriteStopped,
 )
 from pdflow.protocol.ids import Op, Reg
 from pdflow.protocol.messages import Code, Done, Progress, Register
@@ -85,6 +87,8 @@ def producer_events(cell: ProducerCell, explored: Relation) -> list[Any]:
     events: list[Any] = [
         SourceReady(cell.xid, "u0-e0000000", source),
         SourceReady(cell.xid, "u0-e0000000", msgspec.structs.replace(source, digest=99)),
+        SourceReady(cell.xid, "u0-e0000000", msgspec.structs.replace(source, complete=False)),
+        SourceCompleted(cell.xid),
         PrefillEnded(cell.xid, Code.PREFILL_ABORTED),
         producer.Connected(),
         producer.RegistrationRefused(Code.UNREACHABLE),
@@ -101,6 +105,7 @@ def producer_events(cell: ProducerCell, explored: Relation) -> list[Any]:
             grant = Register(reg, cell.xid, rank, explored.cluster.d.shards, target, 0, 32, 70, 1, 1)
             events += [grant, msgspec.structs.replace(grant, digest=71)]
             events += [WriteEnded(Op(reg, 0, rank), ok) for ok in (True, False)]
+            events += [WriteStopped(Op(reg, 0, rank))]
             events += [
                 producer.PeerQuiet(rank, ok, fenced) for ok, fenced in ((True, False), (True, True), (False, False))
             ]

@@ -1,0 +1,28 @@
+"""The CPU connector (PR #18332): layer by layer through rings of host memory, while the next layers are computed.
+
+P copies each layer of each chunk into its ring, and writes it from there into D's; D copies it into blocks when all is
+there. As published, the ring is asked for piece by piece and the last copies hold the engines up; here a prompt has
+room for all of it on either side before its first piece goes, which is what the ring's deadlock needs to be avoided.
+"""
+
+from __future__ import annotations
+
+from pdflow.methods.method import Conduct, Grain, Hop, Memory, Method
+
+CPU_STAGED = Method(
+    name="cpu-staged",
+    summary="P copies layers into a ring of host memory and writes them into D's, while it computes the next",
+    source="PR #18332",
+    names_decode=True,
+    initiator="D registers room in its ring, P writes",
+    grain=Grain.LAYER_CHUNK,
+    p_memory=Memory.RING,
+    d_memory=Memory.RING,
+    staging=Hop.D2H,
+    loading=Hop.H2D,
+    back_pressure="a full ring: P's next step waits, D registers later",
+    on_loss="the request fails, or is tried again",
+    limits="a prompt's KV must fit the ring",
+    strict=Conduct(early=True),
+    published=Conduct(early=True, prefill_waits=True, decode_waits=True, asks=True),
+)

@@ -1,0 +1,122 @@
+"""What a transfer method is: who initiates, in what pieces, through which memories, and who waits for whom.
+
+A method is one value of `Method`, in a file of its own beside this one. It says how bytes go; who may have them, for
+how long, and what becomes of a request whose bytes are lost is the protocol's, the same for all. Where a method is
+slower or weaker as it was published than with our rules, the two stand side by side as two values of `Conduct`, one for
+each dialect; nothing asks for a dialect's name.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeAlias
+
+import attrs
+
+from pdflow.protocol.dialect import DIALECTS, STRICT, Dialect
+
+
+class Grain(Enum):
+    """What one piece of a WRITE or READ is."""
+
+    WHOLE = "all layers of the prompt"
+    LAYER = "a layer of the prompt"
+    LAYER_CHUNK = "a layer of a chunk"
+
+
+class Memory(Enum):
+    """Where KV lies on its way."""
+
+    BLOCKS = "the engine's KV blocks"
+    RING = "a ring of pinned host memory"
+    TENSORS = "gathered tensors on the GPU"
+    BUFFER = "a GPU buffer, then a pinned host pool"
+    STORE = "a GPU store that evicts"
+    LOOKUP = "a lookup buffer"
+
+
+class Hop(Enum):
+    """One stretch of a piece's way."""
+
+    D2H = "GPU to host"
+    H2D = "host to GPU"
+    D2D = "within the GPU"
+    WIRE = "NIC to NIC"
+
+
+Hops: TypeAlias = tuple[Hop, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Conduct:
+    """Who waits for whom, in one dialect."""
+
+    early: bool = False
+    """Pieces are sent while what follows is computed. Otherwise when the prompt is."""
+    prefill_waits: bool = False
+    """P's next step waits until all that the last one computed has been sent."""
+    decode_waits: bool = False
+    """D's next step waits until the KV of whoever has come in is loaded."""
+    sending_lanes: int | None = None
+    """How many pieces a P rank has under way at most; None for any number."""
+    receiving_lanes: int | None = None
+    """How many pieces a D rank takes in at once."""
+    asks: bool = False
+    """Each piece is announced by a message, and sent when that has been answered."""
+
+
+@attrs.frozen(kw_only=True)
+class Method:
+    """See the module. Texts are for `pdflow methods` and the documentation."""
+
+    name: str
+    summary: str
+    source: str
+    pulls: bool = False
+    """D reads, when P's answer has named what there is. Otherwise P writes what D has registered for."""
+    names_decode: bool = False
+    """P is told for whom it computes, so that both legs start at once, whatever the router's order."""
+    initiator: str
+    grain: Grain = Grain.WHOLE
+    p_memory: Memory = Memory.BLOCKS
+    """Where P sends from."""
+    d_memory: Memory = Memory.BLOCKS
+    """Where it lands at D. Other memory than the engine's blocks is asked for before the engine is."""
+    staging: Hop | None = None
+    """How KV gets where P sends from, unless it is there already."""
+    hops: Hops = (Hop.WIRE,)
+    """The way of each piece, one after the other."""
+    loading: Hop | None = None
+    """How KV gets from where it landed into D's blocks, unless it is there already."""
+    back_pressure: str
+    on_loss: str
+    limits: str
+    strict: Conduct = Conduct()
+    published: Conduct = Conduct()
+    published_name: str = "as-published"
+    """What the dialect that does as the original is called."""
+
+    def conduct(self, dialect: str) -> Conduct:
+        """How the engines behave in the dialect of that name."""
+        return self.published if dialect == self.published_name else self.strict
+
+    def dialect(self, name: str) -> Dialect:
+        """The protocol's rules in the dialect of that name: those of its own, but for NIXL's, ours."""
+        return DIALECTS.get(name, STRICT)
+
+    def is_carried(self, conduct: Conduct) -> bool:
+        """Whether its operations are more than one flow from NIC to NIC, posted at once."""
+        lanes = conduct.sending_lanes is not None or conduct.receiving_lanes is not None
+        return lanes or conduct.asks or self.in_pieces or self.hops != (Hop.WIRE,) or self.staging is not None
+
+    @property
+    def in_pieces(self) -> bool:
+        return self.grain is not Grain.WHOLE
+
+    @property
+    def staged_at_p(self) -> bool:
+        return self.p_memory is not Memory.BLOCKS
+
+    @property
+    def staged_at_d(self) -> bool:
+        return self.d_memory is not Memory.BLOCKS

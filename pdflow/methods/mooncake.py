@@ -1,0 +1,37 @@
+"""Mooncake in vLLM: the pipe with a lookup buffer (PR #10884), and the V1 connector.
+
+V0: P inserts a prompt's KV into a buffer, D selects and drops it; each tensor goes through host memory on both sides.
+As published, both engines stand still meanwhile. V1: D asks with a message that names its blocks, and one of P's worker
+threads writes them and waits for the end.
+"""
+
+from __future__ import annotations
+
+from pdflow.methods.method import Conduct, Hop, Memory, Method
+
+MOONCAKE_V0 = Method(
+    name="mooncake-v0",
+    summary="P inserts into a lookup buffer, D selects from it, through host memory on both sides",
+    source="PR #10884",
+    pulls=True,
+    initiator="D selects and drops",
+    p_memory=Memory.LOOKUP,
+    staging=Hop.D2D,
+    hops=(Hop.D2H, Hop.WIRE, Hop.H2D),
+    back_pressure="a full lookup buffer: P's next step waits",
+    on_loss="the request is computed again",
+    limits="one pair of engines as published; one transfer at a time on either side",
+    strict=Conduct(sending_lanes=1, receiving_lanes=1),
+    published=Conduct(prefill_waits=True, decode_waits=True, sending_lanes=1, receiving_lanes=1),
+)
+MOONCAKE_V1 = Method(
+    name="mooncake-v1",
+    summary="D asks with its block ids, one of P's workers writes them",
+    source="vLLM 0.32.0, after PR #10884",
+    initiator="D asks, P writes",
+    back_pressure="ten workers at P, each busy until its write has ended; 480 s, then the request fails",
+    on_loss="the request fails, or is tried again",
+    limits="pipeline stages at P only",
+    strict=Conduct(sending_lanes=10),
+    published=Conduct(sending_lanes=10),
+)

@@ -1,0 +1,27 @@
+"""NIXL push and pull (PR #35264, vLLM 0.32.0): all layers at once, from blocks to blocks, one-sided."""
+
+from __future__ import annotations
+
+from pdflow.methods.method import Method
+
+NIXL_PUSH = Method(
+    name="nixl-push",
+    summary="P writes its blocks into D's, once D has registered",
+    source="PR #35264",
+    initiator="D registers, P writes",
+    back_pressure="P holds blocks for a lease of 30 s; D admits no more of one P than its share",
+    on_loss="the request fails, or is tried again",
+    limits="no pipeline stages at D",
+    published_name="vllm-stock",
+)
+NIXL_PULL = Method(
+    name="nixl-pull",
+    summary="D reads P's blocks into its own, once P's answer has named them",
+    source="PR #35264",
+    pulls=True,
+    initiator="D reads",
+    back_pressure="P holds blocks for a lease of 30 s, which D renews",
+    on_loss="the request fails, or is tried again",
+    limits="the decode leg waits for the prefill leg",
+    published_name="vllm-stock",
+)

@@ -1,0 +1,66 @@
+"""P2P NCCL (PR #18242): layer by layer over groups of two ranks, into a GPU buffer of D's that spills to the host.
+
+PUT sends while P's engine waits, PUT_ASYNC from a thread beside it; with GET P keeps what it computed in a store of its
+own, and D fetches it. Each layer is announced by a control message. As published, D's one listener thread takes in one
+layer at a time from all its peers, and its engine waits for every layer; here it takes in several, and only the request
+waits.
+"""
+
+from __future__ import annotations
+
+from pdflow.methods.method import Conduct, Grain, Hop, Memory, Method
+
+_LIMITS = "equal tensor-parallel sizes, no pipeline stages; a group of two for each pair of ranks, in GPU memory"
+_SOURCE = "PR #18242"
+_LANES = 4
+"""Of a D rank, in strict: what the authors wished for in place of their one listener."""
+
+P2P_NCCL_PUT = Method(
+    name="p2p-nccl-put",
+    summary="P sends each layer into D's buffer, and its engine waits until all have gone",
+    source=_SOURCE,
+    names_decode=True,
+    initiator="P sends",
+    grain=Grain.LAYER,
+    p_memory=Memory.TENSORS,
+    d_memory=Memory.BUFFER,
+    staging=Hop.D2D,
+    loading=Hop.D2D,
+    back_pressure="P's engine waits; D's buffer spills to the host, and then D registers later",
+    on_loss="the request is computed again",
+    limits=_LIMITS,
+    strict=Conduct(prefill_waits=True, asks=True, sending_lanes=1, receiving_lanes=_LANES),
+    published=Conduct(prefill_waits=True, decode_waits=True, asks=True, sending_lanes=1, receiving_lanes=1),
+)
+P2P_NCCL_PUT_ASYNC = Method(
+    name="p2p-nccl-put-async",
+    summary="a thread of P sends each layer into D's buffer while the next are computed",
+    source=_SOURCE,
+    names_decode=True,
+    initiator="P sends",
+    grain=Grain.LAYER,
+    p_memory=Memory.TENSORS,
+    d_memory=Memory.BUFFER,
+    staging=Hop.D2D,
+    loading=Hop.D2D,
+    back_pressure="D's buffer spills to the host, and then D registers later",
+    on_loss="the request is computed again",
+    limits=_LIMITS,
+    strict=Conduct(early=True, asks=True, sending_lanes=1, receiving_lanes=_LANES),
+    published=Conduct(early=True, prefill_waits=True, decode_waits=True, asks=True, sending_lanes=1, receiving_lanes=1),
+)
+P2P_NCCL_GET = Method(
+    name="p2p-nccl-get",
+    summary="P keeps layers in a store that evicts, and D fetches them one by one",
+    source=_SOURCE,
+    pulls=True,
+    initiator="D gets",
+    grain=Grain.LAYER,
+    p_memory=Memory.STORE,
+    staging=Hop.D2D,
+    back_pressure="P's store evicts what was used least recently",
+    on_loss="the request is computed again",
+    limits=_LIMITS,
+    strict=Conduct(asks=True, sending_lanes=1, receiving_lanes=_LANES),
+    published=Conduct(decode_waits=True, asks=True, sending_lanes=1, receiving_lanes=1),
+)

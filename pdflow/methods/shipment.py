@@ -1,0 +1,105 @@
+"""One WRITE or READ in pieces: what may be posted next, which piece brings the notification, and how it ended.
+
+A piece is some tokens of one layer. It is offered when its bytes are where they are sent from, in any order and in any
+cut; tokens that D has already are cut off. The last piece is posted when all others have ended well: its notification
+is then behind all data, whatever way each piece took, and D need not count (S7). Once one has failed, or somebody has
+stopped it, nothing more is posted, and it is over when the pieces under way have ended.
+
+It does not decide how many pieces a rank may have under way (`lanes`), nor what an end means: that is the protocol's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from enum import Enum
+
+from pdflow.protocol.values import Value
+
+
+class Piece(Value, frozen=True, gc=False):
+    """Tokens `start` to `stop` of one of the rank's layers."""
+
+    layer: int
+    start: int
+    stop: int
+
+
+class Ending(Enum):
+    """How a shipment ended."""
+
+    SENT = "sent"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class Shipment:
+    """Of a shard's `layers`, the tokens `start` to `stop`."""
+
+    __slots__ = ("_failed", "_flying", "_left", "_queue", "_stopped", "_unposted", "start", "stop")
+
+    def __init__(self, layers: int, start: int, stop: int) -> None:
+        self.start = start
+        self.stop = stop
+        self._queue: deque[Piece] = deque()
+        self._unposted = self._left = layers * (stop - start)
+        """Tokens of layers not posted yet; not landed yet."""
+        self._flying = 0
+        self._failed = self._stopped = False
+
+    def offer(self, piece: Piece) -> None:
+        """This piece can be sent now."""
+        start, stop = max(piece.start, self.start), min(piece.stop, self.stop)
+        if start < stop:
+            self._queue.append(Piece(piece.layer, start, stop))
+
+    def next(self) -> Piece | None:
+        """The next piece to be posted, which counts as posted from here on; None if there is none for now."""
+        if self._failed or self._stopped or not self._queue:
+            return None
+        piece = self._queue[0]
+        if piece.stop - piece.start == self._unposted and self._flying:
+            return None
+        self._queue.popleft()
+        self._unposted -= piece.stop - piece.start
+        self._flying += 1
+        return piece
+
+    @property
+    def all_posted(self) -> bool:
+        """The piece that was posted last is the last one: the notification goes with it."""
+        return not self._unposted
+
+    def landed(self, piece: Piece) -> None:
+        """A posted piece has ended well."""
+        self._flying -= 1
+        self._left -= piece.stop - piece.start
+
+    def lost(self) -> None:
+        """A posted piece has failed, or will never be posted."""
+        self._flying -= 1
+        self._failed = True
+
+    def halt(self) -> None:
+        """Post nothing more."""
+        self._stopped = True
+
+    def ending(self) -> Ending | None:
+        """How it ended; None while it has not."""
+        if self._flying:
+            return None
+        if not self._left:
+            return Ending.SENT
+        if self._failed:
+            return Ending.FAILED
+        return Ending.STOPPED if self._stopped else None
+
+    def fork(self) -> Shipment:
+        other = Shipment(0, self.start, self.stop)
+        other._queue = self._queue.copy()
+        other._unposted, other._left, other._flying = self._unposted, self._left, self._flying
+        other._failed, other._stopped = self._failed, self._stopped
+        return other
+
+    def fingerprint(self) -> Hashable:
+        return tuple(self._queue), self._unposted, self._left, self._flying, self._failed, self._stopped

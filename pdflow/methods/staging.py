@@ -1,0 +1,266 @@
+"""Memory beside an engine's KV blocks, for prompts on their way: who gets room in it, and when.
+
+A prompt gets room for all of its KV at once, or waits: first come, first served. So there is never one that holds a
+part and waits for the rest (the deadlock of a full ring, SEED_SYSTEMS section 2), and a large one is not overtaken for
+ever. It lies there in one part per layer, so that a piece is found by its layer and its tokens, wherever a chunk of the
+prompt ended. Every rank of an engine has such a memory; all are filled alike, so one of them is kept here, in bytes of
+a rank.
+
+When nothing can reach the bytes any more is the protocol's to say. What a method copies in and out is `method.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from pdflow.memory.buddy import BuddyPool
+from pdflow.memory.paged import PoolError
+from pdflow.memory.ring import Ring
+from pdflow.memory.threshold import ThresholdBuffer, Where
+from pdflow.methods.method import Memory
+from pdflow.protocol.values import Allocation, Value
+
+NO_LIMIT = 1 << 62
+
+
+class TooLargeError(ValueError):
+    """A prompt that would not fit were the memory empty: it could only wait for ever."""
+
+
+class KvSize(Value, frozen=True, gc=False):
+    """The KV of one rank: its layers, and the bytes of one token in one of them."""
+
+    layers: int
+    bytes_per_token: int
+
+
+class Staging:
+    """Who waits for room, and who has it. Subclasses say where the bytes lie."""
+
+    def __init__(self, size: KvSize) -> None:
+        self.size = size
+        self.waiting: OrderedDict[str, int] = OrderedDict()
+        """Name -> tokens, in the order of their coming."""
+        self.held: dict[int, tuple[str, tuple[int, ...]]] = {}
+        """Generation -> whose it is, and its parts."""
+        self.generation = 0
+
+    # What subclasses do.
+
+    def fits_ever(self, num_tokens: int) -> bool:
+        """Whether an empty memory could hold so much."""
+        raise NotImplementedError
+
+    def take(self, num_tokens: int) -> tuple[int, ...] | None:
+        """Room for all layers of a prompt: its parts, one for each. None, and nothing changed, if there is none."""
+        raise NotImplementedError
+
+    def give_back(self, parts: tuple[int, ...]) -> None:
+        raise NotImplementedError
+
+    def fork(self) -> Staging:
+        raise NotImplementedError
+
+    # What everybody else asks.
+
+    def want(self, name: str, num_tokens: int) -> None:
+        """Queue for room. Raises TooLargeError for a prompt that would wait for ever."""
+        if not self.fits_ever(num_tokens):
+            raise TooLargeError(f"{num_tokens} tokens take {self.bytes_of(num_tokens)} bytes, more than there are")
+        self.waiting[name] = num_tokens
+
+    def granted(self) -> list[tuple[str, Allocation]]:
+        """Who gets room now, in turn. To be asked after every `want`, `forget` and `release`."""
+        served: list[tuple[str, Allocation]] = []
+        while self.waiting:
+            name, num_tokens = next(iter(self.waiting.items()))
+            parts = self.take(num_tokens)
+            if parts is None:
+                break
+            del self.waiting[name]
+            self.generation += 1
+            self.held[self.generation] = (name, parts)
+            served.append((name, Allocation(self.generation, parts)))
+        return served
+
+    def forget(self, name: str) -> bool:
+        """It does not want room any more. False if it was not waiting."""
+        return self.waiting.pop(name, None) is not None
+
+    def release(self, allocation: Allocation) -> None:
+        """Nothing reads or writes these bytes any more. Raises PoolError if they were given back before."""
+        if allocation.generation not in self.held:
+            raise PoolError(f"release: generation {allocation.generation} is not held")
+        _, parts = self.held.pop(allocation.generation)
+        self.give_back(parts)
+
+    def bytes_of(self, num_tokens: int) -> int:
+        """What a prompt's KV takes of one rank's memory."""
+        return self.size.layers * self.size.bytes_per_token * num_tokens
+
+    def victims(self) -> list[str]:
+        """Whose lease has to end so that the first in the queue may be served, where a method evicts."""
+        return []
+
+    def copied_to(self, other: Staging) -> None:
+        """The common part of a fork."""
+        other.waiting = self.waiting.copy()
+        other.held = self.held.copy()
+        other.generation = self.generation
+
+    def fingerprint(self) -> Hashable:
+        return tuple(self.waiting.items()), tuple(sorted(self.held.items())), self.generation
+
+
+class RingStaging(Staging):
+    """A ring of pinned host memory (PR #18332)."""
+
+    def __init__(self, size: KvSize, ring: Ring) -> None:
+        super().__init__(size)
+        self.ring = ring
+
+    @classmethod
+    def of_bytes(cls, size: KvSize, capacity_bytes: int, step_bytes: int = 4096) -> RingStaging:
+        """No part is larger than a layer's share of the ring; there are no marks but full and not full."""
+        step = min(step_bytes, capacity_bytes)
+        capacity = capacity_bytes // step * step
+        part = max(step, capacity // size.layers // step * step)
+        ring = Ring(capacity, step_bytes=step, greatest_bytes=part, high_bytes=capacity, low_bytes=capacity - step)
+        return cls(size, ring)
+
+    def part(self, num_tokens: int) -> int:
+        """What one layer takes."""
+        return self.ring.rounded(self.size.bytes_per_token * num_tokens)
+
+    def fits_ever(self, num_tokens: int) -> bool:
+        part = self.part(num_tokens)
+        return part <= self.ring.greatest_bytes and part * self.size.layers <= self.ring.capacity_bytes
+
+    def take(self, num_tokens: int) -> tuple[int, ...] | None:
+        part, layers = self.part(num_tokens), self.size.layers
+        if not self.ring.reserve(self, part * layers):
+            return None
+        parts = tuple([self.ring.place(self, part) for _ in range(layers)])
+        self.ring.unreserve(self)
+        return parts
+
+    def give_back(self, parts: tuple[int, ...]) -> None:
+        for position in parts:
+            self.ring.release(position)
+
+    def fork(self) -> RingStaging:
+        other = RingStaging(self.size, self.ring.fork())
+        self.copied_to(other)
+        return other
+
+
+class BufferStaging(Staging):
+    """GPU memory up to a threshold, pinned host memory behind it (PR #18242). A part may lie in either."""
+
+    def __init__(self, size: KvSize, buffer: ThresholdBuffer) -> None:
+        super().__init__(size)
+        self.buffer = buffer
+        self.next_part = 0
+
+    @classmethod
+    def of_bytes(cls, size: KvSize, threshold_bytes: int, pool_bytes: int) -> BufferStaging:
+        """The pool's size is rounded up to a power of two; 0 for none."""
+        pool = BuddyPool(max(512, 1 << (pool_bytes - 1).bit_length())) if pool_bytes else None
+        return cls(size, ThresholdBuffer(threshold_bytes, pool))
+
+    def fits_ever(self, num_tokens: int) -> bool:
+        part, layers, buffer = self.size.bytes_per_token * num_tokens, self.size.layers, self.buffer
+        in_buffer = min(layers, buffer.threshold_bytes // part)
+        if in_buffer == layers or buffer.pool is None or part > buffer.pool.greatest_bytes:
+            return in_buffer == layers
+        return (layers - in_buffer) * buffer.pool.rounded(part) <= buffer.pool.capacity_bytes
+
+    def take(self, num_tokens: int) -> tuple[int, ...] | None:
+        part = self.size.bytes_per_token * num_tokens
+        parts: list[int] = []
+        for _ in range(self.size.layers):
+            self.next_part += 1
+            if self.buffer.put(self.next_part, part) is Where.NOWHERE:
+                self.give_back(tuple(parts))
+                return None
+            parts.append(self.next_part)
+        return tuple(parts)
+
+    def give_back(self, parts: tuple[int, ...]) -> None:
+        for part in parts:
+            self.buffer.drop(part)
+
+    def spilled(self, allocation: Allocation) -> int:
+        """How many of a prompt's layers lie in the pool."""
+        return sum(self.buffer.address(part) is not None for part in allocation.blocks)
+
+    def fork(self) -> BufferStaging:
+        other = BufferStaging(self.size, self.buffer.fork())
+        other.next_part = self.next_part
+        self.copied_to(other)
+        return other
+
+
+class ThresholdStaging(Staging):
+    """Whole prompts up to a threshold of bytes, which the last of them may exceed (the lookup buffer of PR #10884).
+
+    With `evicts`, the one that was used least recently makes room for the next instead (P2P NCCL's store for GET).
+    """
+
+    def __init__(self, size: KvSize, threshold_bytes: int, evicts: bool = False) -> None:
+        super().__init__(size)
+        self.threshold_bytes = threshold_bytes
+        self.evicts = evicts
+        self.used_bytes = 0
+
+    def fits_ever(self, num_tokens: int) -> bool:
+        return not self.evicts or self.bytes_of(num_tokens) <= self.threshold_bytes
+
+    def take(self, num_tokens: int) -> tuple[int, ...] | None:
+        size = self.bytes_of(num_tokens)
+        after = self.used_bytes + size
+        if (after if self.evicts else self.used_bytes + 1) > self.threshold_bytes and self.held:
+            return None
+        self.used_bytes = after
+        return (size,)
+
+    def give_back(self, parts: tuple[int, ...]) -> None:
+        self.used_bytes -= parts[0]
+
+    def victims(self) -> list[str]:
+        if not self.evicts or not self.waiting:
+            return []
+        need = self.used_bytes + self.bytes_of(next(iter(self.waiting.values()))) - self.threshold_bytes
+        names: list[str] = []
+        for name, parts in self.held.values():
+            if need <= 0:
+                break
+            names.append(name)
+            need -= parts[0]
+        return names
+
+    def touch(self, allocation: Allocation) -> None:
+        """It was used just now."""
+        self.held[allocation.generation] = self.held.pop(allocation.generation)
+
+    def fork(self) -> ThresholdStaging:
+        other = ThresholdStaging(self.size, self.threshold_bytes, self.evicts)
+        other.used_bytes = self.used_bytes
+        self.copied_to(other)
+        return other
+
+    def fingerprint(self) -> Hashable:
+        """In the order of their use."""
+        return tuple(self.waiting.items()), tuple(self.held.items()), self.generation
+
+
+def staging_of(memory: Memory, size: KvSize, ring_bytes: int, buffer_bytes: int, pool_bytes: int) -> Staging:
+    """An empty memory of this kind, of one rank."""
+    if memory is Memory.RING:
+        return RingStaging.of_bytes(size, ring_bytes)
+    if memory is Memory.BUFFER:
+        return BufferStaging.of_bytes(size, buffer_bytes, pool_bytes)
+    if memory is Memory.TENSORS:
+        return ThresholdStaging(size, NO_LIMIT)
+    return ThresholdStaging(size, buffer_bytes, evicts=memory is Memory.STORE)

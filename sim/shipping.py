@@ -1,0 +1,276 @@
+"""How operations of a method are carried that go in pieces, over several hops, or a few at a time.
+
+Which pieces there are, and which may go next, says `pdflow.methods.shipment`; this carries them. A piece takes its turn
+at its P rank, then at its D rank, is announced if the method asks, and passes its hops one after the other. What its
+operation comes to is told as if it had been one: by `Fabric.land` and `Fabric.fail`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from pdflow.layout.shapes import stage_layers
+from pdflow.methods.method import Conduct, Grain, Hop, Method
+from pdflow.methods.shipment import Ending, Piece, Shipment
+from pdflow.protocol.effects import PostRead, PostWrite
+from pdflow.protocol.events import WriteStopped
+from pdflow.protocol.ids import Op, engine_of, rank_of
+from pdflow.protocol.values import Address, Xid
+from pdflow.results.records import HANDSHAKE
+from sim.fabric import Flight
+
+if TYPE_CHECKING:
+    from sim.node import Port
+    from sim.paths import Route
+    from sim.world import World
+
+
+class Lane:
+    """Room for so many at a time; who comes later waits in turn."""
+
+    __slots__ = ("free", "waiting")
+
+    def __init__(self, width: int) -> None:
+        self.free = width
+        self.waiting: deque[Parcel] = deque()
+
+    def enter(self, parcel: Parcel) -> None:
+        if self.free:
+            self.free -= 1
+            parcel.go_on()
+        else:
+            self.waiting.append(parcel)
+
+    def leave(self) -> None:
+        if self.waiting:
+            self.waiting.popleft().go_on()
+        else:
+            self.free += 1
+
+
+class Order:
+    """One operation under way."""
+
+    __slots__ = ("flight", "layers", "route", "shipment", "xid")
+
+    def __init__(self, flight: Flight, route: Route, xid: Xid, layers: int, shipment: Shipment) -> None:
+        self.flight = flight
+        """The operation as a whole: what is told of its end."""
+        self.route = route
+        self.xid = xid
+        self.layers = layers
+        self.shipment = shipment
+
+
+class Parcel:
+    """One piece on its way."""
+
+    __slots__ = ("lanes", "nbytes", "order", "piece", "shipping", "stages")
+
+    def __init__(self, shipping: Shipping, order: Order, piece: Piece, nbytes: int) -> None:
+        self.shipping = shipping
+        self.order = order
+        self.piece = piece
+        self.nbytes = nbytes
+        self.stages: deque[Any] = deque(shipping.stages)
+        """What it still has to go through: a lane's name, ASK, or a hop."""
+        self.lanes: list[Lane] = []
+
+    def go_on(self, _: None = None) -> None:
+        """Through the next stage, or to the end."""
+        shipping = self.shipping
+        if not self.stages:
+            shipping.arrived(self)
+            return
+        stage = self.stages.popleft()
+        if type(stage) is str:
+            shipping.turn(self, stage)
+        else:
+            shipping.hop(self, stage)
+
+    def ended(self, ok: bool) -> None:
+        """A hop is done."""
+        if ok:
+            self.go_on()
+        else:
+            self.shipping.lost(self)
+
+
+P_LANE, D_LANE, ASK = "P", "D", "ask"
+
+
+class Shipping:
+    """Args: method and conduct of the scenario."""
+
+    def __init__(self, world: World, method: Method, conduct: Conduct) -> None:
+        self.world = world
+        self.env = world.env
+        self.method = method
+        self.conduct = conduct
+        self.orders: dict[Op, Order] = {}
+        self.ready: dict[tuple[Address, Xid], list[Piece]] = {}
+        """What a P rank can send of a prompt, as long as it has it."""
+        self.by_prompt: dict[tuple[Address, Xid], list[Order]] = {}
+        self.lanes: dict[tuple[Address, str], Lane] = {}
+        stages: list[Any] = []
+        if conduct.sending_lanes is not None:
+            stages.append(P_LANE)
+        if conduct.receiving_lanes is not None:
+            stages.append(D_LANE)
+        if conduct.asks:
+            stages.append(ASK)
+        self.stages = (*stages, *method.hops)
+
+    def layers_of(self, rank: Address) -> int:
+        """How many layers a P rank has KV of."""
+        pool = self.world.fabric.paths.pool_of[engine_of(rank)]
+        shape = self.world.fabric.paths.shapes[pool.name]
+        return len(stage_layers(shape.num_layers, pool.pp)[rank_of(rank) // pool.tp])
+
+    # Operations.
+
+    def post(self, effect: PostWrite | PostRead, flight: Flight, route: Route) -> None:
+        """An operation begins: what can be sent of it is."""
+        grant = effect.grant
+        start = grant.token_start
+        stop = start + grant.num_tokens
+        rank = flight.p_port.address
+        layers = self.layers_of(rank) if self.method.grain is not Grain.WHOLE else 1
+        order = self.orders[effect.op] = Order(flight, route, grant.xid, layers, Shipment(layers, start, stop))
+        self.world.records.ends[HANDSHAKE][flight.request] = self.env.now
+        if type(effect) is PostWrite and self.method.staged_at_p:
+            key = (rank, grant.xid)
+            self.by_prompt.setdefault(key, []).append(order)
+            pieces = self.ready.get(key, ())
+        else:
+            pieces = whole(layers, stop)
+        for piece in pieces:
+            order.shipment.offer(piece)
+        self.pump(order)
+
+    def offer(self, rank: Address, xid: Xid, piece: Piece) -> None:
+        """A P rank can send this from now on."""
+        self.ready.setdefault((rank, xid), []).append(piece)
+        for order in self.by_prompt.get((rank, xid), ()):
+            order.shipment.offer(piece)
+            self.pump(order)
+
+    def withdraw(self, rank: Address, xid: Xid) -> None:
+        """It has nothing of this prompt any more."""
+        self.ready.pop((rank, xid), None)
+        self.by_prompt.pop((rank, xid), None)
+
+    def stop(self, op: Op) -> None:
+        order = self.orders.get(op)
+        if order is not None:
+            order.shipment.halt()
+            self.judge(order)
+
+    def pump(self, order: Order) -> None:
+        shipment = order.shipment
+        tokens = order.layers * (shipment.stop - shipment.start)
+        while (piece := shipment.next()) is not None:
+            Parcel(self, order, piece, order.flight.nbytes * (piece.stop - piece.start) // tokens).go_on()
+
+    def judge(self, order: Order) -> None:
+        """Tell how the operation ended, if it has."""
+        ending = order.shipment.ending()
+        if ending is None:
+            self.pump(order)
+            return
+        flight = order.flight
+        if self.orders.get(flight.op) is order:
+            del self.orders[flight.op]
+        others = self.by_prompt.get((flight.p_port.address, order.xid))
+        if others is not None and order in others:
+            others.remove(order)
+        fabric = self.world.fabric
+        if ending is Ending.SENT:
+            fabric.land(flight)
+        elif ending is Ending.FAILED:
+            fabric.fail(flight)
+        else:
+            flight.p_port.node.receive(flight.p_port, WriteStopped(flight.op))
+
+    # Pieces.
+
+    def turn(self, parcel: Parcel, stage: str) -> None:
+        flight = parcel.order.flight
+        if stage == ASK:
+            self.env.call(2 * self.world.fabric.control_ns, parcel.go_on, None)
+            return
+        sends = stage == P_LANE
+        rank = flight.p_port if sends else flight.d_port
+        width = self.conduct.sending_lanes if sends else self.conduct.receiving_lanes
+        assert width is not None
+        lane = self.lanes.get((rank.address, stage))
+        if lane is None:
+            lane = self.lanes[rank.address, stage] = Lane(width)
+        parcel.lanes.append(lane)
+        lane.enter(parcel)
+
+    def hop(self, parcel: Parcel, hop: Hop) -> None:
+        flight = parcel.order.flight
+        if hop is Hop.WIRE:
+            self.send(parcel)
+        else:
+            self.copy(flight.p_port if hop is Hop.D2H else flight.d_port, hop, parcel.nbytes, parcel.ended)
+
+    def copy(self, port: Port, hop: Hop, nbytes: int, then: Any) -> None:
+        """A copy on one host."""
+        paths = self.world.fabric.paths
+        if hop is Hop.D2D:
+            path = paths.copy(port.address)
+        else:
+            path = paths.lane(port.address, "d2h" if hop is Hop.D2H else "h2d")
+        self.world.fabric.copy(port, path, nbytes, paths.copy_ns(port.address), then)
+
+    def send(self, parcel: Parcel) -> None:
+        """Post a piece between the NICs."""
+        order, fabric = parcel.order, self.world.fabric
+        whole, piece = order.flight, parcel.piece
+        fabric.posted = number = fabric.posted + 1
+        flight = Flight(
+            whole.op,
+            whole.request,
+            whole.p_port,
+            whole.d_port,
+            whole.path,
+            whole.wire_latency,
+            parcel.nbytes,
+            None,
+            whole.generation,
+            number,
+            parcel.ended,
+        )
+        lane = whole.d_port if self.world.pulls else whole.p_port
+        now, cost_ns = self.env.now, self.post_ns(order, piece)
+        lane.lane_free = max(now, lane.lane_free) + cost_ns
+        self.env.call(lane.lane_free - now, fabric.begin, flight)
+
+    def post_ns(self, order: Order, piece: Piece) -> int:
+        """Parts of staging memory are contiguous: one descriptor each. Blocks of one layer are a layer's share."""
+        if self.method.staged_at_p and self.method.staged_at_d:
+            return order.route.post_ns(0)
+        return order.route.post_ns(piece.stop - piece.start) // order.layers
+
+    def arrived(self, parcel: Parcel) -> None:
+        self.leave(parcel)
+        parcel.order.shipment.landed(parcel.piece)
+        self.judge(parcel.order)
+
+    def lost(self, parcel: Parcel) -> None:
+        self.leave(parcel)
+        parcel.order.shipment.lost()
+        self.judge(parcel.order)
+
+    def leave(self, parcel: Parcel) -> None:
+        lanes, parcel.lanes = parcel.lanes, []
+        for lane in lanes:
+            lane.leave()
+
+
+def whole(layers: int, stop: int) -> list[Piece]:
+    """All of a prompt, layer by layer."""
+    return [Piece(layer, 0, stop) for layer in range(layers)]
