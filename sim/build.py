@@ -44,8 +44,7 @@ from sim.paths import Paths
 from sim.patience import Patience
 from sim.prefill_node import PrefillNode
 from sim.recording import RecordedEngine, Recorder
-from sim.router_node import RouterNode
-from sim.routing import router_of
+from sim.routing import router_node
 from sim.sessions import Sessions
 from sim.shipping import Shipping
 from sim.staged_decode_node import StagedDecodeNode
@@ -131,7 +130,7 @@ class Builder:
             world.shipping = Shipping(world, self.method, self.conduct)
         for pool in scenario.pools:
             self.add_pool(pool)
-        world.router = RouterNode(world, router_of(self), seconds_to_ns(table.http_latency_s), self.doors)
+        world.router = router_node(self)
         self.add_clients()
         if scenario.faults:
             world.faults = Faults(self, plan_of(scenario), Rng(scenario.seed).stream)

@@ -11,8 +11,8 @@ from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quara
 from pdflow.protocol.events import DecodeAborted, DecodeAdmitted, DecodeQueued, PrefillLegEnded
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Instant, RequestId
-from pdflow.results.records import D_ADMIT, HANDOFF, NOTIFY
-from pdflow.routing.router import DecodeEnded, DispatchDecode, ReportPrefill
+from pdflow.results.records import D_ADMIT, HANDOFF, NOTIFY, P_QUEUE, PREFILL, ROUTE
+from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchDecode, ReportPrefill
 from sim.engine_node import EngineNode
 from sim.node import Port
 from sim.prefill_node import WEIGHTS
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 
 class DecodeLeg:
-    __slots__ = ("admitted_ns", "request", "request_id", "seq")
+    __slots__ = ("admitted_ns", "alone", "request", "request_id", "seq")
 
-    def __init__(self, request: int, request_id: RequestId, seq: Sequence) -> None:
+    def __init__(self, request: int, request_id: RequestId, seq: Sequence, alone: bool = False) -> None:
         self.request = request
         self.request_id = request_id
         self.seq = seq
+        self.alone = alone
+        """Its prompt is computed here; the protocol knows nothing of it."""
         self.admitted_ns: Instant = 0
 
 
@@ -70,12 +72,27 @@ class DecodeNode(EngineNode):
         blocks = -(-prompt // self.engine.limits.block_size)
         self.feed(self.scheduler, DecodeQueued(leg.request_id, dispatch.params, blocks, 0))
 
+    def accept_alone(self, dispatch: DispatchAlone) -> None:
+        """The only leg of an attempt has come over HTTP."""
+        request, records = dispatch.request, self.world.records
+        records.ends[ROUTE][request] = self.env.now
+        records.prefill_engine[request] = self.name
+        prefix = self.prefix_of(request)
+        seq = Sequence(request, records.input_tokens[request], records.output_tokens[request], prefix=prefix)
+        try:
+            self.engine.submit(seq, self.env.now)
+        except NeverFitsError:
+            self.world.router.later(DecodeEnded(dispatch.request_id, Code.REJECTED))
+            return
+        self.legs[dispatch.request_id] = self.by_seq[id(seq)] = DecodeLeg(request, dispatch.request_id, seq, True)
+        self.rearm()
+
     def abort(self, request_id: RequestId) -> None:
         """The router takes the leg back: before it is loaded that is the protocol's business, after it the engine's."""
         leg = self.legs.get(request_id)
         if leg is None:
             return
-        if leg.seq.phase in (Phase.NEW, Phase.WAITING, Phase.LOADING) and not leg.seq.generated:
+        if not leg.alone and leg.seq.phase in (Phase.NEW, Phase.WAITING, Phase.LOADING) and not leg.seq.generated:
             self.feed(self.scheduler, DecodeAborted(request_id, Code.CANCELLED))
             return
         self.engine.drop(leg.seq, self.env.now)
@@ -117,8 +134,19 @@ class DecodeNode(EngineNode):
     def finished(self, seq: Sequence, at_ns: Instant) -> None:
         leg = self.by_seq[id(seq)]
         self.forget(leg)
+        if leg.alone:
+            self.stamp_alone(seq)
         self.decoded(leg.request_id, seq, at_ns)
         self.world.router.later(DecodeEnded(leg.request_id))
+
+    def stamp_alone(self, seq: Sequence) -> None:
+        """Its prefill yields the first token: between the two nothing is handed over, admitted or moved."""
+        ends = self.world.records.ends
+        ends[P_QUEUE][seq.index] = seq.start_ns
+        for stage in range(PREFILL, NOTIFY + 1):
+            ends[stage][seq.index] = seq.first_token_ns
+        own_tokens = seq.prompt_tokens + seq.output_tokens - 1 - seq.cached_tokens
+        self.measure_pool(-(-own_tokens // self.engine.limits.block_size))
 
     # The protocol's effects.
 

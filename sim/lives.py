@@ -15,6 +15,7 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import EngineId
 from pdflow.routing.router import (
     DecodeEnded,
+    DispatchAlone,
     DispatchDecode,
     DispatchPrefill,
     EngineChanged,
@@ -122,5 +123,5 @@ class Lives:
         """Nobody listens at that port: a new leg fails one hop later, and nothing else is there to be told."""
         if type(effect) is DispatchPrefill:
             self.world.router.later(PrefillAnswered(effect.request_id, None, Code.PEER_DEAD))
-        elif type(effect) is DispatchDecode:
+        elif type(effect) in (DispatchDecode, DispatchAlone):
             self.world.router.later(DecodeEnded(effect.request_id, Code.PEER_DEAD))

@@ -13,6 +13,7 @@ from pdflow.workload.request import NEVER, Request
 from sim.clock import AFTER_ENGINES
 
 if TYPE_CHECKING:
+    from pdflow.routing.attempt import Attempt
     from sim.world import World
 
 TIMED_OUT: Final = "client timeout"
@@ -49,21 +50,23 @@ class Patience:
             self.world.router.hang_up(request, NO_FIRST_TOKEN)
 
     def has_first_token(self, request: int) -> bool:
-        """Whether a request that has not ended has got one, from the attempt that is under way."""
+        """Whether a request that has not ended has got one, from an attempt that is under way."""
         world = self.world
-        if world.records.first_token_ns[request] >= 0:
-            return True
-        seq = self.decoding(request)
-        return seq is not None and 0 <= seq.first_token_ns <= world.env.now - world.router.http_ns
+        return world.records.first_token_ns[request] >= 0 or any(
+            first_token_came(world, attempt) for attempt in world.router.attempts_of(request)
+        )
 
-    def decoding(self, request: int) -> Sequence | None:
-        """Its sequence at the engine that generates its tokens."""
-        world = self.world
-        attempt = world.router.by_request.get(request)
-        if attempt is None:
-            return None
-        if attempt.request_id in world.decoded:
-            return world.decoded[attempt.request_id][0]
-        legs = world.decodes[attempt.d].legs if attempt.d_open else world.prefills[attempt.p].by_request
-        leg = legs.get(attempt.request_id)
-        return None if leg is None or leg.seq.prefill_only else leg.seq
+
+def first_token_came(world: World, attempt: Attempt) -> bool:
+    """Whether the client has a token of this attempt."""
+    seq = decoding(world, attempt)
+    return seq is not None and 0 <= seq.first_token_ns <= world.env.now - world.router.http_ns
+
+
+def decoding(world: World, attempt: Attempt) -> Sequence | None:
+    """Its sequence at the engine that generates its tokens."""
+    if attempt.request_id in world.decoded:
+        return world.decoded[attempt.request_id][0]
+    legs = world.decodes[attempt.d].legs if attempt.d_open else world.prefills[attempt.p].by_request
+    leg = legs.get(attempt.request_id)
+    return None if leg is None or leg.seq.prefill_only else leg.seq

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pdflow.protocol.values import RequestId
-from pdflow.routing.policy import NO_SESSION
+from pdflow.routing.attempt import Attempt
+from pdflow.routing.policy import NO_SESSION, Choice
 from pdflow.routing.router import (
     AbortLeg,
     ClientGone,
+    DispatchAlone,
     DispatchDecode,
     DispatchPrefill,
     Reply,
@@ -19,7 +21,6 @@ from pdflow.routing.router import (
     RouterEvent,
 )
 from sim.node import Node, Port
-from sim.routing import asks
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -40,10 +41,14 @@ class RouterNode(Node):
         self.port = Port(self, "router", router, 0)
         self.attempts = router.attempts
         self.by_request = router.by_request
-        self.asks = asks(router)
+        self.asks = type(router) is not Router or any(
+            type(choice) is not Choice for choice in (router.prefill_choice, router.decode_choice)
+        )
+        """Whether the endpoint looks at what a request is."""
         self.do: dict[type, Callable[[Port, Any], None]] = {
             DispatchPrefill: self.dispatch_prefill,
             DispatchDecode: self.dispatch_decode,
+            DispatchAlone: self.dispatch_alone,
             AbortLeg: self.abort_leg,
             ReportPrefill: self.report_prefill,
             Reply: self.reply,
@@ -51,6 +56,7 @@ class RouterNode(Node):
         self.arrivals: dict[type, Callable[[Any], None]] = {
             DispatchPrefill: self.prefill_arrived,
             DispatchDecode: self.decode_arrived,
+            DispatchAlone: self.alone_arrived,
             AbortLeg: self.abort_arrived,
             ReportPrefill: self.report_arrived,
         }
@@ -66,6 +72,11 @@ class RouterNode(Node):
         names = world.prefixes.get(request, ())[: tokens // world.prefix_block_tokens]
         session = sessions[request][0] if sessions else NO_SESSION
         self.feed(self.port, RequestArrived(request, prefill_only, tokens, names, session))
+
+    def attempts_of(self, request: int) -> Sequence[Attempt]:
+        """Those of a request that are under way."""
+        attempt = self.by_request.get(request)
+        return () if attempt is None else (attempt,)
 
     def hang_up(self, request: int, reason: str | None = None) -> None:
         """The client goes away: the request is cancelled, for this reason, if it has not ended."""
@@ -108,6 +119,18 @@ class RouterNode(Node):
             return
         self.world.records.decode_engine[effect.request] = node.name
         node.accept(effect)
+
+    def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
+        self.world.attempted_alone(effect)
+        self.env.call(self.to_decode[effect.engine], self.alone_arrived, effect)
+
+    def alone_arrived(self, effect: DispatchAlone) -> None:
+        node = self.world.decodes[effect.engine]
+        if node.door is not None:
+            node.door(effect)
+            return
+        self.world.records.decode_engine[effect.request] = node.name
+        node.accept_alone(effect)
 
     def abort_leg(self, port: Port, effect: AbortLeg) -> None:
         way = self.to_prefill if effect.role == "prefill" else self.to_decode

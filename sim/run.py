@@ -296,7 +296,8 @@ def _content(scenario: Scenario) -> dict[str, Any]:
     for key in ("sessions", "client", "warmup_s"):
         if not content["workload"][key]:
             del content["workload"][key]
-    content["router"] = {key: value for key, value in content["router"].items() if value is not None}
+    said = {key: value for key, value in content["router"].items() if value is not None}
+    content["router"] = {**said, "max_attempts": scenario.router.attempts}
     return content
 
 

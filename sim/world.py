@@ -13,7 +13,7 @@ from pdflow.protocol.values import Address, Instant, RequestId
 from pdflow.results.records import FIRST_DECODE, Records
 from pdflow.results.steps import Steps
 from pdflow.results.totals import Totals
-from pdflow.routing.router import DecodeEnded, DispatchPrefill, PrefillAnswered, Reply, RouterEvent
+from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchPrefill, PrefillAnswered, Reply, RouterEvent
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, WHEN_ONE_ENDS, Request
 from sim.aggregated_node import AggregatedNode
 from sim.clock import Clock
@@ -153,6 +153,10 @@ class World:
         self.records.attempts[effect.request] += 1
         self.records.prefill_engine[effect.request] = self.prefills[effect.engine].name
 
+    def attempted_alone(self, effect: DispatchAlone) -> None:
+        self.records.attempts[effect.request] += 1
+        self.records.prefill_engine[effect.request] = self.decodes[effect.engine].name
+
     def answered(self, event: RouterEvent, now: Instant) -> None:
         """What an engine's answer means for the client, if the router still waits for it."""
         if type(event) is DecodeEnded or (type(event) is PrefillAnswered and event.request_id in self.decoded):
@@ -184,7 +188,8 @@ class World:
         records.outcome[effect.request] = effect.outcome
         records.attempts[effect.request] = effect.attempts
         if effect.outcome != "completed":
-            records.reason[effect.request] = REASONS.get(effect.code, effect.code.name.lower().replace("_", " "))
+            said = REASONS.get(effect.code, effect.code.name.lower().replace("_", " "))
+            records.reason[effect.request] = effect.reason or said
         self.prefixes.pop(effect.request, None)
         self.ended += 1
         if self.on_end is not None:

@@ -1,7 +1,7 @@
 """Which prompts a decode engine computes itself, because sending them to P and their KV back would take longer.
 
 What counts is the part of a prompt that D does not have already, and what D would be kept from doing meanwhile. Where
-the thresholds come from is not decided here (`pdflow.scenario.crossover`).
+the thresholds come from is not decided here (`pdflow.cost.crossover`).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from pdflow.routing.router import (
 
 
 class Deadlines:
-    """When each request that may still be hedged is to be. An entry of one that may not lies in the heap until then."""
+    """When each request that may still be hedged is to be, the first one first: each is as long after its arrival."""
 
     __slots__ = ("due", "heap", "pushed")
 
@@ -52,6 +52,15 @@ class Deadlines:
         self.pushed += 1
         self.due[request] = at
         heappush(self.heap, (at, self.pushed, request))
+
+    def late(self, now: Instant) -> list[int]:
+        """Requests that would be hedged now."""
+        found = []
+        for request, at in self.due.items():
+            if at > now:
+                break
+            found.append(request)
+        return found
 
     def passed(self, now: Instant) -> list[int]:
         """Requests that are to be hedged now, and are due no longer."""
@@ -103,6 +112,10 @@ class HedgingRouter(GovernedRouter):
             effects = _ON[type(event)](self, event)
             if type(event) is RequestArrived and event.request in self.by_request:
                 self.deadlines.push(event.request, now + self.hedge_after_ns)
+        for effect in effects:
+            if type(effect) is Reply:
+                self.deadlines.due.pop(effect.request, None)
+                self.last.pop(effect.request, None)
         self.deadlines.tidy()
         return effects + self._gone() if self.membership.leaving else effects
 
@@ -167,8 +180,7 @@ class HedgingRouter(GovernedRouter):
         loser: RouterEffects = ()
         if pair is not None:
             loser = self._close(pair[0] if pair[1] is attempt else pair[1])
-        self.deadlines.due.pop(request, None)
-        made = self.last.pop(request, attempt.number)
+        made = self.last.get(request, attempt.number)
         return (*loser, *self._close(attempt), Reply(request, outcome, code, made))
 
     def _failed(self, attempt: Attempt, code: Code) -> RouterEffects:

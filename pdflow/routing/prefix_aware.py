@@ -48,8 +48,8 @@ class PrefixAware(Choice):
         """By name: who has it, a bit for each engine."""
         self.loads_tokens = [0] * len(capacities)
         """By engine: what waits there."""
-        self.weighs: dict[tuple[int, int], int] = {}
-        """By request and engine: what this open leg is counted as in that."""
+        self.weighs: dict[tuple[int, int], tuple[int, ...]] = {}
+        """By request and engine: what each open leg is counted as in that. Of a hedged request there may be two."""
 
     def fork(self) -> Choice:
         other = PrefixAware((), self.block_tokens, self.weight, self.stays)
@@ -70,13 +70,17 @@ class PrefixAware(Choice):
             return None
         matched = self.matched(asked)
         chosen = self._best(among, matched)
-        weighs = self.weighs[asked.request, chosen] = asked.prompt_tokens - (0 if self.stays else matched[chosen])
+        weighs = asked.prompt_tokens - (0 if self.stays else matched[chosen])
+        self.weighs[asked.request, chosen] = (weighs, *self.weighs.get((asked.request, chosen), ()))
         self.loads_tokens[chosen] += weighs
         self._remember(chosen, asked.prefix)
         return self.opened(asked, chosen)
 
     def ended(self, asked: RequestArrived, engine: int) -> None:
-        self.loads_tokens[engine] -= self.weighs.pop((asked.request, engine))
+        weighs, *others = self.weighs.pop((asked.request, engine))
+        if others:
+            self.weighs[asked.request, engine] = tuple(others)
+        self.loads_tokens[engine] -= weighs
         super().ended(asked, engine)
 
     def pick(self, asked: RequestArrived, avoid: int | None) -> int | None:

@@ -25,7 +25,7 @@ from cattrs import (
 from cattrs.gen import make_dict_structure_fn, make_mapping_structure_fn, override
 
 from pdflow.scenario import distributions, faults, schema, workload_schema
-from pdflow.scenario.fields import Bound, key_of
+from pdflow.scenario.fields import Bound, WholeOrAuto, key_of
 from pdflow.scenario.locate import KeyPath
 
 T = TypeVar("T")
@@ -230,6 +230,14 @@ def _literal(value: object, literal: Any) -> Any:
     raise one_of(value, get_args(literal))
 
 
+def _whole_or_auto(value: object, _type: object) -> int | str:
+    if value == "auto":
+        return "auto"
+    if isinstance(value, str):
+        raise MisfitError(f'is {shown(value)}, expected an integer or "auto"')
+    return _whole(value, int)
+
+
 def _tuple(value: object, into: Any) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
         raise MisfitError(f"is {shown(value)}, expected an array")
@@ -339,6 +347,7 @@ def _converter() -> Converter:
     converter.register_structure_hook(str, _text)
     converter.register_structure_hook(bool, _truth)
     converter.register_structure_hook_func(lambda t: _origin(t) is Literal, _literal)
+    converter.register_structure_hook_func(lambda t: t == WholeOrAuto, _whole_or_auto)
     converter.register_structure_hook_func(lambda t: _origin(t) is tuple, _tuple)
     converter.register_structure_hook_factory(lambda t: _origin(t) is dict, _tables)
     converter.register_structure_hook_func(lambda t: t in TAGGED, _tagged)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
@@ -53,6 +53,9 @@ class Bound:
 def _plain(number: float) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:g}"
 
+
+WholeOrAuto: TypeAlias = int | Literal["auto"]
+"""A number, or whatever follows from the rest of the scenario."""
 
 POSITIVE = Bound(above=0)
 NOT_NEGATIVE = Bound(at_least=0)

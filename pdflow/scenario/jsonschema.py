@@ -15,7 +15,7 @@ import attrs
 from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.scenario.convert import TAGGED, Tagged
 from pdflow.scenario.document import DTYPES, REQUIRED_TABLES, TABLES
-from pdflow.scenario.fields import Bound, key_of
+from pdflow.scenario.fields import Bound, WholeOrAuto, key_of
 from pdflow.scenario.network_schema import Network
 from pdflow.scenario.presets import Kind, presets
 
@@ -98,6 +98,8 @@ def _value(hint: Any) -> dict[str, Any]:
     union = get_origin(hint) in (Union, UnionType)
     if union and len(options) == 1:
         return _value(options[0])
+    if union and set(options) == set(get_args(WholeOrAuto)):
+        return {"oneOf": [_value(option) for option in options]}
     for tagged_union, tagged in TAGGED.items():
         if union and set(options) == set(get_args(tagged_union)):
             return _tagged(tagged)

@@ -54,7 +54,7 @@ def resolution_of(scenario: Scenario) -> Resolution:
         if not METHODS[transfer.method].pulls:
             deadline_s = min(deadline_s, transfer.push_registration_timeout_s)
     return Resolution(
-        attempts=scenario.router.max_attempts,
+        attempts=scenario.router.attempts + (scenario.router.hedge_after_s is not None),
         blocks_s=blocks_s,
         deadline_s=deadline_s,
         transport_s=scenario.fault_table.transport_timeout_s,

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import attrs
 from attrs import field
 
-from pdflow.scenario.fields import AT_LEAST_ONE, NOT_NEGATIVE, about
+from pdflow.scenario.fields import AT_LEAST_ONE, NOT_NEGATIVE, TIMER, WholeOrAuto, about
 
 Policy: TypeAlias = Literal["round-robin", "least-loaded", "two-choices", "prefix-aware", "session-affinity"]
 
@@ -58,12 +58,57 @@ class Router:
     first_token: Literal["decode", "prefill"] = field(
         default="decode", metadata=about("whose first token the client gets: TTFT ends with it")
     )
-    max_attempts: int = field(default=1, metadata=about("attempts of a request, the first included", AT_LEAST_ONE))
+    disaggregate_above_tokens: WholeOrAuto | None = field(
+        default=None,
+        metadata=about(
+            "prompts of which the decode engine lacks no more than this are computed there; auto: what the engines' "
+            "costs make best; none are if absent",
+            NOT_NEGATIVE,
+        ),
+    )
+    on_failure: Literal["fail", "retry", "recompute"] | None = field(
+        default=None,
+        metadata=about(
+            "what follows a failed attempt: nothing, another one elsewhere, or one on a decode engine alone; retry if "
+            "absent, as far as max_attempts allows"
+        ),
+    )
+    max_attempts: int | None = field(
+        default=None,
+        metadata=about(
+            "attempts of a request, the first included; if absent 2 where on_failure says what follows, else 1",
+            AT_LEAST_ONE,
+        ),
+    )
+    hedge_after_s: float | None = field(
+        default=None,
+        metadata=about(
+            "a request that has no token by then gets a second attempt beside the first, elsewhere; the first to "
+            "finish is the answer",
+            TIMER,
+        ),
+    )
+    max_inflight: int | None = field(
+        default=None, metadata=about("requests that are open; who comes when there are so many is shed", AT_LEAST_ONE)
+    )
+    max_queue_tokens: int | None = field(
+        default=None,
+        metadata=about(
+            "prompt tokens sent to prefill engines and not answered yet, for each that is up; who would exceed it is "
+            "shed",
+            AT_LEAST_ONE,
+        ),
+    )
 
     @property
     def policies(self) -> tuple[Policy, Policy]:
         """Of the prefill and of the decode engine."""
         return self.prefill_policy or self.policy, self.decode_policy or self.policy
+
+    @property
+    def attempts(self) -> int:
+        """Most attempts that may fail of a request."""
+        return self.max_attempts or (2 if self.on_failure in ("retry", "recompute") else 1)
 
     def __str__(self) -> str:
         p, d = self.policies

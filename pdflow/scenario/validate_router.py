@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pdflow.scenario.convert import Complaint
 from pdflow.scenario.router_schema import Router
+from pdflow.scenario.schema import Pool
 
 ONLY_OF = {
     "prefix_weight": "prefix-aware",
@@ -15,8 +16,23 @@ ONLY_OF = {
 """Keys that say something to one policy alone."""
 
 
-def check_router(router: Router) -> Iterator[Complaint]:
-    """What is wrong within the table."""
+def check_router(router: Router, pools: Sequence[Pool] | None) -> Iterator[Complaint]:
+    """`pools` is None if they are not all sound."""
     for key, policy in ONLY_OF.items():
         if getattr(router, key) is not None and policy not in router.policies:
             yield Complaint(("router", key), f"says something of {policy} only, and no engine is chosen by that")
+    attempts = router.max_attempts
+    if attempts is not None and router.on_failure is not None and (attempts > 1) is (router.on_failure == "fail"):
+        wanted = "1" if router.on_failure == "fail" else "at least 2"
+        yield Complaint(
+            ("router", "max_attempts"), f'is {attempts}, expected {wanted} with on_failure = "{router.on_failure}"'
+        )
+    if pools is None:
+        return
+    roles = {pool.role for pool in pools}
+    alone: dict[str, object] = {"disaggregate_above_tokens": router.disaggregate_above_tokens}
+    if router.on_failure == "recompute":
+        alone["on_failure"] = router.on_failure
+    for key, value in alone.items():
+        if value is not None and "decode" not in roles:
+            yield Complaint(("router", key), "needs a decode engine that computes prompts, and there is none")

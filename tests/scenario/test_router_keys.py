@@ -8,6 +8,7 @@ import pytest
 
 from pdflow.errors import ScenarioError
 from pdflow.scenario import load
+from pdflow.scenario.jsonschema import schema_json
 from pdflow.scenario.router_schema import Router
 from sim.run import _content
 
@@ -52,3 +53,69 @@ def test_a_share_below_one_cannot_be_held() -> None:
 
 def test_what_the_router_leaves_unsaid_does_not_make_another_scenario() -> None:
     assert set(_content(load(REFERENCE))["router"]) == {"policy", "dispatch", "first_token", "max_attempts"}
+
+
+@pytest.mark.parametrize(
+    ("said", "attempts"),
+    [
+        ([], 1),
+        (["router.on_failure=fail"], 1),
+        (["router.on_failure=retry"], 2),
+        (["router.on_failure=recompute"], 2),
+        (["router.on_failure=recompute", "router.max_attempts=4"], 4),
+        (["router.max_attempts=3"], 3),
+    ],
+)
+def test_how_many_attempts_there_are(said: list[str], attempts: int) -> None:
+    assert load(REFERENCE, overrides=said).router.attempts == attempts
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["router.on_failure=fail", "router.max_attempts=2"],
+            'router.max_attempts: is 2, expected 1 with on_failure = "fail"',
+        ),
+        (
+            ["router.on_failure=recompute", "router.max_attempts=1"],
+            'router.max_attempts: is 1, expected at least 2 with on_failure = "recompute"',
+        ),
+        (
+            ["router.disaggregate_above_tokens=often"],
+            'router.disaggregate_above_tokens: is "often", expected an integer or "auto"',
+        ),
+        (
+            ["router.disaggregate_above_tokens=-1"],
+            "router.disaggregate_above_tokens: is -1, expected a number of at least 0",
+        ),
+        (
+            ["router.disaggregate_above_tokens=1.5"],
+            "router.disaggregate_above_tokens: is 1.5, expected an integer",
+        ),
+        (
+            ["router.hedge_after_s=0"],
+            "router.hedge_after_s: is 0, expected a number of at least 1e-06 and at most 1,000,000",
+        ),
+        (["router.max_inflight=0"], "router.max_inflight: is 0, expected a number of at least 1"),
+    ],
+)
+def test_what_cannot_be(overrides: list[str], expected: str) -> None:
+    assert refused(*overrides) == [expected]
+
+
+def test_a_number_or_auto() -> None:
+    for said, found in (("0", 0), ("256", 256), ("auto", "auto")):
+        says = load(REFERENCE, overrides=[f"router.disaggregate_above_tokens={said}"]).router
+        assert says.disaggregate_above_tokens == found
+    key = schema_json()["properties"]["router"]["properties"]["disaggregate_above_tokens"]
+    assert key["oneOf"] == [{"type": "integer"}, {"enum": ["auto"]}]
+
+
+def test_only_decode_engines_compute_prompts_of_their_own() -> None:
+    alone = ['pool=[{name="w",role="aggregated",gpu="h100-sxm"}]']
+    said = ["router.disaggregate_above_tokens=auto", "router.on_failure=recompute"]
+    assert refused(*alone, *said) == [
+        "router.disaggregate_above_tokens: needs a decode engine that computes prompts, and there is none",
+        "router.on_failure: needs a decode engine that computes prompts, and there is none",
+    ]
