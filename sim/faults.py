@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from pdflow.faults.draw import Numbers, Streams, Window, windows
-from pdflow.faults.plan import Crash, Fault, HangUp, Pause, Plan, Skew, Slow
+from pdflow.faults.plan import Crash, Fault, HangUp, NicDown, Pause, Plan, Skew, Slow
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.values import EngineId, Instant
 from pdflow.scenario.fields import seconds_to_ns
 from sim.clock import AFTER_ENGINES, INPUT
+from sim.failover import Failover
 from sim.hindrances import Hindrances
 from sim.lives import Lives
 from sim.skew import SkewedClock
@@ -24,6 +25,7 @@ from sim.witness import Witness
 if TYPE_CHECKING:
     from sim.build import Builder
     from sim.engine_node import EngineNode
+    from sim.paths import Nic
     from sim.world import Observer
 
 
@@ -58,16 +60,18 @@ class Faults:
         self.slowed: dict[int, list[float]] = {}
         """By resource of the network: what its bandwidth is divided by."""
         self.hang_ups: list[HangUp] = []
+        self.failover = Failover(self.hindrances)
         self.actions: dict[type, tuple[Callable[[Course, Instant | None], None], Callable[[Course], None] | None]] = {
             Crash: (self.crash, None),
             Pause: (self.pause, None),
             Skew: (self.skew, self.unskew),
             Slow: (self.slow, self.unslow),
+            NicDown: (self.lose_nic, self.regain_nic),
             HangUp: (self.hang_up, self.stop_hanging_up),
         }
         for fault in plan.faults:
             engines: tuple[EngineId | None, ...] = (None,)
-            if isinstance(fault, (Crash, Pause, Skew, Slow)):
+            if isinstance(fault, (Crash, NicDown, Pause, Skew, Slow)):
                 engines = fault.engines or (None,)
             for engine in engines:
                 name = fault.name if engine is None else f"{fault.name}/{engine}"
@@ -205,6 +209,18 @@ class Faults:
         for resource, _ in self.resources(course):
             self.slowed[resource].remove(cast(Slow, course.fault).factor)
         self.set_bandwidths(course)
+
+    def lose_nic(self, course: Course, until: Instant | None) -> None:
+        self.count(course.fault)
+        self.failover.lose(self.nics(course))
+
+    def regain_nic(self, course: Course) -> None:
+        self.failover.regain(self.nics(course))
+
+    def nics(self, course: Course) -> list[Nic]:
+        """Those that fail together: one of each rank."""
+        node = self.lives.node(cast(EngineId, course.engine))
+        return [(address, cast(NicDown, course.fault).nic) for address in node.ports if address != node.name]
 
     def set_bandwidths(self, course: Course) -> None:
         network = self.world.fabric.network

@@ -382,7 +382,7 @@ class Hindrances:
             mine = flight.d_port.node if self.world.pulls else flight.p_port.node
             if mine is node and fabric.network.cancel(flow, now) is not None:
                 del fabric.flows[flow]
-                if flight.then is not None:
+                if not flight.others(flow) and flight.then is not None:
                     # Whoever waits for its turn behind this piece must not wait for the dead.
                     flight.then(False)
         fabric.arm()

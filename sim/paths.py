@@ -17,12 +17,15 @@ from pdflow.layout.ranks import Initiator, Pair, Rule, writers
 from pdflow.layout.shapes import KvShape
 from pdflow.network.network import Network, PathId, ResourceId
 from pdflow.network.slices import queue_bytes_per_s, shares
-from pdflow.protocol.ids import engine_of, rank_of
+from pdflow.protocol.ids import engine_of, rank_address, rank_of
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, EngineId
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.network_schema import Network as NetworkTable
 from pdflow.scenario.schema import Pool
+
+Nic: TypeAlias = tuple[Address, int]
+"""A rank, and the number of a NIC near its GPU."""
 
 Direction: TypeAlias = Literal["d2h", "h2d"]
 """GPU to host memory, or back."""
@@ -122,6 +125,10 @@ class Paths:
             (link.name, self.links[link.name], link.bandwidth_bytes_per_s) for link in table.links
         ]
         self.routes: dict[tuple[Address, Address], Route] = {}
+        self.down: dict[Nic, int] = {}
+        """NICs that have failed, and how often since they last worked."""
+        self.over: dict[Nic, set[PathId]] = {}
+        """What passes each of several NICs."""
         self.counters: dict[tuple[str, str], dict[tuple[int, int], DescriptorCounter]] = {}
         """By two pools, then by P rank and D rank."""
 
@@ -162,6 +169,9 @@ class Paths:
         for (rank, direction, number), resource in list(self.nics.items()):
             if rank == before:
                 self.nics[now, direction, number] = resource
+        for (rank, number), count in list(self.down.items()):
+            if rank == before:
+                self.down[now, number] = count
         for (rank, direction), resource in list(self.lanes.items()):
             if rank == before:
                 self.lanes[now, direction] = resource
@@ -180,25 +190,61 @@ class Paths:
         p_pool = self.pool_of[engine_of(source)]
         d_pool = self.pool_of[engine_of(target)]
         via = self.via.get((p_pool.name, d_pool.name), ())
-        links = [self.links[name] for name in via]
-        paths = [
-            self.network.path(links + nics)
-            for number in range(self.table.nics_per_rank)
-            if (nics := self._nics(source, target, number)) or links
-        ]
-        rails = Rails(paths, self.table.slice_bytes) if len(paths) > 1 else None
+        paths = self._between(source, target)
+        rails = Rails(paths, self.table.slice_bytes) if self.table.nics_per_rank > 1 and self._bounded(via) else None
         latency = self.latency + sum(self.link_latency[name] for name in via)
         counter = self._counter(p_pool, d_pool, rank_of(source), rank_of(target))
-        path = paths[0] if len(paths) == 1 else None
+        path = paths[0] if paths and rails is None else None
         return Route(path, rails, latency, counter, d_pool.block_size, self.table)
 
-    def _nics(self, source: Address, target: Address, number: int) -> list[ResourceId]:
-        """Of this number at both sides, and the queue of whoever moves the bytes."""
+    def _between(self, source: Address, target: Address) -> list[PathId]:
+        """A path for each NIC that works, the one of its place at the other side at its end."""
+        pools = (self.pool_of[engine_of(source)].name, self.pool_of[engine_of(target)].name)
+        links = [self.links[name] for name in self.via.get(pools, ())]
+        p_nics, d_nics = self.working(source), self.working(target)
+        paths = []
+        for place in range(max(len(p_nics), len(d_nics)) if p_nics and d_nics else 0):
+            p_nic, d_nic = p_nics[place % len(p_nics)], d_nics[place % len(d_nics)]
+            crossed = links + self._crossed(p_nic, d_nic)
+            if crossed:
+                paths.append(path := self.network.path(crossed))
+                if self.table.nics_per_rank > 1:
+                    self.over.setdefault(p_nic, set()).add(path)
+                    self.over.setdefault(d_nic, set()).add(path)
+        return paths
+
+    def _bounded(self, via: Sequence[str]) -> bool:
+        return bool(via) or self.table.bandwidth_bytes_per_s is not None or self.queue_rate is not None
+
+    def _crossed(self, p_nic: Nic, d_nic: Nic) -> list[ResourceId]:
+        """Both NICs, and the queue of whoever moves the bytes."""
         bandwidth = self.table.bandwidth_bytes_per_s
-        found = [] if bandwidth is None else [self.nic(source, "tx", number), self.nic(target, "rx", number)]
+        found = [] if bandwidth is None else [self.nic(p_nic[0], "tx", p_nic[1]), self.nic(d_nic[0], "rx", d_nic[1])]
         if self.queue_rate is not None and (bandwidth is None or self.queue_rate < bandwidth):
-            found.append(self.nic(target if self.initiator == "pull" else source, "queue", number))
+            rank, number = d_nic if self.initiator == "pull" else p_nic
+            found.append(self.nic(rank, "queue", number))
         return found
+
+    def working(self, rank: Address) -> list[Nic]:
+        """The NICs near a rank's GPU that have not failed; if none is left, those near its engine's other GPUs."""
+        own = [(rank, number) for number in range(self.table.nics_per_rank)]
+        left = [nic for nic in own if nic not in self.down] if self.down else own
+        if left:
+            return left
+        engine = engine_of(rank)
+        pool = self.pool_of[engine]
+        ranks = [rank_address(engine, other) for other in range(pool.tp * pool.pp)]
+        return [(other, number) for other in ranks for _, number in own if (other, number) not in self.down]
+
+    def fail(self, nic: Nic, times: int) -> None:
+        """A NIC has failed once more, or, with -1, one of its failures is over: routes go over those that work."""
+        self.down[nic] = self.down.get(nic, 0) + times
+        if not self.down[nic]:
+            del self.down[nic]
+        engine = engine_of(nic[0])
+        for (source, target), route in self.routes.items():
+            if route.rails is not None and engine in (engine_of(source), engine_of(target)):
+                route.rails.paths, route.rails.first = self._between(source, target), 0
 
     def _counter(self, p_pool: Pool, d_pool: Pool, p_rank: int, d_rank: int) -> DescriptorCounter | None:
         pools = (p_pool.name, d_pool.name)

@@ -243,6 +243,7 @@ class Shipping:
             whole.generation,
             number,
             parcel.ended,
+            whole.rails,
         )
         lane = whole.d_port if self.world.pulls else whole.p_port
         now, cost_ns = self.env.now, self.post_ns(order, piece)

@@ -104,6 +104,14 @@ class Slow(Fault):
 
 
 @attrs.frozen(kw_only=True)
+class NicDown(Fault):
+    """The NIC of this number of each rank of these engines fails."""
+
+    engines: tuple[EngineId, ...]
+    nic: int = 0
+
+
+@attrs.frozen(kw_only=True)
 class Crash(Fault):
     """All processes of an engine die, with their memory. None: it does not come back.
 

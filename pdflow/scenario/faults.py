@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import attrs
 from attrs import field
 
-from pdflow.scenario.fields import DELAY, NOT_EMPTY, SCALE, TIMER, Bound, about
+from pdflow.scenario.fields import DELAY, NOT_EMPTY, NOT_NEGATIVE, SCALE, TIMER, Bound, about
 
 SHARE = Bound(above=0, at_most=1)
 RATE = Bound(above=0, at_most=1e6)
@@ -107,6 +107,14 @@ class SlowFault(Timed):
 
 
 @attrs.frozen(kw_only=True)
+class NicDownFault(Timed):
+    """A NIC of each of an engine's GPUs fails; what it had under way is tried again over those that are left."""
+
+    engine: str = field(metadata=about("which one, `*` for any part of its name", NOT_EMPTY))
+    nic: int = field(default=0, metadata=about("the NIC's number, below network.nics_per_rank", NOT_NEGATIVE))
+
+
+@attrs.frozen(kw_only=True)
 class CrashFault(Timed):
     """All processes of an engine die: queue, KV cache and what it knew of its peers are gone."""
 
@@ -186,6 +194,7 @@ Fault: TypeAlias = (
     | ReorderFault
     | PartitionFault
     | SlowFault
+    | NicDownFault
     | CrashFault
     | PauseFault
     | SkewFault
@@ -201,6 +210,7 @@ FAULT_KINDS: dict[str, type] = {
     "reorder": ReorderFault,
     "partition": PartitionFault,
     "slow": SlowFault,
+    "nic-down": NicDownFault,
     "crash": CrashFault,
     "pause": PauseFault,
     "skew": SkewFault,

@@ -18,6 +18,7 @@ from pdflow.scenario.faults import (
     Fault,
     HandshakeErrorFault,
     HangUpFault,
+    NicDownFault,
     OnLinks,
     OnMessages,
     PartitionFault,
@@ -92,7 +93,7 @@ def _resolved(name: str, fault: Fault, scenario: Scenario) -> plan.Fault:
         common["probability"] = 1.0 if fault.probability is None else fault.probability
     if isinstance(fault, OnMessages):
         common["frames"] = frozenset(fault.messages or ())
-    if isinstance(fault, (CrashFault, PauseFault, SkewFault)):
+    if isinstance(fault, (CrashFault, NicDownFault, PauseFault, SkewFault)):
         common["engines"] = matching(fault.engine, engines_of(pools))
     return _of_kind(fault, scenario, common)
 
@@ -113,6 +114,8 @@ def _of_kind(fault: Fault, scenario: Scenario, common: dict[str, Any]) -> plan.F
             links = () if fault.link is None else matching(fault.link, [link.name for link in scenario.network.links])
             engines = () if fault.engine is None else matching(fault.engine, engines_of(scenario.pools))
             return plan.Slow(**common, engines=engines, links=links, factor=fault.factor)
+        case NicDownFault():
+            return plan.NicDown(**common, nic=fault.nic)
         case CrashFault():
             return plan.Crash(
                 **common,

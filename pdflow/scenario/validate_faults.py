@@ -12,6 +12,7 @@ from pdflow.scenario.faults import (
     Fault,
     HandshakeErrorFault,
     HangUpFault,
+    NicDownFault,
     OnLinks,
     OnMessages,
     PauseFault,
@@ -40,9 +41,11 @@ def check_faults(parts: Parts, pools: Sequence[Pool] | None) -> Iterator[Complai
             yield Complaint(path, "says nothing of the clock, expected speed, offset_s or both")
         if isinstance(fault, OnLinks):
             yield from _links(path, fault, pools)
+        if isinstance(fault, NicDownFault) and parts.network is not None:
+            yield from _nic_down(path, fault, parts.network)
         if isinstance(fault, SlowFault):
             yield from _slow(path, fault, parts.network, pools)
-        elif isinstance(fault, (CrashFault, PauseFault, SkewFault)) and pools is not None:
+        elif isinstance(fault, (CrashFault, NicDownFault, PauseFault, SkewFault)) and pools is not None:
             yield from _engine((*path, "engine"), fault.engine, engines_of(pools))
 
 
@@ -116,6 +119,16 @@ def _engine(at: KeyPath, pattern: str, known: Sequence[str]) -> Iterator[Complai
     names = ", ".join(known) if len(known) <= 8 else f"{known[0]}, ..., {known[-1]}"
     hint = did_you_mean(pattern, known)
     yield Complaint(at, f'is "{pattern}", expected an engine: {names}, or a part of a name and *{hint}')
+
+
+def _nic_down(path: KeyPath, fault: NicDownFault, network: Network) -> Iterator[Complaint]:
+    count = network.nics_per_rank
+    if count == 1:
+        yield Complaint(path, "a GPU has one NIC here (network.nics_per_rank): without it, that is a partition")
+    elif fault.nic >= count:
+        yield Complaint(
+            (*path, "nic"), f"is {fault.nic}, expected at most {count - 1}: network.nics_per_rank is {count}"
+        )
 
 
 def _slow(

@@ -1,0 +1,78 @@
+"""NICs that fail, and what becomes of what they had under way.
+
+A transfer engine gives what a failed NIC had left to the others near the same memory or, if none of these works, to
+those near the engine's other GPUs. Whoever moves the bytes knows at once that a NIC of its own is gone; that one of the
+other side is, only when its transport times out. Routes avoid it from the start.
+
+Source: SEED_SYSTEMS.md 5c (preferred and secondary NICs; a failed path is replaced by another NIC).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pdflow.protocol.ids import engine_of
+from sim.hindrances import NO_FLOW, NO_SHARE, no_rail
+
+if TYPE_CHECKING:
+    from sim.fabric import Flight
+    from sim.hindrances import Hindrances
+    from sim.paths import Nic
+
+
+class Failover:
+    """In a world that has a plan of faults."""
+
+    def __init__(self, hindrances: Hindrances) -> None:
+        self.hindrances = hindrances
+        self.fabric = hindrances.fabric
+        self.paths = hindrances.fabric.paths
+        self.key = NO_FLOW
+        """Of the last share that waited to be tried again: below those of flows, and of what is stuck."""
+
+    def lose(self, nics: Sequence[Nic]) -> None:
+        """They fail now."""
+        for nic in nics:
+            self.paths.fail(nic, 1)
+        fabric, env = self.fabric, self.hindrances.env
+        crossing = {path: engine_of(nic[0]) for nic in nics for path in self.paths.over.get(nic, ())}
+        for flow, flight in list(fabric.flows.items()):
+            share = flight.shares.get(flow)
+            if share is None or share[0] not in crossing:
+                continue
+            carried = fabric.network.cancel(flow, env.now)
+            if carried is None:
+                continue
+            del fabric.flows[flow], flight.shares[flow]
+            self.key -= 1
+            flight.shares[self.key] = NO_SHARE
+            mover = flight.d_port if fabric.world.pulls else flight.p_port
+            wait = 0 if crossing[share[0]] == engine_of(mover.address) else self.hindrances.plan.transport_timeout_ns
+            env.call(wait, self.again, (flight, self.key, max(1, share[1] - carried)))
+        fabric.arm()
+
+    def regain(self, nics: Sequence[Nic]) -> None:
+        """They work again."""
+        for nic in nics:
+            self.paths.fail(nic, -1)
+        self.hindrances.retry()
+
+    def again(self, about: tuple[Flight, int, int]) -> None:
+        """A share is given to the NICs that are left, unless its operation has ended otherwise."""
+        flight, key, remaining = about
+        if flight.shares.pop(key, None) is None:
+            return
+        hindrances, fabric = self.hindrances, self.fabric
+        p, d = flight.p_port, flight.d_port
+        mine: Any = d.node if fabric.world.pulls else p.node
+        if fabric.barred(flight):
+            if not flight.shares:
+                fabric.fail(flight)
+        elif not mine.alive and (fabric.world.pulls or mine in hindrances.unplugged):
+            if flight.then is not None and not flight.shares:
+                flight.then(False)
+        elif hindrances.blocked(hindrances.place(p.address), hindrances.place(d.address)) or no_rail(flight):
+            hindrances.stick(flight, remaining)
+        else:
+            fabric.flow(flight, remaining)
