@@ -88,6 +88,8 @@ class Method:
     """The way of each piece, one after the other."""
     loading: Hop | None = None
     """How KV gets from where it landed into D's blocks, unless it is there already."""
+    groups: bool = False
+    """Each P rank shares an NCCL group of two with each D rank that it sends to: `nccl_groups.py`."""
     back_pressure: str
     on_loss: str
     limits: str

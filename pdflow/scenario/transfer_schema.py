@@ -53,6 +53,10 @@ class Transfer:
     mem_pool_size_gb: int = field(
         default=32, metadata=about("p2p-nccl-put*: D's pinned host pool behind that buffer, of a rank", NOT_NEGATIVE)
     )
+    nccl_num_channels: int = field(
+        default=8,
+        metadata=about("p2p-nccl-*: channels of each group of two ranks: 52 MB at 8, 100 MB at 16", AT_LEAST_ONE),
+    )
     kv_lease_duration_s: float = field(
         default=30.0, metadata=about("P holds finished blocks this long unless renewed", TIMER)
     )

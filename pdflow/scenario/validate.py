@@ -23,6 +23,7 @@ from pdflow.scenario.network_schema import Network
 from pdflow.scenario.schema import Pool
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.validate_faults import check_faults
+from pdflow.scenario.validate_memory import check_memory
 from pdflow.scenario.validate_router import check_router
 from pdflow.scenario.validate_workload import check_longest_request, check_workload
 
@@ -43,6 +44,7 @@ def check(parts: Parts) -> Iterator[Complaint]:
     if parts.transfer is not None:
         yield from _timers(parts.transfer)
         yield from _blocks(parts.transfer, pools)
+        yield from check_memory(parts.transfer, pools)
     if parts.model is not None:
         fitting = []
         for path, pool in pools:

@@ -1,0 +1,39 @@
+"""What a method keeps in GPU memory outside the engine's share must fit there: NCCL groups, and buffers of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.method import Memory
+from pdflow.methods.nccl_groups import bytes_per_gpu, most_peers
+from pdflow.scenario.convert import Complaint
+from pdflow.scenario.locate import KeyPath
+from pdflow.scenario.schema import Pool
+from pdflow.scenario.transfer_schema import Transfer
+
+
+def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]]) -> Iterator[Complaint]:
+    """vLLM's own share holds weights, KV and what a step needs; groups are made later, beside it."""
+    method = METHODS[transfer.method]
+    if not method.groups:
+        return
+    channels = transfer.nccl_num_channels
+    for path, pool in pools:
+        if pool.role == "aggregated":
+            continue
+        memory = method.p_memory if pool.role == "prefill" else method.d_memory
+        buffer = transfer.kv_buffer_size if memory in (Memory.BUFFER, Memory.STORE) else 0
+        peers = sum(other.replicas for _, other in pools if {other.role, pool.role} == {"prefill", "decode"})
+        left = int((1 - Fraction(pool.gpu_memory_utilization)) * pool.gpu.device_bytes)
+        need = bytes_per_gpu(peers, channels)
+        if need + buffer > left:
+            most = most_peers(left - buffer, channels)
+            beside = f" beside the buffer's {buffer / 1e9:.1f}" if buffer > 1 << 20 else ""
+            yield Complaint(
+                (*path, "gpu_memory_utilization"),
+                f"is {pool.gpu_memory_utilization:g}, which leaves {left / 1e9:.1f} GB of each GPU, and groups with "
+                f"{peers} peers take {need / 1e9:.1f} GB of it{beside} (nccl_num_channels {channels}); expected less, "
+                f"or at most {most} peers",
+            )
