@@ -42,6 +42,7 @@ class Flight:
         "p_port",
         "path",
         "rails",
+        "reads",
         "request",
         "shares",
         "then",
@@ -62,6 +63,7 @@ class Flight:
         number: int,
         then: Callable[[bool], None] | None = None,
         rails: Rails | None = None,
+        reads: bool = False,
     ) -> None:
         self.op = op
         self.request = request
@@ -79,6 +81,13 @@ class Flight:
         self.number = number
         self.then = then
         """Told how it ended, if it is only a stretch of an operation's way (`sim.shipping`) or a copy on one host."""
+        self.reads = reads
+        """D moves the bytes; otherwise P does."""
+
+    @property
+    def mover(self) -> Port:
+        """The rank that has posted it, and is told how it ended."""
+        return self.d_port if self.reads else self.p_port
 
     def others(self, flow: FlowId) -> bool:
         """One of its flows has ended: whether others go on."""
@@ -202,6 +211,7 @@ class Fabric:
             grant.target.generation,
             number,
             rails=route.rails,
+            reads=type(effect) is PostRead,
         )
         if self.world.shipping is not None:
             self.world.shipping.post(effect, flight, route)
@@ -264,7 +274,7 @@ class Fabric:
             return
         if self.hindrances is not None:
             self.hindrances.failed(flight)
-        if self.world.pulls:
+        if flight.reads:
             flight.d_port.node.receive(flight.d_port, ReadEnded(flight.op, False))
         else:
             flight.p_port.node.receive(flight.p_port, WriteEnded(flight.op, False))
@@ -284,7 +294,7 @@ class Fabric:
         world.records.ends[XFER_WIRE][flight.request] = self.env.now
         world.totals.bytes_moved += flight.nbytes
         world.totals.transfers += 1
-        if world.pulls:
+        if flight.reads:
             if flight.notice is not None:
                 p_port.node.receive(p_port, Received(d_port.address, d_port.incarnation, flight.notice))
             d_port.node.receive(d_port, ReadEnded(op, True))

@@ -47,8 +47,8 @@ class Failover:
             del fabric.flows[flow], flight.shares[flow]
             self.key -= 1
             flight.shares[self.key] = NO_SHARE
-            mover = flight.d_port if fabric.world.pulls else flight.p_port
-            wait = 0 if crossing[share[0]] == engine_of(mover.address) else self.hindrances.plan.transport_timeout_ns
+            own = crossing[share[0]] == engine_of(flight.mover.address)
+            wait = 0 if own else self.hindrances.plan.transport_timeout_ns
             env.call(wait, self.again, (flight, self.key, max(1, share[1] - carried)))
         fabric.arm()
 
@@ -64,15 +64,14 @@ class Failover:
         if flight.shares.pop(key, None) is None:
             return
         hindrances, fabric = self.hindrances, self.fabric
-        p, d = flight.p_port, flight.d_port
-        mine: Any = d.node if fabric.world.pulls else p.node
+        mine: Any = flight.mover.node
         if fabric.barred(flight):
             if not flight.shares:
                 fabric.fail(flight)
-        elif not mine.alive and (fabric.world.pulls or mine in hindrances.unplugged):
+        elif not mine.alive and (flight.reads or mine in hindrances.unplugged):
             if flight.then is not None and not flight.shares:
                 flight.then(False)
-        elif hindrances.blocked(hindrances.place(p.address), hindrances.place(d.address)) or no_rail(flight):
+        elif hindrances.blocked(flight) or no_rail(flight):
             hindrances.stick(flight, remaining)
         else:
             fabric.flow(flight, remaining)

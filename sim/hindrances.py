@@ -238,8 +238,8 @@ class Hindrances:
     def begins(self, flight: Flight) -> bool:
         """Whether its bytes may start to flow, all of them, now; if not, it is seen to here."""
         p, d = flight.p_port, flight.d_port
-        mine: Any = d.node if self.world.pulls else p.node
-        if not mine.alive and (self.world.pulls or mine in self.unplugged):
+        mine: Any = flight.mover.node
+        if not mine.alive and (flight.reads or mine in self.unplugged):
             return False
         a, b = self.place(p.address), self.place(d.address)
         stage: str | None = None
@@ -248,7 +248,7 @@ class Hindrances:
                 stage = fault.stage
         if stage == "start":
             self.fabric.fail(flight)
-        elif self.blocked(a, b) or no_rail(flight):
+        elif self.blocked(flight) or no_rail(flight):
             self.stick(flight, flight.nbytes)
         elif (after := self.refused_after(flight)) is not None:
             self.env.call(after, self.fabric.fail, flight)
@@ -259,19 +259,20 @@ class Hindrances:
             self.fabric.flow(flight, flight.nbytes // 2 if stage == "in-flight" else flight.nbytes)
         return False
 
-    def blocked(self, p: EngineId, d: EngineId) -> bool:
+    def blocked(self, flight: Flight) -> bool:
         """Whether bytes from P cannot reach D. A READ must be asked for first."""
-        return self.cut(p, d) or (self.world.pulls and self.cut(d, p))
+        p, d = self.place(flight.p_port.address), self.place(flight.d_port.address)
+        return self.cut(p, d) or (flight.reads and self.cut(d, p))
 
     def refused_after(self, flight: Flight) -> int | None:
         """When the NIC gives up an operation on memory that is gone; None if it is there."""
         p, d = flight.p_port, flight.d_port
-        mine, theirs = (d, p) if self.world.pulls else (p, d)
+        mine, theirs = (d, p) if flight.reads else (p, d)
         there: Any = theirs.node
         if not there.alive:
             return self.plan.transport_timeout_ns
         other_life = self.lives.get((mine.address, theirs.address), theirs.incarnation) != theirs.incarnation
-        if other_life or (not self.world.pulls and self.stale(d.address, flight.generation)):
+        if other_life or (not flight.reads and self.stale(d.address, flight.generation)):
             return flight.wire_latency
         return None
 
@@ -300,7 +301,7 @@ class Hindrances:
         """A partition begins: what flows across it stops."""
         fabric, now = self.fabric, self.env.now
         for flow, flight in list(fabric.flows.items()):
-            if self.blocked(self.place(flight.p_port.address), self.place(flight.d_port.address)):
+            if self.blocked(flight):
                 carried = fabric.network.cancel(flow, now)
                 if carried is not None:
                     del fabric.flows[flow]
@@ -315,7 +316,7 @@ class Hindrances:
         for number, stuck in list(self.stuck.items()):
             flight = stuck.flight
             a, b = self.place(flight.p_port.address), self.place(flight.d_port.address)
-            if self.blocked(a, b) or no_rail(flight) or (not stuck.remaining and self.cut(b, a)):
+            if self.blocked(flight) or no_rail(flight) or (not stuck.remaining and self.cut(b, a)):
                 continue
             del self.stuck[number]
             flight.shares.pop(NO_FLOW, None)
@@ -336,8 +337,8 @@ class Hindrances:
         fate = self.fates.pop(flight.number, None)
         self.left.pop(flight.number, None)
         p, d = flight.p_port, flight.d_port
-        mine: Any = d.node if self.world.pulls else p.node
-        if not mine.alive and (self.world.pulls or mine in self.unplugged):
+        mine: Any = flight.mover.node
+        if not mine.alive and (flight.reads or mine in self.unplugged):
             return
         after = self.refused_after(flight)
         if fate == "in-flight" or after is not None:
@@ -347,7 +348,7 @@ class Hindrances:
         world.records.ends[XFER_WIRE][flight.request] = self.env.now
         world.totals.bytes_moved += flight.nbytes
         world.totals.transfers += 1
-        if world.pulls:
+        if flight.reads:
             if flight.notice is not None:
                 self.witness.read_landed(flight)
                 self.carry(d, p.address, flight.notice, 0)
@@ -368,7 +369,7 @@ class Hindrances:
     def failed(self, flight: Flight) -> None:
         """Its handle ends with an error."""
         writer: Any = flight.p_port.node
-        if not self.world.pulls:
+        if not flight.reads:
             self.witness.write_failed(flight, writer)
 
     def died(self, node: EngineNode, cut_off: bool) -> None:
@@ -379,8 +380,7 @@ class Hindrances:
         self.unplugged.append(node)
         fabric, now = self.fabric, self.env.now
         for flow, flight in list(fabric.flows.items()):
-            mine = flight.d_port.node if self.world.pulls else flight.p_port.node
-            if mine is node and fabric.network.cancel(flow, now) is not None:
+            if flight.mover.node is node and fabric.network.cancel(flow, now) is not None:
                 del fabric.flows[flow]
                 if not flight.others(flow) and flight.then is not None:
                     # Whoever waits for its turn behind this piece must not wait for the dead.

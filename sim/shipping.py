@@ -244,8 +244,9 @@ class Shipping:
             number,
             parcel.ended,
             whole.rails,
+            whole.reads,
         )
-        lane = whole.d_port if self.world.pulls else whole.p_port
+        lane = whole.mover
         now, cost_ns = self.env.now, self.post_ns(order, piece)
         lane.lane_free = max(now, lane.lane_free) + cost_ns
         self.env.call(lane.lane_free - now, fabric.begin, flight)
