@@ -57,7 +57,9 @@ def dispatch_of(builder: Builder) -> Dispatch:
     named when P begins, it is chosen then."""
     if builder.pulls:
         return "sequential"
-    return "concurrent" if builder.method.names_decode else builder.scenario.router.dispatch
+    if builder.method.names_decode and not builder.conduct.answer_first:
+        return "concurrent"
+    return "sequential" if builder.conduct.answer_first else builder.scenario.router.dispatch
 
 
 def choice_of(builder: Builder, leg: str) -> Choice:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from pdflow.cost.step import PS_PER_NS
 from pdflow.layout.shapes import stage_layers
 from pdflow.methods.method import Conduct, Grain, Hop, Method
 from pdflow.methods.shipment import Ending, Piece, Shipment
@@ -229,7 +230,7 @@ class Shipping:
     def send(self, parcel: Parcel) -> None:
         """Post a piece between the NICs."""
         order, fabric = parcel.order, self.world.fabric
-        whole, piece = order.flight, parcel.piece
+        whole = order.flight
         fabric.posted = number = fabric.posted + 1
         flight = Flight(
             whole.op,
@@ -247,14 +248,17 @@ class Shipping:
             whole.reads,
         )
         lane = whole.mover
-        now, cost_ns = self.env.now, self.post_ns(order, piece)
+        now, cost_ns = self.env.now, self.post_ns(order, parcel)
         lane.lane_free = max(now, lane.lane_free) + cost_ns
         self.env.call(lane.lane_free - now, fabric.begin, flight)
 
-    def post_ns(self, order: Order, piece: Piece) -> int:
-        """Parts of staging memory are contiguous: one descriptor each. Blocks of one layer are a layer's share."""
+    def post_ns(self, order: Order, parcel: Parcel) -> int:
+        """Parts of staging memory are contiguous: one descriptor each, or one for each page. Blocks of one layer are a
+        layer's share."""
+        piece, page_bytes = parcel.piece, self.conduct.page_bytes
         if self.method.staged_at_p and self.method.staged_at_d:
-            return order.route.post_ns(0)
+            pages = -(-parcel.nbytes // page_bytes) if page_bytes else 0
+            return order.route.post_ns(0) + -(-pages * order.route.per_descriptor_ps // PS_PER_NS)
         return order.route.post_ns(piece.stop - piece.start) // order.layers
 
     def arrived(self, parcel: Parcel) -> None:

@@ -3,6 +3,8 @@
 P copies each layer of each chunk into its ring, and writes it from there into D's; D copies it into blocks when all is
 there. As published, the ring is asked for piece by piece and the last copies hold the engines up; here a prompt has
 room for all of it on either side before its first piece goes, which is what the ring's deadlock needs to be avoided.
+As published, NIXL is given the rings as pages of 4 KiB, each a descriptor: a token of a layer of a small model is one.
+And D's leg waits for P's answer, which has the id that P's pieces come under (SEED_SYSTEMS section 2).
 """
 
 from __future__ import annotations
@@ -24,5 +26,5 @@ CPU_STAGED = Method(
     on_loss="the request fails, or is tried again",
     limits="a prompt's KV must fit the ring",
     strict=Conduct(early=True),
-    published=Conduct(early=True, prefill_waits=True, decode_waits=True, asks=True),
+    published=Conduct(early=True, prefill_waits=True, decode_waits=True, asks=True, answer_first=True, page_bytes=4096),
 )

@@ -63,6 +63,10 @@ class Conduct:
     """How many pieces a D rank takes in at once."""
     asks: bool = False
     """Each piece is announced by a message, and sent when that has been answered."""
+    answer_first: bool = False
+    """D's leg begins when P's answer has come, as that names the prompt to D."""
+    page_bytes: int = 0
+    """What is contiguous on both sides is posted in descriptors of so many bytes; 0 for a single one."""
 
 
 @attrs.frozen(kw_only=True)
