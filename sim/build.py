@@ -31,6 +31,7 @@ from pdflow.scenario.costs import api_server_ns, step_cost
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.plan import plan_of
+from pdflow.scenario.scale_schema import most_engines
 from pdflow.scenario.schema import Pool, Scenario
 from pdflow.workload.request import SESSION_BLOCK_TOKENS
 from pdflow.workload.rng import Rng
@@ -45,6 +46,7 @@ from sim.patience import Patience
 from sim.prefill_node import PrefillNode
 from sim.recording import RecordedEngine, Recorder
 from sim.routing import router_node
+from sim.scaling import Scaling
 from sim.sessions import Sessions
 from sim.shipping import Shipping
 from sim.staged_decode_node import StagedDecodeNode
@@ -121,7 +123,7 @@ class Builder:
             world.writer_ns = seconds_to_ns(scenario.transfer.writer_poll_s)
         world.prefill_tokens = 1 if scenario.router.first_token == "prefill" else 0
         network = Network() if world.recorder is None else world.recorder.network()
-        pool_of = {f"{pool.name}-{i}": pool for pool in scenario.pools for i in range(pool.replicas)}
+        pool_of = {f"{pool.name}-{i}": pool for pool in scenario.pools for i in range(self.engines(pool))}
         paths = Paths(network, table, pool_of, self.shapes, self.initiator, self.rule)
         world.fabric = Fabric(
             world, network, paths, seconds_to_ns(table.control_latency_s), seconds_to_ns(table.handshake_s)
@@ -131,6 +133,8 @@ class Builder:
         for pool in scenario.pools:
             self.add_pool(pool)
         world.router = router_node(self)
+        if scenario.scales:
+            world.scaling = Scaling(self)
         self.add_clients()
         if scenario.faults:
             world.faults = Faults(self, plan_of(scenario), Rng(scenario.seed).stream)
@@ -151,6 +155,10 @@ class Builder:
         """Who watches over this world's every event."""
         return Oracle(self.geometry)
 
+    def engines(self, pool: Pool) -> int:
+        """How many engines of the pool there ever are."""
+        return most_engines(pool.name, pool.replicas, self.scenario.scales)
+
     def add_pool(self, pool: Pool) -> None:
         """All engines of a pool; what they share is worked out once."""
         model = self.scenario.model
@@ -168,7 +176,7 @@ class Builder:
         if span:
             self.world.caches = True
         shards = Shards(pool.tp, pool.pp, pool.block_size)
-        for replica in range(pool.replicas):
+        for replica in range(self.engines(pool)):
             info = EngineInfo(f"{pool.name}-{replica}", shards)
             infos = self.infos[pool.leg]
             place = Place(len(self.places), pool, len(infos), info.engine, limits, cost, blocks, block_bytes, span)

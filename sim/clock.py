@@ -53,6 +53,11 @@ class Clock(Environment):
         """Call `callback(about)` after `delay` ns."""
         heappush(self._queue, (self._now + delay, priority, next(self._eid), callback, about))
 
+    @property
+    def pending(self) -> int:
+        """Callbacks that are still to come."""
+        return len(self._queue) + len(self._last)
+
     def last(self, callback: Callback, about: Any, order: int) -> None:
         """Call `callback(about)` at this instant, when nothing else is left to happen at it; the lowest order first."""
         heappush(self._last, (order, next(self._eid), callback, about))

@@ -14,6 +14,7 @@ from pdflow.routing.router import (
     DispatchAlone,
     DispatchDecode,
     DispatchPrefill,
+    EngineLeft,
     Reply,
     ReportPrefill,
     RequestArrived,
@@ -52,6 +53,7 @@ class RouterNode(Node):
             AbortLeg: self.abort_leg,
             ReportPrefill: self.report_prefill,
             Reply: self.reply,
+            EngineLeft: self.engine_left,
         }
         self.arrivals: dict[type, Callable[[Any], None]] = {
             DispatchPrefill: self.prefill_arrived,
@@ -159,6 +161,10 @@ class RouterNode(Node):
             node.report_prefill(effect)
         else:
             node.door(effect)
+
+    def engine_left(self, port: Port, effect: EngineLeft) -> None:
+        if self.world.scaling is not None:
+            self.world.scaling.left(effect.engine)
 
     def reply(self, port: Port, effect: Reply) -> None:
         self.world.replied(effect)

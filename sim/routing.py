@@ -47,7 +47,7 @@ def router_of(builder: Builder) -> Router:
     if says.hedge_after_s is not None:
         after_ns = seconds_to_ns(says.hedge_after_s)
         return HedgingRouter(prefill, decode, dispatch, choices, rules, *also, hedge_after_ns=after_ns)
-    if rules != Rules():
+    if rules != Rules() or builder.scenario.scales:
         return GovernedRouter(prefill, decode, dispatch, choices, rules, *also)
     return Router(prefill, decode, says.policy, dispatch, *also, choices=choices)
 

@@ -239,6 +239,7 @@ def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupt
                 peak_kv_blocks=node.peak_blocks,
                 prefix_cache_queries=queries,
                 prefix_cache_hits=hits,
+                up_ns=None if world.scaling is None else world.scaling.up_ns(node.name),
             )
         )
     return Result.of(about(scenario, world.costs, command, interrupted), world.records, world.steps, totals)
@@ -296,6 +297,8 @@ def _content(scenario: Scenario) -> dict[str, Any]:
     for key in ("sessions", "client", "warmup_s"):
         if not content["workload"][key]:
             del content["workload"][key]
+    if not scenario.scales:
+        del content["scales"]
     said = {key: value for key, value in content["router"].items() if value is not None}
     content["router"] = {**said, "max_attempts": scenario.router.attempts}
     return content

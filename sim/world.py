@@ -18,6 +18,7 @@ from pdflow.workload.request import PREFIX_BLOCK_TOKENS, WHEN_ONE_ENDS, Request
 from sim.aggregated_node import AggregatedNode
 from sim.clock import Clock
 from sim.decode_node import DecodeNode
+from sim.engine_node import EngineNode
 from sim.fabric import Fabric
 from sim.patience import Patience
 from sim.prefill_node import PrefillNode
@@ -79,6 +80,8 @@ class World:
         """Who sends requests, if they come in sessions (`sim.sessions`)."""
         self.patience: Patience | None = None
         """When clients give up (`sim.patience`), if they do."""
+        self.scaling: Any = None
+        """Who starts and stops engines (`sim.scaling`), if anybody does."""
         self.faults: Any = None
         """What goes wrong (`sim.faults`), if anything is to."""
         self.observe: Observer | None = None
@@ -104,12 +107,20 @@ class World:
         for node in (*self.prefills, *self.decodes):
             if not node.alive:
                 continue
-            pool = node.engine.pool
-            assert pool.free == pool.num_blocks, f"{node.name} has lost {pool.num_blocks - pool.free} KV blocks"
-            for port in node.ports.values():
-                for table in ("cells", "products", "reads"):
-                    left = getattr(port.endpoint, table, None)
-                    assert not left, f"{port.address} still holds {table}: {left}"
+            held = self.held(node)
+            assert not held, held
+
+    def held(self, node: EngineNode) -> str:
+        """What an engine without work holds still, in words."""
+        pool = node.engine.pool
+        if pool.free != pool.num_blocks:
+            return f"{node.name} has lost {pool.num_blocks - pool.free} KV blocks"
+        for port in node.ports.values():
+            for table in ("cells", "products", "reads"):
+                left = getattr(port.endpoint, table, None)
+                if left:
+                    return f"{port.address} still holds {table}: {left}"
+        return ""
 
     # Requests come in.
 

@@ -224,6 +224,7 @@ def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
                 "kv_blocks": engine.kv_blocks,
                 "peak_kv_blocks": engine.peak_kv_blocks,
                 **_counts(engine.prefix_cache_queries, engine.prefix_cache_hits),
+                **({} if engine.up_ns is None else {"up_s": engine.up_ns / NS_PER_S}),
             }
             for engine in totals.engines
         ],

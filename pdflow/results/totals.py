@@ -47,10 +47,16 @@ class EngineTotals:
     """Tokens of its prompts, if it remembers prefixes."""
     prefix_cache_hits: int = 0
     """Of these, the tokens whose KV it had already."""
+    up_ns: int | None = None
+    """How long its GPUs were taken, if not for the whole run."""
+
+    def held_ns(self, duration_ns: int) -> int:
+        """How long its GPUs were taken in a run of that length."""
+        return duration_ns if self.up_ns is None else self.up_ns
 
     def busy_share(self, duration_ns: int) -> float:
-        """Share of the run in which the engine was in a step: its GPU utilisation as a sampler would see it."""
-        return share(self.busy_ps, duration_ns * PS_PER_NS)
+        """Share of its time in which the engine was in a step: its GPU utilisation as a sampler would see it."""
+        return share(self.busy_ps, self.held_ns(duration_ns) * PS_PER_NS)
 
 
 @attrs.define(kw_only=True)
@@ -90,7 +96,7 @@ class Totals:
     def gpu_busy_share(self, role: str | None = None) -> float:
         """Share of GPU time spent in steps, over the engines of one role or over all."""
         chosen = [engine for engine in self.engines if role is None or engine.role == role]
-        held = sum(engine.gpus for engine in chosen) * self.duration_ns * PS_PER_NS
+        held = sum(engine.gpus * engine.held_ns(self.duration_ns) for engine in chosen) * PS_PER_NS
         return share(sum(engine.busy_ps * engine.gpus for engine in chosen), held)
 
     def busiest_links(self, most: int) -> Sequence[LinkTotals]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_SESSIONS: Final = 100_000
 """Sessions that are remembered; the ones that have been silent for longest are forgotten first."""
+NOWHERE: Final = (-1, 0)
 
 
 class SessionAffinity(Choice):
@@ -29,8 +30,8 @@ class SessionAffinity(Choice):
         super().__init__("session-affinity", engines)
         self.most_load = most_load
         self.most_sessions = most_sessions
-        self.places: OrderedDict[int, int] = OrderedDict()
-        """By session: where it went, the least recently heard of first."""
+        self.places: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        """By session: where it went, and how long its prompt was; the least recently heard of first."""
 
     def fork(self) -> Choice:
         other = SessionAffinity(0, self.most_load, self.most_sessions)
@@ -44,7 +45,7 @@ class SessionAffinity(Choice):
         among = self.candidates(avoid)
         if not among:
             return None
-        place = self.places.get(asked.session, -1)
+        place, _ = self.places.get(asked.session, NOWHERE)
         if place in among and not self._is_full(place, among):
             return place
         return min(among, key=self.loads.__getitem__)
@@ -54,15 +55,20 @@ class SessionAffinity(Choice):
         if chosen is None:
             return None
         if asked.session != NO_SESSION:
-            self.places[asked.session] = chosen
+            self.places[asked.session] = (chosen, asked.prompt_tokens)
             self.places.move_to_end(asked.session)
             if len(self.places) > self.most_sessions:
                 self.places.popitem(last=False)
         return self.opened(asked, chosen)
 
+    def found(self, asked: RequestArrived, engine: int) -> int:
+        """The session's last prompt, if it went there: a turn goes on from it."""
+        place, tokens = self.places.get(asked.session, NOWHERE)
+        return min(tokens, max(0, asked.prompt_tokens - 1)) if place == engine else 0
+
     def forget(self, engine: int) -> None:
         """Nothing draws a session back to an engine that came up empty."""
-        for session in [session for session, place in self.places.items() if place == engine]:
+        for session in [session for session, place in self.places.items() if place[0] == engine]:
             del self.places[session]
 
     def _is_full(self, engine: int, among: list[int]) -> bool:

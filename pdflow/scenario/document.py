@@ -18,6 +18,7 @@ from pdflow.scenario.locate import KeyPath
 from pdflow.scenario.network_schema import Network
 from pdflow.scenario.presets import Kind, presets
 from pdflow.scenario.router_schema import Router
+from pdflow.scenario.scale_schema import Scale
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.workload_schema import Workload
 
@@ -32,6 +33,7 @@ TABLES: Final[Mapping[str, Any]] = {
     "network": Network,
     "router": Router,
     "slo": schema.Slo,
+    "scale": Scale,
     "fault": faults.Fault,
     "faults": faults.Faults,
 }
@@ -63,6 +65,7 @@ class Parts:
     network: Network | None = None
     router: Router | None = None
     slo: schema.Slo | None = None
+    scales: list[Scale | None] = attrs.field(factory=list)
     fault_list: list[faults.Fault | None] = attrs.field(factory=list)
     fault_table: faults.Faults | None = None
 
@@ -92,7 +95,8 @@ def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
     parts.network = _network(document.get("network", {}), found)
     parts.router = _part(document.get("router", {}), Router, ("router",), found)
     parts.slo = _part(document.get("slo", {}), schema.Slo, ("slo",), found)
-    parts.fault_list = _fault_list(document.get("fault", []), found)
+    parts.scales = _tables(document.get("scale", []), Scale, "scale", found)
+    parts.fault_list = _tables(document.get("fault", []), faults.Fault, "fault", found)
     parts.fault_table = _part(document.get("faults", {}), faults.Faults, ("faults",), found)
     return parts, found
 
@@ -142,13 +146,13 @@ def _pools(value: object, found: list[Complaint]) -> list[schema.Pool | None]:
     return [_pool(table, ("pool", index), found) for index, table in enumerate(value)]
 
 
-def _fault_list(value: object, found: list[Complaint]) -> list[faults.Fault | None]:
+def _tables(value: object, into: Any, key: str, found: list[Complaint]) -> list[Any]:
+    """An array of tables of one kind, or of kinds that a key tells apart."""
     if not isinstance(value, list):
-        hint = ": write [[fault]]" if isinstance(value, Mapping) else ""
-        found.append(Complaint(("fault",), f"is {shown(value)}, expected an array of tables{hint}"))
+        hint = f": write [[{key}]]" if isinstance(value, Mapping) else ""
+        found.append(Complaint((key,), f"is {shown(value)}, expected an array of tables{hint}"))
         return []
-    into: Any = faults.Fault
-    return [_part(table, into, ("fault", index), found) for index, table in enumerate(value)]
+    return [_part(table, into, (key, index), found) for index, table in enumerate(value)]
 
 
 def _pool(table: object, path: KeyPath, found: list[Complaint]) -> schema.Pool | None:

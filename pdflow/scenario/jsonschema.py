@@ -49,6 +49,8 @@ def _table(key: str, cls: Any) -> dict[str, Any]:
     if key == "fault":
         return {"type": "array", "items": _tagged(TAGGED[cls])}
     schema = _object(cls)
+    if key == "scale":
+        return {"type": "array", "items": schema}
     return {"type": "array", "minItems": 1, "items": schema} if key == "pool" else schema
 
 

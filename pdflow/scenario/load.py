@@ -199,6 +199,7 @@ def _scenario(file: str, parts: Parts) -> Scenario:
         router=_sound(parts.router),
         slo=_sound(parts.slo),
         path=file,
+        scales=tuple(scale for scale in parts.scales if scale is not None),
         faults=tuple(fault for fault in parts.fault_list if fault is not None),
         fault_table=_sound(parts.fault_table),
     )

@@ -32,6 +32,7 @@ from pdflow.scenario.fields import (
 )
 from pdflow.scenario.network_schema import Network
 from pdflow.scenario.router_schema import Router
+from pdflow.scenario.scale_schema import Scale
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.workload_schema import Workload
 
@@ -175,6 +176,7 @@ class Scenario:
     """The scenario file. A trace's path is relative to its folder."""
     faults: tuple[Fault, ...] = ()
     fault_table: Faults = field(factory=Faults)
+    scales: tuple[Scale, ...] = ()
 
     @property
     def base_dir(self) -> Path:

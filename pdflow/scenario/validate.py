@@ -24,7 +24,7 @@ from pdflow.scenario.schema import Pool
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.validate_faults import check_faults
 from pdflow.scenario.validate_memory import check_memory
-from pdflow.scenario.validate_router import check_router
+from pdflow.scenario.validate_router import check_router, check_scales
 from pdflow.scenario.validate_workload import check_longest_request, check_workload
 
 NAME: Final = re.compile(r"[\w.+-]+")
@@ -60,6 +60,7 @@ def check(parts: Parts) -> Iterator[Complaint]:
         yield from _network(parts.network, pools, complete)
     if parts.router is not None:
         yield from check_router(parts.router, [pool for _, pool in pools] if complete else None)
+    yield from check_scales(parts.scales, [pool for _, pool in pools] if complete else None)
     yield from check_faults(parts, [pool for _, pool in pools] if complete else None)
 
 

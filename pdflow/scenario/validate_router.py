@@ -1,11 +1,12 @@
-"""What the keys of [router] must be to each other and to the engines: rules as in `validate`."""
+"""What the keys of [router] and [[scale]] must be to each other and to the engines: rules as in `validate`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pdflow.scenario.convert import Complaint
+from pdflow.scenario.convert import Complaint, did_you_mean
 from pdflow.scenario.router_schema import Router
+from pdflow.scenario.scale_schema import Scale
 from pdflow.scenario.schema import Pool
 
 ONLY_OF = {
@@ -36,3 +37,19 @@ def check_router(router: Router, pools: Sequence[Pool] | None) -> Iterator[Compl
     for key, value in alone.items():
         if value is not None and "decode" not in roles:
             yield Complaint(("router", key), "needs a decode engine that computes prompts, and there is none")
+
+
+def check_scales(scales: Sequence[Scale | None], pools: Sequence[Pool] | None) -> Iterator[Complaint]:
+    """`pools` is None if they are not all sound: then no name can be judged."""
+    for index, scale in enumerate(scales):
+        if scale is None:
+            continue
+        at = ("scale", index)
+        names = [] if pools is None else [pool.name for pool in pools]
+        if pools is not None and scale.pool not in names:
+            hint = did_you_mean(scale.pool, names)
+            expected = f"expected the name of a pool: {', '.join(names)}{hint}"
+            yield Complaint((*at, "pool"), f'is "{scale.pool}", {expected}')
+        others = [other for other in scales if other is not None and other is not scale and other.pool == scale.pool]
+        if scale.target_queue is not None and others:
+            yield Complaint(at, f"scales {scale.pool} by load, and another [[scale]] says how many it has")

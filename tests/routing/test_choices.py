@@ -173,6 +173,14 @@ def test_a_session_goes_where_it_went_before() -> None:
         assert it.choose(asked(9, session=session), None) == session
 
 
+def test_what_a_session_said_before_is_where_it_went() -> None:
+    it = SessionAffinity(2)
+    it.choose(asked(0, 100, session=3), None)
+    turn = asked(1, 180, session=3)
+    assert (it.found(turn, 0), it.found(turn, 1), it.found(asked(2, 180), 0)) == (100, 0, 0)
+    assert it.found(asked(3, 100, session=3), 0) == 99, "the last token is computed in any case"
+
+
 def test_a_session_leaves_an_engine_that_is_down_or_full_for_good() -> None:
     it = SessionAffinity(2)
     it.choose(asked(0, session=0), None)

@@ -119,3 +119,50 @@ def test_only_decode_engines_compute_prompts_of_their_own() -> None:
         "router.disaggregate_above_tokens: needs a decode engine that computes prompts, and there is none",
         "router.on_failure: needs a decode engine that computes prompts, and there is none",
     ]
+
+
+# [[scale]]
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        (
+            '{ pool = "prefil", at_s = 1, replicas = 2 }',
+            '[0].pool: is "prefil", expected the name of a pool: prefill, ',
+        ),
+        ('{ pool = "prefill", at_s = 1 }', "[0]: says at_s, expected at_s and replicas, or target_queue and max_"),
+        ('{ pool = "prefill" }', "[0]: says neither, expected at_s and replicas, or target_queue and max_replicas"),
+        (
+            '{ pool = "prefill", at_s = 1, replicas = 2, target_queue = 3 }',
+            "[0]: says at_s, replicas and target_queue, expected at_s and replicas, or target_queue and max_replicas",
+        ),
+        (
+            '{ pool = "prefill", target_queue = 3, max_replicas = 2, min_replicas = 3 }',
+            "[0]: max_replicas is 2, expected at least min_replicas, 3",
+        ),
+        ('{ pool = "prefill", at_s = 1, replicas = 0 }', "[0].replicas: is 0, expected a number of at least 1"),
+        (
+            '{ pool = "decode", at_s = 1, replicas = 2 }, { pool = "decode", target_queue = 3, max_replicas = 2 }',
+            "[1]: scales decode by load, and another [[scale]] says how many it has",
+        ),
+    ],
+)
+def test_what_a_scale_cannot_be(scale: str, expected: str) -> None:
+    [said] = refused(f"scale=[{scale}]")
+    assert said.startswith(f"scale{expected}")
+
+
+def test_a_scale_is_written_as_an_array() -> None:
+    assert refused('scale={ pool = "decode", at_s = 1, replicas = 2 }') == [
+        "scale: is a table, expected an array of tables: write [[scale]]"
+    ]
+
+
+def test_a_place_in_a_file_is_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text(REFERENCE.read_text() + '\n[[scale]]\npool = "decode"\nat_s = 1\nreplicas = 2.5\n')
+    with pytest.raises(ScenarioError) as caught:
+        load(file)
+    line = file.read_text().split("\n").index("replicas = 2.5") + 1
+    assert str(caught.value) == f"{file}:{line}: scale[0].replicas: is 2.5, expected an integer"

@@ -1,0 +1,46 @@
+"""How many engines a load wants: as many as bring the open legs of each down to a target.
+
+It grows at once, since who waits, waits now, and shrinks only to the most that was wanted within the last while, since
+loads swing and an engine takes time to start. The rule and its window are those of Kubernetes' horizontal autoscaler.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from math import ceil
+
+from pdflow.protocol.values import Instant
+
+
+class Autoscaler:
+    """Args: `target`: open legs for each engine; `calm_ns`: how long fewer must be enough before there are fewer."""
+
+    __slots__ = ("calm_ns", "least", "most", "seen", "target")
+
+    def __init__(self, target: float, least: int, most: int, calm_ns: int) -> None:
+        self.target = target
+        self.least = least
+        self.most = most
+        self.calm_ns = calm_ns
+        self.seen: deque[tuple[Instant, int]] = deque()
+        """What was wanted when, the largest first, each later than those before it."""
+
+    def fork(self) -> Autoscaler:
+        other = Autoscaler(self.target, self.least, self.most, self.calm_ns)
+        other.seen = self.seen.copy()
+        return other
+
+    def fingerprint(self) -> Hashable:
+        return tuple(self.seen)
+
+    def wants(self, legs: int, now: Instant) -> int:
+        """How many engines there should be from now on, with so many legs open."""
+        wanted = max(self.least, min(self.most, ceil(legs / self.target)))
+        seen = self.seen
+        while seen and seen[-1][1] <= wanted:
+            seen.pop()
+        seen.append((now, wanted))
+        while seen[0][0] < now - self.calm_ns:
+            seen.popleft()
+        return seen[0][1]

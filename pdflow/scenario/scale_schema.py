@@ -1,0 +1,54 @@
+"""What [[scale]] can say: how many engines of a pool serve, from an instant on or as the load wants.
+
+The other tables, and how to read this class, are in `schema.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+from attrs import field
+
+from pdflow.scenario.fields import AT_LEAST_ONE, DELAY, ENGINES, NOT_EMPTY, POSITIVE, TIMER, about
+
+
+@attrs.frozen(kw_only=True)
+class Scale:
+    """[[scale]]: how many of a pool's engines serve, at an instant (at_s, replicas) or by load (target_queue)."""
+
+    pool: str = field(metadata=about("name of the pool", NOT_EMPTY))
+    at_s: float | None = field(default=None, metadata=about("when", DELAY))
+    replicas: int | None = field(default=None, metadata=about("how many engines from then on", ENGINES))
+    target_queue: float | None = field(
+        default=None, metadata=about("legs that are open at each engine, on average, which are to be no more", POSITIVE)
+    )
+    min_replicas: int = field(default=1, metadata=about("by load: never fewer", AT_LEAST_ONE))
+    max_replicas: int | None = field(default=None, metadata=about("by load: never more", ENGINES))
+    every_s: float = field(default=1.0, metadata=about("by load: between two looks", TIMER))
+    calm_s: float = field(
+        default=60.0, metadata=about("by load: an engine leaves when fewer have been enough for so long", DELAY)
+    )
+    start_lag_s: float = field(default=0.0, metadata=about("from the decision to an engine's first leg", DELAY))
+
+    def __attrs_post_init__(self) -> None:
+        scheduled = self.at_s is not None and self.replicas is not None
+        loaded = self.target_queue is not None and self.max_replicas is not None
+        said = [key for key in ("at_s", "replicas", "target_queue", "max_replicas") if getattr(self, key) is not None]
+        if scheduled == loaded or len(said) != 2:
+            given = " and ".join(said) if len(said) < 3 else f"{', '.join(said[:-1])} and {said[-1]}"
+            raise ValueError(f"says {given or 'neither'}, expected at_s and replicas, or target_queue and max_replicas")
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ValueError(
+                f"max_replicas is {self.max_replicas}, expected at least min_replicas, {self.min_replicas}"
+            )
+
+    @property
+    def most(self) -> int:
+        """Engines that it may want."""
+        return self.replicas or self.max_replicas or 0
+
+
+def most_engines(pool: str, replicas: int, scales: Iterable[Scale]) -> int:
+    """How many engines a pool that begins with so many ever has."""
+    return max(replicas, *(scale.most for scale in scales if scale.pool == pool), 0)

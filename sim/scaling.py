@@ -1,0 +1,198 @@
+"""Engines that start and stop while requests come: on a schedule, or as the load wants.
+
+All engines that there will ever be stand in the world from the start; those that are down get no legs and compute
+nothing. One that is to start gets legs after its lag, and meets its peers then: their handshakes are paid at first
+contact, as always. One that is to stop drains: it ends the legs that it has, a prefill engine also holds its KV until
+the protocol has let go of it, and then it is down. Its caches stay warm if it comes up again, which flatters it.
+
+How many engines there should be is decided by the scenario or by `pdflow.routing.scaling`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from pdflow.protocol.values import MS, EngineId, Instant
+from pdflow.routing.router import EngineJoins, EngineLeaves
+from pdflow.routing.scaling import Autoscaler
+from pdflow.scenario.fields import seconds_to_ns
+from pdflow.scenario.schema import Pool
+
+if TYPE_CHECKING:
+    from pdflow.scenario.scale_schema import Scale
+    from sim.build import Builder, Place
+    from sim.engine_node import EngineNode
+
+LOOK_NS: Final = 10 * MS
+"""How often an engine that has no legs is asked whether it holds KV still."""
+
+
+class State(IntEnum):
+    DOWN = 0
+    STARTING = 1
+    SERVING = 2
+    LEAVING = 3
+
+
+class Member:
+    """One engine of a pool that is scaled."""
+
+    __slots__ = ("place", "since", "spans", "starts", "state")
+
+    def __init__(self, place: Place, state: State) -> None:
+        self.place = place
+        self.state = state
+        self.since: Instant = 0
+        """When its GPUs were last taken."""
+        self.spans: list[tuple[Instant, Instant]] = []
+        """From when to when they were, before that."""
+        self.starts = 0
+        """So that a start that was called off is not taken for a later one."""
+
+
+class Scaling:
+    """Over all pools that any [[scale]] is about."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.world = builder.world
+        self.env = builder.world.env
+        self.pools: dict[str, list[Member]] = {}
+        scenario = builder.scenario
+        for scale in scenario.scales:
+            if scale.pool not in self.pools:
+                self.pools[scale.pool] = self.members(builder, scenario.pool(scale.pool))
+        self.looks = 0
+        """Looks at the load that are in the queue."""
+        for scale in scenario.scales:
+            if scale.at_s is not None:
+                self.env.call(seconds_to_ns(scale.at_s), self.scheduled, scale)
+            else:
+                assert scale.target_queue is not None
+                calm_ns = seconds_to_ns(scale.calm_s)
+                scaler = Autoscaler(scale.target_queue, scale.min_replicas, scale.most, calm_ns)
+                self.look_later(scale, scaler)
+
+    def members(self, builder: Builder, pool: Pool) -> list[Member]:
+        """Those beyond the pool's `replicas` are down."""
+        places = [place for place in builder.places.values() if place.pool.name == pool.name]
+        members = [Member(place, State.SERVING if i < pool.replicas else State.DOWN) for i, place in enumerate(places)]
+        for member in members[pool.replicas :]:
+            self.tell(EngineLeaves(member.place.name))
+        return members
+
+    def tell(self, event: EngineLeaves | EngineJoins) -> None:
+        router = self.world.router
+        router.feed(router.port, event)
+
+    def node(self, member: Member) -> EngineNode:
+        """The life that it is in."""
+        place = member.place
+        nodes = self.world.decodes if place.pool.role == "decode" else self.world.prefills
+        return nodes[place.position]
+
+    # How many.
+
+    def scheduled(self, scale: Scale) -> None:
+        assert scale.replicas is not None
+        if not self.world.done:
+            self.set(scale, scale.replicas)
+
+    def look_later(self, scale: Scale, scaler: Autoscaler) -> None:
+        self.looks += 1
+        self.env.call(seconds_to_ns(scale.every_s), self.look, (scale, scaler))
+
+    def look(self, about: tuple[Scale, Autoscaler]) -> None:
+        scale, scaler = about
+        self.looks -= 1
+        if self.world.done or self.env.pending <= self.looks:
+            # Nothing happens but looks: no load will ever be another.
+            return
+        self.set(scale, scaler.wants(self.legs(scale.pool), self.env.now))
+        self.look_later(scale, scaler)
+
+    def legs(self, pool: str) -> int:
+        """Open at its engines, by the router's count."""
+        router: Any = self.world.router.port.endpoint
+        members = self.pools[pool]
+        choice = router.decode_choice if members[0].place.pool.leg == "decode" else router.prefill_choice
+        return sum(choice.loads[member.place.position] for member in members)
+
+    def set(self, scale: Scale, wanted: int) -> None:
+        """The lowest numbers serve, but who is leaving comes back before anybody is started, and who is starting goes
+        before anybody who serves."""
+        members = self.pools[scale.pool]
+        there = [member for member in members if member.state in (State.STARTING, State.SERVING)]
+        there.sort(key=lambda member: (member.state, -member.place.position))
+        for member in there[: max(0, len(there) - wanted)]:
+            self.stop(member)
+        away = [member for member in members if member.state in (State.LEAVING, State.DOWN)]
+        away.sort(key=lambda member: (-member.state, member.place.position))
+        for member in away[: max(0, wanted - len(there))]:
+            self.start(member, seconds_to_ns(scale.start_lag_s))
+
+    # Starting and stopping.
+
+    def start(self, member: Member, lag_ns: int) -> None:
+        if member.state == State.LEAVING:
+            member.state = State.SERVING
+            self.tell(EngineJoins(self.node(member).name))
+            return
+        member.state = State.STARTING
+        member.since = self.env.now
+        member.starts += 1
+        self.env.call(lag_ns, self.started, (member, member.starts))
+
+    def started(self, about: tuple[Member, int]) -> None:
+        member, start = about
+        if member.state != State.STARTING or member.starts != start:
+            return
+        if not self.node(member).alive:
+            self.close(member)
+            return
+        member.state = State.SERVING
+        self.count("started")
+        self.tell(EngineJoins(self.node(member).name))
+
+    def stop(self, member: Member) -> None:
+        if member.state == State.STARTING:
+            self.close(member)
+            return
+        member.state = State.LEAVING
+        self.tell(EngineLeaves(self.node(member).name))
+
+    def left(self, engine: EngineId) -> None:
+        """Nobody has a leg there any more, nor needs its KV by the router's count."""
+        for members in self.pools.values():
+            for member in members:
+                if member.state == State.LEAVING and self.node(member).name == engine:
+                    self.drained(member)
+
+    def drained(self, member: Member) -> None:
+        if member.state != State.LEAVING:
+            return
+        node = self.node(member)
+        if node.alive and self.world.held(node):
+            self.env.call(LOOK_NS, self.drained, member)
+            return
+        self.count("stopped")
+        self.close(member)
+
+    def close(self, member: Member) -> None:
+        """Its GPUs are free."""
+        member.state = State.DOWN
+        member.spans.append((member.since, self.env.now))
+
+    def count(self, what: str) -> None:
+        notes = self.world.totals.notes
+        notes[f"engine {what}"] = notes.get(f"engine {what}", 0) + 1
+
+    def up_ns(self, engine: EngineId) -> Instant | None:
+        """How long the GPUs of an engine were taken up to the run's end; None if nothing scales its pool."""
+        end = self.world.totals.duration_ns
+        for members in self.pools.values():
+            for member in members:
+                if self.node(member).name == engine:
+                    spans = [*member.spans] if member.state == State.DOWN else [*member.spans, (member.since, end)]
+                    return sum(max(0, min(to, end) - since) for since, to in spans)
+        return None
