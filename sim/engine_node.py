@@ -162,6 +162,9 @@ class EngineNode(Node):
             self.came(outcome)
         self.rearm()
 
+    def assert_empty(self) -> None:
+        """At quiescence: of what this kind of node keeps beside its blocks, nothing is left."""
+
     # Standing still, and dying.
 
     def hold(self) -> None:

@@ -45,6 +45,7 @@ class StagedDecodeNode(DecodeNode):
         self.staging = staging
         self.places: dict[RequestId, Allocation] = {}
         """Of requests that have room: landing, landed, being copied."""
+        self.granting = False
         self.loading: dict[RequestId, int] = {}
         """Copies under way."""
 
@@ -60,8 +61,16 @@ class StagedDecodeNode(DecodeNode):
         self.grant()
 
     def grant(self) -> None:
+        """Once what happens now has happened: it may be the end of who would be next."""
+        if not self.granting:
+            self.granting = True
+            self.env.call(0, self.grant_all, None)
+
+    def grant_all(self, _: None) -> None:
+        self.granting = False
         world = self.world
-        for request_id, place in self.staging.granted():
+        while self.alive and (served := self.staging.serve()) is not None:
+            request_id, place = served
             leg = self.legs[request_id]
             self.places[request_id] = place
             world.records.ends[D_ADMIT][leg.request] = self.env.now
@@ -159,6 +168,10 @@ class StagedDecodeNode(DecodeNode):
         if dropped is not Dropped.BLOCKS_ARE_YOURS and request_id in self.places:
             self.vacate(self.places.pop(request_id))
         self.rearm()
+
+    def assert_empty(self) -> None:
+        kept = (self.staging.held, self.staging.waiting, self.places, self.loading, self.awaited)
+        assert not any(kept), f"{self.name} still keeps {kept}"
 
     def newest_generation(self) -> int:
         return max(super().newest_generation(), self.staging.generation)

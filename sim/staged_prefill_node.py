@@ -57,9 +57,13 @@ class StagedPrefillNode(PrefillNode):
         """Copies under way."""
         self.leaving: dict[Xid, PrefillLeg] = {}
         """Computed, and not wholly copied: their blocks are still needed."""
+        self.given_up: set[Xid] = set()
+        """Let go of while they were computed: nothing more of them is sent."""
+        self.unannounced: set[Xid] = set()
+        """Computed in steps without length before there was room to begin."""
         self.awaited: dict[Xid, None] = {}
         """What the engine waits for before it goes on."""
-        self.postponed: list[ChunkBegun] = []
+        self.postponed: list[tuple[PrefillLeg, ChunkBegun]] = []
         """Parts of the step that has not begun after all."""
         self.held_since: Instant = 0
         self.do[StopWrite] = self.stop_write
@@ -93,15 +97,17 @@ class StagedPrefillNode(PrefillNode):
         if self.method.grain is Grain.LAYER and known < tokens:
             return
         if self.held:
-            self.postponed.append(chunk)
+            self.postponed.append((leg, chunk))
             return
         xid = leg.xid
+        if xid in self.given_up:
+            return
         if xid not in self.places and xid not in self.staging.waiting:
             self.staging.want(xid, tokens)
             self.grant()
         if xid not in self.places:
             self.wait_for(xid)
-            self.postponed.append(chunk)
+            self.postponed.append((leg, chunk))
             return
         self.plan(leg, known, chunk.start_ns, chunk.end_ns)
 
@@ -113,6 +119,9 @@ class StagedPrefillNode(PrefillNode):
         for layer in range(self.layers):
             at = start_ns + (end_ns - start_ns) * (layer + 1) // self.layers
             self.env.call(max(0, at - now), self.layer_computed, (leg, Piece(layer, before, known)))
+        if leg.xid in self.unannounced and known == leg.seq.prompt_tokens:
+            self.unannounced.remove(leg.xid)
+            self.finish(leg)
 
     def layer_computed(self, about: tuple[PrefillLeg, Piece]) -> None:
         leg, piece = about
@@ -153,12 +162,16 @@ class StagedPrefillNode(PrefillNode):
         records.ends[PREFILL][seq.index] = now
         xid = leg.xid
         self.leaving[xid] = leg
+        if self.conduct.early and xid not in self.places and xid not in self.given_up:
+            self.unannounced.add(xid)
+            return
         if self.conduct.prefill_waits:
             self.wait_for(xid)
         if self.conduct.early:
+            self.given_up.discard(xid)
+            self.finish(leg)
             if xid not in self.copying:
                 self.leave(self.leaving.pop(xid))
-            self.finish(leg)
             return
         self.staging.want(xid, seq.prompt_tokens)
         self.grant()
@@ -189,7 +202,8 @@ class StagedPrefillNode(PrefillNode):
     def grant(self) -> None:
         for xid in self.staging.victims():
             self.feed(self.scheduler, SourceWithdrawn(xid))
-        for xid, place in self.staging.granted():
+        while (served := self.staging.serve()) is not None:
+            xid, place = served
             self.places[xid] = place
             leg = self.by_xid[xid]
             if not self.conduct.early:
@@ -206,7 +220,10 @@ class StagedPrefillNode(PrefillNode):
         self.copied.pop(xid, None)
         for rank in self.ranks():
             self.world.shipping.withdraw(rank.address, xid)
-        if xid not in self.leaving:
+        leg = self.by_xid.get(xid)
+        if leg is not None and not leg.finished_ns and id(leg.seq) in self.by_seq:
+            self.given_up.add(xid)
+        elif xid not in self.leaving:
             self.by_xid.pop(xid, None)
         self.waits_no_more(xid)
         self.grant()
@@ -228,17 +245,15 @@ class StagedPrefillNode(PrefillNode):
         self.let_go()
         postponed, self.postponed = self.postponed, []
         waited = self.env.now - self.held_since
-        for chunk in postponed:
-            leg = self.by_seq.get(id(chunk.seq))
-            if leg is not None:
-                shifted = ChunkBegun(
-                    chunk.seq, chunk.computed, chunk.new, chunk.start_ns + waited, chunk.end_ns + waited
-                )
-                self.computing(leg, shifted)
+        for leg, chunk in postponed:
+            start, end = chunk.start_ns + waited, chunk.end_ns + waited
+            self.computing(leg, ChunkBegun(chunk.seq, chunk.computed, chunk.new, start, end))
 
     def end(self, leg: PrefillLeg, code: Code) -> None:
         """This prefill ends without KV, or without the rest of it."""
         self.staging.forget(leg.xid)
+        self.given_up.discard(leg.xid)
+        self.postponed = [(other, chunk) for other, chunk in self.postponed if other is not leg]
         del self.by_request[leg.request_id], self.by_seq[id(leg.seq)]
         if leg.xid not in self.places:
             del self.by_xid[leg.xid]
@@ -246,6 +261,12 @@ class StagedPrefillNode(PrefillNode):
             self.feed(self.scheduler, PrefillAborted(leg.xid, code))
         self.waits_no_more(leg.xid)
         self.grant()
+
+    def assert_empty(self) -> None:
+        staging = self.staging
+        kept = (staging.held, staging.waiting, self.places, self.copying, self.leaving, self.awaited, self.postponed)
+        assert not any(kept), f"{self.name} still keeps {kept}"
+        assert not self.held, f"{self.name} still waits"
 
     def newest_generation(self) -> int:
         return max(super().newest_generation(), self.staging.generation)

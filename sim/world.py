@@ -107,6 +107,7 @@ class World:
         for node in (*self.prefills, *self.decodes):
             if not node.alive:
                 continue
+            node.assert_empty()
             held = self.held(node)
             assert not held, held
 

@@ -9,11 +9,14 @@ each dialect; nothing asks for a dialect's name.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 
 from pdflow.protocol.dialect import DIALECTS, STRICT, Dialect
+
+AS_PUBLISHED: Final = "as-published"
+"""The dialect of every method that does as its original does."""
 
 
 class Grain(Enum):
@@ -63,6 +66,10 @@ class Conduct:
     """How many pieces a D rank takes in at once."""
     asks: bool = False
     """Each piece is announced by a message, and sent when that has been answered."""
+    pickles: bool = False
+    """Bytes go through a Python thread of either host that pickles them, or takes them apart."""
+    hidden_states: bool = False
+    """Those of the last layer go with the KV of every rank, whole: D computes nothing of a prompt."""
     answer_first: bool = False
     """D's leg begins when P's answer has come, as that names the prompt to D."""
     page_bytes: int = 0
@@ -99,15 +106,22 @@ class Method:
     limits: str
     strict: Conduct = Conduct()
     published: Conduct = Conduct()
-    published_name: str = "as-published"
-    """What the dialect that does as the original is called."""
+    other_dialects: tuple[str, ...] = ()
+    """What is spoken besides `strict`, and how the last of them calls itself: the original, faults included."""
+
+    @property
+    def dialects(self) -> tuple[str, ...]:
+        """The names that a scenario may give."""
+        return ("strict", AS_PUBLISHED, *self.other_dialects)
 
     def conduct(self, dialect: str) -> Conduct:
         """How the engines behave in the dialect of that name."""
-        return self.published if dialect == self.published_name else self.strict
+        return self.published if dialect in (AS_PUBLISHED, *self.other_dialects[-1:]) else self.strict
 
     def dialect(self, name: str) -> Dialect:
-        """The protocol's rules in the dialect of that name: those of its own, but for NIXL's, ours."""
+        """The protocol's rules in the dialect of that name. Only NIXL's has others than ours."""
+        if name == AS_PUBLISHED and self.other_dialects:
+            name = self.other_dialects[-1]
         return DIALECTS.get(name, STRICT)
 
     def is_carried(self, conduct: Conduct) -> bool:

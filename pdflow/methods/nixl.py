@@ -12,7 +12,7 @@ NIXL_PUSH = Method(
     back_pressure="P holds blocks for a lease of 30 s; D admits no more of one P than its share",
     on_loss="the request fails, or is tried again",
     limits="no pipeline stages at D",
-    published_name="vllm-stock",
+    other_dialects=("vllm-compat", "vllm-stock"),
 )
 NIXL_PULL = Method(
     name="nixl-pull",
@@ -23,5 +23,5 @@ NIXL_PULL = Method(
     back_pressure="P holds blocks for a lease of 30 s, which D renews",
     on_loss="the request fails, or is tried again",
     limits="the decode leg waits for the prefill leg",
-    published_name="vllm-stock",
+    other_dialects=("vllm-compat", "vllm-stock"),
 )

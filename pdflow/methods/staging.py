@@ -70,19 +70,19 @@ class Staging:
             raise TooLargeError(f"{num_tokens} tokens take {self.bytes_of(num_tokens)} bytes, more than there are")
         self.waiting[name] = num_tokens
 
-    def granted(self) -> list[tuple[str, Allocation]]:
-        """Who gets room now, in turn. To be asked after every `want`, `forget` and `release`."""
-        served: list[tuple[str, Allocation]] = []
-        while self.waiting:
-            name, num_tokens = next(iter(self.waiting.items()))
-            parts = self.take(num_tokens)
-            if parts is None:
-                break
-            del self.waiting[name]
-            self.generation += 1
-            self.held[self.generation] = (name, parts)
-            served.append((name, Allocation(self.generation, parts)))
-        return served
+    def serve(self) -> tuple[str, Allocation] | None:
+        """Who is next, and has room from now on; None if nobody. To be asked after `want`, `forget` and `release`,
+        until it says None."""
+        if not self.waiting:
+            return None
+        name, num_tokens = next(iter(self.waiting.items()))
+        parts = self.take(num_tokens)
+        if parts is None:
+            return None
+        del self.waiting[name]
+        self.generation += 1
+        self.held[self.generation] = (name, parts)
+        return name, Allocation(self.generation, parts)
 
     def forget(self, name: str) -> bool:
         """It does not want room any more. False if it was not waiting."""

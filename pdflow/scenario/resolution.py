@@ -47,7 +47,7 @@ def resolution_of(scenario: Scenario) -> Resolution:
     transfer = scenario.transfer
     deadline_s = transfer.deadline_s
     timers = transfer.timers()
-    if transfer.dialect == "strict":
+    if METHODS[transfer.method].dialect(transfer.dialect).control_frames:
         blocks_s = max(transfer.kv_lease_duration_s, transfer.dead_s + transfer.sync_s + transfer.cancel_last_s)
     else:
         blocks_s = transfer.kv_lease_duration_s + (timers.handshake_queue_ns + timers.transport_ns) / S

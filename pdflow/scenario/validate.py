@@ -43,6 +43,7 @@ def check(parts: Parts) -> Iterator[Complaint]:
     yield from _names(pools)
     if parts.transfer is not None:
         yield from _timers(parts.transfer)
+        yield from _dialect(parts.transfer)
         yield from _blocks(parts.transfer, pools)
         yield from check_memory(parts.transfer, pools)
     if parts.model is not None:
@@ -96,6 +97,13 @@ def _timers(transfer: Transfer) -> Iterator[Complaint]:
             yield Complaint(("transfer", longer), f"is {high:g}, expected at least {shorter}, which is {low:g}")
 
 
+def _dialect(transfer: Transfer) -> Iterator[Complaint]:
+    spoken = METHODS[transfer.method].dialects
+    if transfer.dialect not in spoken:
+        expected = f"expected {' or '.join(spoken)}: {transfer.method} speaks no other"
+        yield Complaint(("transfer", "dialect"), f'is "{transfer.dialect}", {expected}')
+
+
 def _of_role(pools: Iterable[PlacedPool], role: str) -> list[PlacedPool]:
     return [(path, pool) for path, pool in pools if pool.role == role]
 
@@ -105,7 +113,7 @@ def _blocks(transfer: Transfer, pools: list[PlacedPool]) -> Iterator[Complaint]:
         for path, decode in _of_role(pools, "decode"):
             p, d = prefill.block_size, decode.block_size
             expected = None
-            if transfer.dialect == "strict":
+            if METHODS[transfer.method].dialect(transfer.dialect).unequal_blocks:
                 if max(p, d) % min(p, d):
                     expected = f"a divisor or a multiple of {p}"
             elif not METHODS[transfer.method].pulls:
@@ -141,6 +149,7 @@ def _tp_is_wrong(model: ModelSpec, tp: int) -> bool:
 
 
 def _pairs(model: ModelSpec, transfer: Transfer, pools: list[PlacedPool]) -> Iterator[Complaint]:
+    dialect = METHODS[transfer.method].dialect(transfer.dialect)
     for _, prefill in _of_role(pools, "prefill"):
         for path, decode in _of_role(pools, "decode"):
             try:
@@ -149,7 +158,7 @@ def _pairs(model: ModelSpec, transfer: Transfer, pools: list[PlacedPool]) -> Ite
                     prefill.tp,
                     decode.tp,
                     initiator="pull" if METHODS[transfer.method].pulls else "push",
-                    rule="exactly-once" if transfer.dialect == "strict" else "vllm",
+                    rule="exactly-once" if dialect.control_frames else "vllm",
                 )
             except LayoutError as error:
                 yield Complaint((*path, "tp"), f"{error} (pools {prefill.name} and {decode.name})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pdflow.faults.names import matching
+from pdflow.methods.catalogue import METHODS
 from pdflow.scenario.convert import Complaint, did_you_mean
 from pdflow.scenario.document import Parts
 from pdflow.scenario.faults import (
@@ -35,8 +36,9 @@ def check_faults(parts: Parts, pools: Sequence[Pool] | None) -> Iterator[Complai
         path: KeyPath = ("fault", index)
         yield from _when(path, fault, heal_s)
         if isinstance(fault, CrashFault):
-            strict = parts.transfer is not None and parts.transfer.dialect == "strict"
-            yield from _crash(path, fault, strict)
+            transfer = parts.transfer
+            lives = transfer is not None and METHODS[transfer.method].dialect(transfer.dialect).control_frames
+            yield from _crash(path, fault, lives)
         if isinstance(fault, SkewFault) and fault.speed == 1.0 and fault.offset_s == 0.0:
             yield Complaint(path, "says nothing of the clock, expected speed, offset_s or both")
         if isinstance(fault, OnLinks):

@@ -5,89 +5,13 @@ clients that hang up, operations and handshakes that fail, deadlines and leases 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
-from zlib import crc32
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings
 
-MS = 1_000_000
-RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-GRID = st.sampled_from([0.0, 0.001, 0.002, 0.005])
-
-
-@st.composite
-def costs(draw: st.DrawFn, role: str) -> str:
-    if draw(st.booleans()):
-        return '{ model = "roofline" }'
-    prefill_s = draw(st.sampled_from([0.0, 0.001, 0.01, 0.02]))
-    step_s = draw(st.sampled_from([0.0, 0.001, 0.005])) if role == "decode" else 0.0
-    return f'{{ model = "constant", prefill_s = {prefill_s}, decode_step_s = {step_s} }}'
-
-
-@st.composite
-def networks(draw: st.DrawFn) -> dict[str, Any]:
-    """Real figures; or nothing takes time; or all does in whole milliseconds, one for each token of a whole rank."""
-    kind = draw(st.sampled_from(["rdma-400g", "ideal", "grid"]))
-    if kind != "grid":
-        return {"network.preset": kind}
-    names = ("latency_s", "per_message_s", "control_latency_s", "handshake_s", "http_latency_s")
-    return {
-        "network.preset": "ideal",
-        **{f"network.{name}": draw(GRID) for name in names},
-        "network.bandwidth_bytes_per_s": draw(st.sampled_from(["inf", 131_072_000, 13_107_200_000])),
-        "network.poll": draw(st.booleans()),
-    }
-
-
-@st.composite
-def scenarios(draw: st.DrawFn) -> dict[str, Any]:
-    method = draw(st.sampled_from(["nixl-push", "nixl-pull"]))
-    dialect = draw(st.sampled_from(["strict", "vllm-compat"]))
-    dispatch = draw(st.sampled_from(["sequential", "concurrent"])) if method == "nixl-push" else "sequential"
-    arrival = draw(
-        st.sampled_from(
-            [
-                '{ process = "constant", rate_rps = 1000 }',
-                '{ process = "constant", rate_rps = 100 }',
-                '{ process = "poisson", rate_rps = 200.0 }',
-                '{ process = "closed", concurrency = 5 }',
-            ]
-        )
-    )
-    p_block, d_block = draw(st.sampled_from([(16, 16), (1, 1), (16, 64), (64, 16)]))
-    if dialect == "vllm-compat" and (method == "nixl-push" or d_block < p_block):
-        p_block = d_block
-    overrides: dict[str, Any] = {
-        "scenario.seed": draw(st.integers(0, 1000)),
-        "workload.requests": draw(st.integers(1, 25)),
-        "workload.arrival": arrival,
-        "workload.output_tokens": draw(st.sampled_from(["1", "2", "{ dist = 'uniform', low = 1, high = 30 }"])),
-        "transfer.method": method,
-        "transfer.dialect": dialect,
-        "router.dispatch": dispatch,
-        "router.policy": draw(st.sampled_from(["round-robin", "least-loaded"])),
-        "router.first_token": draw(st.sampled_from(["decode", "prefill"])),
-        **draw(networks()),
-    }
-    for name, role, block_size in (("p", "prefill", p_block), ("d", "decode", d_block)):
-        seats = draw(st.sampled_from([1, 2, 256]))
-        overrides |= {
-            f"pool.{name}.replicas": draw(st.integers(1, 2)),
-            f"pool.{name}.tp": draw(st.sampled_from([1, 1, 2, 4])),
-            f"pool.{name}.block_size": block_size,
-            f"pool.{name}.kv_tokens": draw(st.sampled_from([192, 320, 4096])),
-            f"pool.{name}.max_num_seqs": seats,
-            f"pool.{name}.max_num_batched_tokens": draw(st.sampled_from([32, 8192])),
-            f"pool.{name}.cost": draw(costs(role)),
-            f"pool.{name}.async_scheduling": draw(st.booleans()),
-            f"pool.{name}.api_server_s": draw(GRID),
-        }
-    overrides["pool.p.pp"] = draw(st.sampled_from([1, 1, 2]))
-    return overrides
+from tests.sim.support.worlds import RELAXED, disturb, disturbances, scenarios
 
 
 def both_modes_agree(overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:
@@ -114,40 +38,6 @@ def test_exact_and_fast_are_the_same_at_night(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
 ) -> None:
     both_modes_agree(overrides, play, lines)
-
-
-@st.composite
-def disturbances(draw: st.DrawFn) -> dict[str, Any]:
-    overrides = draw(scenarios())
-    requests = overrides["workload.requests"]
-    overrides |= {
-        "router.max_attempts": draw(st.integers(1, 3)),
-        "transfer.deadline_s": draw(st.sampled_from([10.0, 0.2, 0.02])),
-        "transfer.kv_lease_duration_s": draw(st.sampled_from([30.0, 1.0, 0.06])),
-        "transfer.stall_s": draw(st.sampled_from([30.0, 0.05])),
-    }
-    hangups = draw(st.lists(st.tuples(st.integers(0, 400), st.integers(0, requests - 1)), max_size=8))
-    return {
-        "overrides": overrides,
-        "hangups": hangups,
-        "salt": draw(st.integers(0, 1000)),
-        "operations": draw(st.sampled_from([0, 0, 3, 20])),
-        "handshakes": draw(st.sampled_from([0, 0, 2, 5])),
-    }
-
-
-def disturb(world: Any, hangups: list[tuple[int, int]], salt: int, operations: int, handshakes: int) -> None:
-    """Hang up at these milliseconds; of every so many operations and handshakes, chosen by name, one fails."""
-    asked: Counter[str] = Counter()
-
-    def fails(what: Any) -> bool:
-        name, one_of = (what, handshakes) if isinstance(what, str) else (repr(what), operations)
-        asked[name] += 1
-        return one_of > 0 and crc32(f"{salt} {name} {asked[name]}".encode()) % one_of == 0
-
-    world.fabric.fails = fails
-    for at_ms, request in hangups:
-        world.env.call(at_ms * MS, world.router.hang_up, request)
 
 
 def everything_ends(disturbed: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:

@@ -1,0 +1,129 @@
+"""Every method over random worlds, undisturbed and disturbed, with memories that hold a few prompts or many: the oracle
+is content, every request ends, every memory comes back empty, and both modes give the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdflow.methods.catalogue import METHODS
+from tests.sim.support.fault_plans import disturbed_scenarios
+from tests.sim.support.worlds import RELAXED, disturb, disturbances, scenarios
+
+CORE = ("nixl-push", "nixl-pull")
+"""Every other test is about these."""
+OTHERS = [name for name in METHODS if name not in CORE]
+MB = 1_000_000
+
+
+@st.composite
+def by_method(draw: st.DrawFn, overrides: dict[str, Any]) -> dict[str, Any]:
+    """The same by another method. A prompt of 100 tokens takes 1.7 MB of its four layers."""
+    return overrides | {
+        "transfer.method": draw(st.sampled_from(OTHERS)),
+        "transfer.dialect": draw(st.sampled_from(["strict", "strict", "as-published"])),
+        "transfer.host_buffer_bytes": draw(st.sampled_from([2 * MB, 5 * MB, 1000 * MB])),
+        "transfer.kv_buffer_size": draw(st.sampled_from([2 * MB, 5 * MB, 1000 * MB])),
+        "transfer.mem_pool_size_gb": draw(st.sampled_from([0, 1])),
+        "model.num_layers": 4,
+    }
+
+
+@st.composite
+def undisturbed(draw: st.DrawFn) -> dict[str, Any]:
+    overrides = draw(by_method(draw(scenarios())))
+    if overrides["transfer.method"] == "p2p-nccl-get":
+        # What its store evicts is lost.
+        overrides["transfer.kv_buffer_size"] = 1000 * MB
+    return overrides
+
+
+@st.composite
+def disturbed(draw: st.DrawFn) -> dict[str, Any]:
+    found = draw(disturbances())
+    return found | {"overrides": draw(by_method(found["overrides"]))}
+
+
+@st.composite
+def hindered(draw: st.DrawFn) -> dict[str, Any]:
+    found = draw(disturbed_scenarios().filter(lambda found: found["transfer.dialect"] == "strict"))
+    return draw(by_method(found)) | {"transfer.dialect": "strict"}
+
+
+def both_modes(
+    overrides: dict[str, Any],
+    play: Callable[..., Any],
+    lines: Callable[[Any], bytes],
+    prepared: Callable[[Any], None] = lambda world: None,
+) -> Any:
+    fast = play(overrides, prepared=prepared)
+    assert len(fast.records) == overrides["workload.requests"]
+    assert all(outcome in ("completed", "failed", "cancelled") for outcome in fast.records.outcome)
+    exact = play(overrides, prepared=prepared, exact=True, checked=False)
+    assert lines(exact).splitlines() == lines(fast).splitlines()
+    return fast
+
+
+def all_complete(overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:
+    world = both_modes(overrides, play, lines)
+    assert set(world.records.outcome) == {"completed"}, world.records.reason
+
+
+def all_end(disturbed: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:
+    how = dict(disturbed)
+    both_modes(how.pop("overrides"), play, lines, lambda world: disturb(world, **how))
+
+
+@settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@given(overrides=undisturbed())
+def test_by_any_method_every_request_completes(
+    overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
+) -> None:
+    all_complete(overrides, play, lines)
+
+
+@settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@given(how=disturbed())
+def test_by_any_method_every_request_ends(
+    how: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
+) -> None:
+    all_end(how, play, lines)
+
+
+@settings(max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@given(overrides=hindered())
+def test_whatever_goes_wrong_by_any_method_everything_ends(
+    overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
+) -> None:
+    both_modes(overrides, play, lines)
+
+
+@pytest.mark.nightly
+@settings(max_examples=10_000, deadline=None, suppress_health_check=RELAXED)
+@given(overrides=undisturbed())
+def test_by_any_method_every_request_completes_at_night(
+    overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
+) -> None:
+    all_complete(overrides, play, lines)
+
+
+@pytest.mark.nightly
+@settings(max_examples=10_000, deadline=None, suppress_health_check=RELAXED)
+@given(how=disturbed())
+def test_by_any_method_every_request_ends_at_night(
+    how: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
+) -> None:
+    all_end(how, play, lines)
+
+
+@pytest.mark.nightly
+@settings(max_examples=10_000, deadline=None, suppress_health_check=RELAXED)
+@given(overrides=hindered())
+def test_whatever_goes_wrong_by_any_method_everything_ends_at_night(
+    overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
+) -> None:
+    both_modes(overrides, play, lines)
