@@ -51,6 +51,8 @@ from sim.sessions import Sessions
 from sim.shipping import Shipping
 from sim.staged_decode_node import StagedDecodeNode
 from sim.staged_prefill_node import StagedPrefillNode
+from sim.store_prefill_node import StorePrefillNode
+from sim.stores import Stores
 from sim.world import World
 
 
@@ -96,6 +98,7 @@ class Builder:
         self.conduct = self.method.conduct(scenario.transfer.dialect)
         self.dialect = self.method.dialect(scenario.transfer.dialect)
         self.pulls = self.method.pulls
+        self.reads_p = self.pulls and not self.method.stores
         self.timers = scenario.transfer.timers()
         self.initiator: Initiator = "pull" if self.pulls else "push"
         self.rule: Rule = "exactly-once" if self.dialect.control_frames else "vllm"
@@ -130,6 +133,8 @@ class Builder:
         )
         if self.method.is_carried(self.conduct):
             world.shipping = Shipping(world, self.method, self.conduct)
+        if self.method.stores:
+            self.add_stores()
         for pool in scenario.pools:
             self.add_pool(pool)
         world.router = router_node(self)
@@ -139,6 +144,13 @@ class Builder:
         if scenario.faults:
             world.faults = Faults(self, plan_of(scenario), Rng(scenario.seed).stream)
         return world
+
+    def add_stores(self) -> None:
+        """Nodes beside the first of the pools that get from them."""
+        beside = next((pool for pool in self.scenario.pools if pool.role == "decode"), None)
+        if beside is not None:
+            self.stores = Stores(self, beside)
+            self.world.stores = self.stores.nodes
 
     def add_clients(self) -> None:
         """Whoever sends requests, where that is more than a row of them."""
@@ -219,7 +231,7 @@ class Builder:
         """One life of a prefill engine. `generation` is the last of its former life's."""
         engine = self.engine(place, info, generation)
         node = self.prefill_node(place, info, engine, generation)
-        node.make_scheduler(ProducerScheduler(info, incarnation, self.dialect, self.pulls), incarnation)
+        node.make_scheduler(ProducerScheduler(info, incarnation, self.dialect, self.reads_p), incarnation)
         for rank in range(info.shards.ranks):
             endpoint = ProducerRank(
                 info,
@@ -236,6 +248,8 @@ class Builder:
 
     def prefill_node(self, place: Place, info: EngineInfo, engine: Engine, generation: int) -> PrefillNode:
         about = (self.world, place.index, info.engine, engine, place.block_bytes)
+        if self.method.stores:
+            return StorePrefillNode(*about, self.stores, self.conduct)
         if not self.method.staged_at_p:
             return PrefillNode(*about)
         staging = self.staging(self.method.p_memory, place.pool, generation)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sim.engine_node import EngineNode
     from sim.fabric import Flight
     from sim.faults import Faults
-    from sim.node import Port
+    from sim.node import Node, Port
 
 F = TypeVar("F", MessageFault, TransferError, HandshakeError)
 
@@ -90,10 +90,10 @@ class Hindrances:
         self.unplugged: list[EngineNode] = []
         """Dead nodes whose NICs have stopped too."""
         self.fabric.hindrances = self
-        for node in (*self.world.prefills, *self.world.decodes):
+        for node in (*self.world.prefills, *self.world.stores, *self.world.decodes):
             self.attach(node)
 
-    def attach(self, node: EngineNode) -> None:
+    def attach(self, node: Node) -> None:
         node.do[Send] = self.send
         node.do[Handshake] = self.handshake
         if ReadWord in node.do:

@@ -87,8 +87,8 @@ class Witness:
         if lands or node not in self.world.prefills:
             return
         for rank in node.ports:
-            for decode in self.world.decodes:
-                for peer in decode.ports if rank != node.name else ():
+            for target in (*self.world.stores, *self.world.decodes):
+                for peer in target.ports if rank != node.name else ():
                     oracle.observe(rank, FenceEnded(peer), (), self.world.env.now)
 
     def _over(self, flight: Flight, landed: bool) -> None:

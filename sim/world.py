@@ -20,11 +20,13 @@ from sim.clock import Clock
 from sim.decode_node import DecodeNode
 from sim.engine_node import EngineNode
 from sim.fabric import Fabric
+from sim.node import Node
 from sim.patience import Patience
 from sim.prefill_node import PrefillNode
 from sim.recording import Recorder
 from sim.router_node import RouterNode
 from sim.sessions import Sessions
+from sim.store_node import StoreNode
 
 Observer: TypeAlias = Callable[[Address, Any, tuple[Any, ...], Instant], None]
 
@@ -50,6 +52,8 @@ class World:
         self.prefills: list[PrefillNode | AggregatedNode] = []
         """Whoever the router may send a prompt to."""
         self.decodes: list[DecodeNode] = []
+        self.stores: list[StoreNode] = []
+        """Between the two, where the method has a store."""
         self.pulls = False
         self.poll_ns = 0
         self.writer_ns = 0
@@ -89,7 +93,7 @@ class World:
     def watch(self, observe: Observer) -> None:
         """Show every event into and effect out of every endpoint to `observe(node, event, effects, now)`."""
         self.observe = observe
-        for node in (self.router, *self.prefills, *self.decodes):
+        for node in (self.router, *self.prefills, *self.stores, *self.decodes):
             node.observe = observe
 
     # Names.
@@ -110,18 +114,17 @@ class World:
             node.assert_empty()
             held = self.held(node)
             assert not held, held
+        for store in self.stores:
+            store.assert_empty()
+            still = open_at(store)
+            assert not still, still
 
     def held(self, node: EngineNode) -> str:
         """What an engine without work holds still, in words."""
         pool = node.engine.pool
         if pool.free != pool.num_blocks:
             return f"{node.name} has lost {pool.num_blocks - pool.free} KV blocks"
-        for port in node.ports.values():
-            for table in ("cells", "products", "reads"):
-                left = getattr(port.endpoint, table, None)
-                if left:
-                    return f"{port.address} still holds {table}: {left}"
-        return ""
+        return open_at(node)
 
     # Requests come in.
 
@@ -220,3 +223,13 @@ class World:
             self.totals.duration_ns = self.env.now
             self.done = True
             self.env.stop()
+
+
+def open_at(node: Node) -> str:
+    """What its endpoints remember of a transfer that is still open, in words."""
+    for port in node.ports.values():
+        for table in ("cells", "products", "reads"):
+            left = getattr(port.endpoint, table, None)
+            if left:
+                return f"{port.address} still holds {table}: {left}"
+    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pdflow.methods.cpu_staged import CPU_STAGED
+from pdflow.methods.kv_store import KV_STORE
 from pdflow.methods.method import Method
 from pdflow.methods.mooncake import MOONCAKE_V0, MOONCAKE_V1
 from pdflow.methods.nixl import NIXL_PULL, NIXL_PUSH
@@ -19,6 +20,7 @@ METHODS: Final[dict[str, Method]] = {
         P2P_NCCL_PUT,
         P2P_NCCL_PUT_ASYNC,
         P2P_NCCL_GET,
+        KV_STORE,
         MOONCAKE_V0,
         MOONCAKE_V1,
     )

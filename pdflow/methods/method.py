@@ -74,6 +74,10 @@ class Conduct:
     """D's leg begins when P's answer has come, as that names the prompt to D."""
     page_bytes: int = 0
     """What is contiguous on both sides is posted in descriptors of so many bytes; 0 for a single one."""
+    fails_whole_batches: bool = False
+    """A prompt whose KV cannot be had takes all with it that came to D's step with it."""
+    salts_keys: bool = False
+    """Each process hashes content in its own way: what one has stored no other finds."""
 
 
 @attrs.frozen(kw_only=True)
@@ -85,6 +89,8 @@ class Method:
     source: str
     pulls: bool = False
     """D reads, when P's answer has named what there is. Otherwise P writes what D has registered for."""
+    stores: bool = False
+    """KV rests between the two at a node of its own, which P writes to and D reads from."""
     names_decode: bool = False
     """P is told for whom it computes, so that both legs start at once, whatever the router's order."""
     initiator: str

@@ -11,7 +11,7 @@ import attrs
 from attrs import field
 
 from pdflow.protocol.timers import Timers
-from pdflow.scenario.fields import AT_LEAST_ONE, DELAY, FRACTION, NOT_NEGATIVE, TIMER, about, seconds_to_ns
+from pdflow.scenario.fields import AT_LEAST_ONE, DELAY, ENGINES, FRACTION, NOT_NEGATIVE, TIMER, about, seconds_to_ns
 
 MethodName: TypeAlias = Literal[
     "nixl-push",
@@ -20,9 +20,11 @@ MethodName: TypeAlias = Literal[
     "p2p-nccl-put",
     "p2p-nccl-put-async",
     "p2p-nccl-get",
+    "kv-store",
     "mooncake-v0",
     "mooncake-v1",
 ]
+GranularityName: TypeAlias = Literal["prompt", "block"]
 DialectName: TypeAlias = Literal["strict", "as-published", "vllm-compat", "vllm-stock"]
 
 
@@ -56,6 +58,24 @@ class Transfer:
     nccl_num_channels: int = field(
         default=8,
         metadata=about("p2p-nccl-*: channels of each group of two ranks: 52 MB at 8, 100 MB at 16", AT_LEAST_ONE),
+    )
+    store_nodes: int = field(default=1, metadata=about("kv-store: nodes of the store, beside D's", ENGINES))
+    store_bytes: int = field(default=512_000_000_000, metadata=about("kv-store: memory of one node", AT_LEAST_ONE))
+    store_granularity: GranularityName = field(
+        default="prompt",
+        metadata=about("kv-store: what has a key: a prompt, or each block of it, which others find and P loads"),
+    )
+    store_keep: bool = field(
+        default=True, metadata=about("kv-store: what D has got stays for others (get), or goes (drop_select)")
+    )
+    store_hidden_states: bool = field(
+        default=False, metadata=about("kv-store: the prompt's hidden states are stored beside its KV")
+    )
+    store_lease_s: float = field(
+        default=10.0, metadata=about("kv-store: an object stays for whoever is to get it, unless renewed", TIMER)
+    )
+    store_high_water: float = field(
+        default=0.9, metadata=about("kv-store: share of a node's memory above which it evicts", FRACTION)
     )
     kv_lease_duration_s: float = field(
         default=30.0, metadata=about("P holds finished blocks this long unless renewed", TIMER)

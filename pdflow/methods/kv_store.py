@@ -1,0 +1,25 @@
+"""A store between P and D (PR #12957, and Mooncake Store): P puts a prompt's KV there, D gets it from there.
+
+The store is D towards P, and P towards D: what PutStart asks for is a registration, PutEnd is its commit, and what
+GetReplicaList gives is a lease. So P may die when it has put, and neither side needs to know the other. The router puts
+the keys to store and to load in both legs; `kv_store_keys` makes them. As published, puts and gets hold the engines up,
+one prompt that cannot be got has D compute its whole batch again, and each process salts its keys.
+"""
+
+from __future__ import annotations
+
+from pdflow.methods.method import Conduct, Method
+
+KV_STORE = Method(
+    name="kv-store",
+    summary="P puts a prompt's KV into a store, D gets it from there",
+    source="PR #12957, Mooncake Store",
+    pulls=True,
+    stores=True,
+    initiator="P puts, D gets",
+    back_pressure="the store evicts what nobody holds; what finds no room waits for it, in P's blocks",
+    on_loss="the request fails, or is tried again, or D computes it: that request alone",
+    limits="a prompt's KV must fit one node of the store",
+    strict=Conduct(),
+    published=Conduct(prefill_waits=True, decode_waits=True, fails_whole_batches=True, salts_keys=True),
+)

@@ -1,0 +1,243 @@
+"""The memory of a store's node: which objects are there, who gets room, and what goes for it.
+
+An object is the KV of a prompt, or of one of its blocks, under a key of its content; it never changes. A prompt comes
+in by `want`: the objects at its start that are there already are found, and room is given for the rest, at once or
+later, in the order of asking. From then on the prompt holds them all, under one generation, until `release`: first
+while they are written, then while they are read, for as long as the lease runs. What is held is never evicted, be it
+complete or not.
+
+What nobody holds any more stays if the store keeps it (get), and goes if it does not (drop_select). What stays is
+evicted least recently used first, and of one prompt its end first, so that what is left is found from the start. Room
+is made before the memory is full: above the high-water mark, a twentieth goes at once. What a second prompt has found
+is pinned softly for half an hour: it goes last.
+
+When nothing can reach the bytes any more is the protocol's to say. Source: SEED_SYSTEMS section 5d (Mooncake Store).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from pdflow.memory.paged import PagedPool, PoolError
+from pdflow.methods.kv_store_keys import Key
+from pdflow.protocol.values import Allocation, Instant, S, Value
+
+FREED = 0.05
+"""Of the memory, when it is fuller than the high-water mark."""
+PIN_NS = 30 * 60 * S
+
+
+class Item(Value, frozen=True, gc=False):
+    """One object of a prompt: its key, and the blocks of memory that it takes."""
+
+    key: Key
+    blocks: int
+
+
+class Placed(Value, frozen=True, gc=False):
+    """A prompt that has room."""
+
+    name: str
+    found: int
+    """Its first objects that were there."""
+    target: Allocation
+    """Room for the others."""
+
+
+class StoredObject:
+    __slots__ = ("holders", "key", "own", "pinned_until")
+
+    def __init__(self, key: Key, own: Allocation) -> None:
+        self.key = key
+        self.own = own
+        self.holders = 1
+        self.pinned_until: Instant = 0
+
+
+class Holding:
+    """What one prompt holds."""
+
+    __slots__ = ("found", "objects", "token")
+
+    def __init__(self, token: Allocation, objects: list[StoredObject], found: int) -> None:
+        self.token = token
+        """Of no blocks: it gives the holding a generation of its own."""
+        self.objects = objects
+        self.found = found
+
+
+class StoreMemory:
+    """Args:
+    num_blocks: of one node, each of them the same tokens' KV on all of its ranks.
+    keeps: whether objects stay when they have been read.
+    high_water: the share of the memory above which objects are evicted.
+    """
+
+    def __init__(self, num_blocks: int, keeps: bool, high_water: float = 0.9) -> None:
+        self.pool = PagedPool(num_blocks)
+        self.keeps = keeps
+        self.high_blocks = int(num_blocks * high_water)
+        self.low_blocks = max(0, self.high_blocks - max(1, int(num_blocks * FREED)))
+        self.waiting: OrderedDict[str, tuple[Item, ...]] = OrderedDict()
+        self.held: dict[int, Holding] = {}
+        self.known: dict[Key, StoredObject] = {}
+        """Complete, and to be found by others."""
+        self.idle: OrderedDict[Key, StoredObject] = OrderedDict()
+        """Of those, whom nobody holds, in the order of their use."""
+        self.pinned: OrderedDict[Key, StoredObject] = OrderedDict()
+        """The same, of those that are pinned softly."""
+        self.evicted = 0
+
+    @property
+    def used(self) -> int:
+        return self.pool.num_blocks - self.pool.free
+
+    # Who gets room.
+
+    def fits_ever(self, num_blocks: int) -> bool:
+        return num_blocks <= self.pool.num_blocks
+
+    def want(self, name: str, items: tuple[Item, ...]) -> None:
+        """Queue for room. Raises PoolError for what would wait for ever."""
+        blocks = sum(item.blocks for item in items)
+        if not self.fits_ever(blocks):
+            raise PoolError(f"want: {blocks} blocks, but there are {self.pool.num_blocks}")
+        self.waiting[name] = items
+
+    def forget(self, name: str) -> bool:
+        """It does not want room any more. False if it was not waiting."""
+        return self.waiting.pop(name, None) is not None
+
+    def granted(self, now: Instant) -> list[Placed]:
+        """Who gets room now, in turn. To be asked after every `want`, `forget` and `release`."""
+        served: list[Placed] = []
+        while self.waiting:
+            name, items = next(iter(self.waiting.items()))
+            placed = self._place(name, items, now)
+            if placed is None:
+                break
+            del self.waiting[name]
+            served.append(placed)
+        return served
+
+    def _place(self, name: str, items: tuple[Item, ...], now: Instant) -> Placed | None:
+        objects = self._hold(self.find(items), items, now)
+        found = len(objects)
+        need = sum(item.blocks for item in items[found:])
+        if not self._make_room(need, now):
+            self._let_go(objects)
+            return None
+        blocks: list[int] = []
+        for item in items[found:]:
+            own = self._allocate(item.blocks)
+            objects.append(StoredObject(item.key, own))
+            blocks += own.blocks
+        token = self._allocate(0)
+        self.held[token.generation] = Holding(token, objects, found)
+        return Placed(name, found, Allocation(token.generation, tuple(blocks)))
+
+    def _allocate(self, blocks: int) -> Allocation:
+        own = self.pool.allocate(blocks)
+        assert own is not None, "room was made for it"
+        return own
+
+    # What is there.
+
+    def find(self, items: tuple[Item, ...]) -> int:
+        """How many of these are there, from the first on."""
+        count = 0
+        for item in items:
+            if item.key not in self.known:
+                break
+            count += 1
+        return count
+
+    def lease(self, items: tuple[Item, ...], now: Instant) -> Allocation | None:
+        """Hold what is there of these, from the first on; None if nothing is."""
+        count = self.find(items)
+        if not count:
+            return None
+        token = self._allocate(0)
+        objects = self._hold(count, items, now)
+        self.held[token.generation] = Holding(token, objects, count)
+        return self.table(token.generation)
+
+    def complete(self, generation: int) -> Allocation:
+        """All that a prompt holds has been written: the same, with the blocks of all its objects."""
+        if self.keeps:
+            for stored in self.held[generation].objects:
+                # Of two that put the same at once, only the first one's is found by others.
+                self.known.setdefault(stored.key, stored)
+        return self.table(generation)
+
+    def table(self, generation: int) -> Allocation:
+        blocks: list[int] = []
+        for stored in self.held[generation].objects:
+            blocks += stored.own.blocks
+        return Allocation(generation, tuple(blocks))
+
+    def release(self, generation: int) -> None:
+        """The prompt holds nothing any more: it has been read, or its lease is over, or it was not written and nobody
+        can write it any more. Raises PoolError if it held nothing."""
+        holding = self.held.pop(generation, None)
+        if holding is None:
+            raise PoolError(f"release: generation {generation} is not held")
+        self._let_go(holding.objects)
+        self.pool.release(holding.token)
+
+    def _hold(self, count: int, items: tuple[Item, ...], now: Instant) -> list[StoredObject]:
+        objects = []
+        for item in items[:count]:
+            stored = self.known[item.key]
+            self.idle.pop(stored.key, None)
+            self.pinned.pop(stored.key, None)
+            stored.holders += 1
+            stored.pinned_until = now + PIN_NS
+            objects.append(stored)
+        return objects
+
+    def _let_go(self, objects: list[StoredObject]) -> None:
+        for stored in reversed(objects):
+            stored.holders -= 1
+            if stored.holders:
+                continue
+            if self.known.get(stored.key) is not stored:
+                self.pool.release(stored.own)
+            elif stored.pinned_until:
+                self.pinned[stored.key] = stored
+            else:
+                self.idle[stored.key] = stored
+
+    # What goes.
+
+    def _make_room(self, need: int, now: Instant) -> bool:
+        """Evict what must go for so many blocks more. Whether there is room now."""
+        if self.used + need > self.high_blocks:
+            self._unpin(now)
+            while self.used + need > self.low_blocks and (self.idle or self.pinned):
+                queue = self.idle or self.pinned
+                key, stored = queue.popitem(last=False)
+                del self.known[key]
+                self.pool.release(stored.own)
+                self.evicted += 1
+        return need <= self.pool.free
+
+    def _unpin(self, now: Instant) -> None:
+        while self.pinned:
+            key, stored = next(iter(self.pinned.items()))
+            if stored.pinned_until > now:
+                return
+            del self.pinned[key]
+            stored.pinned_until = 0
+            self.idle[key] = stored
+            self.idle.move_to_end(key, last=False)
+
+    # At the end.
+
+    def assert_empty(self, name: str) -> None:
+        """Nobody holds anything or waits, and what is there is what was kept."""
+        assert not self.held, f"{name} is still held: {list(self.held)}"
+        assert not self.waiting, f"{name} is still waited for: {list(self.waiting)}"
+        kept = sum(len(stored.own.blocks) for stored in self.known.values())
+        assert self.used == kept, f"{name} has lost {self.used - kept} blocks"
+        assert len(self.known) == len(self.idle) + len(self.pinned)
