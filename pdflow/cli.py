@@ -284,6 +284,32 @@ def schema() -> None:
 
 @cli.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
+def methods(names: tuple[str, ...]) -> None:
+    """List the transfer methods to name in a scenario.
+
+    Who initiates, in what pieces, through which memories, with which messages; what happens when memory is full or
+    something is lost; limits, and where each comes from. Of those NAMEd also one request, told in order.
+    """
+    from pdflow.methods.catalogue import METHODS
+    from pdflow.methods.show import methods_view
+
+    unknown = [name for name in names if name not in METHODS]
+    if unknown:
+        raise click.UsageError(f"no method {unknown[0]}; there are {', '.join(METHODS)}")
+    for name in names:
+        from sim.narration import one_request
+
+        _print(methods_view(METHODS, (name,)))
+        click.echo("\n  One request:\n")
+        for line in one_request(name):
+            click.echo(f"  {line}")
+        click.echo()
+    if not names:
+        _print(methods_view(METHODS, ()))
+
+
+@cli.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
 def presets(names: tuple[str, ...]) -> None:
     """List models, GPUs and networks to name in a scenario.
 

@@ -175,6 +175,8 @@ class EngineNode(Node):
             return
         self.held = True
         self.timer = FAR
+        if self.world.tell is not None:
+            self.world.tell(self.name, "its engine waits")
         for outcome in engine.freeze(self.env.now):
             self.came(outcome)
 
@@ -183,6 +185,8 @@ class EngineNode(Node):
         engine = self.engine
         assert isinstance(engine, HostedEngine)
         self.held = False
+        if self.world.tell is not None:
+            self.world.tell(self.name, "its engine goes on")
         engine.thaw(self.env.now)
         self.rearm()
 

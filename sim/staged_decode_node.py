@@ -73,12 +73,16 @@ class StagedDecodeNode(DecodeNode):
             request_id, place = served
             leg = self.legs[request_id]
             self.places[request_id] = place
+            if world.tell is not None:
+                world.tell(self.name, f"takes room in {self.method.d_memory.value}")
             world.records.ends[D_ADMIT][leg.request] = self.env.now
             tokens = world.records.input_tokens[leg.request]
             digest = world.digest(leg.request)
             self.feed(self.scheduler, DecodeAdmitted(request_id, place, 0, tokens, digest, WEIGHTS))
 
     def vacate(self, allocation: Allocation) -> None:
+        if self.world.tell is not None:
+            self.world.tell(self.name, f"gives back room in {self.method.d_memory.value}")
         self.staging.release(allocation)
         self.grant()
 
@@ -127,6 +131,8 @@ class StagedDecodeNode(DecodeNode):
         for port in ports:
             for hop, layers in ways:
                 nbytes = layers * size.bytes_per_token * tokens
+                if self.world.tell is not None:
+                    self.world.tell(self.name, f"copies {layers} layers, {hop.value}")
                 self.world.shipping.copy(port, hop, nbytes, partial(self.copied_in, leg))
 
     def ways(self, place: Allocation) -> list[tuple[Hop, int]]:

@@ -23,7 +23,7 @@ from pdflow.results.records import P_QUEUE, PREFILL
 from pdflow.routing.router import DispatchPrefill, PrefillAnswered
 from sim.node import Port
 from sim.prefill_node import WEIGHTS, PrefillLeg, PrefillNode
-from sim.shipping import whole
+from sim.shipping import whole, words
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -133,6 +133,9 @@ class StagedPrefillNode(PrefillNode):
         hop = self.method.staging
         assert hop is not None
         nbytes = sum(piece.stop - piece.start for piece in pieces) * self.staging.size.bytes_per_token
+        if self.world.tell is not None:
+            what = words(pieces[0], self.layers) if len(pieces) == 1 else "all layers"
+            self.world.tell(self.name, f"copies {what}, {hop.value}")
         for port in self.ranks():
             self.copying[xid] = self.copying.get(xid, 0) + 1
             self.world.shipping.copy(port, hop, nbytes, partial(self.copied_out, port, xid, pieces))
@@ -188,6 +191,8 @@ class StagedPrefillNode(PrefillNode):
         if self.method.p_memory is not Memory.TENSORS:
             self.waits_no_more(leg.xid)
         assert leg.seq.allocation is not None
+        if self.world.tell is not None:
+            self.world.tell(self.name, "frees the prompt's KV blocks")
         self.strand(len(leg.seq.allocation.blocks), leg.finished_ns)
         self.give_back(leg)
         self.forget(leg)
@@ -205,6 +210,8 @@ class StagedPrefillNode(PrefillNode):
         while (served := self.staging.serve()) is not None:
             xid, place = served
             self.places[xid] = place
+            if self.world.tell is not None:
+                self.world.tell(self.name, f"takes room in {self.method.p_memory.value}")
             leg = self.by_xid[xid]
             if not self.conduct.early:
                 self.copy_out(xid, *whole(self.layers, leg.seq.prompt_tokens))
@@ -215,6 +222,8 @@ class StagedPrefillNode(PrefillNode):
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         xid = effect.xid
+        if self.world.tell is not None:
+            self.world.tell(self.name, f"gives back room in {self.method.p_memory.value}")
         self.staging.release(effect.allocation)
         del self.places[xid]
         self.copied.pop(xid, None)

@@ -78,6 +78,8 @@ class World:
         """What a step takes, by pool."""
         self.recorder: Recorder | None = None
         """Writes down what changes over time (`sim.recording`), if somebody asked."""
+        self.tell: Callable[[Address, str], None] | None = None
+        """Told in words who copies what and which memories are taken (`sim.narration`), if somebody asked."""
         self.shipping: Any = None
         """Carries operations that go in pieces or a few at a time (`sim.shipping`), where the method has any."""
         self.sessions: Sessions | None = None

@@ -23,7 +23,7 @@ CPU_STAGED = Method(
     staging=Hop.D2H,
     loading=Hop.H2D,
     back_pressure="a full ring: P's next step waits, D registers later",
-    on_loss="the request fails, or is tried again",
+    on_loss="as nixl-push; as published a lost piece is waited for without end",
     limits="a prompt's KV must fit the ring",
     strict=Conduct(early=True),
     published=Conduct(early=True, prefill_waits=True, decode_waits=True, asks=True, answer_first=True, page_bytes=4096),

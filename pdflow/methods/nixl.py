@@ -10,7 +10,7 @@ NIXL_PUSH = Method(
     source="PR #35264",
     initiator="D registers, P writes",
     back_pressure="P holds blocks for a lease of 30 s; D admits no more of one P than its share",
-    on_loss="the request fails, or is tried again",
+    on_loss="the request fails, is tried again or computed by D, as [router] says",
     limits="no pipeline stages at D",
     other_dialects=("vllm-compat", "vllm-stock"),
 )
@@ -21,7 +21,7 @@ NIXL_PULL = Method(
     pulls=True,
     initiator="D reads",
     back_pressure="P holds blocks for a lease of 30 s, which D renews",
-    on_loss="the request fails, or is tried again",
+    on_loss="the request fails, is tried again or computed by D, as [router] says",
     limits="the decode leg waits for the prefill leg",
     other_dialects=("vllm-compat", "vllm-stock"),
 )

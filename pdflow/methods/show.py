@@ -1,0 +1,74 @@
+"""What a method is, in words, from its value: for `pdflow methods` and the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from pdflow.methods.method import Memory, Method
+
+HEADS = ("initiator", "pieces", "memories", "messages", "back-pressure", "on loss", "limits", "dialects", "source")
+
+
+def facts(method: Method) -> dict[str, str]:
+    """Each column of the table of methods."""
+    told = (
+        method.initiator,
+        method.grain.value + (", while the next are computed" if method.strict.early else ""),
+        " -> ".join(memories(method)),
+        messages(method),
+        method.back_pressure,
+        method.on_loss,
+        method.limits,
+        ", ".join(method.dialects),
+        method.source,
+    )
+    return dict(zip(HEADS, told, strict=True))
+
+
+def memories(method: Method) -> Iterator[str]:
+    """Where a prompt's KV lies, from P's blocks to D's, and how it gets from one place to the next."""
+    yield f"P: {Memory.BLOCKS.value}"
+    if method.staged_at_p:
+        yield f"{method.p_memory.value}"
+    yield ", ".join(hop.value for hop in method.hops)
+    if method.stores:
+        yield "the store"
+        yield ", ".join(hop.value for hop in method.hops)
+    if method.staged_at_d:
+        yield f"D: {method.d_memory.value}"
+    yield f"{'' if method.staged_at_d else 'D: '}{Memory.BLOCKS.value}"
+
+
+def frames(method: Method) -> tuple[str, ...]:
+    """The frames of one pair of ranks, in `strict`, where nothing goes wrong."""
+    push, pull = ("REG", "REG_ACK", "DONE"), ("TAKEN",)
+    return push + pull if method.stores else pull if method.pulls else push
+
+
+def messages(method: Method) -> str:
+    """How many messages a request takes."""
+    told = f"{len(frames(method))} of each pair of ranks: {', '.join(frames(method))}"
+    return f"{told}; 2 for each piece" if method.strict.asks else told
+
+
+def methods_view(methods: dict[str, Method], names: tuple[str, ...]) -> Group:
+    """Those named, or all."""
+    shown: list[Text | Table] = []
+    for method in methods.values():
+        if names and method.name not in names:
+            continue
+        if shown:
+            shown.append(Text())
+        shown.append(Text.assemble((method.name, "bold"), f": {method.summary}"))
+        table = Table.grid(padding=(0, 2))
+        table.add_column(width=2)
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for head, fact in facts(method).items():
+            table.add_row("", head, fact)
+        shown.append(table)
+    return Group(*shown)

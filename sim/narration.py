@@ -1,0 +1,133 @@
+"""One request, told in words and in order: who sends what, which memories are taken, what is copied where.
+
+This is how methods differ from each other, seen from outside. The golden texts of the tests and the pages of the
+documentation are made here. There are no times in it: those are for `pdflow simulate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pdflow.protocol.effects import (
+    AnswerPrefill,
+    Commit,
+    Enqueue,
+    FreeBlocks,
+    Handshake,
+    PostRead,
+    PostWrite,
+    ReadWord,
+    ReleaseBlocks,
+    Send,
+)
+from pdflow.protocol.events import DecodeAdmitted, PrefillFinished, Received
+from pdflow.protocol.messages import Completion, Done, Message
+from pdflow.protocol.values import Address, Instant
+from pdflow.routing.router import DispatchDecode, DispatchPrefill, Reply
+from pdflow.scenario.load import parse, resolve
+from pdflow.scenario.schema import Scenario
+from sim.run import Options, prepare, run
+from sim.world import World
+
+
+class Narrator:
+    """Listens to one world."""
+
+    def __init__(self, world: World) -> None:
+        self.lines: list[str] = []
+        world.tell = self.say
+        world.watch(self.observe)
+
+    def say(self, who: Address, what: str) -> None:
+        self.lines.append(f"{who:<13} {what}".rstrip())
+
+    def observe(self, node: Address, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
+        told = EVENTS.get(type(event))
+        if told is not None and (what := told(event)):
+            self.say(node, what)
+        for effect in effects:
+            if (tell := EFFECTS.get(type(effect))) is not None and (what := tell(effect)):
+                self.say(node, what)
+
+
+def name_of(message: Message) -> str:
+    return str(message.__struct_config__.tag)
+
+
+def _heard(event: Received) -> str:
+    """Of messages only those that come with data: the others are told as they are sent."""
+    if type(event.message) in (Done, Completion):
+        return f"hears {name_of(event.message)} behind the data: {event.sender}"
+    return ""
+
+
+EVENTS: dict[type, Callable[[Any], str]] = {
+    PrefillFinished: lambda event: f"has computed the prompt, {event.num_tokens} tokens",
+    DecodeAdmitted: lambda event: f"has room for {event.num_tokens} tokens",
+    Received: _heard,
+}
+EFFECTS: dict[type, Callable[[Any], str]] = {
+    DispatchPrefill: lambda effect: "sends the prefill leg",
+    DispatchDecode: lambda effect: "sends the decode leg",
+    Reply: lambda effect: f"answers the client: {effect.outcome}",
+    AnswerPrefill: lambda effect: "answers the prefill leg",
+    Enqueue: lambda effect: "lets the request in",
+    Handshake: lambda effect: f"shakes hands: {effect.peer}",
+    Send: lambda effect: f"sends {name_of(effect.message)}: {effect.to}",
+    PostWrite: lambda effect: f"begins a WRITE of {effect.grant.num_tokens} tokens: {effect.to}",
+    PostRead: lambda effect: f"begins a READ of {effect.grant.num_tokens} tokens: {effect.source}",
+    ReadWord: lambda effect: f"reads the lease word: {effect.source}",
+    Commit: lambda effect: "has everything",
+    ReleaseBlocks: lambda effect: "lets go of the prompt",
+    FreeBlocks: lambda effect: "frees what was granted",
+}
+
+
+ONE = """
+[scenario]
+name = "one"
+[workload]
+requests = 1
+arrival = { process = "constant", rate_rps = 1.0 }
+input_tokens = 48
+output_tokens = 4
+[model]
+preset = "llama-3.1-8b"
+num_layers = 2
+[[pool]]
+name = "prefill"
+role = "prefill"
+gpu = "h100-sxm"
+max_num_batched_tokens = 32
+max_num_seqs = 8
+kv_tokens = 1024
+async_scheduling = false
+[[pool]]
+name = "decode"
+role = "decode"
+gpu = "h100-sxm"
+max_num_seqs = 8
+kv_tokens = 1024
+async_scheduling = false
+[network]
+preset = "rdma-400g"
+handshake_s = 0.001
+[router]
+dispatch = "concurrent"
+"""
+"""One request of 48 tokens, computed in two steps by a model of two layers."""
+
+
+def one_request(method: str, dialect: str = "strict") -> list[str]:
+    """That request by this method."""
+    said = f'{ONE}[transfer]\nmethod = "{method}"\ndialect = "{dialect}"\n'
+    return narrate(resolve(parse("one.toml", said)))
+
+
+def narrate(scenario: Scenario) -> list[str]:
+    """A run of this scenario, to the last thing that happens."""
+    world, _ = prepare(scenario, Options(), [])
+    narrator = Narrator(world)
+    run(world, None, drain=True)
+    return narrator.lines
