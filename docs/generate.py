@@ -30,6 +30,8 @@ import click
 
 from pdflow.cli import cli
 from pdflow.cost.specs import GpuSpec, MlaDims, ModelSpec, MoeDims
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.show import facts
 from pdflow.protocol import dialect, phases
 from pdflow.protocol.diagrams import dialects_page, docstrings, phases_page
 from pdflow.protocol.wire.formats import regenerated
@@ -38,6 +40,7 @@ from pdflow.scenario.costs import Shelf, cost_tables
 from pdflow.scenario.jsonschema import schema_json
 from sim.check.mutants.page import page as mutants_page
 from sim.check.races.page import page as races_page
+from sim.narration import one_request
 
 ROOT = Path(__file__).resolve().parents[1]
 MAIN_JOB = ("simulate", "examples/conversation.toml")
@@ -48,7 +51,8 @@ Schema = Mapping[str, Any]
 def pages() -> dict[str, str]:
     """Every document with a generated part, as it should be now."""
     parts = {
-        "README.md": {"output": fenced(printed(*MAIN_JOB))},
+        "README.md": {"output": fenced(printed(*MAIN_JOB)), "methods": "\n".join(method_rows()) + "\n"},
+        "docs/methods.md": {"methods": "\n".join(method_pages())},
         "docs/scenario.md": {"keys": "\n".join(scenario_keys())},
         "docs/costs.md": {"tables": "\n".join(cost_rows())},
         "docs/cli.md": {"commands": "\n".join(commands())},
@@ -85,6 +89,28 @@ def printed(*arguments: str) -> str:
 
 def fenced(text: str, language: str = "text") -> str:
     return f"```{language}\n{text}```\n"
+
+
+# Transfer methods.
+
+
+def method_rows() -> Iterator[str]:
+    yield "| method | what it does | from |"
+    yield "| --- | --- | --- |"
+    for method in METHODS.values():
+        yield f"| `{method.name}` | {method.summary} | {method.source} |"
+
+
+def method_pages() -> Iterator[str]:
+    """Of each method its facts, and one request."""
+    for method in METHODS.values():
+        yield f"## `{method.name}`\n"
+        yield f"{method.summary[0].upper()}{method.summary[1:]}.\n"
+        yield "| | |"
+        yield "| --- | --- |"
+        yield from (f"| {head} | {fact} |" for head, fact in facts(method).items())
+        yield ""
+        yield fenced("\n".join(one_request(method.name)) + "\n")
 
 
 # The keys of a scenario file.
