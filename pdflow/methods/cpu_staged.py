@@ -9,6 +9,7 @@ And D's leg waits for P's answer, which has the id that P's pieces come under (S
 
 from __future__ import annotations
 
+from pdflow.methods.guards import Guards
 from pdflow.methods.method import Conduct, Grain, Hop, Memory, Method
 
 CPU_STAGED = Method(
@@ -26,5 +27,13 @@ CPU_STAGED = Method(
     on_loss="as nixl-push; as published a lost piece is waited for without end",
     limits="a prompt's KV must fit the ring",
     strict=Conduct(early=True),
-    published=Conduct(early=True, prefill_waits=True, decode_waits=True, asks=True, answer_first=True, page_bytes=4096),
+    published=Conduct(
+        early=True,
+        prefill_waits=True,
+        decode_waits=True,
+        asks=True,
+        answer_first=True,
+        page_bytes=4096,
+        guards=Guards(reserves_whole=False, indexes_by_piece=False, ends_receives=False),
+    ),
 )

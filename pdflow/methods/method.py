@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from pdflow.methods.guards import Guards
 from pdflow.protocol.dialect import DIALECTS, STRICT, Dialect
 
 AS_PUBLISHED: Final = "as-published"
@@ -64,6 +65,8 @@ class Conduct:
     """How many pieces a P rank has under way at most; None for any number."""
     receiving_lanes: int | None = None
     """How many pieces a D rank takes in at once."""
+    guards: Guards = Guards()
+    """What keeps faults away from the pieces' way."""
     asks: bool = False
     """Each piece is announced by a message, and sent when that has been answered."""
     pickles: bool = False

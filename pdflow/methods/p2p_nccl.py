@@ -8,12 +8,14 @@ waits.
 
 from __future__ import annotations
 
+from pdflow.methods.guards import Guards
 from pdflow.methods.method import Conduct, Grain, Hop, Memory, Method
 
 _LIMITS = "equal tensor-parallel sizes, no pipeline stages; a group of two for each pair of ranks, in GPU memory"
 _SOURCE = "PR #18242"
 _LANES = 4
 """Of a D rank, in strict: what the authors wished for in place of their one listener."""
+_PUBLISHED = Guards(reserves_whole=False, survives_exhaustion=False, invalidates_lost=False, ends_receives=False)
 
 P2P_NCCL_PUT = Method(
     name="p2p-nccl-put",
@@ -31,7 +33,9 @@ P2P_NCCL_PUT = Method(
     on_loss="one lost layer is the whole request's loss; as published the layer is skipped",
     limits=_LIMITS,
     strict=Conduct(prefill_waits=True, asks=True, sending_lanes=1, receiving_lanes=_LANES),
-    published=Conduct(prefill_waits=True, decode_waits=True, asks=True, sending_lanes=1, receiving_lanes=1),
+    published=Conduct(
+        prefill_waits=True, decode_waits=True, asks=True, sending_lanes=1, receiving_lanes=1, guards=_PUBLISHED
+    ),
 )
 P2P_NCCL_PUT_ASYNC = Method(
     name="p2p-nccl-put-async",
@@ -49,7 +53,15 @@ P2P_NCCL_PUT_ASYNC = Method(
     on_loss="one lost layer is the whole request's loss; as published the layer is skipped",
     limits=_LIMITS,
     strict=Conduct(early=True, asks=True, sending_lanes=1, receiving_lanes=_LANES),
-    published=Conduct(early=True, prefill_waits=True, decode_waits=True, asks=True, sending_lanes=1, receiving_lanes=1),
+    published=Conduct(
+        early=True,
+        prefill_waits=True,
+        decode_waits=True,
+        asks=True,
+        sending_lanes=1,
+        receiving_lanes=1,
+        guards=_PUBLISHED,
+    ),
 )
 P2P_NCCL_GET = Method(
     name="p2p-nccl-get",
@@ -65,5 +77,5 @@ P2P_NCCL_GET = Method(
     on_loss="one lost layer is the whole request's loss; as published the layer is skipped",
     limits=_LIMITS,
     strict=Conduct(asks=True, sending_lanes=1, receiving_lanes=_LANES),
-    published=Conduct(decode_waits=True, asks=True, sending_lanes=1, receiving_lanes=1),
+    published=Conduct(decode_waits=True, asks=True, sending_lanes=1, receiving_lanes=1, guards=_PUBLISHED),
 )

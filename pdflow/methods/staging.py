@@ -255,8 +255,13 @@ class ThresholdStaging(Staging):
         return tuple(self.waiting.items()), tuple(self.held.items()), self.generation
 
 
-def staging_of(memory: Memory, size: KvSize, ring_bytes: int, buffer_bytes: int, pool_bytes: int) -> Staging:
-    """An empty memory of this kind, of one rank."""
+def staging_of(
+    memory: Memory, size: KvSize, ring_bytes: int, buffer_bytes: int, pool_bytes: int, reserves_whole: bool = True
+) -> Staging:
+    """An empty memory of this kind, of one rank. Without `reserves_whole` (`guards.py`) each piece is queued for by
+    itself, under a name of its own: here it is then a prompt of one layer."""
+    if not reserves_whole:
+        size = KvSize(1, size.bytes_per_token)
     if memory is Memory.RING:
         return RingStaging.of_bytes(size, ring_bytes)
     if memory is Memory.BUFFER:

@@ -1,4 +1,4 @@
-"""The buffer that spills and the store that forgets, against lists of names and sizes."""
+"""The buffer that spills, against a list of names and sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from pdflow.memory.buddy import BuddyPool
 from pdflow.memory.paged import PoolError
-from pdflow.memory.threshold import LruStore, ThresholdBuffer, Where
+from pdflow.memory.threshold import ThresholdBuffer, Where
 from tests.memory.support import lines
 
 NAMES = st.integers(0, 7)
@@ -93,98 +93,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
         assert all(buffer.address(name) is None for name, _, where in self.entries if where is Where.BUFFER)
 
 
-class StoreAgainstModel(RuleBasedStateMachine):
-    """The model: [name, size, holders], least recently used first; held ones lie among them, and are passed over."""
-
-    @initialize(threshold=st.integers(0, 40))
-    def build(self, threshold: int) -> None:
-        self.threshold = threshold
-        self.store: LruStore[int] = LruStore(threshold)
-        self.entries: list[tuple[int, int]] = []
-        self.holders: dict[int, int] = {}
-
-    def size(self, name: int) -> int:
-        return next((size for known, size in self.entries if known == name), 0)
-
-    def used(self) -> int:
-        return sum(size for _, size in self.entries)
-
-    @rule(name=NAMES, size=st.integers(1, 45))
-    def put(self, name: int, size: int) -> None:
-        if self.size(name):
-            self.raises_and_changes_nothing(lambda store: store.put(name, size))
-            return
-        before = self.store.fingerprint()
-        gone = self.store.put(name, size)
-        if size + sum(self.size(held) for held in self.holders) > self.threshold:
-            assert gone is None
-            assert self.store.fingerprint() == before
-            return
-        wanted = []
-        while self.used() + size > self.threshold:
-            oldest = next(known for known, _ in self.entries if known not in self.holders)
-            self.entries = [entry for entry in self.entries if entry[0] != oldest]
-            wanted.append(oldest)
-        assert gone == tuple(wanted), "least recently used first, no more than needed, and none that is held"
-        self.entries.append((name, size))
-
-    @rule(name=NAMES)
-    def hold(self, name: int) -> None:
-        assert self.store.hold(name) is bool(self.size(name))
-        if self.size(name):
-            self.holders[name] = self.holders.get(name, 0) + 1
-
-    @rule(name=NAMES)
-    def unhold(self, name: int) -> None:
-        if name not in self.holders:
-            self.raises_and_changes_nothing(lambda store: store.unhold(name))
-            return
-        self.store.unhold(name)
-        self.holders[name] -= 1
-        if not self.holders[name]:
-            del self.holders[name]
-            self.entries.sort(key=lambda entry: entry[0] == name)
-
-    @rule(name=NAMES)
-    def drop(self, name: int) -> None:
-        if not self.size(name) or name in self.holders:
-            self.raises_and_changes_nothing(lambda store: store.drop(name))
-            return
-        self.store.drop(name)
-        self.entries = [entry for entry in self.entries if entry[0] != name]
-
-    @rule()
-    def once_all_is_dropped_it_is_as_fresh(self) -> None:
-        other, before = self.store.fork(), self.store.fingerprint()
-        for name, holders in self.holders.items():
-            for _ in range(holders):
-                other.unhold(name)
-        for name, _ in self.entries:
-            other.drop(name)
-        assert other.fingerprint() == LruStore(self.threshold).fingerprint()
-        assert (other.used_bytes, other.held_bytes) == (0, 0)
-        assert self.store.fingerprint() == before, "a fork is its own"
-
-    @rule()
-    def go_on_with_a_fork(self) -> None:
-        self.store = self.store.fork()
-
-    def raises_and_changes_nothing(self, act: Callable[[LruStore[int]], object]) -> None:
-        before = self.store.fingerprint()
-        with pytest.raises(PoolError):
-            act(self.store)
-        assert self.store.fingerprint() == before
-
-    @invariant()
-    def agrees(self) -> None:
-        store = self.store
-        assert store.used_bytes == self.used() <= self.threshold
-        assert store.held_bytes == sum(self.size(name) for name in self.holders)
-        assert [name for name in range(8) if name in store] == sorted(name for name, _ in self.entries)
-
-
 TestBuffer = BufferAgainstModel.TestCase
-TestStore = StoreAgainstModel.TestCase
 
 
 def test_the_newest_spills_and_what_is_there_stays() -> None:
@@ -205,38 +114,11 @@ def test_what_no_pool_could_hold_is_refused_and_raises_nothing() -> None:
     assert ThresholdBuffer(10).put("a", 11) is Where.NOWHERE
 
 
-def test_a_hit_is_a_use_and_what_is_being_sent_stays() -> None:
-    store: LruStore[str] = LruStore(30)
-    assert [store.put(name, 10) for name in "abc"] == [(), (), ()]
-    assert store.hold("a")
-    assert store.put("d", 20) == ("b", "c")
-    assert store.put("e", 21) is None, "a is being sent"
-    assert "d" in store, "and what is refused costs nobody anything"
-    store.unhold("a")
-    assert store.put("e", 20) == ("d",)
-    assert not store.hold("d")
-    assert store.put("f", 31) is None
-
-
-def test_the_order_of_use_tells_two_states_apart() -> None:
-    store: LruStore[str] = LruStore(30)
-    store.put("a", 10)
-    store.put("b", 10)
-    other = store.fork()
-    other.hold("a")
-    other.unhold("a")
-    assert other.fingerprint() != store.fingerprint()
-
-
 @pytest.mark.parametrize(
     ("act", "said"),
     [
         (lambda: ThresholdBuffer(-1), "must be 0 or more"),
-        (lambda: LruStore(-1), "must be 0 or more"),
         (lambda: ThresholdBuffer(9).put("a", 0), "must be 1 or more"),
-        (lambda: LruStore(9).put("a", 0), "must be 1 or more"),
-        (lambda: LruStore(9).drop("a"), "'a' is not here"),
-        (lambda: LruStore(9).unhold("a"), "nobody holds 'a'"),
     ],
 )
 def test_misuse_is_named(act: Callable[[], object], said: str) -> None:
@@ -244,30 +126,14 @@ def test_misuse_is_named(act: Callable[[], object], said: str) -> None:
         act()
 
 
-def test_what_is_being_sent_cannot_be_dropped() -> None:
-    store: LruStore[str] = LruStore(9)
-    assert store.put("a", 9) == ()
-    assert store.hold("a")
-    with pytest.raises(PoolError, match="'a' is being sent"):
-        store.drop("a")
-
-
 def test_no_act_costs_more_among_many_entries() -> None:
     def costs(entries: int) -> list[int]:
-        buffer, store = ThresholdBuffer(entries), LruStore[int](2 * entries)
+        buffer = ThresholdBuffer(entries)
         for name in range(entries):
             buffer.put(name, 1)
-            store.put(name, 1)
-            store.hold(name)
-        for name in range(entries, 2 * entries):
-            store.put(name, 1)
         acts: list[Callable[[], object]] = [
             lambda: buffer.drop(0),
             lambda: buffer.put(0, 1),
-            lambda: store.put(-1, 1),
-            lambda: store.hold(-1),
-            lambda: store.unhold(-1),
-            lambda: store.drop(-1),
         ]
         return [lines(act) for act in acts]
 

@@ -1,0 +1,35 @@
+"""What the originals lack on a piece's way, as named guards: the same memories and pieces, with or without.
+
+With all of them, the default and `strict`, none of the faults of SEED_SYSTEMS sections 1 and 2 can happen. A method as
+it was published lacks those that its original lacks. Each is read where its rule stands, and `pdflow check methods`
+shows what they keep away.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Guards:
+    """A docstring per guard says what both values mean. Messages and leases have theirs in `protocol/dialect.py`."""
+
+    reserves_whole: bool = True
+    """A prompt gets room for all its pieces before the first goes. Otherwise each piece asks when it comes: a full ring
+    holds parts of prompts of which none can end (#18332), and a full buffer refuses layers (#18242)."""
+
+    survives_exhaustion: bool = True
+    """D's listener answers a piece that finds no room with a refusal. Otherwise the pool's error ends its thread, and
+    the rank takes nothing in any more, from any peer (#18242)."""
+
+    invalidates_lost: bool = True
+    """A prompt of which a piece is lost is lost, and computed again. Otherwise the piece is skipped, and D decodes with
+    whatever its blocks had there (#18242)."""
+
+    indexes_by_piece: bool = True
+    """Tokens are found from where their piece's part of memory begins. Otherwise from where the prompt does, which is
+    the same for the first chunk only (#18332)."""
+
+    ends_receives: bool = True
+    """What is under way from a P that has died is over. Otherwise its receiver waits for ever: receives have no timeout
+    (#18242, #18332)."""

@@ -1,0 +1,43 @@
+"""Where the tokens of a piece go in D's blocks: the end of a block that was begun, whole blocks, a block's beginning.
+
+A chunk of a prompt ends wherever the step's budget did, so a piece may begin and end within a block, or lie within one.
+Where its bytes come from is counted from the first token that lies in its part of memory, which need not be the
+prompt's: PR #18332 took them by the prompt's own block numbers, which is right for a first chunk only (SEED_SYSTEMS
+section 2).
+
+It decides nothing about time: whether all has landed is the shipment's to say.
+"""
+
+from __future__ import annotations
+
+from pdflow.methods.shipment import Piece
+from pdflow.protocol.values import Value
+
+
+class Run(Value, frozen=True, gc=False):
+    """Tokens that follow each other in memory, and go to blocks that follow each other in the request's table."""
+
+    block: int
+    """The first block's place in the table."""
+    offset: int
+    """The first token's place in that block."""
+    source: int
+    """The same in the part of memory, in tokens."""
+    tokens: int
+
+
+def runs(piece: Piece, first: int, block_tokens: int) -> tuple[Run, ...]:
+    """At most three, in order: up to the next block's edge, whole blocks, what is left.
+
+    Args:
+        first: the token with which the piece's part of memory begins.
+    """
+    tokens = piece.stop - piece.start
+    head = min(-piece.start % block_tokens, tokens)
+    whole = (tokens - head) // block_tokens * block_tokens
+    at, found = piece.start, []
+    for stretch in (head, whole, tokens - head - whole):
+        if stretch:
+            found.append(Run(at // block_tokens, at % block_tokens, at - first, stretch))
+            at += stretch
+    return tuple(found)
