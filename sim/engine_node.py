@@ -15,7 +15,7 @@ from pdflow.engine.log import StepLog
 from pdflow.engine.sequence import Limits, Outcome, Sequence
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
-from pdflow.protocol.values import Instant, RequestId
+from pdflow.protocol.values import EngineId, Instant, RequestId
 from sim.clock import AFTER_ENGINES, ENGINE, POLL
 from sim.node import FAR, TIME_REACHED, Node, Port
 
@@ -161,6 +161,11 @@ class EngineNode(Node):
         for outcome in outcomes:
             self.came(outcome)
         self.rearm()
+
+    @property
+    def engines(self) -> tuple[EngineId, ...]:
+        """The names under which its peers know it."""
+        return (self.name,)
 
     def assert_empty(self) -> None:
         """At quiescence: of what this kind of node keeps beside its blocks, nothing is left."""

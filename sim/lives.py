@@ -25,6 +25,7 @@ from pdflow.routing.router import (
 from sim.aggregated_node import AggregatedNode
 from sim.decode_node import DecodeNode
 from sim.engine_node import EngineNode
+from sim.store_prefill_node import LOADS
 
 if TYPE_CHECKING:
     from sim.build import Builder, Place
@@ -51,7 +52,8 @@ class Lives:
         return nodes[place.position]
 
     def place_of(self, engine: EngineId) -> EngineId:
-        """How the plan calls the engine of that id."""
+        """How the plan calls the engine of that id, or of the one that it loads as."""
+        engine = engine.removesuffix(LOADS)
         return self.names.get(engine, engine)
 
     def crash(self, fault: Crash, name: EngineId) -> bool:

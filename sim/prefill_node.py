@@ -72,10 +72,14 @@ class PrefillNode(EngineNode):
         self.by_xid[leg.xid] = self.by_request[leg.request_id] = self.by_seq[id(seq)] = begun
         if leg.keeps:
             self.feed(self.scheduler, PrefillQueued(leg.xid, leg.request_id))
+        self.submit(begun)
+
+    def submit(self, leg: PrefillLeg) -> None:
+        """Into the engine's queue, if it can ever be served."""
         try:
-            self.engine.submit(seq, now)
+            self.engine.submit(leg.seq, self.env.now)
         except NeverFitsError:
-            self.end(begun, Code.REJECTED)
+            self.end(leg, Code.REJECTED)
             self.world.router.later(PrefillAnswered(leg.request_id, None, Code.REJECTED))
             return
         self.rearm()

@@ -9,7 +9,8 @@ Calls of the store's own, like PutStart, take a control message's time and are n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from pdflow.memory.paged import PoolError
 from pdflow.methods.store_memory import Item, StoreMemory
@@ -38,7 +39,7 @@ from pdflow.protocol.ids import KvParams, Shards, rank_address
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.values import Instant, RequestId, Xid
+from pdflow.protocol.values import Allocation, Instant, RequestId, Xid
 from pdflow.routing.router import PrefillAnswered
 from sim.node import Node, Port
 from sim.prefill_node import WEIGHTS
@@ -65,6 +66,23 @@ class Put:
         """Of what it holds, from when it has room."""
 
 
+class Lookup:
+    """Somebody asks what is here of a prompt, to load it. `told(node, lookup, params)` hears of it."""
+
+    __slots__ = ("generation", "items", "request", "request_id", "tokens", "told", "xid")
+
+    def __init__(
+        self, request: int, request_id: RequestId, xid: Xid, items: tuple[Item, ...], told: Callable[[Any], None]
+    ) -> None:
+        self.request = request
+        self.request_id = request_id
+        self.xid = xid
+        self.items = items
+        self.told = told
+        self.tokens = 0
+        self.generation = 0
+
+
 class StoreNode(Node):
     """Args: `name` is the node's; engines that put know it as "name.put", those that get as "name.get"."""
 
@@ -81,7 +99,7 @@ class StoreNode(Node):
         self.block_size = 0
         self.puts: dict[RequestId, Put] = {}
         """Not complete yet."""
-        self.offered: dict[Xid, Put] = {}
+        self.offered: dict[Xid, Put | Lookup] = {}
         """Complete, and to be got."""
         self.do.update(
             {
@@ -119,6 +137,16 @@ class StoreNode(Node):
         blocks = sum(item.blocks for item in put.items)
         self.feed(self.put_port, DecodeQueued(put.request_id, put.params, blocks, 0))
 
+    def look(self, ask: Lookup) -> None:
+        """GetReplicaList: what is here of a prompt, from its start on, under a lease."""
+        found = self.memory.lease(ask.items, self.env.now)
+        if found is None:
+            self.env.call(self.world.fabric.control_ns, ask.told, (self, ask, None))
+            return
+        ask.generation = found.generation
+        ask.tokens = len(found.blocks) * self.block_size
+        self.offer(ask.xid, ask, found)
+
     def abort(self, about: tuple[RequestId, Xid]) -> None:
         """Nobody will come for it."""
         request_id, xid = about
@@ -155,12 +183,14 @@ class StoreNode(Node):
     def commit(self, port: Port, effect: Commit) -> None:
         """PutEnd: it is complete, and from now on under a lease."""
         put = self.puts.pop(effect.request_id)
-        xid = put.params.xid
-        self.offered[xid] = put
-        source = self.memory.complete(put.generation)
-        digest = self.world.digest(put.request)
-        self.feed(self.get_port, PrefillQueued(xid, put.request_id))
-        self.feed(self.get_port, PrefillFinished(xid, source, put.tokens, digest, WEIGHTS))
+        self.offer(put.params.xid, put, self.memory.complete(put.generation))
+
+    def offer(self, xid: Xid, what: Put | Lookup, source: Allocation) -> None:
+        """From now on it can be got."""
+        self.offered[xid] = what
+        digest = self.world.digest(what.request)
+        self.feed(self.get_port, PrefillQueued(xid, what.request_id))
+        self.feed(self.get_port, PrefillFinished(xid, source, what.tokens, digest, WEIGHTS))
 
     def resolve(self, port: Port, effect: Resolve) -> None:
         """It could not be put: its request alone hears of it."""
@@ -179,17 +209,21 @@ class StoreNode(Node):
     # Being read from.
 
     def answer(self, port: Port, effect: AnswerPrefill) -> None:
-        for rank, word in enumerate(effect.params.words):
+        params = effect.params
+        for rank, word in enumerate(params.words):
             self.world.fabric.words[rank_address(port.address, rank), word.index] = word.word
-        self.world.router.later(PrefillAnswered(effect.request_id, effect.params))
+        offered = self.offered[params.xid]
+        if isinstance(offered, Lookup):
+            self.env.call(self.world.fabric.control_ns, offered.told, (self, offered, params))
+        else:
+            self.world.router.later(PrefillAnswered(effect.request_id, params))
 
     def bump(self, port: Port, effect: BumpWord) -> None:
         self.world.fabric.words.pop((port.address, effect.word.index), None)
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         """Its request has read it, or has not come for it in time."""
-        put = self.offered.pop(effect.xid)
-        self.memory.release(put.generation)
+        self.memory.release(self.offered.pop(effect.xid).generation)
         self.grant()
 
     # At the end.

@@ -7,11 +7,12 @@ lies on the node of its first object.
 
 from __future__ import annotations
 
+from math import lcm
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdflow.methods.kv_store_keys import Key, block_keys, chained, home, origin
+from pdflow.methods.kv_store_keys import block_keys, chained, home, origin
 from pdflow.methods.store_memory import Item, StoreMemory
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
@@ -20,6 +21,7 @@ from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.scenario.fields import seconds_to_ns
 from sim.store_node import StoreNode, get_name, put_name
+from sim.store_prefill_node import Loads, load_name
 
 if TYPE_CHECKING:
     from pdflow.scenario.schema import Pool
@@ -36,8 +38,14 @@ class Stores:
         self.world = builder.world
         self.transfer = builder.scenario.transfer
         self.shards = Shards(beside.tp, 1, beside.block_size)
-        self.by_block = self.transfer.store_granularity == "block"
-        self.origin: Key = origin(builder.scenario.model.name, 0, beside.tp)
+        self.by_block = self.transfer.store_granularity == "block" and builder.named
+        sizes = [pool.block_size for pool in builder.scenario.pools]
+        self.unit_tokens = lcm(self.world.prefix_block_tokens, *sizes)
+        """Of an object that is named: it ends where a name does, and a block of whoever has it."""
+        self.model = builder.scenario.model.name
+        self.builder = builder
+        if self.by_block:
+            self.world.caches = True
         block_bytes = builder.shapes[beside.name].engine_bytes_per_token(beside.tp) * beside.block_size
         self.blocks = self.transfer.store_bytes // block_bytes
         self.nodes = [self.node(builder, beside, index) for index in range(self.transfer.store_nodes)]
@@ -74,16 +82,31 @@ class Stores:
     def node_of(self, items: tuple[Item, ...]) -> StoreNode:
         return self.nodes[home(items[0].key, len(self.nodes))]
 
-    def items(self, request: int) -> tuple[Item, ...]:
-        """The objects of a prompt, from its start on."""
+    def loads(self, engine: EngineInfo, blocks: int, incarnation: int) -> Loads | None:
+        """The endpoints with which a prefill engine loads; None if it does not. Layouts have no pipelined D."""
+        if not self.by_block or engine.shards.pp > 1:
+            return None
+        info = EngineInfo(load_name(engine.engine), engine.shards)
+        paths, transfer, builder = self.world.fabric.paths, self.transfer, self.builder
+        paths.pool_of[info.engine] = paths.pool_of[engine.engine]
+        about = (builder.dialect, builder.timers, builder.geometry)
+        limits = (blocks, transfer.quarantine_fraction, transfer.quarantine_suspect_fraction)
+        ranks = [ConsumerRank(info, rank, incarnation, *about) for rank in range(info.shards.ranks)]
+        return ConsumerScheduler(info, incarnation, *about, True, *limits), ranks
+
+    def items(self, request: int, salt: int) -> tuple[Item, ...]:
+        """The objects of a prompt, from its start on. `salt` is that of the process that asks, if it has one."""
         size = self.shards.block_size
         tokens = self.world.records.input_tokens[request]
         blocks = -(-tokens // size)
         whole = self.world.digest(request)
+        start = origin(self.model, 0, self.shards.tp, salt)
         if not self.by_block:
-            return (Item(chained(self.origin, (whole,)), blocks),)
-        each = self.world.prefix_block_tokens // size
-        names = self.world.prefixes.get(request, ())[: (tokens - 1) // self.world.prefix_block_tokens]
-        keys = block_keys(self.origin, ((name,) for name in names))
-        last = keys[-1] if keys else self.origin
+            return (Item(chained(start, (whole,)), blocks),)
+        # A name stands for all before it, so the last one of several speaks for them. A last token is always computed.
+        names = self.unit_tokens // self.world.prefix_block_tokens
+        named = self.world.prefixes.get(request, ())[names - 1 :: names][: (tokens - 1) // self.unit_tokens]
+        each = self.unit_tokens // size
+        keys = block_keys(start, ((name,) for name in named))
+        last = keys[-1] if keys else start
         return (*[Item(key, each) for key in keys], Item(chained(last, (whole,)), blocks - each * len(keys)))

@@ -79,7 +79,8 @@ class Witness:
         oracle = self.oracle
         if oracle is None:
             return
-        oracle.lost(node.name)
+        for engine in node.engines:
+            oracle.lost(engine)
         mine = [item for item in self.unheard.values() if engine_of(item[0].p_port.address) == node.name]
         for flight, landed in mine:
             del self.unheard[flight.op]

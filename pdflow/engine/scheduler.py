@@ -123,7 +123,8 @@ class Scheduler:
         self.loading -= 1
         self._ready.append(seq)
         if seq.prefix and self._cache is not None and seq.allocation is not None:
-            self._cache.remember(seq.allocation, min(len(seq.prefix), seq.target // self._span_tokens))
+            tokens = seq.loaded_tokens or seq.target
+            self._cache.remember(seq.allocation, min(len(seq.prefix), tokens // self._span_tokens))
 
     def drop(self, seq: Sequence, now: int) -> Dropped:
         phase = seq.phase
@@ -324,15 +325,21 @@ class Scheduler:
         return grown
 
     def _let_join(self, before_ns: int) -> None:
-        """Take those whose KV has arrived into the batch: they compute the last prompt token's logits first."""
+        """Take those whose KV has arrived into the batch: they compute the last prompt token's logits first, or, where
+        only the prompt's beginning was to come, the rest of it."""
         late = []
         for seq in self._ready:
             if seq.stamp >= before_ns:
                 late.append(seq)
                 continue
             seq.phase = _RUNNING
-            seq.run_start = self.batch.step
             self._running[seq] = None
+            if seq.prefill_only:
+                seq.local = True
+                seq.computed = max(seq.computed, seq.loaded_tokens)
+                self._prefilling.append(seq)
+                continue
+            seq.run_start = self.batch.step
             self.batch.join(seq, seq.prompt_tokens)
             self.fresh.append(seq)
         self._ready = late

@@ -68,7 +68,7 @@ class NeverFitsError(ValueError):
 
 
 class Sequence(msgspec.Struct, eq=False):
-    """One attempt at one engine. The caller sets the first seven fields; the engine owns the rest."""
+    """One attempt at one engine. The caller sets the first eight fields; the engine owns the rest."""
 
     index: int
     prompt_tokens: int
@@ -81,6 +81,9 @@ class Sequence(msgspec.Struct, eq=False):
     prefix: tuple[int, ...] = ()
     """Names of the prompt's full prefix blocks, for a pool that remembers them; each stands for all before it, too.
     They may go on with those of blocks that the answer fills."""
+    loaded_tokens: int = 0
+    """With `remote_kv` and `prefill_only`: how many of the prompt's tokens, from its start on, are transferred. The rest
+    is computed."""
 
     phase: Phase = Phase.NEW
     allocation: Allocation | None = None
