@@ -115,11 +115,16 @@ class Stamps:
         self.by_pair = _positions(f"{p} to {d}" if m else None for p, d, m in names)
 
     def processes(self) -> Iterator[tuple[str, str]]:
-        """Names of tracks and what they are: engines by the order of their first request, pairs between them."""
-        alone = {name for name, who in self.by_prefill.items() if self.alone[who].any()}
-        yield from ((name, "aggregated" if name in alone else "prefill") for name in self.by_prefill)
+        """Names of tracks and what they are: engines by the order of their first request, pairs between them.
+
+        Of a decode engine that also computes prompts of its own, what is decoded is shown.
+        """
+        decodes = {name for name, who in self.by_decode.items() if not self.alone[who].all()}
+        alone = {name for name, who in self.by_prefill.items() if self.alone[who].any()} - decodes
+        prefills = [name for name in self.by_prefill if name not in decodes]
+        yield from ((name, "aggregated" if name in alone else "prefill") for name in prefills)
         yield from ((name, "transfer") for name in self.by_pair)
-        yield from ((name, "decode") for name in self.by_decode if name not in alone)
+        yield from ((name, "decode") for name in self.by_decode if name in decodes)
 
     def from_engine_to_engine(self) -> frozenset[int]:
         """Requests that have a slice in one engine's prefill and another's decode."""

@@ -15,6 +15,7 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.values import S
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.fit import kv_tokens_of
+from pdflow.scenario.scale_schema import most_engines
 from pdflow.scenario.schema import Scenario
 
 
@@ -72,8 +73,15 @@ def _write_s(scenario: Scenario) -> float:
     slowest = 0.0
     if network.bandwidth_bytes_per_s is not None:
         # At worst one prefill rank sends to all.
-        slowest = sum(nbytes * pool.replicas for pool, nbytes in held) / network.bandwidth_bytes_per_s
+        slowest = (
+            sum(nbytes * most_engines(pool.name, pool.replicas, scenario.scales) for pool, nbytes in held)
+            / network.bandwidth_bytes_per_s
+        )
     for link in network.links:
         if link.bandwidth_bytes_per_s is not None:
-            slowest = max(slowest, sum(nbytes * pool.replicas for pool, nbytes in held) / link.bandwidth_bytes_per_s)
+            slowest = max(
+                slowest,
+                sum(nbytes * most_engines(pool.name, pool.replicas, scenario.scales) for pool, nbytes in held)
+                / link.bandwidth_bytes_per_s,
+            )
     return slowest

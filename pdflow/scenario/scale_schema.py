@@ -48,6 +48,13 @@ class Scale:
         """Engines that it may want."""
         return self.replicas or self.max_replicas or 0
 
+    def __str__(self) -> str:
+        lag = f", {self.start_lag_s:g} s to start" if self.start_lag_s else ""
+        if self.at_s is not None:
+            return f"{self.pool}: {self.replicas} from {self.at_s:g} s on{lag}"
+        bounds = f"{self.min_replicas} to {self.max_replicas}"
+        return f"{self.pool}: {bounds}, by load, for {self.target_queue:g} open legs each{lag}"
+
 
 def most_engines(pool: str, replicas: int, scales: Iterable[Scale]) -> int:
     """How many engines a pool that begins with so many ever has."""

@@ -42,6 +42,8 @@ def scenario_view(scenario: Scenario) -> RenderableType:
         head.add_row("path", f"{path.from_pool} to {path.to_pool} via {', '.join(path.via)}")
     for times, pools in _step_times(scenario).items():
         head.add_row("cost", f"{', '.join(pools)}: {times}")
+    for scale in scenario.scales:
+        head.add_row("scale", str(scale))
     if scenario.faults:
         head.add_row("faults", faults_summary(scenario))
         if scenario.fault_table.heal_s is not None:

@@ -10,6 +10,7 @@ from pdflow.errors import ScenarioError
 from pdflow.scenario import load
 from pdflow.scenario.jsonschema import schema_json
 from pdflow.scenario.router_schema import Router
+from pdflow.scenario.scale_schema import Scale
 from sim.run import _content
 
 REFERENCE = Path(__file__).resolve().parents[2] / "examples/reference.toml"
@@ -27,6 +28,24 @@ def test_each_leg_may_have_a_policy_of_its_own() -> None:
     assert says.policies == ("two-choices", "session-affinity")
     assert str(says) == "two-choices for P, session-affinity for D, concurrent dispatch"
     assert str(Router()) == "round-robin, sequential dispatch"
+
+
+def test_a_line_says_all_of_it() -> None:
+    said = Router(
+        policy="two-choices",
+        disaggregate_above_tokens="auto",
+        on_failure="recompute",
+        hedge_after_s=2.5,
+        max_inflight=1000,
+        max_queue_tokens=50_000,
+    )
+    assert str(said) == (
+        "two-choices, sequential dispatch, D computes what is best itself, 2 attempts, by D alone, hedged after 2.5 s, "
+        "at most 1,000 in flight, at most 50,000 tokens waiting for each P"
+    )
+    load_scale = Scale(pool="p", target_queue=2, max_replicas=4, start_lag_s=10)
+    assert str(load_scale) == "p: 1 to 4, by load, for 2 open legs each, 10 s to start"
+    assert str(Scale(pool="d", at_s=5, replicas=3)) == "d: 3 from 5 s on"
 
 
 @pytest.mark.parametrize(

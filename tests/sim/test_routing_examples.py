@@ -6,8 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pdflow.scenario import load
-from sim.run import Options, prepare, run
+from sim.run import Options, prepare, run, simulate
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BLIND = ("router.policy=round-robin", "router.decode_policy=round-robin", "router.disaggregate_above_tokens=0")
@@ -33,6 +35,17 @@ def test_a_router_that_knows_where_conversations_are_moves_less() -> None:
     stays = Counter(engine.partition("-")[0] for engine in knows.records.prefill_engine)
     assert stays["decode"] > 50
     assert stays["prefill"] > 50
+
+
+@pytest.mark.parametrize("above", [60, 1_000_000])
+def test_a_page_shows_decode_engines_that_compute_prompts(tmp_path: Path, above: int) -> None:
+    """Some of them, or all."""
+    overrides = ["workload.requests=100", f"router.disaggregate_above_tokens={above}"]
+    scenario = load(EXAMPLES / "routing-chat.toml", overrides=overrides)
+    simulate(scenario, out=str(tmp_path), html=True, timeline=True, quiet=True)
+    page = (tmp_path / "report.html").read_text()
+    assert "decode KV blocks in use" in page
+    assert "aggregated KV blocks" not in page
 
 
 def test_a_cluster_follows_its_load() -> None:

@@ -69,9 +69,10 @@ def over_time(result: Result, recording: Recording | None = None) -> tuple[list[
     counts: dict[tuple[str, str], list[Level]] = {}
     work: dict[str, Level] = {}
     blocks: dict[str, list[Changes]] = {}
+    roles = {engine.name: engine.role for engine in totals.engines}
     for process, kind in stamps.processes():
         if kind != "transfer" and process in recording.kv_blocks:
-            blocks.setdefault(kind, []).append(recording.kv_blocks[process].curve())
+            blocks.setdefault(roles.get(process, kind), []).append(recording.kv_blocks[process].curve())
         for level in stamps.levels(process, kind):
             counts.setdefault((kind, level.name), []).append(level)
             if level.name in _AT_WORK:
