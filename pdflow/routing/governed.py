@@ -81,12 +81,17 @@ class GovernedRouter(Router):
 
     def _arrived(self, event: RequestArrived) -> RouterEffects:
         if event.request not in self.by_request:
-            choice = self.prefill_choice
-            inflight, engines = len(self.by_request), sum(choice.up)
-            why = self.rules.admission.refusal(event.prompt_tokens, inflight, choice.open_tokens, engines)
+            why = self._refusal(event)
             if why:
                 return (Reply(event.request, "failed", Code.REJECTED, 0, why),)
         return super()._arrived(event)
+
+    def _refusal(self, asked: RequestArrived) -> str:
+        """A prompt that stays with D is in no queue of P's."""
+        rule, choice = self.rules.admission, self.prefill_choice
+        bounds_queue = rule.max_queue_tokens is not None and not self._keeps(asked, None)
+        queue_tokens = choice.open_tokens if bounds_queue else 0
+        return rule.refusal(asked.prompt_tokens, len(self.by_request), queue_tokens, sum(choice.up))
 
     # Prompts of D's own.
 

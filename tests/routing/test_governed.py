@@ -74,6 +74,13 @@ def test_a_prompt_that_is_longer_than_the_bound_is_served_when_nobody_waits(gove
     assert kinds(it.handle(arrives(1, 1), 0)) == [Reply]
 
 
+def test_a_prompt_that_stays_with_d_is_in_no_queue_of_ps(governed: Make) -> None:
+    it = governed(admission=Admission(max_queue_tokens=10), disaggregation=Disaggregation(((50,), (50,))))
+    it.handle(arrives(0, 1000), 0)
+    assert kinds(it.handle(arrives(1, 51), 0)) == [Reply]
+    assert kinds(it.handle(arrives(2, 50), 0)) == [DispatchAlone]
+
+
 def test_a_retry_is_not_shed(governed: Make) -> None:
     it = governed(admission=Admission(max_inflight=1), max_attempts=2)
     it.handle(arrives(0), 0)
