@@ -101,6 +101,7 @@ class StoreNode(Node):
         """Not complete yet."""
         self.offered: dict[Xid, Put | Lookup] = {}
         """Complete, and to be got."""
+        self.granting = False
         self.do.update(
             {
                 Enqueue: self.enqueue,
@@ -163,10 +164,17 @@ class StoreNode(Node):
         except PoolError:
             self.feed(port, DecodeAborted(effect.request_id, Code.REJECTED))
             return
-        self.grant()
+        self.grant_soon()
 
-    def grant(self) -> None:
+    def grant_soon(self) -> None:
+        """When all that happens now has: who gets room may be among those that are given up at this very instant."""
+        if not self.granting:
+            self.granting = True
+            self.env.call(0, self.grant, None)
+
+    def grant(self, _: None) -> None:
         """Whoever has room now registers it, without what is here already."""
+        self.granting = False
         for placed in self.memory.granted(self.env.now):
             put = self.puts[placed.name]
             put.generation = placed.target.generation
@@ -197,14 +205,14 @@ class StoreNode(Node):
         del self.puts[effect.request_id]
         self.memory.forget(effect.request_id)
         self.world.router.later(PrefillAnswered(effect.request_id, None, effect.code))
-        self.grant()
+        self.grant_soon()
 
     def quarantine(self, port: Port, effect: Quarantine) -> None:
         """What a writer may still reach stays held."""
 
     def free(self, port: Port, effect: FreeBlocks) -> None:
         self.memory.release(effect.allocation.generation)
-        self.grant()
+        self.grant_soon()
 
     # Being read from.
 
@@ -224,7 +232,7 @@ class StoreNode(Node):
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         """Its request has read it, or has not come for it in time."""
         self.memory.release(self.offered.pop(effect.xid).generation)
-        self.grant()
+        self.grant_soon()
 
     # At the end.
 
