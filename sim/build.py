@@ -44,6 +44,7 @@ from sim.faults import Faults
 from sim.paths import Paths
 from sim.patience import Patience
 from sim.prefill_node import PrefillNode
+from sim.progressive_prefill_node import ProgressivePrefillNode
 from sim.recording import RecordedEngine, Recorder
 from sim.routing import router_node
 from sim.scaling import Scaling
@@ -59,6 +60,9 @@ from sim.world import World
 def incarnation_of(index: int, life: int = 0) -> int:
     """Each engine's life has a number of its own; a simulated one needs no randomness."""
     return 0x5EED_0000 + index + (life << 32)
+
+HIDDEN_BYTES_PER_VALUE = 2
+"""Hidden states of the V0 connectors, in 16 bits."""
 
 
 @attrs.frozen
@@ -94,7 +98,8 @@ class Builder:
         self.costs = costs or {}
         self.world = World()
         self.world.recorder = recorder
-        self.method = METHODS[scenario.transfer.method]
+        says = scenario.transfer
+        self.method = METHODS[says.method].adapted(says.progressive, says.kv_buffer_device == "cpu")
         self.conduct = self.method.conduct(scenario.transfer.dialect)
         self.dialect = self.method.dialect(scenario.transfer.dialect)
         self.pulls = self.method.pulls
@@ -132,7 +137,9 @@ class Builder:
             world, network, paths, seconds_to_ns(table.control_latency_s), seconds_to_ns(table.handshake_s)
         )
         if self.method.is_carried(self.conduct):
-            world.shipping = Shipping(world, self.method, self.conduct)
+            hidden_bytes = scenario.model.hidden_size * HIDDEN_BYTES_PER_VALUE
+            pickled = scenario.transfer.pickle_bytes_per_s
+            world.shipping = Shipping(world, self.method, self.conduct, hidden_bytes, pickled)
         if self.method.stores:
             self.add_stores()
         for pool in scenario.pools:
@@ -251,7 +258,9 @@ class Builder:
         if self.method.stores:
             return StorePrefillNode(*about, self.stores, self.conduct)
         if not self.method.staged_at_p:
-            return PrefillNode(*about)
+            if not self.method.in_pieces:
+                return PrefillNode(*about)
+            return ProgressivePrefillNode(*about, self.most_layers(place.pool))
         staging = self.staging(self.method.p_memory, place.pool, generation)
         return StagedPrefillNode(*about, self.method, self.conduct, staging)
 
@@ -264,11 +273,14 @@ class Builder:
         node.waits = self.conduct.decode_waits
         return node
 
+    def most_layers(self, pool: Pool) -> int:
+        """Of the ranks of an engine of this pool."""
+        return max(len(stage) for stage in stage_layers(self.shapes[pool.name].num_layers, pool.pp))
+
     def staging(self, memory: Memory, pool: Pool, generation: int) -> Staging:
         """Memory beside the blocks of an engine of this pool; of its ranks that with the most layers."""
         shape, transfer = self.shapes[pool.name], self.scenario.transfer
-        layers = max(len(stage) for stage in stage_layers(shape.num_layers, pool.pp))
-        size = KvSize(layers, shape.rank_bytes_per_token(pool.tp) // shape.num_layers)
+        size = KvSize(self.most_layers(pool), shape.rank_bytes_per_token(pool.tp) // shape.num_layers)
         staging = staging_of(
             memory, size, transfer.host_buffer_bytes, transfer.kv_buffer_size, transfer.mem_pool_size_gb << 30
         )

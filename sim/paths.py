@@ -152,6 +152,10 @@ class Paths:
         """From one place of a GPU's memory to another: each byte is read and written."""
         return self._local(rank, "d2d", self.pool_of[engine_of(rank)].gpu.hbm_bytes_per_s / 2)
 
+    def thread(self, rank: Address, name: str, bytes_per_s: int) -> PathId:
+        """A thread of a rank's host through which bytes go one after the other."""
+        return self._local(rank, name, bytes_per_s)
+
     def copy_ns(self, rank: Address) -> int:
         """What a copy on `lane` or `copy` waits before its first byte."""
         return seconds_to_ns(self.pool_of[engine_of(rank)].gpu.copy_latency_s)

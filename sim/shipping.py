@@ -19,6 +19,7 @@ from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of, rank_of
 from pdflow.protocol.values import Address, Xid
 from pdflow.results.records import HANDSHAKE
+from sim.engine_node import EngineNode
 from sim.fabric import Flight
 
 if TYPE_CHECKING:
@@ -99,12 +100,15 @@ class Parcel:
 
 
 P_LANE, D_LANE, ASK = "P", "D", "ask"
+PICKLE, UNPICKLE = "pickle", "unpickle"
 
 
 class Shipping:
-    """Args: method and conduct of the scenario."""
+    """Args: method and conduct of the scenario; bytes of a token's hidden states; what a thread pickles."""
 
-    def __init__(self, world: World, method: Method, conduct: Conduct) -> None:
+    def __init__(
+        self, world: World, method: Method, conduct: Conduct, hidden_bytes: int, pickle_bytes_per_s: int
+    ) -> None:
         self.world = world
         self.env = world.env
         self.method = method
@@ -121,7 +125,14 @@ class Shipping:
             stages.append(D_LANE)
         if conduct.asks:
             stages.append(ASK)
-        self.stages = (*stages, *method.hops)
+        self.hidden_bytes = hidden_bytes if conduct.hidden_states else 0
+        self.pickle_bytes_per_s = pickle_bytes_per_s
+        for hop in method.hops * conduct.tensors:
+            if conduct.pickles and hop is Hop.WIRE:
+                stages += [PICKLE, hop, UNPICKLE]
+            else:
+                stages.append(hop)
+        self.stages = tuple(stages)
 
     def layers_of(self, rank: Address) -> int:
         """How many layers a P rank has KV of."""
@@ -140,7 +151,7 @@ class Shipping:
         layers = self.layers_of(rank) if self.method.grain is not Grain.WHOLE else 1
         order = self.orders[effect.op] = Order(flight, route, grant.xid, layers, Shipment(layers, start, stop))
         self.world.records.ends[HANDSHAKE][flight.request] = self.env.now
-        if type(effect) is PostWrite and self.method.staged_at_p:
+        if type(effect) is PostWrite and (self.method.staged_at_p or self.conduct.early):
             key = (rank, grant.xid)
             self.by_prompt.setdefault(key, []).append(order)
             pieces = self.ready.get(key, ())
@@ -172,7 +183,9 @@ class Shipping:
         shipment = order.shipment
         tokens = order.layers * (shipment.stop - shipment.start)
         while (piece := shipment.next()) is not None:
-            Parcel(self, order, piece, order.flight.nbytes * (piece.stop - piece.start) // tokens).go_on()
+            part = piece.stop - piece.start
+            nbytes = order.flight.nbytes * part // tokens + self.hidden_bytes * part
+            Parcel(self, order, piece, nbytes // self.conduct.tensors).go_on()
 
     def judge(self, order: Order) -> None:
         """Tell how the operation ended, if it has."""
@@ -201,6 +214,11 @@ class Shipping:
         if stage == ASK:
             self.env.call(2 * self.world.fabric.control_ns, parcel.go_on, None)
             return
+        if stage in (PICKLE, UNPICKLE):
+            port = flight.p_port if stage == PICKLE else flight.d_port
+            path = self.world.fabric.paths.thread(port.address, stage, self.pickle_bytes_per_s)
+            self.world.fabric.copy(port, path, parcel.nbytes, 0, parcel.ended)
+            return
         sends = stage == P_LANE
         rank = flight.p_port if sends else flight.d_port
         width = self.conduct.sending_lanes if sends else self.conduct.receiving_lanes
@@ -213,10 +231,37 @@ class Shipping:
 
     def hop(self, parcel: Parcel, hop: Hop) -> None:
         flight = parcel.order.flight
+        if self.world.tell is not None:
+            self.tell(parcel, hop)
         if hop is Hop.WIRE:
             self.send(parcel)
+        elif hop is Hop.D2H and self.conduct.in_stream:
+            self.env.call(self.left_of_step(flight.p_port), self.copy_out, parcel)
         else:
             self.copy(flight.p_port if hop is Hop.D2H else flight.d_port, hop, parcel.nbytes, parcel.ended)
+
+    def tell(self, parcel: Parcel, hop: Hop) -> None:
+        """Say what this piece does next."""
+        flight, tell = parcel.order.flight, self.world.tell
+        assert tell is not None
+        what = f"{words(parcel.piece, parcel.order.layers)}, {hop.value}"
+        if hop is Hop.WIRE:
+            ask = "announces and sends" if self.conduct.asks else "sends"
+            verb = "fetches" if flight.reads else ask
+            by, other = (flight.d_port, flight.p_port) if flight.reads else (flight.p_port, flight.d_port)
+            tell(by.address, f"{verb} {words(parcel.piece, parcel.order.layers)}: {other.address}")
+        else:
+            tell((flight.p_port if hop is Hop.D2H else flight.d_port).address, f"copies {what}")
+
+    def left_of_step(self, port: Port) -> int:
+        """Until the step that a rank's GPU computes is done."""
+        node = port.node
+        assert isinstance(node, EngineNode)
+        boundary = node.engine.next_boundary(self.env.now)
+        return 0 if boundary is None else boundary - self.env.now
+
+    def copy_out(self, parcel: Parcel) -> None:
+        self.copy(parcel.order.flight.p_port, Hop.D2H, parcel.nbytes, parcel.ended)
 
     def copy(self, port: Port, hop: Hop, nbytes: int, then: Any) -> None:
         """A copy on one host."""
@@ -275,6 +320,12 @@ class Shipping:
         lanes, parcel.lanes = parcel.lanes, []
         for lane in lanes:
             lane.leave()
+
+
+def words(piece: Piece, layers: int) -> str:
+    """A piece, as a person says it."""
+    which = f"layer {piece.layer}" if layers > 1 else "all layers"
+    return f"{which}, tokens {piece.start} to {piece.stop}"
 
 
 def whole(layers: int, stop: int) -> list[Piece]:

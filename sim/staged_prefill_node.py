@@ -54,17 +54,19 @@ class StagedPrefillNode(PrefillNode):
         self.copied: dict[Xid, int] = {}
         """Of prompts that have room: tokens whose copies have been ordered."""
         self.copying: dict[Xid, int] = {}
-        """Copies under way."""
+        """Copies under way, or to come of a step that has begun."""
         self.leaving: dict[Xid, PrefillLeg] = {}
         """Computed, and not wholly copied: their blocks are still needed."""
         self.given_up: set[Xid] = set()
         """Let go of while they were computed: nothing more of them is sent."""
         self.unannounced: set[Xid] = set()
-        """Computed in steps without length before there was room to begin."""
+        """Computed before there was room for any of it."""
         self.awaited: dict[Xid, None] = {}
         """What the engine waits for before it goes on."""
         self.postponed: list[tuple[PrefillLeg, ChunkBegun]] = []
         """Parts of the step that has not begun after all."""
+        self.in_blocks: dict[Xid, list[ChunkBegun]] = {}
+        """Of prompts that wait for room: what has been computed of them, and lies where it was."""
         self.held_since: Instant = 0
         self.do[StopWrite] = self.stop_write
 
@@ -91,7 +93,8 @@ class StagedPrefillNode(PrefillNode):
         self.computed(leg)
 
     def computing(self, leg: PrefillLeg, chunk: ChunkBegun) -> None:
-        """A step with a part of this prompt begins, if the engine need not wait."""
+        """A step with a part of this prompt begins. Without room it stays in blocks, and the engine goes on: were it to
+        wait, so would those prompts that hold the room."""
         tokens = leg.seq.prompt_tokens
         known = chunk.computed + chunk.new
         if self.method.grain is Grain.LAYER and known < tokens:
@@ -105,16 +108,16 @@ class StagedPrefillNode(PrefillNode):
         if xid not in self.places and xid not in self.staging.waiting:
             self.staging.want(xid, tokens)
             self.grant()
-        if xid not in self.places:
-            self.wait_for(xid)
-            self.postponed.append((leg, chunk))
-            return
-        self.plan(leg, known, chunk.start_ns, chunk.end_ns)
+        if xid in self.places:
+            self.plan(leg, known, chunk.start_ns, chunk.end_ns)
+        else:
+            self.in_blocks.setdefault(xid, []).append(chunk)
 
     def plan(self, leg: PrefillLeg, known: int, start_ns: Instant, end_ns: Instant) -> None:
         """Each layer of the tokens up to `known` is there at its share of the step."""
         before = self.copied.get(leg.xid, 0)
         self.copied[leg.xid] = known
+        self.owe(leg.xid, self.layers)
         now = self.env.now
         for layer in range(self.layers):
             at = start_ns + (end_ns - start_ns) * (layer + 1) // self.layers
@@ -127,6 +130,8 @@ class StagedPrefillNode(PrefillNode):
         leg, piece = about
         if leg.xid in self.places and self.alive:
             self.copy_out(leg.xid, piece)
+        else:
+            self.paid(leg.xid, len(self.ports) - 1)
 
     def copy_out(self, xid: Xid, *pieces: Piece) -> None:
         """Bring these, which lie in blocks, to where they are sent from."""
@@ -137,7 +142,6 @@ class StagedPrefillNode(PrefillNode):
             what = words(pieces[0], self.layers) if len(pieces) == 1 else "all layers"
             self.world.tell(self.name, f"copies {what}, {hop.value}")
         for port in self.ranks():
-            self.copying[xid] = self.copying.get(xid, 0) + 1
             self.world.shipping.copy(port, hop, nbytes, partial(self.copied_out, port, xid, pieces))
 
     def ranks(self) -> list[Port]:
@@ -146,13 +150,22 @@ class StagedPrefillNode(PrefillNode):
     def copied_out(self, port: Port, xid: Xid, pieces: tuple[Piece, ...], ok: bool) -> None:
         if not self.alive:
             return
-        left = self.copying[xid] = self.copying[xid] - 1
-        if not left:
-            del self.copying[xid]
         if xid in self.places:
             for piece in pieces:
                 self.world.shipping.offer(port.address, xid, piece)
-        if not left and xid in self.leaving:
+        self.paid(xid, 1)
+
+    def owe(self, xid: Xid, pieces: int) -> None:
+        """So many pieces will be copied by each rank."""
+        self.copying[xid] = self.copying.get(xid, 0) + pieces * (len(self.ports) - 1)
+
+    def paid(self, xid: Xid, pieces: int) -> None:
+        """So many are, or need not be."""
+        left = self.copying[xid] = self.copying[xid] - pieces
+        if left:
+            return
+        del self.copying[xid]
+        if xid in self.leaving and xid not in self.unannounced:
             self.leave(self.leaving.pop(xid))
 
     def computed(self, leg: PrefillLeg) -> None:
@@ -214,11 +227,13 @@ class StagedPrefillNode(PrefillNode):
                 self.world.tell(self.name, f"takes room in {self.method.p_memory.value}")
             leg = self.by_xid[xid]
             if not self.conduct.early:
+                self.owe(xid, 1)
                 self.copy_out(xid, *whole(self.layers, leg.seq.prompt_tokens))
                 continue
             digest = self.world.digest(leg.request)
             self.feed(self.scheduler, PrefillBegun(xid, place, leg.seq.prompt_tokens, digest, WEIGHTS))
-            self.waits_no_more(xid)
+            for chunk in self.in_blocks.pop(xid, ()):
+                self.plan(leg, chunk.computed + chunk.new, chunk.start_ns, chunk.end_ns)
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         xid = effect.xid
@@ -262,6 +277,7 @@ class StagedPrefillNode(PrefillNode):
         """This prefill ends without KV, or without the rest of it."""
         self.staging.forget(leg.xid)
         self.given_up.discard(leg.xid)
+        self.in_blocks.pop(leg.xid, None)
         self.postponed = [(other, chunk) for other, chunk in self.postponed if other is not leg]
         del self.by_request[leg.request_id], self.by_seq[id(leg.seq)]
         if leg.xid not in self.places:
@@ -273,8 +289,8 @@ class StagedPrefillNode(PrefillNode):
 
     def assert_empty(self) -> None:
         staging = self.staging
-        kept = (staging.held, staging.waiting, self.places, self.copying, self.leaving, self.awaited, self.postponed)
-        assert not any(kept), f"{self.name} still keeps {kept}"
+        kept = (staging.held, staging.waiting, self.places, self.copying, self.leaving, self.awaited)
+        assert not any((*kept, self.postponed, self.in_blocks, self.unannounced)), f"{self.name} still keeps {kept}"
         assert not self.held, f"{self.name} still waits"
 
     def newest_generation(self) -> int:

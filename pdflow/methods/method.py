@@ -65,10 +65,14 @@ class Conduct:
     """How many pieces a P rank has under way at most; None for any number."""
     receiving_lanes: int | None = None
     """How many pieces a D rank takes in at once."""
-    guards: Guards = Guards()
+    guards: Guards = attrs.field(factory=Guards)
     """What keeps faults away from the pieces' way."""
     asks: bool = False
     """Each piece is announced by a message, and sent when that has been answered."""
+    tensors: int = 1
+    """A piece goes as so many tensors, one after the other."""
+    in_stream: bool = False
+    """P's copies to the host are queued on its GPU behind the step that runs."""
     pickles: bool = False
     """Bytes go through a Python thread of either host that pickles them, or takes them apart."""
     hidden_states: bool = False
@@ -132,6 +136,22 @@ class Method:
         if name == AS_PUBLISHED and self.other_dialects:
             name = self.other_dialects[-1]
         return DIALECTS.get(name, STRICT)
+
+    def adapted(self, progressive: bool, through_host: bool) -> Method:
+        """The same with what a scenario asks for besides; where it does not apply, nothing changes.
+
+        `progressive`: P writes its blocks layer by layer while it computes the next (vLLM #55589). `through_host`:
+        blocks go through host memory on both sides (`kv_buffer_device = "cpu"`).
+        """
+        method = self
+        if progressive and not self.pulls and not self.staged_at_p:
+            early = attrs.evolve(self.strict, early=True)
+            method = attrs.evolve(
+                method, grain=Grain.LAYER_CHUNK, strict=early, published=attrs.evolve(self.published, early=True)
+            )
+        if through_host and self.hops == (Hop.WIRE,) and not self.staged_at_p and not self.staged_at_d:
+            method = attrs.evolve(method, hops=(Hop.D2H, Hop.WIRE, Hop.H2D))
+        return method
 
     def is_carried(self, conduct: Conduct) -> bool:
         """Whether its operations are more than one flow from NIC to NIC, posted at once."""

@@ -1,8 +1,10 @@
 """Mooncake in vLLM: the pipe with a lookup buffer (PR #10884), and the V1 connector.
 
 V0: P inserts a prompt's KV into a buffer, D selects and drops it; each tensor goes through host memory on both sides.
-As published, both engines stand still meanwhile. V1: D asks with a message that names its blocks, and one of P's worker
-threads writes them and waits for the end.
+As published, keys, values and hidden states go one after the other; each is copied out behind the step that P's GPU
+computes, pickled by one thread and taken apart by another, and D's engine stands still until all are there.
+
+V1: D asks with a message that names its blocks, and one of P's worker threads writes them and waits for the end.
 """
 
 from __future__ import annotations
@@ -19,10 +21,19 @@ MOONCAKE_V0 = Method(
     staging=Hop.D2D,
     hops=(Hop.D2H, Hop.WIRE, Hop.H2D),
     back_pressure="a full lookup buffer: P's next step waits",
-    on_loss="the request is computed again",
+    on_loss="as nixl-pull; as published D computes the prompt",
     limits="one pair of engines as published; one transfer at a time on either side",
     strict=Conduct(sending_lanes=1, receiving_lanes=1),
-    published=Conduct(prefill_waits=True, decode_waits=True, sending_lanes=1, receiving_lanes=1),
+    published=Conduct(
+        prefill_waits=True,
+        decode_waits=True,
+        sending_lanes=1,
+        receiving_lanes=1,
+        tensors=3,
+        in_stream=True,
+        pickles=True,
+        hidden_states=True,
+    ),
 )
 MOONCAKE_V1 = Method(
     name="mooncake-v1",
@@ -30,7 +41,7 @@ MOONCAKE_V1 = Method(
     source="vLLM 0.32.0, after PR #10884",
     initiator="D asks, P writes",
     back_pressure="ten workers at P, each busy until its write has ended; 480 s, then the request fails",
-    on_loss="the request fails, or is tried again",
+    on_loss="as nixl-push",
     limits="pipeline stages at P only",
     strict=Conduct(sending_lanes=10),
     published=Conduct(sending_lanes=10),

@@ -42,6 +42,15 @@ class Transfer:
             "vLLM 0.32's frames with the fixes C1 to C13"
         ),
     )
+    progressive: bool = field(
+        default=False,
+        metadata=about(
+            "nixl-push, mooncake-v1: P writes layer by layer and chunk by chunk, while it computes what follows"
+        ),
+    )
+    kv_buffer_device: Literal["cuda", "cpu"] = field(
+        default="cuda", metadata=about("nixl-*, mooncake-v1: cpu stages every transfer in host memory on both sides")
+    )
     host_buffer_bytes: int = field(
         default=8_000_000_000, metadata=about("cpu-staged: each rank's ring of pinned host memory", AT_LEAST_ONE)
     )
@@ -54,6 +63,10 @@ class Transfer:
     )
     mem_pool_size_gb: int = field(
         default=32, metadata=about("p2p-nccl-put*: D's pinned host pool behind that buffer, of a rank", NOT_NEGATIVE)
+    )
+    pickle_bytes_per_s: int = field(
+        default=1_000_000_000,
+        metadata=about("mooncake-v0 as published: what a thread of a rank pickles, or takes apart", AT_LEAST_ONE),
     )
     nccl_num_channels: int = field(
         default=8,

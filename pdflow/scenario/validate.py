@@ -102,6 +102,9 @@ def _dialect(transfer: Transfer) -> Iterator[Complaint]:
     if transfer.dialect not in spoken:
         expected = f"expected {' or '.join(spoken)}: {transfer.method} speaks no other"
         yield Complaint(("transfer", "dialect"), f'is "{transfer.dialect}", {expected}')
+    elif transfer.progressive and not METHODS[transfer.method].dialect(transfer.dialect).control_frames:
+        expected = 'expected false, or dialect = "strict": vLLM 0.32 writes a prompt when all of it is computed'
+        yield Complaint(("transfer", "progressive"), f"is true, {expected}")
 
 
 def _of_role(pools: Iterable[PlacedPool], role: str) -> list[PlacedPool]:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.errors import ScenarioError
+from pdflow.methods.catalogue import METHODS
 from pdflow.scenario import load
 from pdflow.scenario.editable import Scenario
 from pdflow.scenario.jsonschema import schema_json
@@ -56,8 +57,8 @@ def test_all_that_is_wrong_is_said_with_its_place(tmp_path: Path) -> None:
     file.write_text(REFERENCE.read_text())
     edits = {"transfer.method": "nixl-pul", "slo.ttft_ms": -1, "pool.decod.tp": 1, "a b": 1}
     assert said(Scenario.load(file).with_, edits).split("\n") == [
-        'edit transfer.method="nixl-pul": transfer.method: is "nixl-pul", expected one of nixl-push, nixl-pull'
-        " (did you mean nixl-pull?)",
+        'edit transfer.method="nixl-pul": transfer.method: is "nixl-pul", expected one of '
+        f"{', '.join(METHODS)} (did you mean nixl-pull?)",
         "edit slo.ttft_ms=-1: slo.ttft_ms: is -1, expected a number above 0",
         "edit pool.decod.tp=1: no pool named decod, expected one of prefill, decode (did you mean decode?)",
         'edit a b=1: "a b" is not a key, expected a dotted one, as in pool.decode.tp',

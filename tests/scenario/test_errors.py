@@ -104,7 +104,7 @@ def test_an_empty_file_says_what_is_needed(tmp_path: Path) -> None:
         (
             'dialect = "strict"',
             'dialect = "vllm"',
-            ['s.toml:32: transfer.dialect: is "vllm", expected one of strict, vllm-compat, vllm-stock'],
+            ['s.toml:32: transfer.dialect: is "vllm", expected one of strict, as-published, vllm-compat, vllm-stock'],
         ),
         (
             "arrival = {",

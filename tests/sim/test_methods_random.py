@@ -15,7 +15,7 @@ from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.worlds import RELAXED, disturb, disturbances, scenarios
 
 CORE = ("nixl-push", "nixl-pull")
-"""Every other test is about these."""
+"""Every other test is about these, as they are by default."""
 OTHERS = [name for name in METHODS if name not in CORE]
 MB = 1_000_000
 
@@ -23,9 +23,13 @@ MB = 1_000_000
 @st.composite
 def by_method(draw: st.DrawFn, overrides: dict[str, Any]) -> dict[str, Any]:
     """The same by another method. A prompt of 100 tokens takes 1.7 MB of its four layers."""
+    method = draw(st.sampled_from([*OTHERS, "nixl-push"]))
+    strict = method == "nixl-push" or draw(st.booleans())
     return overrides | {
-        "transfer.method": draw(st.sampled_from(OTHERS)),
-        "transfer.dialect": draw(st.sampled_from(["strict", "strict", "as-published"])),
+        "transfer.method": method,
+        "transfer.dialect": "strict" if strict else "as-published",
+        "transfer.progressive": strict and draw(st.booleans()),
+        "transfer.kv_buffer_device": draw(st.sampled_from(["cuda", "cpu"])),
         "transfer.host_buffer_bytes": draw(st.sampled_from([2 * MB, 5 * MB, 1000 * MB])),
         "transfer.kv_buffer_size": draw(st.sampled_from([2 * MB, 5 * MB, 1000 * MB])),
         "transfer.mem_pool_size_gb": draw(st.sampled_from([0, 1])),

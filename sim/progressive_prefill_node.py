@@ -1,0 +1,115 @@
+"""A prefill engine whose blocks are written from while it still computes the prompt, layer by layer and chunk by chunk.
+
+What has begun is computed to its end, even if nobody wants it any more: a WRITE may read its blocks until then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pdflow.engine.engine import Engine
+from pdflow.engine.sequence import ChunkBegun, Prefilled
+from pdflow.methods.shipment import Piece
+from pdflow.protocol.effects import ReleaseBlocks, StopWrite
+from pdflow.protocol.events import PrefillAborted, PrefillBegun
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import RequestId, Xid
+from sim.node import Port
+from sim.prefill_node import WEIGHTS, PrefillLeg, PrefillNode
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+
+class ProgressivePrefillNode(PrefillNode):
+    """Args: layers of the rank with the most."""
+
+    def __init__(self, world: World, index: int, name: str, engine: Engine, block_bytes: int, layers: int) -> None:
+        super().__init__(world, index, name, engine, block_bytes)
+        self.layers = layers
+        engine.reports_chunks = True
+        self.offered: dict[Xid, int] = {}
+        """Of prompts that have begun: tokens whose pieces are planned."""
+        self.released: set[Xid] = set()
+        """Let go of before they were computed."""
+        self.aborted: dict[int, PrefillLeg] = {}
+        """Taken back, and computed on, under the identity of the sequence."""
+        self.do[StopWrite] = self.stop_write
+
+    def came(self, outcome: object) -> None:
+        if type(outcome) is ChunkBegun:
+            leg = self.by_seq.get(id(outcome.seq))
+            if leg is not None and leg.keeps:
+                self.computing(leg, outcome)
+            return
+        assert type(outcome) is Prefilled
+        aborted = self.aborted.pop(id(outcome.seq), None)
+        if aborted is not None:
+            self.computed(aborted)
+            return
+        leg = self.by_seq[id(outcome.seq)]
+        super().came(outcome)
+        if leg.keeps:
+            self.computed(leg)
+
+    def computing(self, leg: PrefillLeg, chunk: ChunkBegun) -> None:
+        seq, xid = leg.seq, leg.xid
+        if xid not in self.offered:
+            assert seq.allocation is not None
+            source, digest = self.source(seq.allocation), self.world.digest(leg.request)
+            self.offered[xid] = 0
+            self.feed(self.scheduler, PrefillBegun(xid, source, seq.prompt_tokens, digest, WEIGHTS))
+        before, known = self.offered[xid], chunk.computed + chunk.new
+        self.offered[xid] = known
+        now = self.env.now
+        for layer in range(self.layers):
+            at = chunk.start_ns + (chunk.end_ns - chunk.start_ns) * (layer + 1) // self.layers
+            self.env.call(max(0, at - now), self.layer_computed, (xid, Piece(layer, before, known)))
+
+    def layer_computed(self, about: tuple[Xid, Piece]) -> None:
+        xid, piece = about
+        if self.alive and xid in self.by_xid and xid not in self.released:
+            for address in self.ports:
+                if address != self.name:
+                    self.world.shipping.offer(address, xid, piece)
+
+    def computed(self, leg: PrefillLeg) -> None:
+        """Its blocks are the protocol's alone from now on."""
+        del self.offered[leg.xid]
+        if leg.xid in self.released:
+            self.released.remove(leg.xid)
+            self.end_of(leg)
+
+    def release(self, port: Port, effect: ReleaseBlocks) -> None:
+        xid = effect.xid
+        for address in self.ports:
+            self.world.shipping.withdraw(address, xid)
+        leg = self.by_xid[xid]
+        if xid in self.offered:
+            self.released.add(xid)
+        else:
+            self.strand(len(effect.allocation.blocks), leg.finished_ns)
+            self.end_of(leg)
+
+    def end_of(self, leg: PrefillLeg) -> None:
+        del self.by_xid[leg.xid]
+        self.give_back(leg)
+        self.rearm()
+
+    def abort(self, request_id: RequestId) -> None:
+        """What has begun is computed on; nothing more of it is sent."""
+        leg = self.by_request.get(request_id)
+        if leg is None or leg.xid not in self.offered:
+            super().abort(request_id)
+            return
+        del self.by_request[request_id], self.by_seq[id(leg.seq)]
+        leg.finished_ns = self.env.now
+        self.aborted[id(leg.seq)] = leg
+        self.feed(self.scheduler, PrefillAborted(leg.xid, Code.CANCELLED))
+
+    def stop_write(self, port: Port, effect: StopWrite) -> None:
+        self.world.shipping.stop(effect.op)
+
+    def assert_empty(self) -> None:
+        kept = (self.offered, self.released, self.aborted)
+        assert not any(kept), f"{self.name} still keeps {kept}"
