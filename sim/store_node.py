@@ -140,7 +140,7 @@ class StoreNode(Node):
 
     def look(self, ask: Lookup) -> None:
         """GetReplicaList: what is here of a prompt, from its start on, under a lease."""
-        found = self.memory.lease(ask.items, self.env.now)
+        found = self.memory.lease(ask.items)
         if found is None:
             self.env.call(self.world.fabric.control_ns, ask.told, (self, ask, None))
             return
@@ -211,7 +211,7 @@ class StoreNode(Node):
         """What a writer may still reach stays held."""
 
     def free(self, port: Port, effect: FreeBlocks) -> None:
-        self.memory.release(effect.allocation.generation)
+        self.memory.release(effect.allocation.generation, self.env.now)
         self.grant_soon()
 
     # Being read from.
@@ -231,7 +231,7 @@ class StoreNode(Node):
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         """Its request has read it, or has not come for it in time."""
-        self.memory.release(self.offered.pop(effect.xid).generation)
+        self.memory.release(self.offered.pop(effect.xid).generation, self.env.now)
         self.grant_soon()
 
     # At the end.

@@ -17,6 +17,7 @@ When nothing can reach the bytes any more is the protocol's to say. Source: SEED
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import takewhile
 
 from pdflow.memory.paged import PagedPool, PoolError
 from pdflow.methods.kv_store_keys import Key
@@ -45,12 +46,14 @@ class Placed(Value, frozen=True, gc=False):
 
 
 class StoredObject:
-    __slots__ = ("holders", "key", "own", "pinned_until")
+    __slots__ = ("found", "holders", "key", "own", "pinned_until")
 
     def __init__(self, key: Key, own: Allocation) -> None:
         self.key = key
         self.own = own
         self.holders = 1
+        self.found = False
+        """By another prompt than the one that brought it: it will be pinned."""
         self.pinned_until: Instant = 0
 
 
@@ -121,11 +124,11 @@ class StoreMemory:
         return served
 
     def _place(self, name: str, items: tuple[Item, ...], now: Instant) -> Placed | None:
-        objects = self._hold(self.find(items), items, now)
+        objects = self._hold(self.find(items), items)
         found = len(objects)
         need = sum(item.blocks for item in items[found:])
         if not self._make_room(need, now):
-            self._let_go(objects)
+            self._let_go(objects, now)
             return None
         blocks: list[int] = []
         for item in items[found:]:
@@ -152,13 +155,13 @@ class StoreMemory:
             count += 1
         return count
 
-    def lease(self, items: tuple[Item, ...], now: Instant) -> Allocation | None:
+    def lease(self, items: tuple[Item, ...]) -> Allocation | None:
         """Hold what is there of these, from the first on; None if nothing is."""
         count = self.find(items)
         if not count:
             return None
         token = self._allocate(0)
-        objects = self._hold(count, items, now)
+        objects = self._hold(count, items)
         self.held[token.generation] = Holding(token, objects, count)
         return self.table(token.generation)
 
@@ -176,34 +179,35 @@ class StoreMemory:
             blocks += stored.own.blocks
         return Allocation(generation, tuple(blocks))
 
-    def release(self, generation: int) -> None:
+    def release(self, generation: int, now: Instant) -> None:
         """The prompt holds nothing any more: it has been read, or its lease is over, or it was not written and nobody
         can write it any more. Raises PoolError if it held nothing."""
         holding = self.held.pop(generation, None)
         if holding is None:
             raise PoolError(f"release: generation {generation} is not held")
-        self._let_go(holding.objects)
+        self._let_go(holding.objects, now)
         self.pool.release(holding.token)
 
-    def _hold(self, count: int, items: tuple[Item, ...], now: Instant) -> list[StoredObject]:
+    def _hold(self, count: int, items: tuple[Item, ...]) -> list[StoredObject]:
         objects = []
         for item in items[:count]:
             stored = self.known[item.key]
             self.idle.pop(stored.key, None)
             self.pinned.pop(stored.key, None)
             stored.holders += 1
-            stored.pinned_until = now + PIN_NS
+            stored.found = True
             objects.append(stored)
         return objects
 
-    def _let_go(self, objects: list[StoredObject]) -> None:
+    def _let_go(self, objects: list[StoredObject], now: Instant) -> None:
         for stored in reversed(objects):
             stored.holders -= 1
             if stored.holders:
                 continue
             if self.known.get(stored.key) is not stored:
                 self.pool.release(stored.own)
-            elif stored.pinned_until:
+            elif stored.found:
+                stored.pinned_until = now + PIN_NS
                 self.pinned[stored.key] = stored
             else:
                 self.idle[stored.key] = stored
@@ -223,14 +227,13 @@ class StoreMemory:
         return need <= self.pool.free
 
     def _unpin(self, now: Instant) -> None:
-        while self.pinned:
-            key, stored = next(iter(self.pinned.items()))
-            if stored.pinned_until > now:
-                return
-            del self.pinned[key]
-            stored.pinned_until = 0
-            self.idle[key] = stored
-            self.idle.move_to_end(key, last=False)
+        """Whose half hour is over has not been used for as long: it goes before all others."""
+        over = list(takewhile(lambda stored: stored.pinned_until <= now, self.pinned.values()))
+        for stored in reversed(over):
+            del self.pinned[stored.key]
+            stored.found = False
+            self.idle[stored.key] = stored
+            self.idle.move_to_end(stored.key, last=False)
 
     # At the end.
 
