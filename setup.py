@@ -17,6 +17,8 @@ COMPILED = [
     "pdflow/engine/*.py",
     "pdflow/layout/*.py",
     "pdflow/memory/*.py",
+    "pdflow/methods/shipment.py",
+    "pdflow/methods/staging.py",
     "pdflow/network/*.py",
     "pdflow/protocol/consumer*.py",
     "pdflow/protocol/deadlines.py",
@@ -37,6 +39,7 @@ COMPILED = [
     "sim/node.py",
     "sim/paths.py",
     "sim/recording.py",
+    "sim/shipping.py",
     "sim/world.py",
     "sim/writer.py",
 ]

@@ -1,4 +1,5 @@
-"""How fast the simulator is, and how it grows: python benchmarks/sim_speed.py [--quick | --million] [--repeat N]
+"""How fast the simulator is, and how it grows: python benchmarks/sim_speed.py [--quick | --million | --methods]
+[--repeat N]
 
 Each case runs in a process of its own. CPU time is all of it but the imports: scenario, workload, world, run, figures.
 Turns are those of simpy's queue; memory is the process's peak, imports included.
@@ -13,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from pdflow.methods.catalogue import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = str(ROOT / "examples/reference.toml")
@@ -33,6 +36,17 @@ CASES: dict[str, list[str]] = {
 }
 
 MILLION = {"1,000,000 requests": ["workload.requests=1000000"]}
+
+METHOD_CASES: dict[str, list[str]] = {
+    **{f"10,000, {name}": [f"transfer.method={name}"] for name in METHODS},
+    **{
+        f"100,000, 64P64D, {name}": [
+            *("workload.requests=100000", "workload.arrival.rate_rps=128", f"transfer.method={name}"),
+            *("pool.prefill.replicas=64", "pool.decode.replicas=64"),
+        ]
+        for name in ("nixl-push", "kv-store", "mooncake-v1", "p2p-nccl-put-async", "cpu-staged")
+    },
+}
 
 CHILD = """
 import json, resource, sys, time
@@ -68,22 +82,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How fast the simulator is, and how it grows.")
     parser.add_argument("--quick", action="store_true", help="without the 100,000 requests")
     parser.add_argument("--million", action="store_true", help="1,000,000 requests, once, and nothing else")
+    parser.add_argument("--methods", action="store_true", help="every transfer method, and nothing else")
     parser.add_argument("--repeat", type=int, default=3, help="the fastest of so many is shown")
     options = parser.parse_args()
     columns = f"{'requests/CPU s':>15}{'µs/request':>12}{'turns':>8}{'messages':>10}{'peak MB':>9}"
-    print(f"{'examples/reference.toml':26}{columns}")
+    print(f"{'examples/reference.toml':38}{columns}")
     best: dict[int, float] = {}
     if options.million:
         options.repeat = 1
-    for title, overrides in (MILLION if options.million else CASES).items():
+    cases = MILLION if options.million else METHOD_CASES if options.methods else CASES
+    for title, overrides in cases.items():
         if options.quick and "100,000" in title:
             continue
         runs = [measured(overrides) for _ in range(options.repeat)]
         run = min(runs, key=lambda figures: float(figures["cpu_s"]))
         requests, cpu_s = run["requests"], run["cpu_s"]
-        best.setdefault(requests, cpu_s)
+        if not options.methods:
+            best.setdefault(requests, cpu_s)
         print(
-            f"{title:26}{requests / cpu_s:15,.0f}{cpu_s / requests * 1e6:12.1f}{run['turns'] / requests:8.1f}"
+            f"{title:38}{requests / cpu_s:15,.0f}{cpu_s / requests * 1e6:12.1f}{run['turns'] / requests:8.1f}"
             f"{run['messages'] / requests:10.1f}{run['peak_bytes'] / 1e6:9.0f}",
             flush=True,
         )
