@@ -16,11 +16,13 @@ from pdflow.layout.shapes import stage_layers
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.methods.catalogue import METHODS
+from pdflow.methods.kv_store_geometry import HiddenStates
 from pdflow.methods.method import Memory
 from pdflow.methods.staging import KvSize, Staging, staging_of
 from pdflow.network.network import Network
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.producer_rank import ProducerRank
@@ -52,6 +54,7 @@ from sim.sessions import Sessions
 from sim.shipping import Shipping
 from sim.staged_decode_node import StagedDecodeNode
 from sim.staged_prefill_node import StagedPrefillNode
+from sim.store_decode_node import BatchDecodeNode
 from sim.store_prefill_node import StorePrefillNode
 from sim.stores import Stores
 from sim.world import World
@@ -109,7 +112,10 @@ class Builder:
         self.rule: Rule = "exactly-once" if self.dialect.control_frames else "vllm"
         self.shapes = {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools}
         shape = self.shapes[scenario.pools[0].name]
-        self.geometry = TransferGeometry(shape, initiator=self.initiator, rule=self.rule)
+        self.geometry: Geometry = TransferGeometry(shape, initiator=self.initiator, rule=self.rule)
+        self.hidden_bytes = scenario.model.hidden_size * HIDDEN_BYTES_PER_VALUE
+        if self.method.stores and says.store_hidden_states:
+            self.geometry = HiddenStates(self.geometry, self.hidden_bytes)
         workload = scenario.workload
         self.named = any(source is not None for source in (workload.trace, workload.like, workload.sessions))
         """Whether prompts may say what they begin with: those that are drawn share nothing."""
@@ -137,9 +143,8 @@ class Builder:
             world, network, paths, seconds_to_ns(table.control_latency_s), seconds_to_ns(table.handshake_s)
         )
         if self.method.is_carried(self.conduct):
-            hidden_bytes = scenario.model.hidden_size * HIDDEN_BYTES_PER_VALUE
             pickled = scenario.transfer.pickle_bytes_per_s
-            world.shipping = Shipping(world, self.method, self.conduct, hidden_bytes, pickled)
+            world.shipping = Shipping(world, self.method, self.conduct, self.hidden_bytes, pickled)
         if self.method.stores:
             self.add_stores()
         for pool in scenario.pools:
@@ -266,7 +271,7 @@ class Builder:
 
     def decode_node(self, place: Place, info: EngineInfo, engine: Engine, generation: int) -> DecodeNode:
         about = (self.world, place.index, info.engine, engine, place.block_bytes)
-        node = DecodeNode(*about)
+        node = BatchDecodeNode(*about) if self.conduct.fails_whole_batches else DecodeNode(*about)
         if self.method.staged_at_d:
             staging = self.staging(self.method.d_memory, place.pool, generation)
             node = StagedDecodeNode(*about, self.method, staging)

@@ -27,7 +27,7 @@ def stored(draw: st.DrawFn, overrides: dict[str, Any]) -> dict[str, Any]:
         "transfer.method": "kv-store",
         "transfer.dialect": draw(st.sampled_from(["strict", "strict", "as-published"])),
         "transfer.store_nodes": draw(st.integers(1, 3)),
-        "transfer.store_bytes": draw(st.sampled_from([2_000_000, 6_000_000, 1_000_000_000])),
+        "transfer.store_bytes": draw(st.sampled_from([2_100_000, 6_000_000, 1_000_000_000])),
         "transfer.store_granularity": draw(st.sampled_from(["prompt", "block"])),
         "transfer.store_keep": draw(st.booleans()),
         "transfer.store_lease_s": draw(st.sampled_from([0.05, 10.0])),
@@ -38,17 +38,17 @@ def stored(draw: st.DrawFn, overrides: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def talking(draw: st.DrawFn, overrides: dict[str, Any]) -> dict[str, Any]:
-    """The same, in sessions that begin alike, on engines that mostly forget: a block is 64 tokens, a prompt has many."""
+    """The same, in sessions that begin alike, on engines that mostly forget: a name is 64 tokens, a prompt has many."""
     overrides |= {
         "workload.input_tokens": '{ dist = "uniform", low = 300, high = 700 }',
         "workload.sessions.turns": draw(st.sampled_from(["1", "3"])),
         "workload.sessions.think_s": draw(st.sampled_from(["0", '{ dist = "exponential", mean_s = 0.02 }'])),
         "workload.sessions.new_tokens": '{ dist = "uniform", low = 1, high = 40 }',
-        "workload.sessions.system_prompt_tokens": draw(st.sampled_from([0, 256])),
+        "workload.sessions.system_prompt_tokens": draw(st.sampled_from([0, 256, 256])),
         "workload.sessions.max_context_tokens": 1500,
         "transfer.store_granularity": "block",
         "transfer.store_keep": draw(st.sampled_from([True, True, False])),
-        "transfer.store_bytes": draw(st.sampled_from([25_000_000, 60_000_000, 1_000_000_000])),
+        "transfer.store_bytes": draw(st.sampled_from([30_000_000, 60_000_000, 1_000_000_000])),
     }
     for pool in ("p", "d"):
         overrides[f"pool.{pool}.kv_tokens"] = draw(st.sampled_from([2048, 8192]))
