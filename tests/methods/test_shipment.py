@@ -1,0 +1,89 @@
+"""A shipment posts every token of every layer once, its last piece behind all others, and ends as what happened to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdflow.methods.shipment import Ending, Piece, Shipment
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[int, int, int, list[Piece]]:
+    """Layers, start, stop, and the pieces of a prompt from its first token on, in some order that P may offer them."""
+    layers, stop = draw(st.integers(1, 4)), draw(st.integers(1, 40))
+    start = draw(st.integers(0, stop - 1))
+    pieces = []
+    for layer in range(layers):
+        ends = sorted({*draw(st.lists(st.integers(1, stop), max_size=4)), stop})
+        pieces += [Piece(layer, before, end) for before, end in zip([0, *ends], ends, strict=False)]
+    return layers, start, stop, draw(st.permutations(pieces))
+
+
+@settings(max_examples=300, derandomize=True)
+@given(cut=cuts(), data=st.data())
+def test_everything_goes_once_and_the_last_piece_behind_all_others(
+    cut: tuple[int, int, int, list[Piece]], data: st.DataObject
+) -> None:
+    layers, start, stop, pieces = cut
+    shipment = Shipment(layers, start, stop)
+    posted: Counter[tuple[int, int]] = Counter()
+    flying: list[Piece] = []
+    waiting = list(pieces)
+    while waiting or flying:
+        assert (shipment.ending() is None) == bool(flying or not shipment.all_posted)
+        if waiting and (not flying or data.draw(st.booleans())):
+            shipment.offer(waiting.pop(0))
+        elif flying:
+            shipment.landed(flying.pop(data.draw(st.integers(0, len(flying) - 1))))
+        while (piece := shipment.next()) is not None:
+            posted.update((piece.layer, token) for token in range(piece.start, piece.stop))
+            assert not (shipment.all_posted and flying), "its notification would overtake data"
+            flying.append(piece)
+    assert shipment.ending() is Ending.SENT
+    assert posted == Counter({(layer, token): 1 for layer in range(layers) for token in range(start, stop)})
+
+
+@settings(max_examples=300, derandomize=True)
+@given(cut=cuts(), data=st.data())
+def test_what_is_halted_or_lost_posts_nothing_more_and_ends_with_what_is_under_way(
+    cut: tuple[int, int, int, list[Piece]], data: st.DataObject
+) -> None:
+    layers, start, stop, pieces = cut
+    shipment = Shipment(layers, start, stop)
+    for piece in pieces[: data.draw(st.integers(0, len(pieces)))]:
+        shipment.offer(piece)
+    flying = []
+    while (found := shipment.next()) is not None and data.draw(st.booleans()):
+        flying.append(found)
+    if found is not None:
+        flying.append(found)
+    loses = bool(flying) and data.draw(st.booleans())
+    complete = shipment.all_posted and not loses
+    if loses:
+        shipment.lost()
+        flying.pop()
+    else:
+        shipment.halt()
+    for piece in pieces:
+        shipment.offer(piece)
+        assert shipment.next() is None
+    for piece in flying:
+        assert shipment.ending() is None
+        shipment.landed(piece)
+    expected = Ending.FAILED if loses else Ending.SENT if complete else Ending.STOPPED
+    assert shipment.ending() is expected
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    shipment = Shipment(2, 0, 8)
+    shipment.offer(Piece(0, 0, 8))
+    other = shipment.fork()
+    assert other.fingerprint() == shipment.fingerprint()
+    posted = other.next()
+    assert posted is not None
+    assert shipment.next() == posted
+    other.landed(posted)
+    assert other.fingerprint() != shipment.fingerprint()
