@@ -1,4 +1,4 @@
-"""A shipment posts every token of every layer once, its last piece behind all others, and ends as what happened to it."""
+"""A shipment posts every token of every layer once, its last piece behind all others, and ends as it went."""
 
 from __future__ import annotations
 
