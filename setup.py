@@ -19,6 +19,7 @@ COMPILED = [
     "pdflow/memory/*.py",
     "pdflow/methods/shipment.py",
     "pdflow/methods/staging.py",
+    "pdflow/methods/store_memory.py",
     "pdflow/network/*.py",
     "pdflow/protocol/consumer*.py",
     "pdflow/protocol/deadlines.py",

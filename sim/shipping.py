@@ -21,6 +21,7 @@ from pdflow.protocol.values import Address, Xid
 from pdflow.results.records import HANDSHAKE
 from sim.engine_node import EngineNode
 from sim.fabric import Flight
+from sim.store_node import StoreNode
 
 if TYPE_CHECKING:
     from sim.node import Port
@@ -264,7 +265,10 @@ class Shipping:
         self.copy(parcel.order.flight.p_port, Hop.D2H, parcel.nbytes, parcel.ended)
 
     def copy(self, port: Port, hop: Hop, nbytes: int, then: Any) -> None:
-        """A copy on one host."""
+        """A copy on one host; a store's memory is its host's already."""
+        if isinstance(port.node, StoreNode):
+            then(True)
+            return
         paths = self.world.fabric.paths
         if hop is Hop.D2D:
             path = paths.copy(port.address)

@@ -1,4 +1,4 @@
-"""A decode engine that gets from a store as PR #12957 published it: a prompt that cannot be got takes its batch with it.
+"""A decode engine that gets from a store as PR #12957 published it: a prompt that is lost takes its batch with it.
 
 There its engine stands still until all that have come in are loaded, and computes all of them if anything is missing of
 one. What each of them does then is the router's business: it fails, is tried again, or is computed by D.

@@ -146,6 +146,7 @@ class StoreNode(Node):
             return
         ask.generation = found.generation
         ask.tokens = len(found.blocks) * self.block_size
+        self.count("store: tokens found by P", ask.tokens)
         self.offer(ask.xid, ask, found)
 
     def abort(self, about: tuple[RequestId, Xid]) -> None:
@@ -175,10 +176,14 @@ class StoreNode(Node):
     def grant(self, _: None) -> None:
         """Whoever has room now registers it, without what is here already."""
         self.granting = False
-        for placed in self.memory.granted(self.env.now):
+        evicted = self.memory.evicted
+        granted = self.memory.granted(self.env.now)
+        self.count("store: objects evicted", self.memory.evicted - evicted)
+        for placed in granted:
             put = self.puts[placed.name]
             put.generation = placed.target.generation
             here = min(put.tokens, sum(item.blocks for item in put.items[: placed.found]) * self.block_size)
+            self.count("store: tokens not put again", here)
             if here == put.tokens:
                 self.feed(self.put_port, DecodeHit(put.request_id))
                 continue
@@ -235,6 +240,12 @@ class StoreNode(Node):
         self.grant_soon()
 
     # At the end.
+
+    def count(self, what: str, number: int) -> None:
+        """For the result."""
+        if number:
+            notes = self.world.totals.notes
+            notes[what] = notes.get(what, 0) + number
 
     def newest_generation(self) -> int:
         return self.memory.pool.newest_generation

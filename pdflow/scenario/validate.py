@@ -111,8 +111,14 @@ def _of_role(pools: Iterable[PlacedPool], role: str) -> list[PlacedPool]:
     return [(path, pool) for path, pool in pools if pool.role == role]
 
 
+def _senders(transfer: Transfer, pools: list[PlacedPool]) -> list[PlacedPool]:
+    """Whoever a decode pool gets KV from; a store has the shape of the first decode pool."""
+    stores = METHODS[transfer.method].stores
+    return _of_role(pools, "prefill") + (_of_role(pools, "decode")[:1] if stores else [])
+
+
 def _blocks(transfer: Transfer, pools: list[PlacedPool]) -> Iterator[Complaint]:
-    for _, prefill in _of_role(pools, "prefill"):
+    for _, prefill in _senders(transfer, pools):
         for path, decode in _of_role(pools, "decode"):
             p, d = prefill.block_size, decode.block_size
             expected = None
@@ -153,7 +159,7 @@ def _tp_is_wrong(model: ModelSpec, tp: int) -> bool:
 
 def _pairs(model: ModelSpec, transfer: Transfer, pools: list[PlacedPool]) -> Iterator[Complaint]:
     dialect = METHODS[transfer.method].dialect(transfer.dialect)
-    for _, prefill in _of_role(pools, "prefill"):
+    for _, prefill in _senders(transfer, pools):
         for path, decode in _of_role(pools, "decode"):
             try:
                 check_tp(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pdflow.errors import ScenarioError
 from pdflow.protocol.ids import Op
 from pdflow.results.records import P_QUEUE, PREFILL
 from sim.world import World
@@ -143,21 +144,53 @@ def test_what_nobody_holds_makes_room(play: Play) -> None:
     assert store.memory.used <= store.memory.pool.num_blocks == 19
 
 
-@pytest.mark.parametrize(("dialect", "failed"), [("strict", 1), ("as-published", 4)])
-def test_as_published_one_prompt_that_is_lost_takes_its_batch_with_it(play: Play, dialect: str, failed: int) -> None:
-    """Four come to D at one instant, and one of their READs fails."""
-    together = {
-        "workload.requests": 4,
-        "workload.arrival": '{ process = "closed", concurrency = 4 }',
-        "workload.input_tokens": 50,
-        "pool.p.replicas": 1,
-        "pool.d.replicas": 1,
-        "transfer.dialect": dialect,
-        "network.bandwidth_bytes_per_s": 1_000_000_000,
-    }
+TOGETHER = {
+    "workload.requests": 4,
+    "workload.arrival": '{ process = "closed", concurrency = 4 }',
+    "workload.input_tokens": 50,
+    "pool.p.replicas": 1,
+    "pool.d.replicas": 1,
+    "network.bandwidth_bytes_per_s": 1_000_000_000,
+}
+"""Four come to D at one instant."""
 
+
+def one_get_fails(world: World) -> None:
     def fails(what: Any) -> bool:
         return isinstance(what, Op) and what.reg.engine == "d-0" and what.reg.request_id == "r2.1"
 
-    world = play(STORE | together, prepared=lambda world: setattr(world.fabric, "fails", fails))
-    assert world.records.outcome.count("failed") == failed
+    world.fabric.fails = fails
+
+
+@pytest.mark.parametrize(("dialect", "lost"), [("strict", [2]), ("as-published", [0, 1, 2, 3])])
+def test_as_published_one_prompt_that_is_lost_takes_its_batch_with_it(
+    play: Play, dialect: str, lost: list[int]
+) -> None:
+    world = play(STORE | TOGETHER | {"transfer.dialect": dialect}, prepared=one_get_fails)
+    assert [request for request, outcome in enumerate(world.records.outcome) if outcome == "failed"] == lost
+
+
+@pytest.mark.parametrize(("dialect", "again"), [("strict", [1, 1, 2, 1]), ("as-published", [2, 2, 2, 2])])
+def test_d_computes_what_is_lost(play: Play, dialect: str, again: list[int]) -> None:
+    changes = {"transfer.dialect": dialect, "router.on_failure": "recompute"}
+    world = play(STORE | TOGETHER | changes, prepared=one_get_fails)
+    assert set(world.records.outcome) == {"completed"}
+    assert world.records.attempts == again
+
+
+def test_what_came_through_host_memory_is_in_the_stores(play: Play) -> None:
+    """Over PCIe at P and at D, and not at the store, whose memory is its host's."""
+    world = play(STORE | ONE | {"transfer.kv_buffer_device": "cpu"})
+    assert {name for name, *_ in world.fabric.paths.names} == {"p-0.r0 d2h", "d-0.r0 h2d"}
+
+
+def test_decode_pools_must_suit_each_other(lay: Callable[..., Any], tmp_path: Path) -> None:
+    """All get from a store that has the shape of the first."""
+    text = SMALL.read_text()
+    second = text[text.index('[[pool]]\nname = "d"') : text.index("[transfer]")].replace('name = "d"', 'name = "e"')
+    file = tmp_path / "s.toml"
+    file.write_text(text.replace("[transfer]", second + "[transfer]"))
+    sizes = {"pool.d.block_size": 48, "pool.e.block_size": 32}
+    lay(sizes, file)
+    with pytest.raises(ScenarioError, match=r"a divisor or a multiple of 48 \(block_size of pool d\)"):
+        lay(sizes | {"transfer.method": "kv-store"}, file)
