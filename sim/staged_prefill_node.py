@@ -2,7 +2,8 @@
 
 Layers are computed one after the other through a step, so each of a chunk's is ready at its share of the step's time.
 Where the method sends early, each is copied and offered then; otherwise the whole prompt is, when it is computed. The
-blocks come back as soon as they are copied; what the lease holds is the copy.
+blocks come back as soon as they are copied; what the lease holds is the copy. A prompt without room stays in blocks,
+and the engine goes on: were it to wait, so would those prompts that hold the room.
 """
 
 from __future__ import annotations
@@ -28,6 +29,30 @@ from sim.shipping import whole, words
 if TYPE_CHECKING:
     from sim.world import World
 
+NOWHERE = Allocation(0, ())
+
+
+class Outgoing:
+    """One prompt on its way out of the blocks."""
+
+    __slots__ = ("chunks", "computed", "copied", "copying", "in_blocks", "leg", "over", "place")
+
+    def __init__(self, leg: PrefillLeg) -> None:
+        self.leg = leg
+        self.place: Allocation | None = None
+        """Where it has room."""
+        self.chunks: list[ChunkBegun] = []
+        """Computed, or being computed, while it has none."""
+        self.copied = 0
+        """Tokens whose copies have been ordered."""
+        self.copying = 0
+        """Copies under way, or to come of a step that has begun."""
+        self.computed = False
+        self.in_blocks = True
+        """Its blocks are still needed."""
+        self.over = False
+        """Nothing of it is sent any more."""
+
 
 class StagedPrefillNode(PrefillNode):
     """Args: staging is that of one rank, its layers those of the rank with the most."""
@@ -49,25 +74,12 @@ class StagedPrefillNode(PrefillNode):
         self.staging = staging
         self.layers = staging.size.layers
         engine.reports_chunks = conduct.early
-        self.places: dict[Xid, Allocation] = {}
-        """Where each prompt has room."""
-        self.copied: dict[Xid, int] = {}
-        """Of prompts that have room: tokens whose copies have been ordered."""
-        self.copying: dict[Xid, int] = {}
-        """Copies under way, or to come of a step that has begun."""
-        self.leaving: dict[Xid, PrefillLeg] = {}
-        """Computed, and not wholly copied: their blocks are still needed."""
-        self.given_up: set[Xid] = set()
-        """Let go of while they were computed: nothing more of them is sent."""
-        self.unannounced: set[Xid] = set()
-        """Computed before there was room for any of it."""
+        self.outgoing: dict[Xid, Outgoing] = {}
         self.awaited: dict[Xid, None] = {}
         """What the engine waits for before it goes on."""
+        self.held_since: Instant = 0
         self.postponed: list[tuple[PrefillLeg, ChunkBegun]] = []
         """Parts of the step that has not begun after all."""
-        self.in_blocks: dict[Xid, list[ChunkBegun]] = {}
-        """Of prompts that wait for room: what has been computed of them, and lies where it was."""
-        self.held_since: Instant = 0
         self.do[StopWrite] = self.stop_write
 
     def accept(self, leg: DispatchPrefill) -> None:
@@ -87,86 +99,49 @@ class StagedPrefillNode(PrefillNode):
             return
         assert type(outcome) is Prefilled
         leg = self.by_seq[id(outcome.seq)]
-        if not leg.keeps:
+        if leg.keeps:
+            self.computed(leg)
+        else:
             super().came(outcome)
-            return
-        self.computed(leg)
 
     def computing(self, leg: PrefillLeg, chunk: ChunkBegun) -> None:
-        """A step with a part of this prompt begins. Without room it stays in blocks, and the engine goes on: were it to
-        wait, so would those prompts that hold the room."""
-        tokens = leg.seq.prompt_tokens
-        known = chunk.computed + chunk.new
-        if self.method.grain is Grain.LAYER and known < tokens:
+        """A step with a part of this prompt begins."""
+        if self.method.grain is Grain.LAYER and chunk.computed + chunk.new < leg.seq.prompt_tokens:
             return
         if self.held:
             self.postponed.append((leg, chunk))
             return
-        xid = leg.xid
-        if xid in self.given_up:
+        going = self.outgoing.get(leg.xid) or self.depart(leg)
+        if going.over:
             return
-        if xid not in self.places and xid not in self.staging.waiting:
-            self.staging.want(xid, tokens)
-            self.grant()
-        if xid in self.places:
-            self.plan(leg, known, chunk.start_ns, chunk.end_ns)
+        if going.place is None:
+            going.chunks.append(chunk)
         else:
-            self.in_blocks.setdefault(xid, []).append(chunk)
+            self.plan(going, chunk)
 
-    def plan(self, leg: PrefillLeg, known: int, start_ns: Instant, end_ns: Instant) -> None:
-        """Each layer of the tokens up to `known` is there at its share of the step."""
-        before = self.copied.get(leg.xid, 0)
-        self.copied[leg.xid] = known
-        self.owe(leg.xid, self.layers)
-        now = self.env.now
+    def depart(self, leg: PrefillLeg) -> Outgoing:
+        """It wants room from now on."""
+        going = self.outgoing[leg.xid] = Outgoing(leg)
+        self.staging.want(leg.xid, leg.seq.prompt_tokens)
+        self.grant()
+        return going
+
+    def plan(self, going: Outgoing, chunk: ChunkBegun) -> None:
+        """Each layer of this chunk is there at its share of the step."""
+        before, known = going.copied, chunk.computed + chunk.new
+        going.copied = known
+        going.copying += self.layers * self.width()
+        now, start, lasts = self.env.now, chunk.start_ns, chunk.end_ns - chunk.start_ns
         for layer in range(self.layers):
-            at = start_ns + (end_ns - start_ns) * (layer + 1) // self.layers
-            self.env.call(max(0, at - now), self.layer_computed, (leg, Piece(layer, before, known)))
-        if leg.xid in self.unannounced and known == leg.seq.prompt_tokens:
-            self.unannounced.remove(leg.xid)
-            self.finish(leg)
+            at = start + lasts * (layer + 1) // self.layers
+            self.env.call(max(0, at - now), self.layer_computed, (going, Piece(layer, before, known)))
 
-    def layer_computed(self, about: tuple[PrefillLeg, Piece]) -> None:
-        leg, piece = about
-        if leg.xid in self.places and self.alive:
-            self.copy_out(leg.xid, piece)
+    def layer_computed(self, about: tuple[Outgoing, Piece]) -> None:
+        going, piece = about
+        if going.place is not None and self.alive:
+            self.copy_out(going, (piece,))
         else:
-            self.paid(leg.xid, len(self.ports) - 1)
-
-    def copy_out(self, xid: Xid, *pieces: Piece) -> None:
-        """Bring these, which lie in blocks, to where they are sent from."""
-        hop = self.method.staging
-        assert hop is not None
-        nbytes = sum(piece.stop - piece.start for piece in pieces) * self.staging.size.bytes_per_token
-        if self.world.tell is not None:
-            what = words(pieces[0], self.layers) if len(pieces) == 1 else "all layers"
-            self.world.tell(self.name, f"copies {what}, {hop.value}")
-        for port in self.ranks():
-            self.world.shipping.copy(port, hop, nbytes, partial(self.copied_out, port, xid, pieces))
-
-    def ranks(self) -> list[Port]:
-        return [port for address, port in self.ports.items() if address != self.name]
-
-    def copied_out(self, port: Port, xid: Xid, pieces: tuple[Piece, ...], ok: bool) -> None:
-        if not self.alive:
-            return
-        if xid in self.places:
-            for piece in pieces:
-                self.world.shipping.offer(port.address, xid, piece)
-        self.paid(xid, 1)
-
-    def owe(self, xid: Xid, pieces: int) -> None:
-        """So many pieces will be copied by each rank."""
-        self.copying[xid] = self.copying.get(xid, 0) + pieces * (len(self.ports) - 1)
-
-    def paid(self, xid: Xid, pieces: int) -> None:
-        """So many are, or need not be."""
-        left = self.copying[xid] = self.copying[xid] - pieces
-        if left:
-            return
-        del self.copying[xid]
-        if xid in self.leaving and xid not in self.unannounced:
-            self.leave(self.leaving.pop(xid))
+            self.done_copying(going, self.width())
 
     def computed(self, leg: PrefillLeg) -> None:
         """All of the prompt's KV is in blocks."""
@@ -176,44 +151,76 @@ class StagedPrefillNode(PrefillNode):
         self.measure_pool()
         records.ends[P_QUEUE][seq.index] = seq.start_ns
         records.ends[PREFILL][seq.index] = now
-        xid = leg.xid
-        self.leaving[xid] = leg
-        if self.conduct.early and xid not in self.places and xid not in self.given_up:
-            self.unannounced.add(xid)
-            return
-        if self.conduct.prefill_waits:
-            self.wait_for(xid)
-        if self.conduct.early:
-            self.given_up.discard(xid)
-            self.finish(leg)
-            if xid not in self.copying:
-                self.leave(self.leaving.pop(xid))
-            return
-        self.staging.want(xid, seq.prompt_tokens)
-        self.grant()
+        going = self.outgoing.get(leg.xid) or self.depart(leg)
+        going.computed = True
+        if self.conduct.prefill_waits and not (self.conduct.early and self.stays(going)):
+            self.wait_for(leg.xid)
+        if self.conduct.early and not self.stays(going):
+            self.finish(going)
+            self.done_copying(going, 0)
 
-    def finish(self, leg: PrefillLeg) -> None:
-        place = self.places.get(leg.xid, Allocation(0, ()))
+    def stays(self, going: Outgoing) -> bool:
+        """Whether it waits for room."""
+        return going.place is None and not going.over
+
+    def finish(self, going: Outgoing) -> None:
+        """The protocol's from now on."""
+        leg = going.leg
         digest = self.world.digest(leg.request)
+        place = going.place or NOWHERE
         self.feed(self.scheduler, PrefillFinished(leg.xid, place, leg.seq.prompt_tokens, digest, WEIGHTS))
 
-    def leave(self, leg: PrefillLeg) -> None:
-        """Nothing of it is needed in blocks any more."""
-        if not self.conduct.early and leg.xid in self.places:
-            self.finish(leg)
+    # Out of the blocks.
+
+    def copy_out(self, going: Outgoing, pieces: tuple[Piece, ...]) -> None:
+        """Bring these to where they are sent from."""
+        hop = self.method.staging
+        assert hop is not None
+        nbytes = sum(piece.stop - piece.start for piece in pieces) * self.staging.size.bytes_per_token
+        if self.world.tell is not None:
+            what = words(pieces[0], self.layers) if len(pieces) == 1 else "all layers"
+            self.world.tell(self.name, f"copies {what}, {hop.value}")
+        for port in self.ranks():
+            self.world.shipping.copy(port, hop, nbytes, partial(self.copied_out, port, going, pieces))
+
+    def copied_out(self, port: Port, going: Outgoing, pieces: tuple[Piece, ...], ok: bool) -> None:
+        if not self.alive:
+            return
+        if going.place is not None:
+            for piece in pieces:
+                self.world.shipping.offer(port.address, going.leg.xid, piece)
+        self.done_copying(going, 1)
+
+    def done_copying(self, going: Outgoing, copies: int) -> None:
+        """So many copies are made, or need not be. Behind the last of all, the blocks are free."""
+        going.copying -= copies
+        if going.copying or not going.computed or not going.in_blocks or self.stays(going):
+            return
+        leg, going.in_blocks = going.leg, False
+        if not self.conduct.early:
+            self.finish(going)
         if self.method.p_memory is not Memory.TENSORS:
-            self.waits_no_more(leg.xid)
-        assert leg.seq.allocation is not None
+            self.wait_no_more(leg.xid)
         if self.world.tell is not None:
             self.world.tell(self.name, "frees the prompt's KV blocks")
+        assert leg.seq.allocation is not None
         self.strand(len(leg.seq.allocation.blocks), leg.finished_ns)
         self.give_back(leg)
-        self.forget(leg)
+        self.forget(going)
         self.rearm()
 
-    def forget(self, leg: PrefillLeg) -> None:
-        if leg.xid not in self.places:
-            self.by_xid.pop(leg.xid, None)
+    def forget(self, going: Outgoing) -> None:
+        """It lies nowhere any more."""
+        if going.over and not going.in_blocks and going.place is None:
+            self.outgoing.pop(going.leg.xid, None)
+            self.by_xid.pop(going.leg.xid, None)
+
+    def ranks(self) -> list[Port]:
+        return [port for address, port in self.ports.items() if address != self.name]
+
+    def width(self) -> int:
+        """How many ranks there are."""
+        return len(self.ports) - 1
 
     # Room to send from.
 
@@ -222,38 +229,54 @@ class StagedPrefillNode(PrefillNode):
             self.feed(self.scheduler, SourceWithdrawn(xid))
         while (served := self.staging.serve()) is not None:
             xid, place = served
-            self.places[xid] = place
+            going = self.outgoing[xid]
+            going.place = place
             if self.world.tell is not None:
                 self.world.tell(self.name, f"takes room in {self.method.p_memory.value}")
-            leg = self.by_xid[xid]
+            leg, tokens = going.leg, going.leg.seq.prompt_tokens
             if not self.conduct.early:
-                self.owe(xid, 1)
-                self.copy_out(xid, *whole(self.layers, leg.seq.prompt_tokens))
+                going.copying = self.width()
+                self.copy_out(going, tuple(whole(self.layers, tokens)))
                 continue
             digest = self.world.digest(leg.request)
-            self.feed(self.scheduler, PrefillBegun(xid, place, leg.seq.prompt_tokens, digest, WEIGHTS))
-            for chunk in self.in_blocks.pop(xid, ()):
-                self.plan(leg, chunk.computed + chunk.new, chunk.start_ns, chunk.end_ns)
+            self.feed(self.scheduler, PrefillBegun(xid, place, tokens, digest, WEIGHTS))
+            for chunk in going.chunks:
+                self.plan(going, chunk)
+            going.chunks.clear()
+            if going.computed:
+                self.finish(going)
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
-        xid = effect.xid
+        going = self.outgoing[effect.xid]
         if self.world.tell is not None:
             self.world.tell(self.name, f"gives back room in {self.method.p_memory.value}")
         self.staging.release(effect.allocation)
-        del self.places[xid]
-        self.copied.pop(xid, None)
+        going.place = None
+        going.over = True
         for rank in self.ranks():
-            self.world.shipping.withdraw(rank.address, xid)
-        leg = self.by_xid.get(xid)
-        if leg is not None and not leg.finished_ns and id(leg.seq) in self.by_seq:
-            self.given_up.add(xid)
-        elif xid not in self.leaving:
-            self.by_xid.pop(xid, None)
-        self.waits_no_more(xid)
+            self.world.shipping.withdraw(rank.address, effect.xid)
+        self.forget(going)
+        self.wait_no_more(effect.xid)
         self.grant()
 
     def stop_write(self, port: Port, effect: StopWrite) -> None:
         self.world.shipping.stop(effect.op)
+
+    def end(self, leg: PrefillLeg, code: Code) -> None:
+        """This prefill ends without KV, or without the rest of it. Its blocks are the engine's."""
+        self.staging.forget(leg.xid)
+        self.postponed = [(other, chunk) for other, chunk in self.postponed if other is not leg]
+        del self.by_request[leg.request_id], self.by_seq[id(leg.seq)]
+        going = self.outgoing.get(leg.xid)
+        if going is None:
+            del self.by_xid[leg.xid]
+        else:
+            going.over, going.in_blocks = True, False
+            self.forget(going)
+        if leg.keeps:
+            self.feed(self.scheduler, PrefillAborted(leg.xid, code))
+        self.wait_no_more(leg.xid)
+        self.grant()
 
     # The engine waits.
 
@@ -263,8 +286,11 @@ class StagedPrefillNode(PrefillNode):
             self.held_since = self.env.now
             self.hold()
 
-    def waits_no_more(self, xid: Xid) -> None:
-        if self.awaited.pop(xid, self) is self or self.awaited:
+    def wait_no_more(self, xid: Xid) -> None:
+        if xid not in self.awaited:
+            return
+        del self.awaited[xid]
+        if self.awaited:
             return
         self.let_go()
         postponed, self.postponed = self.postponed, []
@@ -273,24 +299,9 @@ class StagedPrefillNode(PrefillNode):
             start, end = chunk.start_ns + waited, chunk.end_ns + waited
             self.computing(leg, ChunkBegun(chunk.seq, chunk.computed, chunk.new, start, end))
 
-    def end(self, leg: PrefillLeg, code: Code) -> None:
-        """This prefill ends without KV, or without the rest of it."""
-        self.staging.forget(leg.xid)
-        self.given_up.discard(leg.xid)
-        self.in_blocks.pop(leg.xid, None)
-        self.postponed = [(other, chunk) for other, chunk in self.postponed if other is not leg]
-        del self.by_request[leg.request_id], self.by_seq[id(leg.seq)]
-        if leg.xid not in self.places:
-            del self.by_xid[leg.xid]
-        if leg.keeps:
-            self.feed(self.scheduler, PrefillAborted(leg.xid, code))
-        self.waits_no_more(leg.xid)
-        self.grant()
-
     def assert_empty(self) -> None:
-        staging = self.staging
-        kept = (staging.held, staging.waiting, self.places, self.copying, self.leaving, self.awaited)
-        assert not any((*kept, self.postponed, self.in_blocks, self.unannounced)), f"{self.name} still keeps {kept}"
+        kept = (self.staging.held, self.staging.waiting, self.outgoing, self.awaited, self.postponed)
+        assert not any(kept), f"{self.name} still keeps {kept}"
         assert not self.held, f"{self.name} still waits"
 
     def newest_generation(self) -> int:
