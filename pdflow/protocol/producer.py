@@ -250,7 +250,10 @@ Rule: TypeAlias = Callable[[ProducerCell, CellEvent, Instant, ProducerContext], 
 
 
 def progress_of(cell: ProducerCell) -> Progress:
-    """What may be said of a cell on the wire."""
+    """What may be said of a cell on the wire. A prompt that is still being computed is QUEUED, however much of it has
+    gone: D gives up what is READY or IN FLIGHT and shows no progress, and how long it takes to compute says nothing."""
+    if cell.source is not None and not cell.source.complete:
+        return Progress.QUEUED
     return _PROGRESS[cell.phase]
 
 

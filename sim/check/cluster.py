@@ -6,6 +6,8 @@ from typing import Any
 
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.shapes import KvShape
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.method import Memory, Method
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
@@ -21,6 +23,8 @@ FIRST_LIFE = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}
 SOURCE, TARGET = 10, 20
 """Generations of the first product's blocks and of the first request's."""
 DIGEST, WEIGHTS = 70, 1
+BOUNDED = (Memory.RING, Memory.STORE, Memory.LOOKUP)
+"""Memories of P's that may have no room."""
 
 
 TRANSPORT_TICKS = 2
@@ -78,6 +82,9 @@ class Cluster:
     def __init__(self, scope: Scope) -> None:
         if scope.orphan and (scope.horizon or scope.attempts):
             raise ValueError("orphan: there is none where engines have clocks, or with the router's endpoint")
+        self.method = METHODS[scope.method].adapted(scope.progressive, False) if scope.method else None
+        if self.method is not None:
+            _fits(self.method, scope)
         if scope.hit_tokens % scope.d_block:
             raise ValueError("hit_tokens: D's prefix cache holds whole blocks of D's")
         self.scope = scope
@@ -164,7 +171,10 @@ class Cluster:
     def _prefill_engine(self, info: EngineInfo, life: int) -> list[Any]:
         scope = self.scope
         fixed = (scope.dialect, self.timers, self.geometry)
-        ranks = [ProducerRank(info, r, life, *fixed, scope.done_is_remote) for r in range(scope.p_tp)]
+        how: tuple[bool, ...] = (scope.done_is_remote,)
+        if self.method is not None:
+            how += (self.method.in_pieces, self.method.staged_at_d)
+        ranks = [ProducerRank(info, r, life, *fixed, *how) for r in range(scope.p_tp)]
         return [ProducerScheduler(info, life, scope.dialect, scope.pulls), *ranks]
 
     def _decode_engine(self, info: EngineInfo, life: int) -> list[Any]:
@@ -172,6 +182,20 @@ class Cluster:
         fixed = (scope.dialect, self.timers, self.geometry)
         ranks = [ConsumerRank(info, r, life, *fixed) for r in range(scope.d_tp)]
         return [ConsumerScheduler(info, life, *fixed, scope.pulls, scope.pool_blocks), *ranks]
+
+
+def _fits(method: Method, scope: Scope) -> None:
+    """Raises ValueError for what has no meaning with this method."""
+    if scope.progressive and not method.conduct(scope.dialect.name).early:
+        raise ValueError(f"progressive: {method.name} does not write blocks")
+    if scope.pulls != method.pulls and not method.stores:
+        raise ValueError(f"pulls: {method.name} {'does' if method.pulls else 'does not'}")
+    if scope.horizon or scope.attempts or scope.chunks > 1:
+        raise ValueError(f"{method.name}: not with clocks or the router's endpoint, and in pieces of its own")
+    if scope.hit_tokens and method.staged_at_d:
+        raise ValueError("hit_tokens: a whole prompt lands beside the blocks")
+    if scope.p_pool and method.p_memory not in BOUNDED:
+        raise ValueError(f"p_pool: {method.name} has room for all at P")
 
 
 def role_of(name: str) -> str:

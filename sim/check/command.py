@@ -22,7 +22,7 @@ from sim.check.parts.part import Answer, Options
 from sim.check.story import StoryError
 
 Part: TypeAlias = Callable[[Options, Console], Answer]
-PARTS = ("scopes", "mutants", "races", "walk")
+PARTS = ("scopes", "methods", "mutants", "races", "walk")
 """In the order of `all`; each is a file of parts/."""
 
 

@@ -31,14 +31,23 @@ from pdflow.protocol.effects import (
     ReleaseBlocks,
     Resolve,
     Send,
+    StopWrite,
     Tell,
 )
-from pdflow.protocol.events import DecodeAdmitted, PrefillFinished, PrefillLegEnded, PrefillQueued
+from pdflow.protocol.events import DecodeAdmitted, PrefillBegun, PrefillFinished, PrefillLegEnded, PrefillQueued
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer import ProducerCell
 from pdflow.protocol.values import Address, Allocation
-from pdflow.routing.router import AbortLeg, DispatchDecode, DispatchPrefill, Reply, ReportPrefill
+from pdflow.routing.router import (
+    AbortLeg,
+    DispatchAlone,
+    DispatchDecode,
+    DispatchPrefill,
+    EngineLeft,
+    Reply,
+    ReportPrefill,
+)
 from sim.check import names
 from sim.check.cluster import role_of
 from sim.check.ghost import Broken, Judge
@@ -127,6 +136,7 @@ def collect(story: StoryFile) -> Diagram:
 def _title(story: StoryFile) -> str:
     scope = story.scope
     parts = [f"{scope.dialect.name} {'pull' if scope.pulls else 'push'}, TP {scope.p_tp} to {scope.d_tp}"]
+    parts += [scope.method] if scope.method else []
     parts += [f"mutant {story.mutant}"] if story.mutant else []
     parts += [story.information.note] if story.information.note else []
     return "; ".join(parts)
@@ -280,7 +290,11 @@ def _notice(style: Style) -> Callable[[Recorder, State, Move], Shape]:
 _MOVES: dict[str, Callable[[Recorder, State, Move], Shape]] = {
     "request": lambda world, state, move: (Style.TOLD, CLIENT, ROUTER),
     "hang up": lambda world, state, move: (Style.TOLD, CLIENT, ROUTER),
+    "want": _at_p,
+    "begin": _at_p,
     "finish": _at_p,
+    "withdraw": _at_p,
+    "load": _at_d,
     "abort prefill": _at_p,
     "decode": _to_d(ROUTER),
     "admit": _at_d,
@@ -345,6 +359,7 @@ _EVENTS: dict[type, Callable[[Address, Any], Said]] = {
         f"prefill leg of {event.request_id} ended {'well' if event.ok else 'badly'}",
         node,
     ),
+    PrefillBegun: lambda node, event: (Style.BLOCKS, node, _held(event.xid, event.allocation)),
     PrefillFinished: lambda node, event: (Style.BLOCKS, node, _held(event.xid, event.allocation)),
     DecodeAdmitted: lambda node, event: (Style.BLOCKS, node, _held(event.request_id, event.allocation)),
 }
@@ -371,6 +386,7 @@ _EFFECTS: dict[type, Callable[[Address, Any], Said]] = {
         _posted("WRITE", _generation(effect.source), effect),
         WIRE,
     ),
+    StopWrite: lambda node, effect: (Style.SENT, node, f"stop WRITE {effect.op.reg.request_id}", WIRE),
     PostRead: lambda node, effect: (Style.BYTES, node, _posted("READ", effect.source, effect), WIRE),
     ReadWord: lambda node, effect: (Style.BYTES, node, f"READ lease word of {effect.source}", WIRE),
     BumpWord: lambda node, effect: (Style.BLOCKS, node, "lease word bumped"),
@@ -393,6 +409,8 @@ _EFFECTS: dict[type, Callable[[Address, Any], Said]] = {
     Note: lambda node, effect: (Style.IGNORED, node, effect.name),
     DispatchPrefill: lambda node, effect: (Style.TOLD, node, f"dispatch prefill {effect.xid}", "P"),
     DispatchDecode: lambda node, effect: (Style.TOLD, node, f"dispatch decode {effect.request_id}", "D"),
+    DispatchAlone: lambda node, effect: (Style.TOLD, node, f"decode {effect.request_id} without a prefill leg", "D"),
+    EngineLeft: lambda node, effect: (Style.NOTE, node, f"nothing is left at {effect.engine}"),
     AbortLeg: lambda node, effect: (
         Style.TOLD,
         node,

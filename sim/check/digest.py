@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from sim.check.ghost import ABOUT_OPERATIONS
 from sim.check.scope import Fault
 from sim.check.world import State, World
 
@@ -29,9 +30,8 @@ def _plain(world: World, state: State) -> dict[str, Any]:
     nodes, links, frames = world.cluster.nodes, world.cluster.links, world.frames.values
     ghost = world.ghost_of(state)
     left = world.budgets.values[state[world.budget]]
-    clocks = state[world.budget + 1 :]
     return {
-        **({"clocks": clocks} if clocks else {}),
+        **world.further(state),
         "endpoints": [world.endpoints.values[end] for end in state[: world.first_link]],
         "links": [
             [*link, *(frames[frame] for frame in world.chans.values[chan])]
@@ -40,10 +40,12 @@ def _plain(world: World, state: State) -> dict[str, Any]:
         ],
         "late": _sorted([*links[link], frames[frame]] for link, frame in world.bags.values[state[world.bag]]),
         "tasks": _sorted(
-            [kind, nodes[node], world.judge.operations.values[about] if kind == "word" else nodes[about]]
+            [kind, nodes[node], world.judge.operations.values[about] if kind in ABOUT_OPERATIONS else nodes[about]]
             for kind, node, about in world.tasks_of(state)
         ),
-        "operations": _sorted([*world.judge.operations.values[op], flags] for op, flags in world.ops_of(state)),
+        "operations": _sorted(
+            [*world.judge.operations.values[op], world.carried(flags)] for op, flags in world.ops_of(state)
+        ),
         "ghost": {name: values for name, values in ghost._asdict().items() if any(values)},
         "left": {fault.name: left[fault] for fault in Fault if left[fault]},
     }

@@ -27,6 +27,7 @@ from pdflow.protocol.effects import (
     ReleaseBlocks,
     Resolve,
     Send,
+    StopWrite,
     Tell,
 )
 from pdflow.protocol.events import DecodeQueued, FrameOrdered, Received
@@ -102,6 +103,8 @@ WORD = 1 << 32
 """What a lease word is as long as nobody has bumped it."""
 PIECE = 7
 """Above the flags of an operation: how many pieces of its source are read, and, three bits on, how many have landed."""
+ABOUT_OPERATIONS = ("word", "stop")
+"""Tasks that are about an operation, not about a peer."""
 AGE = PIECE + 6
 """Above them: for how many ticks of its engine's clock it has been under way."""
 
@@ -265,6 +268,13 @@ class Judge:
     def word_wanted(self, draft: Sketch, node: Address, effect: ReadWord, event: Any) -> None:
         draft.tasks.append(("word", self.cluster.at[node], self.operations.of((node, 0, effect))))
 
+    def stop_wanted(self, draft: Sketch, node: Address, effect: StopWrite, event: Any) -> None:
+        life = self.life(draft, node)
+        for op, _ in draft.ops:
+            owner, posted_in, posted = self.operations.values[op]
+            if (owner, posted_in, posted.op) == (node, life, effect.op):
+                draft.tasks.append(("stop", self.cluster.at[node], op))
+
     # Operations.
 
     def wrote(self, draft: Sketch, node: Address, effect: PostWrite, event: Any) -> None:
@@ -421,5 +431,6 @@ _ON: dict[type, Callable[[Judge, Sketch, Address, Any, Any], None]] = {
     ReleaseBlocks: Judge.released,
     Resolve: Judge.resolved,
     Send: Judge.sent,
+    StopWrite: Judge.stop_wanted,
     Tell: Judge.asked,
 }

@@ -12,7 +12,7 @@ from typing import Any
 from pdflow.protocol.events import FrameOrdered
 from pdflow.protocol.ids import Op, Reg
 from pdflow.protocol.messages import Heartbeat, Sync, SyncReply
-from sim.check.ghost import PIECE
+from sim.check.ghost import ABOUT_OPERATIONS
 from sim.check.relation import Move, Relation
 from sim.check.world import State
 
@@ -20,9 +20,9 @@ from sim.check.world import State
 def name(world: Relation, state: State, move: Move) -> str:
     """Such as "deliver Register u0-d0000000 D.r0 -> P.r0"."""
     cluster, verb = world.cluster, move[0]
-    if verb in ("finish", "abort prefill", "poison"):
+    if verb in ("want", "begin", "finish", "abort prefill", "withdraw", "poison"):
         return f"{verb} {cluster.xids[move[1]]}"
-    if verb in ("decode", "admit", "hit", "abort"):
+    if verb in ("decode", "admit", "hit", "load", "abort"):
         return f"{verb} {cluster.requests[move[1]]}"
     if verb in ("deliver", "drop", "delay", "duplicate", "check"):
         frame = world.chans.values[state[world.first_link + move[1]]][0]
@@ -45,20 +45,17 @@ def name(world: Relation, state: State, move: Move) -> str:
         return f"timer {timer.kind.name} {_about(timer.key)} at {cluster.nodes[move[1]]}"
     if verb in ("task", "unreachable", "flush fails"):
         kind, node, about = world.tasks_of(state)[move[1]]
-        what = _operation(world, about) if kind == "word" else f"{cluster.nodes[node]} -> {cluster.nodes[about]}"
+        ends = f"{cluster.nodes[node]} -> {cluster.nodes[about]}" if kind not in ABOUT_OPERATIONS else ""
+        what = ends or _operation(world, about)
         return f"{kind if verb == 'task' else verb} {what}"
     op, flags = world.ops_of(state)[move[1]]
-    pieces = f" piece {_piece(verb, flags)}" if world.split and verb in ("read", "land") else ""
+    pieces = world.piece(flags, move) if verb in ("read", "land") else ""
     return f"{verb} {_operation(world, op)}{pieces}"
 
 
 def find(world: Relation, state: State, text: str) -> Move | None:
     """The move of this name, if it may happen now."""
     return next((move for move in world.moves(state) if name(world, state, move) == text), None)
-
-
-def _piece(verb: str, flags: int) -> int:
-    return (flags >> PIECE & 7 if verb == "read" else flags >> (PIECE + 3) & 7) + 1
 
 
 def _link(world: Relation, link: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import ReadEnded, Received, WriteEnded
 from pdflow.protocol.ids import engine_of
@@ -33,6 +35,12 @@ class OneSided(Changes):
         super().__init__(scope)
         self.split = scope.chunks > 1 or not scope.done_is_remote
         """Whether operations read and land piece by piece."""
+
+    def piece(self, flags: int, move: tuple[Any, ...]) -> str:
+        """Which piece a move reads or lands, in words; nothing where an operation has only one."""
+        if not self.split:
+            return ""
+        return f" piece {(flags >> PIECE & 7 if move[0] == 'read' else flags >> (PIECE + 3) & 7) + 1}"
 
     def read(self, draft: Draft, i: int) -> None:
         """The next piece of the source is read."""

@@ -34,6 +34,7 @@ PRICES = {
     "lose notice": Fault.DROP,
     "outlive": Fault.P_RESTART,
     "unreachable": Fault.UNREACHABLE,
+    "withdraw": Fault.WITHDRAW,
 }
 ON_TASKS = frozenset(("task", "unreachable", "flush fails"))
 GHOSTS, LATE, TASKS, OPERATIONS = range(4)

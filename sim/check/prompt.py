@@ -25,7 +25,7 @@ UNASKED = frozenset({"abort", "hang up", "lose", "restart", "outlive"})
 UNHEARD = (Fault.DROP, Fault.LOSE)
 SILENT = (*UNHEARD, Fault.P_RESTART, Fault.D_RESTART)
 """What only a clock can notice. Where an engine is gone, those notice whom it serves; everybody else is judged (L6)."""
-TOLD = (Fault.ERR, Fault.UNREACHABLE, Fault.PREFILL_ABORT)
+TOLD = (Fault.ERR, Fault.UNREACHABLE, Fault.PREFILL_ABORT, Fault.WITHDRAW)
 """What may rightly end a request that nobody gave up, and is told to those who wait if there is a word for it."""
 
 

@@ -17,6 +17,7 @@ from sim.check.routed_cluster import ROUTER
 from sim.check.world import State
 
 ON_OPERATIONS = frozenset({"read", "land", "error", "notice", "lose notice", "ended"})
+AT_P = frozenset({"want", "begin", "finish", "abort prefill", "withdraw"})
 LENGTH = 12
 """About how many moves a request takes with one rank on each side: where PCT's change points may fall."""
 
@@ -41,7 +42,7 @@ def chain(world: Relation, state: State, move: Move) -> Hashable:
         return world.tasks_of(state)[move[1]]
     if verb == "late":
         return ("late", *world.bags.values[state[world.bag]][move[1]])
-    if verb in ("decode", "admit", "hit", "abort"):
+    if verb in ("decode", "admit", "hit", "load", "abort"):
         return ("request", move[1])
     return move
 
@@ -67,7 +68,7 @@ def node(world: Relation, state: State, move: Move) -> int:
         return cluster.at[cluster.engines[move[1]]]
     if verb in ("request", "hang up"):
         return cluster.at[ROUTER]
-    return cluster.at[(cluster.p_of if verb in ("finish", "abort prefill") else cluster.d_of)[move[1]].engine]
+    return cluster.at[(cluster.p_of if verb in AT_P else cluster.d_of)[move[1]].engine]
 
 
 class Uniform:

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.dialect import STRICT, Dialect
 from pdflow.protocol.timers import TimerKind
 
@@ -33,6 +34,7 @@ class Fault(IntEnum):
     DEADLINE = 11
     STALL = 12
     DELAY = 13
+    WITHDRAW = 14
 
 
 BUDGETED_TIMERS = {
@@ -58,6 +60,10 @@ class Scope:
     """P engines and D engines, all of a kind alike. What is not limited here may happen as often as it likes."""
 
     dialect: Dialect = STRICT
+    method: str = attrs.field(default="", validator=attrs.validators.in_(("", *METHODS)))
+    """A transfer method's pieces and memories (shipped.py); "": blocks into blocks, all at once or in `chunks`."""
+    progressive: bool = False
+    """It writes blocks while the next are computed, as a scenario may ask of any method that writes them."""
     pulls: bool = False
     p_engines: int = attrs.field(default=1, validator=between(1, 2))
     d_engines: int = attrs.field(default=1, validator=between(1, 2))
@@ -70,7 +76,10 @@ class Scope:
     same_base: bool = False
     """Two prompts under one X-Request-Id: two dispatches with one base id."""
     pool: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """How many requests D has blocks for at once, the same blocks for each that comes after; 0: for all, its own."""
+    """How many requests D has blocks for at once, the same blocks for each that comes after; 0: for all, its own.
+    Of a method whose KV lands beside the blocks: for how many that memory has room."""
+    p_pool: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    """For how many prompts P's memory beside its blocks has room; 0: for all."""
     pool_blocks: int = attrs.field(default=ENDLESS, validator=between(1, ENDLESS))
     """D's pool as its endpoint counts it, where several P engines share it and none may bind too much."""
     d_block: int = attrs.field(default=BLOCK_TOKENS, validator=attrs.validators.in_((8, BLOCK_TOKENS, TOKENS)))
@@ -109,6 +118,7 @@ class Scope:
     cancel: int = budget("repetitions of a CANCEL")
     deadline: int = budget("requests whose deadline comes", 1)
     stall: int = budget("transfers that are given up for showing no progress", 1)
+    withdraw: int = budget("prompts that P's memory wants back for others")
     clocks: bool = True
     """Otherwise nothing takes as long as any timer: none fires, and none may be needed (prompt.py)."""
 

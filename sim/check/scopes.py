@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from sim.check.engine_scopes import ENGINES
+from sim.check.method_scopes import BY_METHOD
 from sim.check.named import DELIVERED, ENDS, EVERY_END, Named, resolved
 from sim.check.orphan_scopes import ORPHANS
 from sim.check.routed_scopes import ROUTED
@@ -329,6 +330,7 @@ SCOPES = (
     *ROUTED,
     *ENGINES,
     *ORPHANS,
+    *BY_METHOD,
 )
 
 assert len({named.name for named in SCOPES}) == len(SCOPES)

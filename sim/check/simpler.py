@@ -14,6 +14,8 @@ from sim.check.scope import BLOCK_TOKENS, ENDLESS, Fault, Scope
 PLAIN: dict[str, Any] = {"orphan": False, "chunks": 1, "lagging": False, "same_product": False, "same_base": False}
 PLAIN |= {
     "pool": 0,
+    "p_pool": 0,
+    "progressive": False,
     "pool_blocks": ENDLESS,
     "d_block": BLOCK_TOKENS,
     "hit_tokens": 0,

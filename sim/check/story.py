@@ -193,7 +193,7 @@ def _scope(document: Mapping[str, Any], file: str) -> Scope:
                 raise StoryError(file, where, str(one_of(value, DIALECTS)))
             value = DIALECTS[value]
         elif type(value) is not type(fields[name]):
-            wanted = {bool: "true or false", int: "a whole number"}[type(fields[name])]
+            wanted = {bool: "true or false", int: "a whole number", str: "text"}[type(fields[name])]
             raise StoryError(file, where, f"is {shown(value)}, expected {wanted}")
         elif type(value) is int and value > LARGEST:
             raise StoryError(file, where, f"is {value}, more than {LARGEST}")

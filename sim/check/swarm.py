@@ -131,6 +131,9 @@ def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
     budget = []
     unborne = _unborne(cluster)
     for fault in Fault:
+        if fault is Fault.WITHDRAW:
+            budget.append(0)  # No cluster that is drawn has such a memory.
+            continue
         restarts = fault in RESTARTS
         off = rng.below(3 if restarts else 2)
         amount = 1 if restarts else 1 + rng.below(REPEATED.get(fault, cluster.requests))

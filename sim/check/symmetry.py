@@ -25,7 +25,7 @@ from pdflow.protocol.ids import LeaseWord, base_id
 from pdflow.protocol.messages import Sync, SyncReply
 from pdflow.protocol.values import Allocation, EngineId
 from sim.check.cluster import DIGEST, FIRST_LIFE, ORPHAN, Cluster
-from sim.check.ghost import WORD, Ghost
+from sim.check.ghost import ABOUT_OPERATIONS, WORD, Ghost
 from sim.check.world import World
 
 SYNCED = "synced"
@@ -42,8 +42,9 @@ class Symmetry:
 
     def __init__(self, world: World) -> None:
         cluster = world.cluster
-        # A router's endpoint numbers its attempts; nothing here knows how.
-        orders = permutations(range(len(cluster.requests))) if type(cluster) is Cluster else iter([()])
+        # A router's endpoint numbers its attempts, and a method's memories serve in turn; nothing here knows how.
+        plain = type(cluster) is Cluster and not cluster.scope.method
+        orders = permutations(range(len(cluster.requests))) if plain else iter([()])
         next(orders)
         found = filter(None, (Names.after(cluster, order) for order in orders))
         self.others: tuple[Renaming, ...] = tuple(
@@ -227,7 +228,7 @@ class Slots:
     def _tasks(self, number: int) -> int:
         tasks = self.world.tasks
         renamed = (
-            (kind, self.node[node], self.operation[about] if kind == "word" else self.node[about])
+            (kind, self.node[node], self.operation[about] if kind in ABOUT_OPERATIONS else self.node[about])
             for kind, node, about in tasks.values[number]
         )
         return tasks.of(tuple(sorted(renamed)))

@@ -174,6 +174,10 @@ def relation(scope: Scope) -> Relation:
 
 def kind(scope: Scope) -> type[Relation]:
     """With clocks if it has a horizon, with the router's endpoint if that has attempts."""
+    if scope.method:
+        from sim.check.shipped import Shipped
+
+        return Shipped
     if not scope.attempts:
         return Timed if scope.horizon else Relation
     from sim.check.routed import Routed, RoutedTimed

@@ -104,6 +104,15 @@ class World:
         tasks: tuple[tuple[str, int, int], ...] = self.tasks.values[state[self.task]]
         return tasks
 
+    def further(self, state: State) -> dict[str, Any]:
+        """What stands in a state beyond the budgets, by value, for its digest."""
+        clocks = state[self.budget + 1 :]
+        return {"clocks": clocks} if clocks else {}
+
+    def carried(self, flags: int) -> Any:
+        """An operation's flags by value, for a state's digest."""
+        return flags
+
     def life(self, ghost: Ghost, node: Address) -> int:
         engine = engine_of(node)
         return FIRST_LIFE[engine] + ghost.lives[self.cluster.number[engine]]

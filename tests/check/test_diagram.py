@@ -232,7 +232,8 @@ def test_what_is_not_possible_is_shown_as_skipped_under_its_own_number() -> None
 
 
 def test_every_move_and_every_effect_has_a_shape() -> None:
-    worlds = [Routed(Scope(attempts=1)), *(world(Scope()) for world in (Relation, *WORLDS.values()))]
+    worlds = [Routed(Scope(attempts=1)), relation(Scope(method="cpu-staged"))]
+    worlds += [*(world(Scope()) for world in (Relation, *WORLDS.values()))]
     assert set(diagram._MOVES) == {verb for world in worlds for verb in world.do}
     shaped = {*typing.get_args(effects.Effect), *typing.get_args(router.RouterEffect)}
     assert set(diagram._EFFECTS) == shaped
@@ -246,6 +247,7 @@ SCOPES = [
     Scope(dialect=VLLM_COMPAT, drop=1, sync=1),
     Scope(p_tp=2, d_tp=2, lagging=True, lose=1),
     Scope(dialect=VLLM_COMPAT, attempts=2, p_restart=1, prefill_abort=1),
+    Scope(method="cpu-staged", requests=2, pool=1, p_pool=1, prefill_abort=1, err=1),
 ]
 IDS = r"(client|router|wire|P|D|[PD]_r\d)"
 GRAMMAR = re.compile(

@@ -39,12 +39,18 @@ SCOPES = [
     Scope(pulls=True, drop=1, err=1, sync=1, unreachable=1),
     Scope(dialect=VLLM_COMPAT, p_tp=2, dup=1, prefill_abort=1),
     Scope(dialect=VLLM_COMPAT, pulls=True, requests=2, sync=1),
+    Scope(method="cpu-staged", requests=2, pool=1, p_pool=1, prefill_abort=1, err=1),
+    Scope(method="p2p-nccl-get", pulls=True, requests=2, p_pool=1, withdraw=1),
+]
+WHOLE = [
+    Scope(dup=1, deadline=0, stall=0),
+    Scope(method="cpu-staged", requests=2, pool=1, p_pool=1, abort=0, deadline=0, stall=0),
 ]
 
 
 def wander(scope: Scope, choices: list[int]) -> list[str]:
     """The names of a random path."""
-    world = Relation(scope)
+    world = relation(scope)
     state = world.start()
     told = []
     for choice in choices:
@@ -64,13 +70,13 @@ PATHS = st.tuples(st.sampled_from(SCOPES), st.lists(st.integers(0, 10_000), max_
 def test_a_story_told_again_is_the_same(path: tuple[Scope, list[int]]) -> None:
     scope, choices = path
     told = wander(scope, choices)
-    story = decode(encode(record(Relation(scope), told)))
+    story = decode(encode(record(relation(scope), told)))
     assert story.moves == told
-    replayed = strict(Relation(scope), story)
+    replayed = strict(relation(scope), story)
     assert replayed.mismatch is None
     assert replayed.confirms(story)
     assert replayed.applied == tuple(told)
-    assert lenient(Relation(scope), told) == replayed
+    assert lenient(relation(scope), told) == replayed
 
 
 @given(PATHS, st.data())
@@ -79,7 +85,7 @@ def test_leniently_what_is_impossible_is_skipped(path: tuple[Scope, list[int]], 
     scope, choices = path
     told = wander(scope, choices)
     kept = data.draw(st.lists(st.sampled_from(told), unique=True)) if told else []
-    world = Relation(scope)
+    world = relation(scope)
     once = lenient(world, [*kept, "deliver nothing"])
     assert len(once.applied) + len(once.skipped) == len(kept) + 1
     again = lenient(world, once.applied)
@@ -87,17 +93,18 @@ def test_leniently_what_is_impossible_is_skipped(path: tuple[Scope, list[int]], 
     assert again == attrs.evolve(once, skipped=())
 
 
-def test_digests_do_not_depend_on_the_order_in_which_values_were_met() -> None:
-    scope = Scope(dup=1, deadline=0, stall=0)
+@pytest.mark.parametrize("scope", WHOLE, ids=["frames", "memories"])
+def test_digests_do_not_depend_on_the_order_in_which_values_were_met(scope: Scope) -> None:
     told = wander(scope, list(range(100, 130)))
-    used = Relation(scope)
+    used = relation(scope)
     explore(used)
-    assert record(used, told) == record(Relation(scope), told)
+    assert record(used, told) == record(relation(scope), told)
 
 
-def test_states_have_one_digest_each() -> None:
+@pytest.mark.parametrize("scope", WHOLE, ids=["frames", "memories"])
+def test_states_have_one_digest_each(scope: Scope) -> None:
     """Of a whole scope: 64 bits suffice, and nothing of a state is left out."""
-    world = Relation(Scope(dup=1, deadline=0, stall=0))
+    world = relation(scope)
     seen = {world.start()}
     level = list(seen)
     while level:

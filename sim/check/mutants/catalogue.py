@@ -8,6 +8,7 @@ from sim.check.mutants.completion import COMPLETION
 from sim.check.mutants.identity import IDENTITY
 from sim.check.mutants.leases import LEASES
 from sim.check.mutants.mutant import Mutant
+from sim.check.mutants.pieces import PIECES
 from sim.check.mutants.repair import REPAIR
 from sim.check.mutants.timing import TIMING
 
@@ -18,6 +19,7 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "Who is meant": IDENTITY,
     "What is said, and said again": REPAIR,
     "What rests on clocks": TIMING,
+    "What goes in pieces": PIECES,
     "vllm-compat": COMPAT,
 }
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for group in GROUPS.values() for mutant in group}

@@ -1,4 +1,4 @@
-"""A mutant: the machine of pdflow/protocol with one rule dropped, for as long as a `with` lasts.
+"""A mutant: the machine of pdflow/protocol, or of pdflow/methods, with one rule dropped, for as long as a `with` lasts.
 
 The machine has no switches for bugs. A patch replaces a function wherever the machine knows it (as a module's name, in
 a class, in a table of rules or of handlers), or takes a row out of a table; `guards` turn off what differs between
@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import attrs
 import msgspec
 
+import pdflow.methods
 import pdflow.protocol
 from pdflow.errors import PdflowError
 from pdflow.version import compiled
@@ -121,7 +122,7 @@ def _changes(patch: Patch) -> Iterator[_Change]:
         return
     found = [*_holders(patch.old)]
     if not found:
-        raise CannotMutate(f"{patch.old.__qualname__} stands nowhere in pdflow.protocol: the rule has moved")
+        raise CannotMutate(f"{patch.old.__qualname__} stands nowhere in the machine: the rule has moved")
     for holder, name in found:
         if isinstance(holder, dict):
             yield _in_table(holder, name, patch.new)
@@ -131,7 +132,8 @@ def _changes(patch: Patch) -> Iterator[_Change]:
 
 def _holders(old: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
     """Every (module or class, name) and (table, key) under which the machine knows this function."""
-    for module in [m for m in vars(pdflow.protocol).values() if isinstance(m, ModuleType)]:
+    modules = (*vars(pdflow.protocol).values(), *vars(pdflow.methods).values())
+    for module in [m for m in modules if isinstance(m, ModuleType)]:
         for name, value in vars(module).items():
             if value is old:
                 yield module, name

@@ -1,0 +1,237 @@
+"""What goes in pieces: prompts that are sent while they are computed, WRITEs that stop, memory that is wanted back."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdflow.methods.shipment import Piece, Shipment
+from pdflow.protocol.effects import NOTHING, Effects, ReleaseBlocks, Tell
+from pdflow.protocol.events import (
+    PrefillAborted,
+    PrefillEnded,
+    ShardReleased,
+    SourceCompleted,
+    SourceReady,
+    SourceWithdrawn,
+    WriteEnded,
+)
+from pdflow.protocol.messages import Code
+from pdflow.protocol.producer import (
+    IN_FLIGHT,
+    LEASED,
+    READY,
+    ProducerCell,
+    ProducerContext,
+    Stepped,
+)
+from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer_rules import RULES
+from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.producer_writes import (
+    end_registration,
+    landed,
+    sent,
+    source_lost,
+    stop,
+    write_ended,
+)
+from pdflow.protocol.timers import Timer, TimerKind
+from pdflow.protocol.values import NEVER, Instant
+from sim.check.mutants.mutant import Mutant, Row, Swap
+from sim.check.scope import Scope
+
+# What a WRITE that was stopped has done.
+
+
+def _always_sent(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
+    return sent(cell, ctx)
+
+
+def _last_handle_decides(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    return write_ended(msgspec.structs.replace(cell, cut=False), event, now, ctx)
+
+
+def _stopped_is_settled(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    if cell.stopped is not Code.NONE and cell.flying == 1 << event.op.d_rank:
+        return end_registration(cell, cell.stopped, True, now, ctx)
+    return write_ended(cell, event, now, ctx)
+
+
+def _last_piece_at_once(self: Shipment) -> Piece | None:
+    """As `next`, but that the last piece does not wait for the others."""
+    if self._failed or self._stopped or not self._queue:
+        return None
+    piece = self._queue.popleft()
+    self._unposted -= piece.stop - piece.start
+    self._flying += 1
+    return piece
+
+
+# A prompt that is given up while it is computed.
+
+
+def _released_at_once(self: ProducerScheduler, event: PrefillAborted, now: Instant) -> Effects:
+    product = self.products.get(event.xid)
+    if product is None or product.complete or product.allocation is None:
+        return _aborted(self, event, now)
+    del self.products[event.xid]
+    told = tuple(Tell(rank, PrefillEnded(event.xid, event.code)) for rank in self.ranks)
+    return (*told, ReleaseBlocks(event.xid, product.allocation, event.code))
+
+
+_aborted = ProducerScheduler._aborted
+
+
+def _lost_and_kept(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    """As `source_lost`, but that another registration may be served from what there is."""
+    if cell.source is None or cell.source.complete or cell.reg is None:
+        return source_lost(cell, event, now, ctx)
+    if cell.phase is IN_FLIGHT:
+        return stop(cell, event.code, ctx)
+    return end_registration(cell, event.code, True, now, ctx)
+
+
+# How long P keeps it.
+
+
+def _leased_at_once(self: ProducerRank, event: SourceReady, now: Instant) -> Effects:
+    effects = _source_ready(self, event, now)
+    until = now + self.contexts[0].timers.lease_ns
+    for key in self.keys.get(event.xid, ()):
+        if self.cells[key].lease_until == NEVER:
+            self.cells[key] = self.cells[key].with_lease(until)
+            self.deadlines.push(until, Timer(TimerKind.LEASE, event.xid))
+    return effects
+
+
+_source_ready = ProducerRank._source_ready
+
+
+def _withdrawn_whatever(self: ProducerRank, event: SourceWithdrawn, now: Instant) -> Effects:
+    effects: Effects = NOTHING
+    for key in self.keys.get(event.xid, ()):
+        cell = self.cells[key]
+        if cell.source is not None:
+            effects += self._put(key, cell, cell.becoming_gone(Code.EXPIRED), now)
+    return effects
+
+
+def _forgotten_when_released(self: ProducerScheduler, event: ShardReleased, now: Instant) -> Effects:
+    told = _shard_released(self, event, now)
+    product = self.products.get(event.xid)
+    if product is not None and product.allocation is not None and not product.holders:
+        del self.products[event.xid]
+    return told
+
+
+_shard_released = ProducerScheduler._shard_released
+
+EARLY = Scope(method="cpu-staged")
+GIVEN_UP = Scope(method="cpu-staged", prefill_abort=1)
+
+PIECES: tuple[Mutant, ...] = (
+    Mutant(
+        name="a-stopped-write-says-sent",
+        drops="A WRITE that was stopped between two pieces has not been sent. P would say so, of half a prompt.",
+        source="7.4 CANCEL; S7",
+        patches=(Swap(landed, _always_sent),),
+        scope=EARLY,
+        breaks="S7",
+    ),
+    Mutant(
+        name="the-last-stop-decides",
+        drops="One WRITE of several that was stopped is enough. Where another ended well after it, P would say SENT.",
+        source="7.4 CANCEL; S7; R16",
+        patches=(Row(RULES, (IN_FLIGHT, WriteEnded), _last_handle_decides),),
+        scope=Scope(method="cpu-staged", d_tp=2, clocks=False),
+        breaks="S7",
+    ),
+    Mutant(
+        name="a-stop-settles-an-error",
+        drops="A WRITE that ends badly is fenced, stopped or not. P would free what may still be read from.",
+        source="7.4 F10; R17",
+        patches=(Row(RULES, (IN_FLIGHT, WriteEnded), _stopped_is_settled),),
+        scope=Scope(method="cpu-staged", err=1),
+        breaks="S2",
+    ),
+    Mutant(
+        name="done-before-the-last-piece",
+        drops="The last piece is posted when all others have landed. Its notice would be there before them.",
+        source="pdflow/methods/shipment.py; S7",
+        patches=(Swap(Shipment.next, _last_piece_at_once),),
+        scope=Scope(method="p2p-nccl-put", abort=0),
+        breaks="S3",
+    ),
+    Mutant(
+        name="given-up-and-released-at-once",
+        drops="A prompt that is given up while it is sent is released by its ranks. A WRITE would read on from it.",
+        source="7.4; S2",
+        patches=(Swap(_aborted, _released_at_once),),
+        scope=GIVEN_UP,
+        breaks="S2",
+    ),
+    Mutant(
+        name="given-up-and-not-stopped",
+        drops="A prompt that is given up stops its WRITE. The pieces that it waits for would never come.",
+        source="L1; L2",
+        patches=(Row(RULES, (IN_FLIGHT, PrefillEnded)),),
+        scope=GIVEN_UP,
+        breaks="L",
+    ),
+    Mutant(
+        name="given-up-before-its-write",
+        drops="A prompt that is given up calls off a WRITE that waits for its connection. It would never end.",
+        source="L1; L2; R02",
+        patches=(Row(RULES, (READY, PrefillEnded)),),
+        scope=GIVEN_UP,
+        breaks="L",
+    ),
+    Mutant(
+        name="given-up-and-unclaimed",
+        drops="A prompt that is given up and that nobody has come for is let go of. No lease would ever end it.",
+        source="L2",
+        patches=(Row(RULES, (LEASED, PrefillEnded)),),
+        scope=GIVEN_UP,
+        breaks="L",
+    ),
+    Mutant(
+        name="given-up-and-served-again",
+        drops="Nobody else is served from what there is of a prompt that was given up. It would be kept for ever.",
+        source="L2",
+        patches=(Swap(source_lost, _lost_and_kept),),
+        scope=Scope(method="cpu-staged", prefill_abort=1, drop=1),
+        breaks="L",
+    ),
+    Mutant(
+        name="leased-before-it-is-complete",
+        drops="No lease runs while a prompt is computed. A long one would expire before anybody could have come.",
+        source="7.4; L1",
+        patches=(Swap(_source_ready, _leased_at_once),),
+        scope=EARLY,
+        breaks="L1",
+    ),
+    Mutant(
+        name="complete-and-not-leased",
+        drops="The lease begins when a prompt is complete. P would keep for ever what nobody comes for.",
+        source="7.4; L2",
+        patches=(Row(RULES, (LEASED, SourceCompleted)),),
+        scope=Scope(method="cpu-staged", drop=1),
+        breaks="L",
+    ),
+    Mutant(
+        name="withdrawn-under-a-write",
+        drops="What is withdrawn goes when its WRITEs have ended. The NIC would read what is somebody else's.",
+        source="7.4; C3; R01",
+        patches=(Swap(ProducerRank._withdrawn, _withdrawn_whatever),),
+        scope=Scope(method="p2p-nccl-put", withdraw=1),
+        breaks="S2",
+    ),
+    Mutant(
+        name="begun-and-forgotten",
+        drops="A prompt that was begun is remembered until it is computed, its lease over or not. P would raise.",
+        source="7.1",
+        patches=(Swap(_shard_released, _forgotten_when_released),),
+        scope=EARLY,
+        breaks="crash",
+    ),
+)

@@ -1,0 +1,81 @@
+"""Every transfer method has scopes; what test_scopes.py cannot ask of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdflow.methods.catalogue import METHODS
+from sim.check.method_scopes import BY_METHOD, COUNTS
+from sim.check.names import find
+from sim.check.scope import ENDLESS, Scope
+from sim.check.scopes import SCOPES
+from sim.check.search import shortest
+from sim.check.symmetry import Symmetry
+from sim.check.timed import relation
+
+
+def test_every_method_is_explored() -> None:
+    assert {named.scope.method for named in BY_METHOD} == set(METHODS)
+    assert set(BY_METHOD) <= set(SCOPES)
+    assert {named.name for named in BY_METHOD} >= {name for name in COUNTS if name.split(",")[0] in METHODS}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"method": "nixl-pull"}, "pulls: nixl-pull does"),
+        ({"method": "cpu-staged", "hit_tokens": 16}, "a whole prompt lands"),
+        ({"method": "cpu-staged", "horizon": ENDLESS}, "not with clocks"),
+        ({"method": "cpu-staged", "chunks": 2}, "pieces of its own"),
+        ({"method": "p2p-nccl-put", "p_pool": 1}, "has room for all at P"),
+    ],
+)
+def test_what_has_no_meaning_with_a_method_is_refused(wrong: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        relation(Scope(**wrong))
+
+
+def test_requests_of_a_method_are_not_taken_for_one_another() -> None:
+    """They queue for room in turn, which a renaming would have to know."""
+    assert Symmetry(relation(Scope(requests=2))).others
+    assert not Symmetry(relation(Scope(method="cpu-staged", requests=2))).others
+
+
+def test_what_a_small_memory_holds_waits_for_the_engine() -> None:
+    """A Commit gives no room back: the KV has yet to be loaded into blocks."""
+    world = relation(
+        Scope(method="p2p-nccl-put", requests=2, pool=1, **dict.fromkeys(("abort", "deadline", "stall"), 0))
+    )
+    state = world.start()
+    for name in (
+        "finish x0",
+        "finish x1",
+        "decode u0-d0000000",
+        "decode u1-d0000001",
+        "admit u0-d0000000",
+        "handshake D.r0 -> P.r0",
+        "deliver Register u0-d0000000 D.r0 -> P.r0",
+        "handshake P.r0 -> D.r0",
+        "read PostWrite u0-d0000000 r0->r0 by P.r0 layer 0 from 0",
+        "land PostWrite u0-d0000000 r0->r0 by P.r0 layer 0 from 0",
+        "read PostWrite u0-d0000000 r0->r0 by P.r0 layer 1 from 0",
+        "land PostWrite u0-d0000000 r0->r0 by P.r0 layer 1 from 0",
+        "notice PostWrite u0-d0000000 r0->r0 by P.r0",
+    ):
+        assert find(world, state, "admit u1-d0000001") is None
+        move = find(world, state, name)
+        assert move is not None, name
+        state = world.apply(state, move)
+    assert find(world, state, "admit u1-d0000001") is None
+    loaded = find(world, state, "load u0-d0000000")
+    assert loaded is not None
+    assert find(world, world.apply(state, loaded), "admit u1-d0000001") is not None
+
+
+def test_two_full_memories_and_two_orders_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why scopes with both keep one order (docs/check.md): P's room is x1's, D's is u0's, until a deadline comes."""
+    world = relation(Scope(method="cpu-staged", requests=2, p_pool=1, pool=1, clocks=False, abort=0))
+    monkeypatch.setattr(world, "in_turn", False)
+    found = shortest(world)
+    assert found is not None
+    assert found.broken.name == "L1"
