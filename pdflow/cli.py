@@ -174,8 +174,8 @@ def calibrate(scenario: str, seen: Path, out: str, pool: str | None, overrides: 
 def check(ctx: click.Context, /, what: str, as_json: bool, **options: Any) -> None:
     """Check the protocol: what can happen, in every order.
 
-    WHAT is all, scopes, walk, mutants, races or a SCENARIO.toml. Says what was covered, or writes the shortest story
-    that breaks an invariant into --out and exits with 1.
+    WHAT is all, scopes, methods, walk, mutants, races or a SCENARIO.toml. Says what was covered, or writes the shortest
+    story that breaks an invariant into --out and exits with 1.
     """
     command = importlib.import_module("sim.check.command")
     replay, diagram, trace = (options.pop(name) for name in ("replay", "diagram", "trace"))

@@ -48,9 +48,7 @@ def test_every_token_goes_where_it_goes_alone(edges: list[int], block_tokens: in
 
 
 @given(st.integers(0, 200), st.integers(1, 200), st.integers(1, 40))
-def test_what_is_more_than_a_block_is_whole_blocks(
-    start: int, tokens: int, block_tokens: int
-) -> None:
+def test_what_is_more_than_a_block_is_whole_blocks(start: int, tokens: int, block_tokens: int) -> None:
     for run in runs(Piece(0, start, start + tokens), start, block_tokens):
         if run.offset + run.tokens > block_tokens:
             assert (run.offset, run.tokens % block_tokens) == (0, 0)

@@ -1,0 +1,1 @@
+"""A method's way of moving KV, explored: real memories, shipments and pages in every order that may be."""

@@ -1,0 +1,300 @@
+"""What comes of each move of a world, and what follows of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from pdflow.methods.pages import runs
+from pdflow.methods.shipment import Ending, Shipment
+from sim.check.datapath.findings import Broken
+from sim.check.datapath.request import Life, Stage
+from sim.check.datapath.room import Content
+from sim.check.datapath.search import Move
+from sim.check.datapath.setting import BLOCK_TOKENS, TOKENS
+from sim.check.datapath.world import World, request_of
+
+
+class Acts(World):
+    """A world that can be searched."""
+
+    # What comes of it.
+
+    def after(self, move: Move) -> Acts:
+        """Raises Broken."""
+        verb, about, i = move
+        other = self.fork()
+        act: Callable[..., None] = getattr(other, verb)
+        try:
+            act(about, i)
+            other.settle()
+        except Broken as broken:
+            broken.said = other.said
+            raise
+        return other
+
+    def compute(self, r: int, _: int) -> None:
+        request = self.request(r)
+        first = request.stages.index(Stage.TO_COME)
+        now = range(first, first + 1 if self.setting.conduct.early else len(self.pieces))
+        self.said = f"P{request.p} computes {self.words(r, now)}"
+        room = self.source(request.p)
+        for i in now:
+            request.stages[i] = Stage.COMPUTED
+            if room is None:
+                self.ready(r, i)
+            elif (name := self.name(r, i)) not in request.source and name not in room.staging.waiting:
+                room.staging.want(name, self.tokens(i))
+
+    def copy(self, r: int, _: int) -> None:
+        request = self.request(r)
+        now = self.to_copy(r)
+        self.said = f"P{request.p} copies {self.words(r, now)} to where it sends from"
+        room = self.source(request.p)
+        assert room is not None
+        for i in now:
+            piece = self.pieces[i]
+            for token in range(piece.start, piece.stop):
+                room.cells[self.cell(room, request.source, r, i, token)] = (r, piece.layer, token)
+            self.ready(r, i)
+
+    def ready(self, r: int, i: int) -> None:
+        request = self.request(r)
+        request.stages[i] = Stage.READY
+        if request.shipment is not None:
+            request.shipment.offer(self.pieces[i])
+
+    def ask(self, r: int, _: int) -> None:
+        request = self.request(r)
+        self.said = f"D asks for r{r}"
+        request.life = Life.ASKED
+        at_d = self.target()
+        if at_d is None:
+            self.seat = r
+        elif self.setting.guards.reserves_whole:
+            at_d.staging.want(f"r{r}", TOKENS)
+            return
+        self.open(r)
+
+    def open(self, r: int) -> None:
+        request = self.request(r)
+        request.life = Life.OPEN
+        request.shipment = Shipment(self.setting.layers, 0, TOKENS)
+        for piece, stage in zip(self.pieces, request.stages, strict=True):
+            if stage is Stage.READY:
+                request.shipment.offer(piece)
+
+    def post(self, r: int, _: int) -> None:
+        request = self.request(r)
+        assert request.shipment is not None
+        piece = request.shipment.next()
+        assert piece is not None
+        i = self.pieces.index(piece)
+        request.stages[i] = Stage.POSTED
+        if self.at_p[request.p] is not None and self.name(r, i) not in request.source:
+            self.said = f"P{request.p} has evicted {self.words(r, [i])}"
+            self.gone(r, i)
+        elif self.setting.conduct.receiving_lanes is not None:
+            self.said = f"P{request.p} announces {self.words(r, [i])}"
+            self.line.append((r, i))
+        elif (at_d := self.target()) is not None and not self.setting.guards.reserves_whole:
+            self.said = f"P{request.p} asks D for room for {self.words(r, [i])}"
+            at_d.staging.want(self.name(r, i), self.tokens(i))
+        else:
+            self.said = f"{'D reads' if self.setting.method.pulls else f'P{request.p} writes'} {self.words(r, [i])}"
+            request.stages[i] = Stage.TAKEN
+
+    def take(self, r: int, i: int) -> None:
+        request, room, name = self.request(r), self.target(), self.name(r, i)
+        self.said = f"D's listener takes {self.words(r, [i])}"
+        if room is not None and name not in request.target:
+            room.staging.want(name, self.tokens(i))
+            self.settle()
+            if name not in request.target:
+                room.staging.forget(name)
+                if not self.setting.guards.survives_exhaustion:
+                    self.said += ": there is no room, and it ends"
+                    self.deaf = True
+                    return
+                self.said += ": there is no room, and it refuses"
+                del self.line[0]
+                self.gone(r, i)
+                return
+        del self.line[0]
+        request.stages[i] = Stage.TAKEN
+
+    def land(self, r: int, i: int) -> None:
+        request, piece = self.request(r), self.pieces[i]
+        self.said = f"{self.words(r, [i])} lands at D"
+        at_p = self.at_p[request.p]
+        bytes_: list[Content] = [(r, piece.layer, token) for token in range(piece.start, piece.stop)]
+        if at_p is not None:
+            bytes_ = [
+                at_p.cells.get(self.cell(at_p, request.source, r, i, token)) for token in range(piece.start, piece.stop)
+            ]
+        at_d = self.target()
+        if at_d is None:
+            self.fill(r, i, piece.start, lambda source: bytes_[source])
+        else:
+            for token, content in zip(range(piece.start, piece.stop), bytes_, strict=True):
+                at_d.cells[self.cell(at_d, request.target, r, i, token)] = content
+        request.stages[i] = Stage.LANDED
+        assert request.shipment is not None
+        request.shipment.landed(piece)
+        self.sent(r, i)
+
+    def lose(self, r: int, i: int) -> None:
+        self.faults -= 1
+        self.said = f"{self.words(r, [i])} is lost"
+        self.gone(r, i)
+
+    def gone(self, r: int, i: int) -> None:
+        """A posted piece will not land."""
+        request = self.request(r)
+        assert request.shipment is not None
+        request.stages[i] = Stage.LOST
+        if self.setting.guards.invalidates_lost:
+            request.shipment.lost()
+        else:
+            self.said += ", and is skipped"
+            request.shipment.landed(self.pieces[i])
+        if not self.setting.guards.reserves_whole and (place := request.target.pop(self.name(r, i), None)) is not None:
+            at_d = self.target()
+            assert at_d is not None
+            at_d.release(place, self.tokens(i))
+        self.sent(r, i)
+
+    def sent(self, r: int, i: int) -> None:
+        """P needs this piece no more, and nothing of the prompt if that was all."""
+        request = self.request(r)
+        assert request.shipment is not None
+        if not self.setting.guards.reserves_whole:
+            self.let_go(r, self.name(r, i))
+        ending = request.shipment.ending()
+        if ending is Ending.SENT:
+            request.life = Life.HERE
+            for name in tuple(request.source):
+                self.let_go(r, name)
+        elif ending is not None:
+            self.fail(r)
+
+    def let_go(self, r: int, name: str) -> None:
+        request = self.request(r)
+        room = self.source(request.p)
+        if name in request.source and room is not None:
+            room.release(request.source.pop(name), self.tokens_of(name))
+
+    def fail(self, r: int) -> None:
+        """All that it has or waits for comes back."""
+        request = self.request(r)
+        request.life = Life.FAILED
+        self.said += f"; r{r} is to be computed again"
+        for name in {self.name(r, i) for i in range(len(self.pieces))}:
+            for room in (self.source(request.p), self.target()):
+                if room is not None:
+                    room.staging.forget(name)
+            self.let_go(r, name)
+        self.unload(r)
+        if self.seat == r:
+            self.free()
+
+    def admit(self, r: int, _: int) -> None:
+        request = self.request(r)
+        self.said = f"D's engine lets r{r} in"
+        request.life = Life.ADMITTED
+        self.seat = r
+
+    def load(self, r: int, _: int) -> None:
+        """Into blocks, if it is not there already; and what lies there must be its own, all of it."""
+        request, room = self.request(r), self.target()
+        self.said = f"D loads r{r}, to decode with it"
+        request.life = Life.LOADED
+        if room is not None:
+            for i, piece in enumerate(self.pieces):
+                if request.stages[i] is Stage.LANDED:
+                    whole = self.setting.guards.reserves_whole
+                    place, layer = request.target[self.name(r, i)], piece.layer if whole else 0
+                    first = 0 if whole or not self.setting.guards.indexes_by_piece else piece.start
+                    self.fill(r, i, first, partial(room.read, place, layer))
+            self.unload(r)
+        self.judge(r)
+
+    def end(self, r: int, _: int) -> None:
+        request = self.request(r)
+        self.said = f"r{r} ends"
+        request.life = Life.DONE
+        self.free()
+
+    def expire(self, r: int, _: int) -> None:
+        self.said = f"D has waited for r{r} for too long"
+        self.fail(r)
+
+    def die(self, p: int, _: int) -> None:
+        self.faults -= 1
+        self.said = f"P{p} dies"
+        self.dead = p
+        self.at_p[p] = self.room(self.setting.method.p_memory)
+        for r, request in enumerate(self.requests):
+            if request.p != p or request.life > Life.OPEN:
+                continue
+            request = self.request(r)
+            request.source.clear()
+            if self.setting.guards.ends_receives:
+                self.line = [waiting for waiting in self.line if waiting[0] != r]
+                self.fail(r)
+                request.stages = [
+                    Stage.LOST if Stage.POSTED <= stage <= Stage.TAKEN else stage for stage in request.stages
+                ]
+
+    # What follows of itself.
+
+    def settle(self) -> None:
+        """Who is next has room, and begins; what has to go for it goes, unless it is being sent or copied."""
+        for p, shared in enumerate(self.at_p):
+            if shared is not None and shared.staging.waiting:
+                room = self.source(p)
+                assert room is not None
+                for name in room.staging.victims():
+                    self.evict(name)
+                for name, place in room.granted(self.tokens_of):
+                    self.request(request_of(name)).source[name] = place
+        if self.at_d is None or not self.at_d.staging.waiting:
+            return
+        at_d = self.target()
+        assert at_d is not None
+        for name, place in at_d.granted(self.tokens_of):
+            r = request_of(name)
+            request = self.request(r)
+            request.target[name] = place
+            if self.setting.guards.reserves_whole:
+                self.open(r)
+            elif self.setting.conduct.receiving_lanes is None:
+                request.stages[int(name.partition(".")[2])] = Stage.TAKEN
+
+    def evict(self, name: str) -> None:
+        r = request_of(name)
+        stages = self.request(r).stages
+        own = [stage for i, stage in enumerate(stages) if self.name(r, i) == name]
+        if not any(stage in (Stage.COMPUTED, Stage.POSTED, Stage.TAKEN) for stage in own):
+            self.let_go(r, name)
+
+    def fill(self, r: int, i: int, first: int, read: Callable[[int], Content]) -> None:
+        """A piece comes into the request's blocks, from where `first` is the first token."""
+        assert self.seat == r
+        piece = self.pieces[i]
+        for run in runs(piece, first, BLOCK_TOKENS):
+            for k in range(run.tokens):
+                block, offset = divmod(run.offset + k, BLOCK_TOKENS)
+                self.blocks[run.block + block, offset, piece.layer] = read(run.source + k)
+
+    def unload(self, r: int) -> None:
+        request = self.request(r)
+        at_d = self.target()
+        for name, place in request.target.items():
+            assert at_d is not None
+            at_d.release(place, self.tokens_of(name))
+        request.target.clear()
+
+    def free(self) -> None:
+        self.seat = None
+        self.blocks = {}

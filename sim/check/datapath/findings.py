@@ -1,0 +1,31 @@
+"""What may be found on the way of a piece."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Finding(Enum):
+    """What is wrong, in words for the table."""
+
+    SKIPPED = "a skipped layer"
+    INDEX = "an index past the first chunk"
+    DEAF = "a dead listener"
+    RING = "a ring deadlock"
+    PEER = "a wait for a dead peer"
+    SALT = "a salted key"
+    TWICE = "memory given out twice"
+    STALE = "others' bytes read"
+    KEPT = "memory kept at the end"
+    STUCK = "something that cannot end"
+
+
+class Broken(Exception):  # noqa: N818, named as in sim/check/ghost.py
+    """An invariant does not hold."""
+
+    def __init__(self, finding: Finding, what: str) -> None:
+        super().__init__(what)
+        self.finding = finding
+        self.what = what
+        self.said = ""
+        """What happened, where that is known."""

@@ -1,0 +1,67 @@
+"""One request on its way: what each of its pieces has come to, and where it has room."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import IntEnum
+
+from pdflow.methods.shipment import Shipment
+from pdflow.protocol.values import Allocation
+
+
+class Stage(IntEnum):
+    """Of a piece."""
+
+    TO_COME = 0
+    COMPUTED = 1
+    READY = 2
+    POSTED = 3
+    """Waits for D: its listener, or room."""
+    TAKEN = 4
+    """On its way into D's memory."""
+    LANDED = 5
+    LOST = 6
+
+
+class Life(IntEnum):
+    """Of a request."""
+
+    UNASKED = 0
+    ASKED = 1
+    """D waits for room."""
+    OPEN = 2
+    HERE = 3
+    """D has all, as far as it knows."""
+    ADMITTED = 4
+    LOADED = 5
+    DONE = 6
+    FAILED = 7
+    """To be computed again."""
+
+
+class Request:
+    __slots__ = ("known", "life", "p", "shipment", "source", "stages", "target")
+
+    def __init__(self, p: int, pieces: int) -> None:
+        self.p = p
+        self.life = Life.UNASKED
+        self.stages = [Stage.TO_COME] * pieces
+        self.shipment: Shipment | None = None
+        self.source: dict[str, Allocation] = {}
+        """By name, where P has it beside its blocks."""
+        self.target: dict[str, Allocation] = {}
+        self.known: Hashable = None
+        """Its fingerprint, once asked for."""
+
+    def fork(self) -> Request:
+        other = Request(self.p, 0)
+        other.life = self.life
+        other.stages, other.source, other.target = self.stages.copy(), self.source.copy(), self.target.copy()
+        other.shipment = None if self.shipment is None else self.shipment.fork()
+        return other
+
+    def fingerprint(self) -> Hashable:
+        if self.known is None:
+            shipment = None if self.shipment is None else self.shipment.fingerprint()
+            self.known = self.life, tuple(self.stages), shipment, tuple(self.source), tuple(self.target)
+        return self.known

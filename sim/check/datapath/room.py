@@ -1,0 +1,72 @@
+"""A memory on a piece's way, with what lies in every cell of it: which request's token, of which layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import TypeAlias
+
+from pdflow.methods.staging import BufferStaging, RingStaging, Staging
+from pdflow.protocol.values import Allocation
+from sim.check.datapath.findings import Broken, Finding
+
+TOKEN_BYTES = 4096
+"""Of one layer: a ring's step, so that no part is larger than what lies in it."""
+
+Content: TypeAlias = "tuple[int, int, int] | None"
+"""Request, layer, token; None for bytes that nobody has written since they were given out."""
+
+
+class Room:
+    """Who has room is a real Staging's to say."""
+
+    __slots__ = ("cells", "known", "staging")
+
+    def __init__(self, staging: Staging, cells: dict[Hashable, Content]) -> None:
+        self.staging = staging
+        self.cells = cells
+        """Of all parts that are held, by where they lie."""
+        self.known: Hashable = None
+        """Its fingerprint, once asked for: it is not changed after that."""
+
+    def address(self, place: Allocation, layer: int, token: int) -> Hashable:
+        """Of a token, from the beginning of a part; it may lie beyond its end."""
+        staging = self.staging
+        if isinstance(staging, RingStaging):
+            return staging.ring.offset(place.blocks[layer] + token * TOKEN_BYTES)
+        if isinstance(staging, BufferStaging):
+            in_pool = staging.buffer.address(place.blocks[layer])
+            if in_pool is not None:
+                return ("pool", in_pool + token * TOKEN_BYTES)
+        return (place.generation, layer, token)
+
+    def read(self, place: Allocation, layer: int, token: int) -> Content:
+        return self.cells.get(self.address(place, layer, token))
+
+    def granted(self, tokens_of: Callable[[str], int]) -> Iterator[tuple[str, Allocation]]:
+        """Whoever gets room now; their cells are nobody else's."""
+        while (served := self.staging.serve()) is not None:
+            name, place = served
+            for at in self._of(place, tokens_of(name)):
+                if at in self.cells:
+                    raise Broken(Finding.TWICE, f"{name} is given {at}, which another one has")
+                self.cells[at] = None
+            yield name, place
+
+    def release(self, place: Allocation, tokens: int) -> None:
+        for at in self._of(place, tokens):
+            del self.cells[at]
+        self.staging.release(place)
+
+    def _of(self, place: Allocation, tokens: int) -> list[Hashable]:
+        layers = self.staging.size.layers
+        return [self.address(place, layer, token) for layer in range(layers) for token in range(tokens)]
+
+    def fork(self) -> Room:
+        return Room(self.staging.fork(), self.cells.copy())
+
+    def fingerprint(self) -> Hashable:
+        if self.known is None:
+            where = getattr(self.staging, "ring", None) or getattr(self.staging, "buffer", None)
+            inner = None if where is None else where.fingerprint()
+            self.known = self.staging.fingerprint(), inner, frozenset(self.cells.items())
+        return self.known

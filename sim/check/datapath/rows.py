@@ -1,0 +1,104 @@
+"""What each method comes to in each dialect: nothing with our guards; as published, what its original is known for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import attrs
+
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.method import AS_PUBLISHED, Memory, Method
+from sim.check.datapath.acts import Acts
+from sim.check.datapath.findings import Finding
+from sim.check.datapath.search import Explorable, Explored, explore
+from sim.check.datapath.setting import Setting
+from sim.check.datapath.store import StoreWorld
+
+STRICT: Final = "strict"
+_PUT: Final = frozenset({Finding.SKIPPED, Finding.DEAF, Finding.PEER})
+PUBLISHED: Final[dict[str, frozenset[Finding]]] = {
+    "p2p-nccl-put": _PUT,
+    "p2p-nccl-put-async": _PUT,
+    "p2p-nccl-get": frozenset({Finding.SKIPPED, Finding.PEER}),
+    "cpu-staged": frozenset({Finding.INDEX, Finding.RING, Finding.PEER}),
+    "kv-store": frozenset({Finding.SALT}),
+}
+"""What must be found of a method as it was published (SEED_SYSTEMS sections 1 to 3). Of the others nothing: NIXL's
+faults are its messages', which scopes and races show in `vllm-stock`."""
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """One method in one dialect, over all its worlds."""
+
+    method: str
+    dialect: str
+    states: int
+    transitions: int
+    stories: dict[Finding, tuple[str, ...]]
+    missed: tuple[str, ...]
+    """Moves that should have been made, and were not; and findings."""
+    expires: bool
+    """In some orders room is given back only when D has waited too long."""
+    seconds: float
+
+    @property
+    def expected(self) -> frozenset[Finding]:
+        return PUBLISHED.get(self.method, frozenset()) if self.dialect == AS_PUBLISHED else frozenset()
+
+    @property
+    def ok(self) -> bool:
+        return not self.missed and self.stories.keys() == self.expected
+
+
+def worlds(method: Method, dialect: str) -> list[Explorable]:
+    """Two requests of one P, and of a P each."""
+    conduct = method.conduct(dialect)
+    if method.stores:
+        return [StoreWorld(conduct)]
+    return [Acts(Setting(method, conduct, ps)) for ps in (1, 2)]
+
+
+def row(method: Method, dialect: str) -> Row:
+    began = time.process_time()
+    each = [explore(world) for world in worlds(method, dialect)]
+    done = {verb for one in each for verb in one.done}
+    stories: dict[Finding, tuple[str, ...]] = {}
+    for one in each:
+        for finding, story in one.stories.items():
+            stories[finding] = min(stories.get(finding, story), story, key=len)
+    return Row(
+        method=method.name,
+        dialect=dialect,
+        states=sum(one.states for one in each),
+        transitions=sum(one.transitions for one in each),
+        stories=dict(sorted(stories.items(), key=lambda found: found[0].value)),
+        missed=tuple(sorted(_missed(method, dialect, each, done))),
+        expires="expire" in done,
+        seconds=time.process_time() - began,
+    )
+
+
+def _missed(method: Method, dialect: str, each: list[Explored], done: set[str]) -> set[str]:
+    """Without which a row that is clean would say little."""
+    if dialect == AS_PUBLISHED:
+        known = PUBLISHED.get(method.name, frozenset())
+        return {finding.value for finding in known if not any(finding in one.stories for one in each)}
+    wanted = {"ask", "compute", "post", "land", "lose", "die", "admit", "load", "end"}
+    if method.stores:
+        wanted = {"put", "written", "lapse", "get", "read"}
+    elif method.p_memory is not Memory.BLOCKS:
+        wanted.add("copy")
+    ended = set() if all(one.ends for one in each) else {"an end"}
+    return (wanted - done) | ended
+
+
+def rows(names: list[str], dialect: str | None) -> Iterator[Row]:
+    """In this order. What is published is `vllm-stock` in the protocol's words; where pieces go, `vllm-compat` is
+    strict, and not looked at again."""
+    wanted = {None: (STRICT, AS_PUBLISHED), "strict": (STRICT,), "vllm-stock": (AS_PUBLISHED,)}.get(dialect, ())
+    for name in names:
+        for one in wanted:
+            yield row(METHODS[name], one)

@@ -1,0 +1,101 @@
+"""Breadth first through every state, past what is found: each finding once, by the shortest of the stories that lead to
+it with the fewest faults.
+
+`sim/check/search.py` stops at the first violation, keeps states as numbers and asks of each whether it can end. Here
+one search has to show several faults, states are few, and each move goes forward: what cannot end has no moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Protocol, TypeAlias
+
+import attrs
+
+from sim.check.datapath.findings import Broken, Finding
+from sim.check.search import uncollected
+
+Move: TypeAlias = tuple[str, int, int]
+"""A verb; a request, or an engine; a piece's number."""
+
+
+class Explorable(Protocol):
+    """What is searched."""
+
+    said: str
+    faults: int
+    """How many may still happen."""
+
+    def moves(self) -> Iterable[Move]: ...
+
+    def after(self, move: Move) -> Explorable:
+        """Raises Broken."""
+
+    def at_rest(self) -> None:
+        """Judge a state without moves. Raises Broken."""
+
+    def fingerprint(self) -> Hashable: ...
+
+
+@attrs.define
+class Explored:
+    """What there is, and what was found."""
+
+    states: int = 0
+    transitions: int = 0
+    ends: int = 0
+    """States without moves in which all is well."""
+    done: set[str] = attrs.field(factory=set)
+    """Which moves there were."""
+    stories: dict[Finding, tuple[str, ...]] = attrs.field(factory=dict)
+    """Each as it went, its last line being what is wrong."""
+
+
+def explore(start: Explorable) -> Explored:
+    """Every state. A state in which something is wrong leads nowhere."""
+    found = Explored()
+    seen = {start.fingerprint()}
+    before: list[tuple[int, str]] = [(-1, "")]
+    """By a state's number: the one before it, and what happened then."""
+    worlds = [(0, start)]
+
+    spared: dict[Finding, int] = {}
+    """The faults that a story did without."""
+
+    def tell(broken: Broken, number: int, faults: int) -> None:
+        if faults > spared.get(broken.finding, -1):
+            spared[broken.finding] = faults
+            lines = [broken.what] + [broken.said] * bool(broken.said)
+            while number > 0:
+                number, words = before[number]
+                lines.append(words)
+            found.stories[broken.finding] = tuple(reversed(lines))
+
+    with uncollected():
+        while worlds:
+            following: list[tuple[int, Explorable]] = []
+            for number, world in worlds:
+                stuck = True
+                for move in world.moves():
+                    stuck = False
+                    found.transitions += 1
+                    found.done.add(move[0])
+                    try:
+                        after = world.after(move)
+                    except Broken as broken:
+                        tell(broken, number, world.faults)
+                        continue
+                    name = after.fingerprint()
+                    if name not in seen:
+                        seen.add(name)
+                        following.append((len(before), after))
+                        before.append((number, after.said))
+                if stuck:
+                    try:
+                        world.at_rest()
+                        found.ends += 1
+                    except Broken as broken:
+                        tell(broken, number, world.faults)
+            worlds = following
+    found.states = len(seen)
+    return found

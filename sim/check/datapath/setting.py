@@ -1,0 +1,54 @@
+"""The smallest worlds in which methods can go wrong: two prompts of two layers, in two chunks, and room for one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import attrs
+
+from pdflow.methods.guards import Guards
+from pdflow.methods.method import Conduct, Grain, Memory, Method
+from pdflow.methods.shipment import Piece
+from pdflow.methods.staging import KvSize, Staging, staging_of
+from sim.check.datapath.room import TOKEN_BYTES
+
+TOKENS = 4
+EDGE = 3
+"""Where the first chunk ends: within a block."""
+BLOCK_TOKENS = 2
+PART = TOKENS * TOKEN_BYTES
+"""Of one layer."""
+
+
+@attrs.frozen
+class Setting:
+    """One method, in one dialect; both requests' P are the same, or each has its own."""
+
+    method: Method
+    conduct: Conduct
+    ps: int
+    faults: int = 1
+    """How many pieces may be lost, or P's die."""
+
+    @property
+    def guards(self) -> Guards:
+        return self.conduct.guards
+
+    @property
+    def layers(self) -> int:
+        """What goes whole has its layers in one."""
+        return 2 if self.method.in_pieces else 1
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """In the order of their being computed."""
+        edges = (0, EDGE, TOKENS) if self.method.grain is Grain.LAYER_CHUNK else (0, TOKENS)
+        return tuple(Piece(layer, start, stop) for start, stop in pairwise(edges) for layer in range(self.layers))
+
+    def memory(self, memory: Memory) -> Staging:
+        """An empty one, with room for one prompt."""
+        size = KvSize(self.layers, TOKEN_BYTES)
+        whole = self.layers * PART
+        # Of two layers one lies on the GPU, and one in the host's pool.
+        buffer, pool = (PART, PART) if memory is Memory.BUFFER else (whole, 0)
+        return staging_of(memory, size, whole, buffer, pool, self.guards.reserves_whole)

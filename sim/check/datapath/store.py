@@ -1,0 +1,160 @@
+"""A store between P and D: two prompts that begin alike are put and got in every order, in a memory that evicts.
+
+Who has room, what is found and what goes is the real `StoreMemory`; under which keys, `kv_store_keys`. Of each block it
+is known what has been written to it. Each of P and D is a process, and where processes salt their keys their salts
+differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from copy import deepcopy
+from enum import IntEnum
+
+from pdflow.methods.kv_store_keys import block_keys, origin
+from pdflow.methods.method import Conduct
+from pdflow.methods.store_memory import Item, StoreMemory
+from pdflow.protocol.values import Allocation
+from sim.check.datapath.findings import Broken, Finding
+from sim.check.datapath.search import Move
+
+Tokens = tuple[int, ...]
+PROMPTS: tuple[Tokens, ...] = ((1, 2, 3, 4), (1, 2, 5, 6))
+BLOCK_TOKENS = 2
+NUM_BLOCKS = 3
+"""Both fit, but not below the high-water mark."""
+P_SALT, D_SALT = 1, 2
+
+
+class Life(IntEnum):
+    """Of a request."""
+
+    TO_COME = 0
+    WAITING = 1
+    """P wants room."""
+    PUTTING = 2
+    PUT = 3
+    GETTING = 4
+    DONE = 5
+    FAILED = 6
+    """Not all was there: to be computed again."""
+
+
+class StoreWorld:
+    """One state; `search.py` says what it is asked."""
+
+    def __init__(self, conduct: Conduct) -> None:
+        self.salts = conduct.salts_keys
+        self.memory = StoreMemory(NUM_BLOCKS, keeps=True)
+        self.lives = [Life.TO_COME] * len(PROMPTS)
+        self.puts: list[Allocation | None] = [None] * len(PROMPTS)
+        """What P holds: room for what it writes, then all of the prompt."""
+        self.gets: list[Allocation | None] = [None] * len(PROMPTS)
+        self.cells: dict[int, Tokens] = {}
+        """By block, all tokens up to its last."""
+        self.said = ""
+        self.faults = 0
+
+    def items(self, r: int, salt: int) -> tuple[Item, ...]:
+        start = origin("model", 0, 1, salt if self.salts else 0)
+        return tuple(Item(key, 1) for key in block_keys(start, (part[-BLOCK_TOKENS:] for part in contents(r))))
+
+    def fingerprint(self) -> Hashable:
+        memory = self.memory
+        objects = tuple((key, stored.own.blocks, stored.holders) for key, stored in memory.known.items())
+        order = tuple(memory.waiting), tuple(memory.idle), tuple(memory.pinned)
+        held = tuple(self.puts), tuple(self.gets)
+        return tuple(self.lives), held, objects, order, tuple(sorted(self.cells.items()))
+
+    def moves(self) -> Iterator[Move]:
+        for r, life in enumerate(self.lives):
+            if life is Life.TO_COME:
+                yield ("put", r, 0)
+            elif life is Life.PUTTING:
+                yield ("written", r, 0)
+            elif life is Life.PUT:
+                yield ("get", r, 0)
+            elif life is Life.GETTING:
+                yield ("read", r, 0)
+            if self.puts[r] is not None and life > Life.PUTTING:
+                yield ("lapse", r, 0)
+
+    def after(self, move: Move) -> StoreWorld:
+        """Raises Broken."""
+        other = deepcopy(self)
+        verb, r, _ = move
+        try:
+            getattr(other, verb)(r)
+            other.settle()
+        except Broken as broken:
+            broken.said = other.said
+            raise
+        return other
+
+    def put(self, r: int) -> None:
+        self.said = f"P has computed r{r}, and asks the store for room"
+        self.lives[r] = Life.WAITING
+        self.memory.want(f"r{r}", self.items(r, P_SALT))
+
+    def settle(self) -> None:
+        for placed in self.memory.granted(0):
+            r = int(placed.name[1:])
+            self.lives[r] = Life.PUTTING
+            self.puts[r] = placed.target
+
+    def written(self, r: int) -> None:
+        self.said = f"P writes what the store has not of r{r}"
+        target = self.puts[r]
+        assert target is not None
+        self.lives[r] = Life.PUT
+        new = contents(r)[len(PROMPTS[r]) // BLOCK_TOKENS - len(target.blocks) :]
+        for block, content in zip(target.blocks, new, strict=True):
+            self.cells[block] = content
+        self.puts[r] = self.memory.complete(target.generation)
+
+    def lapse(self, r: int) -> None:
+        self.said = f"P's lease on r{r} is over"
+        held = self.puts[r]
+        assert held is not None
+        self.puts[r] = None
+        self.memory.release(held.generation, 0)
+
+    def get(self, r: int) -> None:
+        items = self.items(r, D_SALT)
+        self.said = f"D asks the store for r{r}"
+        found = self.memory.lease(items)
+        if found is None and self.puts[r] is not None:
+            raise Broken(Finding.SALT, f"r{r} is there, and D does not find it")
+        if found is None or len(found.blocks) < len(items):
+            self.said += ": not all is there"
+            self.lives[r] = Life.FAILED
+            if found is not None:
+                self.memory.release(found.generation, 0)
+            return
+        self.gets[r], self.lives[r] = found, Life.GETTING
+
+    def read(self, r: int) -> None:
+        self.said = f"D has read r{r}"
+        held = self.gets[r]
+        assert held is not None
+        read = [self.cells.get(block) for block in held.blocks]
+        if read != contents(r):
+            raise Broken(Finding.STALE, f"r{r} decodes with {read}")
+        self.gets[r], self.lives[r] = None, Life.DONE
+        self.memory.release(held.generation, 0)
+
+    def at_rest(self) -> None:
+        """All has ended, and nothing is held. Raises Broken."""
+        left = [f"r{r}" for r, life in enumerate(self.lives) if life < Life.DONE]
+        if left:
+            raise Broken(Finding.STUCK, f"{' and '.join(left)} cannot end")
+        try:
+            self.memory.assert_empty("the store")
+        except AssertionError as wrong:
+            raise Broken(Finding.KEPT, str(wrong)) from wrong
+
+
+def contents(r: int) -> list[Tokens]:
+    """What each block of a prompt stands for: all tokens up to its end."""
+    prompt = PROMPTS[r]
+    return [prompt[:stop] for stop in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS)]

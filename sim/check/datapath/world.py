@@ -1,0 +1,248 @@
+"""Engines that compute, copy, send, take in and load pieces, one move at a time: states, and what may happen.
+
+What decides is the product's: `Staging` who has room, `Shipment` what may be posted and how it ended, `runs` where
+tokens go, `Guards` what the originals lack. Here is what stands around them: who computes in what order, lanes, faults;
+and of every cell whose token lies in it. Messages are not here: the endpoints have scopes of their own.
+
+Whatever happens, something goes on that never goes back. So what can't end comes to a state without moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TypeVar
+
+from pdflow.methods.method import Memory
+from pdflow.methods.shipment import Piece
+from pdflow.protocol.values import Allocation
+from sim.check.datapath.findings import Broken, Finding
+from sim.check.datapath.request import Life, Request, Stage
+from sim.check.datapath.room import Content, Room
+from sim.check.datapath.search import Move
+from sim.check.datapath.setting import BLOCK_TOKENS, TOKENS, Setting
+
+Forked = TypeVar("Forked", bound="World")
+
+
+class World:
+    """One state, and what may happen in it. What comes of that: `acts.py`."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.pieces = setting.pieces
+        method = setting.method
+        self.requests = [Request(r % setting.ps, len(self.pieces)) for r in range(2)]
+        self.at_p = [self.room(method.p_memory) for _ in range(setting.ps)]
+        self.at_d = self.room(method.d_memory)
+        self.seat: int | None = None
+        """Whose all of D's blocks are: its table is 0, 1 and so on."""
+        self.blocks: dict[tuple[int, int, int], Content] = {}
+        """By block, offset and layer."""
+        self.line: list[tuple[int, int]] = []
+        """Pieces that wait for D's listener."""
+        self.deaf = False
+        """The listener has ended."""
+        self.dead: int | None = None
+        self.faults = setting.faults
+        self.said = ""
+        """What happened last, in words."""
+        self.own: set[int] = set()
+        """By id, what no other state shares: only that may be changed."""
+
+    def room(self, memory: Memory) -> Room | None:
+        return None if memory is Memory.BLOCKS else Room(self.setting.memory(memory), {})
+
+    def fork(self: Forked) -> Forked:
+        other = type(self).__new__(type(self))
+        other.setting, other.pieces = self.setting, self.pieces
+        other.requests, other.at_p, other.at_d = self.requests.copy(), self.at_p.copy(), self.at_d
+        other.own = set()
+        other.seat = self.seat
+        other.blocks, other.line = self.blocks.copy(), self.line.copy()
+        other.deaf, other.dead, other.faults, other.said = self.deaf, self.dead, self.faults, ""
+        return other
+
+    def fingerprint(self) -> Hashable:
+        rooms = tuple([None if room is None else room.fingerprint() for room in (*self.at_p, self.at_d)])
+        requests = tuple([request.fingerprint() for request in self.requests])
+        blocks = frozenset(self.blocks.items())
+        return requests, rooms, self.seat, blocks, tuple(self.line), self.deaf, self.dead, self.faults
+
+    def request(self, r: int) -> Request:
+        """To be changed."""
+        request = self.requests[r]
+        if id(request) not in self.own:
+            request = self.requests[r] = request.fork()
+            self.own.add(id(request))
+        return request
+
+    def source(self, p: int) -> Room | None:
+        """A P's memory, to be changed."""
+        room = self.at_p[p]
+        if room is not None and id(room) not in self.own:
+            room = self.at_p[p] = room.fork()
+            self.own.add(id(room))
+        return room
+
+    def target(self) -> Room | None:
+        """D's memory, to be changed."""
+        if self.at_d is not None and id(self.at_d) not in self.own:
+            self.at_d = self.at_d.fork()
+            self.own.add(id(self.at_d))
+        return self.at_d
+
+    # What may happen.
+
+    def moves(self) -> Iterator[Move]:
+        """In what order ever; what a deadline ends only when nothing else can happen."""
+        stuck = True
+        for move in self._of_their_own():
+            stuck = False
+            yield move
+        if stuck and self.setting.guards.ends_receives:
+            for r, request in enumerate(self.requests):
+                if request.life is Life.OPEN:
+                    yield ("expire", r, 0)
+
+    def _of_their_own(self) -> Iterator[Move]:
+        for p in range(self.setting.ps):
+            r = self.next_prompt(p)
+            if r is not None:
+                yield ("compute", r, 0)
+        for r, request in enumerate(self.requests):
+            alive = request.p != self.dead
+            if alive and self.to_copy(r):
+                yield ("copy", r, 0)
+            if request.life is Life.UNASKED and self.may_ask(request):
+                yield ("ask", r, 0)
+            if request.life is Life.OPEN and alive and Stage.READY in request.stages:
+                lanes = self.setting.conduct.sending_lanes
+                if (lanes is None or self.sent_at_once(request.p) < lanes) and self.is_next(request):
+                    yield ("post", r, 0)
+            for i, stage in enumerate(request.stages):
+                if stage is Stage.TAKEN and alive:
+                    yield ("land", r, i)
+                    if self.faults:
+                        yield ("lose", r, i)
+            if request.life is Life.HERE and self.seat in (None, r):
+                yield ("admit", r, 0)
+            if request.life is Life.ADMITTED:
+                yield ("load", r, 0)
+            if request.life is Life.LOADED:
+                yield ("end", r, 0)
+        if self.line and not self.deaf and self.taken() < (self.setting.conduct.receiving_lanes or 0):
+            yield ("take", *self.line[0])
+        if self.setting.ps > 1 and self.faults:
+            yield ("die", self.setting.ps - 1, 0)
+
+    def next_prompt(self, p: int) -> int | None:
+        """Whose prompt P goes on with; None if it has none left, or has to wait."""
+        conduct = self.setting.conduct
+        if p == self.dead:
+            return None
+        for r, request in enumerate(self.requests):
+            if request.p != p or request.life is Life.FAILED:
+                continue
+            if conduct.early and conduct.prefill_waits and not self.has_room(r):
+                return None
+            if Stage.TO_COME in request.stages:
+                return r
+            until = Stage.LANDED if self.setting.method.p_memory is Memory.TENSORS else Stage.READY
+            if conduct.prefill_waits and min(request.stages) < until:
+                return None
+        return None
+
+    def has_room(self, r: int) -> bool:
+        """Whether what has been computed of it lies where it is sent from, or may."""
+        request = self.requests[r]
+        computed = [i for i, stage in enumerate(request.stages) if stage is Stage.COMPUTED]
+        return all(self.name(r, i) in request.source for i in computed)
+
+    def to_copy(self, r: int) -> list[int]:
+        """What P may copy next: a piece as soon as it is computed, or all that has room when the prompt is."""
+        request = self.requests[r]
+        found = [
+            i for i, stage in enumerate(request.stages) if stage is Stage.COMPUTED and self.name(r, i) in request.source
+        ]
+        return found[:1] if self.setting.conduct.early else found
+
+    def may_ask(self, request: Request) -> bool:
+        setting = self.setting
+        answered = min(request.stages) >= Stage.READY
+        if (setting.method.pulls or setting.conduct.answer_first) and not answered:
+            return False
+        return setting.method.staged_at_d or self.seat is None
+
+    def is_next(self, request: Request) -> bool:
+        return request.shipment is not None and request.shipment.fork().next() is not None
+
+    def sent_at_once(self, p: int) -> int:
+        return sum(
+            stage in (Stage.POSTED, Stage.TAKEN)
+            for request in self.requests
+            if request.p == p
+            for stage in request.stages
+        )
+
+    def taken(self) -> int:
+        return sum(stage is Stage.TAKEN for request in self.requests for stage in request.stages)
+
+    def name(self, r: int, i: int) -> str:
+        """Under which a piece has room: its prompt's, or its own."""
+        return f"r{r}" if self.setting.guards.reserves_whole else f"r{r}.{i}"
+
+    # What must be so.
+
+    def judge(self, r: int) -> None:
+        """Every token of every layer is in its cell. Raises Broken."""
+        request = self.requests[r]
+        for layer in range(self.setting.layers):
+            for token in range(TOKENS):
+                block, offset = divmod(token, BLOCK_TOKENS)
+                content = self.blocks.get((block, offset, layer))
+                if content != (r, layer, token):
+                    finding = Finding.SKIPPED if Stage.LOST in request.stages else Finding.INDEX
+                    raise Broken(finding, f"r{r} decodes with {content} as token {token} of layer {layer}")
+
+    def at_rest(self) -> None:
+        """Nothing can happen any more: all has ended, and nothing is kept. Raises Broken."""
+        rooms = [room for room in (*self.at_p, self.at_d) if room is not None]
+        left = [f"r{r}" for r, request in enumerate(self.requests) if request.life < Life.DONE]
+        if self.deaf:
+            raise Broken(Finding.DEAF, "D takes in nothing any more, from any P")
+        if left:
+            what = f"{' and '.join(left)} cannot end"
+            if self.dead is not None:
+                raise Broken(Finding.PEER, what)
+            waiting = any(room.staging.waiting for room in rooms)
+            raise Broken(Finding.RING if waiting else Finding.STUCK, what)
+        if any(room.cells or room.staging.held or room.staging.waiting for room in rooms) or self.seat is not None:
+            raise Broken(Finding.KEPT, "all have ended")
+
+    # Small words.
+
+    def cell(self, room: Room, places: dict[str, Allocation], r: int, i: int, token: int) -> Hashable:
+        """Where a piece's token lies in a memory."""
+        piece = self.pieces[i]
+        if self.setting.guards.reserves_whole:
+            return room.address(places[self.name(r, i)], piece.layer, token)
+        return room.address(places[self.name(r, i)], 0, token - piece.start)
+
+    def tokens(self, i: int) -> int:
+        """For how many tokens room is asked with this piece."""
+        whole = self.setting.guards.reserves_whole
+        return TOKENS if whole else self.pieces[i].stop - self.pieces[i].start
+
+    def tokens_of(self, name: str) -> int:
+        return TOKENS if self.setting.guards.reserves_whole else self.tokens(int(name.partition(".")[2]))
+
+    def words(self, r: int, of: Iterable[int]) -> str:
+        return f"{', '.join(words(self.pieces[i]) for i in of)} of r{r}"
+
+
+def request_of(name: str) -> int:
+    return int(name[1:].partition(".")[0])
+
+
+def words(piece: Piece) -> str:
+    return f"layer {piece.layer} [{piece.start}, {piece.stop})"

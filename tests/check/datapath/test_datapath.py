@@ -1,0 +1,156 @@
+"""What `pdflow check methods` finds of each method, and that it would find more were more wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import pytest
+
+from pdflow.memory.ring import Ring
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.guards import Guards
+from pdflow.methods.method import AS_PUBLISHED, Conduct
+from pdflow.methods.shipment import Piece, Shipment
+from pdflow.methods.staging import Staging
+from pdflow.methods.store_memory import StoreMemory
+from pdflow.protocol.values import Allocation
+from sim.check.datapath.acts import Acts
+from sim.check.datapath.findings import Finding
+from sim.check.datapath.rows import PUBLISHED, STRICT, row
+from sim.check.datapath.search import Explored, Move, explore
+from sim.check.datapath.setting import Setting
+from sim.check.datapath.store import StoreWorld
+
+STATES = {
+    ("nixl-push", STRICT): 178,
+    ("nixl-push", AS_PUBLISHED): 178,
+    ("nixl-pull", STRICT): 151,
+    ("nixl-pull", AS_PUBLISHED): 151,
+    ("cpu-staged", STRICT): 29960,
+    ("cpu-staged", AS_PUBLISHED): 3819,
+    ("p2p-nccl-put", STRICT): 800,
+    ("p2p-nccl-put", AS_PUBLISHED): 815,
+    ("p2p-nccl-put-async", STRICT): 2789,
+    ("p2p-nccl-put-async", AS_PUBLISHED): 2315,
+    ("p2p-nccl-get", STRICT): 369,
+    ("p2p-nccl-get", AS_PUBLISHED): 355,
+    ("kv-store", STRICT): 219,
+    ("kv-store", AS_PUBLISHED): 59,
+    ("mooncake-v0", STRICT): 197,
+    ("mooncake-v0", AS_PUBLISHED): 196,
+    ("mooncake-v1", STRICT): 178,
+    ("mooncake-v1", AS_PUBLISHED): 178,
+}
+CASES = [
+    pytest.param(*case, marks=pytest.mark.slow if states > 10_000 else (), id="-".join(case))
+    for case, states in STATES.items()
+]
+
+
+def test_every_method_is_looked_at() -> None:
+    assert {(name, dialect) for name in METHODS for dialect in (STRICT, AS_PUBLISHED)} == STATES.keys()
+
+
+@pytest.mark.parametrize(("name", "dialect"), CASES)
+def test_nothing_is_found_in_strict_and_what_is_known_as_published(name: str, dialect: str) -> None:
+    found = row(METHODS[name], dialect)
+    wanted = PUBLISHED.get(name, frozenset()) if dialect == AS_PUBLISHED else frozenset()
+    assert found.stories.keys() == wanted
+    assert found.ok, found.missed
+    assert found.states == STATES[name, dialect]
+
+
+def explored(name: str, ps: int, **lacking: bool) -> Explored:
+    """In strict but for these guards; what goes in many pieces, without faults."""
+    method = METHODS[name]
+    conduct = attrs.evolve(method.strict, guards=Guards(**lacking))
+    return explore(Acts(Setting(method, conduct, ps, faults=name != "cpu-staged")))
+
+
+@pytest.mark.parametrize(
+    ("name", "ps", "lacking", "finding"),
+    [
+        ("cpu-staged", 1, {"reserves_whole": False, "indexes_by_piece": False}, Finding.INDEX),
+        ("p2p-nccl-put-async", 2, {"reserves_whole": False, "survives_exhaustion": False}, Finding.DEAF),
+        ("p2p-nccl-put-async", 1, {"invalidates_lost": False}, Finding.SKIPPED),
+        ("p2p-nccl-get", 1, {"invalidates_lost": False}, Finding.SKIPPED),
+        ("p2p-nccl-get", 2, {"ends_receives": False}, Finding.PEER),
+        ("nixl-push", 1, {"invalidates_lost": False}, Finding.SKIPPED),
+    ],
+)
+def test_what_each_guard_keeps_away(name: str, ps: int, lacking: dict[str, bool], finding: Finding) -> None:
+    assert explored(name, ps, **lacking).stories.keys() == {finding}
+
+
+def test_a_piece_that_finds_no_room_is_refused_and_its_prompt_computed_again() -> None:
+    """What is left of a buffer's exhaustion once the listener survives it."""
+    assert not explored("p2p-nccl-put-async", 1, reserves_whole=False).stories
+
+
+def test_by_pieces_a_ring_is_full_of_prompts_that_cannot_end_though_nothing_is_lost() -> None:
+    method = METHODS["cpu-staged"]
+    conduct = attrs.evolve(method.strict, answer_first=True, guards=Guards(reserves_whole=False, ends_receives=False))
+    found = explore(Acts(Setting(method, conduct, ps=2, faults=0)))
+    assert found.stories.keys() == {Finding.RING}
+    assert found.stories[Finding.RING][-1] == "r0 and r1 cannot end"
+    assert found.ends, "in other orders all is well"
+
+
+@pytest.mark.parametrize("name", ["p2p-nccl-put", "cpu-staged"])
+def test_two_memories_may_wait_for_each_other_until_a_deadline(name: str) -> None:
+    """D's room is another prompt's, which P will not send before this one has gone: D asks in another order than P
+    computes. Where both go in one order it never happens."""
+    assert "expire" in explore(strict(name, faults=0)).done
+    found = explore(InOrder(strict(name, faults=0).setting))
+    assert "expire" not in found.done
+    assert found.ends
+
+
+class InOrder(Acts):
+    """D's legs begin as P's do."""
+
+    def moves(self) -> Iterator[Move]:
+        for move in super().moves():
+            if move[:2] != ("ask", 1) or self.requests[0].life:
+                yield move
+
+
+# Were something else wrong.
+
+
+def strict(name: str, faults: int = 1) -> Acts:
+    """Of one P."""
+    return Acts(Setting(METHODS[name], METHODS[name].strict, ps=1, faults=faults))
+
+
+def test_room_that_is_given_out_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ring, "place", lambda self, owner, size: 0)
+    assert explore(strict("cpu-staged")).stories.keys() == {Finding.TWICE}
+
+
+def test_room_that_is_never_given_back_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Staging, "release", lambda self, allocation: None)
+    found = explore(Acts(Setting(METHODS["p2p-nccl-get"], METHODS["p2p-nccl-get"].strict, ps=2)))
+    assert found.stories.keys() == {Finding.KEPT}
+    assert not found.ends
+
+
+def test_a_notice_before_the_data_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    landed = Shipment.landed
+
+    def all_at_once(self: Shipment, piece: Piece) -> None:
+        landed(self, piece)
+        self._left = 0
+
+    monkeypatch.setattr(Shipment, "landed", all_at_once)
+    assert Finding.INDEX in explore(strict("p2p-nccl-put-async", faults=0)).stories
+
+
+def test_a_store_that_gives_others_bytes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: StoreMemory, generation: int) -> Allocation:
+        return Allocation(generation, tuple(reversed(table(self, generation).blocks)))
+
+    table = StoreMemory.table
+    monkeypatch.setattr(StoreMemory, "table", wrong)
+    assert Finding.STALE in explore(StoreWorld(Conduct())).stories
