@@ -29,11 +29,15 @@ from pdflow.protocol.events import (
     DecodeAdmitted,
     FenceEnded,
     PairLanded,
+    PrefillBegun,
     PrefillFinished,
     Received,
     ShardReleased,
+    Source,
+    SourceReady,
     TimeReached,
     WriteEnded,
+    WriteStopped,
 )
 from pdflow.protocol.lease import expired_unclaimed
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck
@@ -56,6 +60,12 @@ def breaks(c: Cluster, name: str, node: str, event: Any, *effects: Any) -> Invar
         c.oracle.observe(node, event, effects, c.now)
     assert found.value.name == name
     return found.value
+
+
+def announced(event: PrefillBegun | PrefillFinished) -> Tell:
+    """What a P scheduler makes of it, if it has not said so before."""
+    source = Source(event.allocation, event.num_tokens, event.digest, event.weights, None)
+    return Tell("P.r0", SourceReady(event.xid, "r", source))
 
 
 TICK = TimeReached()
@@ -108,7 +118,23 @@ def test_s2_write_from_what_was_released() -> None:
 
 def test_s2_prefill_into_what_is_held() -> None:
     c, write = in_flight()
-    breaks(c, "S2", "P", PrefillFinished("z", write.source, 64, 7, 1))
+    for kind in (PrefillBegun, PrefillFinished):
+        event = kind("z", write.source, 64, 7, 1)
+        breaks(c, "S2", "P", event, announced(event))
+
+
+def test_s3_commit_after_a_write_was_stopped() -> None:
+    c, write = in_flight()
+    assert c.oracle is not None
+    c.oracle.observe("P.r0", WriteStopped(write.op), (), 0)
+    breaks(c, "S3", "D", TICK, Commit("r"))
+
+
+def test_s7_a_stopped_write_that_is_said_to_be_sent() -> None:
+    c, write = in_flight()
+    assert c.oracle is not None
+    c.oracle.observe("P.r0", WriteStopped(write.op), (), 0)
+    breaks(c, "S7", "P.r0", TICK, Send("D.r0", CancelAck(write.op.reg, 0, Disposition.SENT, True)))
 
 
 def test_s3_commit_before_everything_landed() -> None:
@@ -126,8 +152,9 @@ def test_s4_other_content(field: str) -> None:
     c, write = in_flight()
     c.generation += 1
     event = PrefillFinished("z", Allocation(c.generation, (1, 2, 3, 4)), 64, 7, 1)
+    other = msgspec.structs.replace(event, **{field: 48})
     assert c.oracle is not None
-    c.oracle.observe("P", msgspec.structs.replace(event, **{field: 48}), (), 0)
+    c.oracle.observe("P", other, (announced(other),), 0)
     c.oracle.observe("P.r0", WriteEnded(write.op, False), (), 0)
     c.oracle.observe("P.r0", FenceEnded("D.r0"), (), 0)
     breaks(c, "S4", "P.r0", TICK, msgspec.structs.replace(write, source=event.allocation))
