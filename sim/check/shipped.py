@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from pdflow.methods.method import Memory
 from pdflow.methods.staging import KvSize, Staging, staging_of
-from pdflow.protocol.effects import PostRead
+from pdflow.protocol.effects import PostRead, Send
 from pdflow.protocol.events import PrefillAborted, PrefillBegun, SourceWithdrawn
-from pdflow.protocol.messages import Code
+from pdflow.protocol.messages import Code, Progress, RegisterAck
+from pdflow.protocol.producer import ProducerCell
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.values import NEVER, Allocation
 from sim.check.cluster import DIGEST, WEIGHTS
@@ -92,16 +93,25 @@ class Shipped(Parcels):
         return tuple(draft)
 
     def _step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
-        """What is being computed is kept for as long as that takes, unless somebody has said that nobody wants it."""
+        """What P's ranks say of a prompt that is being computed, and how long they keep it."""
         known = (end, event) in self.steps
         after, effects = super()._step(end, event)
         body = self.bodies[after]
         if not known and isinstance(body, ProducerRank):
             for cell in body.cells.values():
-                computing = cell.source is not None and not cell.source.complete
-                if computing and self.cluster.timers.release_lease_ns < cell.lease_until < NEVER:
-                    raise Broken("L1", f"a lease on {cell.xid} runs while it is computed")
+                if cell.source is not None and not cell.source.complete:
+                    self._take_their_time(cell, effects)
         return after, effects
+
+    def _take_their_time(self, cell: ProducerCell, effects: tuple[Any, ...]) -> None:
+        """It is kept for as long as it takes, unless nobody wants it; and D is not told that anything goes on, since it
+        gives up what then makes no progress."""
+        if self.cluster.timers.release_lease_ns < cell.lease_until < NEVER:
+            raise Broken("L1", f"a lease on {cell.xid} runs while it is computed")
+        for effect in effects:
+            said = effect.message if isinstance(effect, Send) else None
+            if isinstance(said, RegisterAck) and said.reg == cell.reg and said.progress >= Progress.READY:
+                raise Broken("L1", f"{said.reg.request_id} is said to be {said.progress.name} while it is computed")
 
     def beginning(self) -> State:
         rooms = Rooms((0,) * len(self.cluster.xids), tuple(self.empty))

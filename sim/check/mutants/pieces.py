@@ -15,7 +15,7 @@ from pdflow.protocol.events import (
     SourceWithdrawn,
     WriteEnded,
 )
-from pdflow.protocol.messages import Code
+from pdflow.protocol.messages import Code, Progress
 from pdflow.protocol.producer import (
     IN_FLIGHT,
     LEASED,
@@ -23,6 +23,7 @@ from pdflow.protocol.producer import (
     ProducerCell,
     ProducerContext,
     Stepped,
+    progress_of,
 )
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_rules import RULES
@@ -105,6 +106,12 @@ def _leased_at_once(self: ProducerRank, event: SourceReady, now: Instant) -> Eff
 
 
 _source_ready = ProducerRank._source_ready
+
+
+def _whatever_its_source(cell: ProducerCell) -> Progress:
+    if cell.source is None or cell.source.complete:
+        return progress_of(cell)
+    return progress_of(msgspec.structs.replace(cell, source=None))
 
 
 def _withdrawn_whatever(self: ProducerRank, event: SourceWithdrawn, now: Instant) -> Effects:
@@ -207,6 +214,14 @@ PIECES: tuple[Mutant, ...] = (
         drops="No lease runs while a prompt is computed. A long one would expire before anybody could have come.",
         source="7.4; L1",
         patches=(Swap(_source_ready, _leased_at_once),),
+        scope=EARLY,
+        breaks="L1",
+    ),
+    Mutant(
+        name="in-flight-while-it-is-computed",
+        drops="What is being computed is QUEUED, however much has gone. D would give up a long prompt as STALLED.",
+        source="7.4 SYNC; L1",
+        patches=(Swap(progress_of, _whatever_its_source),),
         scope=EARLY,
         breaks="L1",
     ),
