@@ -64,6 +64,7 @@ def incarnation_of(index: int, life: int = 0) -> int:
     """Each engine's life has a number of its own; a simulated one needs no randomness."""
     return 0x5EED_0000 + index + (life << 32)
 
+
 HIDDEN_BYTES_PER_VALUE = 2
 """Hidden states of the V0 connectors, in 16 bits."""
 
@@ -114,8 +115,11 @@ class Builder:
         shape = self.shapes[scenario.pools[0].name]
         self.geometry: Geometry = TransferGeometry(shape, initiator=self.initiator, rule=self.rule)
         self.hidden_bytes = scenario.model.hidden_size * HIDDEN_BYTES_PER_VALUE
-        if self.method.stores and says.store_hidden_states:
-            self.geometry = HiddenStates(self.geometry, self.hidden_bytes)
+        hidden = self.method.stores and (says.store_hidden_states or self.conduct.hidden_states)
+        self.stored_hidden_bytes = self.hidden_bytes if hidden else 0
+        """Of one token, beside its KV."""
+        if hidden:
+            self.geometry = HiddenStates(self.geometry, self.stored_hidden_bytes)
         workload = scenario.workload
         self.named = any(source is not None for source in (workload.trace, workload.like, workload.sessions))
         """Whether prompts may say what they begin with: those that are drawn share nothing."""
@@ -143,8 +147,9 @@ class Builder:
             world, network, paths, seconds_to_ns(table.control_latency_s), seconds_to_ns(table.handshake_s)
         )
         if self.method.is_carried(self.conduct):
+            hidden_bytes = 0 if self.method.stores else self.hidden_bytes
             pickled = scenario.transfer.pickle_bytes_per_s
-            world.shipping = Shipping(world, self.method, self.conduct, self.hidden_bytes, pickled)
+            world.shipping = Shipping(world, self.method, self.conduct, hidden_bytes, pickled)
         if self.method.stores:
             self.add_stores()
         for pool in scenario.pools:

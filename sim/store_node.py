@@ -169,7 +169,7 @@ class StoreNode(Node):
 
     def grant_soon(self) -> None:
         """When all that happens now has: who gets room may be among those that are given up at this very instant."""
-        if not self.granting:
+        if self.memory.waiting and not self.granting:
             self.granting = True
             self.env.call(0, self.grant, None)
 

@@ -46,9 +46,8 @@ class Stores:
         self.builder = builder
         if self.by_block:
             self.world.caches = True
-        token_bytes = builder.shapes[beside.name].engine_bytes_per_token(beside.tp)
-        if self.transfer.store_hidden_states:
-            token_bytes += builder.hidden_bytes * beside.tp
+        kv_bytes = builder.shapes[beside.name].engine_bytes_per_token(beside.tp)
+        token_bytes = kv_bytes + builder.stored_hidden_bytes * beside.tp
         self.blocks = self.transfer.store_bytes // (token_bytes * beside.block_size)
         self.nodes = [self.node(builder, beside, index) for index in range(self.transfer.store_nodes)]
 

@@ -82,8 +82,8 @@ class Sequence(msgspec.Struct, eq=False):
     """Names of the prompt's full prefix blocks, for a pool that remembers them; each stands for all before it, too.
     They may go on with those of blocks that the answer fills."""
     loaded_tokens: int = 0
-    """With `remote_kv` and `prefill_only`: how many of the prompt's tokens, from its start on, are transferred. The rest
-    is computed."""
+    """With `remote_kv` and `prefill_only`: how many of the prompt's tokens, from its start on, are transferred. What
+    follows is computed."""
 
     phase: Phase = Phase.NEW
     allocation: Allocation | None = None

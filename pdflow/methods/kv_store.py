@@ -21,5 +21,7 @@ KV_STORE = Method(
     on_loss="the request fails, or is tried again, or D computes it: that request alone",
     limits="a prompt's KV must fit one node of the store",
     strict=Conduct(),
-    published=Conduct(prefill_waits=True, decode_waits=True, fails_whole_batches=True, salts_keys=True),
+    published=Conduct(
+        prefill_waits=True, decode_waits=True, hidden_states=True, fails_whole_batches=True, salts_keys=True
+    ),
 )

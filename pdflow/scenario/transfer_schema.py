@@ -82,7 +82,8 @@ class Transfer:
         default=True, metadata=about("kv-store: what D has got stays for others (get), or goes (drop_select)")
     )
     store_hidden_states: bool = field(
-        default=False, metadata=about("kv-store: the prompt's hidden states are stored beside its KV")
+        default=False,
+        metadata=about("kv-store: the prompt's hidden states are stored beside its KV, as published always"),
     )
     store_lease_s: float = field(
         default=10.0, metadata=about("kv-store: an object stays for whoever is to get it, unless renewed", TIMER)

@@ -22,12 +22,13 @@ TOKEN_BYTES = 131_072
 
 @st.composite
 def stored(draw: st.DrawFn, overrides: dict[str, Any]) -> dict[str, Any]:
-    """The same by a store that holds a few prompts, or all. A prompt of 100 tokens takes 1.8 MB of its four layers."""
+    """The same by a store that holds a few prompts, or all. A prompt of 100 tokens takes 1.8 MB of its four layers,
+    and as published three times as much at most."""
     return overrides | {
         "transfer.method": "kv-store",
         "transfer.dialect": draw(st.sampled_from(["strict", "strict", "as-published"])),
         "transfer.store_nodes": draw(st.integers(1, 3)),
-        "transfer.store_bytes": draw(st.sampled_from([2_100_000, 6_000_000, 1_000_000_000])),
+        "transfer.store_bytes": draw(st.sampled_from([6_400_000, 20_000_000, 1_000_000_000])),
         "transfer.store_granularity": draw(st.sampled_from(["prompt", "block"])),
         "transfer.store_keep": draw(st.booleans()),
         "transfer.store_lease_s": draw(st.sampled_from([0.05, 10.0])),
@@ -48,7 +49,7 @@ def talking(draw: st.DrawFn, overrides: dict[str, Any]) -> dict[str, Any]:
         "workload.sessions.max_context_tokens": 1500,
         "transfer.store_granularity": "block",
         "transfer.store_keep": draw(st.sampled_from([True, True, False])),
-        "transfer.store_bytes": draw(st.sampled_from([30_000_000, 60_000_000, 1_000_000_000])),
+        "transfer.store_bytes": draw(st.sampled_from([75_000_000, 150_000_000, 1_000_000_000])),
     }
     for pool in ("p", "d"):
         overrides[f"pool.{pool}.kv_tokens"] = draw(st.sampled_from([2048, 8192]))
