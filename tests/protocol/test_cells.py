@@ -41,6 +41,7 @@ from pdflow.protocol.values import Allocation
 from sim.check.relation import Relation
 from sim.check.scope import Scope
 from sim.check.search import explore
+from sim.check.timed import relation
 
 FAR = 1 << 60
 OTHER = Reg("D", 9, 9, "another")
@@ -49,14 +50,21 @@ CONSUMER_TIMES = ("deadline_until", "stall_until", "cancel_at", "reclaim_until")
 
 
 @cache
-def space(dialect: Dialect, pulls: bool, p_tp: int, d_tp: int) -> Relation:
-    explored = Relation(Scope(dialect=dialect, pulls=pulls, p_tp=p_tp, d_tp=d_tp, err=1, dup=1))
+def space(dialect: Dialect, pulls: bool, p_tp: int, d_tp: int, method: str = "") -> Relation:
+    early = {"method": method, "prefill_abort": 1} if method else {}
+    explored = relation(Scope(dialect=dialect, pulls=pulls, p_tp=p_tp, d_tp=d_tp, err=1, dup=1, **early))
     explore(explored, limit=4000, lively=False)
     return explored
 
 
 SPACES = [(STRICT, False, 1, 1), (STRICT, False, 1, 2), (STRICT, False, 2, 1), (STRICT, True, 1, 1)]
 SPACES += [(VLLM_COMPAT, False, 1, 2), (VLLM_COMPAT, False, 1, 1), (VLLM_COMPAT, True, 1, 1)]
+SPACES += [(STRICT, False, 1, 1, "cpu-staged"), (STRICT, False, 1, 2, "cpu-staged")]
+
+
+def called(which: Any) -> str:
+    dialect, pulls, p_tp, d_tp, *method = which
+    return " ".join([dialect.name, "pull" if pulls else "push", f"{p_tp}:{d_tp}", *method])
 
 
 def cells_of(explored: Relation, kind: type) -> dict[Any, None]:
@@ -78,6 +86,7 @@ def producer_context(explored: Relation, connected: bool = True) -> ProducerCont
         explored.cluster.timers,
         explored.cluster.geometry,
         True,
+        explored.cluster.method is not None and explored.cluster.method.in_pieces,
         connected=connected,
     )
 
@@ -169,7 +178,9 @@ def consumer_steps(explored: Relation):  # type: ignore[no-untyped-def]
             yield cell, event, ctx
 
 
-@pytest.mark.parametrize("which", SPACES, ids=lambda w: f"{w[0].name} {'pull' if w[1] else 'push'} {w[2]}:{w[3]}")
+@pytest.mark.parametrize(
+    "which", SPACES, ids=lambda w: f"{w[0].name} {'pull' if w[1] else 'push'} {w[2]}:{w[3]}{w[4:]}"
+)
 def test_an_event_without_a_rule_returns_the_very_same_cell(which) -> None:  # type: ignore[no-untyped-def]
     explored = space(*which)
     for cell, event, ctx in producer_steps(explored):
@@ -182,7 +193,9 @@ def test_an_event_without_a_rule_returns_the_very_same_cell(which) -> None:  # t
             assert consumer_rules.step(cell, event, 0, ctx)[0] is cell
 
 
-@pytest.mark.parametrize("which", SPACES, ids=lambda w: f"{w[0].name} {'pull' if w[1] else 'push'} {w[2]}:{w[3]}")
+@pytest.mark.parametrize(
+    "which", SPACES, ids=lambda w: f"{w[0].name} {'pull' if w[1] else 'push'} {w[2]}:{w[3]}{w[4:]}"
+)
 def test_phases_change_as_the_tables_say_and_cells_never(which) -> None:  # type: ignore[no-untyped-def]
     explored = space(*which)
     for cell, event, ctx in producer_steps(explored):
@@ -226,7 +239,9 @@ def shifted(cell: Any, names: tuple[str, ...], by: int) -> Any:
 
 
 @pytest.mark.parametrize("by", [1, 7_000_000_000, 123_456_789_012_345])
-@pytest.mark.parametrize("which", SPACES, ids=lambda w: f"{w[0].name} {'pull' if w[1] else 'push'} {w[2]}:{w[3]}")
+@pytest.mark.parametrize(
+    "which", SPACES, ids=lambda w: f"{w[0].name} {'pull' if w[1] else 'push'} {w[2]}:{w[3]}{w[4:]}"
+)
 def test_only_differences_of_time_count(which, by) -> None:  # type: ignore[no-untyped-def]
     explored = space(*which)
     now = 1_000
