@@ -11,7 +11,9 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import attrs
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.convert import Complaint, did_you_mean, shown
@@ -19,13 +21,16 @@ from pdflow.scenario.costs import check_costs
 from pdflow.scenario.document import DTYPES, Parts, read_document
 from pdflow.scenario.draft import Draft
 from pdflow.scenario.hf_config import HfConfigError, model_values
-from pdflow.scenario.locate import key_lines
+from pdflow.scenario.locate import KeyPath, key_lines
 from pdflow.scenario.schema import Scenario
 from pdflow.scenario.validate import check
 from pdflow.scenario.workload_schema import FIRST_TURN, LATER_TURNS, MODELS, Workload
 from pdflow.workload.complaints import TraceError
 from pdflow.workload.model_file import ModelFileError
 from pdflow.workload.readers import check_trace, load_model, says_when
+
+if TYPE_CHECKING:
+    from pdflow.scenario.transfer_config import TransferConfig
 
 T = TypeVar("T")
 
@@ -56,10 +61,17 @@ def parse(file: str, text: str) -> Draft:
 def resolve(draft: Draft) -> Scenario:
     """What a draft says, presets and other files resolved; the draft stays as it is. Raises ScenarioError."""
     file, (document, of_model) = draft.file, _with_config(draft.file, draft.document)
+    config, of_config = _transfer_config(file, document)
+    if config is not None:
+        document = config.under(document)
+        draft = attrs.evolve(draft, overridden={**draft.overridden, **_config_places(draft, config)})
     parts, complaints = read_document(document)
     if of_model:
         # Whatever else is missing in [model] would have come from there.
         complaints = of_model + [complaint for complaint in complaints if complaint.path[:1] != ("model",)]
+    if of_config:
+        complaints += of_config
+        parts.transfer = None  # which method it is would have come from there
     of_costs, of_cost_files = check_costs(file, parts)
     complaints += of_costs
     complaints += check(parts)
@@ -67,7 +79,7 @@ def resolve(draft: Draft) -> Scenario:
     problems = draft.problems(complaints + of_path) + of_lines + of_cost_files
     if problems:
         raise ScenarioError(problems)
-    return _scenario(file, parts)
+    return _scenario(file, parts, () if config is None else tuple(config.told()))
 
 
 def _read(file: str) -> str:
@@ -134,6 +146,36 @@ def _config_values(file: str, name: object, own: Mapping[str, Any]) -> tuple[dic
     return {"name": config_file.resolve().parent.name, **values}, []
 
 
+def _transfer_config(file: str, document: Mapping[str, Any]) -> tuple[TransferConfig | None, list[Complaint]]:
+    """What the file that [transfer] names says, as far as the scenario does not."""
+    table = document.get("transfer")
+    name = table.get("config") if isinstance(table, Mapping) else None
+    if not isinstance(name, str) or not name:
+        return None, []
+    # Its classes take a tenth of pdflow's start, and few scenarios need them.
+    from pdflow.scenario.transfer_config import TransferConfigError, read_transfer_config
+
+    config_file = Path(file).parent / name
+    try:
+        text = config_file.read_bytes().decode("utf-8-sig")
+        return read_transfer_config(text, document).unsaid(document), []
+    except TransferConfigError as error:
+        wrong = str(error)
+    except UnicodeDecodeError:
+        wrong = "is not UTF-8 text, as JSON must be"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        wrong = f"cannot be read: {reason}; looked for {os.path.normpath(config_file)}"
+    return None, [Complaint(("transfer", "config"), f'"{name}" {wrong}')]
+
+
+def _config_places(draft: Draft, config: TransferConfig) -> dict[KeyPath, str]:
+    """Where what came from such a file stands."""
+    name = os.path.normpath(Path(draft.file).parent / draft.document["transfer"]["config"])
+    lines = {value.key: config.line(value) for value in config.values}
+    return {key: name if line is None else f"{name}:{line}" for key, line in lines.items()}
+
+
 def _trace_problems(file: str, parts: Parts) -> tuple[list[Complaint], list[Problem]]:
     """What is wrong with the trace or the model that the scenario names: with its place in the scenario, and line by
     line."""
@@ -186,7 +228,7 @@ def _model_problems(workload: Workload, base_dir: Path) -> list[Complaint]:
     return []
 
 
-def _scenario(file: str, parts: Parts) -> Scenario:
+def _scenario(file: str, parts: Parts, from_config: tuple[str, ...]) -> Scenario:
     header = _sound(parts.header)
     return Scenario(
         name=header.name or Path(file).stem,
@@ -202,6 +244,7 @@ def _scenario(file: str, parts: Parts) -> Scenario:
         scales=tuple(scale for scale in parts.scales if scale is not None),
         faults=tuple(fault for fault in parts.fault_list if fault is not None),
         fault_table=_sound(parts.fault_table),
+        from_config=from_config,
     )
 
 

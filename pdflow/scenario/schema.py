@@ -177,6 +177,8 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     fault_table: Faults = field(factory=Faults)
     scales: tuple[Scale, ...] = ()
+    from_config: tuple[str, ...] = ()
+    """What came from the file that `transfer.config` names, in words."""
 
     @property
     def base_dir(self) -> Path:

@@ -34,6 +34,8 @@ def scenario_view(scenario: Scenario) -> RenderableType:
         "model", f"{model.name}: {_si(model.weight_bytes)}B of weights, KV {model.kv_bytes_per_token:,} B/token"
     )
     head.add_row("transfer", f"{transfer.method}, {transfer.dialect}")
+    if scenario.from_config:
+        head.add_row("config", f"{transfer.config}: {', '.join(scenario.from_config)}")
     head.add_row("router", str(scenario.router))
     head.add_row("network", _nic(scenario.network))
     for link in scenario.network.links:

@@ -11,7 +11,17 @@ import attrs
 from attrs import field
 
 from pdflow.protocol.timers import Timers
-from pdflow.scenario.fields import AT_LEAST_ONE, DELAY, ENGINES, FRACTION, NOT_NEGATIVE, TIMER, about, seconds_to_ns
+from pdflow.scenario.fields import (
+    AT_LEAST_ONE,
+    DELAY,
+    ENGINES,
+    FRACTION,
+    NOT_EMPTY,
+    NOT_NEGATIVE,
+    TIMER,
+    about,
+    seconds_to_ns,
+)
 
 MethodName: TypeAlias = Literal[
     "nixl-push",
@@ -34,6 +44,14 @@ class Transfer:
 
     method: MethodName = field(
         default="nixl-push", metadata=about("how bytes go from P to D: `pdflow methods` says what each does")
+    )
+    config: str | None = field(
+        default=None,
+        metadata=about(
+            "a mooncake.json or vLLM's --kv-transfer-config as a file, relative to the scenario file: it says what "
+            "[transfer] and [network] leave out",
+            NOT_EMPTY,
+        ),
     )
     dialect: DialectName = field(
         default="strict",

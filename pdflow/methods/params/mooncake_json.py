@@ -29,6 +29,11 @@ DEVICES: Final = Kind(expected="names of NICs with commas between, or an empty t
 PROTOCOL: Final = choice("tcp", "rdma")
 
 
+def devices_of(device_name: str) -> tuple[str, ...]:
+    """The NICs that a text with commas names."""
+    return tuple(name for part in device_name.split(",") if (name := part.strip()))
+
+
 class Ports(NamedTuple):
     """Where one rank of one side listens."""
 
@@ -46,7 +51,7 @@ class Mooncake:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        return tuple(name for part in self.device_name.split(",") if (name := part.strip()))
+        return devices_of(self.device_name)
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,174 @@
+"""vLLM's --kv-transfer-config and mooncake.json as values of [transfer] and [network]: what in them means which key.
+
+What such a file may say, and what its originals take where it says nothing, is decided in `pdflow/methods/params`; a
+file is here what its original would make of it. Addresses, ports and ranks mean nothing to a scenario. Memory of one
+side is taken from that side's file only: vLLM's examples give a P that puts a buffer of 10 bytes, which it never uses.
+
+Of a protocol only tcp says something about the network, and that is our slowest preset of it: no file says a speed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import attrs
+
+from pdflow.methods.params.config import EXTRA, KvTransferConfig, read_kv_transfer_config
+from pdflow.methods.params.connectors import CpuExtra, MooncakeV0Extra, MooncakeV1Extra, NixlExtra, P2pNcclExtra
+from pdflow.methods.params.errors import ParamsError
+from pdflow.methods.params.mooncake_json import File, PipeFile, StoreFile, devices_of, read_mooncake_json
+from pdflow.methods.params.settings import loaded
+from pdflow.scenario.locate import KeyPath
+from pdflow.scenario.locate_json import json_key_lines
+
+TCP_PRESET: Final = "tcp-25g"
+
+_PLACE: Final = "the file"
+_BYTE: Final = re.compile(r"\(byte (\d+)\)")
+_CONFIG_KEYS: Final = ("kv_connector", "kv_role", EXTRA)
+_FILE_KEYS: Final = ("prefill_url", "decode_url", "master_server_address", "local_hostname")
+
+
+class TransferConfigError(ValueError):
+    """The first thing that is wrong with the file, with its line."""
+
+
+class Value(NamedTuple):
+    """A key of the scenario, its value, and the key of the file that said it."""
+
+    key: KeyPath
+    value: Any
+    source: KeyPath
+
+
+@attrs.frozen
+class TransferConfig:
+    """What a file says of a scenario, line by line (None: by leaving a key out), and its keys that nothing reads."""
+
+    values: tuple[Value, ...]
+    lines: Mapping[KeyPath, int]
+    unread: tuple[str, ...] = ()
+
+    def line(self, value: Value) -> int | None:
+        """Where a value is said, None if by leaving its key out."""
+        return self.lines.get(value.source)
+
+    def unsaid(self, document: Mapping[str, Any]) -> TransferConfig:
+        """What of it the scenario does not say itself."""
+        tables = {table: document.get(table, {}) for table in ("transfer", "network")}
+        left = [
+            value
+            for value in self.values
+            if isinstance(tables[str(value.key[0])], Mapping) and value.key[1] not in tables[str(value.key[0])]
+        ]
+        return attrs.evolve(self, values=tuple(left))
+
+    def under(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The document with all of it put in. Of what the document says itself, nothing may be left here."""
+        changed = dict(document)
+        for value in self.values:
+            table, key = value.key
+            changed[str(table)] = {**changed.get(str(table), {}), key: value.value}
+        return changed
+
+    def told(self) -> Iterator[str]:
+        """Every value in words, as "transfer.method = kv-store (line 3)"."""
+        for value in self.values:
+            line = self.line(value)
+            where = f"line {line}" if line is not None else f"no {value.source[-1]}"
+            yield f"{'.'.join(map(str, value.key))} = {value.value} ({where})"
+        if self.unread:
+            yield f"not read: {', '.join(self.unread)}"
+
+
+def read_transfer_config(text: str, document: Mapping[str, Any]) -> TransferConfig:
+    """The file of this text, as a scenario's own document says that its engines are. Raises TransferConfigError."""
+    lines: Mapping[KeyPath, int] = {}
+    try:
+        found = loaded(text, _PLACE)
+        lines = json_key_lines(text)
+        if any(key in found for key in _CONFIG_KEYS):
+            config = read_kv_transfer_config(found)
+            return TransferConfig(tuple(_of_config(config)), lines, config.unread)
+        if not any(key in found for key in _FILE_KEYS):
+            expected = f"kv_connector, as in --kv-transfer-config, or mooncake.json's {', '.join(_FILE_KEYS[:3])}"
+            raise ParamsError(_PLACE, "is of no known kind", expected)
+        return TransferConfig(tuple(_of_file(read_mooncake_json(found), _store_ranks(document))), lines)
+    except ParamsError as error:
+        raise TransferConfigError(f"line {_line_of(error, text, lines)}: {error}") from None
+
+
+def _of_config(config: KvTransferConfig) -> Iterator[Value]:
+    extra = config.kv_connector_extra_config
+    yield Value(("transfer", "method"), config.method, ("kv_connector",))
+    if isinstance(extra, P2pNcclExtra):
+        yield from _of_p2p_nccl(config, extra)
+    elif isinstance(extra, CpuExtra):
+        yield Value(("transfer", "host_buffer_bytes"), extra.ring_bytes, (EXTRA, "size"))
+    elif isinstance(extra, MooncakeV0Extra) and config.kv_role == "kv_producer":
+        yield Value(("transfer", "kv_buffer_size"), config.kv_buffer_size, ("kv_buffer_size",))
+    elif isinstance(extra, MooncakeV1Extra):
+        yield from _of_wire(extra.mooncake_protocol, devices_of(extra.device_name), EXTRA, "mooncake_protocol")
+    elif isinstance(extra, NixlExtra):
+        yield Value(("transfer", "kv_lease_duration_s"), extra.kv_lease_duration, (EXTRA, "kv_lease_duration"))
+        said = "decoder_kv_blocks_ttl" if extra.push_registration_timeout is None else "push_registration_timeout"
+        yield Value(("transfer", "push_registration_timeout_s"), extra.watchdog_s, (EXTRA, said))
+    if isinstance(extra, NixlExtra | MooncakeV1Extra) and config.kv_buffer_device is not None:
+        yield Value(("transfer", "kv_buffer_device"), config.kv_buffer_device, ("kv_buffer_device",))
+
+
+def _of_p2p_nccl(config: KvTransferConfig, extra: P2pNcclExtra) -> Iterator[Value]:
+    """Both sides' channels, and the memory of the side that has it: D's, or with GET P's."""
+    gets = extra.send_type == "GET"
+    if config.kv_role == ("kv_producer" if gets else "kv_consumer"):
+        yield Value(("transfer", "kv_buffer_size"), config.kv_buffer_size, ("kv_buffer_size",))
+        if not gets:
+            whole = math.ceil(extra.mem_pool_size_gb)
+            yield Value(("transfer", "mem_pool_size_gb"), whole, (EXTRA, "mem_pool_size_gb"))
+    yield Value(("transfer", "nccl_num_channels"), extra.nccl_num_channels, (EXTRA, "nccl_num_channels"))
+
+
+def _of_file(file: File, ranks: int) -> Iterator[Value]:
+    """`ranks` are those of an engine like the store's nodes: each of them gives memory to 0.32.0's store."""
+    if isinstance(file, PipeFile):
+        yield Value(("transfer", "method"), "mooncake-v0", ("prefill_url",))
+    else:
+        yield Value(("transfer", "method"), "kv-store", ("master_server_address",))
+        if file.global_segment_size:
+            given = file.global_segment_size * (ranks if isinstance(file, StoreFile) else 1)
+            yield Value(("transfer", "store_bytes"), given, ("global_segment_size",))
+    yield from _of_wire(file.protocol, file.devices)
+
+
+def _of_wire(protocol: str, devices: tuple[str, ...], *inside: str) -> Iterator[Value]:
+    """`inside` leads to the protocol's key, if that is not the file's own `protocol`."""
+    *place, key = inside or ("protocol",)
+    if protocol == "tcp":
+        yield Value(("network", "preset"), TCP_PRESET, (*place, key))
+    elif devices:
+        yield Value(("network", "nics_per_rank"), len(devices), (*place, "device_name"))
+
+
+def _store_ranks(document: Mapping[str, Any]) -> int:
+    """The TP size of the first decode pool, which is a store's; 1 where that is not a sound one."""
+    pools = document.get("pool")
+    for pool in pools if isinstance(pools, list) else ():
+        if isinstance(pool, Mapping) and pool.get("role") == "decode":
+            tp = pool.get("tp", 1)
+            return tp if type(tp) is int and tp > 0 else 1
+    return 1
+
+
+def _line_of(error: ParamsError, text: str, lines: Mapping[KeyPath, int]) -> int:
+    """The line of what is wrong, of the object around what is missing, or of where JSON ends to be JSON."""
+    if error.field == _PLACE and not lines:
+        at = _BYTE.search(error.wrong)
+        before = text.encode()[: int(at[1])] if at else text.rstrip().encode()
+        return before.count(b"\n") + 1
+    path: KeyPath = tuple(error.field.split("."))
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path, 1)
