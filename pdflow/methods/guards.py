@@ -33,3 +33,7 @@ class Guards:
     ends_receives: bool = True
     """What is under way from a P that has died is over. Otherwise its receiver waits for ever: receives have no timeout
     (#18242, #18332)."""
+
+    ranks_by_address: bool = True
+    """Which of two is rank 0 of their group follows from their addresses. Otherwise whoever asks for the group is: if
+    both do at once, each waits for ever in a group of its own (#18242)."""

@@ -15,7 +15,13 @@ _LIMITS = "equal tensor-parallel sizes, no pipeline stages; a group of two for e
 _SOURCE = "PR #18242"
 _LANES = 4
 """Of a D rank, in strict: what the authors wished for in place of their one listener."""
-_PUBLISHED = Guards(reserves_whole=False, survives_exhaustion=False, invalidates_lost=False, ends_receives=False)
+_PUBLISHED = Guards(
+    reserves_whole=False,
+    survives_exhaustion=False,
+    invalidates_lost=False,
+    ends_receives=False,
+    ranks_by_address=False,
+)
 
 P2P_NCCL_PUT = Method(
     name="p2p-nccl-put",

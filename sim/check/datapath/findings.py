@@ -13,6 +13,7 @@ class Finding(Enum):
     DEAF = "a dead listener"
     RING = "a ring deadlock"
     PEER = "a wait for a dead peer"
+    GROUPS = "a group for each of two"
     SALT = "a salted key"
     TWICE = "memory given out twice"
     STALE = "others' bytes read"

@@ -1,0 +1,87 @@
+"""Two engines that make an NCCL group, of which each may want it first, or both at once.
+
+Who is rank 0 is `rank_in_group`'s to say. Whoever has joined a group reads nothing until the other has, as the call
+blocks its listener (PR #18242).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+from pdflow.methods.guards import Guards
+from pdflow.methods.nccl_ranks import rank_in_group
+from sim.check.datapath.findings import Broken, Finding
+from sim.check.datapath.search import Move
+
+ENGINES = ("a:0", "b:0")
+NEW, PLEASE = "NEW", "asks for NEW"
+
+
+class Pairing:
+    """One state; `search.py` says what it is asked."""
+
+    def __init__(self, guards: Guards) -> None:
+        self.guards = guards
+        self.wanted = [False, False]
+        self.joined: list[tuple[str, int] | None] = [None, None]
+        """By engine: who has made the id of the group it has joined, and its rank there."""
+        self.air: tuple[tuple[int, str], ...] = ()
+        """To whom, and what."""
+        self.said = ""
+        self.faults = 0
+
+    def fingerprint(self) -> Hashable:
+        return tuple(self.wanted), tuple(self.joined), tuple(sorted(self.air))
+
+    def moves(self) -> Iterator[Move]:
+        for e in range(2):
+            if not self.wanted[e] and self.joined[e] is None:
+                yield ("want", e, 0)
+        for i, (to, _) in enumerate(self.air):
+            if self.joined[to] is None or self.together():
+                yield ("receive", to, i)
+
+    def after(self, move: Move) -> Pairing:
+        other = Pairing(self.guards)
+        other.wanted, other.joined, other.air = self.wanted.copy(), self.joined.copy(), self.air
+        verb, e, i = move
+        getattr(other, verb)(e, i)
+        return other
+
+    def want(self, e: int, _: int) -> None:
+        self.wanted[e] = True
+        rank = rank_in_group(ENGINES[e], ENGINES[1 - e], True, self.guards)
+        if rank == 0:
+            self.make(e)
+        else:
+            self.send(e, PLEASE)
+
+    def receive(self, e: int, i: int) -> None:
+        what = self.air[i][1]
+        self.air = self.air[:i] + self.air[i + 1 :]
+        self.said = f"{ENGINES[e]} receives: {what}"
+        if self.joined[e] is not None:
+            return
+        rank = rank_in_group(ENGINES[e], ENGINES[1 - e], what == PLEASE, self.guards)
+        if what == PLEASE and rank == 0:
+            self.make(e)
+        elif what == NEW:
+            self.joined[e] = (ENGINES[1 - e], rank)
+
+    def make(self, e: int) -> None:
+        self.joined[e] = (ENGINES[e], 0)
+        self.send(e, NEW)
+
+    def send(self, e: int, what: str) -> None:
+        self.said = f"{ENGINES[e]} sends: {what}"
+        self.air += ((1 - e, what),)
+
+    def together(self) -> bool:
+        """Both are in one group, as different ranks."""
+        a, b = self.joined
+        return a is not None and b is not None and a[0] == b[0] and {a[1], b[1]} == {0, 1}
+
+    def at_rest(self) -> None:
+        """Raises Broken unless both are in one group."""
+        if not self.together():
+            raise Broken(Finding.GROUPS, "each waits for the other in another group")
