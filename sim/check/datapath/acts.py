@@ -74,9 +74,9 @@ class Acts(World):
         elif self.setting.guards.reserves_whole:
             at_d.staging.want(f"r{r}", TOKENS)
             return
-        self.open(r)
+        self.register(r)
 
-    def open(self, r: int) -> None:
+    def register(self, r: int) -> None:
         request = self.request(r)
         request.life = Life.OPEN
         request.shipment = Shipment(self.setting.layers, 0, TOKENS)
@@ -267,7 +267,7 @@ class Acts(World):
             request = self.request(r)
             request.target[name] = place
             if self.setting.guards.reserves_whole:
-                self.open(r)
+                self.register(r)
             elif self.setting.conduct.receiving_lanes is None:
                 request.stages[int(name.partition(".")[2])] = Stage.TAKEN
 

@@ -9,48 +9,51 @@ from rich.table import Table
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.methods.catalogue import METHODS
-from sim.check.datapath.rows import Row, rows
+from sim.check.datapath.rows import Row, row, wanted
 from sim.check.parts.part import Answer, Options, answer
 from sim.check.report import Counter
 
 
 def methods(options: Options, console: Console) -> Answer:
     """Each explored; 0 if every row is as its table expects. With --only, what is found is told as well."""
-    wanted = [name for name in METHODS if options.wants(name)]
-    if not wanted:
+    names = [name for name in METHODS if options.wants(name)]
+    if not names:
         raise ScenarioError([Problem("--only", "", f"no method has {options.only!r} in its name")])
     ended: list[Row] = []
+    seconds: list[float] = []
     stopped = False
     until_s = options.until_s
     try:
         with Counter("methods", quiet=options.json) as counter:
-            for row in rows(wanted, options.dialect):
-                ended.append(row)
-                counter.show(f"{row.method}, {row.dialect}")
-                stopped = time.monotonic() > until_s
+            for method, dialect in wanted(names, options.dialect):
+                began = time.monotonic()
+                stopped = began > until_s
                 if stopped:
                     break
+                counter.show(f"{method.name}, {dialect}")
+                ended.append(row(method, dialect))
+                seconds.append(time.monotonic() - began)
     finally:
         console.print(_table(ended))
-        for row in ended:
-            for finding, story in row.stories.items():
-                if options.only is not None or finding not in row.expected:
-                    _tell(console, f"{row.method}, {row.dialect}: {finding.value}", story)
+        for one in ended:
+            for finding, story in one.stories.items():
+                if options.only is not None or finding not in one.expected:
+                    _tell(console, f"{one.method}, {one.dialect}: {finding.value}", story)
     found = [
         {
-            "method": row.method,
-            "dialect": row.dialect,
-            "ok": row.ok,
-            "states": row.states,
-            "transitions": row.transitions,
-            "findings": {finding.value: list(story) for finding, story in row.stories.items()},
-            "missed": list(row.missed),
-            "by_deadline": row.expires,
-            "seconds": round(row.seconds, 3),
+            "method": one.method,
+            "dialect": one.dialect,
+            "ok": one.ok,
+            "states": one.states,
+            "transitions": one.transitions,
+            "findings": {finding.value: list(story) for finding, story in one.stories.items()},
+            "missed": list(one.missed),
+            "by_deadline": one.expires,
+            "seconds": round(took, 3),
         }
-        for row in ended
+        for one, took in zip(ended, seconds, strict=True)
     ]
-    return answer(found, not_so=any(not row.ok for row in ended), stopped=stopped)
+    return answer(found, not_so=any(not one.ok for one in ended), stopped=stopped)
 
 
 def _table(ended: list[Row]) -> Table:
@@ -59,18 +62,18 @@ def _table(ended: list[Row]) -> Table:
     table.add_column("dialect", no_wrap=True)
     table.add_column("states", justify="right")
     table.add_column("finding", overflow="fold")
-    for row in ended:
-        table.add_row(row.method, row.dialect, f"{row.states:,}", _words(row), style="" if row.ok else "bold red")
+    for one in ended:
+        table.add_row(one.method, one.dialect, f"{one.states:,}", _words(one), style="" if one.ok else "bold red")
     table.add_section()
-    table.add_row(f"{sum(row.ok for row in ended)} of {len(ended)} as expected", "", "", "")
+    table.add_row(f"{sum(one.ok for one in ended)} of {len(ended)} as expected", "", "", "")
     return table
 
 
-def _words(row: Row) -> str:
-    words = [finding.value for finding in row.stories]
-    if row.missed:
-        words.append(f"missed: {', '.join(row.missed)}")
-    if row.expires:
+def _words(one: Row) -> str:
+    words = [finding.value for finding in one.stories]
+    if one.missed:
+        words.append(f"missed: {', '.join(one.missed)}")
+    if one.expires:
         words.append("in some orders only a deadline gives room back")
     return "; ".join(words) or "nothing"
 
