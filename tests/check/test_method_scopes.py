@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdflow.methods.catalogue import METHODS
+from sim.check.live import live
 from sim.check.method_scopes import BY_METHOD, COUNTS
 from sim.check.names import find
 from sim.check.scope import ENDLESS, Scope
@@ -79,3 +83,38 @@ def test_two_full_memories_and_two_orders_wait_for_each_other(monkeypatch: pytes
     found = shortest(world)
     assert found is not None
     assert found.broken.name == "L1"
+
+
+FEW = st.integers(0, 2)
+BUDGETS = dict.fromkeys(("drop", "dup", "err", "unreachable", "lose", "abort", "prefill_abort", "withdraw"), FEW)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Scope:
+    """Larger than any scope that is searched whole."""
+    named = draw(st.sampled_from([named for named in BY_METHOD if named.name.endswith("two requests")]))
+    return attrs.evolve(
+        named.scope,
+        requests=draw(st.integers(1, 3)),
+        p_tp=draw(st.sampled_from((1, 2))),
+        d_tp=2,
+        d_engines=draw(st.integers(1, 2)),
+        pool=draw(FEW),
+        lagging=draw(st.booleans()),
+        done_is_remote=draw(st.booleans()),
+        p_restart=draw(st.integers(0, 1)),
+        d_restart=draw(st.integers(0, 1)),
+        sync=1,
+        **draw(st.fixed_dictionaries(BUDGETS)),
+    )
+
+
+@given(clusters(), st.binary(max_size=80))
+def test_nothing_breaks_and_everything_ends(scope: Scope, schedule: bytes) -> None:
+    world = relation(scope)
+    state = world.start()
+    for choice in schedule:
+        moves = world.moves(state)
+        if moves:
+            state = world.apply(state, moves[choice % len(moves)])
+    live(world, [state])
