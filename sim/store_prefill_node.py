@@ -55,6 +55,8 @@ class StorePrefillNode(PrefillNode):
         self.salt = 0
         self.putting: dict[RequestId, tuple[StoreNode, Xid]] = {}
         """What has been computed and is held here until the store has it."""
+        self.objects: dict[Xid, tuple[Item, ...]] = {}
+        """Under which keys each prompt is stored: worked out once."""
         self.load_port: Port | None = None
         self.asking: dict[RequestId, PrefillLeg] = {}
         """Whoever waits for the store to say what is there."""
@@ -107,7 +109,14 @@ class StorePrefillNode(PrefillNode):
         self.env.call(self.world.fabric.control_ns, self.stores.node_of(items).look, ask)
 
     def items(self, leg: PrefillLeg) -> tuple[Item, ...]:
-        return self.stores.items(leg.request, self.salt)
+        items = self.objects.get(leg.xid)
+        if items is None:
+            items = self.objects[leg.xid] = self.stores.items(leg.request, self.salt)
+        return items
+
+    def end(self, leg: PrefillLeg, code: Code) -> None:
+        self.objects.pop(leg.xid, None)
+        super().end(leg, code)
 
     # What is stored of a prompt already.
 
@@ -204,6 +213,7 @@ class StorePrefillNode(PrefillNode):
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         self.putting.pop(self.by_xid[effect.xid].request_id, None)
+        self.objects.pop(effect.xid, None)
         super().release(port, effect)
         if self.held and not self.putting:
             self.let_go()
@@ -222,7 +232,7 @@ class StorePrefillNode(PrefillNode):
             super().abort(request_id)
 
     def assert_empty(self) -> None:
-        kept = (self.putting, self.asking, self.loading)
+        kept = (self.putting, self.asking, self.loading, self.objects)
         assert not any(kept), f"{self.name} still keeps {kept}"
         assert not self.held, f"{self.name} still waits"
 
