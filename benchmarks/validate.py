@@ -1,8 +1,9 @@
 """Holds the simulator against published measurements: python benchmarks/validate.py [../shared/data]
 
-Writes docs/validation.md and benchmarks/results/validation_rows.csv. The measurements themselves are not in this
-repository: where the folder is missing this says so and writes nothing. Takes some minutes on two cores. `--only PART`
-prints one part and writes nothing.
+Writes docs/validation.md, but for section 6 (`python -m benchmarks.published`), and
+benchmarks/results/validation_rows.csv. The measurements themselves are not in this repository: where the folder is
+missing this says so and writes nothing. Takes some minutes on two cores. `--only PART` prints one part and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # what is installed comes first, and may be compiled
+from benchmarks.published.common import HEADING
 from benchmarks.validation import directions, disagg, requests, rows
 from benchmarks.validation.common import Claim, Found, table
 
@@ -24,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/validation.md"
 ROWS = ROOT / "benchmarks/results/validation_rows.csv"
 PEERS = ROOT / "benchmarks/results/peers.md"
+METHODS = ROOT / "benchmarks/results/published.md"
 PARTS: dict[str, Callable[[Path], Any]] = {
     "requests": requests.report,
     "rows": rows.report,
@@ -62,7 +65,10 @@ PLAINLY = """\
 - **TTFT of disaggregated systems** is a band, because the published rows leave out how clients start and what stands
   in front of the engines. A band that wide is no prediction.
 - **How many seats and KV tokens an engine has** decides more than anything else: paste `kv_tokens` from vLLM's log.
-- Nothing here is about the time of one transfer: no source publishes it per request.
+- **Past saturation of vLLM V0** (section 6) mean TPOT is near, TTFT too long, and ITL's quantiles are not V0's: it runs
+  prompts before decodes, which no engine here does.
+- **Time that vLLM takes per prompt token outside the GPU** (section 6, CPU connector without P/D) is not modelled.
+- Nothing but section 6 is about the time of one transfer: no source publishes it per request.
 """
 
 
@@ -101,6 +107,8 @@ def page(parts: dict[str, Found]) -> str:
         lines += [f"## {number}. {title}", "", str(module.__doc__).strip(), "", *parts[part].lines]
     if PEERS.exists():
         lines += ["## 5. Beside a peer", "", PEERS.read_text(encoding="utf-8").strip(), ""]
+    if METHODS.exists():
+        lines += [HEADING, "", METHODS.read_text(encoding="utf-8").strip(), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
