@@ -45,7 +45,7 @@ def check(parts: Parts) -> Iterator[Complaint]:
         yield from _timers(parts.transfer)
         yield from _dialect(parts.transfer)
         yield from _blocks(parts.transfer, pools)
-        yield from check_memory(parts.transfer, pools)
+        yield from check_memory(parts.transfer, pools, [scale for scale in parts.scales if scale is not None])
     if parts.model is not None:
         fitting = []
         for path, pool in pools:

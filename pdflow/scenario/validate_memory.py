@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from pdflow.methods.catalogue import METHODS
@@ -10,12 +10,15 @@ from pdflow.methods.method import Memory
 from pdflow.methods.nccl_groups import bytes_per_gpu, most_peers
 from pdflow.scenario.convert import Complaint
 from pdflow.scenario.locate import KeyPath
+from pdflow.scenario.scale_schema import Scale, most_engines
 from pdflow.scenario.schema import Pool
 from pdflow.scenario.transfer_schema import Transfer
 
 
-def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]]) -> Iterator[Complaint]:
-    """vLLM's own share holds weights, KV and what a step needs; groups are made later, beside it."""
+def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]], scales: Sequence[Scale]) -> Iterator[Complaint]:
+    """vLLM's own share holds weights, KV and what a step needs; groups are made later, beside it, with every engine
+    that the other side ever has.
+    """
     method = METHODS[transfer.method]
     if not method.groups:
         return
@@ -25,7 +28,8 @@ def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]]) -> Itera
             continue
         memory = method.p_memory if pool.role == "prefill" else method.d_memory
         buffer = transfer.kv_buffer_size if memory in (Memory.BUFFER, Memory.STORE) else 0
-        peers = sum(other.replicas for _, other in pools if {other.role, pool.role} == {"prefill", "decode"})
+        others = [other for _, other in pools if {other.role, pool.role} == {"prefill", "decode"}]
+        peers = sum(most_engines(other.name, other.replicas, scales) for other in others)
         left = int((1 - Fraction(pool.gpu_memory_utilization)) * pool.gpu.device_bytes)
         need = bytes_per_gpu(peers, channels)
         if need + buffer > left:

@@ -43,7 +43,7 @@ def test_as_many_peers_as_fit_do_and_one_more_does_not() -> None:
     assert most_peers(-1, 8) == 0
 
 
-def scenario(method: str, p: int, d: int, **transfer: Any) -> None:
+def scenario(method: str, p: int, d: int, later: int = 0, **transfer: Any) -> None:
     engine: dict[str, Any] = {"gpu": "h800", "max_num_batched_tokens": 4096}
     tables: dict[str, Any] = {
         "workload": {"requests": 1, "arrival": {"process": "poisson", "rate_rps": 1.0}},
@@ -55,6 +55,8 @@ def scenario(method: str, p: int, d: int, **transfer: Any) -> None:
         "transfer": {"method": method, **transfer},
     }
     tables["workload"] |= {"input_tokens": 1000, "output_tokens": 200}
+    if later:
+        tables["scale"] = [{"pool": "d", "at_s": 10.0, "replicas": later}]
     Scenario.from_dict(tables)
 
 
@@ -68,6 +70,12 @@ def test_the_buffer_lies_beside_the_groups() -> None:
     scenario("p2p-nccl-put-async", 1, 3, kv_buffer_size=8_000_000_000)
     with pytest.raises(ScenarioError, match=r"beside the buffer's 8\.6"):
         scenario("p2p-nccl-put-async", 1, 3, kv_buffer_size=8_580_000_000)
+
+
+def test_engines_that_start_later_are_peers_too() -> None:
+    scenario("p2p-nccl-put-async", 1, 3, later=120)
+    with pytest.raises(ScenarioError, match=r"pool.p.gpu_memory_utilization: .*200 peers"):
+        scenario("p2p-nccl-put-async", 1, 3, later=200)
 
 
 def test_other_methods_have_no_groups() -> None:
