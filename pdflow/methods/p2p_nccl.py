@@ -8,11 +8,12 @@ waits.
 
 from __future__ import annotations
 
+import attrs
+
 from pdflow.methods.guards import Guards
 from pdflow.methods.method import Conduct, Grain, Hop, Memory, Method
 
 _LIMITS = "equal tensor-parallel sizes, no pipeline stages; a group of two for each pair of ranks, in GPU memory"
-_SOURCE = "PR #18242"
 _LANES = 4
 """Of a D rank, in strict: what the authors wished for in place of their one listener."""
 _PUBLISHED = Guards(
@@ -26,7 +27,7 @@ _PUBLISHED = Guards(
 P2P_NCCL_PUT = Method(
     name="p2p-nccl-put",
     summary="P sends each layer into D's buffer, and its engine waits until all have gone",
-    source=_SOURCE,
+    source="PR #18242",
     names_decode=True,
     initiator="P sends",
     grain=Grain.LAYER,
@@ -43,36 +44,18 @@ P2P_NCCL_PUT = Method(
         prefill_waits=True, decode_waits=True, asks=True, sending_lanes=1, receiving_lanes=1, guards=_PUBLISHED
     ),
 )
-P2P_NCCL_PUT_ASYNC = Method(
+P2P_NCCL_PUT_ASYNC = attrs.evolve(
+    P2P_NCCL_PUT,
     name="p2p-nccl-put-async",
     summary="a thread of P sends each layer into D's buffer while the next are computed",
-    source=_SOURCE,
-    names_decode=True,
-    initiator="P sends",
-    grain=Grain.LAYER,
-    p_memory=Memory.TENSORS,
-    d_memory=Memory.BUFFER,
-    staging=Hop.D2D,
-    loading=Hop.D2D,
-    groups=True,
     back_pressure="D's buffer spills to the host, and then D registers later",
-    on_loss="one lost layer is the whole request's loss; as published the layer is skipped",
-    limits=_LIMITS,
-    strict=Conduct(early=True, asks=True, sending_lanes=1, receiving_lanes=_LANES),
-    published=Conduct(
-        early=True,
-        prefill_waits=True,
-        decode_waits=True,
-        asks=True,
-        sending_lanes=1,
-        receiving_lanes=1,
-        guards=_PUBLISHED,
-    ),
+    strict=attrs.evolve(P2P_NCCL_PUT.strict, early=True, prefill_waits=False),
+    published=attrs.evolve(P2P_NCCL_PUT.published, early=True),
 )
 P2P_NCCL_GET = Method(
     name="p2p-nccl-get",
     summary="P keeps layers in a store that evicts, and D fetches them one by one",
-    source=_SOURCE,
+    source="PR #18242",
     pulls=True,
     initiator="D gets",
     grain=Grain.LAYER,
