@@ -46,7 +46,7 @@ from pdflow.protocol.producer import (
     Stepped,
 )
 from pdflow.protocol.producer_writes import end_registration
-from pdflow.protocol.values import Instant
+from pdflow.protocol.values import NEVER, Instant
 
 
 def expired_unclaimed(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: ProducerContext) -> Stepped:
@@ -69,7 +69,10 @@ def expired_in_flight(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: Prod
 
 
 def renewed(cell: ProducerCell, until: Instant) -> ProducerCell:
-    """Somebody wants it. A lease is never shortened by a renewal, nor revived once it has ended under a WRITE."""
+    """Somebody wants it. A lease is never shortened by a renewal, nor revived once it has ended under a WRITE. What is
+    still being computed has none, even if somebody else has released it."""
+    if cell.source is not None and not cell.source.complete:
+        until = NEVER
     if cell.source is None or cell.expired or (until <= cell.lease_until and not cell.unwanted):
         return cell
     return cell.with_lease(max(until, cell.lease_until))

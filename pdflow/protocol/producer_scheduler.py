@@ -176,7 +176,9 @@ class ProducerScheduler:
         return (ReleaseBlocks(event.xid, product.allocation, code),)
 
     def _wanted(self, event: PrefillWanted, now: Instant) -> Effects:
-        if event.xid in self.products:
+        """A rank that has let go of its shard will not get it again, though its siblings may hold theirs."""
+        product = self.products.get(event.xid)
+        if product is not None and (product.allocation is None or product.holders >> event.rank & 1):
             return NOTHING
         return (Tell(self.ranks[event.rank], PrefillEnded(event.xid, Code.NO_REQUEST)),)
 

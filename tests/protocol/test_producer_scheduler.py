@@ -1,0 +1,62 @@
+"""P's scheduler alone: who holds a prompt, from its first piece to the last rank's release."""
+
+from __future__ import annotations
+
+from pdflow.protocol.dialect import STRICT
+from pdflow.protocol.effects import ReleaseBlocks, Tell
+from pdflow.protocol.events import (
+    PrefillAborted,
+    PrefillBegun,
+    PrefillEnded,
+    PrefillFinished,
+    PrefillQueued,
+    PrefillWanted,
+    ShardReleased,
+)
+from pdflow.protocol.ids import EngineInfo, Shards
+from pdflow.protocol.messages import Code
+from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.values import Allocation
+
+PLACE = Allocation(10, (100, 101))
+BEGUN = PrefillBegun("x", PLACE, 32, 70, 1)
+FINISHED = PrefillFinished("x", PLACE, 32, 70, 1)
+
+
+def scheduler() -> ProducerScheduler:
+    """Of two ranks, with a prompt in its queue."""
+    p = ProducerScheduler(EngineInfo("P", Shards(2, 1, 16)), 101, STRICT, False)
+    p.handle(PrefillQueued("x", "u"), 0)
+    return p
+
+
+def test_a_rank_that_has_let_go_is_told_that_no_kv_will_come() -> None:
+    """Its sibling may hold its shard for as long as it likes."""
+    p = scheduler()
+    assert p.handle(PrefillWanted("x", 0), 0) == ()
+    p.handle(FINISHED, 0)
+    assert p.handle(PrefillWanted("x", 0), 0) == ()
+    assert p.handle(ShardReleased("x", 0, Code.NONE), 0) == ()
+    assert p.handle(PrefillWanted("x", 0), 0) == (Tell("P.r0", PrefillEnded("x", Code.NO_REQUEST)),)
+    assert p.handle(PrefillWanted("x", 1), 0) == ()
+
+
+def test_what_was_begun_and_given_up_is_released_when_every_rank_has_let_go() -> None:
+    p = scheduler()
+    p.handle(BEGUN, 0)
+    told = p.handle(PrefillAborted("x", Code.PREFILL_ABORTED), 0)
+    assert told == tuple(Tell(rank, PrefillEnded("x", Code.PREFILL_ABORTED)) for rank in ("P.r0", "P.r1"))
+    assert p.handle(ShardReleased("x", 0, Code.PREFILL_ABORTED), 0) == ()
+    assert p.handle(ShardReleased("x", 1, Code.PREFILL_ABORTED), 0) == (
+        ReleaseBlocks("x", PLACE, Code.PREFILL_ABORTED),
+    )
+    assert not p.products
+
+
+def test_what_was_let_go_of_before_it_was_computed_is_remembered_until_it_is() -> None:
+    p = scheduler()
+    p.handle(BEGUN, 0)
+    p.handle(ShardReleased("x", 0, Code.EXPIRED), 0)
+    assert p.handle(ShardReleased("x", 1, Code.EXPIRED), 0) == (ReleaseBlocks("x", PLACE, Code.EXPIRED),)
+    assert not any(type(effect) is Tell for effect in p.handle(FINISHED, 0))
+    assert not p.products
