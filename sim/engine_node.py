@@ -74,13 +74,13 @@ class HostedEngine(Engine):
 
     def _split(self, now: Instant) -> list[Outcome]:
         """End the segment before the step that runs at `now`, which begins another."""
-        if not self._steps:
-            return []
         start, first, delta = self._start_ps, self._first_ps, self._delta_ps
-        begun, _ = boundary_after(start, first, delta, now * PS_PER_NS)
-        if begun <= 1:
+        if self._steps <= 1 or not first:
             return []
-        done = begun - 1
+        begun, _ = boundary_after(start, first, delta, now * PS_PER_NS)
+        done = min(begun, self._steps) - 1
+        if done < 1:
+            return []
         self._steps = self._planned_steps = done
         self._end_ps = self._planned_end_ps = end = start + done * first + delta * (done * (done - 1) // 2)
         self.wake_ns = self._planned_wake_ns = -(-end // PS_PER_NS)

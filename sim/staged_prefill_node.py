@@ -78,8 +78,8 @@ class StagedPrefillNode(PrefillNode):
         self.awaited: dict[Xid, None] = {}
         """What the engine waits for before it goes on."""
         self.held_since: Instant = 0
-        self.postponed: list[tuple[PrefillLeg, ChunkBegun]] = []
-        """Parts of the step that has not begun after all."""
+        self.postponed: list[tuple[PrefillLeg, ChunkBegun | None]] = []
+        """Parts of a step that has not begun after all; of one without length also its end (None)."""
         self.do[StopWrite] = self.stop_write
 
     def accept(self, leg: DispatchPrefill) -> None:
@@ -99,10 +99,12 @@ class StagedPrefillNode(PrefillNode):
             return
         assert type(outcome) is Prefilled
         leg = self.by_seq[id(outcome.seq)]
-        if leg.keeps:
-            self.computed(leg)
-        else:
+        if not leg.keeps:
             super().came(outcome)
+        elif any(other is leg for other, _ in self.postponed):
+            self.postponed.append((leg, None))
+        else:
+            self.computed(leg)
 
     def computing(self, leg: PrefillLeg, chunk: ChunkBegun) -> None:
         """A step with a part of this prompt begins."""
@@ -296,8 +298,13 @@ class StagedPrefillNode(PrefillNode):
         postponed, self.postponed = self.postponed, []
         waited = self.env.now - self.held_since
         for leg, chunk in postponed:
-            start, end = chunk.start_ns + waited, chunk.end_ns + waited
-            self.computing(leg, ChunkBegun(chunk.seq, chunk.computed, chunk.new, start, end))
+            if chunk is not None:
+                start, end = chunk.start_ns + waited, chunk.end_ns + waited
+                self.computing(leg, ChunkBegun(chunk.seq, chunk.computed, chunk.new, start, end))
+            elif self.postponed:
+                self.postponed.append((leg, None))
+            else:
+                self.computed(leg)
 
     def assert_empty(self) -> None:
         kept = (self.staging.held, self.staging.waiting, self.outgoing, self.awaited, self.postponed)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pdflow.errors import ScenarioError
 from pdflow.results.records import FIRST_DECODE, stage_durations_ns
+from tests.sim.support.worlds import RELAXED, both_modes_agree, costs, disturbances, everything_ends, scenarios
 from tests.sim.test_queueing_theory import lindley, ttfts
-from tests.sim.test_random_worlds import RELAXED, both_modes_agree, costs, disturbances, everything_ends, scenarios
 
 HERE = Path(__file__).parent
 MIXED, ALONE = HERE / "mixed.toml", HERE / "alone.toml"

@@ -1,6 +1,6 @@
-"""Random plans of faults (`support/fault_plans.py`) over small random scenarios: the oracle is content with every event,
-every request ends completed, failed with a reason or cancelled, every block comes back, and both modes give the same
-bytes.
+"""Random plans of faults (`support/fault_plans.py`) over small random scenarios: the oracle is content with every
+event, every request ends completed, failed with a reason or cancelled, every block comes back, and both modes give the
+same bytes.
 """
 
 from __future__ import annotations

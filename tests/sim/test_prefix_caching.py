@@ -17,7 +17,7 @@ from pdflow.results.bench_json import bench_json
 from pdflow.scenario import Scenario
 from pdflow.workload.build import requests
 from sim.run import simulate
-from tests.sim.test_random_worlds import RELAXED, both_modes_agree, costs, disturbances, everything_ends, scenarios
+from tests.sim.support.worlds import RELAXED, both_modes_agree, costs, disturbances, everything_ends, scenarios
 
 HERE = Path(__file__).parent
 TRACE = HERE / "../../../shared/data/traces/mooncake_conversation_first2000.jsonl"

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from pdflow.routing.router import Reply
 from sim.run import Options, conclude, prepare, run
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import RELAXED, scenarios
+from tests.sim.support.worlds import RELAXED, both_modes_agree, scenarios
 from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
-from tests.sim.test_random_worlds import both_modes_agree
 
 Play = Callable[..., Any]
 Lines = Callable[[Any], bytes]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from pdflow.scenario import Scenario
 from pdflow.workload.sessions import Session, sessions
+from tests.sim.support.worlds import RELAXED, scenarios
 from tests.sim.test_determinism import simulate
-from tests.sim.test_random_worlds import RELAXED, scenarios
 
 HERE = Path(__file__).parent
 SMALL, ALONE, MIXED = HERE / "small.toml", HERE / "alone.toml", HERE / "mixed.toml"

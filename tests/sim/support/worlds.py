@@ -4,6 +4,7 @@ them: clients that hang up, operations and handshakes that fail, deadlines and l
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
@@ -118,3 +119,35 @@ def disturb(world: Any, hangups: list[tuple[int, int]], salt: int, operations: i
     world.fabric.fails = fails
     for at_ms, request in hangups:
         world.env.call(at_ms * MS, world.router.hang_up, request)
+
+
+def both_modes_agree(overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:
+    fast = play(overrides)
+    assert all(fast.records.outcome), "a request has no outcome"
+    assert set(fast.records.outcome) == {"completed"}, fast.records.reason
+    assert len(fast.records) == overrides["workload.requests"]
+    exact = play(overrides, exact=True, checked=False)
+    assert lines(exact).splitlines() == lines(fast).splitlines()
+
+
+def everything_ends(disturbed: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:
+    disturbed = dict(disturbed)
+    overrides = disturbed.pop("overrides")
+
+    def prepared(world: Any) -> None:
+        disturb(world, **disturbed)
+
+    fast = play(overrides, prepared=prepared)
+    records = fast.records
+    assert len(records) == overrides["workload.requests"]
+    gone = {request for _, request in disturbed["hangups"]}
+    for request, outcome in enumerate(records.outcome):
+        assert outcome in ("completed", "failed", "cancelled"), f"request {request}: {outcome}"
+        assert (records.reason[request] is None) == (outcome == "completed")
+        assert outcome != "cancelled" or request in gone
+        assert 1 <= records.attempts[request] <= overrides["router.max_attempts"]
+    router = fast.router.port.endpoint
+    assert not router.attempts
+    assert not any(router.prefill_choice.loads + router.decode_choice.loads)
+    exact = play(overrides, prepared=prepared, exact=True, checked=False)
+    assert lines(exact).splitlines() == lines(fast).splitlines()
