@@ -108,7 +108,7 @@ def test_blocks_share_a_cluster_and_runs_have_their_own_budgets() -> None:
     records = [walk(worlds, seed, STRICT) for seed in range(first, first + BLOCK)]
     assert {record.cluster for record in records} == {cluster_of(first, STRICT)}
     assert {record.manner.scheduler for record in records} == set(SCHEDULERS)
-    for fault in Fault:
+    for fault in set(Fault) - {Fault.WITHDRAW}:  # Of memories that evict: no walk has a method with one.
         assert len({record.budget[fault] > 0 for record in records}) == 2
 
 
