@@ -130,6 +130,10 @@ class EngineNode(Node):
             # Deadlines too are judged in the engine's step, behind everything that had come before (C11).
             self.receive = self.hear
 
+    def ranks(self) -> list[Port]:
+        """Its endpoints but the scheduler's."""
+        return [port for address, port in self.ports.items() if address != self.name]
+
     def came(self, outcome: object) -> None:
         """One outcome of the engine."""
         raise NotImplementedError

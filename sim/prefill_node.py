@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pdflow.engine.engine import Engine
-from pdflow.engine.sequence import Dropped, NeverFitsError, Prefilled, Sequence
+from pdflow.engine.sequence import ChunkBegun, Dropped, NeverFitsError, Prefilled, Sequence
 from pdflow.memory.caching import CachingPool
+from pdflow.methods.shipment import Piece
 from pdflow.protocol.effects import AnswerPrefill, BumpWord, PostWrite, ReleaseBlocks
 from pdflow.protocol.events import PrefillAborted, PrefillFinished, PrefillQueued, Received
 from pdflow.protocol.ids import EngineInfo, KvParams
@@ -101,22 +103,38 @@ class PrefillNode(EngineNode):
         """The engine has computed a prompt's KV."""
         assert type(outcome) is Prefilled
         seq = outcome.seq
-        now = self.env.now
-        records = self.world.records
-        request = seq.index
-        leg = self.by_seq.pop(id(seq))
-        leg.finished_ns = now
-        self.measure_pool()
-        records.ends[P_QUEUE][request] = seq.start_ns
-        records.ends[PREFILL][request] = now
+        leg = self.by_seq[id(seq)]
+        self.note_computed(leg)
         assert seq.allocation is not None
         if not leg.keeps:
             self.done_here(leg)
             return
         if self.writer is not None:
             self.writer.finished(leg.xid)
-        source, digest = self.source(seq.allocation), self.world.digest(request)
+        source, digest = self.source(seq.allocation), self.world.digest(seq.index)
         self.feed(self.scheduler, PrefillFinished(leg.xid, source, seq.prompt_tokens, digest, WEIGHTS))
+
+    def note_computed(self, leg: PrefillLeg) -> None:
+        """Its stages in the engine are over."""
+        seq, ends = leg.seq, self.world.records.ends
+        del self.by_seq[id(seq)]
+        leg.finished_ns = self.env.now
+        self.measure_pool()
+        ends[P_QUEUE][seq.index] = seq.start_ns
+        ends[PREFILL][seq.index] = leg.finished_ns
+
+    def layer_by_layer(
+        self, chunk: ChunkBegun, layers: int, before: int, then: Callable[[Any], None], whose: Any
+    ) -> None:
+        """Have `then((whose, piece))` be called as each layer of the tokens from `before` to the chunk's end is there.
+
+        Layers are computed one after the other, so each is ready at its share of the step's time.
+        """
+        now, start, lasts = self.env.now, chunk.start_ns, chunk.end_ns - chunk.start_ns
+        known = chunk.computed + chunk.new
+        for layer in range(layers):
+            at = start + lasts * (layer + 1) // layers
+            self.env.call(max(0, at - now), then, (whose, Piece(layer, before, known)))
 
     def source(self, own: Allocation) -> Allocation:
         """All blocks of a prompt, the shared ones first, under the generation of its own ones."""

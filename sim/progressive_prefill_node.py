@@ -61,17 +61,13 @@ class ProgressivePrefillNode(PrefillNode):
             self.feed(self.scheduler, PrefillBegun(xid, source, seq.prompt_tokens, digest, WEIGHTS))
         before, known = self.offered[xid], chunk.computed + chunk.new
         self.offered[xid] = known
-        now = self.env.now
-        for layer in range(self.layers):
-            at = chunk.start_ns + (chunk.end_ns - chunk.start_ns) * (layer + 1) // self.layers
-            self.env.call(max(0, at - now), self.layer_computed, (xid, Piece(layer, before, known)))
+        self.layer_by_layer(chunk, self.layers, before, self.layer_computed, xid)
 
     def layer_computed(self, about: tuple[Xid, Piece]) -> None:
         xid, piece = about
         if self.alive and xid in self.by_xid and xid not in self.released:
-            for address in self.ports:
-                if address != self.name:
-                    self.world.shipping.offer(address, xid, piece)
+            for rank in self.ranks():
+                self.world.shipping.offer(rank.address, xid, piece)
 
     def computed(self, leg: PrefillLeg) -> None:
         """Its blocks are the protocol's alone from now on."""
@@ -82,8 +78,8 @@ class ProgressivePrefillNode(PrefillNode):
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         xid = effect.xid
-        for address in self.ports:
-            self.world.shipping.withdraw(address, xid)
+        for rank in self.ranks():
+            self.world.shipping.withdraw(rank.address, xid)
         leg = self.by_xid[xid]
         if xid in self.offered:
             self.released.add(xid)

@@ -125,7 +125,7 @@ class StagedDecodeNode(DecodeNode):
             self.wait_for(leg)
         place = self.places[leg.request_id]
         size, tokens = self.staging.size, self.world.records.input_tokens[leg.request] - seq.cached_tokens
-        ports = [port for address, port in self.ports.items() if address != self.name]
+        ports = self.ranks()
         ways = [(hop, layers) for hop, layers in self.ways(place) if layers]
         self.loading[leg.request_id] = len(ports) * len(ways)
         for port in ports:

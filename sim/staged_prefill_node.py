@@ -20,7 +20,6 @@ from pdflow.protocol.effects import ReleaseBlocks, StopWrite
 from pdflow.protocol.events import PrefillAborted, PrefillBegun, PrefillFinished, SourceWithdrawn
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation, Instant, Xid
-from pdflow.results.records import P_QUEUE, PREFILL
 from pdflow.routing.router import DispatchPrefill, PrefillAnswered
 from sim.node import Port
 from sim.prefill_node import WEIGHTS, PrefillLeg, PrefillNode
@@ -133,10 +132,7 @@ class StagedPrefillNode(PrefillNode):
         before, known = going.copied, chunk.computed + chunk.new
         going.copied = known
         going.copying += self.layers * self.width()
-        now, start, lasts = self.env.now, chunk.start_ns, chunk.end_ns - chunk.start_ns
-        for layer in range(self.layers):
-            at = start + lasts * (layer + 1) // self.layers
-            self.env.call(max(0, at - now), self.layer_computed, (going, Piece(layer, before, known)))
+        self.layer_by_layer(chunk, self.layers, before, self.layer_computed, going)
 
     def layer_computed(self, about: tuple[Outgoing, Piece]) -> None:
         going, piece = about
@@ -147,12 +143,7 @@ class StagedPrefillNode(PrefillNode):
 
     def computed(self, leg: PrefillLeg) -> None:
         """All of the prompt's KV is in blocks."""
-        now, records, seq = self.env.now, self.world.records, leg.seq
-        del self.by_seq[id(seq)]
-        leg.finished_ns = now
-        self.measure_pool()
-        records.ends[P_QUEUE][seq.index] = seq.start_ns
-        records.ends[PREFILL][seq.index] = now
+        self.note_computed(leg)
         going = self.outgoing.get(leg.xid) or self.depart(leg)
         going.computed = True
         if self.conduct.prefill_waits and not (self.conduct.early and self.stays(going)):
@@ -216,9 +207,6 @@ class StagedPrefillNode(PrefillNode):
         if going.over and not going.in_blocks and going.place is None:
             self.outgoing.pop(going.leg.xid, None)
             self.by_xid.pop(going.leg.xid, None)
-
-    def ranks(self) -> list[Port]:
-        return [port for address, port in self.ports.items() if address != self.name]
 
     def width(self) -> int:
         """How many ranks there are."""

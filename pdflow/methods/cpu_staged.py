@@ -23,7 +23,7 @@ CPU_STAGED = Method(
     d_memory=Memory.RING,
     staging=Hop.D2H,
     loading=Hop.H2D,
-    back_pressure="a full ring: P's next step waits, D registers later",
+    back_pressure="a full ring: the prompt stays in P's blocks, D registers later",
     on_loss="as nixl-push; as published a lost piece is waited for without end",
     limits="a prompt's KV must fit the ring",
     strict=Conduct(early=True),
