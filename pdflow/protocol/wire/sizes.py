@@ -43,6 +43,11 @@ def _text(text: str) -> int:
     return n + 1 if n < 32 else n + 2 if n < 256 else n + 3 if n < 65_536 else n + 5
 
 
+def _binary(data: bytes) -> int:
+    n = len(data)
+    return n + 2 if n < 256 else n + 3 if n < 65_536 else n + 5
+
+
 def _array(length: int) -> int:
     return 1 if length < 16 else 3 if length < 65_536 else 5
 
@@ -214,6 +219,8 @@ def _hello(m: Hello) -> int:
         + w[m.incarnation.bit_length()]
         + w[m.nonce.bit_length()]
         + w[m.echo.bit_length()]
+        + _text(m.to)
+        + _binary(m.about)
     )
 
 

@@ -34,7 +34,7 @@ from pdflow.protocol.messages import (
 )
 from pdflow.protocol.values import Address, Value
 from pdflow.protocol.wire.checks import Problem, frame_problem, range_problem, text_problem
-from pdflow.protocol.wire.limits import MAX_FRAME_BYTES, MAX_NAME_BYTES, MAX_RANKS, MAX_U64
+from pdflow.protocol.wire.limits import MAX_FRAME_BYTES, MAX_HANDSHAKE_BYTES, MAX_NAME_BYTES, MAX_RANKS, MAX_U64
 from pdflow.protocol.wire.malformed import Malformed, malformed, unpack
 
 VERSION = 1
@@ -51,6 +51,10 @@ class Hello(Value, frozen=True, gc=False, tag="HELLO"):
     """Fresh for this stream, never 0."""
     echo: int
     """The opener's nonce in the acceptor's HELLO: proof that this life is running now. 0 in the opener's."""
+    to: Address = ""
+    """Whom the opener wants to speak to, where several ranks hear at one place."""
+    about: bytes = b""
+    """What the other side's transport must know to reach this rank's memory. Opaque here."""
 
 
 Frame: TypeAlias = Hello | StrictFrame
@@ -180,4 +184,10 @@ def _hello_problem(hello: Hello) -> Problem:
         range_problem("incarnation", hello.incarnation, 0, MAX_U64)
         or range_problem("nonce", hello.nonce, 1, MAX_U64)
         or range_problem("echo", hello.echo, 0, MAX_U64)
+        or (text_problem("to", hello.to, MAX_NAME_BYTES) if hello.to else "")
+        or (
+            f"about has {len(hello.about):,} bytes, at most {MAX_HANDSHAKE_BYTES:,}"
+            if len(hello.about) > MAX_HANDSHAKE_BYTES
+            else ""
+        )
     )

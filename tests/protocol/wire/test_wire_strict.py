@@ -53,8 +53,9 @@ blocks = st.lists(st.integers(0, MAX_BLOCK_ID), min_size=1, max_size=40).map(tup
 allocations = st.builds(Allocation, u64, blocks)
 registers = st.builds(Register, regs, ids, st.just(0), shards, allocations, u32, u32, u64, u64, u63, st.just("") | ids)
 items = st.builds(SyncItem, regs, st.sampled_from(Progress), st.sampled_from(Code), st.booleans())
+addresses = st.tuples(names, rank).map(lambda t: f"{t[0]}.r{t[1]}")
 frames: st.SearchStrategy[Frame] = st.one_of(
-    st.builds(Hello, st.tuples(names, rank).map(lambda t: f"{t[0]}.r{t[1]}"), u64, u64.filter(bool), u64),
+    st.builds(Hello, addresses, u64, u64.filter(bool), u64, st.just("") | addresses, st.binary(max_size=300)),
     registers,
     st.builds(RegisterAck, regs, rank, st.sampled_from(Progress), st.lists(rank, max_size=20).map(tuple)),
     st.builds(Done, regs, rank, u64, u63, u64),
@@ -215,6 +216,8 @@ def register(**change: object) -> Register:
         Sync(1, 1, ("",), ()),
         SyncReply(-1, ()),
         Hello("d.r0", 1, 0, 0),
+        Hello("d.r0", 1, 1, 0, "\ud800"),
+        Hello("d.r0", 1, 1, 0, "p.r0", bytes((4 << 20) + 1)),
     ],
 )
 def test_what_no_correct_peer_sends_is_refused_at_both_ends(frame: Frame) -> None:
