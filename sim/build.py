@@ -103,7 +103,8 @@ class Builder:
         self.world = World()
         self.world.recorder = recorder
         says = scenario.transfer
-        self.method = METHODS[says.method].adapted(says.progressive, says.kv_buffer_device == "cpu")
+        through_host = says.kv_buffer_device == "cpu"
+        self.method = METHODS[says.method].adapted(says.progressive, through_host, says.num_workers)
         self.conduct = self.method.conduct(scenario.transfer.dialect)
         self.dialect = self.method.dialect(scenario.transfer.dialect)
         self.pulls = self.method.pulls

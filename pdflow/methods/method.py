@@ -114,6 +114,8 @@ class Method:
     """How KV gets from where it landed into D's blocks, unless it is there already."""
     groups: bool = False
     """Each P rank shares an NCCL group of two with each D rank that it sends to: `nccl_groups.py`."""
+    has_workers: bool = False
+    """`num_workers` of a scenario is what a P rank has under way at most."""
     back_pressure: str
     on_loss: str
     limits: str
@@ -137,11 +139,11 @@ class Method:
             name = self.other_dialects[-1]
         return DIALECTS.get(name, STRICT)
 
-    def adapted(self, progressive: bool, through_host: bool) -> Method:
+    def adapted(self, progressive: bool, through_host: bool, workers: int | None = None) -> Method:
         """The same with what a scenario asks for besides; where it does not apply, nothing changes.
 
         `progressive`: P writes its blocks layer by layer while it computes the next (vLLM #55589). `through_host`:
-        blocks go through host memory on both sides (`kv_buffer_device = "cpu"`).
+        blocks go through host memory on both sides (`kv_buffer_device = "cpu"`). `workers`: of each P rank.
         """
         method = self
         if progressive and not self.pulls and not self.staged_at_p:
@@ -151,6 +153,12 @@ class Method:
             )
         if through_host and self.hops == (Hop.WIRE,) and not self.staged_at_p and not self.staged_at_d:
             method = attrs.evolve(method, hops=(Hop.D2H, Hop.WIRE, Hop.H2D))
+        if method.has_workers and workers is not None:
+            method = attrs.evolve(
+                method,
+                strict=attrs.evolve(method.strict, sending_lanes=workers),
+                published=attrs.evolve(method.published, sending_lanes=workers),
+            )
         return method
 
     def is_carried(self, conduct: Conduct) -> bool:

@@ -9,7 +9,12 @@ V1: D asks with a message that names its blocks, and one of P's worker threads w
 
 from __future__ import annotations
 
+from typing import Final
+
 from pdflow.methods.method import Conduct, Hop, Memory, Method
+
+NUM_WORKERS: Final = 10
+"""Sender threads of a P rank, unless a scenario says another number: vLLM's default."""
 
 MOONCAKE_V0 = Method(
     name="mooncake-v0",
@@ -40,9 +45,10 @@ MOONCAKE_V1 = Method(
     summary="D asks with its block ids, one of P's workers writes them",
     source="vLLM 0.32.0, after PR #10884",
     initiator="D asks, P writes",
-    back_pressure="ten workers at P, each busy until its write has ended; 480 s, then the request fails",
+    back_pressure="workers at P (num_workers), each busy until its write has ended; 480 s, then the request fails",
     on_loss="as nixl-push",
     limits="pipeline stages at P only",
-    strict=Conduct(sending_lanes=10),
-    published=Conduct(sending_lanes=10),
+    has_workers=True,
+    strict=Conduct(sending_lanes=NUM_WORKERS),
+    published=Conduct(sending_lanes=NUM_WORKERS),
 )

@@ -111,6 +111,8 @@ def _of_config(config: KvTransferConfig) -> Iterator[Value]:
     elif isinstance(extra, MooncakeV0Extra) and config.kv_role == "kv_producer":
         yield Value(("transfer", "kv_buffer_size"), config.kv_buffer_size, ("kv_buffer_size",))
     elif isinstance(extra, MooncakeV1Extra):
+        if config.kv_role != "kv_consumer":
+            yield Value(("transfer", "num_workers"), extra.num_workers, (EXTRA, "num_workers"))
         yield from _of_wire(extra.mooncake_protocol, devices_of(extra.device_name), EXTRA, "mooncake_protocol")
     elif isinstance(extra, NixlExtra):
         yield Value(("transfer", "kv_lease_duration_s"), extra.kv_lease_duration, (EXTRA, "kv_lease_duration"))

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import attrs
 from attrs import field
 
+from pdflow.methods.mooncake import NUM_WORKERS
 from pdflow.protocol.timers import Timers
 from pdflow.scenario.fields import (
     AT_LEAST_ONE,
@@ -89,6 +90,10 @@ class Transfer:
     nccl_num_channels: int = field(
         default=8,
         metadata=about("p2p-nccl-*: channels of each group of two ranks: 52 MB at 8, 100 MB at 16", AT_LEAST_ONE),
+    )
+    num_workers: int = field(
+        default=NUM_WORKERS,
+        metadata=about("mooncake-v1: threads of each P rank that write prompts, one at a time each", AT_LEAST_ONE),
     )
     store_nodes: int = field(default=1, metadata=about("kv-store: nodes of the store, beside D's", ENGINES))
     store_bytes: int = field(default=512_000_000_000, metadata=about("kv-store: memory of one node", AT_LEAST_ONE))

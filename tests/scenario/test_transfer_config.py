@@ -145,6 +145,9 @@ def test_configs_of_mooncake() -> None:
     assert values(v1) == method
     assert values(changed(v1, {"device_name": "mlx5_0, mlx5_1"})) == {**method, "network.nics_per_rank": 2}
     assert values(changed(v1, {"mooncake_protocol": "tcp"})) == {**method, "network.preset": "tcp-25g"}
+    p = {"transfer.method": "mooncake-v1", "transfer.kv_buffer_device": "cpu"}
+    assert values(changed(v1, kv_role="kv_producer")) == {**p, "transfer.num_workers": 10}
+    assert values(changed(v1, {"num_workers": 2}, kv_role="kv_both")) == {**p, "transfer.num_workers": 2}
     assert values('{"kv_connector":"MooncakeStoreConnector","kv_role":"kv_both"}') == {"transfer.method": "kv-store"}
 
 
