@@ -34,8 +34,17 @@ PURE: Final = _words(
 SIMULATED: Final = PURE | {"simpy", "sim"}
 CHECKED: Final = SIMULATED | _words("gc textwrap")
 """What sim/check may import besides: it looks for no cycles among millions of states, and draws."""
-LIVE: Final = PURE | {"runtime"}
-"""Issue 6 brings trio, httptools and the backends; they are added here with it."""
+LIVE: Final = PURE | _words(
+    """
+    runtime trio httptools argparse base64 ctypes errno fcntl gc hmac importlib logging mmap os outcome platform
+    resource secrets shlex shutil signal socket ssl stat subprocess sys tempfile textwrap threading uuid weakref
+    """
+)
+"""What the live world may import: it touches the world, but by trio, and reads the clock in one place."""
+COMPUTING: Final = LIVE | _words("torch safetensors tokenizers")
+"""What runtime/engines may import besides: what computes tokens."""
+CLOCK: Final = "runtime/clock.py"
+CLOCKS: Final = _words("current_time perf_counter monotonic")
 
 
 class Permit(NamedTuple):
@@ -136,7 +145,10 @@ def violations(path: str, source: str) -> list[str]:
     package = path.partition("/")[0]
     permitted = EXCEPTIONS.get(path, Permit("none"))
     checks = path.startswith("sim/check/")
-    room = CHECKED if checks else {"pdflow": PURE, "sim": SIMULATED, "runtime": LIVE}[package]
+    computes = path.startswith("runtime/engines/")
+    room = (
+        CHECKED if checks else COMPUTING if computes else {"pdflow": PURE, "sim": SIMULATED, "runtime": LIVE}[package]
+    )
     allowed = room | _words(permitted.modules)
     tree = ast.parse(source)
     found = []
@@ -150,7 +162,9 @@ def violations(path: str, source: str) -> list[str]:
             found.append(f"{path}:{line}: imports {module} at module level; only inside a function")
         elif package == "pdflow" and top == "pdflow":
             found += [f"{path}:{line}: {problem}" for problem in _room_problem(path, module)]
-    if package == "pdflow" or path not in EXCEPTIONS:
+    if package == "runtime":
+        found += [] if path == CLOCK else [f"{path}:{line}: reads a clock" for line in _clocks(tree)]
+    elif package == "pdflow" or path not in EXCEPTIONS:
         found += [f"{path}:{line}: {what}" for line, what in _touches(tree, permitted.touches_files)]
     return found
 
@@ -203,6 +217,13 @@ def _touches(tree: ast.AST, files: bool) -> Iterator[tuple[int, str]]:
             moves = name == "replace" and len(node.args) == 1 and not node.keywords  # Path's; str's takes two
             if name in DISK or moves:
                 yield node.lineno, f"calls .{name}(), which touches a disk"
+
+
+def _clocks(tree: ast.AST) -> Iterator[int]:
+    """Lines that read a clock."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _name(node.func) in CLOCKS:
+            yield node.lineno
 
 
 def _name(node: ast.expr) -> str:
@@ -284,6 +305,11 @@ PLANTED = [
     ("sim/world.py", "import time"),
     ("sim/world.py", "import random"),
     ("runtime/driver.py", "from sim.clock import Clock"),
+    ("runtime/driver.py", "import time"),
+    ("runtime/driver.py", "import asyncio"),
+    ("runtime/driver.py", "import pickle"),
+    ("runtime/driver.py", "import torch"),
+    ("runtime/driver.py", "import trio\ntrio.current_time()"),
 ]  # fmt: skip
 
 
@@ -301,6 +327,9 @@ def test_a_planted_violation_is_found(path: str, source: str) -> None:
         ("pdflow/results/result.py", "from pathlib import Path\nPath('a') / 'b'"),
         ("pdflow/cli.py", "def f():\n    importlib.import_module('sim.run')"),
         ("sim/world.py", "import simpy\nfrom pdflow.protocol.producer_rank import ProducerRank"),
+        ("runtime/driver.py", "import trio\nfrom pdflow.protocol.producer_rank import ProducerRank"),
+        ("runtime/engines/model.py", "import torch\nopen('config.json')"),
+        ("runtime/clock.py", "import trio\ntrio.current_time()"),
     ],
 )
 def test_what_is_allowed_is_not_found(path: str, source: str) -> None:
