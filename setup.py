@@ -49,6 +49,8 @@ INTERPRETED = {
     "pdflow/engine/log.py",
     "pdflow/engine/sequence.py",
     "pdflow/engine/walk.py",
+    # A compiled class cannot extend that one.
+    "pdflow/engine/named.py",
 }
 
 

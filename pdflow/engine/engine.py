@@ -29,9 +29,11 @@ from typing import TYPE_CHECKING
 
 from pdflow.cost.progression import boundary_after
 from pdflow.cost.step import PS_PER_NS, StepCost
+from pdflow.engine.batch import DecodeBatch
 from pdflow.engine.log import StepLog
 from pdflow.engine.scheduler import Scheduler
 from pdflow.engine.sequence import ChunkBegun, Dropped, Limits, NeverFitsError, Outcome, Phase, Sequence
+from pdflow.engine.walk import WalkedBatch
 from pdflow.memory.caching import CachingPool
 
 if TYPE_CHECKING:
@@ -90,7 +92,8 @@ class Engine:
         self._block_size = limits.block_size
         self._caches = isinstance(pool, CachingPool)
         self._capacity_tokens = pool.num_blocks * limits.block_size
-        self._scheduler = Scheduler(limits, cost, pool, exact, stalls)
+        batch = (WalkedBatch if exact else DecodeBatch)(cost, limits.block_size)
+        self._scheduler = Scheduler(limits, pool, batch, not cost.chunks, stalls)
         self._ahead = limits.async_scheduling
         self._log = log
         # What happened strictly before it was known when the last step was composed.

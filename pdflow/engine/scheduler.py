@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from pdflow.cost.step import StepCost
 from pdflow.engine.batch import DecodeBatch
 from pdflow.engine.log import StepLog
 from pdflow.engine.sequence import Admitted, Dropped, Finished, Limits, Outcome, Phase, Prefilled, Sequence
@@ -70,9 +69,16 @@ class Scheduler:
         "waiting",
     )
 
-    def __init__(self, limits: Limits, cost: StepCost, pool: PagedPool, exact: bool, stalls: StepLog | None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        pool: PagedPool,
+        batch: DecodeBatch | WalkedBatch,
+        whole_prompts: bool,
+        stalls: StepLog | None,
+    ) -> None:
         self.pool = pool
-        self.batch: DecodeBatch | WalkedBatch = (WalkedBatch if exact else DecodeBatch)(cost, limits.block_size)
+        self.batch = batch
         self.chunks: list[Chunk] = []
         self.fresh: list[Sequence] = []
         self.waiting = 0
@@ -94,7 +100,7 @@ class Scheduler:
         # What the end of a step has made free, where the step after it was composed before.
         self._late_seats = 0
         self._late_blocks = 0
-        self._whole_prompts = not cost.chunks
+        self._whole_prompts = whole_prompts
         self._stalls = stalls
         self._queue: deque[Sequence] = deque()
         self._ready: list[Sequence] = []

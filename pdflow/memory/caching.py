@@ -135,11 +135,8 @@ class CachingPool(PagedPool):
         remembered as what follows the prompt."""
         self.shrink(grown)
         # These were free of memories when they were grown: nothing is forgotten for them now.
-        more = super().allocate(grown)
-        assert more is not None
-        del self._held[more.generation]
-        longer = Allocation(allocation.generation, allocation.blocks + more.blocks)
-        self._held[allocation.generation] = longer
+        longer = self.extend(allocation, grown)
+        assert longer is not None
         return longer
 
     def table(self, allocation: Allocation) -> tuple[int, ...]:

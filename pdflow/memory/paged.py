@@ -9,8 +9,8 @@ been free for as long as the pool allows, rather than in the one that was handed
 than a stack: the free blocks are a queue of the tuples that were given back, the first of them used up to a cursor, so
 that giving back is one append and taking is a slice or two. The order is a function of the calls alone.
 
-Blocks that decoding needs one by one are only counted (`grow`): the protocol never names them, no peer can write to
-them, and a simulator has no use for their ids.
+Blocks that decoding needs one by one are only counted (`grow`) in simulation: the protocol never names them, no peer
+can write to them, and a simulator has no use for their ids. A real engine does, and takes them by `extend`.
 
 Sources: PROTOCOL.md section 6 (S1 and S6: exclusive destinations, one release), issue 2 section 2.
 """
@@ -93,6 +93,22 @@ class PagedPool:
         self._generation = generation = self._generation + 1
         self._held[generation] = allocation = Allocation(generation, blocks)
         return allocation
+
+    def extend(self, allocation: Allocation, count: int) -> Allocation | None:
+        """The same allocation, in its generation, with `count` blocks more at its end; None if fewer are free.
+
+        Where decoding is for real, its blocks need names. Raises PoolError if the allocation is not held.
+        """
+        mine = self._held.get(allocation.generation)
+        if mine is None:
+            raise self._unknown(allocation, "extend")
+        self._demand_same(mine, allocation)
+        more = self.allocate(count)
+        if more is None:
+            return None
+        del self._held[more.generation]
+        self._held[allocation.generation] = longer = Allocation(allocation.generation, mine.blocks + more.blocks)
+        return longer
 
     def release(self, allocation: Allocation) -> None:
         """Make the blocks free again, whether they were held or quarantined.

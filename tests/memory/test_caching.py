@@ -125,6 +125,20 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.content.update(dict.fromkeys(longer.blocks[len(prompt.blocks) :], (prompt.generation, "grown")))
         return longer
 
+    @rule(target=prompts, prompt=consumes(prompts), count=st.integers(0, 5))
+    def extend(self, prompt: Allocation, count: int) -> Allocation:
+        longer = self.pool.extend(prompt, count)
+        fits = self.take(count)
+        assert (longer is not None) == fits
+        if longer is None:
+            return prompt
+        self.own[prompt.generation] += count
+        assert longer.generation == prompt.generation
+        assert longer.blocks[: len(prompt.blocks)] == prompt.blocks
+        assert len(longer.blocks) == len(prompt.blocks) + count
+        self.content.update(dict.fromkeys(longer.blocks[len(prompt.blocks) :], (prompt.generation, "more")))
+        return longer
+
     @rule(target=others, count=st.integers(0, 12))
     def allocate(self, count: int) -> object:
         got = self.pool.allocate(count)

@@ -64,6 +64,24 @@ class PoolAgainstModel(RuleBasedStateMachine):
             self.freed_at[block] = self.clock
         return allocation
 
+    @rule(target=live, allocation=consumes(live), count=st.integers(0, 5))
+    def extend(self, allocation: Allocation, count: int) -> Allocation:
+        generation = allocation.generation
+        if generation not in self.held:
+            with pytest.raises(PoolError):
+                self.pool.extend(allocation, count)
+            return allocation
+        free = sorted(self.model_free(), key=lambda block: self.freed_at[block])
+        longer = self.pool.extend(allocation, count)
+        if count > len(free) - self.grown:
+            assert longer is None
+            return allocation
+        assert longer == Allocation(generation, (*allocation.blocks, *free[:count]))
+        assert not count or not self.pool.holds(allocation), "what was is not what is"
+        self.held[generation] = longer
+        self.owner.update(dict.fromkeys(longer.blocks, generation))
+        return longer
+
     @rule(allocation=live)
     def quarantine(self, allocation: Allocation) -> None:
         if allocation.generation not in self.held:
