@@ -19,6 +19,7 @@ from pdflow.scenario.network_schema import Network
 from pdflow.scenario.presets import Kind, presets
 from pdflow.scenario.router_schema import Router
 from pdflow.scenario.scale_schema import Scale
+from pdflow.scenario.serve_schema import Serve
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.workload_schema import Workload
 
@@ -36,12 +37,13 @@ TABLES: Final[Mapping[str, Any]] = {
     "scale": Scale,
     "fault": faults.Fault,
     "faults": faults.Faults,
+    "serve": Serve,
 }
 REQUIRED_TABLES: Final = ("workload", "model", "pool")
 
-WEIGHT_DTYPES: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625, "int4": 0.52}
+WEIGHT_DTYPES: Final = {"fp64": 8.0, "fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625, "int4": 0.52}
 """With scales: NVFP4 has one of 8 bits for every 16 weights, GPTQ and AWQ one of 16 bits and a zero for every 128."""
-KV_DTYPES: Final = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+KV_DTYPES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 DTYPES: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = {
     "weight_dtype": ("weight_bytes_per_param", WEIGHT_DTYPES),
     "kv_dtype": ("kv_bytes_per_value", KV_DTYPES),
@@ -68,6 +70,7 @@ class Parts:
     scales: list[Scale | None] = attrs.field(factory=list)
     fault_list: list[faults.Fault | None] = attrs.field(factory=list)
     fault_table: faults.Faults | None = None
+    serve: Serve | None = None
 
 
 def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
@@ -98,6 +101,7 @@ def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
     parts.scales = _tables(document.get("scale", []), Scale, "scale", found)
     parts.fault_list = _tables(document.get("fault", []), faults.Fault, "fault", found)
     parts.fault_table = _part(document.get("faults", {}), faults.Faults, ("faults",), found)
+    parts.serve = _part(document.get("serve", {}), Serve, ("serve",), found)
     return parts, found
 
 

@@ -244,6 +244,7 @@ def _scenario(file: str, parts: Parts, from_config: tuple[str, ...]) -> Scenario
         scales=tuple(scale for scale in parts.scales if scale is not None),
         faults=tuple(fault for fault in parts.fault_list if fault is not None),
         fault_table=_sound(parts.fault_table),
+        serve=_sound(parts.serve),
         from_config=from_config,
     )
 

@@ -1,8 +1,8 @@
 """What a scenario file can say, as attrs classes: one class per table, one field per key.
 
 It decides names, types, bounds and defaults. What the parts mean together (does the model fit, do the TP sizes divide)
-is `validate.py`; reading files is `load.py`. [workload], [transfer], [network], [router] and the faults have files of
-their own. Units stand at the end of names: `_s`, `_ms`, `_bytes`, `_bytes_per_s`. Engine keys have vLLM's names.
+is `validate.py`; reading files is `load.py`. [workload], [transfer], [network], [router], [serve] and the faults have
+files of their own. Units stand at the end of names: `_s`, `_ms`, `_bytes`, `_bytes_per_s`. Engine keys have vLLM's names.
 
 A table that names a `preset` (model, gpu, network) starts from its values and overrides some; what is here is the
 result, so that a reader of a Scenario never looks anything up.
@@ -33,6 +33,7 @@ from pdflow.scenario.fields import (
 from pdflow.scenario.network_schema import Network
 from pdflow.scenario.router_schema import Router
 from pdflow.scenario.scale_schema import Scale
+from pdflow.scenario.serve_schema import Serve
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.workload_schema import Workload
 
@@ -132,6 +133,13 @@ class Pool:
         metadata=about("prompts are computed from where they differ from those before, if the workload names prefixes"),
     )
 
+    engine: Literal["synthetic", "torch"] = field(
+        default="synthetic",
+        metadata=about(
+            "serve: what its engines compute with: a transformer in torch, or nothing, in the time that a step costs"
+        ),
+    )
+
     @property
     def leg(self) -> Literal["prefill", "decode"]:
         """Which of a request's two legs the router sends to its engines. To an aggregated one no other follows."""
@@ -177,6 +185,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     fault_table: Faults = field(factory=Faults)
     scales: tuple[Scale, ...] = ()
+    serve: Serve = field(factory=Serve)
     from_config: tuple[str, ...] = ()
     """What came from the file that `transfer.config` names, in words."""
 

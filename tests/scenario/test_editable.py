@@ -131,17 +131,18 @@ def test_every_path_of_the_schema_is_known() -> None:
         "workload": {"trace": {"path": "a", "dataset": "b"}, "like": "c.toml"},
         "model": {"hf_config": "d"},
         "transfer": {"config": "f"},
+        "serve": {"model": "g"},
         "pool": [{"cost": {"model": "measured", "path": "e"}}],
     }
     moved = with_paths(document, lambda path: f"x/{path}")
-    assert json.dumps(moved).count("x/") == 6
+    assert json.dumps(moved).count("x/") == 7
     assert with_paths({"workload": {"like": "azure-code"}}, lambda path: "x")["workload"]["like"] == "azure-code"
     words = ("relative to the scenario", "a file that", "beside the trace", "config.json")
     found = {
         key for key, what in _described(schema_json()) if any(word in what for word in words) and key != "scenario"
     }
-    assert found <= {"path", "dataset", "like", "hf_config", "config"}
-    assert {"path", "dataset", "like", "config"} <= found
+    assert found <= {"path", "dataset", "like", "hf_config", "config", "model"}
+    assert {"path", "dataset", "like", "config", "model"} <= found
 
 
 def _described(schema: Any) -> Iterator[tuple[str, str]]:

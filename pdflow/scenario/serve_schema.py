@@ -1,0 +1,40 @@
+"""What [serve] can say: where a live cluster listens, and what moves its KV. `simulate` does not read it.
+
+What an engine computes with is its pool's `engine`: the model of [model] in torch, or nothing, in the time that the
+scenario's costs say. The other tables, and how to read this class, are in `schema.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import attrs
+from attrs import field
+
+from pdflow.scenario.fields import AT_LEAST_ONE, NOT_EMPTY, TIMER, Bound, about
+
+TransportName: TypeAlias = Literal["shm", "tcp"]
+PORT = Bound(at_least=0, at_most=65_535)
+
+
+@attrs.frozen(kw_only=True)
+class Serve:
+    """[serve]: a live cluster's places and means."""
+
+    host: str = field(default="127.0.0.1", metadata=about("the address that the router listens on", NOT_EMPTY))
+    port: int = field(default=8000, metadata=about("the router's port; 0 for any that is free", PORT))
+    transport: TransportName = field(
+        default="shm", metadata=about("what moves KV: memory that the engines of one host share, or TCP between hosts")
+    )
+    model: str | None = field(
+        default=None,
+        metadata=about(
+            "folder of a model in the Hugging Face format, relative to the scenario file; if absent a small one of "
+            "[model]'s shape is made, with random weights",
+            NOT_EMPTY,
+        ),
+    )
+    threads: int = field(default=1, metadata=about("of each engine, for its computations", AT_LEAST_ONE))
+    drain_s: float = field(
+        default=30.0, metadata=about("when it is told to stop, what has begun has so long to end", TIMER)
+    )
