@@ -1,0 +1,128 @@
+"""Requests to upstream servers, over connections that are kept and used again.
+
+    async with client.request("POST", host, port, "/v1/completions", (JSON,), body) as response:
+        whole = await response.read()
+
+Leaving the block before the answer is whole closes the connection, which is how an upstream learns of an abort. A kept
+connection may have been closed by the other side meanwhile: it is looked at before it is used, and where it ends
+before a byte of the answer came, the request is sent once more on a fresh one (RFC 9110 9.2.2 allows that where the
+client knows better: every request to an engine carries its attempt's id).
+"""
+
+from __future__ import annotations
+
+import socket
+from types import TracebackType
+
+import trio
+
+from runtime.http.errors import UpstreamError
+from runtime.http.messages import Headers, head
+from runtime.http.response import Response, read_head
+from runtime.http.sockets import close, connect, send_all, silent
+
+
+class HttpClient:
+    def __init__(self, *, connect_s: float = 5.0, idle_per_host: int = 64, head_bytes: int = 64 << 10) -> None:
+        self._connect_s = connect_s
+        self._idle_per_host = idle_per_host
+        self._head_bytes = head_bytes
+        self._idle: dict[tuple[str, int], list[socket.socket]] = {}
+
+    def request(
+        self, method: str, host: str, port: int, path: str, headers: Headers = (), body: bytes = b""
+    ) -> Exchange:
+        """One request; its answer is what `async with` gives. UpstreamError on entering where none came.
+
+        `headers` go out as they are, with host and content-length added.
+        """
+        own = ((b"host", _authority(host, port)), (b"content-length", b"%d" % len(body)))
+        start = f"{method} {path} HTTP/1.1\r\n"
+        if start.count(" ") != 2 or start.count("\r") != 1 or start.count("\n") != 1:
+            raise ValueError(f"no request line: {start!r}")
+        return Exchange(self, (host, port), head(start.encode("ascii"), (*own, *headers)) + body)
+
+    def forget(self, host: str, port: int) -> None:
+        """Close what is kept open to that server."""
+        for sock in self._idle.pop((host, port), ()):
+            close(sock)
+
+    def close(self) -> None:
+        """Close every kept connection; those in use end with their exchange."""
+        for address in tuple(self._idle):
+            self.forget(*address)
+
+    async def take(self, address: tuple[str, int]) -> tuple[socket.socket, bool]:
+        """A connection, and whether it has been used before."""
+        idle = self._idle.get(address)
+        while idle:
+            sock = idle.pop()
+            if silent(sock):
+                return sock, True
+            close(sock)
+        return await self.dial(address), False
+
+    async def dial(self, address: tuple[str, int]) -> socket.socket:
+        host, port = address
+        try:
+            with trio.fail_after(self._connect_s):
+                return await connect(host, port)
+        except trio.TooSlowError:
+            raise UpstreamError("timeout", f"{host}:{port} took no connection in {self._connect_s:g} s") from None
+        except OSError as error:
+            raise UpstreamError("refused", f"{host}:{port} takes no connection: {error}") from error
+
+    def keep(self, address: tuple[str, int], sock: socket.socket) -> None:
+        idle = self._idle.setdefault(address, [])
+        if len(idle) < self._idle_per_host:
+            idle.append(sock)
+        else:
+            close(sock)
+
+    async def answer(self, sock: socket.socket, data: bytes) -> Response:
+        try:
+            await send_all(sock, data)
+        except OSError as error:
+            raise UpstreamError("closed", f"the connection broke while it was asked: {error}") from error
+        return await read_head(sock, self._head_bytes)
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, client: HttpClient, address: tuple[str, int], data: bytes) -> None:
+        self._client = client
+        self._address = address
+        self._data = data
+        self._sock: socket.socket | None = None
+        self._response: Response | None = None
+
+    async def __aenter__(self) -> Response:
+        sock, used = await self._client.take(self._address)
+        try:
+            return await self._ask(sock)
+        except UpstreamError as error:
+            if not used or error.kind != "closed" or error.began:
+                raise
+        return await self._ask(await self._client.dial(self._address))
+
+    async def _ask(self, sock: socket.socket) -> Response:
+        try:
+            response = await self._client.answer(sock, self._data)
+        except BaseException:
+            close(sock)
+            raise
+        self._sock, self._response = sock, response
+        return response
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sock and self._response and self._response.reusable:
+            self._client.keep(self._address, self._sock)
+        elif self._sock:
+            close(self._sock)
+
+
+def _authority(host: str, port: int) -> bytes:
+    return f"[{host}]:{port}".encode("ascii") if ":" in host else f"{host}:{port}".encode("ascii")

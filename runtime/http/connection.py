@@ -1,0 +1,180 @@
+"""One client's connection: a task that reads and a task that answers, so that a hang-up is seen while an answer runs.
+
+The reader is the only one that receives: it cuts requests out of what comes, also while one is being answered, and
+loses none of them. At the end of the stream it cancels the answer. A client that shuts down its sending half has
+therefore gone; no client of this API does that.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import trio
+
+from pdflow.protocol.values import S
+from runtime.clock import deadline_of, now_ns
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import JSON, Limits, Request, head, status_line
+from runtime.http.parsing import Refusal, RequestParser
+from runtime.http.responder import Responder
+from runtime.http.sockets import close, receive, send_all, silent
+
+_log = logging.getLogger(__name__)
+
+_LINGER_S = 2.0
+"""After a refusal, what the client still sends is thrown away so long: an early close would be a reset, which takes
+the answer with it (RFC 9112 9.6)."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Connection:
+    def __init__(
+        self, sock: socket.socket, handler: Callable[[Request, Responder], Awaitable[None]], limits: Limits
+    ) -> None:
+        self._sock = sock
+        self._handler = handler
+        self._limits = limits
+        self._parser = RequestParser(limits)
+        self._patience = trio.CancelScope()
+        self._timed = False
+        """The deadline is that of the request which is coming in."""
+        self._answering: Responder | None = None
+        self._ended = False
+        """Nothing more comes in."""
+        self._draining = False
+        self._news = trio.Event()
+        self._room = trio.Event()
+
+    def drain(self) -> None:
+        """Answer what the client has begun to send, and nothing after it."""
+        self._draining = True
+        if self._answering:
+            self._answering.keep_alive = False
+        elif not self._parser.ready and not self._parser.within and silent(self._sock):
+            self._end()
+
+    async def run(self) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read)
+                await self._answer()
+                nursery.cancel_scope.cancel()
+        finally:
+            close(self._sock)
+
+    async def _read(self) -> None:
+        parser = self._parser
+        self._set_deadline()
+        with self._patience:
+            while await self._read_once():
+                self._set_deadline()
+        if self._patience.cancelled_caught and parser.within:
+            parser.give_up(Refusal(408, f"no whole request within {self._limits.request_s:g} s"))
+        self._end()
+
+    async def _read_once(self) -> bool:
+        """Whether more may come."""
+        parser = self._parser
+        while parser.ahead():
+            self._room = trio.Event()
+            await self._room.wait()
+        try:
+            data = await receive(self._sock)
+            if data:
+                parser.feed(data)
+                if parser.wants_continue and not parser.ready and not self._answering:
+                    parser.wants_continue = False
+                    await send_all(self._sock, _CONTINUE)
+        except OSError:
+            data = b""
+        if not data:
+            parser.ready.clear()
+            if self._answering:
+                self._answering.lose()
+            return False
+        if not parser.ready:
+            return True
+        self._news.set()
+        return isinstance(parser.ready[-1], Request)
+
+    def _set_deadline(self) -> None:
+        """Until when the client must have done its part. While it is our turn, there is none."""
+        if self._answering or self._parser.ready:
+            self._timed = False
+            self._patience.deadline = math.inf
+        elif not self._parser.within:
+            self._timed = False
+            self._patience.deadline = _after(self._limits.idle_s)
+        elif not self._timed:
+            self._timed = True
+            self._patience.deadline = _after(self._limits.request_s)
+
+    def _end(self) -> None:
+        self._ended = True
+        self._news.set()
+
+    async def _answer(self) -> None:
+        ready = self._parser.ready
+        while True:
+            while not ready:
+                if self._ended:
+                    return
+                self._news = trio.Event()
+                await self._news.wait()
+            item = ready.popleft()
+            self._room.set()
+            if isinstance(item, Refusal):
+                await self._refuse(item)
+                return
+            if not await self._answer_one(item):
+                return
+
+    async def _answer_one(self, request: Request) -> bool:
+        """Whether the connection may go on."""
+        with trio.CancelScope() as scope:
+            responder = Responder(self._sock, request, scope, self._limits.write_s)
+            responder.keep_alive = request.keep_alive and not self._draining
+            self._answering = responder
+            try:
+                await self._handler(request, responder)
+            except Exception as error:
+                await self._answer_failure(request, responder, error)
+            if not responder.begun:
+                _log.error("%s %s was left without an answer", request.method, request.path)
+                await _answer_with(responder, OpenAIError(500, "no answer was given"))
+        self._answering = None
+        self._set_deadline()
+        return responder.done and responder.keep_alive and not responder.gone
+
+    async def _answer_failure(self, request: Request, responder: Responder, error: Exception) -> None:
+        """One request's failure is its client's alone: it is logged, answered if it can be, and the server goes on."""
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
+            cause = cause.exceptions[0]
+        if not isinstance(cause, OpenAIError):
+            _log.error("%s %s failed", request.method, request.path, exc_info=error)
+            cause = OpenAIError(500, "internal error")
+        if not responder.begun:
+            await _answer_with(responder, cause)
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        body = OpenAIError(refusal.status, refusal.message).body()
+        headers = (JSON, (b"content-length", b"%d" % len(body)), (b"connection", b"close"))
+        with trio.move_on_after(self._limits.write_s), suppress(OSError):
+            await send_all(self._sock, head(status_line(refusal.status), headers) + body)
+            self._sock.shutdown(socket.SHUT_WR)
+        with trio.move_on_after(_LINGER_S), suppress(OSError):
+            while await receive(self._sock):
+                pass
+
+
+async def _answer_with(responder: Responder, error: OpenAIError) -> None:
+    await responder.reply(error.status, (JSON,), error.body())
+
+
+def _after(seconds: float) -> float:
+    return deadline_of(now_ns() + int(seconds * S))

@@ -1,0 +1,64 @@
+"""What goes wrong between HTTP peers, and how a client is told: OpenAI's error object.
+
+    UpstreamError     an upstream server did not give a whole, well-formed answer
+    OpenAIError       a request that is answered with an error; its status and body are the answer
+
+A client that breaks off is no error here: it is the cancellation of its handler.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from pdflow.errors import PdflowError
+
+UpstreamProblem: TypeAlias = Literal["refused", "timeout", "closed", "malformed", "too large"]
+
+TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    502: "server_error",
+    503: "server_error",
+    504: "server_error",
+}
+"""OpenAI's `type` by status; any other 4xx is an invalid_request_error."""
+
+
+class UpstreamError(PdflowError):
+    """`kind` says what happened; `began` whether any byte of the answer had come."""
+
+    def __init__(self, kind: UpstreamProblem, message: str, *, began: bool = False) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.began = began
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | int | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """`{"error": {"message", "type", "param", "code"}}`: all four keys, always."""
+
+    error: ErrorDetail
+
+
+class OpenAIError(PdflowError):
+    """Raised where a request is found wanting; whoever answers the client replies with `status` and `body()`."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+    def body(self) -> bytes:
+        kind = TYPES.get(self.status, "invalid_request_error")
+        return msgspec.json.encode(ErrorBody(ErrorDetail(str(self), kind, self.param, self.code)))

@@ -1,0 +1,71 @@
+"""One request and its limits, and how a head is written. Header names are lower case, names and values are bytes."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final, TypeAlias
+
+import msgspec
+
+Header: TypeAlias = tuple[bytes, bytes]
+Headers: TypeAlias = tuple[Header, ...]
+
+JSON: Final[Header] = (b"content-type", b"application/json")
+EVENT_STREAM: Final[Header] = (b"content-type", b"text/event-stream; charset=utf-8")
+
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus
+}
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one client may ask of the server."""
+
+    head_bytes: int = 64 << 10
+    body_bytes: int = 16 << 20
+    pipelined: int = 16
+    """Whole requests that wait behind the one being answered; no more is read then."""
+    connections: int = 4096
+    """Open at once; who comes later waits in the listener's backlog."""
+    request_s: float = 60.0
+    """From a request's first byte to its last."""
+    idle_s: float = 75.0
+    """Between requests of one connection."""
+    write_s: float = 60.0
+    """How long a client may take nothing of what is sent to it."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    method: str
+    path: str
+    """Percent-decoded, without the query."""
+    query: str
+    """As it was sent."""
+    headers: Headers
+    body: bytes
+    keep_alive: bool
+    chunked_ok: bool
+    """Whether the client speaks HTTP/1.1: a stream is then chunked, else it ends with the connection."""
+
+    def header(self, name: bytes) -> bytes | None:
+        return first(self.headers, name)
+
+
+def first(headers: Headers, name: bytes) -> bytes | None:
+    """The value of the first header of that (lower-case) name."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
+
+
+def head(start_line: bytes, headers: tuple[Header, ...]) -> bytes:
+    """A head as bytes. ValueError for a header with a line break in it: what follows would be read as another one."""
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
+        raise ValueError(f"a header holds a line break: {headers!r}")
+    return b"%b%b\r\n" % (start_line, lines)
+
+
+def status_line(status: int) -> bytes:
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status

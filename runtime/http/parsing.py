@@ -1,0 +1,156 @@
+"""A connection's bytes, cut into requests, within limits. What comes after the first fault is not looked at.
+
+httptools keeps no offset and cannot pause, so a read may yield several requests: they queue in `ready`. A head's length
+is judged by what was fed while it was open, for httptools gathers a long header before it hands it over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from urllib.parse import unquote
+
+import httptools
+import msgspec
+
+from runtime.http.messages import Header, Limits, Request
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A request that is answered without asking anyone; the connection ends with it."""
+
+    status: int
+    message: str
+
+
+class _Refused(Exception):  # noqa: N818 - it never leaves this file: it stops the parser from inside a callback
+    pass
+
+
+class RequestParser:
+    """Feed it what was received; take requests, and at most one Refusal behind them, from `ready`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.ready: deque[Request | Refusal] = deque()
+        self.within = False
+        """A request has begun and is not whole."""
+        self.wants_continue = False
+        """The client waits for `100 Continue` before it sends the body."""
+        self._limits = limits
+        self._parser = httptools.HttpRequestParser(self)
+        self._refusal: Refusal | None = None
+        self._in_head = True
+        self._head_fed = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._target = b""
+        self._headers: list[Header] = []
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+
+    def feed(self, data: bytes) -> None:
+        if self._refusal:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Nobody here changes protocols, which is the server's right (RFC 9110 7.8): the request is answered as
+            # it is, and the connection ends, for httptools leaves the rest of it unparsed.
+            self._last()
+        except httptools.HttpParserError as error:
+            self._refuse(self._refusal or Refusal(400, f"not HTTP: {error}"))
+        if self._in_head and self.within:
+            self._head_fed += len(data)
+            if self._head_fed > self._limits.head_bytes:
+                self._refuse(self._head_too_large())
+
+    def ahead(self) -> bool:
+        """Enough waits in `ready`: as many requests as may, or as many bytes as one may have."""
+        ready = self.ready
+        if len(ready) < 2:
+            return False
+        held = sum(len(item.body) for item in ready if isinstance(item, Request))
+        return len(ready) >= self._limits.pipelined or held >= self._limits.body_bytes
+
+    def give_up(self, refusal: Refusal) -> None:
+        """The rest of the request will not come."""
+        self._refuse(refusal)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._refusal = refusal
+        self.within = False
+        self.ready.append(refusal)
+
+    def _last(self) -> None:
+        last = self.ready[-1] if self.ready else None
+        if self.within or not isinstance(last, Request):
+            self._refuse(Refusal(400, "an upgrade that is no whole request"))
+            return
+        self.ready[-1] = msgspec.structs.replace(last, keep_alive=False)
+        self._refusal = Refusal(400, "the connection was to end")
+
+    def _head_too_large(self) -> Refusal:
+        return Refusal(431, f"the request's head is over {self._limits.head_bytes} bytes")
+
+    def _body_too_large(self) -> Refusal:
+        return Refusal(413, f"the request's body is over {self._limits.body_bytes} bytes")
+
+    def on_message_begin(self) -> None:
+        self.within = True
+        self._in_head = True
+        self._head_fed = 0
+        self._clear()
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        length = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+        if length > self._limits.head_bytes:
+            self._stop(self._head_too_large())
+        for name, value in self._headers:
+            if name == b"content-length" and int(value) > self._limits.body_bytes:
+                self._stop(self._body_too_large())
+            if name == b"expect":
+                if value.lower() != b"100-continue":
+                    self._stop(Refusal(417, "the only expectation known here is 100-continue"))
+                self.wants_continue = True
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self._body_bytes > self._limits.body_bytes:
+            self._stop(self._body_too_large())
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        self.within = self.wants_continue = False
+        path, query = _split(self._target)
+        parser = self._parser
+        self.ready.append(
+            Request(
+                method=parser.get_method().decode("ascii"),
+                path=path,
+                query=query,
+                headers=tuple(self._headers),
+                body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
+                keep_alive=parser.should_keep_alive(),
+                chunked_ok=parser.get_http_version() == "1.1",
+            )
+        )
+
+    def _stop(self, refusal: Refusal) -> None:
+        self._refusal = refusal
+        raise _Refused
+
+
+def _split(target: bytes) -> tuple[str, str]:
+    """Path and query of a request's target, which may be a whole URL (RFC 9112 3.2.2)."""
+    text = target.decode("latin-1")
+    if not text.startswith("/") and "://" in text:
+        text = "/" + text.partition("://")[2].partition("/")[2]
+    path, _, query = text.partition("?")
+    return unquote(path) if "%" in path else path, query

@@ -1,0 +1,143 @@
+"""One answer to one request: whole, streamed, or passed on as another server framed it.
+
+A client that is gone is never an exception here: the handler's scope is cancelled, and a send is then a checkpoint that
+says so. A handler that must settle something first shields itself (`trio.CancelScope(shield=True)`), and what it
+sends meanwhile goes nowhere. The head of a stream waits for the first bytes of its body, and leaves with them.
+"""
+
+from __future__ import annotations
+
+import socket
+from enum import Enum, auto
+
+import trio
+from trio.lowlevel import wait_writable
+
+from runtime.http.messages import Header, Request, head, status_line
+from runtime.http.sockets import send_now
+
+_KEEP_ALIVE: Header = (b"connection", b"keep-alive")
+_CLOSE: Header = (b"connection", b"close")
+_CHUNKED: Header = (b"transfer-encoding", b"chunked")
+_FAIR = 32
+"""Sends in a row without a checkpoint; then everybody else has a turn."""
+
+
+class _Stage(Enum):
+    WAITING = auto()
+    CHUNKS = auto()
+    """We frame what is sent."""
+    VERBATIM = auto()
+    """Framed elsewhere, or ended by the connection's end."""
+    DONE = auto()
+
+
+class Responder:
+    """`reply`, or `begin`, `send`... and `end`. Anything out of that order is a RuntimeError: our caller's mistake."""
+
+    def __init__(self, sock: socket.socket, request: Request, scope: trio.CancelScope, write_s: float) -> None:
+        self.gone = False
+        """The client hung up, or took nothing for too long."""
+        self.keep_alive = request.keep_alive
+        """The connection may go on after this answer; False is said in the head, if that has not left."""
+        self._sock = sock
+        self._request = request
+        self._scope = scope
+        self._write_s = write_s
+        self._stage = _Stage.WAITING
+        self._held = b""
+        self._in_a_row = 0
+
+    @property
+    def begun(self) -> bool:
+        return self._stage is not _Stage.WAITING
+
+    @property
+    def done(self) -> bool:
+        return self._stage is _Stage.DONE
+
+    async def reply(self, status: int, headers: tuple[Header, ...] = (), body: bytes = b"") -> None:
+        """A whole answer."""
+        self._expect(_Stage.WAITING)
+        bodiless = status == 204 or status == 304
+        framing = () if bodiless else ((b"content-length", b"%d" % len(body)),)
+        data = self._head(status, (*headers, *framing))
+        self._stage = _Stage.DONE
+        await self._push(data if bodiless or self._request.method == "HEAD" else data + body)
+
+    async def begin(self, status: int, headers: tuple[Header, ...] = ()) -> None:
+        """A stream whose pieces `send` frames: chunks, or for an HTTP/1.0 client up to the connection's end."""
+        self._expect(_Stage.WAITING)
+        if self._request.chunked_ok:
+            self._held = self._head(status, (*headers, _CHUNKED))
+            self._stage = _Stage.CHUNKS
+        else:
+            self.keep_alive = False
+            self._held = self._head(status, headers)
+            self._stage = _Stage.VERBATIM
+
+    async def begin_verbatim(self, status: int, headers: tuple[Header, ...]) -> None:
+        """A stream that carries its framing with it: `headers` name it, `send` passes it on untouched."""
+        self._expect(_Stage.WAITING)
+        self._held = self._head(status, headers)
+        self._stage = _Stage.VERBATIM
+
+    async def send(self, data: bytes) -> None:
+        if self._stage is _Stage.CHUNKS:
+            if not data:
+                return  # an empty chunk would be the end
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        else:
+            self._expect(_Stage.VERBATIM)
+        if self._held:
+            data, self._held = self._held + data, b""
+        await self._push(data)
+
+    async def end(self) -> None:
+        """The stream is whole. One that is not ended is cut off with its connection, which tells the client so."""
+        last = b"0\r\n\r\n" if self._stage is _Stage.CHUNKS else b""
+        if not last:
+            self._expect(_Stage.VERBATIM)
+        data, self._held = self._held + last, b""
+        self._stage = _Stage.DONE
+        if data:
+            await self._push(data)
+
+    def take_over_framing(self) -> None:
+        """From here on `send` frames: after a verbatim stream of chunks whose source broke off between two of them."""
+        self._expect(_Stage.VERBATIM)
+        self._stage = _Stage.CHUNKS
+
+    def lose(self) -> None:
+        """The client is gone."""
+        self.gone = True
+        self._scope.cancel()
+
+    def _expect(self, stage: _Stage) -> None:
+        if self._stage is not stage:
+            raise RuntimeError(f"an answer that is {self._stage.name.lower()} was to be {stage.name.lower()}")
+
+    def _head(self, status: int, headers: tuple[Header, ...]) -> bytes:
+        return head(status_line(status), (*headers, _KEEP_ALIVE if self.keep_alive else _CLOSE))
+
+    async def _push(self, data: bytes) -> None:
+        if not self.gone:
+            try:
+                sent = send_now(self._sock, data)
+                if sent < len(data):
+                    await self._push_slowly(memoryview(data)[sent:])
+            except OSError:
+                self.lose()
+        self._in_a_row += 1
+        if self._in_a_row >= _FAIR or self.gone:
+            self._in_a_row = 0
+            await trio.lowlevel.checkpoint()
+
+    async def _push_slowly(self, rest: memoryview) -> None:
+        while rest:
+            with trio.move_on_after(self._write_s) as patience:
+                await wait_writable(self._sock)
+            if patience.cancelled_caught:
+                self.lose()
+                return
+            rest = rest[send_now(self._sock, rest) :]

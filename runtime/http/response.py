@@ -1,0 +1,162 @@
+"""An upstream server's answer: its head, and its body either as it came or decoded.
+
+`receive` gives the body with its framing (chunk sizes and all), which is what a relay passes on: the parser sees every
+byte, but only to know where the answer ends and that it is well formed, and it sees it first, so that nothing malformed
+is passed on. `read` and `pieces` give the body itself.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+
+import httptools
+
+from runtime.http.errors import UpstreamError
+from runtime.http.messages import Header, Headers, first
+from runtime.http.sockets import receive
+
+_HEAD_END = b"\r\n\r\n"
+
+
+class Response:
+    """`status` and `headers` are there from the start; the rest comes when asked for."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.status = 0
+        self.headers: Headers = ()
+        self.complete = False
+        """The last byte has come."""
+        self._sock = sock
+        self._parser = httptools.HttpResponseParser(self)
+        self._lines: list[Header] = []
+        self._waiting = b""
+        """What came behind the head, with its framing."""
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._decoding = False
+        self._keep_alive = False
+        self._chunks_begun = 0
+        self._chunks_ended = 0
+        self._tail = b""
+
+    def header(self, name: bytes) -> bytes | None:
+        return first(self.headers, name)
+
+    @property
+    def reusable(self) -> bool:
+        """The connection can carry another request."""
+        return self.complete and self._keep_alive
+
+    @property
+    def chunked(self) -> bool:
+        return self.header(b"transfer-encoding") is not None
+
+    @property
+    def between_chunks(self) -> bool:
+        """All that has come ends with a whole chunk, or is none: another chunk could follow."""
+        return self.chunked and self._chunks_begun == self._chunks_ended and self._tail in (b"", b"\r\n")
+
+    async def receive(self) -> bytes:
+        """The next bytes of the body with its framing, b"" after the last. UpstreamError where it breaks off."""
+        if self.complete:
+            return b""
+        data, self._waiting = self._waiting, b""
+        if not data:
+            try:
+                data = await receive(self._sock)
+            except OSError as error:
+                raise UpstreamError("closed", f"the answer broke off: {error}", began=True) from error
+        if data:
+            self.feed(data)
+            self._tail = data[-2:]
+        elif self.chunked or self.header(b"content-length"):
+            raise UpstreamError("closed", "the answer ended early", began=True)
+        else:
+            self.complete = True
+        return data
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body without its framing, as it comes."""
+        self._decoding = True
+        while not self.complete:
+            await self.receive()
+            body, self._body = self._body, []
+            for piece in body:
+                yield piece
+
+    async def read(self, limit_bytes: int = 16 << 20) -> bytes:
+        """The whole body."""
+        self._decoding = True
+        while not self.complete:
+            await self.receive()
+            if self._body_bytes > limit_bytes:
+                raise UpstreamError("too large", f"an answer of over {limit_bytes} bytes", began=True)
+        return b"".join(self._body)
+
+    def feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._keep_alive = False
+            raise UpstreamError("malformed", f"the answer is not HTTP: {error}", began=True) from error
+
+    def begin_body(self, data: bytes) -> None:
+        """`data` came behind the head."""
+        self._waiting = data
+        if data and self.complete:
+            raise UpstreamError("malformed", "something came behind the end of the answer", began=True)
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise httptools.HttpParserError("something came behind the end of the answer")
+        self._lines = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._lines.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self.headers = tuple(self._lines)
+
+    def on_body(self, body: bytes) -> None:
+        if self._decoding:
+            self._body.append(body)
+            self._body_bytes += len(body)
+
+    def on_chunk_header(self) -> None:
+        self._chunks_begun += 1
+
+    def on_chunk_complete(self) -> None:
+        self._chunks_ended += 1
+
+    def on_message_complete(self) -> None:
+        if self.status >= 200:
+            self.complete = True
+            self._keep_alive = self._parser.should_keep_alive()
+
+
+async def read_head(sock: socket.socket, limit_bytes: int) -> Response:
+    """The answer, once its head is here; interim answers (1xx) are passed over. UpstreamError where none comes."""
+    response = Response(sock)
+    data = b""
+    began = False
+    while True:
+        end = data.find(_HEAD_END) + len(_HEAD_END)
+        if end >= len(_HEAD_END):
+            response.feed(data[:end])
+            data = data[end:]
+            if response.status >= 200:
+                response.begin_body(data)
+                return response
+            continue
+        if len(data) > limit_bytes:
+            raise UpstreamError("too large", f"the head of the answer is over {limit_bytes} bytes", began=True)
+        try:
+            more = await receive(sock)
+        except OSError as error:
+            raise UpstreamError("closed", f"no answer came: {error}", began=began) from error
+        if not more:
+            raise UpstreamError("closed", "the connection ended before an answer came", began=began)
+        began = True
+        data += more

@@ -1,0 +1,110 @@
+"""The HTTP server: accepts connections, and drains. What happens on one of them is connection.py's.
+
+    async with trio.open_nursery() as nursery:
+        server = await nursery.start(serve_http, listen("127.0.0.1", 0), handler)
+        ...
+        server.drain()     # the nursery ends with the last answer
+
+`handler(request, responder)` is called once per request, one at a time on each connection. It answers through the
+responder; it is cancelled when its client hangs up.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import trio
+
+from runtime.http.connection import Connection
+from runtime.http.messages import Limits, Request
+from runtime.http.responder import Responder
+from runtime.http.sockets import close, tuned
+
+RequestHandler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]
+
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_EXHAUSTED_PAUSE_S = 0.1
+"""How long accepting rests where the system has no descriptor left: connections end meanwhile."""
+
+
+class Server:
+    def __init__(self, listener: socket.socket, handler: RequestHandler, limits: Limits) -> None:
+        self.connections: set[Connection] = set()
+        """Those open now."""
+        self.port: int = listener.getsockname()[1]
+        self.draining = False
+        self._listener = listener
+        self._handler = handler
+        self._limits = limits
+        self._accepting = trio.CancelScope()
+        self._room = trio.Event()
+
+    def drain(self) -> None:
+        """Take no new connection, end those that are idle, and the others with the answers they have begun."""
+        self.draining = True
+        self._accepting.cancel()
+        for connection in tuple(self.connections):
+            connection.drain()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            try:
+                with self._accepting:
+                    await self._accept(nursery)
+                while self.draining and (sock := self._waiting()):
+                    self._begin(sock, nursery)  # who had connected before we stopped, and may have asked by now
+            finally:
+                close(self._listener)
+
+    async def _accept(self, nursery: trio.Nursery) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self._listener)
+            while len(self.connections) >= self._limits.connections:
+                self._room = trio.Event()
+                await self._room.wait()
+            try:
+                sock = self._waiting()
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                await trio.sleep(_EXHAUSTED_PAUSE_S)
+                continue
+            if sock:
+                self._begin(sock, nursery)
+
+    def _waiting(self) -> socket.socket | None:
+        """The next client in the backlog."""
+        try:
+            return self._listener.accept()[0]
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return None
+
+    def _begin(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+        connection = Connection(tuned(sock), self._handler, self._limits)
+        self.connections.add(connection)
+        if self.draining:
+            connection.drain()
+        nursery.start_soon(self._attend, connection)
+
+    async def _attend(self, connection: Connection) -> None:
+        try:
+            await connection.run()
+        finally:
+            self.connections.discard(connection)
+            self._room.set()
+
+
+async def serve_http(
+    listener: socket.socket,
+    handler: RequestHandler,
+    limits: Limits | None = None,
+    *,
+    task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until drained or cancelled; the listener is closed then. Starts with its Server."""
+    server = Server(listener, handler, limits or Limits())
+    task_status.started(server)
+    await server.run()

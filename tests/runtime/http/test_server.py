@@ -1,0 +1,341 @@
+"""What a server owes its clients: every request answered in order, hang-ups noticed, and one client's fault its own."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import EVENT_STREAM, Limits, Request
+from runtime.http.responder import Responder
+from runtime.http.server import Server
+from tests.runtime.http.world import LOCAL, echo, said, serving, until
+
+CLOSING = b"connection: close\r\n"
+SMALL = Limits(head_bytes=1_000, body_bytes=1_000)
+
+
+def post(body: bytes, path: bytes = b"/p", headers: bytes = b"") -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n%b" % (path, headers, len(body), body)
+
+
+async def connected(server: Server, streams: AsyncExitStack) -> trio.SocketStream:
+    return await streams.enter_async_context(await trio.open_tcp_stream(LOCAL, server.port))
+
+
+@pytest.mark.trio
+async def test_a_request_reaches_its_handler_whole() -> None:
+    seen: list[Request] = []
+
+    async def handler(request: Request, responder: Responder) -> None:
+        seen.append(request)
+        await responder.reply(200, ((b"x-of", b"ours"),), b"yes")
+
+    async with serving(handler) as server:
+        answer = await said(server.port, post(b"body", b"/a%20b?c=%20d", b"X-Request-ID: r1\r\n" + CLOSING))
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\nx-of: ours\r\ncontent-length: 3\r\n")
+    assert answer.endswith(b"\r\n\r\nyes")
+    (request,) = seen
+    assert (request.method, request.path, request.query, request.body) == ("POST", "/a b", "c=%20d", b"body")
+    assert request.header(b"x-request-id") == b"r1"
+    assert request.header(b"x-none") is None
+
+
+@pytest.mark.trio
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    count = 100  # more than may wait, so that reading pauses and goes on
+    wanted = [b"POST /p  %d" % n for n in range(count)]
+    data = b"".join(post(b"%d" % n) for n in range(count - 1)) + post(b"%d" % (count - 1), headers=CLOSING)
+    async with serving(echo) as server:
+        answer = await said(server.port, data)
+    bodies = [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 200 OK\r\n")[1:]]
+    assert bodies == wanted
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("step", [1, 7, 64])
+async def test_requests_may_come_in_pieces(step: int) -> None:
+    data = (
+        post(b"first") + b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + CLOSING + b"\r\n"
+        b"3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\n\r\n"
+    )
+    async with serving(echo) as server, await trio.open_tcp_stream(LOCAL, server.port) as stream:
+        for at in range(0, len(data), step):
+            await stream.send_all(data[at : at + step])
+            await wait_all_tasks_blocked()
+        answer = b"".join([piece async for piece in stream])
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+    assert b"POST /p  first" in answer
+    assert answer.endswith(b"POST /c  abcdefg")
+
+
+@pytest.mark.trio
+async def test_a_stream_is_chunks_and_ends() -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.begin(200, (EVENT_STREAM,))
+        await responder.send(b"data: 1\n\n")
+        await responder.send(b"")
+        await responder.send(b"data: 2\n\n")
+        await responder.end()
+
+    async with serving(handler) as server:
+        answer = await said(server.port, post(b"", headers=CLOSING))
+        old = await said(server.port, b"GET / HTTP/1.0\r\n\r\n")
+    assert b"transfer-encoding: chunked" in answer
+    assert answer.endswith(b"\r\n\r\n9\r\ndata: 1\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\n")
+    assert b"transfer-encoding" not in old
+    assert old.endswith(b"\r\n\r\ndata: 1\n\ndata: 2\n\n")
+
+
+@pytest.mark.trio
+async def test_a_hang_up_cancels_the_answer_even_with_requests_waiting() -> None:
+    cancelled: list[str] = []
+
+    async def handler(request: Request, responder: Responder) -> None:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            cancelled.append(request.path)
+            raise
+
+    async with serving(handler) as server, await trio.open_tcp_stream(LOCAL, server.port) as stream:
+        await stream.send_all(post(b"", b"/1") + post(b"", b"/2") + b"GET /unfini")
+        await wait_all_tasks_blocked()
+        assert len(server.connections) == 1
+        await stream.aclose()
+        with trio.fail_after(5):
+            while server.connections:
+                await trio.sleep(0.001)
+    assert cancelled == ["/1"]
+
+
+@pytest.mark.trio
+async def test_a_shielded_handler_settles_before_it_is_cancelled() -> None:
+    steps: list[str] = []
+    settle = trio.Event()
+
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.begin(200)
+        await responder.send(b"x")
+        with trio.CancelScope(shield=True):
+            await settle.wait()
+            steps.append("gone" if responder.gone else "there")
+            await responder.send(b"to nobody")
+            steps.append("settled")
+        await responder.send(b"to nobody")
+        steps.append("never")
+
+    async with serving(handler) as server, await trio.open_tcp_stream(LOCAL, server.port) as stream:
+        await stream.send_all(post(b""))
+        await until(stream, b"x\r\n")
+        await stream.aclose()
+        await wait_all_tasks_blocked()
+        settle.set()
+        while server.connections:
+            await trio.sleep(0.001)
+    assert steps == ["gone", "settled"]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET / HTTP/1.1\r\nHost x\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1001\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n" + b"b" * 1001, 413),
+        (b"POST / HTTP/1.1\r\nExpect: miracles\r\nContent-Length: 1\r\n\r\n", 417),
+        (b"GET /" + b"u" * 1001, 431),
+        (b"GET / HTTP/1.1\r\nX: " + b"h" * 1001, 431),
+        (b"GET / HTTP/1.1\r\n" + b"X: h\r\n" * 180 + b"\r\n", 431),
+    ],
+)
+async def test_what_is_wrong_is_refused_in_openai_shape(data: bytes, status: int) -> None:
+    async with serving(echo, SMALL) as server:
+        answer = await said(server.port, data)
+        assert await said(server.port, post(b"others", headers=CLOSING)), "the others are served"
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"connection: close" in head
+    assert body.startswith(b'{"error":{"message":"')
+    assert b'"type":"invalid_request_error","param":null,"code":null}}' in body
+
+
+@pytest.mark.trio
+async def test_a_fault_behind_good_requests_is_refused_after_their_answers() -> None:
+    async with serving(echo) as server:
+        answer = await said(server.port, post(b"good") + b"nonsense\r\n\r\n")
+    assert b"POST /p  good" in answer
+    assert answer.index(b"200 OK") < answer.index(b"400 Bad Request")
+
+
+@pytest.mark.trio
+async def test_a_slow_request_is_told_so_and_an_idle_connection_is_closed(autojump_clock: MockClock) -> None:
+    async with serving(echo, Limits(request_s=10, idle_s=100)) as server:
+        async with await trio.open_tcp_stream(LOCAL, server.port) as slow:
+            await slow.send_all(b"POST / HTTP/1.1\r\nContent-Le")
+            await trio.sleep(9)
+            await slow.send_all(b"ngth: 4\r\n\r\nbod")  # a drop of bytes buys no time
+            answer = b"".join([piece async for piece in slow])
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert 10 <= trio.current_time() < 13
+            began = trio.current_time()
+        async with await trio.open_tcp_stream(LOCAL, server.port) as idle:
+            await idle.send_all(post(b""))
+            assert b"".join([piece async for piece in idle]).count(b"HTTP/1.1") == 1
+            assert 100 <= trio.current_time() - began < 101
+
+
+@pytest.mark.trio
+async def test_a_client_that_takes_nothing_is_given_up(autojump_clock: MockClock) -> None:
+    gone = trio.Event()
+
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.begin(200)
+        try:
+            while True:
+                await responder.send(b"x" * 1_000_000)
+        finally:
+            gone.set()
+
+    limits = Limits(write_s=5)
+    async with serving(handler, limits) as server, await trio.open_tcp_stream(LOCAL, server.port) as stream:
+        await stream.send_all(post(b""))
+        await gone.wait()
+        while server.connections:
+            await trio.sleep(0.001)
+
+
+@pytest.mark.trio
+async def test_a_failed_handler_is_500_and_openai_errors_are_answers(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        async with trio.open_nursery():
+            if request.path == "/bug":
+                raise KeyError("secret")
+            if request.path == "/model":
+                raise OpenAIError(404, "no such model", param="model", code="model_not_found")
+
+    async with serving(handler) as server:
+        bug = await said(server.port, post(b"", b"/bug", CLOSING))
+        model = await said(server.port, post(b"", b"/model", CLOSING))
+        silent = await said(server.port, post(b"", b"/silent", CLOSING))
+    assert bug.startswith(b"HTTP/1.1 500 ")
+    assert b"secret" not in bug
+    assert model.startswith(b"HTTP/1.1 404 ")
+    assert model.endswith(
+        b'{"error":{"message":"no such model","type":"not_found_error","param":"model","code":"model_not_found"}}'
+    )
+    assert silent.startswith(b"HTTP/1.1 500 ")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
+        "POST /bug failed",
+        "POST /silent was left without an answer",
+    ]
+
+
+@pytest.mark.trio
+async def test_a_stream_that_fails_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.begin(200)
+        await responder.send(b"half")
+        raise ValueError("no more")
+
+    async with serving(handler) as server:
+        answer = await said(server.port, post(b""))
+    assert answer.endswith(b"4\r\nhalf\r\n"), "and no last chunk"
+    assert caplog.records
+
+
+@pytest.mark.trio
+async def test_expectation_is_met_before_the_body_comes() -> None:
+    async with serving(echo) as server, await trio.open_tcp_stream(LOCAL, server.port) as stream:
+        await stream.send_all(b"POST /p HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+        assert await until(stream, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await stream.send_all(b"body")
+        assert (await until(stream, b"body")).startswith(b"HTTP/1.1 200 OK\r\n")
+        await stream.aclose()
+
+
+@pytest.mark.trio
+async def test_an_upgrade_is_not_made() -> None:
+    async with serving(echo) as server:
+        answer = await said(
+            server.port, b"GET /up HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nPRI * HTTP/2.0"
+        )
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b"GET /up  ")
+
+
+@pytest.mark.trio
+async def test_head_has_no_body() -> None:
+    async with serving(echo) as server:
+        answer = await said(server.port, b"HEAD / HTTP/1.1\r\n" + CLOSING + b"\r\n")
+    assert b"content-length: 8\r\n" in answer
+    assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.trio
+async def test_draining_ends_the_idle_and_finishes_the_rest() -> None:
+    go_on = trio.Event()
+
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.begin(200)
+        await responder.send(b"begun")
+        await go_on.wait()
+        await responder.send(b"whole")
+        await responder.end()
+
+    async with serving(handler) as server, AsyncExitStack() as streams:
+        idle, busy, begun = [await connected(server, streams) for _ in range(3)]
+        await busy.send_all(post(b""))
+        await until(busy, b"begun\r\n")
+        await begun.send_all(b"POST /p HT")
+        await wait_all_tasks_blocked()
+        unseen = await connected(server, streams)
+        await unseen.send_all(post(b""))
+        server.drain()
+        assert await idle.receive_some() == b""
+        go_on.set()
+        await begun.send_all(b"TP/1.1\r\n\r\n")
+        for stream in (busy, begun, unseen):
+            assert b"".join([piece async for piece in stream]).endswith(b"5\r\nwhole\r\n0\r\n\r\n")
+        with pytest.raises(OSError, match="connect"):
+            await connected(server, streams)
+        assert not server.connections
+
+
+@pytest.mark.trio
+async def test_no_more_connections_than_allowed() -> None:
+    async with serving(echo, Limits(connections=2)) as server, AsyncExitStack() as streams:
+        held = [await connected(server, streams) for _ in range(3)]
+        for stream in held:
+            await stream.send_all(post(b"x"))
+        await wait_all_tasks_blocked()
+        assert len(server.connections) == 2
+        await held[0].aclose()
+        await until(held[2], b"POST /p  x")
+
+
+@pytest.mark.trio
+async def test_headers_that_would_be_two_are_refused() -> None:
+    raised: list[ValueError] = []
+
+    async def handler(request: Request, responder: Responder) -> None:
+        try:
+            await responder.reply(200, ((b"x", b"a\r\nset-cookie: b"),))
+        except ValueError as error:
+            raised.append(error)
+        await responder.reply(204)
+
+    async with serving(handler) as server:
+        answer = await said(server.port, post(b"", headers=CLOSING))
+    assert raised
+    assert answer == b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"
