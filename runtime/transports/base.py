@@ -1,0 +1,147 @@
+"""What every transport promises: its calls, its events, its errors.
+
+A transport is one rank's agent: it owns one region of memory, and moves bytes between that and its peers' regions.
+It decides how bytes move, and that none moves which must not; it decides nothing about blocks, leases or requests.
+
+The promises, which the conformance suite holds every transport to:
+
+- No call but `connect`, `run` and `aclose` waits. What became of an operation is told by an event, in trio's thread.
+  `tell` must only take note of it: it may be called from within a call.
+- Each operation ends exactly once, in Ended, Stopped or WordArrived. Ended(ok=False) says nothing about bytes that are
+  still under way: a fence does.
+- A notice is told to the peer after all bytes of its WRITE have landed, and not at all if some have not.
+- After Fenced(peer): no byte of that peer lands here by a WRITE into a generation up to the one given, nor by a READ
+  of ours posted before; and no WRITE of ours posted before lands there, or reads its source any more.
+- After PeerGone(peer): as after a fence of every generation, until it connects again.
+- Nothing a peer sends raises here, or harms anybody but that peer.
+
+Addresses are offsets from the start of a region. Generations are those of the memory's owner (`Allocation.generation`).
+
+    TransportError        a peer cannot be reached, or memory cannot be had; one sentence
+      MissingBackend      the library that this transport needs is not installed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, TypeAlias
+
+import trio
+
+from pdflow.layout.descriptors import Descriptor
+from pdflow.protocol.values import Address, Value
+
+
+class TransportError(Exception):
+    """One sentence for people: what could not be done, where, and what to do about it."""
+
+
+class MissingBackend(TransportError):  # noqa: N818 (what is wrong, not which kind of error)
+    """An optional library is not installed; the sentence holds the command that installs it."""
+
+
+class Ended(Value, frozen=True, gc=False):
+    """A WRITE's or READ's end. `ok`: all its bytes have landed (done_means remote) or left (local)."""
+
+    op: int
+    ok: bool
+
+
+class Stopped(Value, frozen=True, gc=False):
+    """A stopped operation's end, if none of it had been posted: no byte has moved, no notice will come."""
+
+    op: int
+
+
+class WordArrived(Value, frozen=True, gc=False):
+    """What `read_word` found; None if the peer could not be asked."""
+
+    op: int
+    word: int | None
+
+
+class Noticed(Value, frozen=True, gc=False):
+    """A peer's notice, behind the bytes of its WRITE."""
+
+    peer: Address
+    notice: bytes
+
+
+class Fenced(Value, frozen=True, gc=False):
+    peer: Address
+
+
+class Flushed(Value, frozen=True, gc=False):
+    """Flushes of one peer end in their order. `ok` False: the connection broke first, or there was none."""
+
+    peer: Address
+    ok: bool
+
+
+class PeerGone(Value, frozen=True, gc=False):
+    """The last connection with this peer, in either direction, has broken, and nothing of it moves here any more."""
+
+    peer: Address
+
+
+TransportEvent: TypeAlias = Ended | Stopped | WordArrived | Noticed | Fenced | Flushed | PeerGone
+Tell: TypeAlias = Callable[[TransportEvent], None]
+
+
+class Transport(Protocol):
+    """One rank's agent. `run` must be running before anybody connects, in either direction."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def done_means(self) -> Literal["remote", "local"]:
+        """What Ended(ok=True) of a WRITE says: its bytes have landed there, or have only left here."""
+
+    @property
+    def fences(self) -> Literal["revoke", "close"]:
+        """How the owner of memory keeps a peer out: by refusing old generations, or by ending the connection."""
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """This agent's region, writable, from a page's start; once. It stays readable and writable after `aclose`.
+
+        TransportError if the machine has not so much to give.
+        """
+
+    def describe(self) -> bytes:
+        """All that a peer needs to reach this region, a secret among it: pass it on where only peers can read."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve, until `aclose` or cancellation."""
+
+    async def connect(self, peer: Address, about: bytes) -> None:
+        """Reach the agent that described itself so, unless it is reached already. TransportError if it is not there."""
+
+    def write(
+        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notice: bytes | None
+    ) -> None:
+        """Copy pieces of this region (sources) into the peer's (targets), and tell it `notice` afterwards."""
+
+    def read(self, op: int, peer: Address, pieces: Sequence[Descriptor]) -> None:
+        """Copy pieces of the peer's region (sources) into this one (targets)."""
+
+    def read_word(self, op: int, peer: Address, address: int) -> None:
+        """Read 8 bytes of the peer's region, a little-endian number at a multiple of 8."""
+
+    def stop(self, op: int) -> None:
+        """Post no more of it. It ends in Stopped if nothing had been posted, else as ever."""
+
+    def flush(self, peer: Address) -> None:
+        """Flushed, once everything posted to this peer before has landed or been refused."""
+
+    def fence(self, peer: Address, newest_generation: int) -> None:
+        """Fenced, once nothing moves between this peer and us that was posted before; see the promises above.
+
+        Waits for the peer only where a WRITE of ours is still unanswered: for its answer or the end of its process.
+        """
+
+    def forget(self, peer: Address) -> None:
+        """The peer is dead by proof, or not wanted any more: close all connections with it. What is open fails."""
+
+    async def aclose(self) -> None:
+        """End `run`, and give back whatever others could see of this agent. What is open fails."""

@@ -1,0 +1,75 @@
+"""Both ends of a stream between two agents: the link of whoever opened it, the guest of whoever answered.
+
+Only the opener posts, so an agent has at most one link to each peer that it may write to or read from, and as many
+guests as there are peers that do so to it. What is kept here is who waits for what; what to do about it is agent.py's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import trio
+
+from pdflow.protocol.values import Address
+from runtime.transports.copying import Copy, Mapped
+from runtime.transports.messages import Description, Pieces
+from runtime.transports.stream import Stream
+
+
+class Link:
+    """Our stream to one peer."""
+
+    __slots__ = ("about", "bell", "copies", "open", "peer", "reads", "remote", "stream", "writes")
+
+    def __init__(self, peer: Address, about: Description, stream: Stream, remote: Mapped | None) -> None:
+        self.peer: Final = peer
+        self.about: Final = about
+        self.stream: Final = stream
+        self.remote: Final = remote
+        """The peer's memory, where it can be mapped."""
+        self.open = True
+        """Otherwise nothing more is posted on it, and it lives until the peer has let go of it."""
+        self.writes: set[int] = set()
+        """Posted and not answered."""
+        self.reads: dict[int, Pieces] = {}
+        """Asked for on this stream, and not here yet (tcp)."""
+        self.copies: deque[tuple[int, Copy]] = deque()
+        """Reads of mapped memory, in their order; the first one is running (shm)."""
+        self.bell = trio.Event()
+
+    def operations(self) -> list[int]:
+        return [*self.writes, *self.reads, *(op for op, _ in self.copies)]
+
+    def take_back(self, op: int) -> bool:
+        """Whether this operation was open here and none of it had been posted. It never is, then."""
+        for at, (copying, _) in enumerate(self.copies):
+            if copying == op and at:
+                del self.copies[at]
+                return True
+        if (op in self.writes or op in self.reads) and self.stream.take_back(op):
+            self.writes.discard(op)
+            self.reads.pop(op, None)
+            return True
+        return False
+
+
+class Guest:
+    """A peer's stream to us."""
+
+    __slots__ = ("name", "remote", "stream")
+
+    def __init__(self, name: Address, stream: Stream, remote: Mapped | None) -> None:
+        self.name: Final = name
+        self.stream: Final = stream
+        self.remote: Final = remote
+
+
+class Waiting:
+    """A flush or a fence, and what has to end before it does."""
+
+    __slots__ = ("of", "peer")
+
+    def __init__(self, peer: Address, of: set[object]) -> None:
+        self.peer: Final = peer
+        self.of: Final = of

@@ -1,0 +1,159 @@
+"""What two agents say to each other: typed msgpack behind a length, checked before it is believed.
+
+    message = length: 4 bytes, big-endian | body: one msgpack array, tagged by its first element
+    payload = the bytes of a Write or Data over tcp, directly behind its message
+
+Lists of pieces are packed numbers of 8 bytes, little-endian, as every machine has them that serves models: a list of
+10,000 in msgpack would cost five times as much. What a peer sends here can at worst close that peer's stream.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Iterable
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from pdflow.layout.descriptors import Descriptor
+from pdflow.protocol.values import Value
+from pdflow.protocol.wire.limits import MAX_NAME_BYTES
+from pdflow.protocol.wire.malformed import Malformed, malformed, unpack
+
+LENGTH_BYTES: Final = 4
+MAX_MESSAGE_BYTES: Final = 8 << 20
+"""Some 340,000 pieces of one WRITE; vLLM's largest reports are of 112,000 (vllm #55434)."""
+MAX_HELLO_BYTES: Final = 4096
+"""Of a stranger nothing larger is read."""
+MAX_NOTICE_BYTES: Final = 64 << 10
+TOKEN_BYTES: Final = 16
+WORD_BYTES: Final = 8
+NUMBERS_PER_PIECE: Final = 3
+
+
+class Description(Value, frozen=True, gc=False, array_like=True):
+    """What `describe` hands out."""
+
+    transport: str
+    life: int
+    """Drawn anew by every agent: two lives of one rank are never taken for each other."""
+    token: bytes
+    """Whoever shows it may write: it is told to peers alone."""
+    host: str
+    """Of the socket that answers; for shm its path."""
+    port: int
+    memory: str
+    """Path of the region; empty where a peer cannot map it."""
+    nbytes: int
+
+
+class Hello(Value, frozen=True, gc=False, array_like=True, tag="hello"):
+    """The first message of whoever opened the stream: who it is, and which life it means to reach."""
+
+    version: int
+    name: str
+    life: int
+    target_life: int
+    token: bytes
+    memory: str
+    nbytes: int
+
+
+class Welcome(Value, frozen=True, gc=False, array_like=True, tag="welcome"):
+    """The answer; without it the stream ends."""
+
+
+class Write(Value, frozen=True, gc=False, array_like=True, tag="write"):
+    """Copy these pieces into your memory. Over tcp their bytes follow."""
+
+    op: int
+    generation: int
+    pieces: bytes
+    notice: bytes | None
+
+
+class Read(Value, frozen=True, gc=False, array_like=True, tag="read"):
+    """Send the bytes of these pieces of your memory (tcp)."""
+
+    op: int
+    pieces: bytes
+
+
+class Answer(Value, frozen=True, gc=False, array_like=True, tag="answer"):
+    """A Write's end, or a Read's refusal."""
+
+    op: int
+    ok: bool
+
+
+class Data(Value, frozen=True, gc=False, array_like=True, tag="data"):
+    """A Read's answer; so many bytes follow (tcp)."""
+
+    op: int
+    nbytes: int
+
+
+Message: TypeAlias = Hello | Welcome | Write | Read | Answer | Data
+
+VERSION: Final = 1
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_descriptions: msgspec.msgpack.Decoder[Description] = msgspec.msgpack.Decoder(Description)
+
+
+def frame(message: Message) -> bytes:
+    body = _encoder.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+def parse(body: bytes | bytearray | memoryview) -> Message | Malformed:
+    return unpack(_decoder, memoryview(body))
+
+
+def parse_description(about: bytes) -> Description | Malformed:
+    found = unpack(_descriptions, about)
+    if isinstance(found, Description):
+        named = max(len(found.host), len(found.memory), len(found.transport)) <= MAX_NAME_BYTES
+        if len(found.token) != TOKEN_BYTES or not named or found.nbytes < 0 or not 0 <= found.port < 1 << 16:
+            return malformed("no description of an agent")
+    return found
+
+
+def same_token(shown: bytes, token: bytes) -> bool:
+    """In a time that says nothing about how much of it was right."""
+    return secrets.compare_digest(shown, token)
+
+
+class Pieces(NamedTuple):
+    """A checked list of pieces, and how many bytes they are together."""
+
+    sources: list[int]
+    targets: list[int]
+    lengths: list[int]
+    nbytes: int
+
+
+def pack(pieces: Iterable[Descriptor]) -> bytes:
+    """OverflowError if a number is negative or beyond 64 bits."""
+    numbers = array("Q")
+    for piece in pieces:
+        numbers.extend(piece)
+    return numbers.tobytes()
+
+
+def unpack_pieces(data: bytes, source_bytes: int, target_bytes: int) -> Pieces | Malformed:
+    """The pieces, if every one lies within both regions."""
+    numbers = array("Q")
+    try:
+        numbers.frombytes(data)
+    except ValueError:
+        return malformed("a list of pieces that ends within a number")
+    if len(numbers) % NUMBERS_PER_PIECE:
+        return malformed("a list of pieces that ends within a piece")
+    listed = numbers.tolist()
+    pieces = Pieces(listed[0::3], listed[1::3], listed[2::3], sum(listed[2::3]))
+    for source, target, length in zip(*pieces[:3], strict=True):
+        if source + length > source_bytes or target + length > target_bytes:
+            return malformed(f"a piece of {length} bytes from {source} to {target} is out of bounds")
+    return pieces

@@ -1,0 +1,126 @@
+"""One rank's memory as a file in shared memory: made by its owner, mapped by peers for reading only.
+
+The file lies in /dev/shm under `pdflow-<pid>-<random>.kv` and belongs to the agent until it closes. A process that is
+killed leaves its files behind, so every agent sweeps when it starts: what is swept is what a dead process left, told by
+its pid and by a lock that the kernel takes away with the process (a pid alone means nothing in another container).
+
+The socket on which an agent listens lies beside it, and is swept with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+from typing import Final
+
+from runtime.transports.base import TransportError
+
+FOLDER: Final = Path("/dev/shm")
+_NAME = re.compile(r"pdflow-([1-9][0-9]{0,9})-[0-9a-f]{16}\.(kv|sock)")
+
+
+class OwnedRegion:
+    """Raises TransportError, in one line, if shared memory cannot hold it."""
+
+    def __init__(self, nbytes: int, folder: Path = FOLDER) -> None:
+        if nbytes <= 0:
+            raise TransportError(f"a region of {nbytes} bytes cannot be shared")
+        self.path: Final = folder / f"pdflow-{os.getpid()}-{secrets.token_hex(8)}.kv"
+        self.nbytes: Final = nbytes
+        try:
+            self._fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise TransportError(f"no memory can be shared in {folder}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            # Taken before it is touched: otherwise a full /dev/shm kills whoever touches it, by SIGBUS.
+            os.posix_fallocate(self._fd, 0, nbytes)
+            self.view: Final = memoryview(mmap.mmap(self._fd, nbytes))
+        except OSError as error:
+            self.close()
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise
+            raise TransportError(_full(folder, nbytes)) from None
+
+    def close(self) -> None:
+        """Nobody can map it any more. Who has mapped it keeps it."""
+        self.path.unlink(missing_ok=True)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def map_region(path: str, nbytes: int, folder: Path = FOLDER) -> memoryview:
+    """Map a peer's region for reading. Raises TransportError for anything that is not one of our user's regions."""
+    where, name = os.path.split(path)
+    match = _NAME.fullmatch(name)
+    if where != str(folder) or not match or match[2] != "kv":
+        raise TransportError(f"the peer names a file that is no region in {folder}")
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        raise TransportError(f"the peer's memory cannot be opened: {getattr(error, 'strerror', error)}") from None
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_size != nbytes or not nbytes:
+            raise TransportError(f"the peer's memory is not the {nbytes} bytes that it says")
+        return memoryview(mmap.mmap(fd, nbytes, prot=mmap.PROT_READ))
+    finally:
+        os.close(fd)
+
+
+def sweep(folder: Path = FOLDER) -> list[str]:
+    """Remove what dead processes left behind; their names."""
+    swept = []
+    for entry in sorted(os.listdir(folder)):
+        match = _NAME.fullmatch(entry)
+        if match and not _alive(int(match[1])) and not _held(folder / f"{entry.partition('.')[0]}.kv"):
+            try:
+                os.unlink(folder / entry)
+            except (FileNotFoundError, PermissionError):
+                continue
+            swept.append(entry)
+    return swept
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _held(path: Path) -> bool:
+    """Whether a process that we cannot see has it open as its owner."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _full(folder: Path, nbytes: int) -> str:
+    free = os.statvfs(folder)
+    left = free.f_bavail * free.f_frsize
+    return (
+        f"{folder} has room for {left >> 20:,} MiB, and {-(-nbytes // (1 << 20)):,} MiB are needed: "
+        "use fewer KV blocks, or give it more (docker run --shm-size, mount -o remount,size=)"
+    )

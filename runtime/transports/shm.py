@@ -1,0 +1,159 @@
+"""Between processes of one machine: everybody's memory is a file that peers map for reading, and the receiver copies.
+
+Nobody ever maps another's memory for writing, so no peer can write where it was not let: a WRITE is a wish, which the
+owner of the target carries out. Messages go over a Unix socket beside the file, to processes of the same user only.
+
+A READ needs nothing of the peer but its file, which stays as it is even when its owner dies.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from pdflow.protocol.values import Address
+from pdflow.protocol.wire.malformed import Malformed
+from runtime.transports.agent import StreamAgent
+from runtime.transports.base import Ended, Tell, TransportError, WordArrived
+from runtime.transports.copying import Copy, Mapped
+from runtime.transports.links import Guest, Link
+from runtime.transports.messages import (
+    VERSION,
+    WORD_BYTES,
+    Data,
+    Description,
+    Hello,
+    Pieces,
+    Read,
+    Write,
+    unpack_pieces,
+)
+from runtime.transports.region import FOLDER, OwnedRegion, map_region, sweep
+from runtime.transports.stream import StreamBrokenError
+
+BACKLOG: Final = 128
+_CREDENTIALS: Final = struct.Struct("3i")
+"""pid, uid and gid of the process at the other end (SO_PEERCRED)."""
+
+
+class ShmTransport(StreamAgent):
+    """Args: folder, of a tmpfs; tests use another."""
+
+    name: Final = "shm"
+
+    def __init__(self, me: Address, tell: Tell, folder: Path = FOLDER) -> None:
+        super().__init__(me, tell)
+        self._folder: Final = folder
+        self._region: OwnedRegion | None = None
+        sweep(folder)
+
+    def allocate(self, nbytes: int) -> memoryview:
+        assert self._region is None, "one region per agent"
+        region = self._region = OwnedRegion(nbytes, self._folder)
+        self._memory = Mapped(region.view)
+        listener = self._listener = socket.socket(socket.AF_UNIX)
+        listener.setblocking(False)
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(str(self._socket_path))
+        listener.listen(BACKLOG)
+        return region.view
+
+    @property
+    def _socket_path(self) -> Path:
+        assert self._region is not None
+        return self._region.path.with_suffix(".sock")
+
+    def describe(self) -> bytes:
+        assert self._region is not None, "allocate comes first"
+        return msgspec.msgpack.encode(
+            Description(
+                self.name, self.life, self.token, str(self._socket_path), 0, str(self._region.path), self._region.nbytes
+            )
+        )
+
+    def _hide(self) -> None:
+        if self._region is not None:
+            self._region.close()
+            self._socket_path.unlink(missing_ok=True)
+
+    async def _dial(self, about: Description) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.setblocking(False)
+        try:
+            # A full backlog refuses a Unix socket at once (EAGAIN) instead of letting it wait.
+            while (refused := sock.connect_ex(about.host)) == errno.EAGAIN:
+                await trio.sleep(0.001)
+            if refused:
+                raise OSError(refused, os.strerror(refused))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _hello(self, about: Description) -> Hello:
+        assert self._region is not None
+        path, nbytes = str(self._region.path), self._region.nbytes
+        return Hello(VERSION, self.me, self.life, about.life, about.token, path, nbytes)
+
+    def _reach(self, about: Description) -> Mapped:
+        return Mapped(map_region(about.memory, about.nbytes, self._folder))
+
+    def _admit(self, hello: Hello, sock: socket.socket) -> Mapped:
+        _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid != os.geteuid():
+            raise TransportError(f"it is a process of user {uid}")
+        return Mapped(map_region(hello.memory, hello.nbytes, self._folder))
+
+    def _payload(self, pieces: Pieces) -> Iterable[memoryview]:
+        return ()
+
+    async def _receive(self, guest: Guest, message: Write) -> bool:
+        assert self._memory is not None
+        assert guest.remote is not None
+        pieces = unpack_pieces(message.pieces, guest.remote.nbytes, self._memory.nbytes)
+        if isinstance(pieces, Malformed):
+            raise StreamBrokenError(pieces.reason)
+        if self._revoked(guest, message.generation):
+            return False
+        return await self._move(Copy(guest.name, message.generation, guest.remote, self._memory, pieces))
+
+    async def _serve_read(self, guest: Guest, message: Read) -> None:
+        raise StreamBrokenError("who can map this memory does not ask for its bytes")
+
+    async def _receive_data(self, link: Link, message: Data) -> None:
+        raise StreamBrokenError("nobody has asked for bytes")
+
+    def _post_read(self, op: int, link: Link, pieces: Pieces) -> None:
+        assert self._memory is not None
+        assert link.remote is not None
+        link.copies.append((op, Copy(link.peer, -1, link.remote, self._memory, pieces)))
+        link.bell.set()
+
+    async def _attend_link(self, link: Link) -> None:
+        """Our READs of this peer, one after the other."""
+        while True:
+            while link.copies:
+                op, copy = link.copies[0]
+                landed = await self._move(copy)
+                if link.copies and link.copies[0][1] is copy:
+                    link.copies.popleft()
+                    self._tell(Ended(op, landed))
+                    self._settled(op)
+            link.bell = trio.Event()
+            await link.bell.wait()
+
+    def read_word(self, op: int, peer: Address, address: int) -> None:
+        link = self._links.get(peer)
+        remote = link.remote if link is not None else None
+        if remote is None or address % WORD_BYTES or not 0 <= address <= remote.nbytes - WORD_BYTES:
+            self._tell(WordArrived(op, None))
+            return
+        self._tell(WordArrived(op, int.from_bytes(remote.view[address : address + WORD_BYTES], "little")))

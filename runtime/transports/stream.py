@@ -1,0 +1,226 @@
+"""One connected socket: messages and payloads in, parcels out, no more copies than the kernel's own.
+
+It decides how bytes are queued, sent and received in trio's thread, and when a stream is no longer one; what messages
+mean is its owner's. Reading never waits for writing: each has its own task, so two agents cannot block each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+import trio
+
+from pdflow.protocol.wire.malformed import Malformed
+from runtime.transports.messages import LENGTH_BYTES, MAX_MESSAGE_BYTES, Message, parse
+
+MAX_PARCELS: Final = 4096
+"""Waiting to be sent on one stream; beyond it the peer does not read what it asked for."""
+VIEWS_PER_CALL: Final = 512
+"""Half of what Linux takes in one call (IOV_MAX)."""
+BUFFER_BYTES: Final = 64 << 10
+BYTES_BETWEEN_CHECKPOINTS: Final = 1 << 20
+"""As much may be received before others get their turn: some 0.3 ms."""
+BYTES_PER_RECEIVE: Final = 1 << 20
+
+
+class StreamBrokenError(Exception):
+    """No more can be read from this stream, or what was read is no message.
+
+    `finished`: the peer's end was closed in order (by the peer or by its death), with nothing behind the last message.
+    """
+
+    def __init__(self, reason: str, *, finished: bool = False) -> None:
+        super().__init__(reason)
+        self.finished = finished
+
+
+class Parcel:
+    """What is sent in one piece: a message and the payload behind it. `op` is what it can be taken back by."""
+
+    __slots__ = ("begun", "op", "views")
+
+    def __init__(self, message: bytes, payload: Iterable[memoryview] = (), op: int | None = None) -> None:
+        self.views = deque([memoryview(message), *payload])
+        self.op = op
+        self.begun = False
+
+
+class Stream:
+    """Owns a non-blocking, connected socket. `pump` must run for anything large to be sent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock: Final = sock
+        self.closed = False
+        self._parcels: deque[Parcel] = deque()
+        self._bell = trio.Event()
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._start = self._end = 0
+        self._since_checkpoint = 0
+
+    # Out.
+
+    def post(self, parcel: Parcel) -> bool:
+        """Send now what the socket takes, the rest when it can. False if too much waits already, or it is closed."""
+        if self.closed or len(self._parcels) >= MAX_PARCELS:
+            return False
+        self._parcels.append(parcel)
+        if len(self._parcels) == 1 and len(parcel.views) == 1:
+            self._send()  # A task switch costs more than the call.
+        if self._parcels:
+            self._bell.set()
+        return True
+
+    def take_back(self, op: int) -> bool:
+        """Whether a parcel of this operation was still waiting, with none of it sent. It never is, then."""
+        for at, parcel in enumerate(self._parcels):
+            if parcel.op == op:
+                if parcel.begun:
+                    return False
+                del self._parcels[at]
+                return True
+        return False
+
+    async def pump(self) -> None:
+        """Send what `post` could not, for as long as it runs."""
+        while not self.closed:
+            while self._parcels:
+                try:
+                    await trio.lowlevel.wait_writable(self.sock)
+                except trio.ClosedResourceError:
+                    return
+                self._send()
+            self._bell = trio.Event()
+            await self._bell.wait()
+
+    def end_sending(self) -> None:
+        """Tell the peer that nothing follows. A parcel that was only partly sent stays so: the peer drops it."""
+        self._parcels.clear()
+        if not self.closed:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._parcels.clear()
+            trio.lowlevel.notify_closing(self.sock)
+            self.sock.close()
+
+    def _send(self) -> None:
+        """One call's worth. An error is left to the reader, who learns of it too, in its place in the order."""
+        parcel = self._parcels[0]
+        views = parcel.views
+        try:
+            sent = self.sock.sendmsg(list(islice(views, VIEWS_PER_CALL)))
+        except BlockingIOError:
+            return
+        except OSError:
+            self._parcels.clear()
+            return
+        parcel.begun = parcel.begun or sent > 0
+        while views and sent >= len(views[0]):
+            sent -= len(views.popleft())
+        if sent:
+            views[0] = views[0][sent:]
+        if not views:
+            self._parcels.popleft()
+
+    # In.
+
+    async def message(self, most_bytes: int = MAX_MESSAGE_BYTES) -> Message:
+        """The next message. Raises StreamBrokenError, also for what is none."""
+        await self._gather(LENGTH_BYTES, at_border=True)
+        length = int.from_bytes(self._take(LENGTH_BYTES), "big")
+        if not 0 < length <= most_bytes:
+            raise StreamBrokenError(f"a message of {length} bytes, {most_bytes} are allowed")
+        if length <= BUFFER_BYTES:
+            await self._gather(length)
+            body: memoryview | bytearray = self._take(length)
+        else:
+            body = bytearray(length)
+            await self.fill([memoryview(body)])
+        found = parse(body)
+        if isinstance(found, Malformed):
+            raise StreamBrokenError(found.reason)
+        return found
+
+    async def fill(self, views: Iterable[memoryview]) -> None:
+        """Receive straight into these, in their order."""
+        waiting = deque(view for view in views if len(view))
+        while waiting:
+            if self._start < self._end:
+                taken = self._take(min(len(waiting[0]), self._end - self._start))
+                waiting[0][: len(taken)] = taken
+                received = len(taken)
+            else:
+                received = await self._receive(list(islice(waiting, VIEWS_PER_CALL)))
+            while waiting and received >= len(waiting[0]):
+                received -= len(waiting.popleft())
+            if received:
+                waiting[0] = waiting[0][received:]
+
+    async def wait_for_end(self) -> None:
+        """Until the peer has closed its end, whatever it says before."""
+        with contextlib.suppress(StreamBrokenError):
+            while True:
+                await self.discard(BUFFER_BYTES)
+
+    async def discard(self, nbytes: int) -> None:
+        while nbytes:
+            if self._start == self._end:
+                self._start = 0
+                self._end = await self._receive([self._buffer])
+            nbytes -= len(self._take(min(nbytes, self._end - self._start)))
+
+    def _take(self, nbytes: int) -> memoryview:
+        start = self._start
+        self._start = start + nbytes
+        return self._buffer[start : start + nbytes]
+
+    async def _gather(self, nbytes: int, at_border: bool = False) -> None:
+        """Have so many bytes in the buffer, in one run."""
+        have = self._end - self._start
+        if have >= nbytes:
+            return
+        if self._start + nbytes > BUFFER_BYTES or not have:
+            self._buffer[:have] = bytes(self._buffer[self._start : self._end])
+            self._start, self._end = 0, have
+        while self._end - self._start < nbytes:
+            border = at_border and self._start == self._end
+            self._end += await self._receive([self._buffer[self._end :]], border)
+
+    async def _receive(self, views: list[memoryview], at_border: bool = False) -> int:
+        """At least one byte into these views. Others get their turn when it has to wait, and now and then besides."""
+        if self._since_checkpoint >= BYTES_BETWEEN_CHECKPOINTS:
+            self._since_checkpoint = 0
+            await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                received = self.sock.recvmsg_into(views)[0] if len(views) > 1 else self._receive_one(views[0])
+            except BlockingIOError:
+                self._since_checkpoint = 0
+                await self._readable()
+            except OSError as error:
+                raise StreamBrokenError(f"the stream broke: {error.strerror or error}") from None
+            else:
+                if not received:
+                    raise StreamBrokenError(
+                        "the peer closed the stream" + ("" if at_border else " within a message"), finished=True
+                    )
+                self._since_checkpoint += max(received, BYTES_BETWEEN_CHECKPOINTS // 64)
+                return received
+
+    def _receive_one(self, view: memoryview) -> int:
+        return self.sock.recv_into(view, min(len(view), BYTES_PER_RECEIVE))
+
+    async def _readable(self) -> None:
+        try:
+            await trio.lowlevel.wait_readable(self.sock)
+        except trio.ClosedResourceError:
+            raise StreamBrokenError("closed here") from None

@@ -1,0 +1,86 @@
+"""Agents for the tests: what each has been told, in order, and a peer that is a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from pdflow.layout.descriptors import Descriptor
+from runtime.transports.agent import StreamAgent
+from runtime.transports.base import Ended, Noticed, TransportEvent
+from runtime.transports.shm import ShmTransport
+
+REGION_BYTES = 8 << 20
+KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]] = {
+    "shm": ShmTransport,
+}
+
+
+class Agent:
+    """A transport with its memory and what it has told."""
+
+    def __init__(self, kind: str, name: str, nbytes: int = REGION_BYTES) -> None:
+        self.name = name
+        self.told: list[TransportEvent] = []
+        self._news = trio.Event()
+        self.transport = KINDS[kind](name, self._tell)
+        self.memory = self.transport.allocate(nbytes)
+        self._last_op = 0
+
+    def _tell(self, event: TransportEvent) -> None:
+        self.told.append(event)
+        self._news.set()
+
+    async def heard(self, event: TransportEvent) -> None:
+        """Wait until this has been told."""
+        with trio.fail_after(20):
+            while event not in self.told:
+                self._news = trio.Event()
+                await self._news.wait()
+
+    async def ended(self, op: int) -> bool:
+        with trio.fail_after(20):
+            while True:
+                for event in self.told:
+                    if isinstance(event, Ended) and event.op == op:
+                        return event.ok
+                self._news = trio.Event()
+                await self._news.wait()
+
+    def write(
+        self, peer: str, pieces: Sequence[tuple[int, int, int]], generation: int = 1, notice: bytes | None = None
+    ) -> int:
+        self._last_op += 1
+        self.transport.write(self._last_op, peer, [Descriptor(*piece) for piece in pieces], generation, notice)
+        return self._last_op
+
+    def read(self, peer: str, pieces: Sequence[tuple[int, int, int]]) -> int:
+        self._last_op += 1
+        self.transport.read(self._last_op, peer, [Descriptor(*piece) for piece in pieces])
+        return self._last_op
+
+    def notices(self) -> list[bytes]:
+        return [event.notice for event in self.told if isinstance(event, Noticed)]
+
+
+@asynccontextmanager
+async def agents(kind: str, *names: str) -> AsyncIterator[list[Agent]]:
+    """Running agents that do not know each other yet; closed at the end."""
+    made = [Agent(kind, name) for name in names]
+    async with trio.open_nursery() as nursery:
+        for agent in made:
+            await nursery.start(agent.transport.run)
+        yield made
+        for agent in made:
+            await agent.transport.aclose()
+
+
+@asynccontextmanager
+async def pair(kind: str) -> AsyncIterator[tuple[Agent, Agent]]:
+    """A prefill rank that may write to a decode rank, which may read from it."""
+    async with agents(kind, "p.r0", "d.r0") as (p, d):
+        await p.transport.connect("d.r0", d.transport.describe())
+        await d.transport.connect("p.r0", p.transport.describe())
+        yield p, d

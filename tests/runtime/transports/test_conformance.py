@@ -1,0 +1,299 @@
+"""What base.py promises, held against every transport."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+
+from runtime.transports.base import Ended, Fenced, Flushed, Noticed, Stopped, TransportError, WordArrived
+from tests.runtime.transports.agents import KINDS, REGION_BYTES, Agent, agents, pair
+
+pytestmark = pytest.mark.trio
+MIB = 1 << 20
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def scrambled(agent: Agent, seed: int = 0) -> None:
+    agent.memory[:] = random.Random(seed).randbytes(len(agent.memory))
+
+
+async def test_a_write_lands_where_it_says_and_nowhere_else(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        scrambled(p)
+        assert await p.ended(p.write("d.r0", [(100, 5000, 300), (4096, 0, 1)], notice=b"done"))
+        expected = bytearray(REGION_BYTES)
+        expected[5000:5300] = p.memory[100:400]
+        expected[0:1] = p.memory[4096:4097]
+        assert d.memory == expected
+        assert d.notices() == [b"done"]
+
+
+@pytest.mark.parametrize("length", [0, 1, 4095, 65_537, 5 * MIB])
+async def test_pieces_of_any_length_arrive_before_their_notice(kind: str, length: int) -> None:
+    async with pair(kind) as (p, d):
+        scrambled(p)
+        p.write("d.r0", [(7, 11, length)], notice=b"n")
+        await d.heard(Noticed("p.r0", b"n"))
+        assert d.memory[11 : 11 + length] == p.memory[7 : 7 + length]
+        assert d.memory[11 + length] == 0
+
+
+async def test_a_notice_needs_no_bytes(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        assert await p.ended(p.write("d.r0", [], notice=b"nothing but this"))
+        assert d.told == [Noticed("p.r0", b"nothing but this")]
+
+
+async def test_a_write_without_notice_tells_its_target_nothing(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        assert await p.ended(p.write("d.r0", [(0, 0, 8)]))
+        assert d.told == []
+
+
+@pytest.mark.parametrize("length", [8, 700])
+async def test_ten_thousand_descriptors(kind: str, length: int) -> None:
+    order = list(range(10_000))
+    random.Random(1).shuffle(order)
+    pieces = [(at * length, to * length, length) for at, to in enumerate(order)]
+    async with pair(kind) as (p, d):
+        scrambled(p)
+        assert await p.ended(p.write("d.r0", pieces, notice=b"n"))
+        assert d.notices() == [b"n"]
+        for at, to, _ in pieces:
+            assert d.memory[to : to + length] == p.memory[at : at + length]
+        d.memory[:] = bytes(REGION_BYTES)
+        assert await d.ended(d.read("p.r0", pieces))
+        for at, to, _ in pieces:
+            assert d.memory[to : to + length] == p.memory[at : at + length]
+
+
+async def test_a_read_brings_what_is_there(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        scrambled(p)
+        for length in (0, 1, 4097, 3 * MIB):
+            assert await d.ended(d.read("p.r0", [(9, 5, length), (0, 4 * MIB, 2)]))
+            assert d.memory[5 : 5 + length] == p.memory[9 : 9 + length]
+        assert p.told == []
+
+
+async def test_many_posts_at_once_each_end_once(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        scrambled(p)
+        size = 16_384
+        ops = [p.write("d.r0", [(i * size, i * size, size)], notice=b"%d" % i) for i in range(256)]
+        backward = [d.write("p.r0", [(i * size, 4 * MIB + i * size, 1)]) for i in range(64)]
+        assert all([await p.ended(op) for op in ops])
+        assert all([await d.ended(op) for op in backward])
+        assert d.memory[: 256 * size] == p.memory[: 256 * size]
+        assert sorted(d.notices()) == sorted(b"%d" % i for i in range(256))
+        assert len([event for event in p.told if isinstance(event, Ended)]) == 256
+
+
+async def test_a_large_write_holds_up_no_other_peer(kind: str) -> None:
+    async with agents(kind, "p.r0", "q.r0", "d.r0") as (p, q, d):
+        await p.transport.connect("d.r0", d.transport.describe())
+        await q.transport.connect("d.r0", d.transport.describe())
+        large = [p.write("d.r0", [(0, 0, REGION_BYTES)]) for _ in range(30)]
+        assert await q.ended(q.write("d.r0", [], notice=b"small"))
+        assert not all(Ended(op, True) in p.told for op in large)
+        assert all([await p.ended(op) for op in large])
+
+
+async def test_both_directions_of_a_pair_at_once(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        scrambled(p, 1)
+        scrambled(d, 2)
+        half = REGION_BYTES // 2
+        from_p, from_d = bytes(p.memory[:half]), bytes(d.memory[:half])
+        ops = [p.write("d.r0", [(0, half, half)]) for _ in range(4)]
+        back = [d.write("p.r0", [(0, half, half)]) for _ in range(4)]
+        reads = [d.read("p.r0", [(0, half, half)]) for _ in range(4)]
+        assert all([await p.ended(op) for op in ops])
+        assert all([await d.ended(op) for op in back + reads])
+        assert d.memory[half:] == from_p
+        assert p.memory[half:] == from_d
+
+
+async def test_a_word_is_read(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        p.memory[64:72] = (2**64 - 2).to_bytes(8, "little")
+        d.transport.read_word(1, "p.r0", 64)
+        await d.heard(WordArrived(1, 2**64 - 2))
+        for op, address in enumerate((-8, 4, REGION_BYTES - 7, REGION_BYTES, 2**64), start=2):
+            d.transport.read_word(op, "p.r0", address)
+            await d.heard(WordArrived(op, None))
+        d.transport.read_word(9, "nobody.r0", 0)
+        await d.heard(WordArrived(9, None))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        (0, REGION_BYTES, 1),
+        (REGION_BYTES, 0, 1),
+        (0, REGION_BYTES - 9, 10),
+        (0, 2**64 - 1, 8),
+        (2**64 - 8, 0, 8),
+        (0, 0, 2**64 - 1),
+        (0, -1, 1),
+        (0, 2**64, 1),
+    ],
+)
+async def test_what_lies_outside_is_refused(kind: str, piece: tuple[int, int, int]) -> None:
+    async with pair(kind) as (p, d):
+        scrambled(p)
+        assert not await p.ended(p.write("d.r0", [(0, 0, 8), piece], notice=b"n"))
+        assert not await d.ended(d.read("p.r0", [(0, 0, 8), piece]))
+        assert not any(d.memory)
+        assert d.notices() == []
+        assert await p.ended(p.write("d.r0", [(0, 0, 8)], notice=b"still reached"))
+
+
+async def test_whoever_is_not_connected_is_not_reached(kind: str) -> None:
+    async with agents(kind, "p.r0", "d.r0") as (p, d):
+        assert not await p.ended(p.write("d.r0", [(0, 0, 8)]))
+        assert not await d.ended(d.read("p.r0", [(0, 0, 8)]))
+        p.transport.flush("d.r0")
+        await p.heard(Flushed("d.r0", False))
+        p.transport.fence("d.r0", 3)
+        await p.heard(Fenced("d.r0"))
+
+
+async def test_fence_then_no_byte_lands(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        p.memory[:] = b"\xff" * REGION_BYTES
+        ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], generation=5, notice=b"old") for _ in range(20)]
+        while not any(d.memory):
+            await trio.lowlevel.checkpoint()
+        d.transport.fence("p.r0", 5)
+        await d.heard(Fenced("p.r0"))
+        d.memory[:] = bytes(REGION_BYTES)
+        seen = len(d.notices())
+        ended = [await p.ended(op) for op in ops]
+        assert not any(d.memory)
+        assert len(d.notices()) == seen
+        assert not ended[-1]
+
+
+async def test_a_fence_keeps_out_old_generations_alone(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        scrambled(p)
+        d.transport.fence("p.r0", 5)
+        await d.heard(Fenced("p.r0"))
+        assert not await p.ended(p.write("d.r0", [(0, 0, 64)], generation=5, notice=b"old"))
+        assert await p.ended(p.write("d.r0", [(0, 64, 64)], generation=6, notice=b"new"))
+        d.transport.fence("p.r0", 3)
+        assert not await p.ended(p.write("d.r0", [(0, 0, 64)], generation=4))
+        assert d.notices() == [b"new"]
+        assert not any(d.memory[:64])
+
+
+async def test_a_fence_of_one_peer_is_not_another_s(kind: str) -> None:
+    async with agents(kind, "p.r0", "q.r0", "d.r0") as (p, q, d):
+        await p.transport.connect("d.r0", d.transport.describe())
+        await q.transport.connect("d.r0", d.transport.describe())
+        d.transport.fence("p.r0", 5)
+        assert not await p.ended(p.write("d.r0", [(0, 0, 64)]))
+        assert await q.ended(q.write("d.r0", [(0, 0, 64)]))
+
+
+async def test_a_fence_ends_our_reads(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        p.memory[:] = b"\xff" * REGION_BYTES
+        ops = [d.read("p.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
+        while not any(d.memory):
+            await trio.lowlevel.checkpoint()
+        d.transport.fence("p.r0", 0)
+        await d.heard(Fenced("p.r0"))
+        assert [event.op for event in d.told if isinstance(event, Ended)] == ops
+        d.memory[:] = bytes(REGION_BYTES)
+        p.memory[8:] = bytes(REGION_BYTES - 8)
+        assert await d.ended(d.read("p.r0", [(0, 16, 8)]))
+        assert bytes(d.memory[:32]) == bytes(16) + b"\xff" * 8 + bytes(8)
+        assert not any(d.memory[32:])
+
+
+async def test_a_writer_s_fence_ends_what_it_posted(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        p.memory[:] = b"\xff" * REGION_BYTES
+        ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], notice=b"n") for _ in range(20)]
+        p.transport.fence("d.r0", 0)
+        await p.heard(Fenced("d.r0"))
+        fenced_at = p.told.index(Fenced("d.r0"))
+        ended = [event for event in p.told[:fenced_at] if isinstance(event, Ended)]
+        assert sorted(event.op for event in ended) == ops
+        assert len(d.notices()) == sum(event.ok for event in ended)
+        d.memory[:] = bytes(REGION_BYTES)
+        assert not await p.ended(p.write("d.r0", [(0, 0, 8)]))
+        await p.transport.connect("d.r0", d.transport.describe())
+        assert await p.ended(p.write("d.r0", [(0, 0, 8)], notice=b"again"))
+        assert d.notices()[-1] == b"again"
+        assert not any(d.memory[8:])
+
+
+async def test_a_fence_with_nothing_open_ends_at_once(kind: str) -> None:
+    async with pair(kind) as (p, _):
+        p.transport.fence("d.r0", 1)
+        assert p.told == [Fenced("d.r0")]
+        assert await p.ended(p.write("d.r0", [(0, 0, 8)]))
+
+
+async def test_a_flush_ends_behind_what_was_posted_before(kind: str) -> None:
+    async with pair(kind) as (p, _):
+        first = p.write("d.r0", [(0, 0, 4 * MIB)])
+        p.transport.flush("d.r0")
+        second = p.write("d.r0", [(0, 0, 4 * MIB)])
+        p.transport.flush("d.r0")
+        await p.ended(second)
+        assert p.told == [Ended(first, True), Flushed("d.r0", True), Ended(second, True), Flushed("d.r0", True)]
+        p.transport.flush("d.r0")
+        assert p.told[-1] == Flushed("d.r0", True)
+        assert len(p.told) == 5
+
+
+async def test_what_is_stopped_before_it_was_posted_never_is(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        p.memory[:] = b"\xff" * REGION_BYTES
+        first = p.write("d.r0", [(0, 0, 4 * MIB)])
+        ops = [p.write("d.r0", [(i, 0, 1) for i in range(10_000)], notice=b"n") for _ in range(20)]
+        p.transport.stop(ops[-1])
+        p.transport.flush("d.r0")
+        await p.heard(Flushed("d.r0", True))
+        assert Stopped(ops[-1]) in p.told
+        assert len(d.notices()) == 19
+        assert Ended(first, True) in p.told
+        p.transport.stop(first)
+        p.transport.stop(12345)
+
+
+async def test_forgetting_ends_everything_with_that_peer(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        ops = [p.write("d.r0", [(0, 0, REGION_BYTES)]) for _ in range(5)]
+        p.transport.flush("d.r0")
+        p.transport.forget("d.r0")
+        assert {event.op for event in p.told if isinstance(event, Ended)} == set(ops)
+        await p.heard(Flushed("d.r0", False))
+        assert not await p.ended(p.write("d.r0", [(0, 0, 8)]))
+        await p.transport.connect("d.r0", d.transport.describe())
+        assert await p.ended(p.write("d.r0", [(0, 0, 8)]))
+
+
+async def test_closing_with_work_in_flight(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], notice=b"n") for _ in range(20)]
+        reads = [d.read("p.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
+        await trio.lowlevel.checkpoint()
+        await p.transport.aclose()
+        assert sorted(event.op for event in p.told if isinstance(event, Ended)) == ops
+        for op in reads:
+            await d.ended(op)
+        p.memory[:8] = b"still us"
+        assert not await d.ended(d.read("p.r0", [(0, 0, 8)]))
+        with pytest.raises(TransportError):
+            await d.transport.connect("p.r0", p.transport.describe())
