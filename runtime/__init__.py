@@ -1,6 +1,5 @@
-"""The live world, to come: a trio driver for the endpoints of pdflow.protocol, transports that move real bytes, engines
-that compute real tokens, the router's HTTP side, and `pdflow serve`.
+"""The live world: a trio driver for the endpoints of pdflow.protocol, transports that move real bytes, engines that
+compute real tokens, HTTP, the router, and `pdflow serve`.
 
-Nothing here decides a rule of the protocol. It will deliver events to the endpoints, execute their effects, and be the
-only place that reads a clock.
+Nothing here decides a rule of the protocol: it delivers events to the endpoints and does what their effects say.
 """
