@@ -32,15 +32,13 @@ from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.engine.batch import DecodeBatch
 from pdflow.engine.log import StepLog
 from pdflow.engine.scheduler import Scheduler
-from pdflow.engine.sequence import ChunkBegun, Dropped, Limits, NeverFitsError, Outcome, Phase, Sequence
+from pdflow.engine.sequence import ChunkBegun, Dropped, Limits, Outcome, Sequence
 from pdflow.engine.walk import WalkedBatch
 from pdflow.memory.caching import CachingPool
 
 if TYPE_CHECKING:
     from pdflow.memory.paged import PagedPool
     from pdflow.protocol.values import Allocation
-
-_NEW, _LOADING = Phase.NEW, Phase.LOADING
 
 
 class Engine:
@@ -55,7 +53,6 @@ class Engine:
         "_block_size",
         "_busy_ps",
         "_caches",
-        "_capacity_tokens",
         "_delta_ps",
         "_end_ps",
         "_first_ps",
@@ -91,7 +88,6 @@ class Engine:
         """Whether each part of a prompt is an outcome as its step begins."""
         self._block_size = limits.block_size
         self._caches = isinstance(pool, CachingPool)
-        self._capacity_tokens = pool.num_blocks * limits.block_size
         batch = (WalkedBatch if exact else DecodeBatch)(cost, limits.block_size)
         self._scheduler = Scheduler(limits, pool, batch, not cost.chunks, stalls)
         self._ahead = limits.async_scheduling
@@ -121,16 +117,6 @@ class Engine:
 
     def submit(self, seq: Sequence, now: int) -> None:
         """Queue a new sequence. Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
-        tokens = seq.prompt_tokens
-        if seq.phase is not _NEW or tokens < 1 or seq.output_tokens < 1:
-            raise ValueError(f"sequence {seq.index} was submitted before, or has no prompt or no output")
-        if not seq.prefill_only:
-            tokens += seq.output_tokens - 1
-        if tokens > self._capacity_tokens:
-            raise NeverFitsError(
-                f"sequence {seq.index} needs {-(-tokens // self._block_size)} KV blocks for {tokens} tokens, "
-                f"the engine has {self.pool.num_blocks} of {self._block_size} tokens"
-            )
         scheduler = self._scheduler
         scheduler.enqueue(seq, now)
         if scheduler.waiting == 1:
@@ -138,8 +124,6 @@ class Engine:
 
     def loaded(self, seq: Sequence, now: int) -> None:
         """The KV of an admitted remote sequence has arrived: it decodes from the next step on."""
-        if seq.phase is not _LOADING:
-            raise ValueError(f"sequence {seq.index} is {seq.phase.name}, not LOADING")
         self._scheduler.arrived(seq, now)
         self._only_room = False
         self._hear(now)

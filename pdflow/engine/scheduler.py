@@ -23,7 +23,17 @@ from typing import TYPE_CHECKING
 
 from pdflow.engine.batch import DecodeBatch
 from pdflow.engine.log import StepLog
-from pdflow.engine.sequence import Admitted, Dropped, Finished, Limits, Outcome, Phase, Prefilled, Sequence
+from pdflow.engine.sequence import (
+    Admitted,
+    Dropped,
+    Finished,
+    Limits,
+    NeverFitsError,
+    Outcome,
+    Phase,
+    Prefilled,
+    Sequence,
+)
 from pdflow.engine.walk import WalkedBatch
 from pdflow.memory.caching import CachingPool
 
@@ -44,6 +54,7 @@ class Scheduler:
         "_block_size",
         "_budget",
         "_cache",
+        "_capacity_tokens",
         "_late_blocks",
         "_late_seats",
         "_leaving",
@@ -94,6 +105,7 @@ class Scheduler:
         self._cache = pool if isinstance(pool, CachingPool) else None
         self._span_tokens = pool.span * limits.block_size if isinstance(pool, CachingPool) else 0
         self._block_size = limits.block_size
+        self._capacity_tokens = pool.num_blocks * limits.block_size
         self._budget = limits.max_num_batched_tokens
         self._seats = limits.max_num_seqs
         self._ahead = limits.async_scheduling
@@ -115,6 +127,17 @@ class Scheduler:
     # From outside, at any instant.
 
     def enqueue(self, seq: Sequence, now: int) -> None:
+        """Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
+        tokens = seq.prompt_tokens
+        if seq.phase is not _NEW or tokens < 1 or seq.output_tokens < 1:
+            raise ValueError(f"sequence {seq.index} was submitted before, or has no prompt or no output")
+        if not seq.prefill_only:
+            tokens += seq.output_tokens - 1
+        if tokens > self._capacity_tokens:
+            raise NeverFitsError(
+                f"sequence {seq.index} needs {-(-tokens // self._block_size)} KV blocks for {tokens} tokens, "
+                f"the engine has {self.pool.num_blocks} of {self._block_size} tokens"
+            )
         seq.phase = _WAITING
         seq.stamp = now
         seq.local = not seq.remote_kv
@@ -124,6 +147,8 @@ class Scheduler:
 
     def arrived(self, seq: Sequence, now: int) -> None:
         """Its KV is here."""
+        if seq.phase is not _LOADING:
+            raise ValueError(f"sequence {seq.index} is {seq.phase.name}, not LOADING")
         seq.phase = _READY
         seq.stamp = now
         self.loading -= 1

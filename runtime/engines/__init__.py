@@ -1,0 +1,1 @@
+"""What computes tokens: a transformer in torch with a paged KV cache, or one that only takes as long as one would."""

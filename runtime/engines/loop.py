@@ -1,0 +1,216 @@
+"""A live engine: pdflow's scheduler composes each step, a runner computes it.
+
+Decides nothing about who runs: that is `pdflow/engine/scheduler.py`, the very one that is simulated, with blocks that
+have names (`named.py`) and a clock that is read. It keeps what simulation has no use for, the tokens.
+
+One task runs it; everything is called, and told, in trio's thread. What is told comes in this order: the tokens of a
+step, what its end means (Prefilled, Finished), who is admitted to the next. Whoever is told may call back at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from typing import Final, TypeAlias
+
+import trio
+
+from pdflow.cost.step import PS_PER_NS
+from pdflow.engine import Dropped, Finished, Limits, Outcome, Prefilled, Sequence
+from pdflow.engine.named import NamedBatch
+from pdflow.engine.scheduler import Scheduler
+from pdflow.memory.caching import CachingPool
+from pdflow.memory.paged import PagedPool
+from pdflow.protocol.values import Allocation
+from runtime.clock import now_ns
+from runtime.engines.job import Job, Runner, Sampled, Token, Want, Work
+from runtime.engines.prefix import block_names
+
+Told: TypeAlias = Token | Outcome
+
+
+class _Answer:
+    """What is known of a sequence beside what the scheduler knows."""
+
+    __slots__ = ("allocation", "blocks", "first", "job", "prompt", "tokens")
+
+    def __init__(self, job: Job) -> None:
+        self.job: Final = job
+        self.tokens: Final = list(job.tokens)
+        self.prompt: Final = len(job.tokens)
+        self.first: Final = self.prompt - job.given
+        """Where the answer begins."""
+        self.allocation: Allocation | None = None
+        self.blocks: tuple[int, ...] = ()
+
+
+class LiveEngine:
+    """See the module. `tell` must not wait. `eos`: tokens that end an answer unless it ignores them."""
+
+    def __init__(
+        self, runner: Runner, limits: Limits, pool: PagedPool, tell: Callable[[Told], None], eos: Iterable[int] = ()
+    ) -> None:
+        if limits.async_scheduling:
+            raise ValueError("a live engine composes a step when the one before it has ended: no async_scheduling")
+        self.limits: Final = limits
+        self.pool: Final = pool
+        self.steps = 0
+        self.prompt_tokens_computed = 0
+        """Tokens of prompts that were computed here, a transferred prompt's last one included."""
+        self._batch: Final = NamedBatch(limits.block_size)
+        self._scheduler: Final = Scheduler(limits, pool, self._batch, False, None)
+        self._runner: Final = runner
+        self._tell: Final = tell
+        self._eos: Final = frozenset(eos)
+        self._answers: dict[Sequence, _Answer] = {}
+        self._bell = trio.Event()
+        self._telling: Sequence | None = None
+
+    # What the driver tells.
+
+    def submit(self, job: Job) -> None:
+        """Queue it. Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
+        seq = job.seq
+        if seq.prompt_tokens != len(job.tokens):
+            raise ValueError(f"sequence {seq.index} has {len(job.tokens)} tokens, and says {seq.prompt_tokens}")
+        self._scheduler.enqueue(seq, now_ns())
+        self._answers[seq] = _Answer(job)
+        self._bell.set()
+
+    def loaded(self, seq: Sequence) -> None:
+        """The KV of an admitted remote sequence has arrived: it decodes from the next step on."""
+        self._scheduler.arrived(seq, now_ns())
+        self._bell.set()
+
+    def finish(self, seq: Sequence) -> None:
+        """The token of it that is being told is its last: `Finished` comes with the end of this step."""
+        if self._telling is not seq:
+            raise ValueError(f"sequence {seq.index} is to finish with a token, and none of it is being told")
+        self._end(seq)
+
+    def drop(self, seq: Sequence) -> Dropped:
+        """Abort: nothing of this sequence will be told any more. Says what happened to its blocks."""
+        answer = self._scheduler.drop(seq, now_ns())
+        if answer is not Dropped.NOT_HERE:
+            del self._answers[seq]
+            self._bell.set()
+        return answer
+
+    def release(self, allocation: Allocation) -> None:
+        """Someone else gives blocks back to the pool."""
+        self.pool.release(allocation)
+        self._bell.set()
+
+    async def run(self) -> None:
+        """Step by step, for ever. A step that has begun is waited for even when this is cancelled."""
+        while True:
+            works = self._compose()
+            if not works:
+                self._bell = trio.Event()
+                await self._bell.wait()
+                continue
+            results = await self._runner.step([work for _, work in works])
+            self.steps += 1
+            self._complete(works, results)
+
+    # What the driver asks.
+
+    def names(self, tokens: Seq[int]) -> tuple[int, ...]:
+        """A sequence's `prefix`: of its prompt, what this engine's pool may remember."""
+        if not isinstance(self.pool, CachingPool):
+            return ()
+        return block_names(tokens, self.pool.span * self.limits.block_size)
+
+    @property
+    def waiting(self) -> int:
+        return self._scheduler.waiting
+
+    @property
+    def loading(self) -> int:
+        return self._scheduler.loading
+
+    @property
+    def running(self) -> int:
+        return self._scheduler.running
+
+    @property
+    def preemptions(self) -> int:
+        return self._scheduler.preemptions
+
+    @property
+    def prefix_cache_queries(self) -> int:
+        return self._scheduler.prefix_cache_queries
+
+    @property
+    def prefix_cache_hits(self) -> int:
+        return self._scheduler.prefix_cache_hits
+
+    # A step.
+
+    def _compose(self) -> list[tuple[Sequence, Work]]:
+        """Who is in the next step, with what. Nobody: there is nothing to do until the bell rings."""
+        now = now_ns()
+        outcomes: list[Outcome] = []
+        scheduler = self._scheduler
+        works = []
+        if scheduler.compose(now * PS_PER_NS, now, now + 1, True, outcomes):
+            works = self._begun(now)
+        for outcome in outcomes:
+            self._tell(outcome)
+        return works
+
+    def _begun(self, now: int) -> list[tuple[Sequence, Work]]:
+        self._batch.name_blocks(self.pool)
+        works = []
+        for seq, new in self._scheduler.chunks:
+            wanted = not seq.prefill_only and seq.computed + new == seq.target
+            works.append((seq, self._work(seq, seq.computed, new, wanted)))
+        for seq, context in self._batch.contexts():
+            works.append((seq, self._work(seq, context - 1, 1, True)))
+        for seq, _ in works:
+            if seq.start_ns < 0:
+                seq.start_ns = now
+        return works
+
+    def _work(self, seq: Sequence, start: int, new: int, wanted: bool) -> Work:
+        answer = self._answers[seq]
+        allocation = seq.allocation
+        assert allocation is not None
+        if allocation is not answer.allocation:
+            answer.allocation = allocation
+            answer.blocks = self.pool.table(allocation) if isinstance(self.pool, CachingPool) else allocation.blocks
+        end = start + new
+        self.prompt_tokens_computed += max(0, min(end, answer.prompt) - start)
+        want = Want(answer.job.sampling, len(answer.tokens) - answer.first) if wanted else None
+        return Work(tuple(answer.tokens[start:end]), start, answer.blocks, want, answer.prompt)
+
+    def _complete(self, works: list[tuple[Sequence, Work]], results: list[Sampled | None]) -> None:
+        now = now_ns()
+        for (seq, _), sampled in zip(works, results, strict=True):
+            if sampled is not None and not seq.dropping:
+                self._came(seq, sampled, now)
+        outcomes: list[Outcome] = []
+        self._scheduler.complete(1, now * PS_PER_NS, now, outcomes)
+        for outcome in outcomes:
+            if type(outcome) is Finished or type(outcome) is Prefilled:
+                del self._answers[outcome.seq]
+            self._tell(outcome)
+
+    def _came(self, seq: Sequence, sampled: Sampled, now: int) -> None:
+        """A token: the scheduler hears of it, too, if it is the last one."""
+        answer = self._answers[seq]
+        answer.tokens.append(sampled.token)
+        if seq.first_token_ns < 0:
+            seq.first_token_ns = now
+        sampling = answer.job.sampling
+        stops = sampled.token in sampling.stop_token_ids or (sampled.token in self._eos and not sampling.ignore_eos)
+        if stops:
+            self._end(seq)
+        last = len(answer.tokens) - answer.prompt == seq.output_tokens
+        self._telling = seq
+        self._tell(Token(seq, sampled.token, sampled.logprobs, "stop" if stops else "length" if last else None))
+        self._telling = None
+
+    def _end(self, seq: Sequence) -> None:
+        answer = self._answers[seq]
+        seq.output_tokens = len(answer.tokens) - answer.prompt

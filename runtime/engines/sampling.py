@@ -1,0 +1,55 @@
+"""From logits to tokens: the likeliest, or one drawn among the likely; and what the model thought of it.
+
+What is drawn depends on the logits, the request's seed and how far its answer is: no generator has a state that the
+company in a batch, or a preemption, could move. As vLLM does, temperature comes first, then top-k, then top-p, and
+logprobs are those of the model, before all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from runtime.engines.job import Logprobs, Sampled, Sampling, Want
+
+
+def sample(logits: Tensor, wants: Seq[Want]) -> list[Sampled]:
+    """One token for each row of `[wants, vocab]`."""
+    likeliest = logits.argmax(-1).tolist()
+    sampled = []
+    for row, (want, greedy) in enumerate(zip(wants, likeliest, strict=True)):
+        sampling = want.sampling
+        token = greedy if sampling.temperature == 0 else _drawn(logits[row], sampling, want.index)
+        sampled.append(Sampled(token, _logprobs(logits[row], token, sampling.logprobs)))
+    return sampled
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) for the answer's `index`th token."""
+    digest = blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def _drawn(logits: Tensor, sampling: Sampling, index: int) -> int:
+    scaled = logits.double() / sampling.temperature
+    if 0 < sampling.top_k < len(scaled):
+        scaled, tokens = scaled.topk(sampling.top_k)
+    else:
+        scaled, tokens = scaled.sort(descending=True, stable=True)
+    # From the likeliest down: top-p takes the first ones, the one that reaches p included.
+    reached = scaled.softmax(-1).cumsum(-1)
+    least = torch.tensor(sampling.top_p, dtype=reached.dtype, device=reached.device)
+    count = min(int(torch.searchsorted(reached, least)) + 1, len(reached))
+    drawn = uniform(sampling.seed, index) * reached[count - 1]
+    return int(tokens[min(int(torch.searchsorted(reached, drawn, right=True)), count - 1)])
+
+
+def _logprobs(logits: Tensor, token: int, count: int | None) -> Logprobs | None:
+    if count is None:
+        return None
+    every = logits.log_softmax(-1)
+    values, tokens = every.topk(min(count, len(every)))
+    return Logprobs(float(every[token]), tuple(zip(tokens.tolist(), values.tolist(), strict=True)))

@@ -1,0 +1,89 @@
+"""A small model with random weights, in the files that a real one comes in: for laptops and tests, nothing downloaded.
+
+It is as good as any at what pdflow is about: every token depends on all before it. Its weights are larger than those
+that training starts from, so that greedy answers wander rather than repeat one token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+CONFIG: Final[dict[str, Any]] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "float32",
+}
+GAIN: Final = 1.5
+"""Of every projection: its outputs are this times as large as its inputs."""
+
+
+def tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """The folder, with such a model in it; what is there already stays. `changes`: to its config.json."""
+    if not (folder / "config.json").is_file():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Several engines may start at once: whoever is first has the name, and nobody reads half a model.
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            _write(made, seed, CONFIG | changes)
+            os.rename(made, folder)
+        except OSError:
+            if not (folder / "config.json").is_file():
+                raise
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def _write(folder: Path, seed: int, config: dict[str, Any]) -> None:
+    save_file(_weights(config, torch.Generator().manual_seed(seed)), folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _weights(config: dict[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
+    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    q, kv = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
+
+    def matrix(rows: int, columns: int, gain: float = GAIN) -> Tensor:
+        return torch.randn(rows, columns, generator=generator).mul_(gain * columns**-0.5)
+
+    weights = {"model.embed_tokens.weight": torch.randn(vocab, hidden, generator=generator)}
+    for index in range(config["num_hidden_layers"]):
+        at = f"model.layers.{index}."
+        weights |= {
+            f"{at}input_layernorm.weight": torch.ones(hidden),
+            f"{at}self_attn.q_proj.weight": matrix(q, hidden),
+            f"{at}self_attn.k_proj.weight": matrix(kv, hidden),
+            f"{at}self_attn.v_proj.weight": matrix(kv, hidden),
+            f"{at}self_attn.o_proj.weight": matrix(hidden, q),
+            f"{at}post_attention_layernorm.weight": torch.ones(hidden),
+            f"{at}mlp.gate_proj.weight": matrix(inner, hidden),
+            f"{at}mlp.up_proj.weight": matrix(inner, hidden),
+            f"{at}mlp.down_proj.weight": matrix(hidden, inner),
+        }
+    weights["model.norm.weight"] = torch.ones(hidden)
+    if not config["tie_word_embeddings"]:
+        weights["lm_head.weight"] = matrix(vocab, hidden)
+    return weights
