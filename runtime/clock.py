@@ -1,0 +1,17 @@
+"""The one place of the live world that reads a clock: trio's, so that tests can put their own in its place."""
+
+from __future__ import annotations
+
+import trio
+
+from pdflow.protocol.values import Instant, S
+
+
+def now_ns() -> Instant:
+    """This process's monotonic time. Comparable with nothing in any other process."""
+    return int(trio.current_time() * S)
+
+
+def deadline_of(at: Instant) -> float:
+    """The same instant as trio counts it."""
+    return at / S

@@ -1,0 +1,165 @@
+"""A decode engine, live: from a decode leg to its last token, and until nobody can write to its blocks any more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import trio
+
+from pdflow.engine.sequence import Admitted, Dropped, Finished, NeverFitsError, Phase
+from pdflow.engine.sequence import Sequence as Seq
+from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quarantine, ReadWord, Resolve
+from pdflow.protocol.events import DecodeAborted, DecodeAdmitted, DecodeQueued
+from pdflow.protocol.ids import KvParams
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import RequestId
+from runtime.content import digest_of
+from runtime.engine_node import EngineNode, MakeTransport, Place
+from runtime.engines.job import Job, Sampling, Token
+from runtime.engines.loop import Told
+from runtime.node import Endpoint, Port
+
+Said: TypeAlias = Token | Code
+"""A token, or the end: NONE if all have come."""
+
+
+class DecodeLeg:
+    """One request at D. `said` yields its tokens, then a Code."""
+
+    def __init__(self, request_id: RequestId, job: Job, alone: bool) -> None:
+        self.request_id: Final = request_id
+        self.job: Final = job
+        self.alone: Final = alone
+        """Its prompt is computed here; the protocol knows nothing of it."""
+        self.tell, self.said = trio.open_memory_channel[Said](math.inf)
+        """Bounded by the tokens that it may generate."""
+
+
+class DecodeNode(EngineNode):
+    """One life of a decode engine."""
+
+    def __init__(
+        self,
+        place: Place,
+        scheduler: ConsumerScheduler,
+        ranks: Sequence[Endpoint],
+        transport: MakeTransport,
+    ) -> None:
+        super().__init__(place, scheduler, ranks, transport)
+        self.legs: dict[RequestId, DecodeLeg] = {}
+        self.by_seq: dict[int, DecodeLeg] = {}
+        self.do.update(
+            {
+                Enqueue: self.enqueue,
+                PostRead: self.post_read,
+                ReadWord: self.read_word,
+                Commit: self.commit,
+                Resolve: self.resolve,
+                Quarantine: self.quarantine,
+                FreeBlocks: self.free,
+            }
+        )
+
+    def begin(self, request_id: RequestId, params: KvParams, tokens: list[int], sampling: Sampling) -> DecodeLeg:
+        """A decode leg has come, whose KV a prefill engine has or will have."""
+        leg = self._leg(request_id, tokens, sampling, alone=False)
+        blocks = -(-len(tokens) // self.place.info.shards.block_size)
+        self.put(self.scheduler, DecodeQueued(request_id, params, blocks, 0))
+        return leg
+
+    def begin_alone(self, request_id: RequestId, tokens: list[int], sampling: Sampling) -> DecodeLeg:
+        """The only leg of a request: its prompt is computed here. NeverFitsError if it can never be."""
+        leg = self._leg(request_id, tokens, sampling, alone=True)
+        try:
+            self.engine.submit(leg.job)
+        except NeverFitsError:
+            self._forget(leg)
+            raise
+        return leg
+
+    def _leg(self, request_id: RequestId, tokens: list[int], sampling: Sampling, alone: bool) -> DecodeLeg:
+        if request_id in self.legs:
+            raise KeyError(f"request {request_id} is here already; every attempt needs an id of its own")
+        seq = Seq(
+            0,
+            len(tokens),
+            sampling.max_tokens,
+            remote_kv=not alone,
+            remote_tokens=0 if alone else len(tokens),
+            prefix=self.engine.names(tokens),
+        )
+        leg = DecodeLeg(request_id, Job(seq, tokens, sampling), alone)
+        self.legs[request_id] = self.by_seq[id(seq)] = leg
+        return leg
+
+    def abort(self, leg: DecodeLeg) -> None:
+        """Whoever asked has gone: before it is loaded that is the protocol's business, after it the engine's."""
+        if self.legs.get(leg.request_id) is not leg:
+            return
+        seq = leg.job.seq
+        if not leg.alone and seq.phase in (Phase.NEW, Phase.WAITING, Phase.LOADING) and not seq.generated:
+            self.put(self.scheduler, DecodeAborted(leg.request_id, Code.CANCELLED))
+            return
+        self.engine.drop(seq)
+        self._end(leg, Code.CANCELLED)
+
+    def _end(self, leg: DecodeLeg, code: Code) -> None:
+        self._forget(leg)
+        leg.tell.send_nowait(code)
+
+    def _forget(self, leg: DecodeLeg) -> None:
+        del self.legs[leg.request_id], self.by_seq[id(leg.job.seq)]
+
+    def came(self, outcome: Told) -> None:
+        """The engine has something to tell."""
+        match outcome:
+            case Token(seq=seq):
+                leg = self.by_seq.get(id(seq))
+                if leg is not None:
+                    leg.tell.send_nowait(outcome)
+            case Admitted(seq=seq):
+                leg = self.by_seq[id(seq)]
+                assert seq.allocation is not None
+                tokens, here = leg.job.tokens, seq.cached_tokens
+                digest = digest_of(tokens, self.place.weights)
+                self.put(
+                    self.scheduler,
+                    DecodeAdmitted(
+                        leg.request_id, seq.allocation, here, len(tokens) - here, digest, self.place.weights
+                    ),
+                )
+            case Finished(seq=seq):
+                self._end(self.by_seq[id(seq)], Code.NONE)
+
+    # The protocol's effects.
+
+    def enqueue(self, port: Port, effect: Enqueue) -> None:
+        try:
+            self.engine.submit(self.legs[effect.request_id].job)
+        except NeverFitsError:
+            self.put(self.scheduler, DecodeAborted(effect.request_id, Code.REJECTED))
+
+    def post_read(self, port: Port, effect: PostRead) -> None:
+        self.ranks[port.address].read(effect)
+
+    def read_word(self, port: Port, effect: ReadWord) -> None:
+        self.ranks[port.address].read_word(effect)
+
+    def commit(self, port: Port, effect: Commit) -> None:
+        self.engine.loaded(self.legs[effect.request_id].job.seq)
+
+    def resolve(self, port: Port, effect: Resolve) -> None:
+        """The request is over; what remains of its blocks is the protocol's to give back."""
+        leg = self.legs[effect.request_id]
+        dropped = self.engine.drop(leg.job.seq)
+        assert dropped in (Dropped.NOT_HERE, Dropped.AT_ONCE, Dropped.BLOCKS_ARE_YOURS)
+        self._end(leg, effect.code)
+
+    def quarantine(self, port: Port, effect: Quarantine) -> None:
+        self.pool.quarantine(effect.allocation)
+
+    def free(self, port: Port, effect: FreeBlocks) -> None:
+        self.engine.release(effect.allocation)

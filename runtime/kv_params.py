@@ -1,0 +1,86 @@
+"""kv_transfer_params on the wire between router and engines, and what the endpoints know of them.
+
+NIXL's own fields, so that the same router can speak to other engines, and under "pdflow" what strict needs besides
+(`pdflow/methods/params`). The router knows an engine's coordinates before P has answered; a pull needs the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from pdflow.methods.params.errors import ParamsError
+from pdflow.methods.params.extras import Extras
+from pdflow.methods.params.nixl import NixlPrefill, NixlPullDecode, NixlPushDecode
+from pdflow.methods.params.parse import parse, to_json
+from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
+from pdflow.protocol.values import Xid
+
+
+@attrs.frozen
+class Coordinates:
+    """Where an engine's ranks hear."""
+
+    host: str
+    port: int
+
+
+def prefill_json(xid: Xid) -> dict[str, Any]:
+    """For a prefill leg whose KV somebody will come for."""
+    return to_json(NixlPrefill(pdflow=Extras(xid=xid)))
+
+
+def read_prefill(method: str, mapping: object) -> Xid:
+    """The xid of a prefill leg. ParamsError."""
+    params = parse(method, "prefill", mapping)
+    if params.pdflow is None:
+        raise ParamsError("pdflow", "is missing", "the object that pdflow's router sends")
+    return params.pdflow.xid
+
+
+def decode_json(params: KvParams, at: Coordinates, pulls: bool) -> dict[str, Any]:
+    """For a decode leg, and what P answers."""
+    engine, shards = params.prefill.engine, params.prefill.shards
+    extras = Extras(
+        xid=params.xid,
+        block_size=shards.block_size,
+        digest=params.digest,
+        weights=params.weights,
+        lease=tuple((word.index, word.word) for word in params.words),
+    )
+    about: dict[str, Any] = {
+        "remote_engine_id": engine,
+        "remote_request_id": params.request_id,
+        "remote_host": at.host,
+        "remote_port": at.port,
+        "tp_size": shards.tp,
+        "pp_size": shards.pp,
+        "pdflow": extras,
+    }
+    if pulls:
+        return to_json(
+            NixlPullDecode(remote_block_ids=params.blocks, remote_num_tokens=params.num_tokens or None, **about)
+        )
+    return to_json(NixlPushDecode(**about))
+
+
+def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
+    """What a decode leg's mapping says. ParamsError."""
+    said = parse(method, "decode", mapping)
+    assert isinstance(said, NixlPullDecode | NixlPushDecode)
+    extras = said.pdflow
+    if extras is None or extras.block_size is None:
+        raise ParamsError("pdflow", "is missing", "the object that pdflow's router sends, with block_size")
+    info = EngineInfo(said.remote_engine_id, Shards(said.tp_size, said.pp_size, extras.block_size))
+    params = KvParams(
+        info,
+        extras.xid,
+        said.remote_request_id,
+        said.remote_num_tokens or 0,
+        tuple(said.remote_block_ids or ()),
+        tuple(LeaseWord(index, word) for index, word in extras.lease),
+        extras.digest,
+        extras.weights,
+    )
+    return params, Coordinates(said.remote_host, said.remote_port)

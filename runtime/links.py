@@ -1,0 +1,242 @@
+"""The control streams of one engine's ranks: HELLO, frames in and out, and what it means that a stream breaks.
+
+One stream for each pair of ranks. D opens it when its endpoint wants a handshake; P hears, and answers. Both sides
+learn from the other's HELLO which life of the engine speaks, and how its memory is reached. A P rank's own handshake
+asks for no new stream: it takes the one that D has opened, and without one D is not to be reached.
+
+Writing never waits: each stream has a queue, and a peer that does not take what is in it is lost (S9). What a stream
+says that cannot be read ends it, with a line in the log; other streams do not notice.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Final
+
+import trio
+
+from pdflow.protocol.effects import Fence, Handshake, Send
+from pdflow.protocol.events import HandshakeEnded, PeerLost, Received
+from pdflow.protocol.ids import engine_of
+from pdflow.protocol.values import Address, EngineId
+from pdflow.protocol.wire.malformed import Malformed
+from pdflow.protocol.wire.strict import Frame, FrameDecoder, Hello, encode_frame
+from runtime.node import Node, Port
+from runtime.ranks import Rank
+from runtime.transports.base import TransportError
+
+log = logging.getLogger(__name__)
+
+MOST_UNSENT: Final = 1024
+"""Frames that wait for one peer to take them."""
+PATIENCE_S: Final = 5.0
+"""For a peer's HELLO."""
+READ_BYTES: Final = 65_536
+
+
+class Link:
+    """One stream. `port` and the peer's `hello` are known once HELLOs have been exchanged."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream: Final = stream
+        self.port: Port
+        self.hello: Hello
+        self.early: list[Frame | Malformed] = []
+        """What came with the peer's HELLO, behind it."""
+        self.decoder: Final = FrameDecoder()
+        self.frames, self.unsent = trio.open_memory_channel[bytes](MOST_UNSENT)
+        self.scope: Final = trio.CancelScope()
+
+    @property
+    def key(self) -> tuple[Address, Address]:
+        return (self.port.address, self.hello.address)
+
+    async def hear_hello(self) -> Hello:
+        """The peer's first frame. ValueError if it is another, or none."""
+        while True:
+            data = await self.stream.receive_some(READ_BYTES)
+            if not data:
+                raise ValueError("it hung up before HELLO")
+            frames = self.decoder.feed(bytes(data))
+            if frames:
+                first, *self.early = frames
+                if not isinstance(first, Hello):
+                    raise ValueError(first.reason if isinstance(first, Malformed) else "no HELLO")
+                self.hello = first
+                return first
+
+
+class Links:
+    """Args: the node and its ranks. `send`, `handshake` and `fence` are what the effects of these names do."""
+
+    def __init__(self, node: Node, ranks: Mapping[Address, Rank]) -> None:
+        self.node: Final = node
+        self.ranks: Final = ranks
+        self.book: dict[EngineId, tuple[str, int]] = {}
+        """Where engines hear, as far as requests have said."""
+        self.links: dict[tuple[Address, Address], Link] = {}
+        """By our rank and the peer's."""
+        self._nursery: trio.Nursery
+
+    def incarnation_of(self, me: Address, peer: Address) -> int | None:
+        """Of the peer, if there is a stream to it."""
+        link = self.links.get((me, peer))
+        return None if link is None else link.hello.incarnation
+
+    async def run(
+        self, listener: trio.SocketListener, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.serve_listeners(self._accepted, [listener], handler_nursery=nursery)
+
+    # Effects. None waits.
+
+    def send(self, port: Port, effect: Send) -> None:
+        link = self.links.get((port.address, effect.to))
+        if link is None:
+            return  # its PeerLost is on the way; whatever counts is said again
+        assert isinstance(effect.message, Frame), "only strict is spoken here"
+        try:
+            link.frames.send_nowait(encode_frame(effect.message))
+        except trio.WouldBlock:
+            log.warning("%s: %s does not take its frames: its stream is closed", port.address, effect.to)
+            link.scope.cancel()
+
+    def handshake(self, port: Port, effect: Handshake) -> None:
+        link = self.links.get((port.address, effect.peer))
+        if link is not None:
+            self._nursery.start_soon(self._meet, link)
+        elif (place := self.book.get(engine_of(effect.peer))) is not None:
+            self._nursery.start_soon(self._open, port, effect.peer, *place)
+        else:
+            log.warning("%s: nobody has said where %s hears", port.address, effect.peer)
+            self.node.put(port, HandshakeEnded(effect.peer, False, 0))
+
+    def fence(self, port: Port, effect: Fence) -> None:
+        """The stream goes with the memory: what follows begins with a handshake."""
+        link = self.links.pop((port.address, effect.peer), None)
+        if link is not None:
+            link.scope.cancel()
+
+    # Streams.
+
+    async def _open(self, port: Port, peer: Address, host: str, tcp_port: int) -> None:
+        """Reach a peer that hears there, and say how that went."""
+        link = None
+        adopted = False
+        try:
+            with trio.fail_after(PATIENCE_S):
+                link = Link(await trio.open_tcp_stream(host, tcp_port))
+                link.port = port
+                await self._greet(link, peer)
+            self._adopt(link)
+            adopted = True
+        except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
+            log.warning("%s: no stream to %s at %s:%d: %s", port.address, peer, host, tcp_port, told(error))
+            self.node.put(port, HandshakeEnded(peer, False, 0))
+            return
+        finally:
+            if link is not None and not adopted:
+                await trio.aclose_forcefully(link.stream)
+        self._nursery.start_soon(self._serve, link)
+        await self._meet(link)
+
+    async def _greet(self, link: Link, peer: Address) -> None:
+        """The opener's half. ValueError if somebody else answers."""
+        nonce = secrets.randbits(63) | 1
+        await link.stream.send_all(self._hello(link.port, nonce, 0, peer))
+        hello = await link.hear_hello()
+        if hello.address != peer or hello.echo != nonce:
+            raise ValueError(f"{hello.address} answers there")
+
+    async def _accepted(self, stream: trio.SocketStream) -> None:
+        link = Link(stream)
+        try:
+            with trio.fail_after(PATIENCE_S):
+                hello = await link.hear_hello()
+                port = self.node.ports.get(hello.to)
+                if port is None or hello.to not in self.ranks:
+                    raise ValueError(f"{hello.address} asks for {hello.to!r}, which is not here")
+                link.port = port
+                await stream.send_all(self._hello(port, secrets.randbits(63) | 1, hello.nonce, hello.address))
+        except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
+            log.warning("%s: a stream is refused: %s", self.node.name, told(error))
+            return
+        self._adopt(link)
+        await self._serve(link)
+
+    def _hello(self, port: Port, nonce: int, echo: int, to: Address) -> bytes:
+        return encode_frame(Hello(port.address, port.incarnation, nonce, echo, to, self.ranks[port.address].about()))
+
+    def _adopt(self, link: Link) -> None:
+        """From now on this is the stream between the two."""
+        before = self.links.get(link.key)
+        self.links[link.key] = link
+        if before is not None:
+            before.scope.cancel()
+            self.node.put(link.port, PeerLost(link.hello.address))
+
+    async def _meet(self, link: Link) -> None:
+        """Reach the memory of whoever is at the other end, and say how that went."""
+        rank, hello = self.ranks[link.port.address], link.hello
+        ok = True
+        try:
+            with trio.fail_after(PATIENCE_S):
+                await rank.meet(hello.address, hello.about)
+        except (OSError, trio.TooSlowError, TransportError, ValueError) as error:
+            log.warning("%s: the memory of %s is not to be reached: %s", rank.address, hello.address, told(error))
+            ok = False
+        self.node.put(link.port, HandshakeEnded(hello.address, ok, hello.incarnation if ok else 0))
+
+    async def _serve(self, link: Link) -> None:
+        """Both directions, until the stream ends."""
+        try:
+            with link.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write, link)
+                    await self._read(link)
+                    nursery.cancel_scope.cancel()
+        finally:
+            if self.links.get(link.key) is link:
+                del self.links[link.key]
+                self.node.put(link.port, PeerLost(link.hello.address))
+            await trio.aclose_forcefully(link.stream)
+
+    async def _read(self, link: Link) -> None:
+        frames = link.early
+        while True:
+            for frame in frames:
+                if isinstance(frame, Malformed | Hello):
+                    why = frame.reason if isinstance(frame, Malformed) else "a second HELLO"
+                    log.warning("%s: the stream of %s is closed: %s", link.port.address, link.hello.address, why)
+                    return
+                await self.node.offer(link.port, Received(link.hello.address, link.hello.incarnation, frame))
+            try:
+                data = await link.stream.receive_some(READ_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+            if not data:
+                return
+            frames = link.decoder.feed(bytes(data))
+
+    async def _write(self, link: Link) -> None:
+        try:
+            async for first in link.unsent:
+                batch = [first]
+                try:
+                    while True:
+                        batch.append(link.unsent.receive_nowait())
+                except trio.WouldBlock:
+                    pass
+                await link.stream.send_all(b"".join(batch))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            link.scope.cancel()
+
+
+def told(error: BaseException) -> str:
+    """What a person is told of an error that may have no text."""
+    return str(error) or type(error).__name__

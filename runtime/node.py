@@ -1,0 +1,130 @@
+"""A node: one engine's endpoints, owned by one task.
+
+Whatever happens to them is put into one queue, and handled in its order; what an effect asks for is done at once and
+never waits. What one endpoint tells another of the same engine goes through the queue too, so that no endpoint is
+entered while an effect of its last turn is still to be done. Deadlines are judged when all that had come before has
+been handled (C11).
+
+The queue has two doors. `put` is for what must not be refused: the engine's outcomes, the ends of operations, orders
+between endpoints; how many of those there can be is bounded by what was begun here. `offer` is for peers' frames: who
+has sent more than are handled waits, and so does its stream, nobody else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import trio
+
+from pdflow.protocol.effects import Note, Tell
+from pdflow.protocol.events import TimeReached
+from pdflow.protocol.values import Address, Instant
+from runtime.clock import deadline_of, now_ns
+
+log = logging.getLogger(__name__)
+
+TIME_REACHED: Final = TimeReached()
+MOST_FRAMES: Final = 256
+"""Of peers, that wait to be handled; one turn takes them all."""
+
+
+class Endpoint(Protocol):
+    """The doors of an endpoint that a driver uses."""
+
+    timed: bool
+
+    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]: ...
+    def wake_at(self) -> Instant | None: ...
+
+
+class Port:
+    """One endpoint at its node, with its address and its process's incarnation."""
+
+    __slots__ = ("address", "endpoint", "incarnation")
+
+    def __init__(self, address: Address, endpoint: Endpoint, incarnation: int) -> None:
+        self.address: Final = address
+        self.endpoint: Final = endpoint
+        self.incarnation: Final = incarnation
+
+
+Observer = Callable[[Address, Any, tuple[Any, ...], Instant], None]
+
+
+class Node:
+    """Owns its endpoints for as long as `run` runs. Subclasses say what effects do, in `do`."""
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+        self.ports: dict[Address, Port] = {}
+        self.do: dict[type, Callable[[Port, Any], None]] = {Note: self.note}
+        self.observe: Observer | None = None
+        self.notes: Counter[str] = Counter()
+        self._queue: deque[tuple[Port, Any]] = deque()
+        self._bell = trio.Event()
+        self._frames = trio.Semaphore(MOST_FRAMES)
+        self._offered = 0
+
+    def add(self, address: Address, endpoint: Endpoint, incarnation: int) -> Port:
+        port = self.ports[address] = Port(address, endpoint, incarnation)
+        return port
+
+    def put(self, port: Port, event: Any) -> None:
+        """Something has happened here. From the task's own effects, too."""
+        self._queue.append((port, event))
+        self._bell.set()
+
+    async def offer(self, port: Port, event: Any) -> None:
+        """A peer says something."""
+        await self._frames.acquire()
+        self._offered += 1
+        self.put(port, event)
+
+    async def run(self) -> None:
+        while True:
+            self.turn(now_ns())
+            self._bell = trio.Event()
+            at = self.wake_at()
+            with trio.CancelScope(deadline=trio.current_time() + 3600 if at is None else deadline_of(at)):
+                await self._bell.wait()
+
+    def wake_at(self) -> Instant | None:
+        """The next deadline of all endpoints."""
+        ats = [
+            at for port in self.ports.values() if port.endpoint.timed and (at := port.endpoint.wake_at()) is not None
+        ]
+        return min(ats, default=None)
+
+    def turn(self, now: Instant) -> None:
+        """All that has come, and then the deadlines that are due, each with all that follows."""
+        self._drain(now)
+        for _ in range(self._offered):
+            self._frames.release()
+        self._offered = 0
+        for port in tuple(self.ports.values()):
+            if port.endpoint.timed and (at := port.endpoint.wake_at()) is not None and at <= now:
+                self._queue.append((port, TIME_REACHED))
+                self._drain(now)
+
+    def _drain(self, now: Instant) -> None:
+        queue, do, ports, observe = self._queue, self.do, self.ports, self.observe
+        while queue:
+            port, event = queue.popleft()
+            effects = port.endpoint.handle(event, now)
+            if observe is not None:
+                observe(port.address, event, effects, now)
+            for effect in effects:
+                kind = type(effect)
+                if kind is Tell:
+                    queue.append((ports[effect.to], effect.event))
+                else:
+                    do[kind](port, effect)
+
+    def note(self, port: Port, effect: Note) -> None:
+        """Counted always, told once of its kind: a peer may cause as many as it likes."""
+        self.notes[effect.name] += 1
+        if self.notes[effect.name] == 1:
+            log.info("%s: %s", port.address, effect.name)

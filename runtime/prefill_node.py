@@ -1,0 +1,119 @@
+"""A prefill engine, live: from a prefill leg to the KV that lies ready, and until it is let go of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from pdflow.engine.sequence import Dropped, NeverFitsError, Prefilled
+from pdflow.engine.sequence import Sequence as Seq
+from pdflow.protocol.effects import AnswerPrefill, BumpWord, PostWrite, ReleaseBlocks, StopWrite
+from pdflow.protocol.events import PrefillAborted, PrefillFinished, PrefillQueued
+from pdflow.protocol.ids import KvParams
+from pdflow.protocol.messages import Code
+from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.values import RequestId, Xid
+from runtime.content import digest_of
+from runtime.engine_node import EngineNode, MakeTransport, Place
+from runtime.engines.job import Job, Sampling
+from runtime.engines.loop import Told
+from runtime.node import Endpoint, Port
+
+
+class PrefillLeg:
+    """One prompt at P. `answered` is set once there is `params`, or a `code` that says why there will be none."""
+
+    def __init__(self, request_id: RequestId, xid: Xid, job: Job) -> None:
+        self.request_id: Final = request_id
+        self.xid: Final = xid
+        self.job: Final = job
+        self.answered: Final = trio.Event()
+        self.params: KvParams | None = None
+        self.code = Code.NONE
+
+    def answer(self, params: KvParams | None, code: Code = Code.NONE) -> None:
+        self.params, self.code = params, code
+        self.answered.set()
+
+
+class PrefillNode(EngineNode):
+    """One life of a prefill engine."""
+
+    def __init__(
+        self,
+        place: Place,
+        scheduler: ProducerScheduler,
+        ranks: Sequence[Endpoint],
+        transport: MakeTransport,
+    ) -> None:
+        super().__init__(place, scheduler, ranks, transport)
+        self.by_request: dict[RequestId, PrefillLeg] = {}
+        """Not answered yet."""
+        self.by_xid: dict[Xid, PrefillLeg] = {}
+        """Whose blocks are not free yet."""
+        self.by_seq: dict[int, PrefillLeg] = {}
+        """Being computed, under the identity of the sequence."""
+        self.do.update(
+            {
+                PostWrite: self.post_write,
+                StopWrite: self.stop_write,
+                AnswerPrefill: self.answer,
+                ReleaseBlocks: self.release,
+                BumpWord: self.bump,
+            }
+        )
+
+    def begin(self, request_id: RequestId, xid: Xid, tokens: list[int]) -> PrefillLeg:
+        """A prefill leg has come. NeverFitsError if the prompt is too long for this engine, ever; KeyError if the leg
+        is here already."""
+        if request_id in self.by_request or xid in self.by_xid:
+            raise KeyError(f"request {request_id} is being prefilled already; every attempt needs an id of its own")
+        seq = Seq(0, len(tokens), prefill_only=True, prefix=self.engine.names(tokens))
+        leg = PrefillLeg(request_id, xid, Job(seq, tokens, Sampling(max_tokens=1)))
+        self.engine.submit(leg.job)
+        self.by_request[request_id] = self.by_xid[xid] = self.by_seq[id(seq)] = leg
+        self.put(self.scheduler, PrefillQueued(xid, request_id))
+        return leg
+
+    def abort(self, leg: PrefillLeg) -> None:
+        """Whoever asked has gone. A finished prompt stays: its lease decides."""
+        if self.engine.drop(leg.job.seq) is Dropped.NOT_HERE:
+            return
+        del self.by_request[leg.request_id], self.by_xid[leg.xid], self.by_seq[id(leg.job.seq)]
+        self.put(self.scheduler, PrefillAborted(leg.xid, Code.CANCELLED))
+
+    def came(self, outcome: Told) -> None:
+        """The engine has something to tell: of a prompt's token nothing, of its KV that it is there."""
+        if isinstance(outcome, Prefilled):
+            seq = outcome.seq
+            leg = self.by_seq.pop(id(seq))
+            assert seq.allocation is not None
+            digest = digest_of(leg.job.tokens, self.place.weights)
+            source = self.table(seq.allocation)
+            self.put(self.scheduler, PrefillFinished(leg.xid, source, seq.prompt_tokens, digest, self.place.weights))
+
+    # The protocol's effects.
+
+    def answer(self, port: Port, effect: AnswerPrefill) -> None:
+        for rank, word in zip(self.ranks.values(), effect.params.words, strict=False):
+            rank.expose(word)
+        self.by_request.pop(effect.request_id).answer(effect.params)
+
+    def post_write(self, port: Port, effect: PostWrite) -> None:
+        self.ranks[port.address].write(effect)
+
+    def stop_write(self, port: Port, effect: StopWrite) -> None:
+        self.ranks[port.address].stop(effect.op)
+
+    def bump(self, port: Port, effect: BumpWord) -> None:
+        self.ranks[port.address].bump(effect.word)
+
+    def release(self, port: Port, effect: ReleaseBlocks) -> None:
+        leg = self.by_xid.pop(effect.xid)
+        assert leg.job.seq.allocation is not None
+        self.engine.release(leg.job.seq.allocation)
+
+
+__all__ = ["NeverFitsError", "PrefillLeg", "PrefillNode"]

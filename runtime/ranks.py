@@ -1,0 +1,237 @@
+"""The memory of one rank and the ways by which bytes get there and from there: between the endpoints' effects and a
+transport.
+
+It turns "write this source's tokens into that grant" into descriptors, numbers operations, and puts what has become of
+them back as events. Which bytes may go is the protocol's; how they go is the transport's.
+
+A rank's region holds its KV and behind it the lease words: 8 bytes a slot, slots used in turn. Two leases that are open
+at once share none, as each holds at least one KV block and there are more slots than blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from pdflow.layout.descriptors import Descriptor, RankMemory, descriptors, rank_memory
+from pdflow.layout.pairing import runs
+from pdflow.layout.ranks import Initiator, Pair, Rule, writers
+from pdflow.layout.shapes import KvShape, LayoutError
+from pdflow.protocol.effects import PostRead, PostWrite, ReadWord
+from pdflow.protocol.events import FenceEnded, FlushEnded, ReadEnded, Received, WordRead, WriteEnded, WriteStopped
+from pdflow.protocol.ids import EngineInfo, LeaseWord, Op, Shards, rank_address
+from pdflow.protocol.messages import Done, Register
+from pdflow.protocol.values import Address
+from pdflow.protocol.wire.malformed import Malformed
+from pdflow.protocol.wire.strict import decode_done, encode_frame
+from runtime.transports.base import (
+    Ended,
+    Fenced,
+    Flushed,
+    Noticed,
+    PeerGone,
+    Stopped,
+    Tell,
+    Transport,
+    TransportEvent,
+    WordArrived,
+)
+
+log = logging.getLogger(__name__)
+
+WORD_BYTES: Final = 8
+
+
+class About(msgspec.Struct, frozen=True, array_like=True):
+    """What a peer must know of a rank's memory: its layout, and how the transport reaches it."""
+
+    memory: RankMemory
+    shards: Shards
+    words_at: int
+    transport: str
+    reach: bytes
+
+
+_about: Final = msgspec.msgpack.Decoder(About)
+
+
+class LayoutBook:
+    """Pairs of ranks by the two parallelisms, each worked out once."""
+
+    def __init__(self, shape: KvShape, initiator: Initiator, rule: Rule) -> None:
+        self._shape, self._initiator, self._rule = shape, initiator, rule
+        self._pairs: dict[tuple[int, int, int], dict[tuple[int, int], Pair]] = {}
+
+    def pair(self, p: Shards, d: Shards, p_rank: int, d_rank: int) -> Pair:
+        """The slice that goes between two ranks. LayoutError if nothing does."""
+        key = (p.tp, p.pp, d.tp)
+        pairs = self._pairs.get(key)
+        if pairs is None:
+            found = writers(self._shape, p.tp, p.pp, d.tp, initiator=self._initiator, rule=self._rule)
+            pairs = self._pairs[key] = {(pair.p_rank, pair.d_rank): pair for pair in found}
+        pair = pairs.get((p_rank, d_rank))
+        if pair is None:
+            raise LayoutError(f"prefill rank {p_rank} and decode rank {d_rank} exchange nothing")
+        return pair
+
+
+class Rank:
+    """Args: shape of the KV at this engine's block size; `transport` makes one that tells its events to what it is
+    given; `put` hands an event to this rank's endpoint; `incarnation_of` says in which life a peer speaks now."""
+
+    def __init__(
+        self,
+        engine: EngineInfo,
+        rank: int,
+        shape: KvShape,
+        num_blocks: int,
+        layouts: LayoutBook,
+        transport: Callable[[Address, Tell], Transport],
+        put: Callable[[Any], None],
+        incarnation_of: Callable[[Address], int | None],
+    ) -> None:
+        shards = engine.shards
+        self.address: Final = rank_address(engine.engine, rank)
+        self.shards: Final = shards
+        self.memory: Final = rank_memory(shape, num_blocks, shards.tp, shards.pp, rank // shards.tp)
+        planes = self.memory.num_layers * self.memory.tensors_per_layer
+        self.kv_bytes: Final = planes * num_blocks * self.memory.plane_bytes
+        self.words_at: Final = -(-self.kv_bytes // WORD_BYTES) * WORD_BYTES
+        self.slots: Final = num_blocks + 1
+        self.transport: Final = transport(self.address, self.heard)
+        self.view: Final = self.transport.allocate(self.words_at + self.slots * WORD_BYTES)
+        self.peers: dict[Address, About] = {}
+        self._layouts = layouts
+        self._put = put
+        self._incarnation_of = incarnation_of
+        self._open: dict[int, tuple[Op, Callable[[Any], Any]]] = {}
+        """What is under way, by the number that the transport knows, with the event that its end is."""
+        self._last = 0
+        self.bytes_posted = 0
+
+    def about(self) -> bytes:
+        """For a peer's `meet`."""
+        about = About(self.memory, self.shards, self.words_at, self.transport.name, self.transport.describe())
+        return msgspec.msgpack.encode(about)
+
+    async def meet(self, peer: Address, about: bytes) -> None:
+        """Reach a peer's memory. Raises ValueError if that is not described, or not to be reached by what is here."""
+        try:
+            known = _about.decode(about)
+        except msgspec.MsgspecError as cause:
+            raise ValueError(f"{peer} does not say how its memory is reached: {cause}") from None
+        if known.transport != self.transport.name:
+            raise ValueError(f"{peer} moves KV over {known.transport}, {self.address} over {self.transport.name}")
+        await self.transport.connect(peer, known.reach)
+        self.peers[peer] = known
+
+    # The endpoint's effects. None waits.
+
+    def write(self, effect: PostWrite) -> None:
+        grant = effect.grant
+        over = partial(WriteEnded, effect.op)
+        try:
+            pieces = self._pieces(effect.op, self.address, effect.to, effect.source.blocks, grant)
+        except (KeyError, LayoutError) as error:
+            log.warning("%s: a WRITE to %s cannot be posted: %s", self.address, effect.to, error)
+            self._put(over(False))
+            return
+        assert isinstance(effect.notice, Done), "only strict is spoken here"
+        self.bytes_posted += effect.nbytes
+        number = self._number(effect.op, over)
+        self.transport.write(number, effect.to, pieces, grant.target.generation, encode_frame(effect.notice))
+
+    def read(self, effect: PostRead) -> None:
+        over = partial(ReadEnded, effect.op)
+        try:
+            pieces = self._pieces(effect.op, effect.source, self.address, effect.blocks, effect.grant)
+        except (KeyError, LayoutError) as error:
+            log.warning("%s: a READ of %s cannot be posted: %s", self.address, effect.source, error)
+            self._put(over(False))
+            return
+        self.bytes_posted += effect.nbytes
+        self.transport.read(self._number(effect.op, over), effect.source, pieces)
+
+    def read_word(self, effect: ReadWord) -> None:
+        about = self.peers.get(effect.source)
+        if about is None:
+            self._put(WordRead(effect.op, None))
+            return
+        at = about.words_at + effect.index % (about.memory.num_blocks + 1) * WORD_BYTES
+        self.transport.read_word(self._number(effect.op, partial(WordRead, effect.op)), effect.source, at)
+
+    def stop(self, op: Op) -> None:
+        for number, (known, _) in self._open.items():
+            if known == op:
+                self.transport.stop(number)
+
+    def expose(self, word: LeaseWord) -> None:
+        """Readers find this word from now on."""
+        at = self._slot(word)
+        self.view[at : at + WORD_BYTES] = word.word.to_bytes(WORD_BYTES, "little")
+
+    def bump(self, word: LeaseWord) -> None:
+        """Whoever reads it from now on learns that it is over; unless another lease has the slot by now."""
+        at = self._slot(word)
+        if self.view[at : at + WORD_BYTES] == word.word.to_bytes(WORD_BYTES, "little"):
+            self.view[at : at + WORD_BYTES] = bytes(WORD_BYTES)
+
+    # What the transport tells.
+
+    def heard(self, event: TransportEvent) -> None:
+        match event:
+            case Ended(number, ok):
+                self._over(number, ok)
+            case WordArrived(number, word):
+                self._over(number, word)
+            case Stopped(number):
+                op, _ = self._open.pop(number)
+                self._put(WriteStopped(op))
+            case Noticed(peer, notice):
+                self._noticed(peer, notice)
+            case Fenced(peer):
+                self.peers.pop(peer, None)
+                self._put(FenceEnded(peer))
+            case Flushed(peer, ok):
+                self._put(FlushEnded(peer, ok))
+            case PeerGone(peer):
+                self.peers.pop(peer, None)
+
+    def _noticed(self, peer: Address, notice: bytes) -> None:
+        """DONE, behind its data."""
+        done = decode_done(notice)
+        incarnation = self._incarnation_of(peer)
+        if isinstance(done, Malformed) or incarnation is None:
+            why = done.reason if isinstance(done, Malformed) else "its stream is gone"
+            log.warning("%s: a notification of %s is dropped: %s", self.address, peer, why)
+            return
+        self._put(Received(peer, incarnation, done))
+
+    def _over(self, number: int, result: Any) -> None:
+        """It has ended; what nobody waits for was ended by a fence before."""
+        known = self._open.pop(number, None)
+        if known is not None:
+            self._put(known[1](result))
+
+    def _number(self, op: Op, over: Callable[[Any], Any]) -> int:
+        self._last += 1
+        self._open[self._last] = (op, over)
+        return self._last
+
+    def _slot(self, word: LeaseWord) -> int:
+        return self.words_at + word.index % self.slots * WORD_BYTES
+
+    def _pieces(self, op: Op, p: Address, d: Address, source: Sequence[int], grant: Register) -> list[Descriptor]:
+        """What to copy from where to where. KeyError if the other side has not said how it is reached."""
+        ours = (self.memory, self.shards)
+        p_memory, p_shards = ours if p == self.address else (self.peers[p].memory, self.peers[p].shards)
+        d_memory, d_shards = ours if d == self.address else (self.peers[d].memory, self.peers[d].shards)
+        pair = self._layouts.pair(p_shards, d_shards, op.p_rank, op.d_rank)
+        of_tokens = runs(
+            source, p_memory.block_size, grant.target.blocks, d_memory.block_size, grant.token_start, grant.num_tokens
+        )
+        return descriptors(pair, p_memory, d_memory, of_tokens, coalesce=True)

@@ -1,0 +1,137 @@
+"""Live engines in one process: real memory, real streams over loopback, a small model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from pdflow.protocol.ids import KvParams
+from pdflow.protocol.invariants import Oracle
+from pdflow.protocol.messages import Code
+from pdflow.scenario.load import parse, resolve
+from pdflow.scenario.schema import Scenario
+from runtime.build import Builder
+from runtime.decode_node import DecodeLeg, DecodeNode
+from runtime.engine_node import MakeTransport
+from runtime.engines.job import Sampling, Token
+from runtime.models import Model
+from runtime.prefill_node import PrefillLeg, PrefillNode
+from runtime.transports.shm import ShmTransport
+
+TRANSPORTS: Final[dict[str, MakeTransport]] = {"shm": ShmTransport}
+
+CLUSTER: Final = """
+[workload]
+requests = 1
+arrival = { process = "constant", rate_rps = 1.0 }
+input_tokens = 64
+output_tokens = 4
+[model]
+preset = "tiny"
+[[pool]]
+name = "prefill"
+role = "prefill"
+gpu = "cpu"
+engine = "torch"
+kv_tokens = 8192
+max_num_seqs = 16
+max_num_batched_tokens = 256
+[[pool]]
+name = "decode"
+role = "decode"
+replicas = 2
+gpu = "cpu"
+engine = "torch"
+kv_tokens = 8192
+max_num_seqs = 16
+max_num_batched_tokens = 256
+"""
+
+
+def cluster(*overrides: str) -> Scenario:
+    draft = parse("cluster.toml", CLUSTER)
+    draft.override(overrides, None)
+    return resolve(draft)
+
+
+class Answer(NamedTuple):
+    tokens: list[int]
+    code: Code
+
+
+class House:
+    """One P and two D, of which the second computes alone what the other's answers must be."""
+
+    def __init__(self, scenario: Scenario, model: Model, transport: MakeTransport) -> None:
+        builder = Builder(scenario, transport)
+        p, d, alone = (builder.node(name, model) for name in ("prefill-0", "decode-0", "decode-1"))
+        assert isinstance(p, PrefillNode)
+        assert isinstance(d, DecodeNode)
+        assert isinstance(alone, DecodeNode)
+        self.p, self.d, self.alone = p, d, alone
+        self.pulls: Final = builder.pulls
+        self.oracle: Final = Oracle(builder.geometry)
+        self.events: list[tuple[str, Any]] = []
+        for node in (p, d):
+            node.observe = self.observe
+
+    def observe(self, address: str, event: Any, effects: tuple[Any, ...], now: int) -> None:
+        self.events.append((address, event))
+        self.oracle.observe(address, event, effects, now)
+
+    async def ask(self, name: str, tokens: list[int], sampling: Sampling) -> Answer:
+        """By way of both engines, as the method has it."""
+        legs = self.send(name, tokens, sampling)
+        if isinstance(legs, DecodeLeg):
+            return await said(legs)
+        await legs.answered.wait()
+        assert legs.params is not None, legs.code
+        return await said(self.d.begin(name, legs.params, tokens, sampling))
+
+    def send(self, name: str, tokens: list[int], sampling: Sampling) -> DecodeLeg | PrefillLeg:
+        prefill = self.p.begin(name, f"x-{name}", tokens)
+        if self.pulls:
+            return prefill
+        params = KvParams(self.p.place.info, f"x-{name}", name, 0)
+        return self.d.begin(name, params, tokens, sampling)
+
+    async def ask_alone(self, name: str, tokens: list[int], sampling: Sampling) -> Answer:
+        return await said(self.alone.begin_alone(name, tokens, sampling))
+
+    async def quiet(self) -> None:
+        """Until nobody holds anything for anybody."""
+        with trio.fail_after(10):
+            while any(node.pool.free < node.pool.num_blocks for node in (self.p, self.d)):
+                await trio.sleep(0.01)
+
+
+async def said(leg: DecodeLeg) -> Answer:
+    tokens = []
+    with trio.fail_after(60):
+        async for word in leg.said:
+            if not isinstance(word, Token):
+                return Answer(tokens, word)
+            tokens.append(word.token)
+    raise AssertionError("the answer has no end")
+
+
+@asynccontextmanager
+async def house(scenario: Scenario, model: Model, transport: str = "shm") -> AsyncIterator[House]:
+    built = House(scenario, model, TRANSPORTS[transport])
+    nodes = (built.p, built.d, built.alone)
+    try:
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                await nursery.start(node.serve, listener)
+            built.d.links.book["prefill-0"] = ("127.0.0.1", built.p.port)
+            yield built
+            nursery.cancel_scope.cancel()
+    finally:
+        for node in nodes:
+            for rank in node.ranks.values():
+                await rank.transport.aclose()

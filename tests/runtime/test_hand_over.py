@@ -1,0 +1,94 @@
+"""KV goes from engine to engine, and the tokens are those of one engine alone: by every method, transport and layout."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
+
+from pdflow.protocol.ids import KvParams
+from pdflow.protocol.messages import Code
+from runtime.engines.job import Sampling
+from runtime.models import TorchModel
+from tests.runtime.support.house import TRANSPORTS, Answer, House, cluster, house, said
+
+LENGTHS = (1, 2, 15, 16, 17, 33, 100, 700)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [(seed * 101 + at * 37) % 500 + 5 for at in range(length)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return TorchModel(cluster())
+
+
+async def same_tokens(home: House) -> None:
+    """Several at once, of many lengths; D computes of each prompt its last token, and no more."""
+    answers: dict[int, tuple[object, object]] = {}
+
+    async def one(length: int) -> None:
+        sampling = Sampling(max_tokens=12, ignore_eos=True)
+        alone = await home.ask_alone(f"a{length}", prompt(length), sampling)
+        answers[length] = (alone, await home.ask(f"r{length}", prompt(length), sampling))
+
+    async with trio.open_nursery() as nursery:
+        for length in LENGTHS:
+            nursery.start_soon(one, length)
+    for length, (alone, handed) in answers.items():
+        assert handed == alone, length
+    assert home.d.engine.prompt_tokens_computed <= len(LENGTHS)
+    await home.quiet()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("method", ["nixl-push", "nixl-pull"])
+@pytest.mark.trio
+async def test_the_tokens_are_those_of_one_engine_alone(method: str, transport: str, model: TorchModel) -> None:
+    async with house(cluster(f"transfer.method={method}"), model, transport) as home:
+        await same_tokens(home)
+
+
+@pytest.mark.parametrize("p_tp,d_tp,p_block,d_block", [(2, 1, 16, 16), (1, 2, 16, 16), (2, 2, 16, 32), (1, 2, 32, 16)])
+@pytest.mark.parametrize("method", ["nixl-push", "nixl-pull"])
+@pytest.mark.trio
+async def test_engines_may_cut_their_kv_differently(
+    method: str, p_tp: int, d_tp: int, p_block: int, d_block: int, model: TorchModel
+) -> None:
+    tps = (f"pool.prefill.tp={p_tp}", f"pool.decode.tp={d_tp}")
+    blocks = (f"pool.prefill.block_size={p_block}", f"pool.decode.block_size={d_block}")
+    async with house(cluster(f"transfer.method={method}", *tps, *blocks), model) as home:
+        await same_tokens(home)
+
+
+async def mixed_up(home: House) -> Answer:
+    """P computes one prompt, D decodes from another under the same name."""
+    sampling = Sampling(max_tokens=12, ignore_eos=True)
+    home.p.begin("r", "x-r", prompt(100, 1))
+    return await said(home.d.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(100), sampling))
+
+
+@pytest.mark.trio
+async def test_kv_of_another_prompt_is_refused(model: TorchModel) -> None:
+    async with house(cluster(), model) as home:
+        assert await mixed_up(home) == ([], Code.CONTENT)
+        with trio.fail_after(40):
+            await home.quiet()
+
+
+@pytest.mark.trio
+async def test_tokens_follow_from_the_kv_that_came(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of all tests here: were D to compute the prompt itself, whatever KV it got would do."""
+    for node in ("prefill_node", "decode_node"):
+        monkeypatch.setattr(f"runtime.{node}.digest_of", lambda tokens, weights: 7)
+    async with house(cluster(), model) as home:
+        sampling = Sampling(max_tokens=12, ignore_eos=True)
+        handed = await mixed_up(home)
+        own = await home.ask_alone("own", prompt(100), sampling)
+        theirs = await home.ask_alone("theirs", [*prompt(100, 1)[:-1], prompt(100)[-1]], sampling)
+        assert handed != own
+        assert handed == theirs
