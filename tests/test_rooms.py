@@ -41,7 +41,7 @@ LIVE: Final = PURE | _words(
     """
 )
 """What the live world may import: it touches the world, but by trio, and reads the clock in one place."""
-COMPUTING: Final = LIVE | _words("torch safetensors tokenizers")
+COMPUTING: Final = LIVE | _words("torch safetensors tokenizers jinja2")
 """What runtime/engines may import besides: what computes tokens."""
 CLOCK: Final = "runtime/clock.py"
 CLOCKS: Final = _words("current_time perf_counter monotonic")

@@ -15,7 +15,14 @@ from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as Bytes
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
 from torch import Tensor
+
+from runtime.engines.config import ModelError
 
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],
@@ -36,18 +43,39 @@ CONFIG: Final[dict[str, Any]] = {
     "eos_token_id": 1,
     "torch_dtype": "float32",
 }
+SPECIAL: Final = ("<|begin_of_text|>", "<|end_of_text|>")
+CHAT: Final = "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}assistant:"
+TEXT: Final = """
+A request comes to the router, which chooses who computes its prompt and who writes the answer. The prefill engine reads
+all tokens of the prompt at once and keeps what later tokens will look at: keys and values, layer by layer, in blocks.
+These blocks are the cache, and they have to get from one engine to the other before the decode engine can go on with
+the answer. The machine that moves them knows who waits, who writes, how long a block is held and what happens when a
+peer dies. Then there is one token after another, each of them depending on all of those that came before, until there
+is nothing left to say or there are as many of them as somebody has asked for. What was held for them is free again for
+whoever comes next, and the next request is never far: it may even begin with the same words, and then its first blocks
+are there already. Hello, world! How are you today? Once upon a time there was a small model that had learned nothing.
+"""
+"""What the tokenizer's merges are learned from."""
 GAIN: Final = 1.5
 """Of every projection: its outputs are this times as large as its inputs."""
 
 
 def tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
-    """The folder, with such a model in it; what is there already stays. `changes`: to its config.json."""
+    """The folder, with such a model in it; what is there already stays. `changes`: to its config.json.
+
+    Raises ModelError for a vocabulary that has not even all bytes.
+    """
+    config = CONFIG | changes
+    if config["vocab_size"] < 256 + len(SPECIAL):
+        raise ModelError(
+            f"a vocabulary of {config['vocab_size']}: a generated model needs {256 + len(SPECIAL)} or more"
+        )
     if not (folder / "config.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Several engines may start at once: whoever is first has the name, and nobody reads half a model.
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
-            _write(made, seed, CONFIG | changes)
+            _write(made, seed, config)
             os.rename(made, folder)
         except OSError:
             if not (folder / "config.json").is_file():
@@ -59,7 +87,26 @@ def tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
 
 def _write(folder: Path, seed: int, config: dict[str, Any]) -> None:
     save_file(_weights(config, torch.Generator().manual_seed(seed)), folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    _tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    settings = {"chat_template": CHAT, "bos_token": SPECIAL[0], "eos_token": SPECIAL[1]}
+    for name, content in (("tokenizer_config.json", settings), ("config.json", config)):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _tokenizer(size: int) -> Tokenizer:
+    """Bytes, and what merges of them the text is good for; then words that no text becomes, but tokens do."""
+    tokenizer = Tokenizer(BPE())
+    pieces = ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer, tokenizer.decoder = pieces, Bytes()
+    alphabet = sorted(ByteLevel.alphabet())
+    trainer = BpeTrainer(
+        vocab_size=min(size, 512), special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    whole = json.loads(tokenizer.to_str())
+    vocabulary = whole["model"]["vocab"]
+    vocabulary |= {f"Ġw{index}": index for index in range(len(vocabulary), size)}
+    return Tokenizer.from_str(json.dumps(whole))
 
 
 def _weights(config: dict[str, Any], generator: torch.Generator) -> dict[str, Tensor]:

@@ -1,0 +1,89 @@
+"""Text to tokens and back, and chats to prompts: tokenizer.json and the chat template of a Hugging Face folder.
+
+Templates are code of strangers: they run in jinja2's sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as Pieces
+
+from runtime.engines.config import ModelError, read_json
+
+
+class ChatError(ValueError):
+    """The chat cannot be made a prompt: there is no template, or it refuses these messages."""
+
+
+class Tokenizer:
+    """Of one model. Raises ModelError if the folder has none."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{path}: No such file or directory")
+        try:
+            self._pieces: Final = Pieces.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ModelError(f"{path}: {error}") from None
+        settings = folder / "tokenizer_config.json"
+        self._settings: Final = read_json(settings) if settings.is_file() else {}
+        self._template: Final = _template(folder, self._settings)
+
+    @property
+    def size(self) -> int:
+        """Tokens that it knows; the model may have room for more."""
+        return self._pieces.get_vocab_size()
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """`special`: whether the model's own first token is put before a text, as its files say."""
+        ids: list[int] = self._pieces.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        """What is no UTF-8, or no token, is U+FFFD or nothing."""
+        text: str = self._pieces.decode(tokens, skip_special_tokens=skip_special)
+        return text
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
+        """The prompt that the template makes of OpenAI's messages, special tokens spelled out. Raises ChatError.
+
+        To be encoded with `special=False`. `more`: what else the template may ask for, as tools.
+        """
+        if self._template is None:
+            raise ChatError("this model has no chat template: ask for completions")
+        known = {name: _token(self._settings.get(name)) for name in ("bos_token", "eos_token")}
+        arguments = {"add_generation_prompt": True, **known, **more}
+        try:
+            return _SANDBOX.from_string(self._template).render(messages=messages, **arguments)
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise ChatError(f"the model's chat template refuses these messages: {error}") from None
+
+
+def _refused(reason: str) -> NoReturn:
+    raise TemplateError(reason)
+
+
+_SANDBOX: Final = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+_SANDBOX.globals["raise_exception"] = _refused
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    found = settings.get("chat_template")
+    if isinstance(found, list):
+        found = next((each["template"] for each in found if each["name"] == "default"), None)
+    return found
+
+
+def _token(said: Any) -> str:
+    """Named by its text, or by an object that has it."""
+    return said["content"] if isinstance(said, dict) else said or ""

@@ -1,0 +1,80 @@
+"""Text that is told piece by piece: the pieces make the whole, broken characters and stop strings wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.engines.detokenize import BROKEN, Detokenizer
+
+
+class Bytes:
+    """Tokens are pieces of bytes."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = pieces
+
+    def decode(self, tokens: Sequence[int], /) -> str:
+        return b"".join(self.pieces[token] for token in tokens).decode(errors="replace")
+
+
+def told(pieces: Sequence[bytes], **stops: object) -> list[str]:
+    """What each piece lets out, and the end."""
+    detokenizer = Detokenizer(Bytes(*pieces), **stops)  # type: ignore[arg-type]
+    out = []
+    for token in range(len(pieces)):
+        out.append(detokenizer.push(token))
+        if detokenizer.stopped is not None:
+            break
+    return [*out, detokenizer.flush()]
+
+
+@given(st.lists(st.binary(max_size=6), max_size=60))
+def test_the_pieces_make_the_whole(pieces: list[bytes]) -> None:
+    assert "".join(told(pieces)) == b"".join(pieces).decode(errors="replace")
+
+
+@given(st.text(max_size=30), st.data())
+def test_of_whole_characters_no_broken_one_is_told(text: str, data: st.DataObject) -> None:
+    whole = text.replace(BROKEN, "").encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=20)))
+    pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    out = told(pieces)
+    assert BROKEN not in "".join(out)
+    assert out[-1] == ""
+
+
+def test_a_character_waits_until_it_is_whole() -> None:
+    assert told([b"a", b"\xf0\x9f", b"\x98", b"\x80b"]) == ["a", "", "", "\U0001f600b", ""]
+    assert told([b"a\xe2\x82"]) == ["a", BROKEN]
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"b", b"ab", b"ba", b"\xc3", b"\xa4"]), max_size=30),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+)
+def test_a_stop_string_ends_the_answer_before_any_of_it_is_told(pieces: list[bytes], stop: list[str]) -> None:
+    whole = b"".join(pieces).decode(errors="replace")
+    ends = [whole.find(each) + len(each) for each in stop if each in whole]
+    out = "".join(told(pieces, stop=stop))
+    if not ends:
+        assert out == whole
+        return
+    # The one that is complete first; of two that end together, the longer.
+    start = min(min(ends) - len(each) for each in stop if whole[: min(ends)].endswith(each))
+    assert out == whole[:start]
+    assert "".join(told(pieces, stop=stop, include_stop=True)) == whole[: min(ends)]
+
+
+def test_what_may_be_a_stop_string_waits() -> None:
+    assert told([b"x", b"S", b"T", b"A", b"STOP", b"y"], stop=["STOP"]) == ["x", "", "", "STA", "", ""]
+    assert told([b"ST"], stop=["STOP"]) == ["", "ST"]
+
+
+@pytest.mark.parametrize("length", [1, 5, 200])
+def test_an_answer_that_is_never_a_character_is_told_all_the_same(length: int) -> None:
+    out = told([b"\x80"] * length)
+    assert "".join(out) == BROKEN * length
