@@ -80,6 +80,15 @@ class Builder:
                 return pool
         raise KeyError(engine)
 
+    def engines(self, role: str = "") -> list[str]:
+        """The names of all engines, or of those of one role, in order."""
+        return [
+            f"{pool.name}-{number}"
+            for pool in self.scenario.pools
+            if role in ("", pool.role)
+            for number in range(pool.replicas)
+        ]
+
     def info_of(self, engine: str) -> EngineInfo:
         pool = self.pool_of(engine)
         return EngineInfo(engine, Shards(pool.tp, pool.pp, pool.block_size))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import trio
 
 from pdflow.protocol.values import Instant, S
@@ -15,3 +17,8 @@ def now_ns() -> Instant:
 def deadline_of(at: Instant) -> float:
     """The same instant as trio counts it."""
     return at / S
+
+
+def wall_s() -> int:
+    """Seconds since 1970, for people: what OpenAI's answers call `created`."""
+    return int(time.time())

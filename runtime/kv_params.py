@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from pdflow.methods.catalogue import METHODS
 from pdflow.methods.params.errors import ParamsError
 from pdflow.methods.params.extras import Extras
 from pdflow.methods.params.nixl import NixlPrefill, NixlPullDecode, NixlPushDecode
@@ -39,7 +40,7 @@ def read_prefill(method: str, mapping: object) -> Xid:
     return params.pdflow.xid
 
 
-def decode_json(params: KvParams, at: Coordinates, pulls: bool) -> dict[str, Any]:
+def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any]:
     """For a decode leg, and what P answers."""
     engine, shards = params.prefill.engine, params.prefill.shards
     extras = Extras(
@@ -58,7 +59,7 @@ def decode_json(params: KvParams, at: Coordinates, pulls: bool) -> dict[str, Any
         "pp_size": shards.pp,
         "pdflow": extras,
     }
-    if pulls:
+    if METHODS[method].pulls:
         return to_json(
             NixlPullDecode(remote_block_ids=params.blocks, remote_num_tokens=params.num_tokens or None, **about)
         )

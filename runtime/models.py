@@ -11,8 +11,10 @@ import msgspec
 
 from pdflow.cost.specs import ModelSpec
 from pdflow.errors import MissingBackendError, Problem, ScenarioError
-from pdflow.scenario.schema import Scenario
+from pdflow.scenario.schema import Pool, Scenario
+from pdflow.version import version
 from runtime.engines.job import Runner
+from runtime.prompts import Prompts
 
 if TYPE_CHECKING:
     from runtime.engine_node import EngineNode
@@ -25,7 +27,7 @@ INSTALL: Final = "pip install 'pdflow[live]'"
 class Model(Protocol):
     """One model, ready to be computed with."""
 
-    name: str
+    prompts: Prompts
     weights: int
     """Names all that tokens depend on: engines with other weights exchange no KV."""
     eos: frozenset[int]
@@ -42,10 +44,6 @@ def folder_of(scenario: Scenario) -> Path:
         if not (folder / "config.json").is_file():
             raise ScenarioError([Problem(scenario.path, "serve.model", f"{folder} has no config.json")])
         return folder
-    try:
-        from runtime.engines.tiny import tiny_model
-    except ImportError:
-        raise MissingBackendError(f'engine = "torch" needs torch and safetensors: {INSTALL}') from None
     spec = scenario.model
     if spec.mla is not None or spec.moe is not None or not spec.gated_mlp:
         raise ScenarioError(
@@ -61,8 +59,15 @@ def folder_of(scenario: Scenario) -> Path:
         "head_dim": spec.head_dim,
         "tie_word_embeddings": spec.tie_embeddings,
     }
-    named_by = blake2b(msgspec.msgpack.encode((sorted(said.items()), scenario.seed)), digest_size=6).hexdigest()
-    return tiny_model(cache() / "models" / f"{spec.name}-{named_by}", scenario.seed, **said)
+    named_by = blake2b(msgspec.msgpack.encode((sorted(said.items()), scenario.seed, version())), digest_size=6).hexdigest()
+    folder = cache() / "models" / f"{spec.name}-{named_by}"
+    if (folder / "config.json").is_file():
+        return folder
+    try:
+        from runtime.engines.tiny import tiny_model
+    except ImportError:
+        raise MissingBackendError(f'engine = "torch" needs torch, safetensors and tokenizers: {INSTALL}') from None
+    return tiny_model(folder, scenario.seed, **said)
 
 
 def cache() -> Path:
@@ -78,13 +83,13 @@ class TorchModel:
         from runtime.engines.config import read_config
         from runtime.engines.weights import read_weights
 
-        self.name = scenario.model.name
         self.dtype = DTYPES[scenario.model.kv_bytes_per_value]
         self.config = read_config(folder)
         self.eos = self.config.eos_token_ids
         self._loaded = read_weights(folder, self.config, self.dtype)
         self.weights = weights_of(folder, self.dtype)
         _demand_same_shape(scenario, folder, scenario.model)
+        self.prompts = open_prompts(scenario)
 
     def runner(self, node: EngineNode) -> Runner:
         from runtime.engines.kv_cache import KvCache
@@ -94,6 +99,26 @@ class TorchModel:
         ranks = list(node.ranks.values())
         cache = KvCache(node.place.shape, [rank.memory for rank in ranks], node.memories(), self._loaded.dtype)
         return TorchRunner(Llama(self.config, self._loaded), cache)
+
+
+def open_model(scenario: Scenario, pool: Pool) -> Model:
+    """What the engines of this pool compute with."""
+    if pool.engine == "torch":
+        return TorchModel(scenario)
+    raise ScenarioError([Problem(scenario.path, f"pool.{pool.name}.engine", "synthetic engines are not served yet")])
+
+
+def open_prompts(scenario: Scenario) -> Prompts:
+    """The model's tokenizer, without its weights: all that a router needs."""
+    folder = folder_of(scenario)
+    try:
+        from runtime.engines.tokenizer import Tokenizer
+    except ImportError:
+        raise MissingBackendError(f"a model's tokenizer needs tokenizers and jinja2: {INSTALL}") from None
+    from runtime.engines.config import read_config
+
+    config = read_config(folder)
+    return Prompts(scenario.model.name, Tokenizer(folder), config.vocab_size, config.max_position_embeddings)
 
 
 def weights_of(folder: Path, dtype: str) -> int:

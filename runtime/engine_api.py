@@ -1,0 +1,239 @@
+"""What an engine answers over HTTP: OpenAI's API, with kv_transfer_params for the half of a request that it is to do.
+
+A prefill engine computes a prompt and says how its KV is to be had; a decode engine generates from such KV, or, asked
+without parameters, from a prompt that it computes itself. Hanging up is how a leg is taken back. Only routers ask here:
+what a client says of KV transfers never comes so far.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Final
+
+from pdflow.engine.sequence import NeverFitsError
+from pdflow.methods.params.errors import ParamsError
+from pdflow.protocol.messages import Code
+from runtime.clock import wall_s
+from runtime.decode_node import DecodeLeg, DecodeNode
+from runtime.engine_node import EngineNode
+from runtime.engines.detokenize import Detokenizer
+from runtime.engines.job import Sampling, Token
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import EVENT_STREAM, JSON, Request
+from runtime.http.openai.answers import DONE, Answer, ChatAnswer, CompletionAnswer, Piece, error_event, usage
+from runtime.http.openai.chat import ChatRequest, read_chat
+from runtime.http.openai.completion import CompletionRequest, read_completion
+from runtime.http.openai.logprobs import TokenLogprob
+from runtime.http.openai.models import ModelCard, model_not_found, models_body
+from runtime.http.openai.sampling import Asked
+from runtime.http.responder import Responder
+from runtime.kv_params import Coordinates, decode_json, read_decode, read_prefill
+from runtime.prefill_node import PrefillNode
+from runtime.prompts import Prompts
+
+STATUS: Final = {
+    Code.REJECTED: 400,
+    Code.DEADLINE: 504,
+    Code.UNREACHABLE: 503,
+    Code.PEER_DEAD: 503,
+    Code.PEER_RESTARTED: 503,
+}
+"""Of a leg that ended without an answer; any other cause is a 502."""
+
+
+class EngineApi:
+    """Args: method is the scenario's; `here` is where this engine's ranks hear."""
+
+    def __init__(self, node: EngineNode, prompts: Prompts, method: str, here: Coordinates) -> None:
+        self.node: Final = node
+        self.prompts: Final = prompts
+        self.method: Final = method
+        self.here: Final = here
+        self.started_s: Final = wall_s()
+
+    async def __call__(self, request: Request, responder: Responder) -> None:
+        try:
+            await self._answer(request, responder)
+        except OpenAIError as error:
+            if responder.begun:
+                await responder.send(error_event(error) + DONE)
+                await responder.end()
+            else:
+                await responder.reply(error.status, (JSON,), error.body())
+
+    async def _answer(self, request: Request, responder: Responder) -> None:
+        match request.method, request.path:
+            case "GET", "/health":
+                await responder.reply(200)
+            case "GET", "/v1/models":
+                card = ModelCard(
+                    id=self.prompts.model, created=self.started_s, max_model_len=self.prompts.context_tokens
+                )
+                await responder.reply(200, (JSON,), models_body([card]))
+            case "POST", "/v1/completions":
+                asked = read_completion(request.body)
+                await self._complete(request, asked, self.prompts.of_completion(asked), CompletionAnswer, responder)
+            case "POST", "/v1/chat/completions":
+                chat = read_chat(request.body)
+                await self._complete(request, chat, self.prompts.of_chat(chat), ChatAnswer, responder)
+            case _:
+                raise OpenAIError(404, f"there is no {request.method} {request.path} here")
+
+    async def _complete(
+        self,
+        request: Request,
+        asked: CompletionRequest | ChatRequest,
+        tokens: list[int],
+        form: type[CompletionAnswer] | type[ChatAnswer],
+        responder: Responder,
+    ) -> None:
+        if asked.model is not None and asked.model != self.prompts.model:
+            raise model_not_found(asked.model)
+        if asked.asked.n > 1:
+            raise OpenAIError(400, "n: an engine gives one answer; the router asks for each", param="n")
+        request_id = (request.header(b"x-request-id") or secrets.token_hex(8).encode()).decode("ascii", "replace")
+        answer = form(request_id, wall_s(), self.prompts.model)
+        try:
+            if isinstance(self.node, PrefillNode):
+                await self._prefill(self.node, request_id, asked, tokens, answer, responder)
+            elif isinstance(self.node, DecodeNode):
+                await self._decode(self.node, request_id, asked, tokens, answer, responder)
+        except ParamsError as error:
+            raise OpenAIError(400, f"kv_transfer_params: {error}", param="kv_transfer_params") from None
+        except NeverFitsError as error:
+            raise OpenAIError(400, str(error), code="context_length_exceeded") from None
+        except KeyError as error:
+            raise OpenAIError(409, str(error.args[0])) from None
+
+    async def _prefill(
+        self,
+        node: PrefillNode,
+        request_id: str,
+        asked: CompletionRequest | ChatRequest,
+        tokens: list[int],
+        answer: Answer,
+        responder: Responder,
+    ) -> None:
+        if asked.kv_transfer_params is None:
+            raise OpenAIError(400, "this engine computes prompts for others: kv_transfer_params is missing")
+        self.prompts.check_length(len(tokens), 1)
+        leg = node.begin(request_id, read_prefill(self.method, asked.kv_transfer_params), tokens)
+        try:
+            await leg.answered.wait()
+        finally:
+            if not leg.answered.is_set():
+                node.abort(leg)
+        if leg.params is None:
+            raise ended(leg.code)
+        params = decode_json(leg.params, self.here, self.method)
+        done = answer.whole([Piece(0, "", "length")], usage(len(tokens), 0), params)
+        await responder.reply(200, (JSON,), done)
+
+    async def _decode(
+        self,
+        node: DecodeNode,
+        request_id: str,
+        asked: CompletionRequest | ChatRequest,
+        tokens: list[int],
+        answer: Answer,
+        responder: Responder,
+    ) -> None:
+        sampling = self._sampling(asked.asked, len(tokens))
+        if asked.kv_transfer_params is None:
+            leg = node.begin_alone(request_id, tokens, sampling)
+        else:
+            params, at = read_decode(self.method, asked.kv_transfer_params)
+            node.links.book[params.prefill.engine] = (at.host, at.port)
+            leg = node.begin(request_id, params, tokens, sampling)
+        tell = self._stream if asked.asked.stream else self._whole
+        try:
+            async with aclosing(self._pieces(leg, asked.asked)) as pieces:
+                await tell(pieces, leg, asked.asked, answer, responder)
+        finally:
+            node.abort(leg)
+
+    def _sampling(self, asked: Asked, prompt_tokens: int) -> Sampling:
+        room = self.prompts.context_tokens - prompt_tokens
+        most = max(1, room) if asked.max_tokens is None else asked.max_tokens
+        self.prompts.check_length(prompt_tokens, most)
+        return Sampling(
+            max_tokens=most,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            seed=secrets.randbits(63) if asked.seed is None else asked.seed,
+            stop_token_ids=asked.stop_token_ids,
+            ignore_eos=asked.ignore_eos,
+            logprobs=asked.logprobs,
+        )
+
+    async def _stream(
+        self, pieces: AsyncIterator[Piece], leg: DecodeLeg, asked: Asked, answer: Answer, responder: Responder
+    ) -> None:
+        generated = 0
+        async for piece in pieces:
+            if not responder.begun:
+                await responder.begin(200, (EVENT_STREAM,))
+            generated += len(piece.token_ids or ())
+            await responder.send(answer.event(shown(piece, asked)))
+        last = answer.usage_event(usage(len(leg.job.tokens), generated)) if asked.include_usage else b""
+        await responder.send(last + DONE)
+        await responder.end()
+
+    async def _whole(
+        self, pieces: AsyncIterator[Piece], leg: DecodeLeg, asked: Asked, answer: Answer, responder: Responder
+    ) -> None:
+        parts = [piece async for piece in pieces]
+        token_ids = [token for piece in parts for token in piece.token_ids or ()]
+        logprobs = [entry for piece in parts for entry in piece.logprobs or ()]
+        last = parts[-1]
+        piece = Piece(
+            0,
+            "".join(part.text for part in parts),
+            last.ending,
+            last.stop_reason,
+            None if last.logprobs is None else logprobs,
+            token_ids,
+        )
+        done = answer.whole([shown(piece, asked)], usage(len(leg.job.tokens), len(token_ids)))
+        await responder.reply(200, (JSON,), done)
+
+    async def _pieces(self, leg: DecodeLeg, asked: Asked) -> AsyncGenerator[Piece, None]:
+        """One for each token. OpenAIError if the leg ends without its last one."""
+        text = Detokenizer(self.prompts, asked.stop)
+        async for said in leg.said:
+            if not isinstance(said, Token):
+                raise ended(said)
+            new = text.push(said.token)
+            ending, reason = said.ending, None
+            if text.stopped is not None:
+                ending, reason = "stop", text.stopped
+            elif ending is not None:
+                new += text.flush()
+            yield Piece(0, new, ending, reason, self._logprobs(said), [said.token])
+            if ending is not None:
+                return
+
+    def _logprobs(self, said: Token) -> list[TokenLogprob] | None:
+        told = said.logprobs
+        if told is None:
+            return None
+        decode = self.prompts.decode
+        top = tuple((decode([token]), logprob) for token, logprob in told.top)
+        return [TokenLogprob(decode([said.token]), told.chosen, top)]
+
+
+def shown(piece: Piece, asked: Asked) -> Piece:
+    """Token ids are told to whoever asked for them."""
+    return (
+        piece
+        if asked.return_token_ids
+        else Piece(piece.index, piece.text, piece.ending, piece.stop_reason, piece.logprobs)
+    )
+
+
+def ended(code: Code) -> OpenAIError:
+    """A leg that had no answer, with the protocol's word for why."""
+    return OpenAIError(STATUS.get(code, 502), f"no answer: {code.name.lower()}", code=code.name)

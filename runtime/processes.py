@@ -1,0 +1,66 @@
+"""How a part's process comes to its end: told to by a signal, left alone by whoever started it, or with an error."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+
+import trio
+
+from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_INTERRUPTED, PdflowError
+from runtime.transports.base import TransportError
+
+log = logging.getLogger(__name__)
+
+
+async def drain_on_signal(drain: Callable[[], None], drain_s: float, scope: trio.CancelScope) -> None:
+    """At the first SIGTERM or SIGINT drain; at the second, or when that has lasted too long, cancel the scope."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            break
+        log.info("told to stop: what has begun may end within %g s", drain_s)
+        drain()
+        with trio.move_on_after(drain_s):
+            async for _ in signals:
+                break
+        log.warning("not everything has ended: stopping all the same")
+        scope.cancel()
+
+
+async def hear_stdin(scope: trio.CancelScope, heard: Callable[[bytes], None]) -> None:
+    """Each line of it; when it ends, whoever had the other end is gone, and the scope is cancelled."""
+    rest = b""
+    async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as stdin:
+        async for data in stdin:
+            *lines, rest = (rest + bytes(data)).split(b"\n")
+            for line in lines:
+                heard(line)
+    log.warning("whoever started this is gone: stopping")
+    scope.cancel()
+
+
+def run_until_told(run: Callable[[], Awaitable[None]]) -> int:
+    """trio.run, and the exit code; what went wrong goes to stderr in the words that it has for people."""
+    code = EXIT_DONE
+    try:
+        trio.run(run)
+    except* (PdflowError, TransportError, OSError) as errors:
+        code = EXIT_BAD_INPUT
+        for error in leaves(errors):
+            sys.stderr.write(f"{error}\n")
+            code = getattr(error, "exit_code", code)
+    except* KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    return code
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The errors that groups of groups hold."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error

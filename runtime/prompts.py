@@ -1,0 +1,63 @@
+"""From what a client asks to the tokens of its prompt, and back: the model's tokenizer, and how long its context is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from runtime.http.errors import OpenAIError
+from runtime.http.openai.chat import ChatRequest
+from runtime.http.openai.completion import CompletionRequest
+from runtime.http.openai.models import too_long
+
+
+class Tokens(Protocol):
+    """A tokenizer, as far as it is needed here."""
+
+    def encode(self, text: str, special: bool = True) -> list[int]: ...
+    def decode(self, tokens: Sequence[int], /) -> str: ...
+    def chat(self, messages: Sequence[dict[str, str]]) -> str: ...
+
+
+class Prompts:
+    """Args: the model's name, tokenizer, number of token ids, and longest context in tokens."""
+
+    def __init__(self, model: str, tokens: Tokens, vocab_size: int, context_tokens: int) -> None:
+        self.model: Final = model
+        self.vocab_size: Final = vocab_size
+        self.context_tokens: Final = context_tokens
+        self._tokens: Final = tokens
+
+    def of_completion(self, asked: CompletionRequest) -> list[int]:
+        """OpenAIError if there are several prompts, or tokens that the model has not."""
+        if len(asked.prompts) > 1:
+            raise OpenAIError(400, "prompt: an engine answers one; the router asks for each", param="prompt")
+        return self.of_prompt(asked.prompts[0])
+
+    def of_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            tokens = self._tokens.encode(prompt)
+            if not tokens:
+                raise OpenAIError(400, "prompt: is empty", param="prompt")
+            return tokens
+        if max(prompt) >= self.vocab_size:
+            raise OpenAIError(400, f"prompt: the model has token ids below {self.vocab_size}", param="prompt")
+        return list(prompt)
+
+    def of_chat(self, asked: ChatRequest) -> list[int]:
+        """OpenAIError if the model takes no chats, or not this one."""
+        if asked.prompt_tokens is not None:
+            return self.of_prompt(asked.prompt_tokens)
+        try:
+            text = self._tokens.chat([{"role": said.role, "content": said.content} for said in asked.messages])
+        except ValueError as error:
+            raise OpenAIError(400, str(error), param="messages") from None
+        return self._tokens.encode(text, special=False)
+
+    def decode(self, tokens: Sequence[int], /) -> str:
+        return self._tokens.decode(tokens)
+
+    def check_length(self, prompt_tokens: int, answer_tokens: int) -> None:
+        """OpenAIError if the two together are more than the model's context."""
+        if prompt_tokens + answer_tokens > self.context_tokens:
+            raise too_long(prompt_tokens, answer_tokens, self.context_tokens)

@@ -1,0 +1,97 @@
+"""One engine's process: `python -m runtime.worker FILE --name prefill-0`.
+
+Its first line on stdout says where it hears; logs go to stderr. SIGTERM drains it: it takes nothing new, and ends when
+what it has begun has ended and nobody holds KV here. With --child it ends at once when its stdin does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+import msgspec
+import trio
+
+from pdflow.errors import Problem, ScenarioError
+from pdflow.scenario.load import load
+from pdflow.scenario.schema import Scenario
+from runtime.build import Builder, refuse_what_is_not_served
+from runtime.engine_api import EngineApi
+from runtime.engine_node import EngineNode
+from runtime.http.server import serve_http
+from runtime.http.sockets import listen
+from runtime.kv_params import Coordinates
+from runtime.logs import log_to_stderr
+from runtime.models import open_model
+from runtime.places import EnginePlace
+from runtime.processes import drain_on_signal, hear_stdin, run_until_told
+from runtime.transports.named import transport_named
+
+log = logging.getLogger(__name__)
+STILL_S = 0.05
+"""Between two looks at whether anybody still holds KV here."""
+
+
+async def work(scenario: Scenario, name: str, child: bool) -> None:
+    """Serve as that engine, until drained or cancelled."""
+    says, host = scenario.serve, scenario.serve.host
+    builder = Builder(scenario, transport_named(says.transport))
+    try:
+        model = open_model(scenario, builder.pool_of(name))
+    except KeyError:
+        engines = ", ".join(builder.engines())
+        raise ScenarioError([Problem(scenario.path, "", f"no engine {name}; there are {engines}")]) from None
+    node = builder.node(name, model)
+    try:
+        async with trio.open_nursery() as nursery:
+            scope = nursery.cancel_scope
+            if child:
+                nursery.start_soon(hear_stdin, scope, ignore)
+            (listener,) = await trio.open_tcp_listeners(0, host=host)
+            await nursery.start(node.serve, listener)
+            here = Coordinates(host, node.port)
+            api = EngineApi(node, model.prompts, scenario.transfer.method, here)
+            async with trio.open_nursery() as serving:
+                server = await serving.start(serve_http, listen(host, 0), api)
+                nursery.start_soon(drain_on_signal, server.drain, says.drain_s, scope)
+                sys.stdout.write(msgspec.json.encode(EnginePlace(name, Coordinates(host, server.port), here)).decode())
+                sys.stdout.write("\n")
+                sys.stdout.flush()
+                log.info("takes requests at %s:%d; its ranks hear at %d", host, server.port, node.port)
+            await still(node)
+            scope.cancel()
+    finally:
+        for rank in node.ranks.values():
+            await rank.transport.aclose()
+
+
+async def still(node: EngineNode) -> None:
+    """Until nobody holds any of its blocks, in whatever way."""
+    while node.pool.free < node.pool.num_blocks:
+        await trio.sleep(STILL_S)
+
+
+def ignore(line: bytes) -> None:
+    pass
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="runtime.worker", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("scenario", metavar="FILE")
+    parser.add_argument("--name", required=True, help="the engine, as in prefill-0")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--child", action="store_true", help="end when stdin ends")
+    asked = parser.parse_args()
+    log_to_stderr(asked.name)
+
+    async def run() -> None:
+        scenario = load(asked.scenario, overrides=asked.overrides)
+        refuse_what_is_not_served(scenario)
+        await work(scenario, asked.name, asked.child)
+
+    return run_until_told(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
