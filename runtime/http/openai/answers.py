@@ -1,0 +1,220 @@
+"""What a client is answered: whole, or as the events of a stream; for either API, from the same pieces.
+
+One answer is one object: a stream's state (whose role has been told, how far a choice's text is) is in it. Keys that
+only vLLM has (`stop_reason`, `token_ids`, `prompt_token_ids`, `kv_transfer_params`) are there where there is a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from runtime.http.errors import OpenAIError
+from runtime.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, TokenLogprob, of_chat, of_completion
+
+Ending: TypeAlias = Literal["stop", "length", "abort"]
+
+DONE: Final = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """The next part of one choice; of an answer that is told whole, all of it."""
+
+    index: int
+    text: str
+    ending: Ending | None = None
+    """Set with the last piece."""
+    stop_reason: int | str | None = None
+    """The stop token or the stop string that ended it."""
+    logprobs: Seq[TokenLogprob] | None = None
+    token_ids: Seq[int] | None = None
+    prompt_token_ids: Seq[int] | None = None
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | UnsetType = UNSET
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> Usage:
+    details = UNSET if cached_tokens is None else PromptDetails(cached_tokens)
+    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
+
+
+class Answer(Protocol):
+    """One answer, of either API."""
+
+    def event(self, piece: Piece) -> bytes:
+        """A stream's next event, or events."""
+        ...
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The last event before DONE, where it was asked for."""
+        ...
+
+    def whole(self, pieces: Seq[Piece], usage: Usage, kv_transfer_params: Any = None) -> bytes: ...
+
+
+def error_event(error: OpenAIError) -> bytes:
+    """For a stream that cannot go on. DONE follows, as with vLLM."""
+    return b"data: " + error.body() + b"\n\n"
+
+
+class CompletionAnswer:
+    def __init__(self, request_id: str, created_s: int, model: str) -> None:
+        self._id = f"cmpl-{request_id}"
+        self._created = created_s
+        self._model = model
+        self._told: dict[int, int] = {}
+        """Characters of each choice's text so far."""
+
+    def event(self, piece: Piece) -> bytes:
+        return self._event((self._choice(piece),))
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return self._event((), usage)
+
+    def whole(self, pieces: Seq[Piece], usage: Usage, kv_transfer_params: Any = None) -> bytes:
+        choices = tuple(self._choice(piece) for piece in pieces)
+        return _encode(
+            _Completion(self._id, self._created, self._model, choices, usage, _given(kv_transfer_params)),
+        )
+
+    def _event(self, choices: tuple[_CompletionChoice, ...], usage: Usage | UnsetType = UNSET) -> bytes:
+        return b"data: %b\n\n" % _encode(_Completion(self._id, self._created, self._model, choices, usage))
+
+    def _choice(self, piece: Piece) -> _CompletionChoice:
+        logprobs = None
+        if piece.logprobs is not None:
+            told = self._told.get(piece.index, 0)
+            logprobs = of_completion(piece.logprobs, told)
+            self._told[piece.index] = told + sum(len(token.text) for token in piece.logprobs)
+        return _CompletionChoice(
+            piece.index,
+            piece.text,
+            logprobs,
+            piece.ending,
+            _given(piece.stop_reason),
+            _given(piece.token_ids),
+            _given(piece.prompt_token_ids),
+        )
+
+
+class ChatAnswer:
+    def __init__(self, request_id: str, created_s: int, model: str) -> None:
+        self._id = f"chatcmpl-{request_id}"
+        self._created = created_s
+        self._model = model
+        self._opened: set[int] = set()
+        """Choices whose role the stream has told."""
+
+    def event(self, piece: Piece) -> bytes:
+        opening = b""
+        if piece.index not in self._opened:
+            self._opened.add(piece.index)
+            opening = self._event((_ChatChoice(piece.index, delta=_Message("", "assistant")),), UNSET, piece)
+        logprobs = None if piece.logprobs is None else of_chat(piece.logprobs)
+        choice = _ChatChoice(
+            piece.index,
+            logprobs,
+            piece.ending,
+            _given(piece.stop_reason),
+            _given(piece.token_ids),
+            delta=_Message(piece.text),
+        )
+        return opening + self._event((choice,))
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return self._event((), usage)
+
+    def whole(self, pieces: Seq[Piece], usage: Usage, kv_transfer_params: Any = None) -> bytes:
+        choices = tuple(
+            _ChatChoice(
+                piece.index,
+                None if piece.logprobs is None else of_chat(piece.logprobs),
+                piece.ending,
+                _given(piece.stop_reason),
+                _given(piece.token_ids),
+                message=_Message(piece.text, "assistant"),
+            )
+            for piece in pieces
+        )
+        prompt = _given(pieces[0].prompt_token_ids) if pieces else UNSET
+        return _encode(
+            _Chat(
+                self._id,
+                "chat.completion",
+                self._created,
+                self._model,
+                choices,
+                usage,
+                prompt,
+                _given(kv_transfer_params),
+            ),
+        )
+
+    def _event(
+        self, choices: tuple[_ChatChoice, ...], usage: Usage | UnsetType = UNSET, first: Piece | None = None
+    ) -> bytes:
+        prompt = UNSET if first is None else _given(first.prompt_token_ids)
+        chunk = _Chat(self._id, "chat.completion.chunk", self._created, self._model, choices, usage, prompt)
+        return b"data: %b\n\n" % _encode(chunk)
+
+
+class _CompletionChoice(msgspec.Struct, frozen=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Ending | None
+    stop_reason: int | str | UnsetType
+    token_ids: Seq[int] | UnsetType
+    prompt_token_ids: Seq[int] | UnsetType
+
+
+class _Completion(msgspec.Struct, frozen=True, tag_field="object", tag="text_completion"):
+    id: str
+    created: int
+    model: str
+    choices: tuple[_CompletionChoice, ...]
+    usage: Usage | UnsetType
+    kv_transfer_params: Any = UNSET
+
+
+class _Message(msgspec.Struct, frozen=True):
+    content: str
+    role: str | UnsetType = UNSET
+
+
+class _ChatChoice(msgspec.Struct, frozen=True):
+    index: int
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Ending | None = None
+    stop_reason: int | str | UnsetType = UNSET
+    token_ids: Seq[int] | UnsetType = UNSET
+    message: _Message | UnsetType = UNSET
+    delta: _Message | UnsetType = UNSET
+
+
+class _Chat(msgspec.Struct, frozen=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: tuple[_ChatChoice, ...]
+    usage: Usage | UnsetType
+    prompt_token_ids: Seq[int] | UnsetType = UNSET
+    kv_transfer_params: Any = UNSET
+
+
+def _given(value: Any) -> Any:
+    return UNSET if value is None else value

@@ -1,0 +1,113 @@
+"""What a client may ask of /v1/chat/completions: texts of roles. Pictures, sounds and tools are not to be had here."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from runtime.http.openai.fields import Fields, decoded, invalid, read_fields
+from runtime.http.openai.sampling import (
+    Asked,
+    SharedFields,
+    asked,
+    checked_logprobs,
+    checked_max_tokens,
+    checked_prompt_tokens,
+    refuse_what_is_missing_here,
+)
+
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
+
+MAX_MESSAGES: Final = 4_096
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    role: Role
+    content: str
+    name: str | None = None
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None
+    messages: tuple[ChatMessage, ...]
+    """For the model's chat template; empty only where there are `prompt_tokens`."""
+    prompt_tokens: tuple[int, ...] | None
+    """The prompt that somebody has made of the messages already."""
+    asked: Asked
+    kv_transfer_params: Any
+    fields: Fields
+
+
+class _Part(msgspec.Struct, frozen=True):
+    type: str
+    text: str | None = None
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: Role
+    content: str | list[_Part] | None = None
+    name: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Chat(SharedFields, frozen=True, kw_only=True):
+    messages: list[_Message] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+_decoder = msgspec.json.Decoder(_Chat)
+
+
+def read_chat(body: bytes) -> ChatRequest:
+    """OpenAIError for anything that is not a request which this server could answer."""
+    fields = read_fields(body)
+    said = decoded(_decoder, body)
+    refuse_what_is_missing_here(fields)
+    tokens = said.prompt_token_ids
+    most = checked_max_tokens("max_tokens", said.max_tokens)
+    newer = checked_max_tokens("max_completion_tokens", said.max_completion_tokens)
+    return ChatRequest(
+        model=said.model,
+        messages=_messages(said, needed=tokens is None),
+        prompt_tokens=None if tokens is None else checked_prompt_tokens("prompt_token_ids", tokens),
+        asked=asked(said, newer or most, _logprobs(said)),
+        kv_transfer_params=said.kv_transfer_params,
+        fields=fields,
+    )
+
+
+def _messages(said: _Chat, needed: bool) -> tuple[ChatMessage, ...]:
+    messages = said.messages or []
+    if needed and not messages:
+        raise invalid("messages", "is missing" if said.messages is None else "is empty")
+    if len(messages) > MAX_MESSAGES:
+        raise invalid("messages", f"at most {MAX_MESSAGES} are allowed, not {len(messages)}")
+    return tuple(
+        ChatMessage(message.role, _text(message, f"messages[{at}]"), message.name)
+        for at, message in enumerate(messages)
+    )
+
+
+def _text(message: _Message, at: str) -> str:
+    if message.tool_calls:
+        raise invalid(f"{at}.tool_calls", "is not supported by this server")
+    content = message.content
+    if content is None:
+        if message.role != "assistant":
+            raise invalid(f"{at}.content", "is missing")
+        return ""
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            raise invalid(f"{at}.content[{index}]", "is no text, and only texts are supported by this server")
+    return "\n".join(part.text or "" for part in content)
+
+
+def _logprobs(said: _Chat) -> int | None:
+    if said.top_logprobs is not None and not said.logprobs:
+        raise invalid("top_logprobs", "is only for logprobs: true")
+    return checked_logprobs("top_logprobs", said.top_logprobs or 0) if said.logprobs else None

@@ -1,0 +1,81 @@
+"""What a client may ask of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from runtime.http.openai.fields import Fields, decoded, invalid, read_fields
+from runtime.http.openai.sampling import (
+    Asked,
+    SharedFields,
+    asked,
+    checked_logprobs,
+    checked_max_tokens,
+    checked_prompt_tokens,
+    refuse_what_is_missing_here,
+)
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""OpenAI's."""
+MAX_PROMPTS: Final = 1_024
+
+Prompt: TypeAlias = str | tuple[int, ...]
+"""A text, or token ids."""
+
+
+class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None
+    prompts: tuple[Prompt, ...]
+    """At least one; each is answered with `asked.n` choices, in order."""
+    asked: Asked
+    kv_transfer_params: Any
+    fields: Fields
+
+
+class _Completion(SharedFields, frozen=True, kw_only=True):
+    prompt: str | list[str | int | list[int]] | None = None
+    logprobs: int | None = None
+
+
+_decoder = msgspec.json.Decoder(_Completion)
+
+
+def read_completion(body: bytes) -> CompletionRequest:
+    """OpenAIError for anything that is not a request which this server could answer."""
+    fields = read_fields(body)
+    said = decoded(_decoder, body)
+    refuse_what_is_missing_here(fields)
+    most = checked_max_tokens("max_tokens", DEFAULT_MAX_TOKENS if said.max_tokens is None else said.max_tokens)
+    return CompletionRequest(
+        model=said.model,
+        prompts=_prompts(said),
+        asked=asked(said, most, checked_logprobs("logprobs", said.logprobs)),
+        kv_transfer_params=said.kv_transfer_params,
+        fields=fields,
+    )
+
+
+def _prompts(said: _Completion) -> tuple[Prompt, ...]:
+    if said.prompt_token_ids is not None:
+        return (checked_prompt_tokens("prompt_token_ids", said.prompt_token_ids),)
+    prompt = said.prompt
+    if prompt is None:
+        raise invalid("prompt", "is missing")
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise invalid("prompt", "is empty")
+    texts = [item for item in prompt if isinstance(item, str)]
+    tokens = [item for item in prompt if isinstance(item, int)]
+    lists = [item for item in prompt if isinstance(item, list)]
+    if len(tokens) == len(prompt):
+        return (checked_prompt_tokens("prompt", tokens),)
+    if len(prompt) > MAX_PROMPTS:
+        raise invalid("prompt", f"at most {MAX_PROMPTS} are allowed, not {len(prompt)}")
+    if len(texts) == len(prompt):
+        return tuple(texts)
+    if len(lists) == len(prompt):
+        return tuple(checked_prompt_tokens(f"prompt[{at}]", item) for at, item in enumerate(lists))
+    raise invalid("prompt", "must be a text, texts, token ids, or lists of token ids, not a mixture")

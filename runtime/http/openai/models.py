@@ -1,0 +1,40 @@
+"""/v1/models, and the two errors that follow from a model: it is not here, or the request is too long for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from runtime.http.errors import OpenAIError
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "pdflow"
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct, frozen=True):
+    object: str
+    data: list[ModelCard]
+
+
+def models_body(cards: Iterable[ModelCard]) -> bytes:
+    return msgspec.json.encode(_Models("list", list(cards)))
+
+
+def model_not_found(model: str) -> OpenAIError:
+    return OpenAIError(404, f"The model `{model}` does not exist.", param="model", code="model_not_found")
+
+
+def too_long(prompt_tokens: int, answer_tokens: int, context_tokens: int) -> OpenAIError:
+    """For a prompt that, with the answer asked for, is more than the model's context."""
+    message = (
+        f"This model's maximum context length is {context_tokens} tokens. However, you requested "
+        f"{prompt_tokens + answer_tokens} tokens ({prompt_tokens} in the prompt, {answer_tokens} in the completion). "
+        "Please reduce the length of the prompt or of the completion."
+    )
+    return OpenAIError(400, message, code="context_length_exceeded")

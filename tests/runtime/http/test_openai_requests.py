@@ -1,0 +1,331 @@
+"""Any body is a request or an error in OpenAI's shape; what a request says is what its reader hears."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from runtime.http.errors import ErrorBody, OpenAIError
+from runtime.http.openai.chat import ChatMessage, ChatRequest, read_chat
+from runtime.http.openai.completion import CompletionRequest, read_completion
+from runtime.http.openai.fields import read_fields, rewritten
+from runtime.http.openai.sampling import NEUTRAL, Asked
+
+READERS: dict[str, Callable[[bytes], CompletionRequest | ChatRequest]] = {
+    "completion": read_completion,
+    "chat": read_chat,
+}
+PROMPT: dict[str, dict[str, Any]] = {
+    "completion": {"prompt": "p"},
+    "chat": {"messages": [{"role": "user", "content": "p"}]},
+}
+each_api = pytest.mark.parametrize("api", READERS)
+
+
+def read(api: str, **fields: Any) -> CompletionRequest | ChatRequest:
+    return READERS[api](json.dumps(PROMPT[api] | fields).encode())
+
+
+def refused(read: Callable[[], object]) -> OpenAIError:
+    with pytest.raises(OpenAIError) as caught:
+        read()
+    return caught.value
+
+
+@each_api
+def test_what_is_not_said_has_openais_defaults(api: str) -> None:
+    request = read(api, model=None, n=None, stop=None, temperature=None, stream_options=None, unknown={"a": 1})
+    assert request.model is None
+    assert request.kv_transfer_params is None
+    assert request.asked == Asked(max_tokens=16 if api == "completion" else None)
+
+
+@each_api
+def test_what_is_said_is_heard(api: str) -> None:
+    request = read(
+        api,
+        model="tiny",
+        max_tokens=7,
+        n=2,
+        stop=["a", "b"],
+        stop_token_ids=[3, 3],
+        ignore_eos=True,
+        temperature=0,
+        top_p=0.5,
+        top_k=4,
+        seed=-5,
+        stream=True,
+        stream_options={"include_usage": True},
+        return_token_ids=True,
+        kv_transfer_params={"do_remote_decode": True},
+    )
+    assert request.model == "tiny"
+    assert request.kv_transfer_params == {"do_remote_decode": True}
+    assert request.asked == Asked(
+        max_tokens=7,
+        n=2,
+        stop=("a", "b"),
+        stop_token_ids=frozenset({3}),
+        ignore_eos=True,
+        temperature=0.0,
+        top_p=0.5,
+        top_k=4,
+        seed=-5,
+        stream=True,
+        include_usage=True,
+        return_token_ids=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("text", ("text",)),
+        ("", ("",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+    ],
+)
+def test_a_prompt_is_text_or_tokens_one_or_many(prompt: Any, prompts: tuple[Any, ...]) -> None:
+    request = read_completion(json.dumps({"prompt": prompt}).encode())
+    assert request.prompts == prompts
+
+
+def test_token_ids_stand_for_prompt_or_messages() -> None:
+    assert read_completion(b'{"prompt":"as text","prompt_token_ids":[5,6]}').prompts == ((5, 6),)
+    chat = read_chat(b'{"prompt_token_ids":[5,6]}')
+    assert (chat.messages, chat.prompt_tokens) == ((), (5, 6))
+
+
+def test_messages_are_texts_of_roles() -> None:
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "user", "content": "u", "name": "n"},
+        {"role": "assistant", "content": None},
+    ]
+    assert read("chat", messages=messages).messages == (  # type: ignore[union-attr]
+        ChatMessage("system", "a\nb"),
+        ChatMessage("user", "u", "n"),
+        ChatMessage("assistant", ""),
+    )
+
+
+def test_logprobs_are_a_number_or_a_switch_with_a_number() -> None:
+    assert read("completion", logprobs=0).asked.logprobs == 0
+    assert read("completion", logprobs=5).asked.logprobs == 5
+    assert read("chat", logprobs=True).asked.logprobs == 0
+    assert read("chat", logprobs=True, top_logprobs=5).asked.logprobs == 5
+    assert read("chat", logprobs=False).asked.logprobs is None
+
+
+def test_the_newer_limit_counts() -> None:
+    assert read("chat", max_tokens=1, max_completion_tokens=2).asked.max_tokens == 2
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 10**400}, "max_tokens"),
+    ({"max_tokens": "7"}, "max_tokens"),
+    ({"max_tokens": 7.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"seed": 2**64}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"stop": "x" * 1001}, "stop"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": [1] * 257}, "stop_token_ids"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"model": 5}, "model"),
+    ({"prompt_token_ids": []}, "prompt_token_ids"),
+    ({"prompt_token_ids": [2**31]}, "prompt_token_ids"),
+    ({"echo": True}, "echo"),
+    ({"best_of": 2}, "best_of"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"guided_json": {}}, "guided_json"),
+]
+WRONG_PROMPTS: list[tuple[Any, str]] = [
+    (None, "prompt"),
+    ([], "prompt"),
+    ({}, "prompt"),
+    (5, "prompt"),
+    (["a", 1], "prompt"),
+    ([[1], "a"], "prompt"),
+    ([[1], []], "prompt[1]"),
+    ([-1], "prompt"),
+    ([True], "prompt[0]"),
+    (["a"] * 1_025, "prompt"),
+]
+WRONG_MESSAGES: list[tuple[Any, str]] = [
+    (None, "messages"),
+    ([], "messages"),
+    ("hello", "messages"),
+    ([{"content": "a"}], "messages[0]"),
+    ([{"role": "wizard", "content": "a"}], "messages[0].role"),
+    ([{"role": "user"}], "messages[0].content"),
+    ([{"role": "user", "content": 5}], "messages[0].content"),
+    ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0]"),
+    ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "messages[0].tool_calls"),
+    ([{"role": "user", "content": "a"}] * 4_097, "messages"),
+]
+
+
+@each_api
+@pytest.mark.parametrize(("fields", "param"), WRONG, ids=lambda value: str(value)[:40])
+def test_what_is_wrong_names_its_field(api: str, fields: dict[str, Any], param: str) -> None:
+    error = refused(lambda: read(api, **fields))
+    assert (error.status, error.param) == (400, param)
+    assert len(str(error)) < 200
+
+
+@pytest.mark.parametrize(("prompt", "param"), WRONG_PROMPTS, ids=lambda value: str(value)[:40])
+def test_a_wrong_prompt_is_named(prompt: Any, param: str) -> None:
+    assert refused(lambda: read("completion", prompt=prompt)).param == param
+
+
+@pytest.mark.parametrize(("messages", "param"), WRONG_MESSAGES, ids=lambda value: str(value)[:40])
+def test_a_wrong_message_is_named(messages: Any, param: str) -> None:
+    assert refused(lambda: read("chat", messages=messages)).param == param
+
+
+def test_logprobs_of_the_other_api_are_refused() -> None:
+    assert refused(lambda: read("completion", logprobs=True)).param == "logprobs"
+    assert refused(lambda: read("completion", logprobs=21)).param == "logprobs"
+    assert refused(lambda: read("chat", top_logprobs=2)).param == "top_logprobs"
+    assert refused(lambda: read("chat", logprobs=True, top_logprobs=21)).param == "top_logprobs"
+
+
+@each_api
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_what_is_missing_here_may_be_asked_not_to_be(api: str, name: str) -> None:
+    for value in (None, *NEUTRAL[name]):
+        read(api, **{name: value})
+    assert refused(lambda: read(api, **{name: ["something"]})).param == name
+
+
+@each_api
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"{} {}",
+        b'{"prompt": "\xff"}',
+        b'{"\xff": 1}',
+        b'{"temperature": NaN}',
+        b'{"temperature": 1e999}',
+        b'{"x": ' + b"[" * 100_000,
+        b'{"kv_transfer_params": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
+        b'{"tools": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"prompt": "\\ud800"}',
+    ],
+    ids=lambda body: repr(body[:30]),
+)
+def test_what_is_no_json_object_is_refused(api: str, body: bytes) -> None:
+    error = refused(lambda: READERS[api](body))
+    assert error.status == 400
+    assert msgspec.json.decode(error.body(), type=ErrorBody).error.type == "invalid_request_error"
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from([10**400, "x" * 2000]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=10,
+)
+NAMES = [
+    "model",
+    "prompt",
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "n",
+    "stop",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+    "return_token_ids",
+    "prompt_token_ids",
+    "kv_transfer_params",
+    "logprobs",
+    "top_logprobs",
+    "role",
+]
+parts = st.fixed_dictionaries({}, optional={"type": values | st.just("text"), "text": values})
+messages = st.lists(
+    st.fixed_dictionaries(
+        {}, optional={"role": st.sampled_from(["user", "tool"]) | values, "content": values | st.lists(parts)}
+    ),
+    max_size=3,
+)
+bodies = st.dictionaries(st.sampled_from(NAMES + list(NEUTRAL)), values, max_size=6)
+spoiled = st.tuples(bodies, st.integers(0, 200), st.binary(max_size=3)).map(
+    lambda given: (text := json.dumps(given[0]).encode())[: given[1]] + given[2] + text[given[1] + 1 :]
+)
+
+
+def check_told(error: OpenAIError) -> None:
+    assert 400 <= error.status < 500
+    told = json.loads(error.body())
+    assert told.keys() == {"error"}
+    assert told["error"].keys() == {"message", "type", "param", "code"}
+
+
+@each_api
+@given(body=st.binary() | bodies.map(lambda fields: json.dumps(fields).encode()) | spoiled)
+@example(body=b'{"prompt":"\\u0000"}')
+def test_any_bytes_are_a_request_or_an_error_in_openais_shape(api: str, body: bytes) -> None:
+    try:
+        READERS[api](body)
+    except OpenAIError as error:
+        check_told(error)
+
+
+@given(fields=bodies, said=messages)
+def test_any_messages_are_a_request_or_an_error(fields: dict[str, Any], said: Any) -> None:
+    try:
+        read_chat(json.dumps(fields | {"messages": said}).encode())
+    except OpenAIError as error:
+        check_told(error)
+
+
+@given(fields=st.dictionaries(st.text(max_size=5), values, max_size=5))
+def test_a_request_sent_on_is_what_came_but_for_what_was_exchanged(fields: dict[str, Any]) -> None:
+    try:
+        came = read_fields(json.dumps({"kv_transfer_params": {"evil": 1}} | fields).encode())
+    except OpenAIError:
+        assume(False)  # numbers that JSON has not
+    on = rewritten(came, drop=["kv_transfer_params"], put={"max_tokens": 1})
+    left = fields | {"max_tokens": 1}
+    left.pop("kv_transfer_params", None)
+    assert json.loads(on) == left
