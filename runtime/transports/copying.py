@@ -35,11 +35,14 @@ class Mapped:
 
 
 class Copy:
-    """One WRITE's or READ's pieces on their way. Bounds have been checked."""
+    """One WRITE's or READ's pieces on their way, for a guest or a link. Bounds have been checked."""
 
-    __slots__ = ("_pieces", "_source", "_target", "generation", "halted", "peer")
+    __slots__ = ("_pieces", "_source", "_target", "generation", "halted", "owner", "peer")
 
-    def __init__(self, peer: str, generation: int, source: Mapped, target: Mapped, pieces: Pieces) -> None:
+    def __init__(
+        self, owner: object, peer: str, generation: int, source: Mapped, target: Mapped, pieces: Pieces
+    ) -> None:
+        self.owner: Final = owner
         self.peer: Final = peer
         self.generation: Final = generation
         self.halted = False

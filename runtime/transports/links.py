@@ -1,7 +1,7 @@
 """Both ends of a stream between two agents: the link of whoever opened it, the guest of whoever answered.
 
-Only the opener posts, so an agent has at most one link to each peer that it may write to or read from, and as many
-guests as there are peers that do so to it. What is kept here is who waits for what; what to do about it is agent.py's.
+Only the opener posts, so an agent has at most one open link to each peer that it may write to or read from, and as many
+guests as there are lives of peers that do so to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runtime.transports.stream import Stream
 class Link:
     """Our stream to one peer."""
 
-    __slots__ = ("about", "bell", "copies", "open", "peer", "reads", "remote", "stream", "writes")
+    __slots__ = ("about", "bell", "copies", "open", "peer", "reads", "remote", "stream", "words", "writes")
 
     def __init__(self, peer: Address, about: Description, stream: Stream, remote: Mapped | None) -> None:
         self.peer: Final = peer
@@ -34,12 +34,14 @@ class Link:
         """Posted and not answered."""
         self.reads: dict[int, Pieces] = {}
         """Asked for on this stream, and not here yet (tcp)."""
+        self.words: set[int] = set()
+        """As `reads`, of words."""
         self.copies: deque[tuple[int, Copy]] = deque()
         """Reads of mapped memory, in their order; the first one is running (shm)."""
         self.bell = trio.Event()
 
     def operations(self) -> list[int]:
-        return [*self.writes, *self.reads, *(op for op, _ in self.copies)]
+        return [*self.writes, *self.reads, *self.words, *(op for op, _ in self.copies)]
 
     def take_back(self, op: int) -> bool:
         """Whether this operation was open here and none of it had been posted. It never is, then."""
@@ -57,19 +59,12 @@ class Link:
 class Guest:
     """A peer's stream to us."""
 
-    __slots__ = ("name", "remote", "stream")
+    __slots__ = ("left", "life", "name", "remote", "stream")
 
-    def __init__(self, name: Address, stream: Stream, remote: Mapped | None) -> None:
+    def __init__(self, name: Address, life: int, stream: Stream, remote: Mapped | None) -> None:
         self.name: Final = name
+        self.life: Final = life
         self.stream: Final = stream
         self.remote: Final = remote
-
-
-class Waiting:
-    """A flush or a fence, and what has to end before it does."""
-
-    __slots__ = ("of", "peer")
-
-    def __init__(self, peer: Address, of: set[object]) -> None:
-        self.peer: Final = peer
-        self.of: Final = of
+        self.left: Final = trio.Event()
+        """Set when its stream is closed, and nothing of it moves."""

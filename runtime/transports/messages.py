@@ -64,6 +64,12 @@ class Welcome(Value, frozen=True, gc=False, array_like=True, tag="welcome"):
     """The answer; without it the stream ends."""
 
 
+class Refused(Value, frozen=True, gc=False, array_like=True, tag="refused"):
+    """Another agent listens here now: proof that the one before is gone, for a port has one owner at a time."""
+
+    life: int
+
+
 class Write(Value, frozen=True, gc=False, array_like=True, tag="write"):
     """Copy these pieces into your memory. Over tcp their bytes follow."""
 
@@ -80,11 +86,25 @@ class Read(Value, frozen=True, gc=False, array_like=True, tag="read"):
     pieces: bytes
 
 
+class ReadWord(Value, frozen=True, gc=False, array_like=True, tag="read word"):
+    """Say what the 8 bytes there are (tcp)."""
+
+    op: int
+    address: int
+
+
 class Answer(Value, frozen=True, gc=False, array_like=True, tag="answer"):
     """A Write's end, or a Read's refusal."""
 
     op: int
     ok: bool
+
+
+class Word(Value, frozen=True, gc=False, array_like=True, tag="word"):
+    """A ReadWord's answer; None if there is no such word."""
+
+    op: int
+    word: int | None
 
 
 class Data(Value, frozen=True, gc=False, array_like=True, tag="data"):
@@ -94,7 +114,7 @@ class Data(Value, frozen=True, gc=False, array_like=True, tag="data"):
     nbytes: int
 
 
-Message: TypeAlias = Hello | Welcome | Write | Read | Answer | Data
+Message: TypeAlias = Hello | Welcome | Refused | Write | Read | ReadWord | Answer | Word | Data
 
 VERSION: Final = 1
 _encoder = msgspec.msgpack.Encoder()
@@ -123,6 +143,13 @@ def parse_description(about: bytes) -> Description | Malformed:
 def same_token(shown: bytes, token: bytes) -> bool:
     """In a time that says nothing about how much of it was right."""
     return secrets.compare_digest(shown, token)
+
+
+def word_at(memory: memoryview, address: int) -> int | None:
+    """None where no word can be."""
+    if address % WORD_BYTES or not 0 <= address <= len(memory) - WORD_BYTES:
+        return None
+    return int.from_bytes(memory[address : address + WORD_BYTES], "little")
 
 
 class Pieces(NamedTuple):

@@ -12,7 +12,6 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -22,22 +21,22 @@ import trio
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
 from runtime.transports.agent import StreamAgent
-from runtime.transports.base import Ended, Tell, TransportError, WordArrived
+from runtime.transports.base import Tell, TransportError, WordArrived
 from runtime.transports.copying import Copy, Mapped
 from runtime.transports.links import Guest, Link
 from runtime.transports.messages import (
     VERSION,
-    WORD_BYTES,
-    Data,
     Description,
     Hello,
     Pieces,
     Read,
+    ReadWord,
     Write,
     unpack_pieces,
+    word_at,
 )
 from runtime.transports.region import FOLDER, OwnedRegion, map_region, sweep
-from runtime.transports.stream import StreamBrokenError
+from runtime.transports.stream import Parcel, StreamBrokenError
 
 BACKLOG: Final = 128
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -112,29 +111,23 @@ class ShmTransport(StreamAgent):
             raise TransportError(f"it is a process of user {uid}")
         return Mapped(map_region(hello.memory, hello.nbytes, self._folder))
 
-    def _payload(self, pieces: Pieces) -> Iterable[memoryview]:
-        return ()
-
     async def _receive(self, guest: Guest, message: Write) -> bool:
         assert self._memory is not None
         assert guest.remote is not None
         pieces = unpack_pieces(message.pieces, guest.remote.nbytes, self._memory.nbytes)
         if isinstance(pieces, Malformed):
             raise StreamBrokenError(pieces.reason)
-        if self._revoked(guest, message.generation):
+        if not self._welcome(guest, message.generation):
             return False
-        return await self._move(Copy(guest.name, message.generation, guest.remote, self._memory, pieces))
+        return await self._move(Copy(guest, guest.name, message.generation, guest.remote, self._memory, pieces))
 
-    async def _serve_read(self, guest: Guest, message: Read) -> None:
+    def _serve_read(self, message: Read | ReadWord) -> Parcel:
         raise StreamBrokenError("who can map this memory does not ask for its bytes")
-
-    async def _receive_data(self, link: Link, message: Data) -> None:
-        raise StreamBrokenError("nobody has asked for bytes")
 
     def _post_read(self, op: int, link: Link, pieces: Pieces) -> None:
         assert self._memory is not None
         assert link.remote is not None
-        link.copies.append((op, Copy(link.peer, -1, link.remote, self._memory, pieces)))
+        link.copies.append((op, Copy(link, link.peer, -1, link.remote, self._memory, pieces)))
         link.bell.set()
 
     async def _attend_link(self, link: Link) -> None:
@@ -145,15 +138,10 @@ class ShmTransport(StreamAgent):
                 landed = await self._move(copy)
                 if link.copies and link.copies[0][1] is copy:
                     link.copies.popleft()
-                    self._tell(Ended(op, landed))
-                    self._settled(op)
+                    self._ended(link, op, landed)
             link.bell = trio.Event()
             await link.bell.wait()
 
-    def read_word(self, op: int, peer: Address, address: int) -> None:
-        link = self._links.get(peer)
-        remote = link.remote if link is not None else None
-        if remote is None or address % WORD_BYTES or not 0 <= address <= remote.nbytes - WORD_BYTES:
-            self._tell(WordArrived(op, None))
-            return
-        self._tell(WordArrived(op, int.from_bytes(remote.view[address : address + WORD_BYTES], "little")))
+    def _post_word(self, op: int, link: Link, address: int) -> None:
+        assert link.remote is not None
+        self._tell(WordArrived(op, word_at(link.remote.view, address)))

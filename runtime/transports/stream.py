@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
@@ -29,14 +29,15 @@ BYTES_PER_RECEIVE: Final = 1 << 20
 
 
 class StreamBrokenError(Exception):
-    """No more can be read from this stream, or what was read is no message.
+    """No more can be read from this stream, or what was read is no message."""
 
-    `finished`: the peer's end was closed in order (by the peer or by its death), with nothing behind the last message.
-    """
 
-    def __init__(self, reason: str, *, finished: bool = False) -> None:
-        super().__init__(reason)
-        self.finished = finished
+class StreamFinishedError(StreamBrokenError):
+    """The peer's end was closed in order: by the peer, or by its process's death."""
+
+
+class StreamLostError(StreamBrokenError):
+    """The connection failed; what the other end has of it is not known."""
 
 
 class Parcel:
@@ -62,6 +63,7 @@ class Stream:
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0
         self._since_checkpoint = 0
+        self._lost = False
 
     # Out.
 
@@ -121,6 +123,7 @@ class Stream:
         except BlockingIOError:
             return
         except OSError:
+            self._lost = True  # The kernel tells an error once, here or there; the reader must not take it for an end.
             self._parcels.clear()
             return
         parcel.begun = parcel.begun or sent > 0
@@ -150,26 +153,37 @@ class Stream:
             raise StreamBrokenError(found.reason)
         return found
 
-    async def fill(self, views: Iterable[memoryview]) -> None:
-        """Receive straight into these, in their order."""
+    async def fill(self, views: Iterable[memoryview], wanted: Callable[[], bool] = lambda: True) -> bool:
+        """Receive straight into these, in their order, as long as they are wanted; whether all were, to the end.
+
+        `wanted` is asked before every call that receives. What comes when it is not any more goes nowhere.
+        """
         waiting = deque(view for view in views if len(view))
         while waiting:
-            if self._start < self._end:
+            if self._start == self._end:
+                received = await self._receive(list(islice(waiting, VIEWS_PER_CALL)), wanted=wanted)
+            elif wanted():
                 taken = self._take(min(len(waiting[0]), self._end - self._start))
                 waiting[0][: len(taken)] = taken
                 received = len(taken)
             else:
-                received = await self._receive(list(islice(waiting, VIEWS_PER_CALL)))
+                received = 0
+            if not received:
+                await self.discard(sum(map(len, waiting)))
+                return False
             while waiting and received >= len(waiting[0]):
                 received -= len(waiting.popleft())
             if received:
                 waiting[0] = waiting[0][received:]
+        return True
 
-    async def wait_for_end(self) -> None:
-        """Until the peer has closed its end, whatever it says before."""
-        with contextlib.suppress(StreamBrokenError):
+    async def wait_for_end(self) -> bool:
+        """Until the stream ends, whatever the peer says before; whether it did so in order."""
+        try:
             while True:
                 await self.discard(BUFFER_BYTES)
+        except StreamBrokenError as broken:
+            return isinstance(broken, StreamFinishedError)
 
     async def discard(self, nbytes: int) -> None:
         while nbytes:
@@ -195,26 +209,32 @@ class Stream:
             border = at_border and self._start == self._end
             self._end += await self._receive([self._buffer[self._end :]], border)
 
-    async def _receive(self, views: list[memoryview], at_border: bool = False) -> int:
-        """At least one byte into these views. Others get their turn when it has to wait, and now and then besides."""
+    async def _receive(
+        self, views: list[memoryview], at_border: bool = False, wanted: Callable[[], bool] = lambda: True
+    ) -> int:
+        """At least one byte into these views, or 0 if none is wanted.
+
+        Others get their turn when it has to wait, and now and then besides.
+        """
         if self._since_checkpoint >= BYTES_BETWEEN_CHECKPOINTS:
             self._since_checkpoint = 0
             await trio.lowlevel.checkpoint()
-        while True:
+        while wanted():
             try:
                 received = self.sock.recvmsg_into(views)[0] if len(views) > 1 else self._receive_one(views[0])
             except BlockingIOError:
                 self._since_checkpoint = 0
                 await self._readable()
             except OSError as error:
-                raise StreamBrokenError(f"the stream broke: {error.strerror or error}") from None
+                raise StreamLostError(f"the stream broke: {error.strerror or error}") from None
             else:
                 if not received:
-                    raise StreamBrokenError(
-                        "the peer closed the stream" + ("" if at_border else " within a message"), finished=True
-                    )
+                    if self._lost:
+                        raise StreamLostError("the stream broke while sending")
+                    raise StreamFinishedError("the peer closed the stream" + ("" if at_border else " within a message"))
                 self._since_checkpoint += max(received, BYTES_BETWEEN_CHECKPOINTS // 64)
                 return received
+        return 0
 
     def _receive_one(self, view: memoryview) -> int:
         return self.sock.recv_into(view, min(len(view), BYTES_PER_RECEIVE))

@@ -11,10 +11,12 @@ from pdflow.layout.descriptors import Descriptor
 from runtime.transports.agent import StreamAgent
 from runtime.transports.base import Ended, Noticed, TransportEvent
 from runtime.transports.shm import ShmTransport
+from runtime.transports.tcp import TcpTransport
 
 REGION_BYTES = 8 << 20
 KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]] = {
     "shm": ShmTransport,
+    "tcp": TcpTransport,
 }
 
 

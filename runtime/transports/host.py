@@ -1,0 +1,188 @@
+"""The side of an agent that is posted to: who may come in, and what becomes of what guests ask for.
+
+Whoever receives bytes decides whether they land. A guest has shown the token of this memory; each of its WRITEs is
+checked for bounds and generation, moved by us, and then answered. So a fence is local here, hard, and needs nobody.
+
+One life of a peer has one stream. A second one takes the first one's place only when nothing of that moves any more:
+so a writer whose stream broke learns, by being welcomed anew, that what it had posted has come to its end.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+import socket
+from abc import ABC, abstractmethod
+from typing import Final
+
+import trio
+
+from pdflow.protocol.values import Address
+from pdflow.protocol.wire.limits import MAX_NAME_BYTES
+from runtime.transports.base import Noticed, Tell, TransportError
+from runtime.transports.copying import Copy, Mapped
+from runtime.transports.links import Guest
+from runtime.transports.messages import (
+    MAX_HELLO_BYTES,
+    TOKEN_BYTES,
+    VERSION,
+    Answer,
+    Hello,
+    Read,
+    ReadWord,
+    Refused,
+    Welcome,
+    Write,
+    frame,
+    same_token,
+)
+from runtime.transports.stream import Parcel, Stream, StreamBrokenError, StreamFinishedError
+from runtime.transports.waits import Waits
+
+log = logging.getLogger(__name__)
+
+GREETING_S: Final = 5.0
+"""For a stranger to say who it is, and for a peer to answer."""
+MAX_STRANGERS: Final = 64
+"""Streams that have not said who they are yet."""
+_OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Host(ABC):
+    """Args: me, the name by which peers know this rank; tell, which takes note of what happened."""
+
+    def __init__(self, me: Address, tell: Tell) -> None:
+        self.me: Final = me
+        self.life: Final = secrets.randbits(63)
+        self.token: Final = secrets.token_bytes(TOKEN_BYTES)
+        self._tell: Final = tell
+        self._waits: Final = Waits(tell)
+        self._memory: Mapped | None = None
+        self._guests: set[Guest] = set()
+        self._strangers = 0
+        self._copies: set[Copy] = set()
+        """What is moving between mapped regions, in either direction."""
+        self._floors: dict[Address, int] = {}
+        """By peer: the newest generation that none of its WRITEs may reach any more."""
+
+    @abstractmethod
+    def _admit(self, hello: Hello, sock: socket.socket) -> Mapped | None:
+        """The memory of a peer that has shown the token. TransportError if it may not come in."""
+
+    @abstractmethod
+    async def _receive(self, guest: Guest, message: Write) -> bool:
+        """Move a guest's bytes; whether all have landed."""
+
+    @abstractmethod
+    def _serve_read(self, message: Read | ReadWord) -> Parcel:
+        """What it asks for. StreamBrokenError if it may not."""
+
+    @abstractmethod
+    def _perhaps_gone(self, peer: Address) -> None:
+        """A stream of this peer has ended, by no doing of ours."""
+
+    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:
+                if error.errno in _OUT_OF_FILES:
+                    log.warning("%s: a stream cannot be accepted: %s", self.me, error.strerror)
+                    await trio.sleep(0.1)
+                continue
+            if self._strangers >= MAX_STRANGERS:
+                sock.close()
+                continue
+            self._strangers += 1
+            nursery.start_soon(self._serve, Stream(sock))
+
+    async def _serve(self, stream: Stream) -> None:
+        guest: Guest | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.pump)
+                try:
+                    guest = await self._greet(stream)
+                    await self._attend(guest)
+                except StreamBrokenError as broken:
+                    if not isinstance(broken, StreamFinishedError) and not stream.closed:
+                        who = "a stranger" if guest is None else guest.name
+                        log.warning("%s: the stream of %s is closed: %s", self.me, who, broken)
+                nursery.cancel_scope.cancel()
+        finally:
+            stream.close()
+            if guest is not None:
+                guest.left.set()
+        if guest is not None and guest in self._guests:
+            self._guests.discard(guest)
+            self._perhaps_gone(guest.name)
+
+    async def _greet(self, stream: Stream) -> Guest:
+        try:
+            with trio.move_on_after(GREETING_S) as patience:
+                hello = await stream.message(MAX_HELLO_BYTES)
+        finally:
+            self._strangers -= 1
+        if patience.cancelled_caught:
+            raise StreamBrokenError(f"it has not said who it is within {GREETING_S:g} s")
+        if not isinstance(hello, Hello) or hello.version != VERSION or not 0 < len(hello.name) <= MAX_NAME_BYTES:
+            raise StreamBrokenError("it does not begin as a peer does")
+        if hello.target_life != self.life:
+            stream.post(Parcel(frame(Refused(self.life))))
+            raise StreamBrokenError("it looks for another agent, which was here before")
+        if not same_token(hello.token, self.token):
+            raise StreamBrokenError("it has not been told of this memory")
+        try:
+            guest = Guest(hello.name, hello.life, stream, self._admit(hello, stream.sock))
+        except TransportError as error:
+            raise StreamBrokenError(str(error)) from None
+        for former in [former for former in self._guests if (former.name, former.life) == (hello.name, hello.life)]:
+            self._dismiss(former)
+            await former.left.wait()
+        self._guests.add(guest)
+        stream.post(Parcel(frame(Welcome())))
+        return guest
+
+    async def _attend(self, guest: Guest) -> None:
+        while True:
+            message = await guest.stream.message()
+            if isinstance(message, Write):
+                landed = await self._receive(guest, message)
+                if guest not in self._guests:
+                    raise StreamFinishedError("it is dismissed")
+                if landed and message.notice is not None:
+                    self._tell(Noticed(guest.name, message.notice))
+                self._answer(guest, Parcel(frame(Answer(message.op, landed))))
+            elif isinstance(message, Read | ReadWord):
+                self._answer(guest, self._serve_read(message))
+            else:
+                raise StreamBrokenError(f"{type(message).__name__} is no order")
+
+    def _answer(self, guest: Guest, parcel: Parcel) -> None:
+        if not guest.stream.post(parcel):
+            raise StreamBrokenError("it does not read its answers")
+
+    def _dismiss(self, guest: Guest) -> None:
+        """Nothing more of it lands. Its end of the stream learns of it once nothing of it moves."""
+        self._guests.discard(guest)
+        moving = [copy for copy in self._copies if copy.owner is guest]
+        for copy in moving:
+            copy.halted = True
+        if not moving:
+            guest.stream.close()
+
+    def _welcome(self, guest: Guest, generation: int) -> bool:
+        """Whether a WRITE of this guest may reach memory of this generation, as of now."""
+        return guest in self._guests and generation > self._floors.get(guest.name, -1)
+
+    async def _move(self, copy: Copy) -> bool:
+        """Whether all of it has landed, with nobody against it in between."""
+        self._copies.add(copy)
+        try:
+            await copy.run()
+        finally:
+            self._copies.discard(copy)
+            self._waits.ended(copy)
+        return not copy.halted

@@ -1,0 +1,64 @@
+"""Flushes and fences: who waits for the end of what, and is told when all of it has ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from pdflow.protocol.values import Address
+from runtime.transports.base import Fenced, Flushed, Tell
+
+
+class Wait:
+    __slots__ = ("of", "peer")
+
+    def __init__(self, peer: Address, of: Iterable[object]) -> None:
+        self.peer: Final = peer
+        self.of: Final = set(of)
+
+
+class Waits:
+    """Operations are named by their numbers, links and copies by themselves."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell: Final = tell
+        self._fences: list[Wait] = []
+        self._flushes: dict[Address, deque[Wait]] = {}
+
+    def fence(self, peer: Address, of: Iterable[object]) -> None:
+        """Tell Fenced once all of these have ended."""
+        self._fences.append(Wait(peer, of))
+        self._look()
+
+    def flush(self, peer: Address, ops: Iterable[int]) -> None:
+        """Tell Flushed once all of these have ended, and the flush before it."""
+        self._flushes.setdefault(peer, deque()).append(Wait(peer, ops))
+        self._look()
+
+    def ended(self, what: object) -> None:
+        for wait in (*self._fences, *(wait for flushes in self._flushes.values() for wait in flushes)):
+            wait.of.discard(what)
+        self._look()
+
+    def broke(self, peer: Address, ops: Iterable[int]) -> None:
+        """The connection is gone on which these were open: flushes that wait for one of them have failed."""
+        flushes = self._flushes.get(peer, deque())
+        for flush in [flush for flush in flushes if not flush.of.isdisjoint(ops)]:
+            flushes.remove(flush)
+            self._tell(Flushed(peer, False))
+        self._look()
+
+    def _look(self) -> None:
+        for peer in tuple(self._flushes):
+            flushes = self._flushes[peer]
+            while flushes and not flushes[0].of:
+                flushes.popleft()
+                self._tell(Flushed(peer, True))
+            if not flushes:
+                del self._flushes[peer]
+        over = [fence for fence in self._fences if not fence.of]
+        if over:
+            self._fences = [fence for fence in self._fences if fence.of]
+            for fence in over:
+                self._tell(Fenced(fence.peer))
