@@ -43,12 +43,13 @@ from sim.decode_node import DecodeNode
 from sim.engine_node import HostedEngine
 from sim.fabric import Fabric
 from sim.faults import Faults
+from sim.heartbeats import Heartbeats
 from sim.paths import Paths
 from sim.patience import Patience
 from sim.prefill_node import PrefillNode
 from sim.progressive_prefill_node import ProgressivePrefillNode
 from sim.recording import RecordedEngine, Recorder
-from sim.routing import router_node
+from sim.routing import heartbeat_ns, router_node
 from sim.scaling import Scaling
 from sim.sessions import Sessions
 from sim.shipping import Shipping
@@ -158,6 +159,9 @@ class Builder:
         world.router = router_node(self)
         if scenario.scales:
             world.scaling = Scaling(self)
+        every_ns = heartbeat_ns(self)
+        if every_ns is not None:
+            world.heartbeats = Heartbeats(self, every_ns)
         self.add_clients()
         if scenario.faults:
             world.faults = Faults(self, plan_of(scenario), Rng(scenario.seed).stream)

@@ -47,6 +47,8 @@ class Clock(Environment):
         self.stopped = False
         self.turns = 0
         """Turns of the queue so far."""
+        self.looks = 0
+        """Callbacks to come that only look at what is there: they end when nothing else is to come."""
         self._last: list[tuple[int, int, Callback, Any]] = []
 
     def call(self, delay: int, callback: Callback, about: Any, priority: int = INPUT) -> None:
@@ -57,6 +59,11 @@ class Clock(Environment):
     def pending(self) -> int:
         """Callbacks that are still to come."""
         return len(self._queue) + len(self._last)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether anything is to come but looks."""
+        return self.pending > self.looks
 
     def last(self, callback: Callback, about: Any, order: int) -> None:
         """Call `callback(about)` at this instant, when nothing else is left to happen at it; the lowest order first."""

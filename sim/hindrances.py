@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pdflow.faults.draw import Numbers, Streams
 from pdflow.faults.plan import (
+    ROUTER,
     Delay,
     Drop,
     Duplicate,
@@ -176,6 +177,11 @@ class Hindrances:
         if hold is None:
             for waiting in self.held.pop(link, ()):
                 self.env.call(delay, self.let_go, waiting)
+
+    def loses_report(self, engine: EngineId) -> bool:
+        """Whether a heartbeat of this engine does not get to the router."""
+        drops = [fault for fault in self.on_messages if isinstance(fault, Drop) and fault.links.hold(engine, ROUTER)]
+        return self.cut(engine, ROUTER) or any(self.hits(drop) for drop in drops)
 
     def let_go(self, waiting: list[Any]) -> None:
         if waiting:

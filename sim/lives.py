@@ -2,7 +2,8 @@
 
 The memory of a dead process is gone, and so is everything that its peers were going to be told. What its NICs had been
 given may land all the same. Nobody in the protocol is told of a death: peers find out by their own timers. The router's
-connections break, which it sees one hop later; so it sees, by its health check, that the engine is up again.
+connections break, which it sees one hop later; so it sees, by its health check or a heartbeat, that the engine is up
+again. Where engines send heartbeats, it goes on sending legs to a dead one until it misses them, and each is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from pdflow.routing.router import (
     DispatchDecode,
     DispatchPrefill,
     EngineChanged,
-    EngineLost,
     PrefillAnswered,
 )
 from sim.aggregated_node import AggregatedNode
@@ -48,8 +48,7 @@ class Lives:
     def node(self, name: EngineId) -> EngineNode:
         """The life that this engine is in."""
         place = self.builder.places[name]
-        nodes = self.world.decodes if place.pool.role == "decode" else self.world.prefills
-        return nodes[place.position]
+        return self.world.node_at(place.pool.leg, place.position)
 
     def place_of(self, engine: EngineId) -> EngineId:
         """How the plan calls the engine of that id, or of the one that it loads as."""
@@ -72,7 +71,8 @@ class Lives:
             del words[key]
         self.faults.hindrances.died(node, cut_off=not fault.lands)
         self.faults.witness.died(node, fault.lands)
-        world.router.later(EngineLost(node.name))
+        place = self.builder.places[name]
+        world.router.breaks(place.pool.leg, place.position)
         if fault.restart_after_ns is not None:
             world.env.call(fault.restart_after_ns, self.restart, name)
         return True
@@ -100,7 +100,10 @@ class Lives:
         new.observe = world.observe
         new.clock = old.clock
         self.faults.hindrances.attach(new)
-        world.router.later(EngineChanged(old.name, True, info if fault.new_engine_id else None))
+        if world.heartbeats is not None:
+            world.heartbeats.begin(place)
+        else:
+            world.router.later(EngineChanged(old.name, True, info if fault.new_engine_id else None))
 
     def keep_nics(self, before: EngineId, info: EngineInfo) -> None:
         """Another id, the same hardware."""

@@ -15,6 +15,8 @@ from pdflow.routing.router import (
     DispatchDecode,
     DispatchPrefill,
     EngineLeft,
+    EngineLost,
+    EngineSilent,
     Reply,
     ReportPrefill,
     RequestArrived,
@@ -54,6 +56,7 @@ class RouterNode(Node):
             ReportPrefill: self.report_prefill,
             Reply: self.reply,
             EngineLeft: self.engine_left,
+            EngineSilent: self.engine_silent,
         }
         self.arrivals: dict[type, Callable[[Any], None]] = {
             DispatchPrefill: self.prefill_arrived,
@@ -98,6 +101,17 @@ class RouterNode(Node):
     def answered(self, event: RouterEvent) -> None:
         self.world.answered(event, self.env.now)
         self.feed(self.port, event)
+
+    def breaks(self, leg: str, position: int) -> None:
+        """The connections to the engine there break: seen one hop later."""
+        self.env.call(self.http_ns, self.broken, (leg, position))
+
+    def broken(self, about: tuple[str, int]) -> None:
+        leg, position = about
+        router = self.port.endpoint
+        assert isinstance(router, Router)
+        engines = router.decode if leg == "decode" else router.prefill
+        self.answered(EngineLost(engines[position].engine))
 
     def dispatch_prefill(self, port: Port, effect: DispatchPrefill) -> None:
         world = self.world
@@ -165,6 +179,10 @@ class RouterNode(Node):
     def engine_left(self, port: Port, effect: EngineLeft) -> None:
         if self.world.scaling is not None:
             self.world.scaling.left(effect.engine)
+
+    def engine_silent(self, port: Port, effect: EngineSilent) -> None:
+        notes = self.world.totals.notes
+        notes["engine fell silent"] = notes.get("engine fell silent", 0) + 1
 
     def reply(self, port: Port, effect: Reply) -> None:
         self.world.replied(effect)

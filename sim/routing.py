@@ -11,6 +11,7 @@ from pdflow.routing.admission import Admission
 from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.conditional import Disaggregation
 from pdflow.routing.governed import GovernedRouter, Rules
+from pdflow.routing.heartbeats import silence_ns
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.policy import Choice
 from pdflow.routing.prefix_aware import PrefixAware
@@ -96,7 +97,21 @@ def rules_of(builder: Builder) -> Rules:
         admission=Admission(says.max_inflight, says.max_queue_tokens),
         disaggregation=Disaggregation(table) if table else None,
         recomputes=says.on_failure == "recompute",
+        silence_ns=silence_after_ns(builder),
     )
+
+
+def heartbeat_ns(builder: Builder) -> int | None:
+    """How often engines report to the router; None if they do not."""
+    every_s = builder.scenario.router.reports_every_s(builder.scenario.transfer)
+    return None if every_s is None else seconds_to_ns(every_s)
+
+
+def silence_after_ns(builder: Builder) -> int | None:
+    every_ns, says = heartbeat_ns(builder), builder.scenario.router
+    if says.silent_after_s is not None:
+        return seconds_to_ns(says.silent_after_s)
+    return None if every_ns is None else silence_ns(every_ns)
 
 
 def crossover(builder: Builder, d: Place) -> tuple[int, ...]:

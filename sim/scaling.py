@@ -62,8 +62,6 @@ class Scaling:
         for scale in scenario.scales:
             if scale.pool not in self.pools:
                 self.pools[scale.pool] = self.members(builder, scenario.pool(scale.pool))
-        self.looks = 0
-        """Looks at the load that are in the queue."""
         for scale in scenario.scales:
             if scale.at_s is not None:
                 self.env.call(seconds_to_ns(scale.at_s), self.scheduled, scale)
@@ -87,9 +85,12 @@ class Scaling:
 
     def node(self, member: Member) -> EngineNode:
         """The life that it is in."""
-        place = member.place
-        nodes = self.world.decodes if place.pool.role == "decode" else self.world.prefills
-        return nodes[place.position]
+        return self.world.node_at(member.place.pool.leg, member.place.position)
+
+    def runs(self, place: Place) -> bool:
+        """Whether the engine there has been started, and not stopped."""
+        members = self.pools.get(place.pool.name, ())
+        return not any(member.place is place and member.state < State.SERVING for member in members)
 
     # How many.
 
@@ -99,14 +100,14 @@ class Scaling:
             self.set(scale, scale.replicas)
 
     def look_later(self, scale: Scale, scaler: Autoscaler) -> None:
-        self.looks += 1
+        self.env.looks += 1
         self.env.call(seconds_to_ns(scale.every_s), self.look, (scale, scaler))
 
     def look(self, about: tuple[Scale, Autoscaler]) -> None:
         scale, scaler = about
-        self.looks -= 1
-        if self.world.done or self.env.pending <= self.looks:
-            # Nothing happens but looks: no load will ever be another.
+        self.env.looks -= 1
+        if self.world.done or not self.env.goes_on:
+            # No load will ever be another.
             return
         self.set(scale, scaler.wants(self.legs(scale.pool), self.env.now))
         self.look_later(scale, scaler)
@@ -153,6 +154,8 @@ class Scaling:
         member.state = State.SERVING
         self.count("started")
         self.tell(EngineJoins(self.node(member).name))
+        if self.world.heartbeats is not None:
+            self.world.heartbeats.begin(member.place)
 
     def stop(self, member: Member) -> None:
         if member.state == State.STARTING:

@@ -86,6 +86,8 @@ class World:
         """Who sends requests, if they come in sessions (`sim.sessions`)."""
         self.patience: Patience | None = None
         """When clients give up (`sim.patience`), if they do."""
+        self.heartbeats: Any = None
+        """How the router knows who is there (`sim.heartbeats`), if engines report."""
         self.scaling: Any = None
         """Who starts and stops engines (`sim.scaling`), if anybody does."""
         self.faults: Any = None
@@ -99,6 +101,10 @@ class World:
             node.observe = observe
 
     # Names.
+
+    def node_at(self, leg: str, position: int) -> EngineNode:
+        """Of the engines that get such legs, the one that stands there, in the life that it is in."""
+        return self.decodes[position] if leg == "decode" else self.prefills[position]
 
     def request_of(self, request_id: RequestId) -> int:
         """The request that an attempt's id belongs to: "r17.1" is request 17."""

@@ -4,16 +4,20 @@ A plan says what happens, not how: the simulated world applies it in `sim/faults
 counts them ("prefill-0"), whatever id a restarted one has taken. Kinds and words are those of Chaos Mesh, Toxiproxy and
 Jepsen where these agree.
 
-The router is not among the engines: nothing here happens to it, nor to its connections to them.
+The router is not among the engines: nothing here happens to it, nor to its connections to them; but what engines report
+to it may be lost on links to `ROUTER`.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import attrs
 
 from pdflow.protocol.values import EngineId
+
+ROUTER: Final = "router"
+"""As the receiver of a link: of heartbeats alone."""
 
 Stage: TypeAlias = Literal["start", "in-flight", "landed"]
 

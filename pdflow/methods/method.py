@@ -83,6 +83,8 @@ class Conduct:
     """What is contiguous on both sides is posted in descriptors of so many bytes; 0 for a single one."""
     fails_whole_batches: bool = False
     """A prompt whose KV cannot be had takes all with it that came to D's step with it."""
+    heartbeat_s: float | None = None
+    """Engines report to the router so often, which knows of them by nothing else, unless a scenario says otherwise."""
     salts_keys: bool = False
     """Each process hashes content in its own way: what one has stored no other finds."""
 

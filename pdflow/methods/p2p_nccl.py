@@ -16,6 +16,8 @@ from pdflow.methods.method import Conduct, Grain, Hop, Memory, Method
 _LIMITS = "equal tensor-parallel sizes, no pipeline stages; a group of two for each pair of ranks, in GPU memory"
 _LANES = 4
 """Of a D rank, in strict: what the authors wished for in place of their one listener."""
+_HEARTBEAT_S = 3.0
+"""Between two messages of an engine to the proxy."""
 _PUBLISHED = Guards(
     reserves_whole=False,
     survives_exhaustion=False,
@@ -41,7 +43,13 @@ P2P_NCCL_PUT = Method(
     limits=_LIMITS,
     strict=Conduct(prefill_waits=True, asks=True, sending_lanes=1, receiving_lanes=_LANES),
     published=Conduct(
-        prefill_waits=True, decode_waits=True, asks=True, sending_lanes=1, receiving_lanes=1, guards=_PUBLISHED
+        prefill_waits=True,
+        decode_waits=True,
+        asks=True,
+        sending_lanes=1,
+        receiving_lanes=1,
+        guards=_PUBLISHED,
+        heartbeat_s=_HEARTBEAT_S,
     ),
 )
 P2P_NCCL_PUT_ASYNC = attrs.evolve(
@@ -66,5 +74,12 @@ P2P_NCCL_GET = Method(
     on_loss="one lost layer is the whole request's loss; as published the layer is skipped",
     limits=_LIMITS,
     strict=Conduct(asks=True, sending_lanes=1, receiving_lanes=_LANES),
-    published=Conduct(decode_waits=True, asks=True, sending_lanes=1, receiving_lanes=1, guards=_PUBLISHED),
+    published=Conduct(
+        decode_waits=True,
+        asks=True,
+        sending_lanes=1,
+        receiving_lanes=1,
+        guards=_PUBLISHED,
+        heartbeat_s=_HEARTBEAT_S,
+    ),
 )

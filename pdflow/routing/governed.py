@@ -1,7 +1,10 @@
-"""A router with rules beside its policies: whom it does not serve, which prompts D computes itself, who is leaving.
+"""A router with rules beside its policies: whom it does not serve, which prompts D computes itself, who is there.
 
 A prompt is D's alone if the rule for it says so, or, where failures are answered by recomputing, from the second
 attempt on and while no prefill engine is up. Such an attempt has one leg, at D.
+
+Where engines report by heartbeats these alone say who is up: a broken connection ends the legs that it carried, and the
+engine gets others until its silence is noticed.
 """
 
 from __future__ import annotations
@@ -9,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Instant, Value
+from pdflow.protocol.values import EngineId, Instant, Value
 from pdflow.routing import router
 from pdflow.routing.admission import Admission
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.conditional import Disaggregation
+from pdflow.routing.heartbeats import Roll, Seat
 from pdflow.routing.membership import Membership
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import (
@@ -25,6 +30,8 @@ from pdflow.routing.router import (
     EngineJoins,
     EngineLeaves,
     EngineLeft,
+    EngineReported,
+    EngineSilent,
     Reply,
     RequestArrived,
     Router,
@@ -41,12 +48,14 @@ class Rules(Value, frozen=True, gc=False):
     """Every prompt goes to P if absent."""
     recomputes: bool = False
     """After a failure D computes the prompt itself."""
+    silence_ns: int | None = None
+    """Engines report, and are up for less than this after their last report. If absent, whoever is told is up."""
 
 
 class GovernedRouter(Router):
     """Args: as Router's, and `rules`."""
 
-    __slots__ = ("membership", "rules")
+    __slots__ = ("membership", "roll", "rules")
 
     def __init__(
         self,
@@ -63,21 +72,36 @@ class GovernedRouter(Router):
         super().__init__(prefill, decode, policy, dispatch, max_attempts, reports_prefill, aggregated, choices)
         self.rules = rules
         self.membership = Membership(len(prefill))
+        self.roll = None if rules.silence_ns is None else Roll(rules.silence_ns)
+        if self.roll is not None:
+            # Nobody has reported yet.
+            for choice in choices:
+                choice.up = [False] * len(choice.up)
 
     def handle(self, event: RouterEvent, now: Instant) -> RouterEffects:
+        silent = self._fallen_silent(now)
         effects: RouterEffects = _ON[type(event)](self, event)
-        return effects + self._gone() if self.membership.leaving else effects
+        return silent + effects + self._gone() if self.membership.leaving else silent + effects
 
     def fork(self) -> Router:
-        choices = self.prefill_choice.fork(), self.decode_choice.fork()
+        rules, choices = self.rules, (self.prefill_choice.fork(), self.decode_choice.fork())
         also = self.max_attempts, self.reports_prefill, self.aggregated
-        other = GovernedRouter((), (), self.dispatch, choices, self.rules, *also)
+        other = GovernedRouter((), (), self.dispatch, choices, rules, *also)
         self.copied_to(other)
-        other.membership = self.membership.fork()
         return other
 
+    def copied_to(self, other: Router) -> None:
+        super().copied_to(other)
+        assert isinstance(other, GovernedRouter)
+        other.membership = self.membership.fork()
+        if self.roll is not None:
+            other.roll = self.roll.fork()
+            for mine, its in ((self.prefill_choice, other.prefill_choice), (self.decode_choice, other.decode_choice)):
+                its.up = mine.up.copy()
+
     def fingerprint(self) -> Hashable:
-        return super().fingerprint(), self.membership.fingerprint(), self.prefill_choice.open_tokens
+        roll = None if self.roll is None else self.roll.fingerprint()
+        return super().fingerprint(), self.membership.fingerprint(), self.prefill_choice.open_tokens, roll
 
     def _arrived(self, event: RequestArrived) -> RouterEffects:
         if event.request not in self.by_request:
@@ -143,10 +167,12 @@ class GovernedRouter(Router):
 
     def _joins(self, event: EngineJoins) -> RouterEffects:
         self.membership.joins(event.engine)
-        return super()._engine_changed(EngineChanged(event.engine, True))
+        return super()._engine_changed(EngineChanged(event.engine, self._reports(event.engine)))
 
     def _engine_changed(self, event: EngineChanged) -> RouterEffects:
-        """One that is to go stays out, however healthy it is."""
+        """One that is to go stays out, however healthy it is. Where engines report, nothing else says who is up."""
+        if self.roll is not None:
+            return ()
         up = event.up and not self.membership.is_out(event.engine)
         if event.became is not None:
             self.membership.renamed(event.engine, event.became.engine)
@@ -156,6 +182,38 @@ class GovernedRouter(Router):
         gone = self.membership.gone(self.prefill, self.decode, self.decode_choice.loads)
         return tuple([EngineLeft(engine) for engine in gone])
 
+    # Engines that report.
+
+    def _reported(self, event: EngineReported) -> RouterEffects:
+        """A new life of an engine that is leaving, or has left, is out as the one before was."""
+        if self.roll is None:
+            raise LocalProtocolError(f"{event.info.engine} reports, and this router has no rule for that")
+        self.roll.reported((event.role, event.engine))
+        prefills = event.role == "prefill"
+        engines, choice = (self.prefill, self.prefill_choice) if prefills else (self.decode, self.decode_choice)
+        before, engines[event.engine] = engines[event.engine], event.info
+        if before.engine != event.info.engine:
+            self.membership.renamed(before.engine, event.info.engine)
+        choice.up[event.engine] = not self.membership.is_out(event.info.engine)
+        return ()
+
+    def _reports(self, engine: EngineId) -> bool:
+        """Whether it has reported lately, where engines do."""
+        if self.roll is None:
+            return True
+        return any(self._info(seat).engine == engine for seat in self.roll.members)
+
+    def _fallen_silent(self, now: Instant) -> RouterEffects:
+        gone = () if self.roll is None else self.roll.pass_to(now)
+        for role, place in gone:
+            choice = self.prefill_choice if role == "prefill" else self.decode_choice
+            choice.up[place] = False
+        return tuple([EngineSilent(self._info(seat).engine) for seat in gone]) if gone else ()
+
+    def _info(self, seat: Seat) -> EngineInfo:
+        role, place = seat
+        return self.prefill[place] if role == "prefill" else self.decode[place]
+
 
 _ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
     **router._ON,
@@ -163,4 +221,5 @@ _ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
     EngineChanged: GovernedRouter._engine_changed,
     EngineLeaves: GovernedRouter._leaves,
     EngineJoins: GovernedRouter._joins,
+    EngineReported: GovernedRouter._reported,
 }

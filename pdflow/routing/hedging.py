@@ -106,6 +106,7 @@ class HedgingRouter(GovernedRouter):
         """By open request that has been hedged: the number of its latest attempt."""
 
     def handle(self, event: RouterEvent, now: Instant) -> RouterEffects:
+        silent = self._fallen_silent(now)
         if type(event) is TimeReached:
             effects = self._hedge_all(now)
         else:
@@ -117,6 +118,7 @@ class HedgingRouter(GovernedRouter):
                 self.deadlines.due.pop(effect.request, None)
                 self.last.pop(effect.request, None)
         self.deadlines.tidy()
+        effects = silent + effects
         return effects + self._gone() if self.membership.leaving else effects
 
     def wake_at(self) -> Instant | None:
@@ -128,7 +130,7 @@ class HedgingRouter(GovernedRouter):
         after = self.hedge_after_ns
         other = HedgingRouter((), (), self.dispatch, choices, self.rules, *also, hedge_after_ns=after)
         self.copied_to(other)
-        other.membership, other.deadlines = self.membership.fork(), self.deadlines.fork()
+        other.deadlines = self.deadlines.fork()
         other.pairs = {
             request: [other.attempts[attempt.request_id] for attempt in pair] for request, pair in self.pairs.items()
         }

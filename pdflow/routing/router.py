@@ -85,6 +85,14 @@ class EngineJoins(Value, frozen=True, gc=False):
     engine: str
 
 
+class EngineReported(Value, frozen=True, gc=False):
+    """A heartbeat: the engine at this position is up, and this is what it is called now."""
+
+    role: Literal["prefill", "decode"]
+    engine: int
+    info: EngineInfo
+
+
 class TokenCame(Value, frozen=True, gc=False):
     """The client has got the first token of this attempt."""
 
@@ -100,10 +108,11 @@ RouterEvent: TypeAlias = (
     | EngineLost
     | EngineLeaves
     | EngineJoins
+    | EngineReported
     | TokenCame
     | TimeReached
 )
-"""A router knows those that its rules are about: the plain one of this file none of the last four."""
+"""A router knows those that its rules are about: the plain one of this file none of the last five."""
 
 # What it wants done.
 
@@ -165,8 +174,14 @@ class EngineLeft(Value, frozen=True, gc=False):
     engine: str
 
 
+class EngineSilent(Value, frozen=True, gc=False):
+    """An engine is no member any more, and gets no legs until it reports again."""
+
+    engine: str
+
+
 RouterEffect: TypeAlias = (
-    DispatchPrefill | DispatchDecode | DispatchAlone | AbortLeg | ReportPrefill | Reply | EngineLeft
+    DispatchPrefill | DispatchDecode | DispatchAlone | AbortLeg | ReportPrefill | Reply | EngineLeft | EngineSilent
 )
 RouterEffects: TypeAlias = tuple[RouterEffect, ...]
 

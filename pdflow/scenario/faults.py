@@ -53,7 +53,12 @@ class OnLinks(Timed):
         default=None, metadata=about("instead of between: only what this engine sends", NOT_EMPTY, key="from")
     )
     to_engine: str | None = field(
-        default=None, metadata=about("instead of between: only what this engine is sent", NOT_EMPTY, key="to")
+        default=None,
+        metadata=about(
+            "instead of between: only what this engine is sent; of drop and partition also router: its heartbeats",
+            NOT_EMPTY,
+            key="to",
+        ),
     )
 
 

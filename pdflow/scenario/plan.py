@@ -7,7 +7,7 @@ from typing import Any
 
 from pdflow.faults import plan
 from pdflow.faults.names import matching
-from pdflow.faults.plan import Links, Plan, When
+from pdflow.faults.plan import ROUTER, Links, Plan, When
 from pdflow.protocol.values import EngineId
 from pdflow.scenario.faults import (
     FAULT_KINDS,
@@ -56,7 +56,11 @@ def engines_of(pools: Sequence[Pool], role: str | None = None) -> tuple[EngineId
 
 
 def links_of(fault: OnLinks, pools: Sequence[Pool]) -> Links:
-    """The directions that a fault means, of those between a prefill and a decode engine."""
+    """The directions that a fault means, of those between a prefill and a decode engine, and from engines to the router
+    if that is what it says."""
+    if fault.to_engine == ROUTER:
+        senders = frozenset(matching(fault.from_engine or "*", engines_of(pools)))
+        return Links(((senders, frozenset((ROUTER,))),))
     if fault.between is not None:
         one, other = fault.between
         ways = [(one, other), (other, one)]

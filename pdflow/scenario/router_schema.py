@@ -11,7 +11,9 @@ from typing import Literal, TypeAlias
 import attrs
 from attrs import field
 
+from pdflow.methods.catalogue import METHODS
 from pdflow.scenario.fields import AT_LEAST_ONE, NOT_NEGATIVE, TIMER, WholeOrAuto, about
+from pdflow.scenario.transfer_schema import Transfer
 
 Policy: TypeAlias = Literal["round-robin", "least-loaded", "two-choices", "prefix-aware", "session-affinity"]
 
@@ -88,6 +90,20 @@ class Router:
             TIMER,
         ),
     )
+    heartbeat_s: float | None = field(
+        default=None,
+        metadata=about(
+            "engines report to the router so often, and by nothing else does it know who is up; if absent it sees them "
+            "go down and come up, but with p2p-nccl-* as published they report every 3 s",
+            TIMER,
+        ),
+    )
+    silent_after_s: float | None = field(
+        default=None,
+        metadata=about(
+            "so long after its last report an engine gets no requests; 5/3 of heartbeat_s if absent: 5 s for 3 s", TIMER
+        ),
+    )
     max_inflight: int | None = field(
         default=None, metadata=about("requests that are open; who comes when there are so many is shed", AT_LEAST_ONE)
     )
@@ -110,6 +126,10 @@ class Router:
         """Most attempts that may fail of a request."""
         return self.max_attempts or (2 if self.on_failure in ("retry", "recompute") else 1)
 
+    def reports_every_s(self, transfer: Transfer) -> float | None:
+        """How often engines report: as is said here, or as the method's original has it; None if they do not."""
+        return self.heartbeat_s or METHODS[transfer.method].conduct(transfer.dialect).heartbeat_s
+
     def __str__(self) -> str:
         p, d = self.policies
         said = [p if p == d else f"{p} for P, {d} for D", f"{self.dispatch} dispatch"]
@@ -120,6 +140,8 @@ class Router:
             said.append(f"{self.attempts} attempts" + (", by D alone" if self.on_failure == "recompute" else ""))
         if self.hedge_after_s is not None:
             said.append(f"hedged after {self.hedge_after_s:g} s")
+        if self.heartbeat_s is not None:
+            said.append(f"heartbeats every {self.heartbeat_s:g} s")
         if self.max_inflight is not None:
             said.append(f"at most {self.max_inflight:,} in flight")
         if self.max_queue_tokens is not None:

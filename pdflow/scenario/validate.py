@@ -60,7 +60,7 @@ def check(parts: Parts) -> Iterator[Complaint]:
     if parts.network is not None:
         yield from _network(parts.network, pools, complete)
     if parts.router is not None:
-        yield from check_router(parts.router, [pool for _, pool in pools] if complete else None)
+        yield from check_router(parts.router, parts.transfer, [pool for _, pool in pools] if complete else None)
     yield from check_scales(parts.scales, [pool for _, pool in pools] if complete else None)
     yield from check_faults(parts, [pool for _, pool in pools] if complete else None)
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pdflow.faults.names import matching
+from pdflow.faults.plan import ROUTER
 from pdflow.methods.catalogue import METHODS
 from pdflow.scenario.convert import Complaint, did_you_mean
 from pdflow.scenario.document import Parts
 from pdflow.scenario.faults import (
     CrashFault,
+    DropFault,
     Fault,
     HandshakeErrorFault,
     HangUpFault,
     NicDownFault,
     OnLinks,
     OnMessages,
+    PartitionFault,
     PauseFault,
     SkewFault,
     SlowFault,
@@ -42,7 +45,7 @@ def check_faults(parts: Parts, pools: Sequence[Pool] | None) -> Iterator[Complai
         if isinstance(fault, SkewFault) and fault.speed == 1.0 and fault.offset_s == 0.0:
             yield Complaint(path, "says nothing of the clock, expected speed, offset_s or both")
         if isinstance(fault, OnLinks):
-            yield from _links(path, fault, pools)
+            yield from _links(path, fault, pools, _reports(parts))
         if isinstance(fault, NicDownFault) and parts.network is not None:
             yield from _nic_down(path, fault, parts.network)
         if isinstance(fault, SlowFault):
@@ -89,7 +92,13 @@ def _crash(path: KeyPath, fault: CrashFault, strict: bool) -> Iterator[Complaint
         yield Complaint(path, "restart_after_s is missing: an engine that is down cannot crash again")
 
 
-def _links(path: KeyPath, fault: OnLinks, pools: Sequence[Pool] | None) -> Iterator[Complaint]:
+def _reports(parts: Parts) -> bool:
+    """Whether engines report to the router, as far as that can be said."""
+    router, transfer = parts.router, parts.transfer
+    return router is None or transfer is None or router.reports_every_s(transfer) is not None
+
+
+def _links(path: KeyPath, fault: OnLinks, pools: Sequence[Pool] | None, reports: bool) -> Iterator[Complaint]:
     named: list[tuple[KeyPath, str]] = []
     if fault.between is not None:
         if fault.from_engine is not None or fault.to_engine is not None:
@@ -100,7 +109,9 @@ def _links(path: KeyPath, fault: OnLinks, pools: Sequence[Pool] | None) -> Itera
             return
         named = [((*path, "between", i), pattern) for i, pattern in enumerate(fault.between)]
     for key, end in (("from", fault.from_engine), ("to", fault.to_engine)):
-        if end is not None:
+        if key == "to" and end == ROUTER:
+            yield from _to_router((*path, key), fault, reports)
+        elif end is not None:
             named.append(((*path, key), end))
     if pools is None:
         return
@@ -112,10 +123,19 @@ def _links(path: KeyPath, fault: OnLinks, pools: Sequence[Pool] | None) -> Itera
         yield Complaint(named[0][0][: len(path) + 1] if named else path, message)
 
 
+def _to_router(at: KeyPath, fault: OnLinks, reports: bool) -> Iterator[Complaint]:
+    if not isinstance(fault, (DropFault, PartitionFault)):
+        yield Complaint(at, "is the router: of what it is told only heartbeats can be lost, by drop or partition")
+    elif not reports:
+        yield Complaint(at, "is the router, and no engine sends it heartbeats: router.heartbeat_s is missing")
+    elif isinstance(fault, DropFault) and fault.messages:
+        yield Complaint((*at[:-1], "messages"), "names frames, and none is sent to the router")
+
+
 def _engine(at: KeyPath, pattern: str, known: Sequence[str]) -> Iterator[Complaint]:
     if matching(pattern, known):
         return
-    if pattern == "router":
+    if pattern == ROUTER:
         yield Complaint(at, "is the router; faults happen to prefill and decode engines, and between these")
         return
     names = ", ".join(known) if len(known) <= 8 else f"{known[0]}, ..., {known[-1]}"

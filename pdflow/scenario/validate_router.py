@@ -8,6 +8,7 @@ from pdflow.scenario.convert import Complaint, did_you_mean
 from pdflow.scenario.router_schema import Router
 from pdflow.scenario.scale_schema import Scale
 from pdflow.scenario.schema import Pool
+from pdflow.scenario.transfer_schema import Transfer
 
 ONLY_OF = {
     "prefix_weight": "prefix-aware",
@@ -17,8 +18,10 @@ ONLY_OF = {
 """Keys that say something to one policy alone."""
 
 
-def check_router(router: Router, pools: Sequence[Pool] | None) -> Iterator[Complaint]:
-    """`pools` is None if they are not all sound."""
+def check_router(router: Router, transfer: Transfer | None, pools: Sequence[Pool] | None) -> Iterator[Complaint]:
+    """`transfer` is None if it is not sound, `pools` if they are not all."""
+    if transfer is not None and router.silent_after_s is not None:
+        yield from _silence(router.silent_after_s, router.reports_every_s(transfer))
     for key, policy in ONLY_OF.items():
         if getattr(router, key) is not None and policy not in router.policies:
             yield Complaint(("router", key), f"says something of {policy} only, and no engine is chosen by that")
@@ -37,6 +40,15 @@ def check_router(router: Router, pools: Sequence[Pool] | None) -> Iterator[Compl
     for key, value in alone.items():
         if value is not None and "decode" not in roles:
             yield Complaint(("router", key), "needs a decode engine that computes prompts, and there is none")
+
+
+def _silence(silent_after_s: float, every_s: float | None) -> Iterator[Complaint]:
+    at = ("router", "silent_after_s")
+    if every_s is None:
+        yield Complaint(at, "says something of heartbeats only, and there are none: heartbeat_s is missing")
+    elif silent_after_s <= every_s:
+        expected = f"expected more than heartbeat_s, which is {every_s:g}: whoever is up would be silent in between"
+        yield Complaint(at, f"is {silent_after_s:g}, {expected}")
 
 
 def check_scales(scales: Sequence[Scale | None], pools: Sequence[Pool] | None) -> Iterator[Complaint]:

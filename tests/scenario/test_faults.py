@@ -86,6 +86,18 @@ def said(tmp_path: Path, *faults: str, table: str = "", overrides: tuple[str, ..
             'kind = "crash"\nat_s = 1\nengine = "router"',
             f"{LINE + 3}: fault[0].engine: is the router; faults happen to",
         ),
+        (
+            'kind = "partition"\nat_s = 1\nto = "router"',
+            f"{LINE + 3}: fault[0].to: is the router, and no engine sends it heartbeats: router.heartbeat_s is missing",
+        ),
+        (
+            'kind = "delay"\nat_s = 1\ndelay_s = 1\nto = "router"',
+            f"{LINE + 4}: fault[0].to: is the router: of what it is told only heartbeats can be lost, by drop or",
+        ),
+        (
+            'kind = "drop"\nat_s = 1\nfrom = "router"',
+            f"{LINE + 3}: fault[0].from: is the router; faults happen to",
+        ),
         ('kind = "crash"\nengine = "decode-0"', f"{LINE}: fault[0]: says nothing of when, expected at_s or rate_per_s"),
         (
             'kind = "crash"\nat_s = 1\nengine = "decode-0"\nfor_s = 2',
@@ -166,6 +178,22 @@ def test_a_direction(tmp_path: Path) -> None:
     [partition] = said(tmp_path, 'kind = "partition"\nat_s = 1\nfrom = "decode-*"').faults
     assert partition.links.hold("decode-0", "prefill-2")
     assert not partition.links.hold("prefill-2", "decode-0")
+
+
+def test_the_way_to_the_router(tmp_path: Path) -> None:
+    reports = ("router.heartbeat_s=3",)
+    found = said(tmp_path, 'kind = "partition"\nat_s = 1\nfrom = "prefill-*"\nto = "router"', overrides=reports)
+    links = found.faults[0].links
+    assert links.hold("prefill-0", "router")
+    assert not links.hold("decode-0", "router")
+    assert not links.hold("prefill-0", "decode-0")
+    frames = 'kind = "drop"\nprobability = 1.0\nto = "router"\nmessages = ["REG"]'
+    [line] = said(tmp_path, frames, overrides=reports)
+    assert line == f"s.toml:{LINE + 4}: fault[0].messages: names frames, and none is sent to the router"
+    [line] = said(tmp_path, 'kind = "drop"\nat_s = 1\nfrom = "x"\nto = "router"', overrides=reports)
+    assert line.startswith(f's.toml:{LINE + 3}: fault[0].from: is "x", expected an engine')
+    named = said(tmp_path, 'kind = "partition"\nat_s = 1', overrides=reports)
+    assert not named.faults[0].links.hold("prefill-0", "router"), "only where it is named"
 
 
 def test_ten_thousand_engines_are_no_product(tmp_path: Path) -> None:

@@ -36,12 +36,13 @@ def test_a_line_says_all_of_it() -> None:
         disaggregate_above_tokens="auto",
         on_failure="recompute",
         hedge_after_s=2.5,
+        heartbeat_s=3,
         max_inflight=1000,
         max_queue_tokens=50_000,
     )
     assert str(said) == (
         "two-choices, sequential dispatch, D computes what is best itself, 2 attempts, by D alone, hedged after 2.5 s, "
-        "at most 1,000 in flight, at most 50,000 tokens waiting for each P"
+        "heartbeats every 3 s, at most 1,000 in flight, at most 50,000 tokens waiting for each P"
     )
     load_scale = Scale(pool="p", target_queue=2, max_replicas=4, start_lag_s=10)
     assert str(load_scale) == "p: 1 to 4, by load, for 2 open legs each, 10 s to start"
@@ -116,11 +117,35 @@ def test_how_many_attempts_there_are(said: list[str], attempts: int) -> None:
             ["router.hedge_after_s=0"],
             "router.hedge_after_s: is 0, expected a number of at least 1e-06 and at most 1,000,000",
         ),
+        (
+            ["router.heartbeat_s=0"],
+            "router.heartbeat_s: is 0, expected a number of at least 1e-06 and at most 1,000,000",
+        ),
+        (
+            ["router.silent_after_s=5"],
+            "router.silent_after_s: says something of heartbeats only, and there are none: heartbeat_s is missing",
+        ),
+        (
+            ["router.heartbeat_s=3", "router.silent_after_s=3"],
+            "router.silent_after_s: is 3, expected more than heartbeat_s, which is 3: whoever is up would be silent in "
+            "between",
+        ),
         (["router.max_inflight=0"], "router.max_inflight: is 0, expected a number of at least 1"),
     ],
 )
 def test_what_cannot_be(overrides: list[str], expected: str) -> None:
     assert refused(*overrides) == [expected]
+
+
+def test_heartbeats_are_those_of_the_original_unless_others_are_said() -> None:
+    published = ["transfer.method=p2p-nccl-put-async", "transfer.dialect=as-published"]
+    for said, every_s in (([], None), (published[:1], None), (published, 3), ([*published, "router.heartbeat_s=1"], 1)):
+        scenario = load(REFERENCE, overrides=said)
+        assert scenario.router.reports_every_s(scenario.transfer) == every_s
+    assert load(REFERENCE, overrides=[*published, "router.silent_after_s=4"]).router.silent_after_s == 4
+    assert refused(*published, "router.silent_after_s=2")[0].startswith(
+        "router.silent_after_s: is 2, expected more than"
+    )
 
 
 def test_a_number_or_auto() -> None:
