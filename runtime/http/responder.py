@@ -56,6 +56,16 @@ class Responder:
     def done(self) -> bool:
         return self._stage is _Stage.DONE
 
+    @property
+    def framing(self) -> bool:
+        """What is sent now is framed here: the stream can be ended at any moment."""
+        return self._stage is _Stage.CHUNKS
+
+    @property
+    def chunked_ok(self) -> bool:
+        """The client understands chunks."""
+        return self._request.chunked_ok
+
     async def reply(self, status: int, headers: tuple[Header, ...] = (), body: bytes = b"") -> None:
         """A whole answer."""
         self._expect(_Stage.WAITING)

@@ -8,7 +8,7 @@ is passed on. `read` and `pieces` give the body itself.
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import httptools
 
@@ -27,6 +27,8 @@ class Response:
         self.headers: Headers = ()
         self.complete = False
         """The last byte has come."""
+        self.between_chunks = True
+        """All that was received ends with a whole chunk, or is nothing: another chunk could follow."""
         self._sock = sock
         self._parser = httptools.HttpResponseParser(self)
         self._lines: list[Header] = []
@@ -38,7 +40,6 @@ class Response:
         self._keep_alive = False
         self._chunks_begun = 0
         self._chunks_ended = 0
-        self._tail = b""
 
     def header(self, name: bytes) -> bytes | None:
         return first(self.headers, name)
@@ -53,9 +54,9 @@ class Response:
         return self.header(b"transfer-encoding") is not None
 
     @property
-    def between_chunks(self) -> bool:
-        """All that has come ends with a whole chunk, or is none: another chunk could follow."""
-        return self.chunked and self._chunks_begun == self._chunks_ended and self._tail in (b"", b"\r\n")
+    def framing(self) -> Headers:
+        """The headers that say how the body ends: none for one that ends with its connection."""
+        return tuple(header for header in self.headers if header[0] in (b"transfer-encoding", b"content-length"))
 
     async def receive(self) -> bytes:
         """The next bytes of the body with its framing, b"" after the last. UpstreamError where it breaks off."""
@@ -69,14 +70,14 @@ class Response:
                 raise UpstreamError("closed", f"the answer broke off: {error}", began=True) from error
         if data:
             self.feed(data)
-            self._tail = data[-2:]
+            self.between_chunks = self._chunks_begun == self._chunks_ended and data.endswith(b"\r\n")
         elif self.chunked or self.header(b"content-length"):
             raise UpstreamError("closed", "the answer ended early", began=True)
         else:
             self.complete = True
         return data
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncGenerator[bytes]:
         """The body without its framing, as it comes."""
         self._decoding = True
         while not self.complete:

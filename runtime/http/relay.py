@@ -1,0 +1,87 @@
+"""One server's answer passed on to a client: its bytes as they came, framing included, and its head without the hops'.
+
+The parser has seen every byte before the client does, so that what is passed on is well formed as far as it goes. A
+stream of events that breaks off between two chunks can still be ended properly (`break_off`), with an error that the
+client reads; anything else that breaks off is cut, which a client of HTTP/1.1 notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Final
+
+from runtime.http.errors import OpenAIError, UpstreamError
+from runtime.http.messages import JSON, Header, Headers
+from runtime.http.openai.answers import DONE, error_event
+from runtime.http.responder import Responder
+from runtime.http.response import Response
+
+HOP: Final = frozenset(
+    (
+        b"connection",
+        b"content-length",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+"""Headers of one hop (RFC 9110 7.6.1), and those that frame its message, which each hop says anew."""
+
+
+async def relay(
+    response: Response, responder: Responder, headers: Headers = (), tap: Callable[[bytes], None] | None = None
+) -> None:
+    """Answer with that answer, and these headers more; `tap` is told each piece before the client is.
+
+    UpstreamError where it breaks off; the responder has begun then, since the head was here.
+    """
+    kept = (*(header for header in response.headers if header[0] not in HOP), *headers)
+    if not _can_pass(response, responder):
+        await _relay_decoded(response, responder, kept, tap)
+        return
+    await responder.begin_verbatim(response.status, (*kept, *response.framing))
+    try:
+        while data := await response.receive():
+            if tap:
+                tap(data)
+            await responder.send(data)
+    except UpstreamError:
+        if response.chunked and response.between_chunks and _is_events(response):
+            responder.take_over_framing()
+        raise
+    await responder.end()
+
+
+async def break_off(responder: Responder, error: OpenAIError) -> None:
+    """Tell the client, if there still is a way. The handler then returns, and what was not ended is cut off."""
+    if not responder.begun:
+        await responder.reply(error.status, (JSON,), error.body())
+    elif responder.framing:
+        await responder.send(error_event(error) + DONE)
+        await responder.end()
+
+
+async def _relay_decoded(
+    response: Response, responder: Responder, headers: tuple[Header, ...], tap: Callable[[bytes], None] | None
+) -> None:
+    await responder.begin(response.status, headers)
+    async with aclosing(response.pieces()) as pieces:
+        async for data in pieces:
+            if tap:
+                tap(data)
+            await responder.send(data)
+    await responder.end()
+
+
+def _can_pass(response: Response, responder: Responder) -> bool:
+    """The body says where it ends, in a way that the client understands."""
+    return bool(response.framing) and (responder.chunked_ok or not response.chunked)
+
+
+def _is_events(response: Response) -> bool:
+    return (response.header(b"content-type") or b"").startswith(b"text/event-stream")

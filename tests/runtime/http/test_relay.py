@@ -1,0 +1,186 @@
+"""A relayed answer is the upstream's, byte for byte; what breaks off is told where it can be, and cut where not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from runtime.http.client import HttpClient
+from runtime.http.errors import OpenAIError, UpstreamError
+from runtime.http.messages import EVENT_STREAM, Request
+from runtime.http.relay import break_off, relay
+from runtime.http.responder import Responder
+from tests.runtime.http.world import LOCAL, said, scripted, serving, until
+
+GET = b"GET /p HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+ONE = b"9\r\ndata: 1\n\n\r\n"
+
+
+class Router:
+    """Passes every request on to one port."""
+
+    def __init__(self, port: int) -> None:
+        self.client = HttpClient()
+        self.port = port
+        self.tapped: list[bytes] = []
+        self.broke: list[UpstreamError] = []
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        try:
+            async with self.client.request("GET", LOCAL, self.port, request.path) as response:
+                await relay(response, responder, ((b"x-request-id", b"r1"),), self.tapped.append)
+        except UpstreamError as error:
+            self.broke.append(error)
+            await break_off(responder, OpenAIError(502, str(error)))
+
+
+async def relayed(answer: bytes, request: bytes = GET) -> tuple[bytes, bytes, Router]:
+    """What the client of a router hears, head and rest, where the upstream says this."""
+    async with scripted(answer) as (port, _):
+        router = Router(port)
+        async with serving(router.handle) as server:
+            told = await said(server.port, request)
+        router.client.close()
+    head, _, body = told.partition(b"\r\n\r\n")
+    return head, body, router
+
+
+@pytest.mark.trio
+async def test_a_whole_answer_is_passed_on_without_its_hops_headers() -> None:
+    head, body, router = await relayed(
+        b"HTTP/1.1 404 Not Found\r\nKeep-Alive: timeout=5\r\nConnection: keep-alive\r\n"
+        b"Content-Type: application/json\r\nContent-Length: 4\r\n\r\nnone"
+    )
+    assert head.split(b"\r\n") == [
+        b"HTTP/1.1 404 Not Found",
+        b"content-type: application/json",
+        b"x-request-id: r1",
+        b"content-length: 4",
+        b"connection: close",
+    ]
+    assert body == b"none"
+    assert router.tapped == [b"none"]
+
+
+@pytest.mark.trio
+async def test_a_stream_is_passed_on_byte_for_byte() -> None:
+    framed = b"3;x=y\r\nabc\r\n" + ONE + b"0\r\nX-Trailer: t\r\n\r\n"
+    head, body, _ = await relayed(EVENTS + framed)
+    assert b"transfer-encoding: chunked" in head
+    assert body == framed
+
+
+@pytest.mark.trio
+async def test_pieces_leave_as_they_come() -> None:
+    more = trio.Event()
+
+    async def engine(request: Request, responder: Responder) -> None:
+        await responder.begin(200, (EVENT_STREAM,))
+        await responder.send(b"data: 1\n\n")
+        await more.wait()
+        await responder.end()
+
+    async with serving(engine) as upstream:
+        router = Router(upstream.port)
+        async with serving(router.handle) as server, await trio.open_tcp_stream(LOCAL, server.port) as stream:
+            await stream.send_all(GET)
+            assert (await until(stream, b"1\n\n\r\n")).endswith(ONE)
+            more.set()
+            assert await until(stream, b"0\r\n\r\n") == b"0\r\n\r\n"
+        router.client.close()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("request_", "answer", "body"),
+    [
+        (b"GET /p HTTP/1.0\r\n\r\n", EVENTS + ONE + b"0\r\n\r\n", b"data: 1\n\n"),
+        (GET, b"HTTP/1.0 200 OK\r\n\r\nto the end", b"a\r\nto the end\r\n0\r\n\r\n"),
+    ],
+    ids=["a client without chunks", "an upstream without an end"],
+)
+async def test_framing_that_a_side_lacks_is_made_anew(request_: bytes, answer: bytes, body: bytes) -> None:
+    _, told, _ = await relayed(answer, request_)
+    assert told == body
+
+
+@pytest.mark.trio
+async def test_an_upstream_that_says_nothing_is_502() -> None:
+    head, body, router = await relayed(b"")
+    assert head.startswith(b"HTTP/1.1 502 ")
+    assert json.loads(body)["error"]["type"] == "server_error"
+    assert not router.broke[0].began
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("events", [b"", ONE, ONE + ONE])
+async def test_events_that_break_off_between_chunks_end_with_an_error(events: bytes) -> None:
+    _, body, router = await relayed(EVENTS + events)
+    assert router.broke[0].kind == "closed"
+    assert body.startswith(events)
+    assert body.endswith(b"0\r\n\r\n")
+    assert b'data: {"error":' in body
+    assert b"data: [DONE]\n\n" in body
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "answer",
+    [
+        EVENTS + ONE + b"9\r\ndata",
+        EVENTS + ONE + b"9",
+        EVENTS.replace(b"event-stream", b"plain") + ONE,
+        b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\ndata: 1\n\n",
+    ],
+)
+async def test_what_breaks_off_elsewhere_is_cut(answer: bytes) -> None:
+    _, body, router = await relayed(answer)
+    assert router.broke[0].kind == "closed"
+    assert body == answer.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.trio
+async def test_nothing_malformed_is_passed_on() -> None:
+    async with scripted(EVENTS + ONE, b"zz\r\nevil\r\n", hold=True) as (port, _):
+
+        async def handle(request: Request, responder: Responder) -> None:
+            async with router.client.request("GET", LOCAL, port, "/") as response:
+                response._sock.send(b"go on")  # for the second part of the answer
+                await wait_all_tasks_blocked()
+                try:
+                    await relay(response, responder)
+                except UpstreamError as error:
+                    router.broke.append(error)
+                    await break_off(responder, OpenAIError(502, "broken"))
+
+        router = Router(port)
+        async with serving(handle) as server:
+            told = await said(server.port, GET)
+    assert router.broke[0].kind == "malformed"
+    assert b"evil" not in told
+
+
+@pytest.mark.trio
+async def test_a_client_that_hangs_up_takes_the_upstream_request_with_it() -> None:
+    cancelled = trio.Event()
+
+    async def engine(request: Request, responder: Responder) -> None:
+        await responder.begin(200, (EVENT_STREAM,))
+        await responder.send(b"data: 1\n\n")
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    async with serving(engine) as upstream:
+        router = Router(upstream.port)
+        async with serving(router.handle) as server:
+            async with await trio.open_tcp_stream(LOCAL, server.port) as stream:
+                await stream.send_all(GET)
+                await until(stream, ONE)
+            await cancelled.wait()
+        router.client.close()
