@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pdflow.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, PdflowError
+from pdflow.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, MissingBackendError, PdflowError
 from pdflow.version import compiled, version
 
 if TYPE_CHECKING:
@@ -97,6 +97,25 @@ def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
     run = importlib.import_module("sim.run")
     result = run.simulate(scenario, command=sys.argv[1:], **options)
     return int(result.exit_code)
+
+
+@cli.command()
+@click.argument("scenario", type=click.Path())
+@click.option("--port", type=click.IntRange(0, 65_535), metavar="N", help="The router's port, instead of serve.port.")
+@_SET
+@click.pass_context
+def serve(ctx: click.Context, /, scenario: str, port: int | None, overrides: tuple[str, ...]) -> None:
+    """Serve the cluster of a SCENARIO file on this host.
+
+    Starts a router and every engine, each a process of its own. The first line on stdout is the URL that answers
+    OpenAI's API; logs go to stderr. Ctrl-C lets what has begun end.
+    """
+    try:
+        cluster = importlib.import_module("runtime.cluster")
+    except ModuleNotFoundError as missing:
+        raise MissingBackendError(f"serve needs {missing.name}: pip install 'pdflow[live]'") from None
+    said = overrides if port is None else (*overrides, f"serve.port={port}")
+    ctx.exit(cluster.main(scenario, said))
 
 
 @cli.command()

@@ -59,6 +59,12 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
         raise ScenarioError(problems)
 
 
+def engines_of(scenario: Scenario, role: str = "") -> list[str]:
+    """The names of all engines, or of those of one role, in order."""
+    pools = [pool for pool in scenario.pools if role in ("", pool.role)]
+    return [f"{pool.name}-{number}" for pool in pools for number in range(pool.replicas)]
+
+
 class Builder:
     """Args: `transport` makes one rank's."""
 
@@ -79,15 +85,6 @@ class Builder:
             if name == pool.name and dash and number.isdecimal() and int(number) < pool.replicas:
                 return pool
         raise KeyError(engine)
-
-    def engines(self, role: str = "") -> list[str]:
-        """The names of all engines, or of those of one role, in order."""
-        return [
-            f"{pool.name}-{number}"
-            for pool in self.scenario.pools
-            if role in ("", pool.role)
-            for number in range(pool.replicas)
-        ]
 
     def info_of(self, engine: str) -> EngineInfo:
         pool = self.pool_of(engine)

@@ -59,7 +59,9 @@ def folder_of(scenario: Scenario) -> Path:
         "head_dim": spec.head_dim,
         "tie_word_embeddings": spec.tie_embeddings,
     }
-    named_by = blake2b(msgspec.msgpack.encode((sorted(said.items()), scenario.seed, version())), digest_size=6).hexdigest()
+    named_by = blake2b(
+        msgspec.msgpack.encode((sorted(said.items()), scenario.seed, version())), digest_size=6
+    ).hexdigest()
     folder = cache() / "models" / f"{spec.name}-{named_by}"
     if (folder / "config.json").is_file():
         return folder

@@ -16,7 +16,7 @@ import trio
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.load import load
 from pdflow.scenario.schema import Scenario
-from runtime.build import Builder, refuse_what_is_not_served
+from runtime.build import Builder, engines_of, refuse_what_is_not_served
 from runtime.engine_api import EngineApi
 from runtime.engine_node import EngineNode
 from runtime.http.server import serve_http
@@ -40,7 +40,7 @@ async def work(scenario: Scenario, name: str, child: bool) -> None:
     try:
         model = open_model(scenario, builder.pool_of(name))
     except KeyError:
-        engines = ", ".join(builder.engines())
+        engines = ", ".join(engines_of(scenario))
         raise ScenarioError([Problem(scenario.path, "", f"no engine {name}; there are {engines}")]) from None
     node = builder.node(name, model)
     try:

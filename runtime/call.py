@@ -1,0 +1,125 @@
+"""One client's request at the router: what was asked, and the legs of its attempts.
+
+A leg is an HTTP request to an engine, and lives in the nursery of its call: when the client hangs up, so do all legs.
+The first leg that has a piece of the answer is what the client hears; its bytes pass as they came.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from pdflow.methods.params.errors import ParamsError
+from pdflow.protocol.ids import KvParams
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import RequestId
+from runtime.http.client import HttpClient
+from runtime.http.errors import OpenAIError, UpstreamError
+from runtime.http.messages import JSON, Headers
+from runtime.http.openai.fields import Fields, rewritten
+from runtime.http.responder import Responder
+from runtime.http.response import Response
+from runtime.kv_params import Coordinates, read_decode
+
+PASSED: Final = (b"content-type", b"content-length", b"transfer-encoding")
+"""Of an engine's answer, what its client is told too."""
+NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages")
+"""What the router says itself, whatever the client does (PROTOCOL 7.3)."""
+
+
+class Call:
+    """Args: `path` is the API that was asked; `tokens` its prompt; `headers` go along with every leg."""
+
+    def __init__(self, path: str, fields: Fields, tokens: list[int], headers: Headers, responder: Responder) -> None:
+        self.path: Final = path
+        self.fields: Final = fields
+        self.tokens: Final = tokens
+        self.headers: Final = headers
+        self.responder: Final = responder
+        self.over: Final = trio.Event()
+        self.nursery: trio.Nursery
+        self.refusal: OpenAIError | None = None
+        """What an engine said to it: that the request itself is at fault."""
+
+    def prefill_body(self, params: dict[str, Any]) -> bytes:
+        said = {"prompt_token_ids": self.tokens, "max_tokens": 1, "kv_transfer_params": params}
+        return msgspec.json.encode(said)
+
+    def decode_body(self, params: dict[str, Any] | None) -> bytes:
+        said: dict[str, Any] = {"prompt_token_ids": self.tokens}
+        if params is not None:
+            said["kv_transfer_params"] = params
+        return rewritten(self.fields, drop=NOT_FOR_ENGINES, put=said)
+
+
+class Leg:
+    """One leg of a call, at one engine."""
+
+    def __init__(self, call: Call, client: HttpClient, at: Coordinates, request_id: RequestId) -> None:
+        self.call: Final = call
+        self.client: Final = client
+        self.at: Final = at
+        self.headers: Final = (JSON, (b"x-request-id", request_id.encode()), *call.headers)
+
+    async def prefill(self, body: bytes, method: str) -> tuple[KvParams | None, Coordinates | None, Code]:
+        """What P answers: where its KV is, or why there is none."""
+        at = self.at
+        try:
+            async with self.client.request("POST", at.host, at.port, "/v1/completions", self.headers, body) as response:
+                answer = await response.read()
+                if response.status != 200:
+                    return None, None, self._refused(response.status, answer)
+        except UpstreamError:
+            return None, None, Code.UNREACHABLE
+        try:
+            params, kv = read_decode(method, msgspec.json.decode(answer, type=Answered).kv_transfer_params)
+        except (msgspec.DecodeError, ParamsError):
+            return None, None, Code.IO
+        return params, kv, Code.NONE
+
+    async def decode(self, body: bytes) -> Code:
+        """Pass D's answer on to the client. NONE if all of it has been; else why not."""
+        at, call = self.at, self.call
+        try:
+            async with self.client.request("POST", at.host, at.port, call.path, self.headers, body) as response:
+                if response.status != 200:
+                    return self._refused(response.status, await response.read())
+                await self._relay(response)
+        except UpstreamError:
+            return Code.UNREACHABLE
+        return Code.NONE
+
+    async def _relay(self, response: Response) -> None:
+        responder = self.call.responder
+        headers = tuple(header for header in response.headers if header[0] in PASSED)
+        await responder.begin_verbatim(response.status, headers)
+        while data := await response.receive():
+            await responder.send(data)
+        await responder.end()
+
+    def _refused(self, status: int, answer: bytes) -> Code:
+        """An engine's error: where the request is at fault, the client is told in the engine's words."""
+        try:
+            error = msgspec.json.decode(answer, type=Refusal).error
+        except msgspec.DecodeError:
+            return Code.IO
+        if status < 500:
+            self.call.refusal = OpenAIError(status, error.message, param=error.param, code=error.code)
+            return Code.REJECTED
+        return Code.__members__.get(str(error.code), Code.IO)
+
+
+class Answered(msgspec.Struct, frozen=True):
+    kv_transfer_params: Any = None
+
+
+class RefusalDetail(msgspec.Struct, frozen=True):
+    message: str
+    param: str | None = None
+    code: str | int | None = None
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    error: RefusalDetail

@@ -1,0 +1,191 @@
+"""A whole cluster on this host: the router and every engine, each a process of its own, started, watched and stopped.
+
+An engine whose process ends is lost to the router at once, and started again: a new life, with memory and an
+incarnation of its own. One that ends again and again is given more time between its lives. If the router's process
+ends, so does the cluster.
+
+To stop, the router is drained first, then the engines: nobody is asked for a prompt any more by then, and what they
+still hold for each other has an end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import trio
+
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError
+from pdflow.scenario.load import load
+from pdflow.scenario.schema import Scenario
+from runtime.build import engines_of, refuse_what_is_not_served
+from runtime.logs import log_to_stderr
+from runtime.places import EngineGone, EnginePlace, News
+from runtime.processes import drain_on_signal, run_until_told
+
+log = logging.getLogger(__name__)
+
+ROUTER: Final = "router"
+UP_S: Final = 120.0
+"""For a process to say that it is up."""
+AGAIN_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
+"""Between the end of a life and the beginning of the next, by how many have ended one after the other."""
+GOOD_LIFE_S: Final = 60.0
+"""A life that lasted so long was not cut short by what cut the one before."""
+
+
+class StartError(PdflowError):
+    """A part of the cluster did not come up; what it said stands on stderr."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class Part:
+    """One process: `said` is its first line."""
+
+    def __init__(self, name: str, process: trio.Process, said: bytes) -> None:
+        self.name: Final = name
+        self.process: Final = process
+        self.said: Final = said
+
+
+class Cluster:
+    """Args: what every part is started with: the scenario, its file, and what replaces values of it."""
+
+    def __init__(self, scenario: Scenario, file: str, overrides: tuple[str, ...]) -> None:
+        self.scenario: Final = scenario
+        self.common: Final = [file, *(arg for said in overrides for arg in ("--set", said)), "--child"]
+        self.engines: Final = engines_of(scenario)
+        self.processes: dict[str, trio.Process] = {}
+        """Everybody's latest."""
+        self.stopping = False
+
+    async def run(self, up: Callable[[str], None]) -> None:
+        """Until it is told to stop. `up` is told the router's URL once requests can be served."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            parts = await self._start_all()
+            self.router = parts.pop(ROUTER)
+            for part in parts.values():
+                await self._live(part)
+            patience = 2 * self.scenario.serve.drain_s + 5
+            nursery.start_soon(drain_on_signal, self.stop, patience, nursery.cancel_scope)
+            up(self.router.said.decode().strip())
+            await self.router.process.wait()
+            if not self.stopping:
+                raise StartError(f"the router's process has ended with {self.router.process.returncode}")
+            for name in self.engines:
+                end(self.processes[name])
+            for name in self.engines:
+                await self.processes[name].wait()
+            nursery.cancel_scope.cancel()
+
+    async def _start_all(self) -> dict[str, Part]:
+        parts: dict[str, Part] = {}
+
+        async def begin(name: str, module: str, *args: str) -> None:
+            parts[name] = await self._start(name, module, *args)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(begin, ROUTER, "runtime.front")
+            for name in self.engines:
+                nursery.start_soon(begin, name, "runtime.worker", "--name", name)
+        return {name: parts[name] for name in (ROUTER, *self.engines)}
+
+    def stop(self) -> None:
+        self.stopping = True
+        end(self.router.process)
+
+    async def _start(self, name: str, module: str, *args: str) -> Part:
+        """A process that says in a line that it is up. StartError if it does not."""
+        command = [sys.executable, "-m", module, *self.common, *args]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.scenario.serve.threads)}
+        process = await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        self.processes[name] = process
+        assert process.stdout is not None
+        said = b""
+        with trio.move_on_after(UP_S):
+            while b"\n" not in said and (data := await process.stdout.receive_some()):
+                said += data
+        if b"\n" not in said:
+            process.kill()
+            await process.wait()
+            raise StartError(f"{name} did not come up")
+        return Part(name, process, said)
+
+    async def _live(self, part: Part, deaths: int = 0) -> None:
+        """An engine is up: the router is told, and its end is waited for."""
+        await self._tell(msgspec.json.decode(part.said, type=EnginePlace))
+        self._nursery.start_soon(self._watch, part, deaths)
+
+    async def _watch(self, part: Part, deaths: int) -> None:
+        begun = trio.current_time()
+        await part.process.wait()
+        if self.stopping:
+            return
+        log.error("%s has ended with %d", part.name, part.process.returncode)
+        await self._tell(EngineGone(part.name))
+        deaths = 0 if trio.current_time() - begun > GOOD_LIFE_S else deaths
+        while True:
+            await trio.sleep(AGAIN_S[min(deaths, len(AGAIN_S) - 1)])
+            deaths += 1
+            try:
+                again = await self._start(part.name, "runtime.worker", "--name", part.name)
+            except StartError as error:
+                log.error("%s", error)
+                continue
+            await self._live(again, deaths)
+            return
+
+    async def _tell(self, news: News) -> None:
+        stdin = self.router.process.stdin
+        assert stdin is not None
+        try:
+            await stdin.send_all(msgspec.json.encode(news) + b"\n")
+        except trio.BrokenResourceError:
+            log.warning("the router does not hear any more")
+
+
+def end(process: trio.Process) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+
+
+async def serve(scenario: Scenario, file: str, overrides: tuple[str, ...]) -> None:
+    """A cluster, from the first process to the last. Its URL is the first line on stdout."""
+    refuse_what_is_not_served(scenario)
+    cluster = Cluster(scenario, file, overrides)
+
+    def up(url: str) -> None:
+        sys.stdout.write(url + "\n")
+        sys.stdout.flush()
+        log.info("serves %s with %s", scenario.model.name, ", ".join(cluster.engines))
+
+    try:
+        await cluster.run(up)
+    finally:
+        for process in cluster.processes.values():
+            if process.poll() is None:
+                process.kill()
+
+
+def main(file: str, overrides: tuple[str, ...]) -> int:
+    """`pdflow serve FILE`: the exit code."""
+    log_to_stderr("cluster")
+
+    async def run() -> None:
+        await serve(load(file, overrides=overrides), file, overrides)
+
+    return run_until_told(run)

@@ -1,0 +1,140 @@
+"""The router's process: `python -m runtime.front FILE`.
+
+Its first line on stdout is its URL. With --child it hears on stdin which engines are up and which are gone (a line of
+JSON for each, `places.py`), and ends when stdin does. SIGTERM drains it: it takes no new connections, and ends with the
+last answer that has begun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from typing import Final
+
+import trio
+
+from pdflow.scenario.load import load
+from pdflow.scenario.schema import Scenario
+from runtime.build import Builder, engines_of, refuse_what_is_not_served
+from runtime.call import Call
+from runtime.clock import wall_s
+from runtime.http.client import HttpClient
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import JSON, Request
+from runtime.http.openai.chat import ChatRequest, read_chat
+from runtime.http.openai.completion import CompletionRequest, read_completion
+from runtime.http.openai.models import ModelCard, model_not_found, models_body
+from runtime.http.responder import Responder
+from runtime.http.server import serve_http
+from runtime.http.sockets import listen
+from runtime.logs import log_to_stderr
+from runtime.models import open_prompts
+from runtime.places import read_news
+from runtime.processes import drain_on_signal, hear_stdin, run_until_told
+from runtime.prompts import Prompts
+from runtime.router_node import RouterNode
+from runtime.routing import router_of
+from runtime.transports.named import transport_named
+
+log = logging.getLogger(__name__)
+
+FORWARDED: Final = (b"traceparent", b"tracestate")
+"""Headers of a client that go with every leg."""
+
+
+class Front:
+    """What clients may ask of the cluster."""
+
+    def __init__(self, node: RouterNode, prompts: Prompts) -> None:
+        self.node: Final = node
+        self.prompts: Final = prompts
+        self.started_s: Final = wall_s()
+
+    async def __call__(self, request: Request, responder: Responder) -> None:
+        try:
+            await self._answer(request, responder)
+        except OpenAIError as error:
+            await responder.reply(error.status, (JSON,), error.body())
+
+    async def _answer(self, request: Request, responder: Responder) -> None:
+        match request.method, request.path:
+            case "POST", "/v1/completions":
+                asked = read_completion(request.body)
+                if len(asked.prompts) > 1:
+                    raise OpenAIError(400, "prompt: one at a time is answered here, so far", param="prompt")
+                await self._complete(request, asked, self.prompts.of_prompt(asked.prompts[0]), responder)
+            case "POST", "/v1/chat/completions":
+                chat = read_chat(request.body)
+                await self._complete(request, chat, self.prompts.of_chat(chat), responder)
+            case "GET", "/v1/models":
+                card = ModelCard(
+                    id=self.prompts.model, created=self.started_s, max_model_len=self.prompts.context_tokens
+                )
+                await responder.reply(200, (JSON,), models_body([card]))
+            case "GET", "/health":
+                await responder.reply(200 if self.healthy() else 503)
+            case _:
+                raise OpenAIError(404, f"there is no {request.method} {request.path} here")
+
+    async def _complete(
+        self, request: Request, asked: CompletionRequest | ChatRequest, tokens: list[int], responder: Responder
+    ) -> None:
+        if asked.model is not None and asked.model != self.prompts.model:
+            raise model_not_found(asked.model)
+        if asked.asked.n > 1:
+            raise OpenAIError(400, "n: one choice is answered here, so far", param="n")
+        self.prompts.check_length(len(tokens), asked.asked.max_tokens or 1)
+        headers = tuple(header for header in request.headers if header[0] in FORWARDED)
+        await self.node.serve(Call(request.path, asked.fields, tokens, headers, responder))
+
+    def healthy(self) -> bool:
+        """Whether somebody computes prompts, and somebody decodes."""
+        up = self.node.places
+        return all(any(info.engine in up for info in infos) for infos in (self.node.prefill, self.node.decode))
+
+
+async def front(scenario: Scenario, child: bool) -> None:
+    """Serve, until drained or cancelled."""
+    says = scenario.serve
+    builder = Builder(scenario, transport_named(says.transport))
+    prefill, decode = ([builder.info_of(name) for name in engines_of(scenario, role)] for role in ("prefill", "decode"))
+    client = HttpClient()
+    router = router_of(scenario, prefill, decode, builder.pulls)
+    node = RouterNode(router, prefill, decode, scenario.transfer.method, client)
+    app = Front(node, open_prompts(scenario))
+    listener = listen(says.host, says.port)
+    try:
+        async with trio.open_nursery() as nursery:
+            scope = nursery.cancel_scope
+            nursery.start_soon(node.run)
+            if child:
+                nursery.start_soon(hear_stdin, scope, lambda line: node.hear(read_news(line)))
+            async with trio.open_nursery() as serving:
+                server = await serving.start(serve_http, listener, app)
+                nursery.start_soon(drain_on_signal, server.drain, says.drain_s, scope)
+                sys.stdout.write(f"http://{says.host}:{server.port}\n")
+                sys.stdout.flush()
+            scope.cancel()
+    finally:
+        client.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="runtime.front", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("scenario", metavar="FILE")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--child", action="store_true", help="hear of engines on stdin, and end with it")
+    asked = parser.parse_args()
+    log_to_stderr("router")
+
+    async def run() -> None:
+        scenario = load(asked.scenario, overrides=asked.overrides)
+        refuse_what_is_not_served(scenario)
+        await front(scenario, asked.child)
+
+    return run_until_told(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

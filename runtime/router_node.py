@@ -1,0 +1,192 @@
+"""The router, live: its endpoint, which is the one that is simulated, and the legs that its effects are.
+
+The endpoint says which engines serve a request, in which order, and what follows from a failure. An answer of which the
+client has heard the beginning is not begun anew: its failure is the request's.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import trio
+
+from pdflow.protocol.ids import EngineInfo, KvParams
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import RequestId
+from pdflow.routing.router import (
+    AbortLeg,
+    ClientGone,
+    DecodeEnded,
+    DispatchAlone,
+    DispatchDecode,
+    DispatchPrefill,
+    EngineChanged,
+    EngineLeft,
+    EngineLost,
+    PrefillAnswered,
+    Reply,
+    RequestArrived,
+    Router,
+)
+from runtime.call import Call, Leg
+from runtime.http.client import HttpClient
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import JSON
+from runtime.kv_params import Coordinates, decode_json, prefill_json
+from runtime.node import Node, Port
+from runtime.places import EngineGone, EnginePlace, News
+
+log = logging.getLogger(__name__)
+
+STATUS: Final = {Code.REJECTED: 400, Code.DEADLINE: 504}
+NUMBERS: Final = 40
+"""Bits of the first request's number: one life's ids are not another's, which engines may still remember."""
+
+
+class RouterNode(Node):
+    """Args: the engines of each role, as the endpoint counts them; method is the scenario's."""
+
+    def __init__(
+        self, router: Router, prefill: list[EngineInfo], decode: list[EngineInfo], method: str, client: HttpClient
+    ) -> None:
+        super().__init__("router")
+        self.port: Final = self.add("router", router, 0)
+        self.prefill: Final = prefill
+        self.decode: Final = decode
+        self.method: Final = method
+        self.client: Final = client
+        self.places: dict[str, EnginePlace] = {}
+        """Engines that are up, by name."""
+        self.calls: dict[int, Call] = {}
+        self.legs: dict[tuple[str, RequestId], trio.CancelScope] = {}
+        """Those under way."""
+        self._number = secrets.randbits(NUMBERS)
+        self.do.update(
+            {
+                DispatchPrefill: self.dispatch_prefill,
+                DispatchDecode: self.dispatch_decode,
+                DispatchAlone: self.dispatch_alone,
+                AbortLeg: self.abort_leg,
+                EngineLeft: self.engine_left,
+                Reply: self.reply,
+            }
+        )
+
+    async def serve(self, call: Call) -> None:
+        """Until the client has its answer. Cancelled: it has gone away."""
+        self._number += 1
+        number = self._number
+        try:
+            async with trio.open_nursery() as nursery:
+                call.nursery = nursery
+                self.calls[number] = call
+                self.put(self.port, RequestArrived(number, False, len(call.tokens)))
+                await call.over.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            if not call.over.is_set():
+                self.put(self.port, ClientGone(number))
+            self.calls.pop(number, None)
+
+    def hear(self, news: News) -> None:
+        """An engine is up, or gone."""
+        match news:
+            case EnginePlace(engine, http, _):
+                before = self.places.get(engine)
+                if before is not None:
+                    self.client.forget(before.http.host, before.http.port)
+                self.places[engine] = news
+                self.put(self.port, EngineChanged(engine, True))
+                log.info("%s is up at %s:%d", engine, http.host, http.port)
+            case EngineGone(engine):
+                if self.places.pop(engine, None) is not None:
+                    self.put(self.port, EngineLost(engine))
+                    log.warning("%s is gone", engine)
+
+    # Effects.
+
+    def dispatch_prefill(self, port: Port, effect: DispatchPrefill) -> None:
+        call, place = self.calls.get(effect.request), self.places.get(self.prefill[effect.engine].engine)
+        if call is None or place is None:
+            self.put(self.port, PrefillAnswered(effect.request_id, None, Code.UNREACHABLE))
+            return
+        leg = Leg(call, self.client, place.http, effect.request_id)
+        call.nursery.start_soon(self._prefill, call, leg, effect)
+
+    async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
+        body = call.prefill_body(prefill_json(effect.xid))
+        with self._open("prefill", effect.request_id):
+            params, _, code = await leg.prefill(body, self.method)
+            self.put(self.port, PrefillAnswered(effect.request_id, params, code))
+
+    def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
+        call, place = self.calls.get(effect.request), self.places.get(self.decode[effect.engine].engine)
+        source = self.places.get(effect.params.prefill.engine)
+        if call is None or place is None or source is None:
+            self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
+            return
+        body = call.decode_body(self._params(effect.params, source.kv))
+        leg = Leg(call, self.client, place.http, effect.request_id)
+        call.nursery.start_soon(self._decode, call, leg, effect.request_id, body)
+
+    def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
+        call, place = self.calls.get(effect.request), self.places.get(self.decode[effect.engine].engine)
+        if call is None or place is None:
+            self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
+            return
+        leg = Leg(call, self.client, place.http, effect.request_id)
+        call.nursery.start_soon(self._decode, call, leg, effect.request_id, call.decode_body(None))
+
+    async def _decode(self, call: Call, leg: Leg, request_id: RequestId, body: bytes) -> None:
+        with self._open("decode", request_id):
+            code = await leg.decode(body)
+            if code is not Code.NONE and call.responder.begun:
+                # What the client has heard cannot be said again: cut it off, which is how HTTP says so.
+                log.warning("%s: the answer broke off: %s", request_id, code.name)
+                call.responder.keep_alive = False
+                call.nursery.cancel_scope.cancel()
+                return
+            self.put(self.port, DecodeEnded(request_id, code))
+
+    def abort_leg(self, port: Port, effect: AbortLeg) -> None:
+        scope = self.legs.get((effect.role, effect.request_id))
+        if scope is not None:
+            scope.cancel()
+
+    def engine_left(self, port: Port, effect: EngineLeft) -> None:
+        log.info("%s has nothing to do any more", effect.engine)
+
+    def reply(self, port: Port, effect: Reply) -> None:
+        call = self.calls.get(effect.request)
+        if call is None:
+            return
+        if effect.outcome != "completed":
+            call.nursery.start_soon(self._fail, call, effect)
+        else:
+            call.over.set()
+
+    async def _fail(self, call: Call, effect: Reply) -> None:
+        error = call.refusal or OpenAIError(
+            429 if effect.reason else STATUS.get(effect.code, 503),
+            effect.reason or f"no answer: {effect.code.name.lower()}",
+            code=effect.code.name,
+        )
+        await call.responder.reply(error.status, (JSON,), error.body())
+        call.over.set()
+
+    def _params(self, params: KvParams, at: Coordinates) -> dict[str, object]:
+        return decode_json(params, at, self.method)
+
+    @contextmanager
+    def _open(self, role: str, request_id: RequestId) -> Iterator[None]:
+        """A leg, which may be taken back while it lasts."""
+        with trio.CancelScope() as scope:
+            self.legs[role, request_id] = scope
+            try:
+                yield
+            finally:
+                del self.legs[role, request_id]
