@@ -91,8 +91,10 @@ class Work(Value, frozen=True, gc=False):
     start: int
     blocks: tuple[int, ...]
     want: Want | None
-    prompt: int
-    """How many tokens, from the start on, were not generated here."""
+    decodes: bool = False
+    """Whether it is a decoding sequence's one token, for the cost of a step, and no part of a prompt."""
+    loaded: bool = False
+    """Whether KV that was computed elsewhere is looked at here for the first time."""
 
 
 class Runner(Protocol):

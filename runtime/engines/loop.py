@@ -164,15 +164,15 @@ class LiveEngine:
         works = []
         for seq, new in self._scheduler.chunks:
             wanted = not seq.prefill_only and seq.computed + new == seq.target
-            works.append((seq, self._work(seq, seq.computed, new, wanted)))
+            works.append((seq, self._work(seq, seq.computed, new, wanted, False)))
         for seq, context in self._batch.contexts():
-            works.append((seq, self._work(seq, context - 1, 1, True)))
+            works.append((seq, self._work(seq, context - 1, 1, True, True)))
         for seq, _ in works:
             if seq.start_ns < 0:
                 seq.start_ns = now
         return works
 
-    def _work(self, seq: Sequence, start: int, new: int, wanted: bool) -> Work:
+    def _work(self, seq: Sequence, start: int, new: int, wanted: bool, decodes: bool) -> Work:
         answer = self._answers[seq]
         allocation = seq.allocation
         assert allocation is not None
@@ -182,7 +182,8 @@ class LiveEngine:
         end = start + new
         self.prompt_tokens_computed += max(0, min(end, answer.prompt) - start)
         want = Want(answer.job.sampling, len(answer.tokens) - answer.first) if wanted else None
-        return Work(tuple(answer.tokens[start:end]), start, answer.blocks, want, answer.prompt)
+        loaded = decodes and seq in self._scheduler.fresh
+        return Work(tuple(answer.tokens[start:end]), start, answer.blocks, want, decodes, loaded)
 
     def _complete(self, works: list[tuple[Sequence, Work]], results: list[Sampled | None]) -> None:
         now = now_ns()

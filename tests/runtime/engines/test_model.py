@@ -33,7 +33,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def work(tokens: Sequence[int], start: int, end: int, blocks: Sequence[int], wanted: bool = True) -> Work:
-    return Work(tuple(tokens[start:end]), start, tuple(blocks), Want(LOGPROBS, 0) if wanted else None, len(tokens))
+    return Work(tuple(tokens[start:end]), start, tuple(blocks), Want(LOGPROBS, 0) if wanted else None)
 
 
 def runner(model: Llama, dtype: str, blocks: int = 120, **layout: object) -> TorchRunner:
