@@ -22,9 +22,11 @@ import msgspec
 import trio
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
+from pdflow.protocol.values import S
 from pdflow.scenario.load import load
 from pdflow.scenario.schema import Scenario
 from runtime.build import engines_of, refuse_what_is_not_served
+from runtime.clock import now_ns
 from runtime.logs import log_to_stderr
 from runtime.places import EngineGone, EnginePlace, News
 from runtime.processes import drain_on_signal, run_until_told
@@ -131,13 +133,13 @@ class Cluster:
         self._nursery.start_soon(self._watch, part, deaths)
 
     async def _watch(self, part: Part, deaths: int) -> None:
-        begun = trio.current_time()
+        begun = now_ns()
         await part.process.wait()
         if self.stopping:
             return
         log.error("%s has ended with %d", part.name, part.process.returncode)
         await self._tell(EngineGone(part.name))
-        deaths = 0 if trio.current_time() - begun > GOOD_LIFE_S else deaths
+        deaths = 0 if now_ns() - begun > GOOD_LIFE_S * S else deaths
         while True:
             await trio.sleep(AGAIN_S[min(deaths, len(AGAIN_S) - 1)])
             deaths += 1

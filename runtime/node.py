@@ -13,6 +13,7 @@ has sent more than are handled waits, and so does its stream, nobody else.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -88,7 +89,7 @@ class Node:
             self.turn(now_ns())
             self._bell = trio.Event()
             at = self.wake_at()
-            with trio.CancelScope(deadline=trio.current_time() + 3600 if at is None else deadline_of(at)):
+            with trio.CancelScope(deadline=math.inf if at is None else deadline_of(at)):
                 await self._bell.wait()
 
     def wake_at(self) -> Instant | None:
