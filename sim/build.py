@@ -130,6 +130,7 @@ class Builder:
         self.places: dict[EngineId, Place] = {}
         waits = self.method.staged_at_p or self.conduct.prefill_waits or self.conduct.decode_waits
         self.engine_class = HostedEngine if scenario.faults or waits else Engine
+        self.cuts: dict[Shards, Shards] = {}
         self.infos: dict[str, list[EngineInfo]] = {"prefill": [], "decode": []}
         self.doors: dict[str, list[int]] = {"prefill": [], "decode": []}
         """What each engine's API server takes."""
@@ -209,7 +210,7 @@ class Builder:
         span = self.span(pool)
         if span:
             self.world.caches = True
-        shards = Shards(pool.tp, pool.pp, pool.block_size)
+        shards = self.alike(Shards(pool.tp, pool.pp, pool.block_size))
         for replica in range(self.engines(pool)):
             info = EngineInfo(f"{pool.name}-{replica}", shards)
             infos = self.infos[pool.leg]
@@ -223,6 +224,10 @@ class Builder:
                 self.world.prefills.append(self.prefill(place, info, incarnation_of(place.index)))
             else:
                 self.world.prefills.append(self.aggregated(place, info))
+
+    def alike(self, shards: Shards) -> Shards:
+        """One value for all that are cut alike: layouts know by identity whom they were last asked about."""
+        return self.cuts.setdefault(shards, shards)
 
     def span(self, pool: Pool) -> int:
         """How many KV blocks an engine of the pool remembers together: what the workload has one name for."""

@@ -135,7 +135,7 @@ class StoreNode(Node):
     def start(self, put: Put) -> None:
         """PutStart: somebody has this prompt's KV and would write it here."""
         self.puts[put.request_id] = put
-        blocks = sum(item.blocks for item in put.items)
+        blocks = -(-put.tokens // self.block_size)
         self.feed(self.put_port, DecodeQueued(put.request_id, put.params, blocks, 0))
 
     def look(self, ask: Lookup) -> None:
@@ -182,7 +182,7 @@ class StoreNode(Node):
         for placed in granted:
             put = self.puts[placed.name]
             put.generation = placed.target.generation
-            here = min(put.tokens, sum(item.blocks for item in put.items[: placed.found]) * self.block_size)
+            here = min(put.tokens, placed.found_blocks * self.block_size)
             self.count("store: tokens not put again", here)
             if here == put.tokens:
                 self.feed(self.put_port, DecodeHit(put.request_id))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdflow.methods.kv_store_keys import block_keys, chained, home, origin
+from pdflow.methods.kv_store_keys import Key, block_keys, chained, home, origin
 from pdflow.methods.store_memory import Item, StoreMemory
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
@@ -37,13 +37,15 @@ class Stores:
     def __init__(self, builder: Builder, beside: Pool) -> None:
         self.world = builder.world
         self.transfer = builder.scenario.transfer
-        self.shards = Shards(beside.tp, 1, beside.block_size)
+        self.shards = builder.alike(Shards(beside.tp, 1, beside.block_size))
         self.by_block = self.transfer.store_granularity == "block" and builder.named
         sizes = [pool.block_size for pool in builder.scenario.pools]
         self.unit_tokens = lcm(self.world.prefix_block_tokens, *sizes)
         """Of an object that is named: it ends where a name does, and a block of whoever has it."""
         self.model = builder.scenario.model.name
         self.builder = builder
+        self.origins: dict[int, Key] = {}
+        """What each process's chains begin with, by its salt."""
         if self.by_block:
             self.world.caches = True
         kv_bytes = builder.shapes[beside.name].engine_bytes_per_token(beside.tp)
@@ -101,7 +103,9 @@ class Stores:
         tokens = self.world.records.input_tokens[request]
         blocks = -(-tokens // size)
         whole = self.world.digest(request)
-        start = origin(self.model, 0, self.shards.tp, salt)
+        start = self.origins.get(salt)
+        if start is None:
+            start = self.origins[salt] = origin(self.model, 0, self.shards.tp, salt)
         if not self.by_block:
             return (Item(chained(start, (whole,)), blocks),)
         # A name stands for all before it, so the last one of several speaks for them. A last token is always computed.

@@ -39,8 +39,8 @@ class Placed(Value, frozen=True, gc=False):
     """A prompt that has room."""
 
     name: str
-    found: int
-    """Its first objects that were there."""
+    found_blocks: int
+    """At its start, that were there."""
     target: Allocation
     """Room for the others."""
 
@@ -60,13 +60,12 @@ class StoredObject:
 class Holding:
     """What one prompt holds."""
 
-    __slots__ = ("found", "objects", "token")
+    __slots__ = ("objects", "token")
 
-    def __init__(self, token: Allocation, objects: list[StoredObject], found: int) -> None:
+    def __init__(self, token: Allocation, objects: list[StoredObject]) -> None:
         self.token = token
         """Of no blocks: it gives the holding a generation of its own."""
         self.objects = objects
-        self.found = found
 
 
 class StoreMemory:
@@ -102,7 +101,7 @@ class StoreMemory:
 
     def want(self, name: str, items: tuple[Item, ...]) -> None:
         """Queue for room. Raises PoolError for what would wait for ever."""
-        blocks = sum(item.blocks for item in items)
+        blocks = blocks_of(items)
         if not self.fits_ever(blocks):
             raise PoolError(f"want: {blocks} blocks, but there are {self.pool.num_blocks}")
         self.waiting[name] = items
@@ -126,18 +125,15 @@ class StoreMemory:
     def _place(self, name: str, items: tuple[Item, ...], now: Instant) -> Placed | None:
         objects = self._hold(self.find(items), items)
         found = len(objects)
-        need = sum(item.blocks for item in items[found:])
-        if not self._make_room(need, now):
+        new = items[found:] if found else items
+        if not self._make_room(blocks_of(new), now):
             self._let_go(objects, now)
             return None
-        blocks: list[int] = []
-        for item in items[found:]:
-            own = self._allocate(item.blocks)
-            objects.append(StoredObject(item.key, own))
-            blocks += own.blocks
+        for item in new:
+            objects.append(StoredObject(item.key, self._allocate(item.blocks)))
         token = self._allocate(0)
-        self.held[token.generation] = Holding(token, objects, found)
-        return Placed(name, found, Allocation(token.generation, tuple(blocks)))
+        self.held[token.generation] = Holding(token, objects)
+        return Placed(name, blocks_of(items[:found]), Allocation(token.generation, joined(objects[found:])))
 
     def _allocate(self, blocks: int) -> Allocation:
         own = self.pool.allocate(blocks)
@@ -162,7 +158,7 @@ class StoreMemory:
             return None
         token = self._allocate(0)
         objects = self._hold(count, items)
-        self.held[token.generation] = Holding(token, objects, count)
+        self.held[token.generation] = Holding(token, objects)
         return self.table(token.generation)
 
     def complete(self, generation: int) -> Allocation:
@@ -174,10 +170,7 @@ class StoreMemory:
         return self.table(generation)
 
     def table(self, generation: int) -> Allocation:
-        blocks: list[int] = []
-        for stored in self.held[generation].objects:
-            blocks += stored.own.blocks
-        return Allocation(generation, tuple(blocks))
+        return Allocation(generation, joined(self.held[generation].objects))
 
     def release(self, generation: int, now: Instant) -> None:
         """The prompt holds nothing any more: it has been read, or its lease is over, or it was not written and nobody
@@ -244,3 +237,15 @@ class StoreMemory:
         kept = sum(len(stored.own.blocks) for stored in self.known.values())
         assert self.used == kept, f"{name} has lost {self.used - kept} blocks"
         assert len(self.known) == len(self.idle) + len(self.pinned)
+
+
+def blocks_of(items: tuple[Item, ...]) -> int:
+    """What these objects take."""
+    return sum([item.blocks for item in items])
+
+
+def joined(objects: list[StoredObject]) -> tuple[int, ...]:
+    """The blocks of these objects, in order."""
+    if len(objects) == 1:
+        return objects[0].own.blocks
+    return tuple([block for stored in objects for block in stored.own.blocks])
