@@ -63,7 +63,9 @@ class TransferGeometry:
 
     def sources(self, d_rank: int, p: Sharding, d: Sharding) -> tuple[int, ...]:
         """The P ranks that D rank `d_rank` gets its KV from, ascending."""
-        return self._table(p, d).sources.get(d_rank, ())
+        last = self._last
+        table = last[2] if last[0] is p and last[1] is d else self._table(p, d)
+        return table.sources.get(d_rank, ())
 
     def pairs(self, p: Sharding, d: Sharding) -> tuple[tuple[int, int], ...]:
         """Every (p_rank, d_rank) that moves bytes, by P rank, then D rank."""

@@ -213,8 +213,8 @@ def order_reads(cell: ConsumerCell, grant: Register, ctx: ConsumerContext) -> Ef
     effects: list[Effect] = []
     for rank in range(d.ranks):
         sources = ctx.geometry.sources(rank, p, d)
-        readers = tuple(len(ctx.geometry.targets(s, p, d)) for s in sources)
-        addresses = tuple(rank_address(engine, s) for s in sources)
+        readers = tuple([len(ctx.geometry.targets(s, p, d)) for s in sources])
+        addresses = tuple([rank_address(engine, s) for s in sources])
         mine = msgspec.structs.replace(grant, d_rank=rank) if rank else grant
         effects.append(Tell(ctx.ranks[rank], ReadOrdered(addresses, readers, cell.params, mine)))
     return tuple(effects)
