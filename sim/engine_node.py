@@ -113,6 +113,8 @@ class EngineNode(Node):
         """What has come at the instant of a boundary, until the engine has gone through it."""
         self.timer: int = FAR
         """The one timer that counts: its instant, or, of one that rings last of all at its instant, the complement."""
+        self.shelved: int = FAR
+        """One that an earlier one has taken the place of, and that rings all the same: it may count again."""
         self.held = False
         """Its engine waits for something that is not computed here."""
         self.peak_blocks = 0
@@ -148,10 +150,15 @@ class EngineNode(Node):
         # A stale timer of this very instant, armed before it came, must not start the engine before all else is heard;
         # one that has yet to ring must.
         timer = at if at > now else ~now
-        if timer == self.timer or at == self.timer:
+        before = self.timer
+        if timer == before or at == before:
             return
         self.timer = timer
         if at > now:
+            if at == self.shelved:
+                return
+            if at < before < FAR:
+                self.shelved = before
             env.call(at - now, self.wake, timer, self.priority)
         else:
             env.last(self.wake, timer, self.priority)
