@@ -50,6 +50,7 @@ from sim.build import Builder
 from sim.live import watching
 from sim.liveness import Watch, assert_all_ended
 from sim.recording import Recorder
+from sim.uncollected import uncollected
 from sim.world import Observer, World
 
 
@@ -177,7 +178,7 @@ def prepare(
 def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
     """Let it happen. True if it was interrupted."""
     try:
-        with _stopping_between_turns(world) as interrupted:
+        with uncollected(), _stopping_between_turns(world) as interrupted:
             world.env.turn()
             if not interrupted:
                 assert_all_ended(world)

@@ -20,8 +20,8 @@ from pdflow.protocol.dialect import Dialect
 from sim.check.ghost import Stage
 from sim.check.ordered import Worlds
 from sim.check.scope import Scope
-from sim.check.search import uncollected
 from sim.check.walk import Walk, digest_of, walk
+from sim.uncollected import uncollected
 
 BATCH = 500
 """Seeds; a multiple of swarm.BLOCK, so that no cluster is explored twice for nothing."""

@@ -8,10 +8,8 @@ at most.
 
 from __future__ import annotations
 
-import gc
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import attrs
@@ -23,6 +21,7 @@ from sim.check.relation import Move, Relation
 from sim.check.scope import ENDLESS
 from sim.check.symmetry import Symmetry
 from sim.check.world import Draft, State
+from sim.uncollected import uncollected
 
 
 @attrs.define
@@ -231,15 +230,3 @@ def path_to(parents: Mapping[Node, tuple[Node, Move] | None], node: Node) -> tup
         node, move = step
         moves.append(move)
     return tuple(reversed(moves))
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """States are never in a cycle; looking for cycles among millions of them takes longer than finding them."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import attrs
 
 from sim.check.datapath.findings import Broken, Finding
-from sim.check.search import uncollected
+from sim.uncollected import uncollected
 
 Move: TypeAlias = tuple[str, int, int]
 """A verb; a request, or an engine; a piece's number."""
