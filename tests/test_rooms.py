@@ -301,7 +301,7 @@ PLANTED = [
     ("pdflow/scenario/load.py", "import time"),
     ("pdflow/cli.py", "from sim.run import simulate"),
     ("pdflow/cli.py", "import importlib\nrun = importlib.import_module('sim.run')"),
-    ("pdflow/cli.py", "def f():\n    import runtime"),
+    ("pdflow/cli.py", "from runtime.cluster import main"),
     ("sim/world.py", "import runtime.driver"),
     ("sim/world.py", "import time"),
     ("sim/world.py", "import random"),
