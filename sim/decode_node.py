@@ -44,7 +44,6 @@ class DecodeNode(EngineNode):
         """Under the identity of the sequence: two attempts of one request may meet at one engine."""
         self.waits = False
         """Its engine stands still while the KV of whoever has come in is on its way."""
-        self.awaited: dict[RequestId, None] = {}
         self.do.update(
             {
                 Enqueue: self.enqueue,
@@ -121,7 +120,7 @@ class DecodeNode(EngineNode):
         request = leg.request
         leg.admitted_ns = world.records.ends[D_ADMIT][request] = self.env.now
         if self.waits:
-            self.wait_for(leg)
+            self.wait_for(leg.request_id)
         assert seq.allocation is not None
         here = seq.cached_tokens
         missing = world.records.input_tokens[request] - here
@@ -171,16 +170,8 @@ class DecodeNode(EngineNode):
         self.world.records.ends[NOTIFY][leg.request] = now
         self.strand_own(leg)
         self.engine.loaded(leg.seq, now)
-        self.wait_no_more(leg)
+        self.wait_no_more(leg.request_id)
         self.rearm()
-
-    def wait_for(self, leg: DecodeLeg) -> None:
-        self.awaited[leg.request_id] = None
-        self.hold()
-
-    def wait_no_more(self, leg: DecodeLeg) -> None:
-        if self.awaited.pop(leg.request_id, self) is None and not self.awaited:
-            self.let_go()
 
     def resolve(self, port: Port, effect: Resolve) -> None:
         """The request is over; what remains of its blocks is the protocol's to give back."""
@@ -190,7 +181,7 @@ class DecodeNode(EngineNode):
         assert dropped in (Dropped.NOT_HERE, Dropped.AT_ONCE, Dropped.BLOCKS_ARE_YOURS)
         self.strand_own(leg)
         self.world.router.later(DecodeEnded(effect.request_id, effect.code))
-        self.wait_no_more(leg)
+        self.wait_no_more(leg.request_id)
         self.rearm()
 
     def strand_own(self, leg: DecodeLeg) -> None:

@@ -117,6 +117,8 @@ class EngineNode(Node):
         """One that an earlier one has taken the place of, and that rings all the same: it may count again."""
         self.held = False
         """Its engine waits for something that is not computed here."""
+        self.awaited: dict[str, None] = {}
+        """What for, by name."""
         self.peak_blocks = 0
         self.alive = True
         self.paused_until: Instant = 0
@@ -205,6 +207,15 @@ class EngineNode(Node):
             self.world.tell(self.name, "its engine goes on")
         engine.thaw(self.env.now)
         self.rearm()
+
+    def wait_for(self, name: str) -> None:
+        """The engine does not go on before this, as before whatever else it waits for."""
+        self.awaited[name] = None
+        self.hold()
+
+    def wait_no_more(self, name: str) -> None:
+        if self.awaited.pop(name, self) is None and not self.awaited:
+            self.let_go()
 
     def pause(self, until: Instant) -> None:
         """Nothing is heard or done until then; only the running step goes on. Who is busy only queues."""

@@ -122,7 +122,7 @@ class StagedDecodeNode(DecodeNode):
         leg.admitted_ns = self.env.now
         self.measure_pool()
         if self.waits:
-            self.wait_for(leg)
+            self.wait_for(leg.request_id)
         place = self.places[leg.request_id]
         size, tokens = self.staging.size, self.world.records.input_tokens[leg.request] - seq.cached_tokens
         ports = self.ranks()
@@ -159,7 +159,7 @@ class StagedDecodeNode(DecodeNode):
             # Its client went away while it was being copied.
             assert leg.seq.allocation is not None
             self.engine.release(leg.seq.allocation, self.env.now)
-        self.wait_no_more(leg)
+        self.wait_no_more(leg.request_id)
         self.rearm()
 
     def abort(self, request_id: RequestId) -> None:
