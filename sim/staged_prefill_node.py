@@ -1,9 +1,12 @@
 """A prefill engine that sends from memory beside its KV blocks: what it computes is copied there first.
 
 Layers are computed one after the other through a step, so each of a chunk's is ready at its share of the step's time.
-Where the method sends early, each is copied and offered then; otherwise the whole prompt is, when it is computed. The
-blocks come back as soon as they are copied; what the lease holds is the copy. A prompt without room stays in blocks,
-and the engine goes on: were it to wait, so would those prompts that hold the room.
+Where the method sends early, each is copied and offered then; otherwise the whole prompt is, when it is computed. A
+prompt without room stays in blocks, and the engine goes on: were it to wait, so would those prompts that hold the room.
+The blocks come back as soon as they are copied; the lease is the prompt's, wherever it lies.
+
+When a prompt asks for room is `pdflow.methods.staging`'s to say. Where that is with the WRITE, it is announced without;
+where D reads, when it can be read.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import ChunkBegun, Prefilled
 from pdflow.methods.method import Conduct, Grain, Memory, Method
 from pdflow.methods.shipment import Piece
-from pdflow.methods.staging import Staging
-from pdflow.protocol.effects import ReleaseBlocks, StopWrite
+from pdflow.methods.staging import Staging, comes_with_the_write
+from pdflow.protocol.effects import PostWrite, ReleaseBlocks, StopWrite
 from pdflow.protocol.events import PrefillAborted, PrefillBegun, PrefillFinished, SourceWithdrawn
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation, Instant, Xid
@@ -28,16 +31,18 @@ from sim.shipping import whole, words
 if TYPE_CHECKING:
     from sim.world import World
 
-NOWHERE = Allocation(0, ())
-
 
 class Outgoing:
     """One prompt on its way out of the blocks."""
 
-    __slots__ = ("chunks", "computed", "copied", "copying", "in_blocks", "leg", "over", "place")
+    __slots__ = ("chunks", "computed", "copied", "copying", "held", "in_blocks", "leg", "over", "place", "wanted")
 
     def __init__(self, leg: PrefillLeg) -> None:
         self.leg = leg
+        self.held = False
+        """By the protocol."""
+        self.wanted = False
+        """Room was asked for."""
         self.place: Allocation | None = None
         """Where it has room."""
         self.chunks: list[ChunkBegun] = []
@@ -71,11 +76,10 @@ class StagedPrefillNode(PrefillNode):
         self.method = method
         self.conduct = conduct
         self.staging = staging
+        self.room_with_write = comes_with_the_write(method, conduct)
         self.layers = staging.size.layers
         engine.reports_chunks = conduct.early
         self.outgoing: dict[Xid, Outgoing] = {}
-        self.awaited: dict[Xid, None] = {}
-        """What the engine waits for before it goes on."""
         self.held_since: Instant = 0
         self.postponed: list[tuple[PrefillLeg, ChunkBegun | None]] = []
         """Parts of a step that has not begun after all; of one without length also its end (None)."""
@@ -121,10 +125,12 @@ class StagedPrefillNode(PrefillNode):
             self.plan(going, chunk)
 
     def depart(self, leg: PrefillLeg) -> Outgoing:
-        """It wants room from now on."""
+        """It is on its way from now on."""
         going = self.outgoing[leg.xid] = Outgoing(leg)
-        self.staging.want(leg.xid, leg.seq.prompt_tokens)
-        self.grant()
+        if not self.room_with_write:
+            self.want(going)
+        elif self.conduct.early:
+            self.announce(going)
         return going
 
     def plan(self, going: Outgoing, chunk: ChunkBegun) -> None:
@@ -146,6 +152,10 @@ class StagedPrefillNode(PrefillNode):
         self.note_computed(leg)
         going = self.outgoing.get(leg.xid) or self.depart(leg)
         going.computed = True
+        if self.room_with_write:
+            self.finish(going)
+            self.done_copying(going, 0)
+            return
         if self.conduct.prefill_waits and not (self.conduct.early and self.stays(going)):
             self.wait_for(leg.xid)
         if self.conduct.early and not self.stays(going):
@@ -156,12 +166,21 @@ class StagedPrefillNode(PrefillNode):
         """Whether it waits for room."""
         return going.place is None and not going.over
 
+    def announce(self, going: Outgoing) -> None:
+        """The protocol's from now on, though it is still being computed."""
+        going.held = True
+        self.feed(self.scheduler, PrefillBegun(*self.about(going.leg)))
+
     def finish(self, going: Outgoing) -> None:
-        """The protocol's from now on."""
-        leg = going.leg
-        digest = self.world.digest(leg.request)
-        place = going.place or NOWHERE
-        self.feed(self.scheduler, PrefillFinished(leg.xid, place, leg.seq.prompt_tokens, digest, WEIGHTS))
+        """The protocol's from now on, all of it."""
+        going.held = going.held or not going.over
+        self.feed(self.scheduler, PrefillFinished(*self.about(going.leg)))
+
+    def about(self, leg: PrefillLeg) -> tuple[Xid, Allocation, int, int, int]:
+        """What the protocol knows of a prompt: it goes by its blocks, wherever it lies."""
+        assert leg.seq.allocation is not None
+        source, digest = self.source(leg.seq.allocation), self.world.digest(leg.request)
+        return leg.xid, source, leg.seq.prompt_tokens, digest, WEIGHTS
 
     # Out of the blocks.
 
@@ -190,7 +209,7 @@ class StagedPrefillNode(PrefillNode):
         if going.copying or not going.computed or not going.in_blocks or self.stays(going):
             return
         leg, going.in_blocks = going.leg, False
-        if not self.conduct.early:
+        if not self.room_with_write and not self.conduct.early:
             self.finish(going)
         if self.method.p_memory is not Memory.TENSORS:
             self.wait_no_more(leg.xid)
@@ -204,7 +223,7 @@ class StagedPrefillNode(PrefillNode):
 
     def forget(self, going: Outgoing) -> None:
         """It lies nowhere any more."""
-        if going.over and not going.in_blocks and going.place is None:
+        if going.over and not going.in_blocks and not going.held:
             self.outgoing.pop(going.leg.xid, None)
             self.by_xid.pop(going.leg.xid, None)
 
@@ -213,6 +232,19 @@ class StagedPrefillNode(PrefillNode):
         return len(self.ports) - 1
 
     # Room to send from.
+
+    def post_write(self, port: Port, effect: PostWrite) -> None:
+        going = self.outgoing[effect.grant.xid]
+        if not going.wanted and not going.over:
+            if self.conduct.prefill_waits:
+                self.wait_for(going.leg.xid)
+            self.want(going)
+        super().post_write(port, effect)
+
+    def want(self, going: Outgoing) -> None:
+        going.wanted = True
+        self.staging.want(going.leg.xid, going.leg.seq.prompt_tokens)
+        self.grant()
 
     def grant(self) -> None:
         for xid in self.staging.victims():
@@ -223,31 +255,38 @@ class StagedPrefillNode(PrefillNode):
             going.place = place
             if self.world.tell is not None:
                 self.world.tell(self.name, f"takes room in {self.method.p_memory.value}")
-            leg, tokens = going.leg, going.leg.seq.prompt_tokens
             if not self.conduct.early:
                 going.copying = self.width()
-                self.copy_out(going, tuple(whole(self.layers, tokens)))
+                self.copy_out(going, tuple(whole(self.layers, going.leg.seq.prompt_tokens)))
                 continue
-            digest = self.world.digest(leg.request)
-            self.feed(self.scheduler, PrefillBegun(xid, place, tokens, digest, WEIGHTS))
+            if not going.held:
+                self.announce(going)
             for chunk in going.chunks:
                 self.plan(going, chunk)
             going.chunks.clear()
-            if going.computed:
+            if going.computed and not self.room_with_write:
                 self.finish(going)
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         going = self.outgoing[effect.xid]
-        if self.world.tell is not None:
-            self.world.tell(self.name, f"gives back room in {self.method.p_memory.value}")
-        self.staging.release(effect.allocation)
-        going.place = None
-        going.over = True
+        going.held, going.over = False, True
+        self.vacate(going)
         for rank in self.ranks():
             self.world.shipping.withdraw(rank.address, effect.xid)
+        self.done_copying(going, 0)
         self.forget(going)
         self.wait_no_more(effect.xid)
         self.grant()
+
+    def vacate(self, going: Outgoing) -> None:
+        """It has no room any more, and wants none."""
+        place, going.place = going.place, None
+        if place is None:
+            self.staging.forget(going.leg.xid)
+            return
+        if self.world.tell is not None:
+            self.world.tell(self.name, f"gives back room in {self.method.p_memory.value}")
+        self.staging.release(place)
 
     def stop_write(self, port: Port, effect: StopWrite) -> None:
         self.world.shipping.stop(effect.op)
@@ -270,19 +309,13 @@ class StagedPrefillNode(PrefillNode):
 
     # The engine waits.
 
-    def wait_for(self, xid: Xid) -> None:
-        self.awaited[xid] = None
+    def hold(self) -> None:
         if not self.held:
             self.held_since = self.env.now
-            self.hold()
+        super().hold()
 
-    def wait_no_more(self, xid: Xid) -> None:
-        if xid not in self.awaited:
-            return
-        del self.awaited[xid]
-        if self.awaited:
-            return
-        self.let_go()
+    def let_go(self) -> None:
+        super().let_go()
         postponed, self.postponed = self.postponed, []
         waited = self.env.now - self.held_since
         for leg, chunk in postponed:

@@ -6,6 +6,10 @@ ever. It lies there in one part per layer, so that a piece is found by its layer
 prompt ended. Every rank of an engine has such a memory; all are filled alike, so one of them is kept here, in bytes of
 a rank.
 
+Where P writes, it asks for room with the WRITE, when the prompt has room at D. So who waits at D has none at P, who has
+some at P waits for nobody, and no two memories wait for each other, in whatever orders they are asked. Where D reads,
+its blocks come last instead.
+
 When nothing can reach the bytes any more is the protocol's to say. What a method copies in and out is `method.py`'s.
 """
 
@@ -18,7 +22,7 @@ from pdflow.memory.buddy import BuddyPool
 from pdflow.memory.paged import PoolError
 from pdflow.memory.ring import Ring
 from pdflow.memory.threshold import ThresholdBuffer, Where
-from pdflow.methods.method import Memory
+from pdflow.methods.method import Conduct, Memory, Method
 from pdflow.protocol.values import Allocation, Value
 
 NO_LIMIT = 1 << 62
@@ -26,6 +30,12 @@ NO_LIMIT = 1 << 62
 
 class TooLargeError(ValueError):
     """A prompt that would not fit were the memory empty: it could only wait for ever."""
+
+
+def comes_with_the_write(method: Method, conduct: Conduct) -> bool:
+    """Whether a prompt has room at P when a WRITE of it is posted, and not when it is computed. Until then it stays in
+    P's blocks."""
+    return conduct.guards.reserves_whole and not method.pulls
 
 
 class KvSize(Value, frozen=True, gc=False):

@@ -2,7 +2,8 @@
 
 They are made from what a method is, so that one more has scopes as soon as it is in the catalogue. What is asked for:
 everything that may go wrong with one request; several ranks, where nothing may need a timer; engines that start again;
-two requests, with room for one in each memory that may be full. Where P says that something has landed before it has,
+two requests, with room for one in each memory that may be full, and where that is on both sides, no timer that would
+help. Where P says that something has landed before it has,
 and where two attempts share a prompt that is being computed, only methods to which that matters have a scope.
 """
 
@@ -40,7 +41,8 @@ COUNTS: dict[str, tuple[int, int]] = {
     "cpu-staged, one request": (15291, 51022),
     "cpu-staged, two ranks": (9479, 30400),
     "cpu-staged, both start again": (939, 2729),
-    "cpu-staged, two requests": (2306, 7197),
+    "cpu-staged, two requests": (8807, 31218),
+    "cpu-staged, two requests and no timer": (1401, 4310),
     "cpu-staged, done before it has landed": (15578, 53296),
     "cpu-staged, two attempts at one prompt": (6217, 17961),
     "cpu-staged, drop, SYNC and repeated CANCEL": (202527, 784440),
@@ -106,6 +108,9 @@ def scopes_of(method: Method, progressive: bool = False) -> Iterator[Named]:
     full: dict[str, Any] = {"p_pool": int(method.p_memory in BOUNDED), "pool": 1}
     waits = frozenset(f"waits for room at {at}" for at in "PD" if (full["p_pool"] if at == "P" else method.staged_at_d))
     yield _named(f"{name}, two requests", Scope(**of, **full, requests=2, **QUIET), ENDS | waits)
+    if len(waits) > 1:
+        untimed = Scope(**of, **full, requests=2, clocks=False, abort=0)
+        yield _named(f"{name}, two requests and no timer", untimed, DELIVERED | waits)
 
     if method.in_pieces and not pulls:
         local = Scope(**of, **faults, done_is_remote=False, lagging=True, err=1, clocks=False)

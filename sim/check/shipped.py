@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from pdflow.methods.method import Memory
-from pdflow.methods.staging import KvSize, Staging, staging_of
+from pdflow.methods.shipment import Piece
+from pdflow.methods.staging import KvSize, Staging, comes_with_the_write, staging_of
 from pdflow.protocol.effects import PostRead, Send
 from pdflow.protocol.events import PrefillAborted, PrefillBegun, SourceWithdrawn
 from pdflow.protocol.messages import Code, Progress, RegisterAck
 from pdflow.protocol.producer import ProducerCell
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.values import NEVER, Allocation
-from sim.check.cluster import DIGEST, WEIGHTS
+from sim.check.cluster import DIGEST, WEIGHTS, role_of
 from sim.check.ghost import FLYING, PIECE, READING, Broken, Interned, Product, Stage
 from sim.check.parcels import Load, Parcels
 from sim.check.relation import Move
@@ -68,9 +69,7 @@ class Shipped(Parcels):
         kinds = [at_p] * scope.p_engines + [at_d] * scope.d_engines
         self.empty = [self._staging(at, memory) for at, memory in enumerate(kinds)]
         self.staged_at_d = at_d is not None
-        self.in_turn = bool(scope.p_pool and scope.pool) and self.staged_at_d
-        """Where both memories may be full, P's engine and D's take prompts in one order. In two, each may give its room
-        to what waits for the other's, until a deadline comes (docs/check.md)."""
+        self.room_with_write = comes_with_the_write(method, self.conduct)
         self._tidied: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.do |= {"want": self.want, "begin": self.begin, "withdraw": self.withdraw, "load": self.load}
         self.do = {verb: self._then_tidy(act) for verb, act in self.do.items()}
@@ -185,29 +184,21 @@ class Shipped(Parcels):
             elif stage == Stage.COMMITTED and name in _holders(self.staging_at(state, engine)):
                 yield ("load", i)
         for move in super()._of_tail(state):
-            if move[0] == "finish" or (self.staged_at_d and move[0] == "admit"):
-                continue
-            if move[0] != "decode" or not self.in_turn or Stage.UNBORN not in ghost.stages[: move[1]]:
+            if move[0] != "finish" and not (self.staged_at_d and move[0] == "admit"):
                 yield move
 
     def _of_queued(self, state: State, i: int) -> Iterator[Move]:
         engine, xid = self.cluster.p_of[i].engine, self.cluster.xids[i]
-        memory = self.staging_at(state, engine)
+        memory = None if self.room_with_write else self.staging_at(state, engine)
         if memory is not None and xid not in memory.waiting:
-            if not self.in_turn or all(self._was_wanted(state, j) for j in range(i)):
-                yield ("want", i)
+            yield ("want", i)
         elif memory is None or self.next_in(state, engine) == xid:
             if self.conduct.early:
                 yield ("begin", i)
-            yield ("finish", i)  # Of an early method, too: one that had no room while it was computed.
-
-    def _was_wanted(self, state: State, i: int) -> bool:
-        memory = self.staging_at(state, self.cluster.p_of[i].engine)
-        queued = self.ghost_of(state).products[i] == Product.QUEUED
-        return not queued or memory is None or self.cluster.xids[i] in memory.waiting
+            yield ("finish", i)  # Of an early method, too: nobody has to say that it has begun.
 
     def want(self, draft: Draft, i: int) -> None:
-        """P's engine has come to this prompt, and asks for room to send it from. Whoever has to go for it is told."""
+        """P asks for room to send this prompt from. Whoever has to go for it is told."""
         engine = self.cluster.p_of[i].engine
         memory = self.staging_at(draft, engine)
         assert memory is not None
@@ -222,7 +213,8 @@ class Shipped(Parcels):
     def begin(self, draft: Draft, i: int) -> None:
         """The first of a prompt can be sent, while the rest of it is computed."""
         engine = self.cluster.p_of[i].engine
-        self.serve(draft, engine)
+        if not self.room_with_write:
+            self.serve(draft, engine)
         self.put_ghost(draft, "products", i, Product.HELD)
         self.put_computing(draft, i, BEGUN)
         self.event(draft, engine, self._begun[i])
@@ -231,19 +223,28 @@ class Shipped(Parcels):
         """A prompt is computed, and where it can be sent from."""
         if self.rooms_of(draft).computing[i] == BEGUN:
             self.put_computing(draft, i, 0)
-            self._offer_the_rest(draft, i)
+            self._offer(draft, i, self.there(draft, i)[1:])
             self.event(draft, self.cluster.p_of[i].engine, self._finished[i])
             return
-        self.serve(draft, self.cluster.p_of[i].engine)
+        if not self.room_with_write:
+            self.serve(draft, self.cluster.p_of[i].engine)
         super().finish(draft, i)
 
-    def _offer_the_rest(self, draft: Draft, product: int) -> None:
+    def there(self, state: State | Draft, i: int) -> tuple[Piece, ...]:
+        """What of a prompt lies where it is sent from."""
+        memory = self.staging_at(state, self.cluster.p_of[i].engine)
+        if self.room_with_write and memory is not None and self.cluster.xids[i] not in _holders(memory):
+            return ()
+        return self.pieces[:1] if self.rooms_of(state).computing[i] else self.pieces
+
+    def _offer(self, draft: Draft, product: int, pieces: tuple[Piece, ...]) -> None:
+        """More of it can be sent."""
         ops = []
         for op, flags in self.ops_of(draft):
             load = self.load_of(flags)
             if flags >> PIECE and flags & FLYING and self.product_of(self.operations(op)[2]) == product:
                 shipment = load.shipment.fork()
-                for piece in self.pieces[1:]:
+                for piece in pieces:
                     shipment.offer(piece)
                 flags = self.with_load(flags, Load(shipment, load.air, load.posted))
             ops.append((op, flags))
@@ -298,23 +299,39 @@ class Shipped(Parcels):
         key = (draft[self.op], draft[self.ghost], draft[self.room])
         found = self._tidied.get(key)
         if found is None:
-            self._load_new(draft)
             self._at_d(draft)
             self._at_p(draft)
+            if self.room_with_write:
+                self._room_for_new(draft)
+            self._load_new(draft)
             found = self._tidied[key] = (draft[self.op], draft[self.room])
         draft[self.op], draft[self.room] = found
 
+    def _room_for_new(self, draft: Draft) -> None:
+        """What is posted asks for room, and whoever is next can be sent."""
+        for op, flags in self.ops_of(draft):
+            if flags & FLYING and not flags >> PIECE:
+                i = self.product_of(self.operations(op)[2])
+                memory = self.staging_at(draft, self.cluster.p_of[i].engine)
+                xid = self.cluster.xids[i]
+                if memory is not None and xid not in memory.waiting and xid not in _holders(memory):
+                    self.want(draft, i)
+        for engine in self.cluster.engines:
+            while role_of(engine) == "P" and (xid := self.next_in(draft, engine)):
+                self.serve(draft, engine)
+                i = self.cluster.xids.index(xid)
+                self._offer(draft, i, self.there(draft, i))
+
     def _load_new(self, draft: Draft) -> None:
         """What an operation that has just been posted can send."""
-        computing = self.rooms_of(draft).computing
         ops = []
         for op, flags in self.ops_of(draft):
             if flags & FLYING and not flags >> PIECE:
                 effect = self.operations(op)[2]
-                partly = computing[self.product_of(effect)]
-                if partly:
+                i = self.product_of(effect)
+                if self.rooms_of(draft).computing[i]:
                     self.judge.goal("posted while being computed")
-                flags = self.first_load(flags, effect, self.pieces[:1] if partly else self.pieces)
+                flags = self.first_load(flags, effect, self.there(draft, i))
             ops.append((op, flags))
         self.put_ops(draft, ops)
 

@@ -75,10 +75,11 @@ def test_what_a_small_memory_holds_waits_for_the_engine() -> None:
     assert find(world, world.apply(state, loaded), "admit u1-d0000001") is not None
 
 
-def test_two_full_memories_and_two_orders_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why scopes with both keep one order (docs/check.md): P's room is x1's, D's is u0's, until a deadline comes."""
-    world = relation(Scope(method="cpu-staged", requests=2, p_pool=1, pool=1, clocks=False, abort=0))
-    monkeypatch.setattr(world, "in_turn", False)
+def test_two_full_memories_would_wait_for_each_other_if_p_had_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P's room is x1's, D's is u0's, until a deadline comes. So P's comes with the WRITE."""
+    scope = next(named.scope for named in BY_METHOD if named.name == "cpu-staged, two requests and no timer")
+    world = relation(scope)
+    monkeypatch.setattr(world, "room_with_write", False)
     found = shortest(world)
     assert found is not None
     assert found.broken.name == "L1"

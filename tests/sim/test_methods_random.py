@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from pdflow.methods.catalogue import METHODS
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import RELAXED, disturb, disturbances, scenarios
+from tests.sim.support.worlds import MS, RELAXED, disturb, disturbances, scenarios
 
 CORE = ("nixl-push", "nixl-pull")
 """Every other test is about these, as they are by default."""
@@ -113,6 +114,51 @@ def test_by_any_method_every_request_completes_at_night(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
 ) -> None:
     all_complete(overrides, play, lines)
+
+@st.composite
+def in_two_orders(draw: st.DrawFn) -> dict[str, Any]:
+    """Memories on both sides that hold two or three prompts; P's blocks hold all."""
+    room = draw(st.sampled_from([4 * MB, 6 * MB]))
+    return draw(scenarios()) | {
+        "transfer.method": draw(st.sampled_from(["cpu-staged", "p2p-nccl-put", "p2p-nccl-put-async"])),
+        "transfer.dialect": "strict",
+        "transfer.host_buffer_bytes": room,
+        "transfer.kv_buffer_size": room,
+        "transfer.mem_pool_size_gb": 0,
+        "model.num_layers": 4,
+        "pool.p.kv_tokens": 4096,
+        "pool.p.tp": 1,
+        "pool.d.tp": 1,
+    }
+
+
+def all_complete_though_d_asks_in_another_order(overrides: dict[str, Any], play: Callable[..., Any]) -> None:
+    def shuffled(world: Any) -> None:
+        arrived = world.router.decode_arrived
+
+        def later(effect: Any) -> None:
+            world.env.call(crc32(b"%d" % effect.request) % 50 * MS, arrived, effect)
+
+        world.router.decode_arrived = later
+
+    records = play(overrides, prepared=shuffled).records
+    assert set(records.outcome) == {"completed"}, records.reason
+    assert set(records.attempts) == {1}
+
+
+@settings(max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@given(overrides=in_two_orders())
+def test_no_two_memories_wait_for_each_other(overrides: dict[str, Any], play: Callable[..., Any]) -> None:
+    """D asks in another order than P computes."""
+    all_complete_though_d_asks_in_another_order(overrides, play)
+
+
+@pytest.mark.nightly
+@settings(max_examples=10_000, deadline=None, suppress_health_check=RELAXED)
+@given(overrides=in_two_orders())
+def test_no_two_memories_wait_for_each_other_at_night(overrides: dict[str, Any], play: Callable[..., Any]) -> None:
+    all_complete_though_d_asks_in_another_order(overrides, play)
+
 
 
 @pytest.mark.nightly

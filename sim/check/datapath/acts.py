@@ -38,13 +38,20 @@ class Acts(World):
         first = request.stages.index(Stage.TO_COME)
         now = range(first, first + 1 if self.setting.conduct.early else len(self.pieces))
         self.said = f"P{request.p} computes {self.words(r, now)}"
-        room = self.source(request.p)
         for i in now:
             request.stages[i] = Stage.COMPUTED
-            if room is None:
+            if self.at_p[request.p] is None:
                 self.ready(r, i)
-            elif (name := self.name(r, i)) not in request.source and name not in room.staging.waiting:
-                room.staging.want(name, self.tokens(i))
+            elif request.life is Life.OPEN or not self.setting.room_with_write:
+                self.want(r, i)
+
+    def want(self, r: int, i: int) -> None:
+        """P asks for room to send it from."""
+        request = self.request(r)
+        room, name = self.source(request.p), self.name(r, i)
+        assert room is not None
+        if name not in request.source and name not in room.staging.waiting:
+            room.staging.want(name, self.tokens(i))
 
     def copy(self, r: int, _: int) -> None:
         request = self.request(r)
@@ -80,9 +87,11 @@ class Acts(World):
         request = self.request(r)
         request.life = Life.OPEN
         request.shipment = Shipment(self.setting.layers, 0, TOKENS)
-        for piece, stage in zip(self.pieces, request.stages, strict=True):
+        for i, stage in enumerate(request.stages):
             if stage is Stage.READY:
-                request.shipment.offer(piece)
+                request.shipment.offer(self.pieces[i])
+            elif stage is Stage.COMPUTED and self.setting.room_with_write:
+                self.want(r, i)
 
     def post(self, r: int, _: int) -> None:
         request = self.request(r)
@@ -225,10 +234,6 @@ class Acts(World):
         request.life = Life.DONE
         self.free()
 
-    def expire(self, r: int, _: int) -> None:
-        self.said = f"D has waited for r{r} for too long"
-        self.fail(r)
-
     def die(self, p: int, _: int) -> None:
         self.faults -= 1
         self.said = f"P{p} dies"
@@ -250,6 +255,8 @@ class Acts(World):
 
     def settle(self) -> None:
         """Who is next has room, and begins; what has to go for it goes, unless it is being sent or copied."""
+        if self.at_d is not None and self.at_d.staging.waiting:
+            self.settle_at_d()
         for p, shared in enumerate(self.at_p):
             if shared is not None and shared.staging.waiting:
                 room = self.source(p)
@@ -258,8 +265,8 @@ class Acts(World):
                     self.evict(name)
                 for name, place in room.granted(self.tokens_of):
                     self.request(request_of(name)).source[name] = place
-        if self.at_d is None or not self.at_d.staging.waiting:
-            return
+
+    def settle_at_d(self) -> None:
         at_d = self.target()
         assert at_d is not None
         for name, place in at_d.granted(self.tokens_of):

@@ -38,8 +38,6 @@ class Row:
     stories: dict[Finding, tuple[str, ...]]
     missed: tuple[str, ...]
     """Moves that should have been made, and were not; and findings."""
-    expires: bool
-    """In some orders room is given back only when D has waited too long."""
 
     @property
     def expected(self) -> frozenset[Finding]:
@@ -72,7 +70,6 @@ def row(method: Method, dialect: str) -> Row:
         transitions=sum(one.transitions for one in each),
         stories=dict(sorted(stories.items(), key=lambda found: found[0].value)),
         missed=tuple(sorted(_missed(method, dialect, each, done))),
-        expires="expire" in done,
     )
 
 

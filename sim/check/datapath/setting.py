@@ -9,7 +9,7 @@ import attrs
 from pdflow.methods.guards import Guards
 from pdflow.methods.method import Conduct, Grain, Memory, Method
 from pdflow.methods.shipment import Piece
-from pdflow.methods.staging import KvSize, Staging, staging_of
+from pdflow.methods.staging import KvSize, Staging, comes_with_the_write, staging_of
 from sim.check.datapath.room import TOKEN_BYTES
 
 TOKENS = 4
@@ -33,6 +33,10 @@ class Setting:
     @property
     def guards(self) -> Guards:
         return self.conduct.guards
+
+    @property
+    def room_with_write(self) -> bool:
+        return comes_with_the_write(self.method, self.conduct)
 
     @property
     def layers(self) -> int:

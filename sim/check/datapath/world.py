@@ -94,17 +94,7 @@ class World:
     # What may happen.
 
     def moves(self) -> Iterator[Move]:
-        """In what order ever; what a deadline ends only when nothing else can happen."""
-        stuck = True
-        for move in self._of_their_own():
-            stuck = False
-            yield move
-        if stuck and self.setting.guards.ends_receives:
-            for r, request in enumerate(self.requests):
-                if request.life is Life.OPEN:
-                    yield ("expire", r, 0)
-
-    def _of_their_own(self) -> Iterator[Move]:
+        """In what order ever. No deadline helps."""
         for p in range(self.setting.ps):
             r = self.next_prompt(p)
             if r is not None:
@@ -143,12 +133,13 @@ class World:
         for r, request in enumerate(self.requests):
             if request.p != p or request.life is Life.FAILED:
                 continue
-            if conduct.early and conduct.prefill_waits and not self.has_room(r):
+            waits = conduct.prefill_waits and (request.life is Life.OPEN or not self.setting.room_with_write)
+            if conduct.early and waits and not self.has_room(r):
                 return None
             if Stage.TO_COME in request.stages:
                 return r
             until = Stage.LANDED if self.setting.method.p_memory is Memory.TENSORS else Stage.READY
-            if conduct.prefill_waits and min(request.stages) < until:
+            if waits and min(request.stages) < until:
                 return None
         return None
 
@@ -168,7 +159,7 @@ class World:
 
     def may_ask(self, request: Request) -> bool:
         setting = self.setting
-        answered = min(request.stages) >= Stage.READY
+        answered = min(request.stages) >= (Stage.COMPUTED if setting.room_with_write else Stage.READY)
         if (setting.method.pulls or setting.conduct.answer_first) and not answered:
             return False
         return setting.method.staged_at_d or self.seat is None

@@ -48,7 +48,6 @@ def methods(options: Options, console: Console) -> Answer:
             "transitions": one.transitions,
             "findings": {finding.value: list(story) for finding, story in one.stories.items()},
             "missed": list(one.missed),
-            "by_deadline": one.expires,
             "seconds": round(took, 3),
         }
         for one, took in zip(ended, seconds, strict=True)
@@ -73,8 +72,6 @@ def _words(one: Row) -> str:
     words = [finding.value for finding in one.stories]
     if one.missed:
         words.append(f"missed: {', '.join(one.missed)}")
-    if one.expires:
-        words.append("in some orders only a deadline gives room back")
     return "; ".join(words) or "nothing"
 
 
