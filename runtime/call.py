@@ -19,24 +19,32 @@ from runtime.http.client import HttpClient
 from runtime.http.errors import OpenAIError, UpstreamError
 from runtime.http.messages import JSON, Headers
 from runtime.http.openai.fields import Fields, rewritten
+from runtime.http.relay import relay
 from runtime.http.responder import Responder
-from runtime.http.response import Response
 from runtime.kv_params import Coordinates, read_decode
 
-PASSED: Final = (b"content-type", b"content-length", b"transfer-encoding")
-"""Of an engine's answer, what its client is told too."""
 NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages")
 """What the router says itself, whatever the client does (PROTOCOL 7.3)."""
 
 
 class Call:
-    """Args: `path` is the API that was asked; `tokens` its prompt; `headers` go along with every leg."""
+    """Args: `path` is the API that was asked; `tokens` its prompt; `headers` go along with every leg, `answered` with
+    the answer."""
 
-    def __init__(self, path: str, fields: Fields, tokens: list[int], headers: Headers, responder: Responder) -> None:
+    def __init__(
+        self,
+        path: str,
+        fields: Fields,
+        tokens: list[int],
+        headers: Headers,
+        answered: Headers,
+        responder: Responder,
+    ) -> None:
         self.path: Final = path
         self.fields: Final = fields
         self.tokens: Final = tokens
         self.headers: Final = headers
+        self.answered: Final = answered
         self.responder: Final = responder
         self.over: Final = trio.Event()
         self.nursery: trio.Nursery
@@ -86,18 +94,10 @@ class Leg:
             async with self.client.request("POST", at.host, at.port, call.path, self.headers, body) as response:
                 if response.status != 200:
                     return self._refused(response.status, await response.read())
-                await self._relay(response)
+                await relay(response, call.responder, call.answered)
         except UpstreamError:
             return Code.UNREACHABLE
         return Code.NONE
-
-    async def _relay(self, response: Response) -> None:
-        responder = self.call.responder
-        headers = tuple(header for header in response.headers if header[0] in PASSED)
-        await responder.begin_verbatim(response.status, headers)
-        while data := await response.receive():
-            await responder.send(data)
-        await responder.end()
 
     def _refused(self, status: int, answer: bytes) -> Code:
         """An engine's error: where the request is at fault, the client is told in the engine's words."""

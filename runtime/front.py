@@ -85,8 +85,10 @@ class Front:
         if asked.asked.n > 1:
             raise OpenAIError(400, "n: one choice is answered here, so far", param="n")
         self.prompts.check_length(len(tokens), asked.asked.max_tokens or 1)
-        headers = tuple(header for header in request.headers if header[0] in FORWARDED)
-        await self.node.serve(Call(request.path, asked.fields, tokens, headers, responder))
+        forwarded = tuple(header for header in request.headers if header[0] in FORWARDED)
+        named = request.header(b"x-request-id")
+        answered = () if named is None else ((b"x-request-id", named),)
+        await self.node.serve(Call(request.path, asked.fields, tokens, forwarded, answered, responder))
 
     def healthy(self) -> bool:
         """Whether somebody computes prompts, and somebody decodes."""

@@ -36,6 +36,7 @@ from runtime.call import Call, Leg
 from runtime.http.client import HttpClient
 from runtime.http.errors import OpenAIError
 from runtime.http.messages import JSON
+from runtime.http.relay import break_off
 from runtime.kv_params import Coordinates, decode_json, prefill_json
 from runtime.node import Node, Port
 from runtime.places import EngineGone, EnginePlace, News
@@ -145,9 +146,9 @@ class RouterNode(Node):
         with self._open("decode", request_id):
             code = await leg.decode(body)
             if code is not Code.NONE and call.responder.begun:
-                # What the client has heard cannot be said again: cut it off, which is how HTTP says so.
+                # What the client has heard cannot be said again.
                 log.warning("%s: the answer broke off: %s", request_id, code.name)
-                call.responder.keep_alive = False
+                await break_off(call.responder, OpenAIError(502, "the answer broke off", code=code.name))
                 call.nursery.cancel_scope.cancel()
                 return
             self.put(self.port, DecodeEnded(request_id, code))

@@ -1,4 +1,4 @@
-"""KV goes from engine to engine, and the tokens are those of one engine alone: by every method, transport and layout."""
+"""KV goes from engine to engine, and the tokens are those of one engine alone: by each method and transport."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ async def test_the_tokens_are_those_of_one_engine_alone(method: str, transport: 
         await same_tokens(home)
 
 
-@pytest.mark.parametrize("p_tp,d_tp,p_block,d_block", [(2, 1, 16, 16), (1, 2, 16, 16), (2, 2, 16, 32), (1, 2, 32, 16)])
+@pytest.mark.parametrize(
+    ("p_tp", "d_tp", "p_block", "d_block"), [(2, 1, 16, 16), (1, 2, 16, 16), (2, 2, 16, 32), (1, 2, 32, 16)]
+)
 @pytest.mark.parametrize("method", ["nixl-push", "nixl-pull"])
 @pytest.mark.trio
 async def test_engines_may_cut_their_kv_differently(

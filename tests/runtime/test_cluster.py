@@ -1,0 +1,117 @@
+"""Real clusters of real processes on loopback: right answers, deaths, and a stop in the middle of everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
+
+from tests.runtime.support.served import Completion, Served, served
+
+pytestmark = pytest.mark.slow
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("served"), QUICKSTART, "router.on_failure=retry") as cluster:
+        yield cluster
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [(seed * 101 + at * 37) % 500 + 5 for at in range(length)]
+
+
+@pytest.mark.trio
+async def test_a_stream_says_what_a_whole_answer_says(quickstart: Served) -> None:
+    whole = await quickstart.ask(prompt="Once upon a time", max_tokens=20, ignore_eos=True)
+    stream = await quickstart.ask(prompt="Once upon a time", max_tokens=20, ignore_eos=True, stream=True)
+    assert whole.status == stream.status == 200
+    assert len(whole.tokens) == 20
+    assert (stream.tokens, stream.text) == (whole.tokens, whole.text)
+
+
+@pytest.mark.trio
+async def test_answers_do_not_depend_on_who_else_asks(quickstart: Served) -> None:
+    prompts = [prompt(length, length) for length in (1, 5, 16, 40, 100, 300, 700, 1500)]
+    alone = [await quickstart.ask(prompt=tokens, max_tokens=16, ignore_eos=True) for tokens in prompts]
+    together: dict[int, Completion] = {}
+
+    async def ask(number: int) -> None:
+        said = prompts[number % len(prompts)]
+        together[number] = await quickstart.ask(prompt=said, max_tokens=16, ignore_eos=True, stream=number % 2 == 0)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(4 * len(prompts)):
+            nursery.start_soon(ask, number)
+    for number, answer in together.items():
+        assert answer.tokens == alone[number % len(prompts)].tokens
+
+
+@pytest.mark.trio
+async def test_what_is_wrong_is_told_to_whoever_said_it(quickstart: Served) -> None:
+    for said, status in (
+        ({"prompt": "x", "model": "gpt-5"}, 404),
+        ({"prompt": "x", "max_tokens": -1}, 400),
+        ({"prompt": [100_000]}, 400),
+        ({"prompt": prompt(9000)}, 400),
+        ({"prompt": "x", "kv_transfer_params": {"do_remote_prefill": True}, "max_tokens": 1}, 200),
+    ):
+        answer = await quickstart.ask(**said)
+        assert answer.status == status, answer.body
+
+
+@pytest.mark.trio
+async def test_a_killed_engine_is_replaced_and_nobody_waits_for_it(quickstart: Served) -> None:
+    before = await quickstart.ask(prompt=prompt(200), max_tokens=8, ignore_eos=True)
+    answers: list[Completion] = []
+
+    async def ask(number: int) -> None:
+        answers.append(await quickstart.ask(prompt=prompt(200, number), max_tokens=64, ignore_eos=True))
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for number in range(24):
+                nursery.start_soon(ask, number)
+            await trio.sleep(0.2)
+            for engine in ("prefill-0", "decode-1"):
+                os.kill(quickstart.pid_of(engine), signal.SIGKILL)
+    assert len(answers) == 24
+    assert {answer.status for answer in answers} <= {200, 502, 503}
+    assert all(len(answer.tokens) == 64 for answer in answers if answer.status == 200)
+    with trio.fail_after(60):
+        for _ in range(4):
+            while (after := await quickstart.ask(prompt=prompt(200), max_tokens=8, ignore_eos=True)).status != 200:
+                await trio.sleep(0.2)
+            assert after.tokens == before.tokens
+
+
+@pytest.mark.trio
+async def test_a_stop_in_the_middle_of_streams_loses_none(tmp_path: Path) -> None:
+    with served(tmp_path, QUICKSTART, "pool.prefill.replicas=1", "pool.decode.replicas=1") as cluster:
+        begun = 0
+        answers: list[Completion] = []
+
+        async def ask(number: int) -> None:
+            nonlocal begun
+            begun += 1
+            said = {"prompt": prompt(50, number), "max_tokens": 100, "ignore_eos": True, "stream": True}
+            answers.append(await cluster.ask(**said))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(ask, number)
+            await trio.sleep(1.0)
+            cluster.process.send_signal(signal.SIGTERM)
+        assert [len(answer.tokens) for answer in answers] == [100] * 100
+        with trio.fail_after(30):
+            while cluster.process.poll() is None:
+                await trio.sleep(0.05)
+        assert cluster.process.returncode == 0, cluster.log.read_text()
