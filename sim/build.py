@@ -16,9 +16,10 @@ from pdflow.layout.shapes import stage_layers
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.methods.catalogue import METHODS
+from pdflow.methods.guards import patience, spoil
 from pdflow.methods.kv_store_geometry import HiddenStates
 from pdflow.methods.method import Memory
-from pdflow.methods.staging import KvSize, Staging, staging_of
+from pdflow.methods.staging import BufferStaging, KvSize, Staging, staging_of
 from pdflow.network.network import Network
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
@@ -44,6 +45,7 @@ from sim.engine_node import HostedEngine
 from sim.fabric import Fabric
 from sim.faults import Faults
 from sim.heartbeats import Heartbeats
+from sim.listening_decode_node import ListeningDecodeNode
 from sim.paths import Paths
 from sim.patience import Patience
 from sim.prefill_node import PrefillNode
@@ -110,7 +112,7 @@ class Builder:
         self.dialect = self.method.dialect(scenario.transfer.dialect)
         self.pulls = self.method.pulls
         self.reads_p = self.pulls and not self.method.stores
-        self.timers = scenario.transfer.timers()
+        self.timers = patience(scenario.transfer.timers(), self.conduct.guards)
         self.initiator: Initiator = "pull" if self.pulls else "push"
         self.rule: Rule = "exactly-once" if self.dialect.control_frames else "vllm"
         self.shapes = {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools}
@@ -153,6 +155,9 @@ class Builder:
             hidden_bytes = 0 if self.method.stores else self.hidden_bytes
             pickled = scenario.transfer.pickle_bytes_per_s
             world.shipping = Shipping(world, self.method, self.conduct, hidden_bytes, pickled)
+        world.fabric.checks_words = self.conduct.guards.invalidates_lost
+        if spoil(self.conduct.guards):
+            world.records.wrong_kv = set()
         if self.method.stores:
             self.add_stores()
         for pool in scenario.pools:
@@ -288,8 +293,13 @@ class Builder:
         about = (self.world, place.index, info.engine, engine, place.block_bytes)
         node = BatchDecodeNode(*about) if self.conduct.fails_whole_batches else DecodeNode(*about)
         if self.method.staged_at_d:
-            staging = self.staging(self.method.d_memory, place.pool, generation)
-            node = StagedDecodeNode(*about, self.method, staging)
+            by_pieces = self.method.takes_in_pieces(self.conduct)
+            staging = self.staging(self.method.d_memory, place.pool, generation, not by_pieces)
+            if by_pieces:
+                assert isinstance(staging, BufferStaging)
+                node = ListeningDecodeNode(*about, self.method, staging)
+            else:
+                node = StagedDecodeNode(*about, self.method, staging)
         node.waits = self.conduct.decode_waits
         return node
 
@@ -297,13 +307,12 @@ class Builder:
         """Of the ranks of an engine of this pool."""
         return max(len(stage) for stage in stage_layers(self.shapes[pool.name].num_layers, pool.pp))
 
-    def staging(self, memory: Memory, pool: Pool, generation: int) -> Staging:
+    def staging(self, memory: Memory, pool: Pool, generation: int, reserves_whole: bool = True) -> Staging:
         """Memory beside the blocks of an engine of this pool; of its ranks that with the most layers."""
         shape, transfer = self.shapes[pool.name], self.scenario.transfer
         size = KvSize(self.most_layers(pool), shape.rank_bytes_per_token(pool.tp) // shape.num_layers)
-        staging = staging_of(
-            memory, size, transfer.host_buffer_bytes, transfer.kv_buffer_size, transfer.mem_pool_size_gb << 30
-        )
+        sizes = (transfer.host_buffer_bytes, transfer.kv_buffer_size, transfer.mem_pool_size_gb << 30)
+        staging = staging_of(memory, size, *sizes, reserves_whole)
         staging.generation = generation
         return staging
 

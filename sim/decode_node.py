@@ -177,6 +177,8 @@ class DecodeNode(EngineNode):
         """The request is over; what remains of its blocks is the protocol's to give back."""
         leg = self.legs[effect.request_id]
         self.forget(leg)
+        if self.world.shipping is not None:
+            self.world.shipping.ended(effect.request_id)
         dropped = self.engine.drop(leg.seq, self.env.now)
         assert dropped in (Dropped.NOT_HERE, Dropped.AT_ONCE, Dropped.BLOCKS_ARE_YOURS)
         self.strand_own(leg)

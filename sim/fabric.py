@@ -110,6 +110,8 @@ class Fabric:
         self.armed: Instant = FAR
         self.words: dict[tuple[Address, int], int] = {}
         """Every P rank's lease words, as a READ finds them."""
+        self.checks_words = True
+        """Whether a word ends with its prompt: not where D goes without what P has lost (`pdflow.methods.guards`)."""
         self.messages = 0
         self.posted = 0
         """Operations so far."""
@@ -163,6 +165,11 @@ class Fabric:
     def barred(self, flight: Flight) -> bool:
         link = (flight.p_port.address, flight.d_port.address)
         return flight.number <= self.fences.get(link, 0) or flight.generation <= self.bars.get(link, 0)
+
+    def forget_word(self, rank: Address, index: int) -> None:
+        """P keeps this prompt no more."""
+        if self.checks_words:
+            self.words.pop((rank, index), None)
 
     def read_word(self, port: Port, op: Op, source: Address, index: int) -> None:
         """One small READ: the word as it stands when the request reaches P, known one round trip later."""

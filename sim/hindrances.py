@@ -246,6 +246,8 @@ class Hindrances:
         p, d = flight.p_port, flight.d_port
         mine: Any = flight.mover.node
         if not mine.alive and (flight.reads or mine in self.unplugged):
+            if flight.then is not None:
+                flight.then(False)
             return False
         a, b = self.place(p.address), self.place(d.address)
         stage: str | None = None
@@ -381,6 +383,8 @@ class Hindrances:
     def died(self, node: EngineNode, cut_off: bool) -> None:
         """The memory of this engine is gone; with `cut_off` its NICs stop as well."""
         self.floors[node.name] = node.newest_generation()
+        if self.world.shipping is not None:
+            self.world.shipping.died(node)
         if not cut_off:
             return
         self.unplugged.append(node)

@@ -172,7 +172,7 @@ class PrefillNode(EngineNode):
         self.world.fabric.write(port, effect, self.world.request_of(effect.op.reg.request_id))
 
     def bump(self, port: Port, effect: BumpWord) -> None:
-        self.world.fabric.words.pop((port.address, effect.word.index), None)
+        self.world.fabric.forget_word(port.address, effect.word.index)
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         leg = self.by_xid.pop(effect.xid)

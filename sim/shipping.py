@@ -3,6 +3,9 @@
 Which pieces there are, and which may go next, says `pdflow.methods.shipment`; this carries them. A piece takes its turn
 at its P rank, then at its D rank, is announced if the method asks, and passes its hops one after the other. What its
 operation comes to is told as if it had been one: by `Fabric.land` and `Fabric.fail`.
+
+What becomes of a piece that does not land is `pdflow.methods.guards`' to say. One that is waited for without end stands
+still, with the lanes that it has, until its request has ended: a deadline is ours, the originals have none.
 """
 
 from __future__ import annotations
@@ -12,19 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from pdflow.cost.step import PS_PER_NS
 from pdflow.layout.shapes import stage_layers
+from pdflow.methods.guards import Loss, loss_of
 from pdflow.methods.method import Conduct, Grain, Hop, Method
+from pdflow.methods.pages import misplaced
 from pdflow.methods.shipment import Ending, Piece, Shipment
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of, rank_of
-from pdflow.protocol.values import Address, Xid
+from pdflow.protocol.values import Address, RequestId, Xid
 from pdflow.results.records import HANDSHAKE
 from sim.engine_node import EngineNode
 from sim.fabric import Flight
+from sim.listening_decode_node import ListeningDecodeNode
 from sim.store_node import StoreNode
 
 if TYPE_CHECKING:
-    from sim.node import Port
+    from sim.node import Node, Port
     from sim.paths import Route
     from sim.world import World
 
@@ -55,7 +61,7 @@ class Lane:
 class Order:
     """One operation under way."""
 
-    __slots__ = ("flight", "layers", "route", "shipment", "xid")
+    __slots__ = ("flight", "layers", "over", "parked", "route", "shipment", "xid")
 
     def __init__(self, flight: Flight, route: Route, xid: Xid, layers: int, shipment: Shipment) -> None:
         self.flight = flight
@@ -64,6 +70,10 @@ class Order:
         self.xid = xid
         self.layers = layers
         self.shipment = shipment
+        self.parked: list[Parcel] = []
+        """Pieces that stand still."""
+        self.over = False
+        """Its request has ended: nothing of it is waited for."""
 
 
 class Parcel:
@@ -78,11 +88,16 @@ class Parcel:
         self.nbytes = nbytes
         self.stages: deque[Any] = deque(shipping.stages)
         """What it still has to go through: a lane's name, ASK, or a hop."""
-        self.lanes: list[Lane] = []
+        self.lanes: dict[str, Lane] = {}
+        """In which it has, or waits for, its turn."""
 
     def go_on(self, _: None = None) -> None:
-        """Through the next stage, or to the end."""
-        shipping = self.shipping
+        """Through the next stage, or to the end. The dead begin nothing."""
+        shipping, flight = self.shipping, self.order.flight
+        mover: Any = (flight.d_port if flight.reads else flight.p_port).node
+        if not mover.alive:
+            shipping.env.call(0, shipping.lost, self)
+            return
         if not self.stages:
             shipping.arrived(self)
             return
@@ -100,7 +115,7 @@ class Parcel:
             self.shipping.lost(self)
 
 
-P_LANE, D_LANE, ASK = "P", "D", "ask"
+P_LANE, D_LANE, ASK, ROOM = "P", "D", "ask", "room"
 PICKLE, UNPICKLE = "pickle", "unpickle"
 
 
@@ -118,6 +133,14 @@ class Shipping:
         self.ready: dict[tuple[Address, Xid], list[Piece]] = {}
         """What a P rank can send of a prompt, as long as it has it."""
         self.by_prompt: dict[tuple[Address, Xid], list[Order]] = {}
+        self.evicted: set[tuple[Address, Xid]] = set()
+        """What P has no more of what D may ask for and then goes without."""
+        self.standing: dict[Order, None] = {}
+        """Of which pieces stand still."""
+        self.deaf: set[Address] = set()
+        """D ranks whose listener has ended."""
+        self.misplaces = not conduct.guards.indexes_by_piece
+        self.takes_in_pieces = method.takes_in_pieces(conduct)
         self.lanes: dict[tuple[Address, str], Lane] = {}
         stages: list[Any] = []
         if conduct.sending_lanes is not None:
@@ -126,6 +149,8 @@ class Shipping:
             stages.append(D_LANE)
         if conduct.asks:
             stages.append(ASK)
+        if self.takes_in_pieces:
+            stages.append(ROOM)
         self.hidden_bytes = hidden_bytes if conduct.hidden_states else 0
         self.pickle_bytes_per_s = pickle_bytes_per_s
         for hop in method.hops * conduct.tensors:
@@ -171,6 +196,8 @@ class Shipping:
 
     def withdraw(self, rank: Address, xid: Xid) -> None:
         """It has nothing of this prompt any more."""
+        if self.method.pulls and not self.conduct.guards.invalidates_lost:
+            self.evicted.add((rank, xid))
         self.ready.pop((rank, xid), None)
         self.by_prompt.pop((rank, xid), None)
 
@@ -178,7 +205,34 @@ class Shipping:
         order = self.orders.get(op)
         if order is not None:
             order.shipment.halt()
-            self.judge(order)
+            self.give_up(order)
+
+    def ended(self, request_id: RequestId) -> None:
+        """D waits for nothing of this request any more."""
+        for order in list(self.standing):
+            if order.flight.op.reg.request_id == request_id:
+                self.give_up(order)
+
+    def died(self, node: Node) -> None:
+        """Whoever stood still for this engine's listener goes on, and its next life listens again. A dead sender's turn
+        is over."""
+        self.deaf -= node.ports.keys()
+        for order in list(self.standing):
+            if order.flight.d_port.node is node:
+                self.give_up(order)
+            elif order.flight.p_port.node is node:
+                for parcel in order.parked:
+                    self.leave(parcel, only=P_LANE)
+
+    def give_up(self, order: Order) -> None:
+        """Nobody waits for what stands still of it."""
+        order.over = True
+        self.standing.pop(order, None)
+        parked, order.parked = order.parked, []
+        for parcel in parked:
+            self.leave(parcel)
+            order.shipment.lost()
+        self.judge(order)
 
     def pump(self, order: Order) -> None:
         shipment = order.shipment
@@ -215,6 +269,9 @@ class Shipping:
         if stage == ASK:
             self.env.call(2 * self.world.fabric.control_ns, parcel.go_on, None)
             return
+        if stage == ROOM:
+            self.take_in(parcel)
+            return
         if stage in (PICKLE, UNPICKLE):
             port = flight.p_port if stage == PICKLE else flight.d_port
             path = self.world.fabric.paths.thread(port.address, stage, self.pickle_bytes_per_s)
@@ -227,14 +284,16 @@ class Shipping:
         lane = self.lanes.get((rank.address, stage))
         if lane is None:
             lane = self.lanes[rank.address, stage] = Lane(width)
-        parcel.lanes.append(lane)
+        parcel.lanes[stage] = lane
         lane.enter(parcel)
 
     def hop(self, parcel: Parcel, hop: Hop) -> None:
         flight = parcel.order.flight
         if self.world.tell is not None:
             self.tell(parcel, hop)
-        if hop is Hop.WIRE:
+        if hop is Hop.WIRE and (flight.p_port.address, parcel.order.xid) in self.evicted:
+            self.lost(parcel)
+        elif hop is Hop.WIRE:
             self.send(parcel)
         elif hop is Hop.D2H and self.conduct.in_stream:
             self.env.call(self.left_of_step(flight.p_port), self.copy_out, parcel)
@@ -310,19 +369,64 @@ class Shipping:
             return order.route.post_ns(0) + -(-pages * order.route.per_descriptor_ps // PS_PER_NS)
         return order.route.post_ns(piece.stop - piece.start) // order.layers
 
+    def take_in(self, parcel: Parcel) -> None:
+        """D's listener finds room for it, refuses it, or ends."""
+        flight, piece = parcel.order.flight, parcel.piece
+        node, rank = flight.d_port.node, flight.d_port.address
+        assert isinstance(node, ListeningDecodeNode)
+        if rank not in self.deaf:
+            if node.takes(rank, flight.generation, piece):
+                parcel.go_on()
+                return
+            if self.conduct.guards.survives_exhaustion:
+                self.lost(parcel)
+                return
+            self.deaf.add(rank)
+            notes = self.world.totals.notes
+            notes["a listener has ended"] = notes.get("a listener has ended", 0) + 1
+        self.park(parcel)
+
     def arrived(self, parcel: Parcel) -> None:
         self.leave(parcel)
-        parcel.order.shipment.landed(parcel.piece)
-        self.judge(parcel.order)
+        order = parcel.order
+        if self.misplaces and misplaced(parcel.piece, self.conduct.guards):
+            self.spoil(order)
+        order.shipment.landed(parcel.piece)
+        self.judge(order)
 
     def lost(self, parcel: Parcel) -> None:
+        order = parcel.order
+        sender: Any = order.flight.p_port.node
+        receiver: Any = order.flight.d_port.node
+        loss = loss_of(self.conduct.guards, not sender.alive) if receiver.alive else Loss.ENDS
+        if loss is Loss.AWAITED:
+            # Its sender's turn is over with its sender.
+            self.leave(parcel, only=P_LANE)
+            self.park(parcel)
+            return
         self.leave(parcel)
-        parcel.order.shipment.lost()
-        self.judge(parcel.order)
+        if loss is Loss.SKIPPED:
+            self.spoil(order)
+            order.shipment.skip(parcel.piece)
+        else:
+            order.shipment.lost()
+        self.judge(order)
 
-    def leave(self, parcel: Parcel) -> None:
-        lanes, parcel.lanes = parcel.lanes, []
-        for lane in lanes:
+    def park(self, parcel: Parcel) -> None:
+        """It stands still, unless nobody waits for it."""
+        order = parcel.order
+        order.parked.append(parcel)
+        self.standing[order] = None
+        if order.over:
+            self.give_up(order)
+
+    def spoil(self, order: Order) -> None:
+        """D will decode with other KV than its prompt's, and not know."""
+        self.world.spoilt.add(order.flight.op.reg.request_id)
+
+    def leave(self, parcel: Parcel, only: str = "") -> None:
+        left = [only] if only else list(parcel.lanes)
+        for lane in [parcel.lanes.pop(name) for name in left if name in parcel.lanes]:
             lane.leave()
 
 

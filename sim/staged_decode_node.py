@@ -104,6 +104,8 @@ class StagedDecodeNode(DecodeNode):
     def resolve(self, port: Port, effect: Resolve) -> None:
         leg = self.legs[effect.request_id]
         self.forget(leg)
+        if self.world.shipping is not None:
+            self.world.shipping.ended(effect.request_id)
         self.staging.forget(leg.request_id)
         self.places.pop(leg.request_id, None)
         self.world.router.later(DecodeEnded(effect.request_id, effect.code))

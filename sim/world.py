@@ -68,6 +68,8 @@ class World:
         self.prefixes: dict[int, tuple[int, ...]] = {}
         """Of open requests, if so: the names of their full prefix blocks, of the prompt's and, where these have names,
         of the answer's."""
+        self.spoilt: set[RequestId] = set()
+        """Attempts whose KV at D is not all their prompt's, which D does not know."""
         self.ended = 0
         self.workload: Iterator[Request]
         self.exhausted = False
@@ -185,7 +187,11 @@ class World:
         if type(event) is DecodeEnded or (type(event) is PrefillAnswered and event.request_id in self.decoded):
             decoded = self.decoded.pop(event.request_id, None)
             if decoded is not None and self.router.awaits(event.request_id):
-                self.stamp_tokens(self.request_of(event.request_id), *decoded)
+                request = self.request_of(event.request_id)
+                self.stamp_tokens(request, *decoded)
+                if event.request_id in self.spoilt:
+                    assert self.records.wrong_kv is not None
+                    self.records.wrong_kv.add(request)
         elif self.prefill_tokens and type(event) is PrefillAnswered and event.params is not None:
             # With first_token = "prefill", the prefill leg's answer brings the client its first token.
             request = self.request_of(event.request_id)

@@ -7,7 +7,12 @@ shows what they keep away.
 
 from __future__ import annotations
 
+from enum import Enum
+
 import attrs
+import msgspec
+
+from pdflow.protocol.timers import Timers
 
 
 @attrs.frozen(kw_only=True)
@@ -37,3 +42,31 @@ class Guards:
     ranks_by_address: bool = True
     """Which of two is rank 0 of their group follows from their addresses. Otherwise whoever asks for the group is: if
     both do at once, each waits for ever in a group of its own (#18242)."""
+
+
+class Loss(Enum):
+    """What becomes of a prompt of which a piece will not land."""
+
+    ENDS = "it is lost"
+    SKIPPED = "it goes on without the piece"
+    AWAITED = "its receiver waits for the piece"
+
+
+def loss_of(guards: Guards, p_has_died: bool) -> Loss:
+    """Of a piece whose operation has failed, that P has no more, or whose P has died."""
+    if p_has_died:
+        return Loss.ENDS if guards.ends_receives else Loss.AWAITED
+    return Loss.ENDS if guards.invalidates_lost else Loss.SKIPPED
+
+
+def spoil(guards: Guards) -> bool:
+    """Whether D may decode with KV that is not its prompt's."""
+    return not (guards.invalidates_lost and guards.indexes_by_piece)
+
+
+def patience(timers: Timers, guards: Guards) -> Timers:
+    """Without `ends_receives` no silence ends what is waited for before its request's deadline."""
+    if guards.ends_receives:
+        return timers
+    dead_ns, stall_ns = (max(one, timers.deadline_ns) for one in (timers.dead_ns, timers.stall_ns))
+    return msgspec.structs.replace(timers, dead_ns=dead_ns, stall_ns=stall_ns)

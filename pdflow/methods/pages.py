@@ -10,6 +10,7 @@ It decides nothing about time: whether all has landed is the shipment's to say.
 
 from __future__ import annotations
 
+from pdflow.methods.guards import Guards
 from pdflow.methods.shipment import Piece
 from pdflow.protocol.values import Value
 
@@ -41,3 +42,15 @@ def runs(piece: Piece, first: int, block_tokens: int) -> tuple[Run, ...]:
             found.append(Run(at // block_tokens, at % block_tokens, at - first, stretch))
             at += stretch
     return tuple(found)
+
+
+def counted_from(piece: Piece, guards: Guards) -> int:
+    """The token with which the piece's part of memory is taken to begin."""
+    return 0 if guards.reserves_whole or not guards.indexes_by_piece else piece.start
+
+
+def misplaced(piece: Piece, guards: Guards) -> bool:
+    """Whether another's bytes are taken for it: a part of its own begins with the piece's first token, whatever it is
+    taken to begin with."""
+    begins = 0 if guards.reserves_whole else piece.start
+    return counted_from(piece, guards) != begins

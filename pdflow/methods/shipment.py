@@ -80,6 +80,10 @@ class Shipment:
         self._flying -= 1
         self._failed = True
 
+    def skip(self, piece: Piece) -> None:
+        """A posted piece will not land, and nobody is told: it counts as if it had."""
+        self.landed(piece)
+
     def halt(self) -> None:
         """Post nothing more."""
         self._stopped = True

@@ -188,7 +188,7 @@ def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
         **({"warmup": {"s": about.warmup_ns / NS_PER_S, "requests": metrics.warming}} if about.warmup_ns else {}),
         "seed": about.seed,
         "command_line": about.command_line,
-        "outcomes": {**metrics.outcomes, "reasons": metrics.reasons, "attempts": metrics.attempts},
+        "outcomes": {**metrics.outcomes, "reasons": metrics.reasons, "attempts": metrics.attempts, **_wrong(metrics)},
         "slo": _slo(about.slo, metrics.slo),
         **({"classes": {name: _class(row) for name, row in metrics.classes.items()}} if metrics.classes else {}),
         "latency": {
@@ -233,6 +233,10 @@ def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
         "notes": dict(sorted(totals.notes.items())),
         "world_events": totals.world_events,
     }
+
+
+def _wrong(metrics: Metrics) -> dict[str, int]:
+    return {} if metrics.wrong_kv is None else {"wrong_kv": metrics.wrong_kv}
 
 
 def _prefix_cache(totals: Totals) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class Metrics:
     """By name; "" has those without one. Empty for a workload without classes."""
     peak_output_tokens_per_s: int
     peak_concurrent_requests: int
+    wrong_kv: int | None
+    """Completed requests that were decoded with KV that is not all their prompt's; None where that cannot happen."""
 
     def per_second(self, amount: int) -> float:
         """`amount` over the run's duration."""
@@ -115,6 +117,7 @@ def measure(
         classes={} if classes is None else classes.metrics(bounds, served, done, over, duration_ns),
         peak_output_tokens_per_s=_peak_tokens(arrival, first, steps),
         peak_concurrent_requests=_peak_requests(arrival, last),
+        wrong_kv=None if records.wrong_kv is None else sum(bool(done[request]) for request in records.wrong_kv),
     )
 
 

@@ -76,6 +76,7 @@ class Records:
         "reason",
         "sessions",
         "token_steps",
+        "wrong_kv",
     )
 
     def __init__(self, requests: int = 0) -> None:
@@ -94,6 +95,8 @@ class Records:
         """Of the requests up to the last that has one; empty for a workload without classes."""
         self.sessions: list[tuple[int, int]] = []
         """Of each request: its session, and its turn in that, counted from 1; empty for a workload without sessions."""
+        self.wrong_kv: set[int] | None = None
+        """Requests whose answer was decoded with KV that is not all their prompt's; None where that cannot happen."""
         self.ends: tuple[list[int], ...] = tuple([NEVER] * requests for _ in STAGES)
 
     def __len__(self) -> int:
@@ -139,6 +142,8 @@ class Records:
         found.token_steps = _of(self.token_steps, chosen)
         found.classes = [self.class_of(request) for request in chosen] if self.classes else []
         found.sessions = _of(self.sessions, chosen) if self.sessions else []
+        if self.wrong_kv is not None:
+            found.wrong_kv = {number for number, request in enumerate(chosen) if request in self.wrong_kv}
         found.ends = tuple([_of(column, chosen) for column in self.ends])
         return found
 
@@ -168,6 +173,7 @@ class Records:
             **(dict(zip(("session", "turn"), self.sessions[request], strict=True)) if self.sessions else {}),
             "outcome": self.outcome[request],
             "reason": self.reason[request],
+            **({} if self.wrong_kv is None else {"wrong_kv": request in self.wrong_kv}),
             "attempts": self.attempts[request],
             "prefill_engine": self.prefill_engine[request],
             "decode_engine": self.decode_engine[request],

@@ -70,6 +70,7 @@ class Result:
         figures: dict[str, Any] = {
             "requests": metrics.requests,
             **metrics.outcomes,
+            **({} if metrics.wrong_kv is None else {"wrong_kv": metrics.wrong_kv}),
             "duration_s": metrics.duration_ns / 1e9,
             "requests_per_s": metrics.per_second(metrics.completed),
             "output_tokens_per_s": metrics.per_second(metrics.output_tokens),

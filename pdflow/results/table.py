@@ -253,6 +253,9 @@ def _link_rows(totals: Totals, separator: str) -> Iterator[tuple[str, str | Text
 
 def _outcome_rows(metrics: Metrics, separator: str) -> Iterator[tuple[str, str | Text]]:
     yield "completed", f"{words.count(metrics.completed)} of {words.count(metrics.requests)}"
+    if metrics.wrong_kv is not None:
+        told = f"{words.count(metrics.wrong_kv)} of {words.count(metrics.completed)} completed"
+        yield "wrong KV", Text(told, style="yellow" if metrics.wrong_kv else "")
     for outcome in ("failed", "cancelled"):
         if metrics.outcomes[outcome]:
             ranked = list(metrics.reasons[outcome].items())

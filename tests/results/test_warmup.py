@@ -96,6 +96,8 @@ def test_every_column_is_cut() -> None:
         records.add(at, 1, 1)
         records.classify(at, "chat")
         records.sessions.append((0, at + 1))
+    records.wrong_kv = {0, 3}
     later = records.arriving_from(2)
-    columns = [getattr(later, name) for name in Records.__slots__ if name != "ends"]
+    columns = [getattr(later, name) for name in Records.__slots__ if name not in ("ends", "wrong_kv")]
     assert {len(column) for column in (*columns, *later.ends)} == {2}
+    assert later.wrong_kv == {1}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from pdflow.methods.pages import runs
+from pdflow.methods.guards import Loss, loss_of
+from pdflow.methods.pages import counted_from, runs
 from pdflow.methods.shipment import Ending, Shipment
 from sim.check.datapath.findings import Broken
 from sim.check.datapath.request import Life, Stage
@@ -162,9 +163,7 @@ class Acts(World):
         request = self.request(r)
         assert request.shipment is not None
         request.stages[i] = Stage.LOST
-        if self.setting.guards.invalidates_lost:
-            request.shipment.lost()
-        else:
+        if loss_of(self.setting.guards, p_has_died=False) is Loss.SKIPPED:
             self.said += ", and is skipped"
             request.shipment.landed(self.pieces[i])
         if not self.setting.guards.reserves_whole and (place := request.target.pop(self.name(r, i), None)) is not None:
@@ -221,10 +220,9 @@ class Acts(World):
         if room is not None:
             for i, piece in enumerate(self.pieces):
                 if request.stages[i] is Stage.LANDED:
-                    whole = self.setting.guards.reserves_whole
-                    place, layer = request.target[self.name(r, i)], piece.layer if whole else 0
-                    first = 0 if whole or not self.setting.guards.indexes_by_piece else piece.start
-                    self.fill(r, i, first, partial(room.read, place, layer))
+                    guards = self.setting.guards
+                    place, layer = request.target[self.name(r, i)], piece.layer if guards.reserves_whole else 0
+                    self.fill(r, i, counted_from(piece, guards), partial(room.read, place, layer))
             self.unload(r)
         self.judge(r)
 

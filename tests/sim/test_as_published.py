@@ -1,0 +1,209 @@
+"""What the originals lack, in the simulated world: each fault shows as published, and in strict, with the same scenario
+and seed, it is not there. Which orders of events lead to each is for `pdflow check methods` to say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pdflow.cli import cli
+from pdflow.errors import InvariantError
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.guards import Guards
+from pdflow.scenario import load
+from sim.run import simulate
+
+FILE = Path(__file__).parent / "small.toml"
+Play = Callable[..., Any]
+SMALL: dict[str, Any] = {"model.num_layers": 4}
+"""1.7 MB for a prompt of 100 tokens."""
+PUTS = ("p2p-nccl-put", "p2p-nccl-put-async")
+AS_PUBLISHED = {"transfer.dialect": "as-published"}
+
+
+def fault(keys: str) -> dict[str, str]:
+    return {"fault": f"[{{ {keys} }}]"}
+
+
+def both(play: Play, method: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
+    """The same in strict and as published."""
+    said = SMALL | {"transfer.method": method} | overrides
+    return play(said), play(said | AS_PUBLISHED)
+
+
+def outcomes(world: Any) -> set[str]:
+    return set(world.records.outcome)
+
+
+@pytest.mark.parametrize("method", [*PUTS, "p2p-nccl-get"])
+def test_a_lost_layer_is_skipped(play: Play, method: str) -> None:
+    strict, published = both(play, method, fault('kind = "transfer-error", probability = 0.1, stage = "in-flight"'))
+    assert "failed" in outcomes(strict)
+    assert strict.records.wrong_kv is None
+    assert outcomes(published) == {"completed"}
+    assert published.records.wrong_kv
+
+
+def test_a_layer_that_p_has_evicted_is_skipped(play: Play) -> None:
+    few = {"transfer.kv_buffer_size": 2_000_000, "pool.p.replicas": 1, "transfer.method": "p2p-nccl-get"} | SMALL
+    strict, published = play(few), play(few | AS_PUBLISHED, checked=False)
+    assert set(strict.records.reason) == {None, "stale"}
+    assert outcomes(published) == {"completed"}
+    stale = {request for request, reason in enumerate(strict.records.reason) if reason == "stale"}
+    assert published.records.wrong_kv == stale
+    with pytest.raises(InvariantError, match="S2"):
+        play(few | AS_PUBLISHED)
+
+
+@pytest.mark.parametrize("method", PUTS)
+def test_a_full_pool_ends_the_listener(play: Play, method: str) -> None:
+    """Each engine gets every second prompt, and all of them come before any has ended."""
+    full = {
+        "transfer.kv_buffer_size": 2_000_000,
+        "transfer.mem_pool_size_gb": 0,
+        "transfer.deadline_s": 5.0,
+        "workload.arrival.rate_rps": 1000.0,
+        "pool.d.replicas": 1,
+    }
+    strict, published = both(play, method, full)
+    assert outcomes(strict) == {"completed"}
+    assert "a listener has ended" not in strict.totals.notes
+    assert published.totals.notes["a listener has ended"] == 1
+    assert {"completed", "failed"} == outcomes(published)
+    assert {None, "deadline"} == set(published.records.reason)
+    assert not published.records.wrong_kv
+    records = published.records
+    ends = [end for end, outcome in zip(records.last_token_ns, records.outcome, strict=True) if outcome == "completed"]
+    assert max(ends) < 1e9, "a listener that has ended takes nothing in, though there is room again"
+
+
+def test_the_listener_of_another_goes_on(play: Play) -> None:
+    """One prompt of 55 tokens is larger than a buffer, and the others come one by one."""
+    world = play(
+        SMALL
+        | AS_PUBLISHED
+        | {
+            "transfer.method": "p2p-nccl-put-async",
+            "transfer.kv_buffer_size": 900_000,
+            "transfer.mem_pool_size_gb": 0,
+            "transfer.deadline_s": 2.0,
+            "workload.requests": 12,
+            "workload.arrival": '{ process = "constant", rate_rps = 5.0 }',
+            "workload.input_tokens": "{ dist = 'uniform', low = 40, high = 55 }",
+        }
+    )
+    records = world.records
+    [ended] = world.shipping.deaf
+    large = records.input_tokens.index(55)
+    assert ended == f"{records.decode_engine[large]}.r0"
+    late = [
+        reason for engine, reason in zip(records.decode_engine, records.reason, strict=True) if f"{engine}.r0" == ended
+    ]
+    others = {
+        reason for engine, reason in zip(records.decode_engine, records.reason, strict=True) if f"{engine}.r0" != ended
+    }
+    assert late[-1] == "deadline"
+    assert others == {None}
+
+
+def test_what_lies_behind_the_first_chunk_is_taken_from_elsewhere(play: Play) -> None:
+    chunks = {
+        "pool.p.max_num_batched_tokens": 64,
+        "pool.p.max_num_seqs": 8,
+        "pool.p.cost": '{ model = "roofline" }',
+        "workload.requests": 30,
+    }
+    strict, published = both(play, "cpu-staged", chunks)
+    assert strict.records.wrong_kv is None
+    assert outcomes(strict) == outcomes(published) == {"completed"}
+    wrong = published.records.wrong_kv
+    lengths = published.records.input_tokens
+    assert all(request in wrong for request, tokens in enumerate(lengths) if tokens > 64)
+    assert len(wrong) < len(lengths)
+
+
+@pytest.mark.parametrize("method", [*PUTS, "p2p-nccl-get", "cpu-staged"])
+def test_a_receive_from_the_dead_has_no_end_but_the_deadline(play: Play, method: str) -> None:
+    """Bytes are slow, so that P dies under them. Silence of 15 s is enough in strict."""
+    dies = {
+        "network.bandwidth_bytes_per_s": 13_107_200,
+        "workload.requests": 4,
+        "workload.arrival.rate_rps": 100.0,
+        "transfer.deadline_s": 40.0,
+    } | fault('kind = "crash", engine = "p-0", at_s = 0.04')
+    strict, published = both(play, method, dies)
+    assert strict.totals.duration_ns < 20e9
+    assert "deadline" not in strict.records.reason
+    assert "deadline" in published.records.reason
+    assert published.totals.duration_ns > 40e9
+    assert not published.records.wrong_kv
+
+
+def test_who_comes_behind_a_receive_that_does_not_end_waits_too(play: Play) -> None:
+    """D has one listener, and P0 has died while it listened to it."""
+    dies = {
+        "network.bandwidth_bytes_per_s": 13_107_200,
+        "workload.requests": 4,
+        "workload.arrival.rate_rps": 100.0,
+        "transfer.deadline_s": 40.0,
+        "pool.d.replicas": 1,
+    } | fault('kind = "crash", engine = "p-0", at_s = 0.04')
+    strict, published = both(play, "p2p-nccl-put-async", dies)
+    others = [i for i, engine in enumerate(strict.records.prefill_engine) if engine == "p-1"]
+    assert [strict.records.outcome[i] for i in others] == ["completed"] * len(others)
+    assert [published.records.reason[i] for i in others] == ["deadline"] * len(others)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_what_can_go_wrong_is_counted(play: Play, name: str) -> None:
+    for dialect in ("strict", "as-published"):
+        world = play({"transfer.method": name, "transfer.dialect": dialect, "workload.requests": 3})
+        guards: Guards = METHODS[name].conduct(dialect).guards
+        can = not (guards.invalidates_lost and guards.indexes_by_piece)
+        assert world.records.wrong_kv == (set() if can else None)
+        assert ("wrong_kv" in world.records.record(0)) == can
+
+
+@pytest.mark.parametrize("name", [*PUTS, "p2p-nccl-get"])
+def test_of_a_pair_one_side_alone_asks_for_a_group(play: Play, name: str) -> None:
+    """Two ranks that both ask at once would each wait in a group of its own (`ranks_by_address`). That takes engines
+    that send to each other: here an engine is P or D, and one method is spoken."""
+    senders: set[str] = set()
+
+    def observe(node: str, event: Any, effects: tuple[Any, ...], now: int) -> None:
+        senders.update(node[0] for effect in effects if type(effect).__name__ in ("PostWrite", "PostRead"))
+
+    play({"transfer.method": name, "workload.requests": 5} | AS_PUBLISHED, observe=observe)
+    assert senders == {"d" if METHODS[name].pulls else "p"}
+
+
+def test_wrong_kv_is_told_wherever_a_run_is(tmp_path: Path) -> None:
+    said = ["--set", "transfer.method=p2p-nccl-get", "--set", "model.num_layers=4", "--set", "pool.p.replicas=1"]
+    said += ["--set", "transfer.kv_buffer_size=2000000", "--quiet", "--out", str(tmp_path)]
+    for dialect in ("strict", "as-published"):
+        command = ["simulate", str(FILE), "--set", f"transfer.dialect={dialect}", *said]
+        assert CliRunner().invoke(cli, command).exit_code == 0
+        results = json.loads((tmp_path / "results.json").read_text())["pdflow"]
+        lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+        told = [line["wrong_kv"] for line in lines if "wrong_kv" in line]
+        if dialect == "strict":
+            assert not told
+            assert "wrong_kv" not in results["outcomes"]
+        else:
+            assert results["outcomes"]["wrong_kv"] == sum(told) == 1
+            assert len(told) == len(lines)
+
+
+def test_the_report_has_a_line_for_it() -> None:
+    scenario = load(FILE, overrides=["transfer.method=cpu-staged", "transfer.dialect=as-published"])
+    result = simulate(scenario, quiet=True).result
+    assert result.summary["wrong_kv"] == 0
+    assert "wrong KV     0 of 40 completed" in str(result.table())
+    strict = simulate(load(FILE, overrides=["transfer.method=cpu-staged"]), quiet=True).result
+    assert "wrong" not in str(strict.table())
+    assert "wrong_kv" not in strict.summary
