@@ -197,7 +197,7 @@ class StreamAgent(Host):
                     problem, why = AgentGoneError, "another agent is there now"
         except ConnectionRefusedError:
             problem, why = AgentGoneError, "nobody listens there"
-        except (OSError, StreamBrokenError) as error:
+        except (OSError, StreamBrokenError, TransportError) as error:
             why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         finally:
             if stream is not None:
@@ -211,6 +211,7 @@ class StreamAgent(Host):
     def write(
         self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notice: bytes | None
     ) -> None:
+        assert notice is None or len(notice) <= MAX_NOTICE_BYTES
         link = self._links.get(peer)
         listed = self._listed(op, link, pieces, writing=True)
         if link is None or listed is None or self._memory is None:

@@ -120,7 +120,10 @@ class Transport(Protocol):
     def write(
         self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notice: bytes | None
     ) -> None:
-        """Copy pieces of this region (sources) into the peer's (targets), and tell it `notice` afterwards."""
+        """Copy pieces of this region (sources) into the peer's (targets), and tell it `notice` afterwards.
+
+        A notice has at most 64 KiB.
+        """
 
     def read(self, op: int, peer: Address, pieces: Sequence[Descriptor]) -> None:
         """Copy pieces of the peer's region (sources) into this one (targets)."""

@@ -25,6 +25,7 @@ from runtime.transports.copying import Copy, Mapped
 from runtime.transports.links import Guest
 from runtime.transports.messages import (
     MAX_HELLO_BYTES,
+    MAX_NOTICE_BYTES,
     TOKEN_BYTES,
     VERSION,
     Answer,
@@ -127,7 +128,7 @@ class Host(ABC):
             self._strangers -= 1
         if patience.cancelled_caught:
             raise StreamBrokenError(f"it has not said who it is within {GREETING_S:g} s")
-        if not isinstance(hello, Hello) or hello.version != VERSION or not 0 < len(hello.name) <= MAX_NAME_BYTES:
+        if not isinstance(hello, Hello) or hello.version != VERSION or not _is_name(hello.name):
             raise StreamBrokenError("it does not begin as a peer does")
         if hello.target_life != self.life:
             stream.post(Parcel(frame(Refused(self.life))))
@@ -149,6 +150,8 @@ class Host(ABC):
         while True:
             message = await guest.stream.message()
             if isinstance(message, Write):
+                if message.notice is not None and len(message.notice) > MAX_NOTICE_BYTES:
+                    raise StreamBrokenError(f"a notice of {len(message.notice)} bytes, {MAX_NOTICE_BYTES} are allowed")
                 landed = await self._receive(guest, message)
                 if guest not in self._guests:
                     raise StreamFinishedError("it is dismissed")
@@ -186,3 +189,8 @@ class Host(ABC):
             self._copies.discard(copy)
             self._waits.ended(copy)
         return not copy.halted
+
+
+def _is_name(name: str) -> bool:
+    """Whether it may stand in a log."""
+    return 0 < len(name) <= MAX_NAME_BYTES and name.isprintable()

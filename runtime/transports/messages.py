@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections.abc import Iterable
-from typing import Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -111,7 +111,7 @@ class Data(Value, frozen=True, gc=False, array_like=True, tag="data"):
     """A Read's answer; so many bytes follow (tcp)."""
 
     op: int
-    nbytes: int
+    nbytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
 Message: TypeAlias = Hello | Welcome | Refused | Write | Read | ReadWord | Answer | Word | Data
@@ -134,7 +134,7 @@ def parse(body: bytes | bytearray | memoryview) -> Message | Malformed:
 def parse_description(about: bytes) -> Description | Malformed:
     found = unpack(_descriptions, about)
     if isinstance(found, Description):
-        named = max(len(found.host), len(found.memory), len(found.transport)) <= MAX_NAME_BYTES
+        named = all(len(t) <= MAX_NAME_BYTES and t.isprintable() for t in (found.transport, found.host, found.memory))
         if len(found.token) != TOKEN_BYTES or not named or found.nbytes < 0 or not 0 <= found.port < 1 << 16:
             return malformed("no description of an agent")
     return found

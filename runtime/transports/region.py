@@ -17,7 +17,7 @@ import re
 import secrets
 import stat
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from runtime.transports.base import TransportError
 
@@ -34,6 +34,8 @@ class OwnedRegion:
         self.path: Final = folder / f"pdflow-{os.getpid()}-{secrets.token_hex(8)}.kv"
         self.nbytes: Final = nbytes
         try:
+            if nbytes > _left(folder):
+                raise TransportError(_full(folder, nbytes))
             self._fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise TransportError(f"no memory can be shared in {folder}: {error.strerror}") from None
@@ -58,10 +60,7 @@ class OwnedRegion:
 
 def map_region(path: str, nbytes: int, folder: Path = FOLDER) -> memoryview:
     """Map a peer's region for reading. Raises TransportError for anything that is not one of our user's regions."""
-    where, name = os.path.split(path)
-    match = _NAME.fullmatch(name)
-    if where != str(folder) or not match or match[2] != "kv":
-        raise TransportError(f"the peer names a file that is no region in {folder}")
+    check_path(path, "kv", folder)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
@@ -75,10 +74,18 @@ def map_region(path: str, nbytes: int, folder: Path = FOLDER) -> memoryview:
         os.close(fd)
 
 
+def check_path(path: str, kind: Literal["kv", "sock"], folder: Path = FOLDER) -> None:
+    """TransportError for what an agent would never have named so: no other file is opened because a peer says so."""
+    where, name = os.path.split(path)
+    match = _NAME.fullmatch(name)
+    if where != str(folder) or not match or match[2] != kind:
+        raise TransportError(f"the peer names a file that is no agent's in {folder}")
+
+
 def sweep(folder: Path = FOLDER) -> list[str]:
     """Remove what dead processes left behind; their names."""
     swept = []
-    for entry in sorted(os.listdir(folder)):
+    for entry in sorted(os.listdir(folder)) if folder.is_dir() else ():
         match = _NAME.fullmatch(entry)
         if match and not _alive(int(match[1])) and not _held(folder / f"{entry.partition('.')[0]}.kv"):
             try:
@@ -117,10 +124,13 @@ def _held(path: Path) -> bool:
         os.close(fd)
 
 
-def _full(folder: Path, nbytes: int) -> str:
+def _left(folder: Path) -> int:
     free = os.statvfs(folder)
-    left = free.f_bavail * free.f_frsize
+    return free.f_bavail * free.f_frsize
+
+
+def _full(folder: Path, nbytes: int) -> str:
     return (
-        f"{folder} has room for {left >> 20:,} MiB, and {-(-nbytes // (1 << 20)):,} MiB are needed: "
+        f"{folder} has room for {_left(folder) >> 20:,} MiB, and {-(-nbytes // (1 << 20)):,} MiB are needed: "
         "use fewer KV blocks, or give it more (docker run --shm-size, mount -o remount,size=)"
     )

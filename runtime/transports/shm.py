@@ -35,7 +35,7 @@ from runtime.transports.messages import (
     unpack_pieces,
     word_at,
 )
-from runtime.transports.region import FOLDER, OwnedRegion, map_region, sweep
+from runtime.transports.region import FOLDER, OwnedRegion, check_path, map_region, sweep
 from runtime.transports.stream import Parcel, StreamBrokenError
 
 BACKLOG: Final = 128
@@ -52,10 +52,10 @@ class ShmTransport(StreamAgent):
         super().__init__(me, tell)
         self._folder: Final = folder
         self._region: OwnedRegion | None = None
-        sweep(folder)
 
     def allocate(self, nbytes: int) -> memoryview:
         assert self._region is None, "one region per agent"
+        sweep(self._folder)
         region = self._region = OwnedRegion(nbytes, self._folder)
         self._memory = Mapped(region.view)
         listener = self._listener = socket.socket(socket.AF_UNIX)
@@ -84,6 +84,7 @@ class ShmTransport(StreamAgent):
             self._socket_path.unlink(missing_ok=True)
 
     async def _dial(self, about: Description) -> socket.socket:
+        check_path(about.host, "sock", self._folder)
         sock = socket.socket(socket.AF_UNIX)
         sock.setblocking(False)
         try:

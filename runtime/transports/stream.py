@@ -96,7 +96,8 @@ class Stream:
                     await trio.lowlevel.wait_writable(self.sock)
                 except trio.ClosedResourceError:
                     return
-                self._send()
+                if self._parcels:  # They may have been taken back meanwhile.
+                    self._send()
             self._bell = trio.Event()
             await self._bell.wait()
 

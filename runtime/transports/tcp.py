@@ -54,8 +54,9 @@ ANYWHERE: Final = 1 << 65
 """The bound of a target that only the reader knows."""
 IDLE_S: Final = 5
 """Of silence, before the kernel asks whether the other host is still there; it asks three times, as far apart."""
-AGAIN_S: Final = 1.0
-"""Between two attempts to learn whether a peer has let go."""
+FIRST_AGAIN_S: Final = 0.02
+LAST_AGAIN_S: Final = 1.0
+"""Between two attempts to learn whether a peer has let go; each waits twice as long as the one before."""
 
 
 class TcpTransport(StreamAgent):
@@ -89,7 +90,12 @@ class TcpTransport(StreamAgent):
         )
 
     async def _dial(self, about: Description) -> socket.socket:
-        sock = socket.socket(_family(about.host))
+        family = _family(about.host)
+        try:
+            socket.inet_pton(family, about.host)
+        except (OSError, ValueError):
+            raise TransportError("its address is none") from None
+        sock = socket.socket(family)
         sock.setblocking(False)
         try:
             refused = sock.connect_ex((about.host, about.port))
@@ -162,6 +168,7 @@ class TcpTransport(StreamAgent):
 
     async def _learn_of_end(self, link: Link) -> None:
         """By knocking, until somebody answers, or surely nobody. A connection made meanwhile says as much."""
+        pause_s = FIRST_AGAIN_S
         while link in self._closing:
             async with self._doors.setdefault(link.peer, trio.Lock()):
                 if self._reached(link.peer, link.about.life):
@@ -175,14 +182,13 @@ class TcpTransport(StreamAgent):
                 else:
                     stream.close()
                     return
-            await trio.sleep(AGAIN_S)
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_AGAIN_S)
 
 
 def _listening(host: str) -> socket.socket:
     if host in ("", "0.0.0.0", "::"):
-        raise TransportError(
-            f"{host or 'no host'!r} is no address that a peer can connect to: name one of this machine"
-        )
+        raise TransportError(f"{host!r} is no address to connect to: name one of this machine's")
     listener = socket.socket(_family(host))
     listener.setblocking(False)
     try:

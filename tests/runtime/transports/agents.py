@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import trio
 
@@ -14,6 +17,7 @@ from runtime.transports.shm import ShmTransport
 from runtime.transports.tcp import TcpTransport
 
 REGION_BYTES = 8 << 20
+_ZEROES = bytes(REGION_BYTES)
 KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]] = {
     "shm": ShmTransport,
     "tcp": TcpTransport,
@@ -24,7 +28,6 @@ class Agent:
     """A transport with its memory and what it has told."""
 
     def __init__(self, kind: str, name: str, nbytes: int = REGION_BYTES) -> None:
-        self.name = name
         self.told: list[TransportEvent] = []
         self._news = trio.Event()
         self.transport = KINDS[kind](name, self._tell)
@@ -67,6 +70,11 @@ class Agent:
         return [event.notice for event in self.told if isinstance(event, Noticed)]
 
 
+def untouched(agent: Agent) -> bool:
+    """No byte of its memory has been written."""
+    return bytes(agent.memory) == _ZEROES
+
+
 @asynccontextmanager
 async def agents(kind: str, *names: str) -> AsyncIterator[list[Agent]]:
     """Running agents that do not know each other yet; closed at the end."""
@@ -86,3 +94,26 @@ async def pair(kind: str) -> AsyncIterator[tuple[Agent, Agent]]:
         await p.transport.connect("d.r0", d.transport.describe())
         await d.transport.connect("p.r0", p.transport.describe())
         yield p, d
+
+
+class Child:
+    """A process with one agent (child.py). It ends when its standard input does."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.about = bytes.fromhex(self.said())
+
+    def said(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@contextmanager
+def child(kind: str, name: str, *orders: str) -> Iterator[Child]:
+    root = Path(__file__).resolve().parents[3]
+    command = [sys.executable, "-m", "tests.runtime.transports.child", kind, name, *orders]
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Child(process)
+        finally:
+            process.kill()

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from runtime.transports.base import Ended, Fenced, Flushed, Noticed, Stopped, TransportError, WordArrived
-from tests.runtime.transports.agents import KINDS, REGION_BYTES, Agent, agents, pair
+from tests.runtime.transports.agents import KINDS, REGION_BYTES, Agent, agents, pair, untouched
 
 pytestmark = pytest.mark.trio
 MIB = 1 << 20
@@ -150,7 +150,7 @@ async def test_what_lies_outside_is_refused(kind: str, piece: tuple[int, int, in
         scrambled(p)
         assert not await p.ended(p.write("d.r0", [(0, 0, 8), piece], notice=b"n"))
         assert not await d.ended(d.read("p.r0", [(0, 0, 8), piece]))
-        assert not any(d.memory)
+        assert untouched(d)
         assert d.notices() == []
         assert await p.ended(p.write("d.r0", [(0, 0, 8)], notice=b"still reached"))
 
@@ -169,14 +169,14 @@ async def test_fence_then_no_byte_lands(kind: str) -> None:
     async with pair(kind) as (p, d):
         p.memory[:] = b"\xff" * REGION_BYTES
         ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], generation=5, notice=b"old") for _ in range(20)]
-        while not any(d.memory):
+        while untouched(d):
             await trio.lowlevel.checkpoint()
         d.transport.fence("p.r0", 5)
         await d.heard(Fenced("p.r0"))
         d.memory[:] = bytes(REGION_BYTES)
         seen = len(d.notices())
         ended = [await p.ended(op) for op in ops]
-        assert not any(d.memory)
+        assert untouched(d)
         assert len(d.notices()) == seen
         assert not ended[-1]
 
@@ -207,7 +207,7 @@ async def test_a_fence_ends_our_reads(kind: str) -> None:
     async with pair(kind) as (p, d):
         p.memory[:] = b"\xff" * REGION_BYTES
         ops = [d.read("p.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
-        while not any(d.memory):
+        while untouched(d):
             await trio.lowlevel.checkpoint()
         d.transport.fence("p.r0", 0)
         await d.heard(Fenced("p.r0"))

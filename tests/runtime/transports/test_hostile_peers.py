@@ -1,0 +1,258 @@
+"""Peers that are broken or hostile: their own streams close, with a reason in the log, and nothing else notices."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import msgspec
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdflow.layout.descriptors import Descriptor
+from pdflow.protocol.wire.malformed import Malformed
+from runtime.transports.base import PeerGone, TransportError
+from runtime.transports.messages import (
+    MAX_HELLO_BYTES,
+    MAX_NOTICE_BYTES,
+    VERSION,
+    Answer,
+    Data,
+    Description,
+    Hello,
+    Message,
+    Pieces,
+    Read,
+    ReadWord,
+    Refused,
+    Welcome,
+    Word,
+    Write,
+    frame,
+    pack,
+    parse,
+    parse_description,
+    unpack_pieces,
+)
+from runtime.transports.region import OwnedRegion
+from tests.runtime.transports.agents import KINDS, REGION_BYTES, Agent, agents, untouched
+
+ONE = pack([Descriptor(0, 0, 8)])
+BEYOND = pack([Descriptor(0, REGION_BYTES, 1)])
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@contextmanager
+def stranger(about: bytes) -> Iterator[tuple[Description, trio.SocketStream, Hello]]:
+    """A stream to an agent on which nothing has been said, and what a peer would say first."""
+    described = msgspec.msgpack.decode(about, type=Description)
+    unix = described.transport == "shm"
+    sock = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
+    sock.connect(described.host if unix else (described.host, described.port))
+    region = OwnedRegion(REGION_BYTES) if unix else None
+    hello = Hello(VERSION, "x.r0", 1, described.life, described.token, str(region.path) if region else "", REGION_BYTES)
+    with sock:
+        yield described, trio.SocketStream(trio.socket.from_stdlib_socket(sock)), hello
+    if region is not None:
+        region.close()
+
+
+async def closed(stream: trio.SocketStream) -> bytes:
+    """All that the agent says until it closes the stream."""
+    said = b""
+    with trio.fail_after(20):
+        try:
+            while part := await stream.receive_some():
+                said += part
+        except trio.BrokenResourceError:
+            pass
+    return said
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("garbled", "reason"),
+    [
+        (lambda hello: b"\xff\xff\xff\xff", f"{MAX_HELLO_BYTES} are allowed"),
+        (lambda hello: b"\0\0\0\0", "a message of 0 bytes"),
+        (lambda hello: b"\0\0\0\x04\xc1\xc1\xc1\xc1", "is closed"),
+        (lambda hello: b"GET / HTTP/1.1\r\n\r\n", "are allowed"),
+        (lambda hello: frame(Write(1, 1, ONE, None)), "does not begin as a peer does"),
+        (lambda hello: frame(msgspec.structs.replace(hello, token=bytes(16))), "has not been told of this memory"),
+        (lambda hello: frame(msgspec.structs.replace(hello, token=b"")), "has not been told of this memory"),
+        (lambda hello: frame(msgspec.structs.replace(hello, version=VERSION + 1)), "does not begin as a peer does"),
+        (lambda hello: frame(msgspec.structs.replace(hello, name="")), "does not begin as a peer does"),
+        (lambda hello: frame(msgspec.structs.replace(hello, name="a\nb")), "does not begin as a peer does"),
+        (lambda hello: frame(msgspec.structs.replace(hello, name="n" * 300)), "does not begin as a peer does"),
+    ],
+)
+async def test_a_stranger_is_not_let_in(
+    kind: str, garbled: Callable[[Hello], bytes], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with agents(kind, "d.r0") as (d,):
+        with stranger(d.transport.describe()) as (_, stream, hello):
+            await stream.send_all(garbled(hello))
+            assert await closed(stream) == b""
+        assert "the stream of a stranger is closed" in caplog.text
+        assert reason in caplog.text
+        assert d.told == []
+
+
+@pytest.mark.trio
+async def test_whoever_looks_for_an_agent_that_was_here_before_is_told_so(kind: str) -> None:
+    async with agents(kind, "d.r0") as (d,):
+        with stranger(d.transport.describe()) as (described, stream, hello):
+            await stream.send_all(frame(msgspec.structs.replace(hello, target_life=described.life + 1)))
+            assert await closed(stream) == frame(Refused(described.life))
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "order",
+    [
+        Write(1, 1, BEYOND, None),
+        Write(1, 1, ONE[:-1], None),
+        Write(1, 1, ONE[:-8], None),
+        Write(1, 1, ONE, bytes(MAX_NOTICE_BYTES + 1)),
+        Read(1, pack([Descriptor(REGION_BYTES, 0, 1)])),
+        Read(1, b"odd"),
+        Welcome(),
+        Answer(1, True),
+        Data(1, 8),
+        Word(1, 8),
+    ],
+)
+async def test_a_guest_that_misbehaves_is_shown_out(
+    kind: str, order: Message, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with agents(kind, "p.r0", "d.r0") as (p, d):
+        await p.transport.connect("d.r0", d.transport.describe())
+        with stranger(d.transport.describe()) as (_, stream, hello):
+            await stream.send_all(frame(hello) + frame(order))
+            assert await closed(stream) == frame(Welcome())
+        assert "the stream of x.r0 is closed" in caplog.text
+        await d.heard(PeerGone("x.r0"))
+        assert untouched(d)
+        assert await p.ended(p.write("d.r0", [(0, 0, 8)], notice=b"unharmed"))
+
+
+@pytest.mark.trio
+async def test_random_messages_close_their_own_stream_at_worst(kind: str) -> None:
+    source = random.Random(7)
+    orders: list[Message] = [Write(1, 1, ONE, b"n"), Read(2, ONE), ReadWord(3, 0), Answer(4, True), Welcome()]
+    async with agents(kind, "p.r0", "d.r0") as (p, d):
+        await p.transport.connect("d.r0", d.transport.describe())
+        for _ in range(60):
+            bent = bytearray(b"".join(frame(source.choice(orders)) for _ in range(3)))
+            for _ in range(source.randrange(4)):
+                bent[source.randrange(len(bent))] = source.randrange(256)
+            with stranger(d.transport.describe()) as (_, stream, hello):
+                await stream.send_all(frame(hello) + bent)
+                await stream.send_eof()
+                await closed(stream)
+        assert await p.ended(p.write("d.r0", [(0, 0, 8)], notice=b"unharmed"))
+        assert all(len(notice) <= MAX_NOTICE_BYTES for notice in d.notices())
+
+
+@pytest.mark.trio
+async def test_a_stream_that_ends_within_a_message_leaves_no_notice(kind: str) -> None:
+    async with agents(kind, "d.r0") as (d,):
+        whole = frame(Write(1, 1, ONE, b"n"))
+        for length in range(len(whole)):
+            with stranger(d.transport.describe()) as (_, stream, hello):
+                await stream.send_all(frame(hello) + whole[:length])
+                await stream.send_eof()
+                await closed(stream)
+        assert d.notices() == []
+
+
+@asynccontextmanager
+async def nonsense(x: Agent, says: bytes) -> AsyncIterator[bytes]:
+    """A description that leads, instead of to this agent, to a host that welcomes everybody and then says this."""
+
+    async def host(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(frame(Welcome()) + says)
+            while await stream.receive_some():
+                pass
+
+    described = msgspec.msgpack.decode(x.transport.describe(), type=Description)
+    unix = described.transport == "shm"
+    sock = trio.socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
+    path = described.host.replace("pdflow-", "pdflow-1")
+    await sock.bind(path if unix else ("127.0.0.1", 0))
+    sock.listen()
+    where = {"host": path} if unix else {"port": sock.getsockname()[1]}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, host, [trio.SocketListener(sock)])
+        yield msgspec.msgpack.encode(msgspec.structs.replace(described, **where))
+        nursery.cancel_scope.cancel()
+    if unix:
+        os.unlink(path)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "says", [b"\xff\xff\xff\xff", frame(Write(1, 1, ONE, b"n")), frame(Welcome()), b"\0\0\0\1\x90"]
+)
+async def test_a_host_that_answers_nonsense_is_left(kind: str, says: bytes) -> None:
+    async with agents(kind, "d.r0", "x.r0") as (d, x), nonsense(x, says) as about:
+        await d.transport.connect("x.r0", about)
+        assert not await d.ended(d.write("x.r0", [(0, 0, 8)]))
+        await d.heard(PeerGone("x.r0"))
+        assert untouched(d)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "about",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode(Description("nixl", 1, bytes(16), "h", 1, "", 1)),
+        msgspec.msgpack.encode(Description("tcp", 1, bytes(16), "no address", 1, "", 1)),
+        msgspec.msgpack.encode(Description("tcp", 1, bytes(16), "127.0.0.1", 1, "", 1)),
+        msgspec.msgpack.encode(Description("tcp", 1, bytes(16), "\0", 1, "", 1)),
+        msgspec.msgpack.encode(Description("tcp", 1, b"short", "127.0.0.1", 1, "", 1)),
+        msgspec.msgpack.encode(Description("tcp", 1, bytes(16), "127.0.0.1", 1 << 16, "", 1)),
+        msgspec.msgpack.encode(Description("shm", 1, bytes(16), "/etc/passwd", 0, "/etc/passwd", 1)),
+        msgspec.msgpack.encode(Description("shm", 1, bytes(16), "\0abstract", 0, "", 1)),
+        msgspec.msgpack.encode(Description("shm", 1, bytes(16), "/dev/shm/pdflow-1-0123456789abcdef.sock", 0, "", 1)),
+    ],
+)
+async def test_a_description_of_nobody_is_one_sentence(kind: str, about: bytes) -> None:
+    async with agents(kind, "d.r0") as (d,):
+        with pytest.raises(TransportError) as caught:
+            await d.transport.connect("x.r0", about)
+        assert "x.r0" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_none(body: bytes) -> None:
+    parse(body)
+    parse_description(body)
+
+
+piece = st.builds(Descriptor, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+near = st.builds(Descriptor, st.integers(0, 110), st.integers(0, 220), st.integers(0, 220))
+
+
+@given(st.lists(piece | near, max_size=5))
+def test_pieces_are_accepted_if_each_lies_within_both_regions(pieces: list[Descriptor]) -> None:
+    found = unpack_pieces(pack(pieces), 100, 200)
+    within = all(p.source_address + p.length <= 100 and p.target_address + p.length <= 200 for p in pieces)
+    assert isinstance(found, Pieces if within else Malformed)
+    if isinstance(found, Pieces):
+        assert list(map(Descriptor, *found[:3])) == pieces
+        assert found.nbytes == sum(p.length for p in pieces)

@@ -1,0 +1,116 @@
+"""What only TCP can do to a stream: break between two hosts that are both alive."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from runtime.transports.base import Ended, Fenced, PeerGone, TransportError
+from runtime.transports.messages import Description
+from runtime.transports.tcp import TcpTransport
+from tests.runtime.transports.agents import REGION_BYTES, agents, untouched
+
+
+class Middlebox:
+    """Passes on what a writer sends to a target, for as long as it likes; what has passed, the target has to read."""
+
+    def __init__(self, about: bytes) -> None:
+        self._target = msgspec.msgpack.decode(about, type=Description)
+        self.limit = REGION_BYTES // 2
+        self.streams: list[tuple[trio.SocketStream, trio.SocketStream]] = []
+        self.open = True
+
+    async def run(self, *, task_status: trio.TaskStatus[bytes]) -> None:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = listeners[0].socket.getsockname()[1]
+        task_status.started(msgspec.msgpack.encode(msgspec.structs.replace(self._target, port=port)))
+        await trio.serve_listeners(self._pass_on, listeners)
+
+    async def _pass_on(self, writer: trio.SocketStream) -> None:
+        if not self.open:
+            await trio.aclose_forcefully(writer)
+            return
+        target = await trio.open_tcp_stream(self._target.host, self._target.port)
+        self.streams.append((writer, target))
+        async with target, trio.open_nursery() as nursery:
+            nursery.start_soon(self._copy, target, writer)
+            await self._copy(writer, target, self.limit)
+            await trio.sleep_forever()
+
+    async def _copy(self, source: trio.SocketStream, sink: trio.SocketStream, limit: int = 1 << 60) -> None:
+        try:
+            while limit > 0 and (part := await source.receive_some(min(65_536, limit))):
+                await sink.send_all(part)
+                limit -= len(part)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+    def reset(self) -> None:
+        """The writer's side of the first stream ends at once and without order; the target's goes on."""
+        writer = self.streams[0][0].socket
+        writer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+
+@pytest.mark.trio
+async def test_a_reset_is_no_proof_that_the_target_has_let_go() -> None:
+    async with agents("tcp", "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
+        p.memory[:] = b"\x01" * REGION_BYTES
+        box = Middlebox(d.transport.describe())
+        await p.transport.connect("d.r0", await nursery.start(box.run))
+        op = p.write("d.r0", [(0, 0, REGION_BYTES)], notice=b"n")
+        while untouched(d):
+            await trio.lowlevel.checkpoint()
+        box.open = False
+        box.reset()
+        assert not await p.ended(op)
+        p.transport.fence("d.r0", 1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert Fenced("d.r0") not in p.told
+        assert PeerGone("p.r0") not in d.told
+        box.open = True
+        await p.heard(Fenced("d.r0"))
+        # Nothing of the old stream lands from here on, though its target's side was never closed by the middlebox.
+        d.memory[:] = bytes(REGION_BYTES)
+        assert box.streams[0][1].socket.fileno() != -1
+        await trio.testing.wait_all_tasks_blocked()
+        assert untouched(d)
+        assert d.notices() == []
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_new_connection_is_proof_as_well() -> None:
+    async with agents("tcp", "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
+        box = Middlebox(d.transport.describe())
+        about = await nursery.start(box.run)
+        await p.transport.connect("d.r0", about)
+        p.write("d.r0", [(0, 0, REGION_BYTES)])
+        while len(box.streams) == 0:
+            await trio.lowlevel.checkpoint()
+        box.open = False
+        box.reset()
+        await p.heard(Ended(1, False))
+        p.transport.fence("d.r0", 1)
+        box.open = True
+        box.limit = 1 << 60
+        await p.transport.connect("d.r0", about)
+        await p.heard(Fenced("d.r0"))
+        assert await p.ended(p.write("d.r0", [(0, 0, 8)], generation=2))
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1"])
+def test_an_address_that_is_none_of_ours_is_one_sentence(host: str) -> None:
+    with pytest.raises(TransportError, match=r"is no address to (connect|listen)"):
+        TcpTransport("p.r0", lambda event: None, host).allocate(4096)
+
+
+def test_memory_that_cannot_be_had_is_one_sentence() -> None:
+    with pytest.raises(TransportError, match=r"MiB of memory cannot be had"):
+        TcpTransport("p.r0", lambda event: None).allocate(1 << 60)
