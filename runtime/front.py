@@ -18,6 +18,7 @@ from pdflow.scenario.load import load
 from pdflow.scenario.schema import Scenario
 from runtime.build import Builder, engines_of, refuse_what_is_not_served
 from runtime.call import Call
+from runtime.choices import Several
 from runtime.clock import wall_s
 from runtime.http.client import HttpClient
 from runtime.http.errors import OpenAIError
@@ -28,6 +29,7 @@ from runtime.http.openai.models import ModelCard, model_not_found, models_body
 from runtime.http.responder import Responder
 from runtime.http.server import serve_http
 from runtime.http.sockets import listen
+from runtime.kv_params import Coordinates
 from runtime.logs import log_to_stderr
 from runtime.models import open_prompts
 from runtime.places import read_news
@@ -50,6 +52,8 @@ class Front:
         self.node: Final = node
         self.prompts: Final = prompts
         self.started_s: Final = wall_s()
+        self.here: Coordinates
+        """Where clients ask."""
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         try:
@@ -61,12 +65,12 @@ class Front:
         match request.method, request.path:
             case "POST", "/v1/completions":
                 asked = read_completion(request.body)
-                if len(asked.prompts) > 1:
-                    raise OpenAIError(400, "prompt: one at a time is answered here, so far", param="prompt")
-                await self._complete(request, asked, self.prompts.of_prompt(asked.prompts[0]), responder)
+                await self._complete(
+                    request, asked, [self.prompts.of_prompt(said) for said in asked.prompts], responder
+                )
             case "POST", "/v1/chat/completions":
                 chat = read_chat(request.body)
-                await self._complete(request, chat, self.prompts.of_chat(chat), responder)
+                await self._complete(request, chat, [self.prompts.of_chat(chat)], responder)
             case "GET", "/v1/models":
                 card = ModelCard(
                     id=self.prompts.model, created=self.started_s, max_model_len=self.prompts.context_tokens
@@ -78,17 +82,20 @@ class Front:
                 raise OpenAIError(404, f"there is no {request.method} {request.path} here")
 
     async def _complete(
-        self, request: Request, asked: CompletionRequest | ChatRequest, tokens: list[int], responder: Responder
+        self, request: Request, asked: CompletionRequest | ChatRequest, prompts: list[list[int]], responder: Responder
     ) -> None:
         if asked.model is not None and asked.model != self.prompts.model:
             raise model_not_found(asked.model)
-        if asked.asked.n > 1:
-            raise OpenAIError(400, "n: one choice is answered here, so far", param="n")
-        self.prompts.check_length(len(tokens), asked.asked.max_tokens or 1)
+        for tokens in prompts:
+            self.prompts.check_length(len(tokens), asked.asked.max_tokens or 1)
         forwarded = tuple(header for header in request.headers if header[0] in FORWARDED)
+        if len(prompts) * asked.asked.n > 1:
+            several = Several(self.node.client, self.here, request.path, forwarded, responder)
+            await several.answer(asked.fields, prompts, asked.asked)
+            return
         named = request.header(b"x-request-id")
         answered = () if named is None else ((b"x-request-id", named),)
-        await self.node.serve(Call(request.path, asked.fields, tokens, forwarded, answered, responder))
+        await self.node.serve(Call(request.path, asked.fields, prompts[0], forwarded, answered, responder))
 
     def healthy(self) -> bool:
         """Whether somebody computes prompts, and somebody decodes."""
@@ -114,6 +121,7 @@ async def front(scenario: Scenario, child: bool) -> None:
                 nursery.start_soon(hear_stdin, scope, lambda line: node.hear(read_news(line)))
             async with trio.open_nursery() as serving:
                 server = await serving.start(serve_http, listener, app)
+                app.here = Coordinates(says.host, server.port)
                 nursery.start_soon(drain_on_signal, server.drain, says.drain_s, scope)
                 sys.stdout.write(f"http://{says.host}:{server.port}\n")
                 sys.stdout.flush()

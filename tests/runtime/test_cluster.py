@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
@@ -53,6 +54,32 @@ async def test_answers_do_not_depend_on_who_else_asks(quickstart: Served) -> Non
             nursery.start_soon(ask, number)
     for number, answer in together.items():
         assert answer.tokens == alone[number % len(prompts)].tokens
+
+
+@pytest.mark.trio
+async def test_several_answers_are_put_together(quickstart: Served) -> None:
+    """n answers to each prompt, in order; greedy ones are all alike, drawn ones are not."""
+    prompts = [prompt(20, 1), prompt(30, 2)]
+    alone = [await quickstart.ask(prompt=tokens, max_tokens=6, ignore_eos=True) for tokens in prompts]
+    body = {"prompt": prompts, "n": 2, "max_tokens": 6, "ignore_eos": True, "return_token_ids": True}
+    status, whole = await quickstart.exchange(
+        "POST", "/v1/completions", msgspec.json.encode({**body, "temperature": 0})
+    )
+    assert status == 200, whole
+    said = msgspec.json.decode(whole)
+    assert [choice["index"] for choice in said["choices"]] == [0, 1, 2, 3]
+    assert [choice["token_ids"] for choice in said["choices"]] == [alone[k].tokens for k in (0, 0, 1, 1)]
+    assert said["usage"]["completion_tokens"] == 24
+    drawn = msgspec.json.encode({**body, "temperature": 1.5, "seed": 3, "stream": True})
+    status, stream = await quickstart.exchange("POST", "/v1/completions", drawn)
+    assert status == 200, stream
+    texts = ["", "", "", ""]
+    events = stream.split(b"\n\n")
+    assert events[-2:] == [b"data: [DONE]", b""]
+    for event in events[:-2]:
+        (choice,) = msgspec.json.decode(event[6:])["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert len(set(texts)) == 4
 
 
 @pytest.mark.trio

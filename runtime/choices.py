@@ -1,0 +1,149 @@
+"""Requests for several answers: each is asked for by itself, and what comes is put together.
+
+A request for n answers to m prompts is m x n requests for one, sent to ourselves: each is routed, tried again and taken
+back like any other, and P computes a prompt once where it remembers prefixes. Drawn answers of one prompt differ: the
+seed of the i-th is the request's and i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from contextlib import aclosing
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from runtime.http.client import HttpClient
+from runtime.http.errors import OpenAIError, UpstreamError
+from runtime.http.messages import EVENT_STREAM, JSON, Headers
+from runtime.http.openai.answers import DONE, error_event
+from runtime.http.openai.fields import Fields, rewritten
+from runtime.http.openai.sampling import Asked
+from runtime.http.responder import Responder
+from runtime.kv_params import Coordinates
+
+REPLACED: Final = ("prompt", "messages", "prompt_token_ids", "n", "seed", "kv_transfer_params")
+MOST: Final = 256
+"""Answers to one request."""
+
+_event: Final = msgspec.json.Decoder(dict[str, Any])
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Several:
+    """Args: `here` is where we are asked ourselves; `headers` go along with each request."""
+
+    def __init__(self, client: HttpClient, here: Coordinates, path: str, headers: Headers, responder: Responder):
+        self.client: Final = client
+        self.here: Final = here
+        self.path: Final = path
+        self.headers: Final = headers
+        self.responder: Final = responder
+        self.first: dict[str, Any] | None = None
+        """The first event or answer: its id and its time are everybody's."""
+        self.usage: dict[str, int] = {}
+
+    async def answer(self, fields: Fields, prompts: Seq[list[int]], asked: Asked) -> None:
+        """OpenAIError, where nothing has been told yet, if any of them fails."""
+        bodies = [self._body(fields, prompt, asked, number) for prompt in prompts for number in range(asked.n)]
+        if len(bodies) > MOST:
+            raise OpenAIError(400, f"n: {len(bodies)} answers are asked for, at most {MOST} are given", param="n")
+        try:
+            if asked.stream:
+                await self._stream(bodies, asked)
+            else:
+                await self._whole(bodies)
+        except* (OpenAIError, UpstreamError) as errors:
+            error = first_of(errors)
+            failure = error if isinstance(error, OpenAIError) else OpenAIError(502, str(error))
+        else:
+            return
+        if not self.responder.begun:
+            raise failure
+        await self.responder.send(error_event(failure) + DONE)
+        await self.responder.end()
+
+    def _body(self, fields: Fields, prompt: list[int], asked: Asked, number: int) -> bytes:
+        said: dict[str, Any] = {"prompt_token_ids": prompt}
+        if asked.seed is not None:
+            said["seed"] = (asked.seed + number) % 2**63
+        return rewritten(fields, drop=REPLACED, put=said)
+
+    async def _whole(self, bodies: Seq[bytes]) -> None:
+        answers: dict[int, dict[str, Any]] = {}
+
+        async def ask(index: int, body: bytes) -> None:
+            async with self._request(body) as response:
+                answer = await response.read()
+                if response.status != 200:
+                    raise refused(response.status, answer)
+            answers[index] = _event.decode(answer)
+
+        async with trio.open_nursery() as nursery:
+            for index, body in enumerate(bodies):
+                nursery.start_soon(ask, index, body)
+        merged = answers[0]
+        choices = []
+        for index in range(len(bodies)):
+            (choice,) = answers[index]["choices"]
+            choices.append({**choice, "index": index})
+            self._count(answers[index].get("usage"))
+        await self.responder.reply(200, (JSON,), _encode({**merged, "choices": choices, "usage": self.usage}))
+
+    async def _stream(self, bodies: Seq[bytes], asked: Asked) -> None:
+        async def ask(index: int, body: bytes) -> None:
+            async with self._request(body) as response:
+                if response.status != 200:
+                    raise refused(response.status, await response.read())
+                rest = b""
+                async with aclosing(response.pieces()) as pieces:
+                    async for data in pieces:
+                        *events, rest = (rest + data).split(b"\n\n")
+                        for event in events:
+                            await self._pass_on(index, event)
+
+        async with trio.open_nursery() as nursery:
+            for index, body in enumerate(bodies):
+                nursery.start_soon(ask, index, body)
+        if asked.include_usage and self.first is not None:
+            await self.responder.send(b"data: %b\n\n" % _encode({**self.first, "choices": [], "usage": self.usage}))
+        await self.responder.send(DONE)
+        await self.responder.end()
+
+    async def _pass_on(self, index: int, event: bytes) -> None:
+        """One event of one answer, as an event of all."""
+        if event == DONE.strip():
+            return
+        said = _event.decode(event.removeprefix(b"data: "))
+        if "error" in said:
+            raise OpenAIError(502, said["error"]["message"], code=said["error"].get("code"))
+        self._count(said.pop("usage", None))
+        if self.first is None:
+            self.first = {key: value for key, value in said.items() if key != "choices"}
+        if not said["choices"]:
+            return
+        said["choices"] = [{**choice, "index": index} for choice in said["choices"]]
+        if not self.responder.begun:
+            await self.responder.begin(200, (EVENT_STREAM,))
+        await self.responder.send(b"data: %b\n\n" % _encode({**said, **self.first}))
+
+    def _request(self, body: bytes) -> Any:
+        here = self.here
+        return self.client.request("POST", here.host, here.port, self.path, (JSON, *self.headers), body)
+
+    def _count(self, usage: dict[str, Any] | None) -> None:
+        for key, tokens in (usage or {}).items():
+            if isinstance(tokens, int):
+                self.usage[key] = self.usage.get(key, 0) + tokens
+
+
+def refused(status: int, answer: bytes) -> OpenAIError:
+    """An error as the client is to hear it."""
+    error = _event.decode(answer)["error"]
+    return OpenAIError(status, error["message"], param=error.get("param"), code=error.get("code"))
+
+
+def first_of(errors: BaseExceptionGroup[Any]) -> Exception:
+    error = errors.exceptions[0]
+    return first_of(error) if isinstance(error, BaseExceptionGroup) else error
