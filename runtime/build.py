@@ -19,12 +19,12 @@ from pdflow.protocol.dialect import STRICT
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
+from pdflow.scenario.fit import kv_tokens_of
 from pdflow.scenario.schema import Pool, Scenario
 from runtime.decode_node import DecodeNode
 from runtime.engine_node import EngineNode, MakeTransport, Place
 from runtime.engines.loop import LiveEngine
-from runtime.models import Model
+from runtime.models import Model, shape_of
 from runtime.prefill_node import PrefillNode
 from runtime.ranks import LayoutBook
 
@@ -53,6 +53,8 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
     for index, pool in enumerate(scenario.pools):
         if pool.role == "aggregated":
             wrong(f"pool.{index}.role", "aggregated engines are simulated only, so far")
+        if pool.engine != scenario.pools[0].engine:
+            wrong(f"pool.{index}.engine", "engines are all torch, or all synthetic")
         if pool.engine == "torch" and pool.pp > 1:
             wrong(f"pool.{index}.pp", "the torch engine has no pipeline stages")
     if problems:
@@ -75,7 +77,7 @@ class Builder:
         self.pulls = self.method.pulls
         self.initiator: Initiator = "pull" if self.pulls else "push"
         self.timers = scenario.transfer.timers()
-        shape = kv_shape_of(scenario.model, scenario.pools[0])
+        shape = shape_of(scenario, scenario.pools[0])
         self.geometry = TransferGeometry(shape, initiator=self.initiator, rule="exactly-once")
 
     def pool_of(self, engine: str) -> Pool:
@@ -94,7 +96,7 @@ class Builder:
         """One life of an engine, which nobody has heard of yet."""
         scenario, pool = self.scenario, self.pool_of(engine)
         info = self.info_of(engine)
-        shape = kv_shape_of(scenario.model, pool)
+        shape = shape_of(scenario, pool)
         blocks = kv_tokens_of(scenario.model, pool) // pool.block_size
         incarnation = secrets.randbits(63)
         place = Place(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -11,6 +12,9 @@ import msgspec
 
 from pdflow.cost.specs import ModelSpec
 from pdflow.errors import MissingBackendError, Problem, ScenarioError
+from pdflow.layout.shapes import KvShape
+from pdflow.scenario.costs import step_cost
+from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.schema import Pool, Scenario
 from pdflow.version import version
 from runtime.engines.job import Runner
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 DTYPES: Final = {2: "bfloat16", 4: "float32", 8: "float64"}
 """By the bytes of a value in the KV cache, which is what the weights are computed in, too."""
+SPECIAL: Final = 2
+"""Tokens before those of bytes."""
 INSTALL: Final = "pip install 'pdflow[live]'"
 
 
@@ -103,15 +109,61 @@ class TorchModel:
         return TorchRunner(Llama(self.config, self._loaded), cache)
 
 
+class SyntheticModel:
+    """Nothing is computed: a step takes the time that the scenario's cost model says."""
+
+    eos: frozenset[int] = frozenset()
+    weights = 1
+
+    def __init__(self, scenario: Scenario, pool: Pool) -> None:
+        self.prompts = open_prompts(scenario)
+        self._cost = step_cost(scenario.model, pool, scenario.base_dir)
+
+    def runner(self, node: EngineNode) -> Runner:
+        from runtime.engines.synthetic import SyntheticRunner
+
+        ranks = list(node.ranks.values())
+        memories = [rank.memory for rank in ranks]
+        return SyntheticRunner(self._cost, node.place.shape, memories, node.memories(), self.prompts.vocab_size)
+
+
+class ByteTokens:
+    """A tokenizer without a model: each byte of a text is a token, and what is none decodes to U+FFFD."""
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return [byte + SPECIAL for byte in text.encode()]
+
+    def decode(self, tokens: Sequence[int], /) -> str:
+        return "".join(chr(token % 95 + 32) for token in tokens)
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> str:
+        return "".join(f"{said['role']}: {said['content']}\n" for said in messages)
+
+
+def is_synthetic(scenario: Scenario) -> bool:
+    """Engines are all of one kind: no prompt is computed by one and decoded by the other."""
+    return all(pool.engine == "synthetic" for pool in scenario.pools)
+
+
+def shape_of(scenario: Scenario, pool: Pool) -> KvShape:
+    """The KV of this pool's engines. That of synthetic ones is as small as it can be, so that a laptop has room for a
+    cluster's: a layer for each pipeline stage, a head for each rank, two words for each token."""
+    if not is_synthetic(scenario):
+        return kv_shape_of(scenario.model, pool)
+    stages, heads = (max(getattr(other, cut) for other in scenario.pools) for cut in ("pp", "tp"))
+    return KvShape(stages, heads, head_dim=4, bytes_per_value=4, block_size=pool.block_size)
+
+
 def open_model(scenario: Scenario, pool: Pool) -> Model:
     """What the engines of this pool compute with."""
-    if pool.engine == "torch":
-        return TorchModel(scenario)
-    raise ScenarioError([Problem(scenario.path, f"pool.{pool.name}.engine", "synthetic engines are not served yet")])
+    return TorchModel(scenario) if pool.engine == "torch" else SyntheticModel(scenario, pool)
 
 
 def open_prompts(scenario: Scenario) -> Prompts:
     """The model's tokenizer, without its weights: all that a router needs."""
+    if is_synthetic(scenario):
+        context = min(kv_tokens_of(scenario.model, pool) for pool in scenario.pools)
+        return Prompts(scenario.model.name, ByteTokens(), scenario.model.vocab_size, context)
     folder = folder_of(scenario)
     try:
         from runtime.engines.tokenizer import Tokenizer
