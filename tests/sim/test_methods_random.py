@@ -115,14 +115,6 @@ def test_whatever_goes_wrong_by_any_method_everything_ends(
     both_modes(overrides, play, lines)
 
 
-@pytest.mark.nightly
-@settings(max_examples=10_000, deadline=None, suppress_health_check=RELAXED)
-@given(overrides=undisturbed())
-def test_by_any_method_every_request_completes_at_night(
-    overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
-) -> None:
-    all_complete(overrides, play, lines)
-
 @st.composite
 def in_two_orders(draw: st.DrawFn) -> dict[str, Any]:
     """Memories on both sides that hold two or three prompts; P's blocks hold all."""
@@ -167,6 +159,14 @@ def test_no_two_memories_wait_for_each_other(overrides: dict[str, Any], play: Ca
 def test_no_two_memories_wait_for_each_other_at_night(overrides: dict[str, Any], play: Callable[..., Any]) -> None:
     all_complete_though_d_asks_in_another_order(overrides, play)
 
+
+@pytest.mark.nightly
+@settings(max_examples=10_000, deadline=None, suppress_health_check=RELAXED)
+@given(overrides=undisturbed())
+def test_by_any_method_every_request_completes_at_night(
+    overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
+) -> None:
+    all_complete(overrides, play, lines)
 
 
 @pytest.mark.nightly

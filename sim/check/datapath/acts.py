@@ -165,7 +165,9 @@ class Acts(World):
         request.stages[i] = Stage.LOST
         if loss_of(self.setting.guards, p_has_died=False) is Loss.SKIPPED:
             self.said += ", and is skipped"
-            request.shipment.landed(self.pieces[i])
+            request.shipment.skip(self.pieces[i])
+        else:
+            request.shipment.lost()
         if not self.setting.guards.reserves_whole and (place := request.target.pop(self.name(r, i), None)) is not None:
             at_d = self.target()
             assert at_d is not None
