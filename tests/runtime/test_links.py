@@ -1,0 +1,217 @@
+"""Streams between ranks: what strangers say harms nobody, and what breaks is told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from pdflow.protocol.effects import Fence, Handshake, Send
+from pdflow.protocol.events import HandshakeEnded, PeerLost, Received
+from pdflow.protocol.ids import Reg
+from pdflow.protocol.messages import Cancel, Release
+from pdflow.protocol.values import Instant
+from pdflow.protocol.wire.strict import Hello, encode_frame
+from runtime.links import Links
+from runtime.node import Node, Port
+
+
+class Heard:
+    """An endpoint that only remembers."""
+
+    timed = False
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
+        self.events.append(event)
+        return ()
+
+    def wake_at(self) -> Instant | None:
+        return None
+
+    async def get(self, kind: type, count: int = 1) -> list[Any]:
+        with trio.fail_after(10):
+            while len(found := [event for event in self.events if type(event) is kind]) < count:
+                await trio.sleep(0.005)
+        return found
+
+
+class Memory:
+    """A rank, as far as links know one."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.met: list[tuple[str, bytes]] = []
+
+    def about(self) -> bytes:
+        return f"about {self.address}".encode()
+
+    async def meet(self, peer: str, about: bytes) -> None:
+        self.met.append((peer, about))
+        if peer == "unreachable.r0":
+            raise ValueError("no such memory")
+
+
+class Side:
+    """One engine's streams. `port` of its only rank; `tcp` is where it hears."""
+
+    def __init__(self, engine: str, incarnation: int) -> None:
+        self.node = Node(engine)
+        self.heard = Heard()
+        self.address = f"{engine}.r0"
+        self.memory = Memory(self.address)
+        self.port: Port = self.node.add(self.address, self.heard, incarnation)
+        self.links = Links(self.node, {self.address: self.memory})  # type: ignore[dict-item]
+        self.tcp = 0
+
+
+@asynccontextmanager
+async def sides(*engines: str) -> AsyncIterator[list[Side]]:
+    made = [Side(engine, 100 + number) for number, engine in enumerate(engines)]
+    async with trio.open_nursery() as nursery:
+        for side in made:
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            side.tcp = listener.socket.getsockname()[1]
+            await nursery.start(side.links.run, listener)
+            nursery.start_soon(side.node.run)
+            for other in made:
+                other.links.book[side.node.name] = ("127.0.0.1", side.tcp)
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+async def met(d: Side, p: Side) -> None:
+    d.links.handshake(d.port, Handshake(p.address))
+    assert await d.heard.get(HandshakeEnded) == [HandshakeEnded(p.address, True, p.port.incarnation)]
+
+
+CANCEL = Cancel(Reg("d", 100, 1, "r"), 1)
+
+
+@pytest.mark.trio
+async def test_hello_tells_both_sides_who_speaks_and_how_its_memory_is_reached() -> None:
+    async with sides("d", "p") as (d, p):
+        await met(d, p)
+        assert d.memory.met == [("p.r0", b"about p.r0")]
+        p.links.handshake(p.port, Handshake("d.r0"))
+        assert await p.heard.get(HandshakeEnded) == [HandshakeEnded("d.r0", True, 100)]
+        assert p.memory.met == [("d.r0", b"about d.r0")]
+        for number in range(50):
+            d.links.send(d.port, Send("p.r0", Release(f"x{number}")))
+        frames = await p.heard.get(Received, 50)
+        assert frames == [Received("d.r0", 100, Release(f"x{number}")) for number in range(50)]
+        p.links.send(p.port, Send("d.r0", CANCEL))
+        assert await d.heard.get(Received) == [Received("p.r0", 101, CANCEL)]
+
+
+@pytest.mark.trio
+async def test_who_is_not_there_or_is_somebody_else_is_no_peer() -> None:
+    async with sides("d", "p") as (d, p):
+        d.links.book["nowhere"] = ("127.0.0.1", 1)
+        d.links.book["impostor"] = ("127.0.0.1", p.tcp)
+        for peer in ("nowhere.r0", "impostor.r0", "unheard-of.r0"):
+            d.links.handshake(d.port, Handshake(peer))
+        ended = await d.heard.get(HandshakeEnded, 3)
+        assert {(event.peer, event.ok) for event in ended} == {
+            ("nowhere.r0", False),
+            ("impostor.r0", False),
+            ("unheard-of.r0", False),
+        }
+        p.links.book.clear()
+        p.links.handshake(p.port, Handshake("d.r0"))
+        assert await p.heard.get(HandshakeEnded) == [HandshakeEnded("d.r0", False, 0)]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 100,
+        encode_frame(CANCEL),
+        encode_frame(Hello("d.r0", 1, 1, 0, "p.r7")),
+        encode_frame(Hello("d.r0", 1, 1, 0)),
+        b"",
+    ],
+)
+@pytest.mark.trio
+async def test_a_stranger_is_hung_up_on_and_nobody_else_notices(said: bytes) -> None:
+    async with sides("d", "p") as (d, p):
+        await met(d, p)
+        stranger = await trio.open_tcp_stream("127.0.0.1", p.tcp)
+        async with stranger:
+            await stranger.send_all(said)
+            await stranger.send_eof()
+            with trio.fail_after(10):
+                while await stranger.receive_some():
+                    pass
+        d.links.send(d.port, Send("p.r0", CANCEL))
+        assert await p.heard.get(Received) == [Received("d.r0", 100, CANCEL)]
+        assert not [event for event in p.heard.events if type(event) is PeerLost]
+
+
+@pytest.mark.trio
+async def test_nonsense_behind_hello_ends_that_stream_alone() -> None:
+    async with sides("d", "p") as (d, p):
+        await met(d, p)
+        other = await trio.open_tcp_stream("127.0.0.1", p.tcp)
+        async with other:
+            await other.send_all(encode_frame(Hello("other.r0", 7, 1, 0, "p.r0")) + encode_frame(CANCEL) + b"\xff" * 50)
+            with trio.fail_after(10):
+                while await other.receive_some():
+                    pass
+        assert await p.heard.get(PeerLost) == [PeerLost("other.r0")]
+        assert await p.heard.get(Received) == [Received("other.r0", 7, CANCEL)]
+        d.links.send(d.port, Send("p.r0", CANCEL))
+        assert (await p.heard.get(Received, 2))[1] == Received("d.r0", 100, CANCEL)
+
+
+@pytest.mark.trio
+async def test_a_broken_stream_is_told_and_a_fence_is_not() -> None:
+    async with sides("d", "p") as (d, p):
+        await met(d, p)
+        d.links.fence(d.port, Fence("p.r0"))
+        assert await p.heard.get(PeerLost) == [PeerLost("d.r0")]
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert not [event for event in d.heard.events if type(event) is PeerLost]
+        d.links.send(d.port, Send("p.r0", CANCEL))
+        d.links.handshake(d.port, Handshake("p.r0"))
+        await d.heard.get(HandshakeEnded, 2)
+        d.links.send(d.port, Send("p.r0", CANCEL))
+        assert await p.heard.get(Received) == [Received("d.r0", 100, CANCEL)]
+
+
+@pytest.mark.trio
+async def test_a_new_stream_of_a_peer_takes_the_place_of_the_old_one() -> None:
+    """A peer that has restarted, or whose old stream nobody has seen break yet."""
+    async with sides("d", "p") as (d, p):
+        await met(d, p)
+        again = await trio.open_tcp_stream("127.0.0.1", p.tcp)
+        async with again:
+            await again.send_all(encode_frame(Hello("d.r0", 555, 9, 0, "p.r0")) + encode_frame(CANCEL))
+            assert await p.heard.get(PeerLost) == [PeerLost("d.r0")]
+            assert await p.heard.get(Received) == [Received("d.r0", 555, CANCEL)]
+            assert p.links.incarnation_of("p.r0", "d.r0") == 555
+            assert await d.heard.get(PeerLost) == [PeerLost("p.r0")]
+
+
+@pytest.mark.trio
+async def test_who_takes_no_frames_is_lost_and_nobody_waits() -> None:
+    async with sides("p") as (p,):
+        silent = await trio.open_tcp_stream("127.0.0.1", p.tcp)
+        async with silent:
+            await silent.send_all(encode_frame(Hello("silent.r0", 7, 1, 0, "p.r0")))
+            with trio.fail_after(10):
+                while p.links.incarnation_of("p.r0", "silent.r0") is None:
+                    await trio.sleep(0.005)
+            large = Release("x" * 500)
+            for _ in range(60_000):
+                p.links.send(p.port, Send("silent.r0", large))
+                if not _ % 1000:
+                    await trio.sleep(0)
+            assert await p.heard.get(PeerLost) == [PeerLost("silent.r0")]

@@ -1,0 +1,137 @@
+"""The driver: order, deadlines behind everything that came before them, doors, and what is told of one endpoint to
+another. On a clock that the tests move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from pdflow.protocol.effects import Note, Tell
+from pdflow.protocol.events import PeerHeard, TimeReached
+from pdflow.protocol.values import Instant, S, Value
+from runtime.clock import now_ns
+from runtime.node import MOST_FRAMES, Node, Port
+
+
+class Do(Value, frozen=True, gc=False):
+    what: str
+
+
+class Scripted:
+    """An endpoint that answers as it is told, and remembers what it was handed, and when."""
+
+    timed = True
+
+    def __init__(self, answers: dict[Any, tuple[Any, ...]]) -> None:
+        self.answers = answers
+        self.heard: list[tuple[Any, Instant]] = []
+        self.at: Instant | None = None
+
+    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
+        self.heard.append((event, now))
+        if type(event) is TimeReached:
+            self.at = None
+        return self.answers.get(event, ())
+
+    def wake_at(self) -> Instant | None:
+        return self.at
+
+
+class Made(Node):
+    def __init__(self) -> None:
+        super().__init__("n")
+        self.done: list[tuple[str, str]] = []
+        self.do[Do] = self.perform
+
+    def perform(self, port: Port, effect: Do) -> None:
+        self.done.append((port.address, effect.what))
+
+
+async def handled(node: Node, *endpoints: Scripted, count: int) -> None:
+    """Run it until its endpoints have heard so much."""
+    with trio.fail_after(1000):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.run)
+            while sum(len(endpoint.heard) for endpoint in endpoints) < count:
+                await trio.sleep(0.001)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_effects_are_done_in_order_and_what_is_told_comes_behind_what_waited(autojump_clock: MockClock) -> None:
+    node = Made()
+    one, two = PeerHeard("one"), PeerHeard("two")
+    first = Scripted({one: (Do("a"), Tell("second", PeerHeard("told")), Do("b"))})
+    second = Scripted({two: (Do("c"),), PeerHeard("told"): (Do("d"),)})
+    a, b = node.add("first", first, 1), node.add("second", second, 1)
+    node.put(a, one)
+    node.put(b, two)
+    await handled(node, first, second, count=3)
+    assert node.done == [("first", "a"), ("first", "b"), ("second", "c"), ("second", "d")]
+
+
+@pytest.mark.trio
+async def test_a_deadline_is_judged_behind_all_that_came_before_it(autojump_clock: MockClock) -> None:
+    """C11: what has arrived by the turn in which a deadline is due counts."""
+    node, late = Made(), PeerHeard("late")
+    endpoint = Scripted({})
+    port = node.add("e", endpoint, 1)
+    endpoint.at = now_ns() + S
+
+    await trio.sleep(1.5)
+    node.put(port, late)
+    await handled(node, endpoint, count=2)
+    assert [event for event, _ in endpoint.heard] == [late, TimeReached()]
+
+
+@pytest.mark.trio
+async def test_deadlines_come_when_they_are_due(autojump_clock: MockClock) -> None:
+    node, endpoint = Made(), Scripted({})
+    node.add("e", endpoint, 1)
+    endpoint.at = now_ns() + 7 * S
+    begun = now_ns()
+    await handled(node, endpoint, count=1)
+    ((event, when),) = endpoint.heard
+    assert event == TimeReached()
+    assert 7 * S <= when - begun < 7.1 * S
+
+
+@pytest.mark.trio
+async def test_a_peer_that_says_much_waits_and_nobody_else_does(autojump_clock: MockClock) -> None:
+    node, endpoint = Made(), Scripted({})
+    port = node.add("e", endpoint, 1)
+    offered = 0
+
+    async def talk() -> None:
+        nonlocal offered
+        for _ in range(3 * MOST_FRAMES):
+            await node.offer(port, PeerHeard("much"))
+            offered += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(talk)
+        await trio.testing.wait_all_tasks_blocked()
+        assert offered == MOST_FRAMES
+        node.put(port, PeerHeard("our own"))
+        nursery.start_soon(node.run)
+        with trio.fail_after(10):
+            while offered < 3 * MOST_FRAMES:
+                await trio.sleep(0.001)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert len(endpoint.heard) == 3 * MOST_FRAMES + 1
+
+
+@pytest.mark.trio
+async def test_notes_are_counted(autojump_clock: MockClock) -> None:
+    node, odd = Made(), PeerHeard("odd")
+    endpoint = Scripted({odd: (Note("that was odd"),)})
+    port = node.add("e", endpoint, 1)
+    for _ in range(3):
+        node.put(port, odd)
+    await handled(node, endpoint, count=3)
+    assert node.notes == {"that was odd": 3}
