@@ -43,9 +43,9 @@ from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.resolution import resolution_of
 from pdflow.scenario.schema import Scenario
 from pdflow.scenario.summary import trace_note
-from pdflow.scenario.workload_schema import Arrival, ClosedArrival, ConstantArrival, GammaArrival
+from pdflow.scenario.workload_schema import ClosedArrival
 from pdflow.version import version
-from pdflow.workload.build import rate_of, requests
+from pdflow.workload.build import burstiness_of, rate_of, requests
 from sim.build import Builder
 from sim.live import watching
 from sim.liveness import Watch, assert_all_ended
@@ -246,13 +246,6 @@ def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupt
     return Result.of(about(scenario, world.costs, command, interrupted), world.records, world.steps, totals)
 
 
-def _burstiness(arrival: Arrival | None) -> float | None:
-    """As vllm bench serve says it: the shape of gamma gaps, infinite where they are even."""
-    if isinstance(arrival, GammaArrival):
-        return arrival.burstiness
-    return None if isinstance(arrival, ConstantArrival) else 1.0
-
-
 def about(scenario: Scenario, costs: Mapping[str, StepCost], command: Sequence[str], interrupted: bool) -> About:
     """What was run, for the result's header; `costs` by pool."""
     arrival = scenario.workload.arrival
@@ -277,7 +270,7 @@ def about(scenario: Scenario, costs: Mapping[str, StepCost], command: Sequence[s
         command_line=shlex.join(["pdflow", *_repeatable(command)]) if command else "",
         model_id=scenario.model.name,
         request_rate_rps=rate_of(scenario.workload, scenario.base_dir),
-        burstiness=_burstiness(arrival),
+        burstiness=burstiness_of(arrival),
         max_concurrency=arrival.concurrency if isinstance(arrival, ClosedArrival) else None,
         source_date_epoch=int(epoch) if epoch and epoch.isdigit() else None,
         slo=scenario.slo,

@@ -3,14 +3,15 @@
 Tools that read vLLM's file (`vllm bench sweep plot_pareto`, dashboards) then read ours. Source of keys, order, units
 and nulls: vllm/benchmarks/serve.py as of November 2026 (`main_async`, `benchmark`), with its default
 `--percentile-metrics ttft,tpot,itl --metric-percentiles 99`. What has no counterpart keeps vLLM's neutral value:
-`queue_times` are zeros (a simulated client never waits for its own semaphore), `rtfx` is 0 (audio only). As in vLLM,
-a request that did not complete has 0 in the per-request lists. `latencies` and `queue_times` are always written;
+`queue_times` are zeros (a simulated client never waits for its own semaphore), `rtfx` is 0 (audio only). A live run has
+what its client saw (`Seen`), and leaves out what no client can see: links, engines, transfers. As in vLLM, a request
+that did not complete has 0 in the per-request lists. `latencies` and `queue_times` are always written;
 `input_lens output_lens start_times ttfts itls generated_texts errors` only if detailed.
 
 `date`. vLLM writes the wall time of the run. A simulation is a function of (scenario, seed) and its file must be one
 too, so the wall clock has no place in it: `date` is SOURCE_DATE_EPOCH in UTC where the caller passes one, and else the
 epoch itself, 19700101-000000: it parses wherever vLLM's does, nobody takes it for a real date, and it is what
-SOURCE_DATE_EPOCH=0 would say.
+SOURCE_DATE_EPOCH=0 would say. A live run is of its day, and passes that.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def statements(costs: Iterable[CostStatement]) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True)
 class About:
-    """What was run. Nothing here may come from the wall clock or the host.
+    """What was run. Of a simulation nothing here may come from the wall clock or the host.
 
     `command_line` is what reproduces the run; leave out what only says what to write, and where (--out, --html), or two
     equal runs into two folders would differ. `request_rate_rps` None: as fast as possible, vLLM's "inf" (a trace or a
@@ -65,6 +66,7 @@ class About:
     version: str
     command_line: str = ""
     world: str = "simulated"
+    backend: str = "pdflow"
     model_id: str = ""
     request_rate_rps: float | None = None
     burstiness: float | None = 1.0
@@ -78,6 +80,19 @@ class About:
     interrupted: bool = False
 
 
+@attrs.frozen(kw_only=True)
+class Seen:
+    """What a live run's client saw besides the records, request by request."""
+
+    queue_times_s: Iterable[float]
+    """How long each waited for one of --max-concurrency's places."""
+    texts: Iterable[str]
+    figures: Mapping[str, float]
+    """Latencies by vLLM's keys (`quoted`)."""
+    late: Spread
+    """How long after its arrival a request was sent: what the client itself adds to every latency."""
+
+
 def content_sha256(content: Any) -> str:
     """The hash of a scenario's content: of its JSON with sorted keys, so layout and comments do not count."""
     return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
@@ -87,19 +102,21 @@ def bench_json(
     about: About,
     records: Records,
     metrics: Metrics,
-    totals: Totals,
+    totals: Totals | None,
     *,
     itls_s: Iterable[list[float]] | None = None,
+    seen: Seen | None = None,
 ) -> dict[str, Any]:
     """The whole file as a dict, in the order in which it is written.
 
     Per-request lists are iterators, to be written as a stream and consumed once. `itls_s` switches --save-detailed on:
-    the inter-token latencies in seconds of each request in turn, [] for those that did not complete.
+    the inter-token latencies in seconds of each request in turn, [] for those that did not complete. A live run has
+    `seen`, and no `totals`.
     """
     return {
         **_header(about, records),
-        **_body(records, metrics, itls_s),
-        "pdflow": _ours(about, metrics, totals),
+        **_body(records, metrics, itls_s, seen),
+        "pdflow": {**_ours(about, metrics, seen), **({} if totals is None else _inside(totals, about))},
     }
 
 
@@ -119,8 +136,8 @@ def bench_date(source_date_epoch: int | None) -> str:
 def _header(about: About, records: Records) -> dict[str, Any]:
     return {
         "date": bench_date(about.source_date_epoch),
-        "endpoint_type": "pdflow",
-        "backend": "pdflow",
+        "endpoint_type": about.backend,
+        "backend": about.backend,
         "label": about.scenario_name,
         "model_id": about.model_id,
         "tokenizer_id": about.model_id,
@@ -131,7 +148,9 @@ def _header(about: About, records: Records) -> dict[str, Any]:
     }
 
 
-def _body(records: Records, metrics: Metrics, itls_s: Iterable[list[float]] | None) -> dict[str, Any]:
+def _body(
+    records: Records, metrics: Metrics, itls_s: Iterable[list[float]] | None, seen: Seen | None
+) -> dict[str, Any]:
     body: dict[str, Any] = {
         "duration": metrics.duration_ns / NS_PER_S,
         "completed": metrics.completed,
@@ -152,19 +171,25 @@ def _body(records: Records, metrics: Metrics, itls_s: Iterable[list[float]] | No
     body["latencies"] = _seconds_since_arrival(records, records.last_token_ns)
     if detailed:
         body["start_times"] = (arrival / NS_PER_S for arrival in records.arrival_ns)
-    body["queue_times"] = (0.0 for _ in records.arrival_ns)
+    body["queue_times"] = (0.0 for _ in records.arrival_ns) if seen is None else iter(seen.queue_times_s)
     if detailed:
-        body["generated_texts"] = ("" for _ in records.arrival_ns)
+        body["generated_texts"] = ("" for _ in records.arrival_ns) if seen is None else iter(seen.texts)
         body["errors"] = (reason or "" for reason in records.reason)
     body["max_output_tokens_per_s"] = float(metrics.peak_output_tokens_per_s)
     body["max_concurrent_requests"] = metrics.peak_concurrent_requests
     body["rtfx"] = 0.0
-    for name, spread in (("ttft", metrics.ttft), ("tpot", metrics.tpot), ("itl", metrics.itl)):
-        body[f"mean_{name}_ms"] = spread.mean_ms
-        body[f"median_{name}_ms"] = spread.p50_ms
-        body[f"std_{name}_ms"] = spread.std_ms
-        body[f"p99_{name}_ms"] = spread.p99_ms
+    body.update(_default_figures(metrics) if seen is None else seen.figures)
     return body
+
+
+def _default_figures(metrics: Metrics) -> dict[str, float]:
+    figures = {}
+    for name, spread in (("ttft", metrics.ttft), ("tpot", metrics.tpot), ("itl", metrics.itl)):
+        figures[f"mean_{name}_ms"] = spread.mean_ms
+        figures[f"median_{name}_ms"] = spread.p50_ms
+        figures[f"std_{name}_ms"] = spread.std_ms
+        figures[f"p99_{name}_ms"] = spread.p99_ms
+    return figures
 
 
 def _seconds_since_arrival(records: Records, instants: list[int]) -> Iterator[float]:
@@ -177,7 +202,7 @@ def _of_completed(records: Records, counts: list[int]) -> Iterator[int]:
         yield count if outcome == "completed" else 0
 
 
-def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
+def _ours(about: About, metrics: Metrics, seen: Seen | None) -> dict[str, Any]:
     return {
         "format": FORMAT_VERSION,
         "version": about.version,
@@ -197,7 +222,13 @@ def _ours(about: About, metrics: Metrics, totals: Totals) -> dict[str, Any]:
             "itl": metrics.itl.as_dict(),
             "e2e": metrics.e2e.as_dict(),
         },
+        **({} if seen is None else {"sent_late": seen.late.as_dict()}),
         "stages": {stage: _stage(spread, metrics.ttft) for stage, spread in metrics.stages.items()},
+    }
+
+
+def _inside(totals: Totals, about: About) -> dict[str, Any]:
+    return {
         "transfers": {
             "count": totals.transfers,
             "bytes": totals.bytes_moved,

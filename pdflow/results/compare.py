@@ -18,7 +18,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from pdflow.results import compare_table, intervals, spread
 from pdflow.results.intervals import CONFIDENCE, FEWEST_BLOCKS, RESAMPLES, Floats, Interval
-from pdflow.results.records import STAGES, stage_durations_ns
+from pdflow.results.records import stage_durations_ns, stages_seen
 from pdflow.results.runs import OneRun, Runs, SeedRuns
 from pdflow.results.seeds import RATES
 from pdflow.results.table import LATENCY_COLUMNS
@@ -62,7 +62,7 @@ class Figures:
             for part in LATENCY_COLUMNS
         }
         shares = {}
-        for stage, durations in zip(STAGES, stage_durations_ns(run.records), strict=True):
+        for stage, durations in zip(stages_seen(run.records), stage_durations_ns(run.records), strict=False):
             if done.any():
                 values[f"{stage}_ms"] = spread.of_ints(durations[done]).mean_ms
             shares[f"{stage}_ms"] = _over(done, durations[done] / spread.NS_PER_MS, count)

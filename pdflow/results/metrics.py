@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdflow.results import spread
-from pdflow.results.records import STAGES, IntColumn, Records, stage_durations_ns
+from pdflow.results.records import IntColumn, Records, stage_durations_ns, stages_seen
 from pdflow.results.slo import Classes, ClassMetrics, Served, Slo, SloMetrics, judge
 from pdflow.results.spread import Spread
 from pdflow.results.steps import Steps
@@ -47,7 +47,7 @@ class Metrics:
     itl: Spread
     e2e: Spread
     stages: dict[str, Spread]
-    """Durations over the completed requests, so that the means add up to TTFT's mean."""
+    """Durations over the completed requests, so that the means add up to TTFT's mean. Empty where nobody saw any."""
     slo: SloMetrics | None
     """None if the scenario demands nothing."""
     classes: dict[str, ClassMetrics]
@@ -105,7 +105,7 @@ def measure(
         tpot=spread.of_floats(served.tpot_ns),
         itl=spread.of_steps(steps),
         e2e=spread.of_ints(last - arrival),
-        stages={stage: spread.of_ints(durations[row]) for row, stage in enumerate(STAGES)},
+        stages={stage: spread.of_ints(durations[row]) for row, stage in enumerate(stages_seen(records))},
         slo=judge(
             slo,
             served,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from pdflow.results.steps import Steps
 
-__all__ = ["STAGES", "Outcome", "Records", "Steps", "stage_durations_ns"]
+__all__ = ["STAGES", "Outcome", "Records", "Steps", "stage_durations_ns", "stages_seen"]
 
 STAGES = (
     "route",
@@ -187,6 +187,13 @@ class Records:
                 for stage, column in zip(STAGES, self.ends, strict=True)
             },
         }
+
+
+def stages_seen(records: Records) -> tuple[str, ...]:
+    """All stages, or none: whoever stands outside sees only what they come to, and stamps no end of any."""
+    completed = [request for request, outcome in enumerate(records.outcome) if outcome == "completed"]
+    stamped = not completed or any(column[completed[0]] != NEVER for column in records.ends)
+    return STAGES if stamped else ()
 
 
 def _of(column: list[T], chosen: list[int]) -> list[T]:

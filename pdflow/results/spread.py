@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from fractions import Fraction
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -20,6 +21,7 @@ from pdflow.results.steps import Steps
 
 NS_PER_MS = 1_000_000
 PS_PER_MS = 1_000_000_000
+Percent: TypeAlias = int | Fraction
 QUOTED = (50, 90, 99)
 """The percentiles that a spread names."""
 
@@ -63,7 +65,7 @@ def of_floats(values: npt.NDArray[np.float64], per_ms: int = NS_PER_MS) -> Sprea
     return Spread(count, mean / per_ms, std / per_ms, p50 / per_ms, p90 / per_ms, p99 / per_ms, samples[-1] / per_ms)
 
 
-def percentiles(values: Ints | npt.NDArray[np.float64], percents: Sequence[int]) -> list[float]:
+def percentiles(values: Ints | npt.NDArray[np.float64], percents: Sequence[Percent]) -> list[float]:
     """Any percentiles, in the samples' unit; those of nothing are none."""
     ordered: list[float] = np.sort(values).tolist()
     return _between(ordered, percents) if ordered else []
@@ -85,12 +87,12 @@ def of_steps(logs: Sequence[Steps]) -> Spread:
     return _exact(whole, at, high, PS_PER_MS)
 
 
-def _between(samples: Sequence[float], percents: Sequence[int]) -> list[float]:
+def _between(samples: Sequence[float], percents: Sequence[Percent]) -> list[float]:
     positions = _positions(len(samples), percents)
-    return [samples[rank] + (samples[upper] - samples[rank]) * (rest / 100) for rank, upper, rest in positions]
+    return [samples[rank] + (samples[upper] - samples[rank]) * float(rest / 100) for rank, upper, rest in positions]
 
 
-def _positions(count: int, percents: Sequence[int] = QUOTED) -> Iterator[tuple[int, int, int]]:
+def _positions(count: int, percents: Sequence[Percent] = QUOTED) -> Iterator[tuple[int, int, Percent]]:
     """For each percentile: the sample at or below, the one above, and how many hundredths lie between."""
     for percent in percents:
         rank, rest = divmod(percent * (count - 1), 100)
@@ -104,7 +106,8 @@ def _ranks_for(count: int) -> list[int]:
 def _exact(whole: Moments, at: dict[int, int], greatest: int, per_ms: int) -> Spread:
     """One correctly rounded division at the end of each figure."""
     p50, p90, p99 = (
-        (at[rank] * (100 - rest) + at[upper] * rest) / (100 * per_ms) for rank, upper, rest in _positions(whole.count)
+        float((at[rank] * (100 - rest) + at[upper] * rest) / (100 * per_ms))
+        for rank, upper, rest in _positions(whole.count)
     )
     std = math.sqrt(whole.scaled_variance) / (whole.count * per_ms)
     return Spread(whole.count, whole.total / (whole.count * per_ms), std, p50, p90, p99, greatest / per_ms)

@@ -16,6 +16,7 @@ from rich.text import Text
 from pdflow.results import words
 from pdflow.results.bench_json import About, statements
 from pdflow.results.metrics import Metrics
+from pdflow.results.spread import Spread
 from pdflow.results.totals import NS_PER_S, Totals
 
 LATENCY_COLUMNS = ("mean", "p50", "p90", "p99")
@@ -31,11 +32,15 @@ _LINKS_SHOWN = 3
 
 @attrs.frozen
 class Report:
-    """Prints with rich: `console.print(Report(about, metrics, totals))`."""
+    """Prints with rich: `console.print(Report(about, metrics, totals))`.
+
+    Of a live run, seen from outside, there are no `totals`; `late` is how long after its arrival each request was sent.
+    """
 
     about: About
     metrics: Metrics
-    totals: Totals
+    totals: Totals | None
+    late: Spread | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         options = options.update(width=min(options.max_width, _WIDEST))
@@ -47,8 +52,7 @@ class Report:
             *(("", self._classes()) if self.metrics.classes else ()),
             "",
             *self._facts(console, options, signs),
-            "",
-            *self._waterfall(options, signs),
+            *(("", *self._waterfall(options, signs)) if self.metrics.stages else ()),
         ):
             yield from console.render(part, options)
 
@@ -104,7 +108,7 @@ class Report:
 
     def facts(self) -> Iterator[tuple[str, str]]:
         """The figures below the latencies: a name, and a line."""
-        for name, value in _fact_rows(self.about, self.metrics, self.totals, _Signs(False, "·", "·")):
+        for name, value in self._fact_rows(_Signs(False, "·", "·")):
             yield name, str(value)
 
     def _latencies(self) -> Table:
@@ -126,11 +130,31 @@ class Report:
         return table
 
     def _facts(self, console: Console, options: ConsoleOptions, signs: _Signs) -> Iterator[Text]:
-        for name, value in _fact_rows(self.about, self.metrics, self.totals, signs):
+        for name, value in self._fact_rows(signs):
             text = value if isinstance(value, Text) else Text(value)
             for position, line in enumerate(text.wrap(console, max(20, options.max_width - _LABEL))):
                 line.rstrip()
                 yield Text.assemble((f"{'' if position else name:<{_LABEL}}", "bold"), line)
+
+    def _fact_rows(self, signs: _Signs) -> Iterator[tuple[str, str | Text]]:
+        about, metrics, separator = self.about, self.metrics, f" {signs.dot} "
+        if about.warmup_ns:
+            began = f"first {words.duration(about.warmup_ns)}: {words.count(metrics.warming)} requests served"
+            whole = "" if self.totals is None else "; bytes, links and engines are of the whole run"
+            yield "warm-up", Text(f"{began}, not counted{whole}", style="dim")
+        yield "throughput", separator.join(_rates(metrics))
+        yield from _slo_rows(about, metrics, separator)
+        if self.totals is not None:
+            yield from _inside_rows(self.totals, signs)
+        yield from _outcome_rows(metrics, separator)
+        if self.late is not None and self.late.count:
+            late = (self.late.mean_ms, self.late.p99_ms, self.late.max_ms)
+            mean, p99, worst = (words.number(figure) for figure in late)
+            yield "sent late", Text(f"mean {mean} ms{separator}p99 {p99} ms{separator}max {worst} ms", style="dim")
+        if about.workload_note:
+            yield "workload", Text(about.workload_note, style="dim")
+        for statement in statements(about.costs):
+            yield "step times", Text(statement, style="dim")
 
     def _waterfall(self, options: ConsoleOptions, signs: _Signs) -> Iterator[RenderableType]:
         whole = self.metrics.ttft.mean_ms
@@ -177,22 +201,15 @@ class _Signs:
         return " " * left + _BAR_CELLS[-1] * full + (_BAR_CELLS[rest] if rest else "")
 
 
-def _fact_rows(about: About, metrics: Metrics, totals: Totals, signs: _Signs) -> Iterator[tuple[str, str | Text]]:
+def _rates(metrics: Metrics) -> Iterator[str]:
+    yield f"{words.number(metrics.per_second(metrics.completed))} requests/s"
+    yield f"{words.number(metrics.per_second(metrics.output_tokens))} output tokens/s"
+    yield f"{words.number(metrics.per_second(metrics.input_tokens + metrics.output_tokens))} tokens/s in all"
+
+
+def _inside_rows(totals: Totals, signs: _Signs) -> Iterator[tuple[str, str | Text]]:
+    """What only the world itself knows."""
     separator = f" {signs.dot} "
-    if about.warmup_ns:
-        began = f"first {words.duration(about.warmup_ns)}: {words.count(metrics.warming)} requests served, not counted"
-        yield "warm-up", Text(f"{began}; bytes, links and engines are of the whole run", style="dim")
-    yield (
-        "throughput",
-        separator.join(
-            (
-                f"{words.number(metrics.per_second(metrics.completed))} requests/s",
-                f"{words.number(metrics.per_second(metrics.output_tokens))} output tokens/s",
-                f"{words.number(metrics.per_second(metrics.input_tokens + metrics.output_tokens))} tokens/s in all",
-            )
-        ),
-    )
-    yield from _slo_rows(about, metrics, separator)
     yield "bytes moved", f"{words.size(totals.bytes_moved)} in {words.count(totals.transfers)} transfers"
     yield from _link_rows(totals, separator)
     yield "GPU busy", separator.join(_busy(totals, role) for role in totals.roles()) or "no engines"
@@ -204,11 +221,6 @@ def _fact_rows(about: About, metrics: Metrics, totals: Totals, signs: _Signs) ->
     held = totals.stranded_byte_ns / NS_PER_S
     average = totals.stranded_byte_ns / totals.duration_ns if totals.duration_ns else 0.0
     yield "stranded KV", f"{words.size(held)}{signs.times}s{separator}{words.size(average)} held on average"
-    yield from _outcome_rows(metrics, separator)
-    if about.workload_note:
-        yield "workload", Text(about.workload_note, style="dim")
-    for statement in statements(about.costs):
-        yield "step times", Text(statement, style="dim")
 
 
 def _busy(totals: Totals, role: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from pdflow.scenario.distributions import Length
-from pdflow.scenario.workload_schema import Arrival, Client, Trace, Workload
+from pdflow.scenario.workload_schema import Arrival, Client, ConstantArrival, GammaArrival, Trace, Workload
 from pdflow.workload import draws
 from pdflow.workload.readers import load_model, read_trace
 from pdflow.workload.request import Request
@@ -48,6 +48,13 @@ def rate_of(workload: Workload, base_dir: Path) -> float | None:
     if workload.like is None or workload.rate_rps is not None:
         return workload.rate_rps
     return load_model(workload.like, base_dir).rate_rps * (workload.rate_scale or 1.0)
+
+
+def burstiness_of(arrival: Arrival | None) -> float | None:
+    """As `vllm bench serve` says it: the shape of gamma gaps; None, for infinite, where they are even."""
+    if isinstance(arrival, GammaArrival):
+        return arrival.burstiness
+    return None if isinstance(arrival, ConstantArrival) else 1.0
 
 
 def _from_trace(trace: Trace, arrival: Arrival | None, seed: int, base_dir: Path) -> Iterator[Request]:
