@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from simpy.core import Environment
 
@@ -33,17 +32,12 @@ class Clock(Environment):
     nothing else.
     """
 
-    if TYPE_CHECKING:
-        _queue: list[Any]
-
-        @property
-        def now(self) -> int: ...
-
-    else:
-        now = property(attrgetter("_now"))  # asked dozens of times per request: without a frame of Python's
+    now: int = 0  # simpy's is a property; asked dozens of times per request, this is an attribute
 
     def __init__(self) -> None:
         super().__init__()
+        self._turns: list[tuple[int, int, int, Callback, Any]] = cast(Any, self._queue)
+        self._number = self._eid.__next__
         self.stopped = False
         self.turns = 0
         """Turns of the queue so far."""
@@ -53,12 +47,12 @@ class Clock(Environment):
 
     def call(self, delay: int, callback: Callback, about: Any, priority: int = INPUT) -> None:
         """Call `callback(about)` after `delay` ns."""
-        heappush(self._queue, (self._now + delay, priority, next(self._eid), callback, about))
+        heappush(self._turns, (self.now + delay, priority, self._number(), callback, about))
 
     @property
     def pending(self) -> int:
         """Callbacks that are still to come."""
-        return len(self._queue) + len(self._last)
+        return len(self._turns) + len(self._last)
 
     @property
     def goes_on(self) -> bool:
@@ -67,7 +61,7 @@ class Clock(Environment):
 
     def last(self, callback: Callback, about: Any, order: int) -> None:
         """Call `callback(about)` at this instant, when nothing else is left to happen at it; the lowest order first."""
-        heappush(self._last, (order, next(self._eid), callback, about))
+        heappush(self._last, (order, self._number(), callback, about))
 
     def stop(self) -> None:
         """`turn` returns after this turn."""
@@ -75,16 +69,16 @@ class Clock(Environment):
 
     def turn(self) -> None:
         """Take turns until somebody says stop, or nothing is left to happen."""
-        queue, last = self._queue, self._last
+        queue, last = self._turns, self._last
         turns = 0
         self.stopped = False
         try:
             while not self.stopped:
                 turns += 1
-                if last and (not queue or queue[0][0] > self._now):
+                if last and (not queue or queue[0][0] > self.now):
                     _, _, callback, about = heappop(last)
                 elif queue:
-                    self._now, _, _, callback, about = heappop(queue)
+                    self.now, _, _, callback, about = heappop(queue)
                 else:
                     break
                 callback(about)
