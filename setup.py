@@ -39,6 +39,7 @@ COMPILED = [
     "sim/*_node.py",
     "sim/clock.py",
     "sim/fabric.py",
+    "sim/grouped_shipping.py",
     "sim/node.py",
     "sim/paths.py",
     "sim/recording.py",

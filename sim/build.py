@@ -44,6 +44,7 @@ from sim.decode_node import DecodeNode
 from sim.engine_node import HostedEngine
 from sim.fabric import Fabric
 from sim.faults import Faults
+from sim.grouped_shipping import GroupedShipping
 from sim.heartbeats import Heartbeats
 from sim.listening_decode_node import ListeningDecodeNode
 from sim.paths import Paths
@@ -154,7 +155,9 @@ class Builder:
         if self.method.is_carried(self.conduct):
             hidden_bytes = 0 if self.method.stores else self.hidden_bytes
             pickled = scenario.transfer.pickle_bytes_per_s
-            world.shipping = Shipping(world, self.method, self.conduct, hidden_bytes, pickled)
+            about = (world, self.method, self.conduct, hidden_bytes, pickled)
+            most = scenario.transfer.nccl_max_groups if self.method.groups else None
+            world.shipping = Shipping(*about) if most is None else GroupedShipping(*about, most)
         world.fabric.checks_words = self.conduct.guards.invalidates_lost
         if spoil(self.conduct.guards):
             world.records.wrong_kv = set()

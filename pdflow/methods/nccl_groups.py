@@ -1,10 +1,10 @@
 """NCCL groups of two ranks, as P2P NCCL makes them (PR #18242): how many there are, and what they take of each GPU.
 
 Each rank of a P engine shares a group with the rank of its number in each D engine that it has sent to. Groups are made
-at the first use, used again and never closed, so sooner or later each P rank has one for each D engine and the other
-way round. They are made when vLLM has measured its memory, and so take theirs from what `gpu_memory_utilization`
-leaves.
-What making one takes is the first contact of two engines (`handshake_s`): all ranks make theirs at once.
+at the first use and used again. As published they are never closed, so sooner or later each P rank has one for each D
+engine and the other way round; a scenario may say how many a rank keeps (`nccl_table`). They are made when vLLM has
+measured its memory, and so take theirs from what `gpu_memory_utilization` leaves. What making one takes is the first
+contact of two engines (`handshake_s`): all ranks make theirs at once.
 """
 
 from __future__ import annotations

@@ -91,6 +91,14 @@ class Transfer:
         default=8,
         metadata=about("p2p-nccl-*: channels of each group of two ranks: 52 MB at 8, 100 MB at 16", AT_LEAST_ONE),
     )
+    nccl_max_groups: int | None = field(
+        default=None,
+        metadata=about(
+            "p2p-nccl-*: groups that a rank keeps at most; for another goes the one that has been idle for longest, "
+            "and to make it again takes network.handshake_s; all are kept if absent",
+            AT_LEAST_ONE,
+        ),
+    )
     num_workers: int = field(
         default=NUM_WORKERS,
         metadata=about("mooncake-v1: threads of each P rank that write prompts, one at a time each", AT_LEAST_ONE),

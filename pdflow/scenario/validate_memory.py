@@ -17,7 +17,7 @@ from pdflow.scenario.transfer_schema import Transfer
 
 def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]], scales: Sequence[Scale]) -> Iterator[Complaint]:
     """vLLM's own share holds weights, KV and what a step needs; groups are made later, beside it, with every engine
-    that the other side ever has.
+    that the other side ever has; or with as many of these as a rank keeps groups.
     """
     method = METHODS[transfer.method]
     if not method.groups:
@@ -30,14 +30,15 @@ def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]], scales: 
         buffer = transfer.kv_buffer_size if memory in (Memory.BUFFER, Memory.STORE) else 0
         others = [other for _, other in pools if {other.role, pool.role} == {"prefill", "decode"}]
         peers = sum(most_engines(other.name, other.replicas, scales) for other in others)
+        kept = peers if transfer.nccl_max_groups is None else min(peers, transfer.nccl_max_groups)
         left = int((1 - Fraction(pool.gpu_memory_utilization)) * pool.gpu.device_bytes)
-        need = bytes_per_gpu(peers, channels)
+        need = bytes_per_gpu(kept, channels)
         if need + buffer > left:
             most = most_peers(left - buffer, channels)
             beside = f" beside the buffer's {buffer / 1e9:.1f}" if buffer > 1 << 20 else ""
             yield Complaint(
                 (*path, "gpu_memory_utilization"),
                 f"is {pool.gpu_memory_utilization:g}, which leaves {left / 1e9:.1f} GB of each GPU, and groups with "
-                f"{peers} peers take {need / 1e9:.1f} GB of it{beside} (nccl_num_channels {channels}); expected less, "
-                f"or at most {most} peers",
+                f"{kept} peers take {need / 1e9:.1f} GB of it{beside} (nccl_num_channels {channels}); expected less, "
+                f"or at most {most} {'peers' if kept == peers else 'groups (nccl_max_groups)'}",
             )

@@ -66,6 +66,22 @@ def test_96p144d_is_refused_at_16_channels_and_says_where(method: str) -> None:
         scenario(method, 96, 144, nccl_num_channels=16, kv_buffer_size=1)
 
 
+@pytest.mark.parametrize("method", ["p2p-nccl-put", "p2p-nccl-put-async", "p2p-nccl-get"])
+def test_where_idle_groups_go_96p144d_fits(method: str) -> None:
+    few: dict[str, Any] = {"nccl_num_channels": 16, "kv_buffer_size": 1}
+    scenario(method, 96, 144, nccl_max_groups=85, **few)
+    with pytest.raises(
+        ScenarioError, match=r"pool.p.gpu_mem.*86 peers take 8.6 GB.*most 85 groups \(nccl_max_groups\)"
+    ):
+        scenario(method, 96, 144, nccl_max_groups=86, **few)
+
+
+def test_more_groups_than_peers_take_nothing() -> None:
+    scenario("p2p-nccl-put-async", 1, 3, kv_buffer_size=8_000_000_000, nccl_max_groups=1000)
+    with pytest.raises(ScenarioError, match=r"nccl_max_groups: is 0, expected a number of at least 1"):
+        scenario("p2p-nccl-put-async", 1, 3, nccl_max_groups=0)
+
+
 def test_the_buffer_lies_beside_the_groups() -> None:
     scenario("p2p-nccl-put-async", 1, 3, kv_buffer_size=8_000_000_000)
     with pytest.raises(ScenarioError, match=r"beside the buffer's 8\.6"):

@@ -1,0 +1,121 @@
+"""Which NCCL groups there are where a rank keeps so many at most: idle ones make room for others.
+
+A group takes memory of both its ranks, so it goes from both at once, and it goes only if nothing is under way over it.
+Of a rank's idle groups that goes which has been idle for longest. Where none is idle, whoever wants another waits: no
+operation is stopped for it.
+
+Groups of PR #18242 are never closed; that they could be was its reviewers' wish (SEED_SYSTEMS section 1). What a group
+takes, and how many there are without a bound, is in `nccl_groups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple, TypeAlias
+
+from pdflow.protocol.values import Address, Instant
+
+Ranks: TypeAlias = tuple[Address, Address]
+"""A rank of P's and one of D's."""
+
+
+class Group:
+    """One that is there. `users` are the operations over it."""
+
+    __slots__ = ("ranks", "ready_ns", "users")
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.users = 0
+        self.ready_ns: Instant = 0
+        """When it has been made: whoever makes it says."""
+
+
+class Use(NamedTuple):
+    """An operation has its group."""
+
+    group: Group
+    made: bool
+    """It was not there."""
+    again: bool
+    """But it had been."""
+    closed: tuple[Ranks, ...]
+    """What went for it."""
+
+
+class Groups:
+    """Args: `most`: how many a rank keeps. Each call costs O(1), but for a death."""
+
+    __slots__ = ("closed", "counts", "idle", "most", "open")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.open: dict[Ranks, Group] = {}
+        self.counts: dict[Address, int] = {}
+        """How many each rank has."""
+        self.idle: dict[Address, dict[Group, None]] = {}
+        """Of each rank, the one that has been idle for longest first."""
+        self.closed: set[Ranks] = set()
+        """Groups that there have been, and are not."""
+
+    def use(self, p_rank: Address, d_rank: Address) -> Use | Address:
+        """An operation begins; or the rank all of whose groups are in use, if it has to wait."""
+        ranks = (p_rank, d_rank)
+        group = self.open.get(ranks)
+        if group is not None:
+            if not group.users:
+                self._forget_idle(group)
+            group.users += 1
+            return Use(group, False, False, ())
+        victims = []
+        for rank in ranks:
+            if self.counts.get(rank, 0) >= self.most:
+                victim = next(iter(self.idle.get(rank, ())), None)
+                if victim is None:
+                    return rank
+                victims.append(victim)
+        for victim in victims:
+            self._forget_idle(victim)
+            self._close(victim)
+            self.closed.add(victim.ranks)
+        again = ranks in self.closed
+        self.closed.discard(ranks)
+        group = self.open[ranks] = Group(ranks)
+        group.users = 1
+        for rank in ranks:
+            self.counts[rank] = self.counts.get(rank, 0) + 1
+        return Use(group, True, again, tuple([victim.ranks for victim in victims]))
+
+    def done(self, group: Group) -> bool:
+        """An operation over it has ended. Whether it is idle now; not if it has gone with one of its ranks."""
+        group.users -= 1
+        assert group.users >= 0, "an operation ends once"
+        if group.users or self.open.get(group.ranks) is not group:
+            return False
+        for rank in group.ranks:
+            self.idle.setdefault(rank, {})[group] = None
+        return True
+
+    def has_room(self, rank: Address) -> bool:
+        """Whether it can have another one."""
+        return self.counts.get(rank, 0) < self.most or bool(self.idle.get(rank))
+
+    def died(self, dead: Collection[Address]) -> list[Address]:
+        """These ranks are gone, with their groups: whom that leaves room. Who comes in their place meets all anew."""
+        left: list[Address] = []
+        for group in [group for ranks, group in self.open.items() if ranks[0] in dead or ranks[1] in dead]:
+            if not group.users:
+                self._forget_idle(group)
+            self._close(group)
+            left += group.ranks
+        self.closed = {ranks for ranks in self.closed if ranks[0] not in dead and ranks[1] not in dead}
+        return left
+
+    def _forget_idle(self, group: Group) -> None:
+        for rank in group.ranks:
+            del self.idle[rank][group]
+
+    def _close(self, group: Group) -> None:
+        del self.open[group.ranks]
+        for rank in group.ranks:
+            self.counts[rank] -= 1

@@ -1,0 +1,93 @@
+"""Pieces that need an NCCL group of their two ranks, where a rank keeps only so many of these.
+
+A piece that has its turn at both ranks takes its group, or waits until one of the rank that lacks room is idle, and
+lets go of it where it ends. The first time two ranks meet their group is made by their handshake; to make it again
+takes as long, and whoever comes meanwhile waits for that too. Which group goes for another is decided by
+`pdflow.methods.nccl_table`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pdflow.methods.method import Conduct, Method
+from pdflow.methods.nccl_table import Group, Groups, Use
+from pdflow.protocol.values import Address
+from sim.shipping import ASK, Parcel, Shipping
+
+if TYPE_CHECKING:
+    from sim.node import Node
+    from sim.world import World
+
+GROUP = "group"
+
+
+class GroupedShipping(Shipping):
+    """Args: as Shipping's, and `most` groups of a rank. The method announces its pieces."""
+
+    def __init__(
+        self, world: World, method: Method, conduct: Conduct, hidden_bytes: int, pickle_bytes_per_s: int, most: int
+    ) -> None:
+        super().__init__(world, method, conduct, hidden_bytes, pickle_bytes_per_s)
+        self.groups = Groups(most)
+        self.held: dict[Parcel, Group] = {}
+        self.waiting: dict[Address, deque[Parcel]] = {}
+        """By the rank all of whose groups were in use."""
+        announced = self.stages.index(ASK)
+        self.stages = (*self.stages[:announced], GROUP, *self.stages[announced:])
+
+    def turn(self, parcel: Parcel, stage: str) -> None:
+        if stage == GROUP:
+            self.enter(parcel)
+        else:
+            super().turn(parcel, stage)
+
+    def enter(self, parcel: Parcel) -> None:
+        """It takes its group, or waits."""
+        flight = parcel.order.flight
+        use = self.groups.use(flight.p_port.address, flight.d_port.address)
+        if not isinstance(use, Use):
+            self.waiting.setdefault(use, deque()).append(parcel)
+            return
+        self.held[parcel] = use.group
+        if use.made:
+            self.note(use)
+        now = self.env.now
+        if use.again:
+            use.group.ready_ns = now + self.world.fabric.handshake_ns
+        if use.group.ready_ns > now:
+            self.env.call(use.group.ready_ns - now, parcel.go_on, None)
+        else:
+            parcel.go_on()
+
+    def note(self, use: Use) -> None:
+        """What it took to have a group, in numbers and in words."""
+        notes, tell = self.world.totals.notes, self.world.tell
+        if use.closed:
+            notes["NCCL groups evicted"] = notes.get("NCCL groups evicted", 0) + len(use.closed)
+        if use.again:
+            notes["NCCL groups made again"] = notes.get("NCCL groups made again", 0) + 1
+        if tell is not None:
+            for p_rank, d_rank in use.closed:
+                tell(p_rank, f"evicts its group: {d_rank}")
+            p_rank, d_rank = use.group.ranks
+            tell(p_rank, f"makes a group{' again' if use.again else ''}: {d_rank}")
+
+    def leave(self, parcel: Parcel, only: str = "") -> None:
+        group = self.held.pop(parcel, None)
+        if group is not None and self.groups.done(group):
+            self.admit(group.ranks)
+        super().leave(parcel, only)
+
+    def admit(self, ranks: Iterable[Address]) -> None:
+        """These may have room."""
+        for rank in ranks:
+            waiting = self.waiting.get(rank)
+            while waiting and self.groups.has_room(rank):
+                self.enter(waiting.popleft())
+
+    def died(self, node: Node) -> None:
+        self.admit(self.groups.died(node.ports))
+        super().died(node)
