@@ -120,7 +120,7 @@ class Paths:
             self.link_latency[link.name] = seconds_to_ns(link.latency_s)
         self.via = {(path.from_pool, path.to_pool): path.via for path in table.paths}
         self.nics: dict[tuple[Address, str, int], ResourceId] = {}
-        self.lanes: dict[tuple[Address, str], ResourceId] = {}
+        self.lanes: dict[tuple[Address, str], PathId] = {}
         self.names: list[tuple[str, ResourceId, int | None]] = [
             (link.name, self.links[link.name], link.bandwidth_bytes_per_s) for link in table.links
         ]
@@ -161,12 +161,13 @@ class Paths:
         return seconds_to_ns(self.pool_of[engine_of(rank)].gpu.copy_latency_s)
 
     def _local(self, rank: Address, direction: str, rate: float) -> PathId:
-        resource = self.lanes.get((rank, direction))
-        if resource is None:
+        path = self.lanes.get((rank, direction))
+        if path is None:
             name = f"{rank} {direction}"
-            resource = self.lanes[rank, direction] = self.network.add_resource(name, int(rate))
+            resource = self.network.add_resource(name, int(rate))
+            path = self.lanes[rank, direction] = self.network.path((resource,))
             self.names.append((name, resource, int(rate)))
-        return self.network.path((resource,))
+        return path
 
     def keep(self, before: Address, now: Address) -> None:
         """A rank has another name, and the same hardware."""
@@ -176,9 +177,9 @@ class Paths:
         for (rank, number), count in list(self.down.items()):
             if rank == before:
                 self.down[now, number] = count
-        for (rank, direction), resource in list(self.lanes.items()):
+        for (rank, direction), path in list(self.lanes.items()):
             if rank == before:
-                self.lanes[now, direction] = resource
+                self.lanes[now, direction] = path
 
     def latency_ns(self, source: Address, target: Address) -> int:
         return self.route(source, target).latency_ns

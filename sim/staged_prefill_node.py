@@ -143,7 +143,7 @@ class StagedPrefillNode(PrefillNode):
     def layer_computed(self, about: tuple[Outgoing, Piece]) -> None:
         going, piece = about
         if going.place is not None and self.alive:
-            self.copy_out(going, (piece,))
+            self.copy_out(going, piece)
         else:
             self.done_copying(going, self.width())
 
@@ -184,23 +184,24 @@ class StagedPrefillNode(PrefillNode):
 
     # Out of the blocks.
 
-    def copy_out(self, going: Outgoing, pieces: tuple[Piece, ...]) -> None:
-        """Bring these to where they are sent from."""
+    def copy_out(self, going: Outgoing, piece: Piece | None = None) -> None:
+        """Bring this piece, or the whole prompt, to where it is sent from."""
         hop = self.method.staging
         assert hop is not None
-        nbytes = sum(piece.stop - piece.start for piece in pieces) * self.staging.size.bytes_per_token
+        tokens = self.layers * going.leg.seq.prompt_tokens if piece is None else piece.stop - piece.start
         if self.world.tell is not None:
-            what = words(pieces[0], self.layers) if len(pieces) == 1 else "all layers"
+            what = "all layers" if piece is None else words(piece, self.layers)
             self.world.tell(self.name, f"copies {what}, {hop.value}")
         for port in self.ranks():
-            self.world.shipping.copy(port, hop, nbytes, partial(self.copied_out, port, going, pieces))
+            nbytes = tokens * self.staging.size.bytes_per_token
+            self.world.shipping.copy(port, hop, nbytes, partial(self.copied_out, port, going, piece))
 
-    def copied_out(self, port: Port, going: Outgoing, pieces: tuple[Piece, ...], ok: bool) -> None:
+    def copied_out(self, port: Port, going: Outgoing, piece: Piece | None, ok: bool) -> None:
         if not self.alive:
             return
-        if going.place is not None:
-            for piece in pieces:
-                self.world.shipping.offer(port.address, going.leg.xid, piece)
+        if going.place is not None and not self.method.pulls:
+            for part in (piece,) if piece is not None else whole(self.layers, going.leg.seq.prompt_tokens):
+                self.world.shipping.offer(port.address, going.leg.xid, part)
         self.done_copying(going, 1)
 
     def done_copying(self, going: Outgoing, copies: int) -> None:
@@ -257,7 +258,7 @@ class StagedPrefillNode(PrefillNode):
                 self.world.tell(self.name, f"takes room in {self.method.p_memory.value}")
             if not self.conduct.early:
                 going.copying = self.width()
-                self.copy_out(going, tuple(whole(self.layers, going.leg.seq.prompt_tokens)))
+                self.copy_out(going)
                 continue
             if not going.held:
                 self.announce(going)
