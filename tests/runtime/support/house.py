@@ -19,9 +19,7 @@ from runtime.engine_node import MakeTransport
 from runtime.engines.job import Sampling, Token
 from runtime.models import Model
 from runtime.prefill_node import PrefillLeg, PrefillNode
-from runtime.transports.shm import ShmTransport
-
-TRANSPORTS: Final[dict[str, MakeTransport]] = {"shm": ShmTransport}
+from runtime.transports.named import transport_named
 
 CLUSTER: Final = """
 [workload]
@@ -120,7 +118,7 @@ async def said(leg: DecodeLeg) -> Answer:
 
 @asynccontextmanager
 async def house(scenario: Scenario, model: Model, transport: str = "shm") -> AsyncIterator[House]:
-    built = House(scenario, model, TRANSPORTS[transport])
+    built = House(scenario, model, transport_named(transport))
     nodes = (built.p, built.d, built.alone)
     try:
         async with trio.open_nursery() as nursery:
