@@ -19,7 +19,7 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.methods.guards import patience, spoil
 from pdflow.methods.kv_store_geometry import HiddenStates
 from pdflow.methods.method import Memory
-from pdflow.methods.staging import BufferStaging, KvSize, Staging, staging_of
+from pdflow.methods.staging import KvSize, Staging, staging_of
 from pdflow.network.network import Network
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
@@ -51,6 +51,7 @@ from sim.paths import Paths
 from sim.patience import Patience
 from sim.prefill_node import PrefillNode
 from sim.progressive_prefill_node import ProgressivePrefillNode
+from sim.queueing_decode_node import QueueingDecodeNode
 from sim.recording import RecordedEngine, Recorder
 from sim.routing import heartbeat_ns, router_node
 from sim.scaling import Scaling
@@ -298,9 +299,10 @@ class Builder:
         if self.method.staged_at_d:
             by_pieces = self.method.takes_in_pieces(self.conduct)
             staging = self.staging(self.method.d_memory, place.pool, generation, not by_pieces)
-            if by_pieces:
-                assert isinstance(staging, BufferStaging)
+            if by_pieces and self.conduct.receiving_lanes is not None:
                 node = ListeningDecodeNode(*about, self.method, staging)
+            elif by_pieces:
+                node = QueueingDecodeNode(*about, self.method, staging, self.most_layers(place.pool))
             else:
                 node = StagedDecodeNode(*about, self.method, staging)
         node.waits = self.conduct.decode_waits

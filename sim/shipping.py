@@ -11,6 +11,7 @@ still, with the lanes that it has, until its request has ended: a deadline is ou
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pdflow.cost.step import PS_PER_NS
@@ -27,6 +28,7 @@ from pdflow.results.records import HANDSHAKE
 from sim.engine_node import EngineNode
 from sim.fabric import Flight
 from sim.listening_decode_node import ListeningDecodeNode
+from sim.queueing_decode_node import QueueingDecodeNode
 from sim.store_node import StoreNode
 
 if TYPE_CHECKING:
@@ -160,11 +162,11 @@ class Shipping:
                 stages.append(hop)
         self.stages = tuple(stages)
 
-    def layers_of(self, rank: Address) -> int:
-        """How many layers a P rank has KV of."""
+    def layers_of(self, rank: Address) -> range:
+        """The layers that a P rank has KV of."""
         pool = self.world.fabric.paths.pool_of[engine_of(rank)]
         shape = self.world.fabric.paths.shapes[pool.name]
-        return len(stage_layers(shape.num_layers, pool.pp)[rank_of(rank) // pool.tp])
+        return stage_layers(shape.num_layers, pool.pp)[rank_of(rank) // pool.tp]
 
     # Operations.
 
@@ -174,7 +176,7 @@ class Shipping:
         start = grant.token_start
         stop = start + grant.num_tokens
         rank = flight.p_port.address
-        layers = self.layers_of(rank) if self.method.grain is not Grain.WHOLE else 1
+        layers = len(self.layers_of(rank)) if self.method.grain is not Grain.WHOLE else 1
         order = self.orders[effect.op] = Order(flight, route, grant.xid, layers, Shipment(layers, start, stop))
         self.world.records.ends[HANDSHAKE][flight.request] = self.env.now
         if type(effect) is PostWrite and (self.method.staged_at_p or self.conduct.early):
@@ -370,9 +372,15 @@ class Shipping:
         return order.route.post_ns(piece.stop - piece.start) // order.layers
 
     def take_in(self, parcel: Parcel) -> None:
-        """D's listener finds room for it, refuses it, or ends."""
+        """D finds room for it, or it waits there in turn; or D's listener refuses it, or ends."""
         flight, piece = parcel.order.flight, parcel.piece
         node, rank = flight.d_port.node, flight.d_port.address
+        piece = Piece(self.layers_of(flight.p_port.address)[piece.layer], piece.start, piece.stop)
+        if isinstance(node, QueueingDecodeNode):
+            self.park(parcel)
+            if not parcel.order.over:
+                node.ask(rank, flight.generation, piece, partial(self.unpark, parcel))
+            return
         assert isinstance(node, ListeningDecodeNode)
         if rank not in self.deaf:
             if node.takes(rank, flight.generation, piece):
@@ -419,6 +427,15 @@ class Shipping:
         self.standing[order] = None
         if order.over:
             self.give_up(order)
+
+    def unpark(self, parcel: Parcel) -> None:
+        """There is room for it."""
+        order = parcel.order
+        if parcel in order.parked:
+            order.parked.remove(parcel)
+            if not order.parked:
+                self.standing.pop(order, None)
+            parcel.go_on()
 
     def spoil(self, order: Order) -> None:
         """D will decode with other KV than its prompt's, and not know."""

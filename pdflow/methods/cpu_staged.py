@@ -3,6 +3,8 @@
 P copies each layer of each chunk into its ring, and writes it from there into D's; D copies it into blocks when all is
 there. As published, the ring is asked for piece by piece and the last copies hold the engines up; here a prompt has
 room for all of it on either side before its first piece goes, which is what the ring's deadlock needs to be avoided.
+In the simulated world pieces ask by themselves at D alone: P's ring takes a prompt whole, since nothing of it can go
+before P's answer.
 As published, NIXL is given the rings as pages of 4 KiB, each a descriptor: a token of a layer of a small model is one.
 And D's leg waits for P's answer, which has the id that P's pieces come under (SEED_SYSTEMS section 2).
 """

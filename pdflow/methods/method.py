@@ -169,8 +169,8 @@ class Method:
         return lanes or conduct.asks or self.in_pieces or self.hops != (Hop.WIRE,) or self.staging is not None
 
     def takes_in_pieces(self, conduct: Conduct) -> bool:
-        """Whether D finds room for a prompt piece by piece, as its listener hears of them."""
-        return self.staged_at_d and conduct.receiving_lanes is not None and not conduct.guards.reserves_whole
+        """Whether D finds room for a prompt piece by piece, as it hears of them."""
+        return self.staged_at_d and not conduct.guards.reserves_whole
 
     @property
     def in_pieces(self) -> bool:

@@ -82,6 +82,24 @@ def test_a_full_pool_ends_the_listener(play: Play, method: str) -> None:
     assert max(ends) < 1e9, "a listener that has ended takes nothing in, though there is room again"
 
 
+def test_a_ring_full_of_parts_gives_nothing_back_until_a_deadline(play: Play) -> None:
+    """D's holds a prompt and a bit, and all come at once."""
+    full = {
+        "transfer.host_buffer_bytes": 2_000_000,
+        "transfer.deadline_s": 5.0,
+        "workload.arrival.rate_rps": 1000.0,
+    }
+    strict, published = both(play, "cpu-staged", full)
+    assert outcomes(strict) == {"completed"}
+    assert strict.totals.duration_ns < 1e9
+    records = published.records
+    assert outcomes(published) == {"completed", "failed"}
+    assert "deadline" in records.reason
+    ends = [end for end, outcome in zip(records.last_token_ns, records.outcome, strict=True) if outcome == "completed"]
+    assert min(ends) < 1e9
+    assert max(ends) > 5e9, "what the deadline has given back is given out again"
+
+
 def test_the_listener_of_another_goes_on(play: Play) -> None:
     """One prompt of 55 tokens is larger than a buffer, and the others come one by one."""
     world = play(

@@ -45,8 +45,8 @@ def undisturbed(draw: st.DrawFn) -> dict[str, Any]:
         # What its store evicts is lost.
         overrides["transfer.kv_buffer_size"] = 1000 * MB
     elif overrides["transfer.dialect"] == "as-published":
-        # A pool that is full ends D's listener.
-        overrides["transfer.mem_pool_size_gb"] = 1
+        # A pool that is full ends D's listener, and a ring that is full may stay so.
+        overrides |= {"transfer.mem_pool_size_gb": 1, "transfer.host_buffer_bytes": 1000 * MB}
     return overrides
 
 
