@@ -20,6 +20,7 @@ from runtime.clock import deadline_of, now_ns
 from runtime.http.errors import OpenAIError
 from runtime.http.messages import JSON, Limits, Request, head, status_line
 from runtime.http.parsing import Refusal, RequestParser
+from runtime.http.pump import Pump
 from runtime.http.responder import Responder
 from runtime.http.sockets import close, receive, send_all, silent
 
@@ -33,9 +34,14 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class Connection:
     def __init__(
-        self, sock: socket.socket, handler: Callable[[Request, Responder], Awaitable[None]], limits: Limits
+        self,
+        sock: socket.socket,
+        handler: Callable[[Request, Responder], Awaitable[None]],
+        limits: Limits,
+        pump: Pump,
     ) -> None:
         self._sock = sock
+        self._pump = pump
         self._handler = handler
         self._limits = limits
         self._parser = RequestParser(limits)
@@ -136,7 +142,7 @@ class Connection:
     async def _answer_one(self, request: Request) -> bool:
         """Whether the connection may go on."""
         with trio.CancelScope() as scope:
-            responder = Responder(self._sock, request, scope, self._limits.write_s)
+            responder = Responder(self._sock, request, scope, self._limits.write_s, self._pump)
             responder.keep_alive = request.keep_alive and not self._draining
             self._answering = responder
             try:

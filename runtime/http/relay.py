@@ -44,12 +44,18 @@ async def relay(
     if not _can_pass(response, responder):
         await _relay_decoded(response, responder, kept, tap)
         return
+
+    def take(data: bytes) -> bool:
+        response.accept(data)
+        if tap:
+            tap(data)
+        return responder.send_now(data) and not response.complete
+
     await responder.begin_verbatim(response.status, (*kept, *response.framing))
     try:
-        while data := await response.receive():
-            if tap:
-                tap(data)
-            await responder.send(data)
+        while not response.complete:
+            await response.carry(responder.pump, take)
+            await responder.flush()
     except UpstreamError:
         if response.chunked and response.between_chunks and _is_events(response):
             responder.take_over_framing()

@@ -14,6 +14,7 @@ import trio
 from trio.lowlevel import wait_writable
 
 from runtime.http.messages import Header, Request, head, status_line
+from runtime.http.pump import Pump
 from runtime.http.sockets import send_now
 
 _KEEP_ALIVE: Header = (b"connection", b"keep-alive")
@@ -35,11 +36,15 @@ class _Stage(Enum):
 class Responder:
     """`reply`, or `begin`, `send`... and `end`. Anything out of that order is a RuntimeError: our caller's mistake."""
 
-    def __init__(self, sock: socket.socket, request: Request, scope: trio.CancelScope, write_s: float) -> None:
+    def __init__(
+        self, sock: socket.socket, request: Request, scope: trio.CancelScope, write_s: float, pump: Pump
+    ) -> None:
         self.gone = False
         """The client hung up, or took nothing for too long."""
         self.keep_alive = request.keep_alive
         """The connection may go on after this answer; False is said in the head, if that has not left."""
+        self.pump = pump
+        """Of the server that this answer is one of."""
         self._sock = sock
         self._request = request
         self._scope = scope
@@ -102,6 +107,26 @@ class Responder:
         if self._held:
             data, self._held = self._held + data, b""
         await self._push(data)
+
+    def send_now(self, data: bytes) -> bool:
+        """Pass these bytes on, verbatim, as far as the client takes them at once; False: `flush` owes it the rest."""
+        self._expect(_Stage.VERBATIM)
+        if self._held:
+            data = self._held + data
+        sent = 0
+        if not self.gone:
+            try:
+                sent = send_now(self._sock, data)
+            except OSError:
+                self.lose()
+        self._held = data[sent:]
+        return not self._held
+
+    async def flush(self) -> None:
+        """Send what is held back."""
+        data, self._held = self._held, b""
+        if data:
+            await self._push(data)
 
     async def end(self) -> None:
         """The stream is whole. One that is not ended is cut off with its connection, which tells the client so."""

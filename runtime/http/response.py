@@ -14,6 +14,7 @@ import httptools
 
 from runtime.http.errors import UpstreamError
 from runtime.http.messages import Header, Headers, first
+from runtime.http.pump import Pump, Take
 from runtime.http.sockets import receive
 
 _HEAD_END = b"\r\n\r\n"
@@ -67,7 +68,22 @@ class Response:
             try:
                 data = await receive(self._sock)
             except OSError as error:
-                raise UpstreamError("closed", f"the answer broke off: {error}", began=True) from error
+                raise _broken(error) from error
+        self.accept(data)
+        return data
+
+    async def carry(self, pump: Pump, take: Take) -> None:
+        """The same by a pump: gives `take` the next bytes, for it to `accept`, until it returns False or raises."""
+        data, self._waiting = self._waiting, b""
+        if data and not take(data):
+            return
+        try:
+            await pump.carry(self._sock, take)
+        except OSError as error:
+            raise _broken(error) from error
+
+    def accept(self, data: bytes) -> None:
+        """These bytes are the next that came, b"" the end of the connection. UpstreamError if that cannot be."""
         if data:
             self.feed(data)
             self.between_chunks = self._chunks_begun == self._chunks_ended and data.endswith(b"\r\n")
@@ -75,7 +91,6 @@ class Response:
             raise UpstreamError("closed", "the answer ended early", began=True)
         else:
             self.complete = True
-        return data
 
     async def pieces(self) -> AsyncGenerator[bytes]:
         """The body without its framing, as it comes."""
@@ -135,6 +150,10 @@ class Response:
         if self.status >= 200:
             self.complete = True
             self._keep_alive = self._parser.should_keep_alive()
+
+
+def _broken(error: OSError) -> UpstreamError:
+    return UpstreamError("closed", f"the answer broke off: {error}", began=True)
 
 
 async def read_head(sock: socket.socket, limit_bytes: int) -> Response:

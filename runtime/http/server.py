@@ -20,6 +20,7 @@ import trio
 
 from runtime.http.connection import Connection
 from runtime.http.messages import Limits, Request
+from runtime.http.pump import Pump
 from runtime.http.responder import Responder
 from runtime.http.sockets import close, tuned
 
@@ -40,6 +41,7 @@ class Server:
         self._handler = handler
         self._limits = limits
         self._accepting = trio.CancelScope()
+        self._pump = Pump()
         self._room = trio.Event()
 
     def drain(self) -> None:
@@ -50,6 +52,16 @@ class Server:
             connection.drain()
 
     async def run(self) -> None:
+        # An answer may shield itself from a cancellation, and the pump then goes on for it.
+        pumping = trio.CancelScope(shield=True)
+        async with trio.open_nursery() as beside:
+            beside.start_soon(self._pump.run, pumping)
+            try:
+                await self._serve()
+            finally:
+                pumping.cancel()
+
+    async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
             try:
                 with self._accepting:
@@ -83,7 +95,7 @@ class Server:
             return None
 
     def _begin(self, sock: socket.socket, nursery: trio.Nursery) -> None:
-        connection = Connection(tuned(sock), self._handler, self._limits)
+        connection = Connection(tuned(sock), self._handler, self._limits, self._pump)
         self.connections.add(connection)
         if self.draining:
             connection.drain()

@@ -95,6 +95,28 @@ async def test_pieces_leave_as_they_come() -> None:
 
 
 @pytest.mark.trio
+async def test_a_slow_client_gets_all_of_it_and_holds_up_nobody() -> None:
+    size = 16 << 20  # more than the kernel holds for a client that reads nothing
+    text = b"".join(b"%08x" % n for n in range(size // 8))
+
+    async def engine(request: Request, responder: Responder) -> None:
+        if request.path == "/big":
+            await responder.reply(200, (), text)
+        else:
+            await responder.reply(200, (), b"small")
+
+    async with serving(engine) as upstream:
+        router = Router(upstream.port)
+        async with serving(router.handle) as server, await trio.open_tcp_stream(LOCAL, server.port) as slow:
+            await slow.send_all(GET.replace(b"/p", b"/big"))
+            await wait_all_tasks_blocked()
+            assert (await said(server.port, GET)).endswith(b"small")
+            told = b"".join([piece async for piece in slow])
+        router.client.close()
+    assert told.partition(b"\r\n\r\n")[2] == text
+
+
+@pytest.mark.trio
 @pytest.mark.parametrize(
     ("request_", "answer", "body"),
     [
