@@ -23,7 +23,7 @@ from runtime.http.sockets import close, connect, send_all, silent
 
 
 class HttpClient:
-    def __init__(self, *, connect_s: float = 5.0, idle_per_host: int = 64, head_bytes: int = 64 << 10) -> None:
+    def __init__(self, *, connect_s: float = 5.0, idle_per_host: int = 256, head_bytes: int = 64 << 10) -> None:
         self._connect_s = connect_s
         self._idle_per_host = idle_per_host
         self._head_bytes = head_bytes

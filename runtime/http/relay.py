@@ -49,7 +49,7 @@ async def relay(
         response.accept(data)
         if tap:
             tap(data)
-        return responder.send_now(data) and not response.complete
+        return responder.send_now(data, response.complete) and not response.complete
 
     await responder.begin_verbatim(response.status, (*kept, *response.framing))
     try:
@@ -60,7 +60,8 @@ async def relay(
         if response.chunked and response.between_chunks and _is_events(response):
             responder.take_over_framing()
         raise
-    await responder.end()
+    if not responder.done:
+        await responder.end()
 
 
 async def break_off(responder: Responder, error: OpenAIError) -> None:

@@ -108,8 +108,11 @@ class Responder:
             data, self._held = self._held + data, b""
         await self._push(data)
 
-    def send_now(self, data: bytes) -> bool:
-        """Pass these bytes on, verbatim, as far as the client takes them at once; False: `flush` owes it the rest."""
+    def send_now(self, data: bytes, last: bool) -> bool:
+        """Pass these bytes on, verbatim, as far as the client takes them at once; False: `flush` owes it the rest.
+
+        With the last of them out, the answer is done at once: a client that has it all may hang up.
+        """
         self._expect(_Stage.VERBATIM)
         if self._held:
             data = self._held + data
@@ -120,6 +123,8 @@ class Responder:
             except OSError:
                 self.lose()
         self._held = data[sent:]
+        if last and not self._held:
+            self._stage = _Stage.DONE
         return not self._held
 
     async def flush(self) -> None:
@@ -144,9 +149,10 @@ class Responder:
         self._stage = _Stage.CHUNKS
 
     def lose(self) -> None:
-        """The client is gone."""
+        """The client is gone. Whoever has answered it in whole may still put things in order."""
         self.gone = True
-        self._scope.cancel()
+        if not self.done:
+            self._scope.cancel()
 
     def _expect(self, stage: _Stage) -> None:
         if self._stage is not stage:

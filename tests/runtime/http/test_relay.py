@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from runtime.http.client import HttpClient
 from runtime.http.errors import OpenAIError, UpstreamError
 from runtime.http.messages import EVENT_STREAM, Request
+from runtime.http.pump import Pump
 from runtime.http.relay import break_off, relay
 from runtime.http.responder import Responder
 from tests.runtime.http.world import LOCAL, said, scripted, serving, until
@@ -92,6 +94,23 @@ async def test_pieces_leave_as_they_come() -> None:
             more.set()
             assert await until(stream, b"0\r\n\r\n") == b"0\r\n\r\n"
         router.client.close()
+
+
+@pytest.mark.trio
+async def test_a_passed_on_answer_is_done_with_its_last_byte() -> None:
+    client, here = socket.socketpair()
+    with client, here:
+        here.setblocking(False)
+        asked = Request("GET", "/", "", (), b"", True, True)
+        responder = Responder(here, asked, trio.CancelScope(), 60, Pump())
+        await responder.begin_verbatim(200, ())
+        assert responder.send_now(b"one", last=False)
+        assert not responder.done
+        while responder.send_now(b"x" * 1_000_000, last=True):  # until the kernel takes no more
+            assert responder.done
+            responder = Responder(here, asked, trio.CancelScope(), 60, responder.pump)
+            await responder.begin_verbatim(200, ())
+        assert not responder.done
 
 
 @pytest.mark.trio

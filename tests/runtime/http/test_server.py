@@ -114,6 +114,30 @@ async def test_a_hang_up_cancels_the_answer_even_with_requests_waiting() -> None
 
 
 @pytest.mark.trio
+async def test_who_has_answered_may_put_things_in_order_when_the_client_leaves() -> None:
+    left = trio.Event()
+    settled = trio.Event()
+
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.begin(200)
+        await responder.send(b"x")
+        await responder.end()
+        await left.wait()
+        assert responder.gone
+        settled.set()
+
+    async with serving(handler) as server:
+        async with await trio.open_tcp_stream(LOCAL, server.port) as stream:
+            await stream.send_all(post(b""))
+            await until(stream, b"0\r\n\r\n")
+        await wait_all_tasks_blocked()
+        left.set()
+        while server.connections:
+            await trio.sleep(0.001)
+    assert settled.is_set()
+
+
+@pytest.mark.trio
 async def test_a_shielded_handler_settles_before_it_is_cancelled() -> None:
     steps: list[str] = []
     settle = trio.Event()
