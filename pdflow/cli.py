@@ -303,7 +303,14 @@ def schema() -> None:
 
 @cli.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-def methods(names: tuple[str, ...]) -> None:
+@click.option(
+    "--dialect",
+    type=click.Choice(["strict", "as-published"]),
+    default="strict",
+    show_default=True,
+    help="In whose words the request of those NAMEd is told.",
+)
+def methods(names: tuple[str, ...], dialect: str) -> None:
     """List the transfer methods to name in a scenario.
 
     Who initiates, in what pieces, through which memories, with which messages; what happens when memory is full or
@@ -320,7 +327,7 @@ def methods(names: tuple[str, ...]) -> None:
 
         _print(methods_view(METHODS, (name,)))
         click.echo("\n  One request:\n")
-        for line in one_request(name):
+        for line in one_request(name, dialect):
             click.echo(f"  {line}")
         click.echo()
     if not names:

@@ -150,9 +150,8 @@ class Builder:
         network = Network() if world.recorder is None else world.recorder.network()
         pool_of = {f"{pool.name}-{i}": pool for pool in scenario.pools for i in range(self.engines(pool))}
         paths = Paths(network, table, pool_of, self.shapes, self.initiator, self.rule)
-        world.fabric = Fabric(
-            world, network, paths, seconds_to_ns(table.control_latency_s), seconds_to_ns(table.handshake_s)
-        )
+        latencies = (seconds_to_ns(table.control_latency_s), seconds_to_ns(table.handshake_s))
+        world.fabric = Fabric(world, network, paths, *latencies, self.conduct.speech)
         if self.method.is_carried(self.conduct):
             hidden_bytes = 0 if self.method.stores else self.hidden_bytes
             pickled = scenario.transfer.pickle_bytes_per_s

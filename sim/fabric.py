@@ -8,8 +8,9 @@ is behind its data. Where the dialect polls, whatever arrives waits for its node
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from pdflow.methods.speech import LEASE_WORD, Side, Speech, When, Word
 from pdflow.network.network import FlowId, Network, PathId
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.effects import PostRead, PostWrite, Send
@@ -19,6 +20,7 @@ from pdflow.protocol.messages import Message
 from pdflow.protocol.values import Address, Instant
 from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
 from sim.node import FAR, Port
+from sim.store_node import StoreNode
 
 if TYPE_CHECKING:
     from sim.paths import Paths, Rails, Route
@@ -27,6 +29,13 @@ if TYPE_CHECKING:
 
 NO_OP = Op(Reg("", 0, 0, ""), 0, 0)
 """Of a copy on one host."""
+
+
+FRAMES = {kind.__struct_config__.tag: kind for kind in get_args(Message)}
+
+
+def side_of(port: Port) -> Side:
+    return Side.D if isinstance(port.endpoint, ConsumerRank) else Side.P
 
 
 class Flight:
@@ -96,15 +105,24 @@ class Flight:
 
 
 class Fabric:
-    """Args: latencies in ns; `paths` knows routes, latencies and descriptor counts of pairs of ranks."""
+    """Args: latencies in ns; `paths` knows routes, latencies and descriptor counts of pairs of ranks; `speech` is what
+    a method as published says instead of our frames."""
 
-    def __init__(self, world: World, network: Network, paths: Paths, control_ns: int, handshake_ns: int) -> None:
+    def __init__(
+        self, world: World, network: Network, paths: Paths, control_ns: int, handshake_ns: int, speech: Speech
+    ) -> None:
         self.world = world
         self.env = world.env
         self.network = network
         self.paths = paths
         self.control_ns = control_ns
         self.handshake_ns = handshake_ns
+        self.speech = speech
+        self.silent: frozenset[type] = frozenset(FRAMES[tag] for tag in speech.silent if tag in FRAMES)
+        """Kinds of messages that take no time and are none."""
+        self.requesting, self.closing = speech.besides(When.REQUEST), speech.besides(When.CLOSING)
+        self.requesting_ns = control_ns * sum(word.waits for word in self.requesting)
+        self.closing_ns = control_ns * len(self.closing)
         self.ports: dict[Address, Port] = {}
         self.flows: dict[FlowId, Flight] = {}
         self.armed: Instant = FAR
@@ -127,16 +145,32 @@ class Fabric:
     # Control messages.
 
     def send(self, sender: Port, effect: Send) -> None:
-        self.messages += 1
         event = Received(sender.address, sender.incarnation, effect.message)
-        self.env.call(self.control_ns, self.arrived, (self.ports[effect.to], event))
+        self.env.call(self.under_way(effect.message), self.arrived, (self.ports[effect.to], event))
+
+    def under_way(self, message: Message) -> int:
+        """A message is sent: how long it takes."""
+        if type(message) in self.silent:
+            return 0
+        self.messages += 1
+        return self.control_ns
 
     def arrived(self, about: tuple[Port, Any]) -> None:
         port, event = about
         port.node.receive(port, event)
 
     def handshake(self, port: Port, peer: Address) -> None:
-        self.env.call(self.handshake_ns, self.shaken, (port, peer))
+        self.env.call(self.contact_ns(port), self.shaken, (port, peer))
+
+    def contact_ns(self, port: Port) -> int:
+        """What it takes this rank to know another one."""
+        return self.handshake_ns if self.contact(port) else 0
+
+    def contact(self, port: Port) -> str:
+        """How it makes itself known; "" where its peer does that. A store calls nobody."""
+        if isinstance(port.node, StoreNode) and self.speech.words:
+            return ""
+        return self.speech.contact(side_of(port))
 
     def shaken(self, about: tuple[Port, Address]) -> None:
         port, peer = about
@@ -173,7 +207,7 @@ class Fabric:
 
     def read_word(self, port: Port, op: Op, source: Address, index: int) -> None:
         """One small READ: the word as it stands when the request reaches P, known one round trip later."""
-        latency = self.paths.latency_ns(source, port.address)
+        latency = 0 if LEASE_WORD in self.speech.silent else self.paths.latency_ns(source, port.address)
         self.env.call(latency, self.word_found, (port, op, source, index, latency))
 
     def word_found(self, about: tuple[Port, Op, Address, int, int]) -> None:
@@ -220,17 +254,38 @@ class Fabric:
             rails=route.rails,
             reads=type(effect) is PostRead,
         )
+        before_ns = self.speak(flight) if self.speech.words else 0
         if self.world.shipping is not None:
-            self.world.shipping.post(effect, flight, route)
+            self.world.shipping.post(effect, flight, route, before_ns)
             return
+        if self.closing and not flight.reads:
+            flight.wire_latency += self.closing_ns
         blocks = effect.source.blocks if isinstance(effect, PostWrite) else effect.blocks
         cost_ns = route.post_ns(grant.num_tokens, route.joints(blocks, grant))
         self.world.records.ends[HANDSHAKE][request] = now
-        if not cost_ns:
+        if not cost_ns and not before_ns:
             self.begin(flight)
             return
         lane.lane_free = max(now, lane.lane_free) + cost_ns
-        self.env.call(lane.lane_free - now, self.begin, flight)
+        self.env.call(lane.lane_free - now + before_ns, self.begin, flight)
+
+    def speak(self, flight: Flight) -> int:
+        """What is said of an operation before its first byte, and behind its last: how long the former takes."""
+        if not flight.reads:
+            self.messages += len(self.closing)
+        if flight.reads != self.world.pulls:
+            return 0
+        self.messages += len(self.requesting)
+        if self.world.tell is not None:
+            for word in self.requesting:
+                self.say(flight, word)
+        return self.requesting_ns
+
+    def say(self, flight: Flight, word: Word, what: str = "") -> None:
+        """Tell that one of the two sends this."""
+        by, to = (flight.p_port, flight.d_port) if word.by is Side.P else (flight.d_port, flight.p_port)
+        assert self.world.tell is not None
+        self.world.tell(by.address, f"sends {word.name}{what}: {to.address}")
 
     def begin(self, flight: Flight) -> None:
         self.world.records.ends[XFER_POST][flight.request] = self.env.now

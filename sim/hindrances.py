@@ -140,8 +140,7 @@ class Hindrances:
     # Messages.
 
     def send(self, sender: Port, effect: Send) -> None:
-        self.fabric.messages += 1
-        self.carry(sender, effect.to, effect.message, self.fabric.control_ns)
+        self.carry(sender, effect.to, effect.message, self.fabric.under_way(effect.message))
 
     def carry(self, sender: Port, to: Address, message: Message, delay: int) -> None:
         """Bring a message to its receiver, or what faults leave of it."""
@@ -150,7 +149,9 @@ class Hindrances:
         copies = [0]
         hold: int | None = None
         tag = message.__struct_config__.tag
-        for fault in self.on_messages:
+        # What the original does not say nothing happens to, but to its peer.
+        faults = () if type(message) in self.fabric.silent else self.on_messages
+        for fault in faults:
             if not fault.links.hold(a, b) or (fault.frames and tag not in fault.frames) or not self.hits(fault):
                 continue
             if isinstance(fault, Drop):
@@ -198,7 +199,7 @@ class Hindrances:
         peer = effect.peer
         a, b = self.place(port.address), self.place(peer)
         fails = self.fabric.fails is not None and self.fabric.fails(peer)
-        takes = self.fabric.handshake_ns
+        takes = self.fabric.contact_ns(port)
         for fault in self.on_handshakes:
             if fault.links.hold(a, b) and self.hits(fault):
                 fails = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pdflow.methods.speech import LEASE_WORD
 from pdflow.protocol.effects import (
     AnswerPrefill,
     Commit,
@@ -36,6 +37,8 @@ class Narrator:
 
     def __init__(self, world: World) -> None:
         self.lines: list[str] = []
+        self.world = world
+        self.speech = world.fabric.speech
         world.tell = self.say
         world.watch(self.observe)
 
@@ -43,29 +46,50 @@ class Narrator:
         self.lines.append(f"{who:<13} {what}".rstrip())
 
     def observe(self, node: Address, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
-        told = EVENTS.get(type(event))
-        if told is not None and (what := told(event)):
-            self.say(node, what)
+        told = self.heard(event) if type(event) is Received else _told(EVENTS, event)
+        if told:
+            self.say(node, told)
         for effect in effects:
-            if (tell := EFFECTS.get(type(effect))) is not None and (what := tell(effect)):
+            if what := self.spoken(node, effect):
                 self.say(node, what)
 
+    def heard(self, event: Received) -> str:
+        """Of messages only those that come with data: the others are told as they are sent."""
+        if type(event.message) in (Done, Completion) and (name := self.name_of(event.message)):
+            return f"hears {name} behind the data: {event.sender}"
+        return ""
 
-def name_of(message: Message) -> str:
-    return str(message.__struct_config__.tag)
+    def spoken(self, node: Address, effect: Any) -> str:
+        """What is done, in the words of whoever has published the method, where these are spoken."""
+        kind = type(effect)
+        if kind is Send:
+            name = self.name_of(effect.message)
+            return f"sends {name}: {effect.to}" if name else ""
+        if kind is Handshake:
+            contact = self.world.fabric.contact(self.world.fabric.ports[node])
+            return f"{contact}: {effect.peer}" if contact else ""
+        if kind is ReadWord and LEASE_WORD in self.speech.silent:
+            return ""
+        brought = ""
+        if kind is DispatchPrefill:
+            brought = self.speech.prefill_leg
+        elif kind is DispatchDecode:
+            brought = self.speech.decode_leg
+        return _told(EFFECTS, effect) + (f", with {brought}" if brought else "")
+
+    def name_of(self, message: Message) -> str:
+        """What it is called, "" for what is not said."""
+        return self.speech.name_of(str(message.__struct_config__.tag))
 
 
-def _heard(event: Received) -> str:
-    """Of messages only those that come with data: the others are told as they are sent."""
-    if type(event.message) in (Done, Completion):
-        return f"hears {name_of(event.message)} behind the data: {event.sender}"
-    return ""
+def _told(words: dict[type, Callable[[Any], str]], what: Any) -> str:
+    tell = words.get(type(what))
+    return tell(what) if tell is not None else ""
 
 
 EVENTS: dict[type, Callable[[Any], str]] = {
     PrefillFinished: lambda event: f"has computed the prompt, {event.num_tokens} tokens",
-    DecodeAdmitted: lambda event: f"has room for {event.num_tokens} tokens",
-    Received: _heard,
+    DecodeAdmitted: lambda event: f"has room for {event.num_tokens} tokens" if event.allocation.blocks else "",
 }
 EFFECTS: dict[type, Callable[[Any], str]] = {
     DispatchPrefill: lambda effect: "sends the prefill leg",
@@ -73,8 +97,6 @@ EFFECTS: dict[type, Callable[[Any], str]] = {
     Reply: lambda effect: f"answers the client: {effect.outcome}",
     AnswerPrefill: lambda effect: "answers the prefill leg",
     Enqueue: lambda effect: "lets the request in",
-    Handshake: lambda effect: f"shakes hands: {effect.peer}",
-    Send: lambda effect: f"sends {name_of(effect.message)}: {effect.to}",
     PostWrite: lambda effect: f"begins a WRITE of {effect.grant.num_tokens} tokens: {effect.to}",
     PostRead: lambda effect: f"begins a READ of {effect.grant.num_tokens} tokens: {effect.source}",
     ReadWord: lambda effect: f"reads the lease word: {effect.source}",

@@ -20,6 +20,7 @@ from pdflow.methods.guards import Loss, loss_of
 from pdflow.methods.method import Conduct, Grain, Hop, Method
 from pdflow.methods.pages import misplaced
 from pdflow.methods.shipment import Ending, Piece, Shipment
+from pdflow.methods.speech import When
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of, rank_of
@@ -117,8 +118,10 @@ class Parcel:
             self.shipping.lost(self)
 
 
-P_LANE, D_LANE, ASK, ROOM = "P", "D", "ask", "room"
+P_LANE, D_LANE, ASK, ROOM, BEHIND = "P", "D", "ask", "room", "behind"
 PICKLE, UNPICKLE = "pickle", "unpickle"
+UNNAMED = 2
+"""An announcement and its answer, where the method has no words of its own for them."""
 
 
 class Shipping:
@@ -149,18 +152,21 @@ class Shipping:
             stages.append(P_LANE)
         if conduct.receiving_lanes is not None:
             stages.append(D_LANE)
-        if conduct.asks:
-            stages.append(ASK)
-        if self.takes_in_pieces:
-            stages.append(ROOM)
+        self.asking, self.behind = conduct.speech.besides(When.PIECE), conduct.speech.besides(When.BEHIND)
+        self.asks = len(self.asking) or UNNAMED * conduct.asks
+        """Messages before each piece."""
+        wire: list[Any] = [stage for stage, is_there in self.around() if is_there]
         self.hidden_bytes = hidden_bytes if conduct.hidden_states else 0
         self.pickle_bytes_per_s = pickle_bytes_per_s
         for hop in method.hops * conduct.tensors:
-            if conduct.pickles and hop is Hop.WIRE:
-                stages += [PICKLE, hop, UNPICKLE]
-            else:
-                stages.append(hop)
+            stages += wire if hop is Hop.WIRE else [hop]
         self.stages = tuple(stages)
+
+    def around(self) -> list[tuple[Any, bool]]:
+        """What a piece goes through on its way from NIC to NIC."""
+        pickles = self.conduct.pickles
+        before = [(PICKLE, pickles), (ASK, bool(self.asks)), (ROOM, self.takes_in_pieces)]
+        return [*before, (Hop.WIRE, True), (BEHIND, bool(self.behind)), (UNPICKLE, pickles)]
 
     def layers_of(self, rank: Address) -> range:
         """The layers that a P rank has KV of."""
@@ -170,8 +176,8 @@ class Shipping:
 
     # Operations.
 
-    def post(self, effect: PostWrite | PostRead, flight: Flight, route: Route) -> None:
-        """An operation begins: what can be sent of it is."""
+    def post(self, effect: PostWrite | PostRead, flight: Flight, route: Route, before_ns: int) -> None:
+        """An operation begins: what can be sent of it is, when what is said before it has been."""
         grant = effect.grant
         start = grant.token_start
         stop = start + grant.num_tokens
@@ -187,7 +193,10 @@ class Shipping:
             pieces = whole(layers, stop)
         for piece in pieces:
             order.shipment.offer(piece)
-        self.pump(order)
+        if before_ns:
+            self.env.call(before_ns, self.pump, order)
+        else:
+            self.pump(order)
 
     def offer(self, rank: Address, xid: Xid, piece: Piece) -> None:
         """A P rank can send this from now on."""
@@ -257,7 +266,9 @@ class Shipping:
         if others is not None and order in others:
             others.remove(order)
         fabric = self.world.fabric
-        if ending is Ending.SENT:
+        if ending is Ending.SENT and fabric.closing and not flight.reads:
+            self.env.call(fabric.closing_ns, fabric.land, flight)
+        elif ending is Ending.SENT:
             fabric.land(flight)
         elif ending is Ending.FAILED:
             fabric.fail(flight)
@@ -269,7 +280,11 @@ class Shipping:
     def turn(self, parcel: Parcel, stage: str) -> None:
         flight = parcel.order.flight
         if stage == ASK:
-            self.env.call(2 * self.world.fabric.control_ns, parcel.go_on, None)
+            self.ask(parcel)
+            return
+        if stage == BEHIND:
+            self.say_behind(parcel)
+            parcel.go_on()
             return
         if stage == ROOM:
             self.take_in(parcel)
@@ -302,13 +317,30 @@ class Shipping:
         else:
             self.copy(flight.p_port if hop is Hop.D2H else flight.d_port, hop, parcel.nbytes, parcel.ended)
 
+    def ask(self, parcel: Parcel) -> None:
+        """Announce it, and have that answered."""
+        fabric, flight = self.world.fabric, parcel.order.flight
+        fabric.messages += self.asks
+        if self.world.tell is not None and self.asking:
+            fabric.say(flight, self.asking[0], f" of {words(parcel.piece, parcel.order.layers)}")
+        self.env.call(self.asks * fabric.control_ns, parcel.go_on, None)
+
+    def say_behind(self, parcel: Parcel) -> None:
+        fabric, flight = self.world.fabric, parcel.order.flight
+        fabric.messages += len(self.behind)
+        if self.world.tell is not None:
+            for word in self.behind:
+                fabric.say(flight, word)
+
     def tell(self, parcel: Parcel, hop: Hop) -> None:
         """Say what this piece does next."""
         flight, tell = parcel.order.flight, self.world.tell
         assert tell is not None
         what = f"{words(parcel.piece, parcel.order.layers)}, {hop.value}"
         if hop is Hop.WIRE:
-            ask = "announces and sends" if self.conduct.asks else "sends"
+            for word in self.asking[1:]:
+                self.world.fabric.say(flight, word)
+            ask = "announces and sends" if self.asks and not self.asking else "sends"
             verb = "fetches" if flight.reads else ask
             by, other = (flight.d_port, flight.p_port) if flight.reads else (flight.p_port, flight.d_port)
             tell(by.address, f"{verb} {words(parcel.piece, parcel.order.layers)}: {other.address}")

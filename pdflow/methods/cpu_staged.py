@@ -13,6 +13,19 @@ from __future__ import annotations
 
 from pdflow.methods.guards import Guards
 from pdflow.methods.method import Conduct, Grain, Hop, Memory, Method
+from pdflow.methods.speech import UNASKED, Side, Speech, When, Word
+
+_SPEECH = Speech(
+    words=(
+        Word("REQ", Side.P, When.CONTACT),
+        Word("REQMSG", Side.P, When.PIECE),
+        Word("READYMSG", Side.D, When.PIECE),
+        Word("FINISHMSG", Side.P, When.BEHIND, waits=False),
+    ),
+    # D's room is asked for piece by piece, and D counts what has come.
+    silent=UNASKED | {"REG", "REG_ACK", "DONE"},
+    decode_leg="prefill_request_id",
+)
 
 CPU_STAGED = Method(
     name="cpu-staged",
@@ -37,5 +50,6 @@ CPU_STAGED = Method(
         answer_first=True,
         page_bytes=4096,
         guards=Guards(reserves_whole=False, indexes_by_piece=False, ends_receives=False),
+        speech=_SPEECH,
     ),
 )

@@ -9,6 +9,23 @@ one prompt that cannot be got has D compute its whole batch again, and each proc
 from __future__ import annotations
 
 from pdflow.methods.method import Conduct, Method
+from pdflow.methods.speech import LEASE_WORD, UNASKED, Side, Speech, When, Word
+
+_SPEECH = Speech(
+    words=(
+        Word("handshake", Side.P, When.CONTACT),
+        Word("handshake", Side.D, When.CONTACT),
+        # PutStart is a call of the store's in either dialect (`sim/store_node.py`), and REG what it comes back with.
+        Word("PutStart's answer", Side.D, When.REQUEST, frame="REG"),
+        Word("PutEnd", Side.P, When.CLOSING, frame="DONE"),
+        Word("GetReplicaList", Side.D, When.REQUEST),
+        Word("replicas", Side.P, When.REQUEST),
+    ),
+    # TAKEN is ours, and told: there a lease is over when its time is.
+    silent=UNASKED | {"REG_ACK", LEASE_WORD},
+    prefill_leg="kvcache_store_keys",
+    decode_leg="kvcache_load_keys",
+)
 
 KV_STORE = Method(
     name="kv-store",
@@ -22,6 +39,11 @@ KV_STORE = Method(
     limits="a prompt's KV must fit one node of the store",
     strict=Conduct(),
     published=Conduct(
-        prefill_waits=True, decode_waits=True, hidden_states=True, fails_whole_batches=True, salts_keys=True
+        prefill_waits=True,
+        decode_waits=True,
+        hidden_states=True,
+        fails_whole_batches=True,
+        salts_keys=True,
+        speech=_SPEECH,
     ),
 )

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 import attrs
 
 from pdflow.methods.guards import Guards
+from pdflow.methods.speech import Speech
 from pdflow.protocol.dialect import DIALECTS, STRICT, Dialect
 
 AS_PUBLISHED: Final = "as-published"
@@ -68,7 +69,9 @@ class Conduct:
     guards: Guards = attrs.field(factory=Guards)
     """What keeps faults away from the pieces' way."""
     asks: bool = False
-    """Each piece is announced by a message, and sent when that has been answered."""
+    """Each piece is announced by a message, and sent when that has been answered; in what words, a speech may say."""
+    speech: Speech = attrs.field(factory=Speech)
+    """What the original says where we say something else."""
     tensors: int = 1
     """A piece goes as so many tensors, one after the other."""
     in_stream: bool = False

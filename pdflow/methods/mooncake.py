@@ -12,9 +12,44 @@ from __future__ import annotations
 from typing import Final
 
 from pdflow.methods.method import Conduct, Hop, Memory, Method
+from pdflow.methods.speech import LEASE_WORD, UNASKED, Side, Speech, When, Word
 
 NUM_WORKERS: Final = 10
 """Sender threads of a P rank, unless a scenario says another number: vLLM's default."""
+
+
+def _pulled(name: str, by: Side, when: When) -> tuple[Word, Word]:
+    """A tensor of the pipe: its address and length, two integers of 64 bits, and an ACK when it has been pulled."""
+    behind = When.BEHIND if when is When.PIECE else when
+    other = Side.D if by is Side.P else Side.P
+    return Word(name, by, when, num_bytes=16), Word("ACK", other, behind, waits=False, num_bytes=3)
+
+
+_PIPE = Speech(
+    words=(
+        # Whoever moves bytes makes itself known to the other's Transfer Engine when it first does.
+        Word("handshake", Side.D, When.CONTACT),
+        *_pulled("signal", Side.D, When.REQUEST),
+        *_pulled("tokens", Side.D, When.REQUEST),
+        *_pulled("roi", Side.D, When.REQUEST),
+        *_pulled("tokens", Side.P, When.REQUEST),
+        *_pulled("roi", Side.P, When.REQUEST),
+        *_pulled("address and length", Side.P, When.PIECE),
+    ),
+    # What P has sent it has dropped; the last ACK is our TAKEN.
+    silent=UNASKED | {LEASE_WORD, "TAKEN"},
+)
+_BOOTSTRAPPED = Speech(
+    words=(
+        Word("GET /query", Side.D, When.CONTACT),
+        Word("handshake", Side.P, When.CONTACT),
+        Word("MooncakeXferMetadata", Side.D, When.REQUEST, frame="REG"),
+        Word("MooncakeXferResponse", Side.P, When.CLOSING, frame="DONE"),
+    ),
+    silent=UNASKED | {"REG_ACK"},
+    prefill_leg="transfer_id",
+    decode_leg="transfer_id, remote_engine_id, remote_bootstrap_addr",
+)
 
 MOONCAKE_V0 = Method(
     name="mooncake-v0",
@@ -38,6 +73,7 @@ MOONCAKE_V0 = Method(
         in_stream=True,
         pickles=True,
         hidden_states=True,
+        speech=_PIPE,
     ),
 )
 MOONCAKE_V1 = Method(
@@ -50,5 +86,5 @@ MOONCAKE_V1 = Method(
     limits="pipeline stages at P only",
     has_workers=True,
     strict=Conduct(sending_lanes=NUM_WORKERS),
-    published=Conduct(sending_lanes=NUM_WORKERS),
+    published=Conduct(sending_lanes=NUM_WORKERS, speech=_BOOTSTRAPPED),
 )

@@ -12,6 +12,7 @@ import attrs
 
 from pdflow.methods.guards import Guards
 from pdflow.methods.method import Conduct, Grain, Hop, Memory, Method
+from pdflow.methods.speech import LEASE_WORD, UNASKED, Side, Speech, When, Word
 
 _LIMITS = "equal tensor-parallel sizes, no pipeline stages; a group of two for each pair of ranks, in GPU memory"
 _LANES = 4
@@ -24,6 +25,31 @@ _PUBLISHED = Guards(
     invalidates_lost=False,
     ends_receives=False,
     ranks_by_address=False,
+)
+_ADDRESSES = "both addresses in its id"
+_UNIQUE_ID_BYTES = 149
+"""Of NEW, msgpack of `cmd` and NCCL's id of 128 bytes. A PUT is about 180: an id of 130 characters, shape and dtype."""
+_PUT = Speech(
+    words=(
+        Word("NEW", Side.P, When.CONTACT, num_bytes=_UNIQUE_ID_BYTES),
+        Word("PUT", Side.P, When.PIECE),
+        Word("0", Side.D, When.PIECE, num_bytes=1),
+    ),
+    # P has D's address from the id, asks for no room, and D counts the layers that have come.
+    silent=UNASKED | {"REG", "REG_ACK", "DONE"},
+    prefill_leg=_ADDRESSES,
+    decode_leg=_ADDRESSES,
+)
+_GET = Speech(
+    words=(
+        Word("NEW", Side.D, When.CONTACT, num_bytes=_UNIQUE_ID_BYTES),
+        Word("GET", Side.D, When.PIECE),
+        Word("ret", Side.P, When.PIECE),
+    ),
+    # TAKEN is ours, and told: there P's store keeps what has been fetched until it evicts it.
+    silent=UNASKED | {LEASE_WORD},
+    prefill_leg=_ADDRESSES,
+    decode_leg=_ADDRESSES,
 )
 
 P2P_NCCL_PUT = Method(
@@ -49,6 +75,7 @@ P2P_NCCL_PUT = Method(
         sending_lanes=1,
         receiving_lanes=1,
         guards=_PUBLISHED,
+        speech=_PUT,
         heartbeat_s=_HEARTBEAT_S,
     ),
 )
@@ -80,6 +107,7 @@ P2P_NCCL_GET = Method(
         sending_lanes=1,
         receiving_lanes=1,
         guards=_PUBLISHED,
+        speech=_GET,
         heartbeat_s=_HEARTBEAT_S,
     ),
 )

@@ -10,23 +10,22 @@ from rich.text import Text
 
 from pdflow.methods.method import Memory, Method
 
-HEADS = ("initiator", "pieces", "memories", "messages", "back-pressure", "on loss", "limits", "dialects", "source")
-
 
 def facts(method: Method) -> dict[str, str]:
     """Each column of the table of methods."""
-    told = (
-        method.initiator,
-        method.grain.value + (", while the next are computed" if method.strict.early else ""),
-        " -> ".join(memories(method)),
-        messages(method),
-        method.back_pressure,
-        method.on_loss,
-        method.limits,
-        ", ".join(method.dialects),
-        method.source,
-    )
-    return dict(zip(HEADS, told, strict=True))
+    speech = "; ".join(method.published.speech.told())
+    return {
+        "initiator": method.initiator,
+        "pieces": method.grain.value + (", while the next are computed" if method.strict.early else ""),
+        "memories": " -> ".join(memories(method)),
+        "messages": messages(method),
+        **({"as published": speech} if speech else {}),
+        "back-pressure": method.back_pressure,
+        "on loss": method.on_loss,
+        "limits": method.limits,
+        "dialects": ", ".join(method.dialects),
+        "source": method.source,
+    }
 
 
 def memories(method: Method) -> Iterator[str]:

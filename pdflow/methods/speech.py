@@ -1,0 +1,97 @@
+"""What the originals say to each other, where it is not what we say: names, who says it, how often, what waits for it.
+
+One protocol carries every method, by frames of its own. A speech puts the original's words beside them: which of our
+frames has another name there, which has no counterpart (it is silent: it takes no time and is no message), and what is
+said besides, which is time and a number of messages. It decides nothing. What has neither a word nor a silence is our
+own, and is told as that. Names and sizes are from the PRs' code, as SEED_SYSTEMS has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Final
+
+import attrs
+
+LEASE_WORD: Final = "lease word"
+"""Silent as if it were a frame: the small READ behind the data by which a D knows that P kept what it has read."""
+UNASKED: Final = frozenset({"SYNC", "SYNC_REPLY"})
+"""No original asks its peer once a second how things are."""
+
+
+class Side(Enum):
+    """Who says it. A store is D towards P, and P towards D."""
+
+    P = "P"
+    D = "D"
+
+
+class When(Enum):
+    """How often, and where."""
+
+    CONTACT = "once for each pair of ranks"
+    REQUEST = "for each request, before its KV"
+    PIECE = "for each piece, before it"
+    BEHIND = "for each piece, behind it"
+    CLOSING = "for each request, behind its KV"
+
+
+@attrs.frozen
+class Word:
+    """One kind of message."""
+
+    name: str
+    by: Side
+    when: When
+    frame: str = attrs.field(default="", kw_only=True)
+    """The frame of ours that it is; else it is said besides."""
+    waits: bool = attrs.field(default=True, kw_only=True)
+    """What comes next waits until it has arrived. A frame's time is its own."""
+    num_bytes: int = attrs.field(default=0, kw_only=True)
+    """Where its format says it."""
+
+
+@attrs.frozen(kw_only=True)
+class Speech:
+    """Of a method as published; empty where our frames are spoken."""
+
+    words: tuple[Word, ...] = ()
+    silent: frozenset[str] = frozenset()
+    """Tags of our frames."""
+    prefill_leg: str = ""
+    """What the router puts into P's leg."""
+    decode_leg: str = ""
+
+    def besides(self, when: When) -> tuple[Word, ...]:
+        """What is said there that is no frame of ours; at the close, whatever is said behind the data for itself."""
+        return tuple(word for word in self.words if word.when is when and (not word.frame or when is When.CLOSING))
+
+    def name_of(self, frame: str) -> str:
+        """What the original calls it; "" if it has none like it."""
+        if frame in self.silent:
+            return ""
+        return next((word.name for word in self.words if word.frame == frame), frame)
+
+    def contact(self, by: Side) -> str:
+        """By what a rank of this side makes itself known to a peer; "" if the other one does that."""
+        if not self.words:
+            return "shakes hands"
+        return next((f"sends {word.name}" for word in self.words if word.when is When.CONTACT and word.by is by), "")
+
+    def told(self) -> Iterator[str]:
+        """In words, by how often."""
+        for when in When:
+            names = [_told(word) for word in self.words if word.when is when]
+            if names:
+                yield f"{when.value}: {', '.join(names)}"
+        for leg, what in (("prefill", self.prefill_leg), ("decode", self.decode_leg)):
+            if what:
+                yield f"in the {leg} leg: {what}"
+        if self.silent:
+            yield f"none like {', '.join(sorted(self.silent))}"
+
+
+def _told(word: Word) -> str:
+    size = f", {word.num_bytes} byte{'s' if word.num_bytes > 1 else ''}" if word.num_bytes else ""
+    return f"{word.name} ({word.by.value}{size})"

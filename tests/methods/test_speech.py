@@ -1,0 +1,108 @@
+"""What the originals say is what is told, counted and waited for as published; in strict our own frames are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.speech import When
+from pdflow.scenario import load
+from pdflow.scenario.load import parse, resolve
+from sim.fabric import FRAMES
+from sim.narration import ONE, Narrator
+from sim.run import Options, prepare, run
+from sim.world import World
+
+SMALL = Path(__file__).resolve().parents[1] / "sim/small.toml"
+SPEAKING = [name for name, method in METHODS.items() if method.published.speech.words]
+PIECES = {"cpu-staged": 4, "p2p-nccl-put": 2, "p2p-nccl-put-async": 2, "p2p-nccl-get": 2}
+"""Of the one request that is told: two layers, of two chunks where a method goes by these."""
+
+
+def narrated(name: str, dialect: str) -> tuple[World, list[str]]:
+    scenario = resolve(parse("one.toml", f'{ONE}[transfer]\nmethod = "{name}"\ndialect = "{dialect}"\n'))
+    world, _ = prepare(scenario, Options(), [])
+    narrator = Narrator(world)
+    run(world, None, drain=True)
+    return world, narrator.lines
+
+
+def messages(lines: list[str]) -> list[str]:
+    """What ranks have sent but bytes: names."""
+    said = [line.split(maxsplit=2)[2] for line in lines if ".r" in line.split()[0] and line.split()[1] == "sends"]
+    names = [what.rpartition(": ")[0].partition(" of ")[0] for what in said]
+    return [name for name in names if not name.startswith(("layer", "all layers"))]
+
+
+def test_all_but_nixl_have_words_of_their_own() -> None:
+    assert [name for name in METHODS if not name.startswith("nixl")] == SPEAKING
+    assert not any(METHODS[name].strict.speech.words for name in METHODS)
+
+
+@pytest.mark.parametrize("name", SPEAKING)
+def test_a_request_is_told_in_the_original_s_words(name: str) -> None:
+    speech = METHODS[name].published.speech
+    world, lines = narrated(name, "as-published")
+    told = messages(lines)
+    closing = [word.name for word in speech.words if word.when is When.CLOSING]
+    assert [word for word in closing if any(f"hears {word} behind" in line for line in lines)] == closing
+    pieces = PIECES.get(name, METHODS[name].published.tensors)
+    times = {When.CONTACT: 1, When.REQUEST: 1, When.PIECE: pieces, When.BEHIND: pieces, When.CLOSING: 0}
+    due = [word.name for word in speech.words for _ in range(times[word.when])]
+    ours = [frame for frame in told if frame in FRAMES]
+    assert sorted(told) == sorted(due + ours)
+    assert not speech.silent & set(told)
+    assert set(ours) <= {"TAKEN"}
+    contacts = sum(word.when is When.CONTACT for word in speech.words)
+    assert world.fabric.messages == len(told) - contacts + len(closing)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_in_strict_what_is_told_is_what_is_counted(name: str) -> None:
+    world, lines = narrated(name, "strict")
+    asked = 2 * PIECES.get(name, 0) * METHODS[name].strict.asks
+    assert world.fabric.messages == len(messages(lines)) + asked
+
+
+def last_token_ms(method: str, dialect: str, **overrides: Any) -> float:
+    said = {
+        "transfer.method": method,
+        "transfer.dialect": dialect,
+        "workload.requests": 1,
+        "workload.input_tokens": 50,
+        "workload.output_tokens": 1,
+        "model.num_layers": 2,
+        "pool.p.replicas": 1,
+        "pool.d.replicas": 1,
+        "router.dispatch": "concurrent",
+        **overrides,
+    }
+    world, _ = prepare(load(SMALL, overrides=[f"{key}={value}" for key, value in said.items()]), Options(), [])
+    run(world, None, drain=True)
+    [end], [came] = world.records.last_token_ns, world.records.arrival_ns
+    return (end - came) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("method", "latencies"),
+    [
+        ("p2p-nccl-put", 4),  # PUT and 0, of two layers
+        ("p2p-nccl-get", 4),
+        ("cpu-staged", 4),  # the last piece goes when the other has landed
+        ("mooncake-v0", 8),  # five tensors, then key, value and hidden states
+        ("mooncake-v1", 1),  # the response; D has asked while P computed
+        ("kv-store", 5),  # PutStart and its answer, PutEnd; GetReplicaList and its
+    ],
+)
+def test_who_waits_for_a_word_waits_for_its_latency(method: str, latencies: int) -> None:
+    took = [last_token_ms(method, "as-published", **{"network.control_latency_s": s}) for s in (0.0, 0.01)]
+    assert took[1] - took[0] == pytest.approx(10 * latencies, abs=0.1)
+
+
+def test_what_nobody_says_cannot_get_lost() -> None:
+    lost = {"fault": '[{ kind = "drop", messages = ["REG"], at_s = 0, for_s = 0.5 }]'}
+    assert last_token_ms("p2p-nccl-put", "as-published", **lost) < 100
+    assert last_token_ms("p2p-nccl-put", "strict", **lost) > 1000
