@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pdflow.bench_options import bench_options
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, MissingBackendError, PdflowError
 from pdflow.version import compiled, version
 
@@ -116,6 +117,24 @@ def serve(ctx: click.Context, /, scenario: str, port: int | None, overrides: tup
         raise MissingBackendError(f"serve needs {missing.name}: pip install 'pdflow[live]'") from None
     said = overrides if port is None else (*overrides, f"serve.port={port}")
     ctx.exit(cluster.main(scenario, said))
+
+
+@cli.command()
+@bench_options
+@click.pass_context
+def bench(ctx: click.Context, /, more: tuple[str, ...], goodput: tuple[str, ...], **options: Any) -> None:
+    """Send a workload to a server and measure it.
+
+    Any server that answers OpenAI's API, with `vllm bench serve`'s options and result file. Draws its requests as
+    simulate does, so that `pdflow compare` puts a simulation beside a run with --out.
+    """
+    if more and not goodput:
+        raise click.UsageError(f"unexpected {more[0]!r}")
+    try:
+        command = importlib.import_module("runtime.bench.command")
+    except ModuleNotFoundError as missing:
+        raise MissingBackendError(f"bench needs {missing.name}: pip install 'pdflow[live]'") from None
+    ctx.exit(command.bench(sys.argv[1:], goodput=(*goodput, *more), **options))
 
 
 @cli.command()

@@ -38,6 +38,7 @@ from pdflow.results.write import (
     write_page,
     write_timeline,
 )
+from pdflow.scenario.content import content_of
 from pdflow.scenario.costs import kind_of
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.resolution import resolution_of
@@ -264,7 +265,7 @@ def about(scenario: Scenario, costs: Mapping[str, StepCost], command: Sequence[s
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     return About(
         scenario_name=scenario.name,
-        scenario_sha256=content_sha256(_content(scenario)),
+        scenario_sha256=content_sha256(content_of(scenario)),
         seed=scenario.seed,
         version=version(),
         command_line=shlex.join(["pdflow", *_repeatable(command)]) if command else "",
@@ -280,22 +281,6 @@ def about(scenario: Scenario, costs: Mapping[str, StepCost], command: Sequence[s
         costs=tuple(statements),
         interrupted=interrupted,
     )
-
-
-def _content(scenario: Scenario) -> dict[str, Any]:
-    """What makes it this scenario and no other: wherever it lies, whatever it leaves unsaid of faults, clients,
-    warm-up and the router."""
-    content = attrs.asdict(attrs.evolve(scenario, path=""))
-    if not scenario.faults:
-        del content["faults"], content["fault_table"]
-    for key in ("sessions", "client", "warmup_s"):
-        if not content["workload"][key]:
-            del content["workload"][key]
-    if not scenario.scales:
-        del content["scales"]
-    said = {key: value for key, value in content["router"].items() if value is not None}
-    content["router"] = {**said, "max_attempts": scenario.router.attempts}
-    return content
 
 
 _OF_FILES = frozenset({"--quiet", "--events", "--timeline", "--html", "--save-detailed"})

@@ -52,7 +52,7 @@ class Report:
             *(("", self._classes()) if self.metrics.classes else ()),
             "",
             *self._facts(console, options, signs),
-            *(("", *self._waterfall(options, signs)) if self.metrics.stages else ()),
+            *(("", *self._waterfall(options, signs)) if self._saw_stages else ()),
         ):
             yield from console.render(part, options)
 
@@ -69,6 +69,10 @@ class Report:
         options.encoding = "ascii" if ascii_only else "utf-8"
         lines = console.render_lines(self, options, pad=False)
         return "".join("".join(segment.text for segment in line) + "\n" for line in lines)
+
+    @property
+    def _saw_stages(self) -> bool:
+        return bool(self.metrics.stages) and (self.totals is not None or self.metrics.completed > 0)
 
     def _title(self, signs: _Signs) -> Text:
         line = Text(self.about.scenario_name or "run", style="bold")

@@ -8,10 +8,10 @@ import pytest
 
 from pdflow.errors import ScenarioError
 from pdflow.scenario import load
+from pdflow.scenario.content import content_of
 from pdflow.scenario.jsonschema import schema_json
 from pdflow.scenario.router_schema import Router
 from pdflow.scenario.scale_schema import Scale
-from sim.run import _content
 
 REFERENCE = Path(__file__).resolve().parents[2] / "examples/reference.toml"
 
@@ -72,7 +72,7 @@ def test_a_share_below_one_cannot_be_held() -> None:
 
 
 def test_what_the_router_leaves_unsaid_does_not_make_another_scenario() -> None:
-    assert set(_content(load(REFERENCE))["router"]) == {"policy", "dispatch", "first_token", "max_attempts"}
+    assert set(content_of(load(REFERENCE))["router"]) == {"policy", "dispatch", "first_token", "max_attempts"}
 
 
 @pytest.mark.parametrize(

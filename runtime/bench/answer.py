@@ -1,0 +1,149 @@
+"""What a client hears of one streamed answer: when each token came, the text, and how it ended.
+
+A token is counted when its event is here. An event with token ids counts as so many tokens, which came together; one
+without as a single token, as `vllm bench serve` counts, except the event that only opens a chat (a role, and no text).
+How many tokens there were in all the server says at the end (`usage`), if it does. Knows no clock and no socket.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from pdflow.errors import PdflowError
+from pdflow.results import words
+
+LONGEST_LINE: Final = 16 << 20
+"""Bytes of one event."""
+LONGEST_REASON: Final = 200
+"""Characters; what a server says beyond is cut off."""
+
+
+class BrokenAnswerError(PdflowError):
+    """The server answered, but not with what was asked for; says in words with what."""
+
+
+class Answer:
+    """`feed` it the body as it comes; `end` says that nothing more will."""
+
+    __slots__ = ("_rest", "_told", "done", "finish", "parts", "prompt_tokens", "times", "token_ids")
+
+    def __init__(self) -> None:
+        self.times: Final[list[int]] = []
+        """When each token came."""
+        self.parts: Final[list[str]] = []
+        """The text, in pieces."""
+        self.token_ids: Final[list[int]] = []
+        """Empty where the server does not tell them."""
+        self.prompt_tokens: int | None = None
+        """As the server counts them."""
+        self.finish: str | None = None
+        self.done = False
+        """The stream has said its last word."""
+        self._told: int | None = None
+        self._rest = b""
+
+    @property
+    def output_tokens(self) -> int:
+        """As the server counts them, or else as they were heard."""
+        return len(self.times) if self._told is None else self._told
+
+    def feed(self, data: bytes, now: int) -> None:
+        """More of the body, which is here now. BrokenAnswerError for what is no answer, or says that there is none."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LONGEST_LINE:
+            raise BrokenAnswerError(f"an event of more than {LONGEST_LINE} bytes")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip(), now)
+
+    def end(self) -> None:
+        """BrokenAnswerError if what came is no whole answer."""
+        if not self.times:
+            raise BrokenAnswerError("the answer ended without a token")
+        if not self.done and self.finish is None:
+            raise BrokenAnswerError("the answer broke off")
+        if not self.output_tokens:
+            raise BrokenAnswerError("the server says that it sent no token")
+
+    def _event(self, data: bytes, now: int) -> None:
+        if data == b"[DONE]":
+            self.done = True
+            return
+        try:
+            event = _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BrokenAnswerError(f"an event is not OpenAI's: {plain(str(error))}") from None
+        if event.error is not None:
+            raise BrokenAnswerError(in_words(event.error))
+        if event.usage is not None:
+            self._told = event.usage.completion_tokens
+            self.prompt_tokens = event.usage.prompt_tokens
+        for choice in event.choices:
+            self._choice(choice, now)
+
+    def _choice(self, choice: _Choice, now: int) -> None:
+        delta = choice.delta or _NO_DELTA
+        text = choice.text or delta.content or delta.reasoning_content or delta.reasoning or ""
+        if choice.token_ids is not None:
+            count = len(choice.token_ids)
+            self.token_ids.extend(choice.token_ids)
+        else:
+            count = 0 if delta.role is not None and not text and choice.finish_reason is None else 1
+        self.times.extend([now] * count)
+        if text:
+            self.parts.append(text)
+        self.finish = choice.finish_reason or self.finish
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+    prompt_tokens: int | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_NO_DELTA: Final = _Delta()
+_decode = msgspec.json.Decoder(_Event).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+def refusal(status: int, body: bytes) -> str:
+    """What a server said instead of an answer."""
+    try:
+        said = _decode_any(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = body.decode("utf-8", "replace").strip()
+    told = in_words(said.get("error", said) if isinstance(said, dict) else said)
+    return f"HTTP {status}: {told}" if told else f"HTTP {status}"
+
+
+def in_words(error: Any) -> str:
+    """OpenAI's error object, or whatever stands in its place."""
+    said = error.get("message", error) if isinstance(error, dict) else error
+    return plain(str(said))
+
+
+def plain(text: str) -> str:
+    """Somebody else's words, as one short line."""
+    line = words.plain(text.replace("\n", " "))
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"

@@ -1,0 +1,150 @@
+"""`pdflow bench`: who is asked, what is sent, what it came to. Exit code 0 if any request was answered, 1 if none was;
+130 if it was interrupted, which keeps what there is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+
+from pdflow.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO, PdflowError
+from pdflow.results.write import make_folder
+from pdflow.workload.sessions import sessions
+from runtime.bench.asked import Asked
+from runtime.bench.contents import Contents
+from runtime.bench.form import Form
+from runtime.bench.ledger import Ledger
+from runtime.bench.load import Load, Places, Requests
+from runtime.bench.plan import Plan, plan_of
+from runtime.bench.progress import Progress
+from runtime.bench.report import Run
+from runtime.bench.run_clock import RunClock
+from runtime.bench.sender import Sender, Server
+from runtime.bench.talk import Talk
+from runtime.bench.target import model_of, server_of
+from runtime.http.client import HttpClient
+from runtime.processes import leaves
+
+IDLE_CONNECTIONS = 4_096
+"""Kept for the next requests."""
+
+
+def bench(command: Sequence[str] = (), **options: Any) -> int:
+    """The command: send, print the report, write the files; the exit code. Options are those of Asked.
+
+    Raises PdflowError for bad input, and where nobody answers.
+    """
+    asked = Asked(**options)
+    _ = asked.quoted, asked.slo, asked.extra  # what is wrong with them is said before anything is sent
+    plan, server = plan_of(asked), server_of(asked)
+    for folder in (asked.out, (asked.result_dir or ".") if asked.save_result else None):
+        if folder is not None:
+            make_folder(Path(folder))
+    try:
+        run = trio.run(measured, asked, plan, server, command)
+    except BaseExceptionGroup as group:
+        found = [error for error in leaves(group) if isinstance(error, PdflowError)]
+        if len(found) != len(list(leaves(group))):
+            raise
+        raise found[0] from None
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    if not asked.quiet:
+        _print(run)
+    for path in run.save(asked):
+        if not asked.quiet:
+            console.print(f"written: {path}", style="dim", soft_wrap=True)
+    if run.about.interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_DONE if run.metrics.completed or not run.metrics.requests else EXIT_NOT_SO
+
+
+async def measured(asked: Asked, plan: Plan, server: Server, command: Sequence[str] = ()) -> Run:
+    """Everything up to the figures. NoServerError if nobody answers, TraceError for a trace that is none."""
+    client = HttpClient(connect_s=60.0, idle_per_host=IDLE_CONNECTIONS)
+    ledger = Ledger(RunClock())
+    try:
+        model = await model_of(client, server, asked)
+        form = Form(
+            path=server.path,
+            model=model,
+            ignore_eos=plan.ignore_eos,
+            return_token_ids=plan.return_token_ids,
+            sampling=asked.sampling,
+            extra=asked.extra,
+        )
+        sender = Sender(client, server, ledger, plan.workload.client)
+        await warm_up(sender, form, plan, asked.num_warmups)
+        load = load_of(plan, sender, form, asked.max_concurrency)
+        load.prepare()
+        interrupted = await _until_ended_or_told(load, ledger, plan, asked.quiet)
+    finally:
+        client.close()
+    return Run.of(asked, plan, model, ledger, command, interrupted)
+
+
+def load_of(plan: Plan, sender: Sender, form: Form, max_concurrency: int | None) -> Load:
+    """What is sent."""
+    contents, places = Contents(plan.seed, plan.block_tokens), Places(sender, max_concurrency)
+    workload = plan.workload
+    if workload.sessions is None:
+        return Requests(places, plan.requests(), contents, form)
+    assert workload.requests is not None, "sessions are endless"
+    said = workload.sessions.system_prompt_tokens
+    return Talk(places, sessions(workload, plan.seed), workload.requests, said, contents, form)
+
+
+async def warm_up(sender: Sender, form: Form, plan: Plan, times: int) -> None:
+    """Requests that nobody counts, one after the other, each like the first of the run but for its content.
+
+    BrokenAnswerError or UpstreamError if one is not answered.
+    """
+    if not times:
+        return
+    workload = plan.workload
+    first = next(iter(sessions(workload, plan.seed))).turns[0] if workload.sessions else next(iter(plan.requests()))
+    contents = Contents(plan.seed, plan.block_tokens)
+    for number in range(times):
+        body = form.body(contents.made(f"warm-up/{number}", first.input_tokens), first.output_tokens)
+        async with contextlib.aclosing(sender.pieces(body)) as pieces:
+            async for _ in pieces:
+                pass
+
+
+async def _until_ended_or_told(load: Load, ledger: Ledger, plan: Plan, quiet: bool) -> bool:
+    """True if it was told to stop: SIGINT or SIGTERM ends it at once, requests under way are not waited for."""
+    told = False
+    async with trio.open_nursery() as nursery:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+
+            async def hear(scope: trio.CancelScope) -> None:
+                nonlocal told
+                async for _ in signals:
+                    told = True
+                    scope.cancel()
+
+            sending = trio.CancelScope()
+            nursery.start_soon(hear, sending)
+            if not quiet:
+                console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+                nursery.start_soon(Progress(ledger, plan.name, plan.workload.requests).show, console)
+            with sending:
+                ledger.clock.begin()
+                await load.run()
+            nursery.cancel_scope.cancel()
+    return told
+
+
+def _print(run: Run) -> None:
+    """To stdout. A reader who has seen enough is no error."""
+    try:
+        Console(highlight=False).print(run.table())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,87 @@
+"""What is written down of each request while a run goes on: its record, its tokens' times, how late it was sent.
+
+A request's arrival is when it was due, not when this process got round to it: where the client is late, the server's
+latencies look worse, never better, and `late_ns` says by how much. Only a request that waited for one of
+--max-concurrency's places arrives when it got it, as in `vllm bench serve`; `queued_ns` is what that took.
+"""
+
+from __future__ import annotations
+
+from pdflow.protocol.values import Instant
+from pdflow.results.records import Outcome, Records
+from pdflow.results.steps import Steps
+from pdflow.results.totals import PS_PER_NS
+from pdflow.workload.request import Request
+from runtime.bench.answer import Answer
+from runtime.bench.run_clock import RunClock
+
+
+class Ledger:
+    """Requests by number, in the order in which they were due."""
+
+    def __init__(self, clock: RunClock) -> None:
+        self.clock = clock
+        self.records = Records()
+        self.answers: list[Answer | None] = []
+        self.queued_ns: list[int] = []
+        self.late_ns: list[int] = []
+        """Of those that were sent."""
+        self.ended = 0
+        self.last_end_ns: Instant = 0
+        self.tokens = Steps()
+        """Each token of a completed request but its first, as a step of its own."""
+        self.recent: list[int] = []
+        """Those that ended since somebody last took them away, to look at."""
+
+    def due(self, at: Instant, request: Request, session: tuple[int, int] | None = None) -> int:
+        """A request's time has come; its number. `session` is its session, and its turn in that, from 1."""
+        number = self.records.add(at, request.input_tokens, request.output_tokens)
+        if request.class_:
+            self.records.classify(number, request.class_)
+        if session is not None:
+            self.records.sessions.append(session)
+        self.answers.append(None)
+        self.queued_ns.append(0)
+        return number
+
+    def placed(self, number: int) -> None:
+        """It has waited for a place, and has got it."""
+        now = self.clock.now()
+        self.queued_ns[number] = now - self.records.arrival_ns[number]
+        self.records.arrival_ns[number] = now
+
+    def sent(self, number: int) -> None:
+        self.late_ns.append(max(0, self.clock.now() - self.records.arrival_ns[number]))
+        self.records.attempts[number] = 1
+
+    def over(self, number: int, answer: Answer, outcome: Outcome, reason: str | None = None) -> None:
+        """It has ended; `reason` says why if there is no whole answer."""
+        records = self.records
+        records.outcome[number] = outcome
+        records.reason[number] = reason
+        self.answers[number] = answer
+        if answer.prompt_tokens is not None and outcome == "completed":
+            records.input_tokens[number] = answer.prompt_tokens
+        if answer.times:
+            arrival = records.arrival_ns[number]
+            records.first_token_ns[number] = max(arrival, answer.times[0])
+            records.last_token_ns[number] = max(arrival, answer.times[-1])
+        if outcome == "completed":
+            records.output_tokens[number] = answer.output_tokens
+            for before, at in zip(answer.times, answer.times[1:], strict=False):
+                self.tokens.add(before * PS_PER_NS, (at - before) * PS_PER_NS, 0, 1, 1)
+        self.ended += 1
+        self.last_end_ns = self.clock.now()
+        self.recent.append(number)
+
+    def itls_ns(self, number: int) -> list[int]:
+        """What each token of a completed request but the first took, [] of any other."""
+        answer = self.answers[number]
+        if answer is None or self.records.outcome[number] != "completed":
+            return []
+        return [at - before for before, at in zip(answer.times, answer.times[1:], strict=False)]
+
+    def text(self, number: int) -> str:
+        """What the server answered, as far as it got."""
+        answer = self.answers[number]
+        return "" if answer is None else "".join(answer.parts)

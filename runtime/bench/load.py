@@ -1,0 +1,99 @@
+"""Sends requests when they are due: at instants of their own, or each when another has ended.
+
+The order and the instants are those of the simulated world (sim/world.py, sim/sessions.py). What can be prepared before
+it is due is: preparing a long prompt takes longer than sending it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+import trio
+
+from pdflow.workload.request import WHEN_ONE_ENDS, Request
+from runtime.bench.answer import Answer
+from runtime.bench.contents import Contents
+from runtime.bench.form import Form
+from runtime.bench.sender import Sender
+
+PREPARED_BYTES: Final = 64 << 20
+"""Of bodies that wait to be sent; one is always prepared."""
+
+
+class Load(Protocol):
+    """What a run consists of."""
+
+    def prepare(self) -> None:
+        """Whatever can be done before the clock runs."""
+
+    async def run(self) -> None:
+        """All of it, once the clock runs."""
+
+
+class Places:
+    """--max-concurrency: who is sent must have a place; None are as many as there are requests."""
+
+    def __init__(self, sender: Sender, most: int | None) -> None:
+        self.sender: Final = sender
+        self.ledger: Final = sender.ledger
+        self._free: Final = None if most is None else trio.Semaphore(most)
+
+    async def send(self, number: int, body: bytes, leaves_ns: int) -> Answer:
+        """As soon as there is one."""
+        if self._free is None:
+            return await self.sender.send(number, body, leaves_ns)
+        try:
+            self._free.acquire_nowait()
+        except trio.WouldBlock:
+            await self._free.acquire()
+            self.ledger.placed(number)
+        try:
+            return await self.sender.send(number, body, leaves_ns)
+        finally:
+            self._free.release()
+
+
+class Requests:
+    """Requests that know nothing of each other."""
+
+    def __init__(self, places: Places, drawn: Iterator[Request], contents: Contents, form: Form) -> None:
+        self.places: Final = places
+        self.ledger: Final = places.ledger
+        self._drawn: Final = enumerate(drawn)
+        self._contents: Final = contents
+        self._form: Final = form
+        self._ready: Final[deque[tuple[Request, bytes]]] = deque()
+        self._ready_bytes = 0
+        self._ends: Final = trio.Semaphore(0)
+        """One for each request that has ended; what is due when one ends takes it."""
+
+    def prepare(self) -> None:
+        while self._ready_bytes < PREPARED_BYTES and self._prepare_one():
+            pass
+
+    def _prepare_one(self) -> bool:
+        for number, request in self._drawn:
+            body = self._form.body(self._contents.prompt(number, request), request.output_tokens)
+            self._ready.append((request, body))
+            self._ready_bytes += len(body)
+            return True
+        return False
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            while self._ready or self._prepare_one():
+                request, body = self._ready.popleft()
+                self._ready_bytes -= len(body)
+                if request.arrival_ns == WHEN_ONE_ENDS:
+                    await self._ends.acquire()
+                    due = self.ledger.clock.now()
+                else:
+                    due = request.arrival_ns
+                    await self.ledger.clock.sleep_until(due)
+                nursery.start_soon(self._send, self.ledger.due(due, request), body, request.leaves_ns)
+
+    async def _send(self, number: int, body: bytes, leaves_ns: int) -> None:
+        await self.places.send(number, body, leaves_ns)
+        self._ends.release()

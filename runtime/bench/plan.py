@@ -1,0 +1,174 @@
+"""From options to what is sent: a [workload] as scenario files have it, drawn by the functions of `simulate`.
+
+The same seed gives the same requests: the same lengths, at the same instants. vLLM's own generator draws others from
+the same distributions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import attrs
+
+from pdflow.results.bench_json import content_sha256
+from pdflow.scenario.content import content_of
+from pdflow.scenario.distributions import FixedLength, Length, UniformLength
+from pdflow.scenario.load import load
+from pdflow.scenario.schema import Scenario, Slo
+from pdflow.scenario.summary import trace_note
+from pdflow.scenario.workload_schema import (
+    Arrival,
+    ClosedArrival,
+    ConstantArrival,
+    GammaArrival,
+    PoissonArrival,
+    TraceFormat,
+    Workload,
+)
+from pdflow.workload.build import burstiness_of, rate_of, requests
+from pdflow.workload.command import Asked as TraceAsked
+from pdflow.workload.readers import says_when
+from pdflow.workload.request import PREFIX_BLOCK_TOKENS, SESSION_BLOCK_TOKENS, Request
+from runtime.bench.asked import Asked, AskedError
+
+PROMPTS: Final = 1_000
+"""--num-prompts, where nothing says how many."""
+HERE: Final = Path()
+RANDOM, TRACE, CUSTOM = "random", "trace", "custom"
+DATASETS: Final = (RANDOM, "sharegpt", CUSTOM, TRACE, *(form for form in get_args(TraceFormat) if form != "sharegpt"))
+"""What --dataset-name may be: `trace` is a file whose format its beginning says, `custom` is vllm-custom."""
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What is sent, and what the results say of it. Paths in `workload` start at `base_dir`."""
+
+    name: str
+    sha256: str
+    seed: int
+    workload: Workload
+    base_dir: Path
+    slo: Slo | None
+    max_concurrency: int | None
+    ignore_eos: bool
+    return_token_ids: bool
+
+    @property
+    def block_tokens(self) -> int:
+        """What one name of its prefixes stands for."""
+        return PREFIX_BLOCK_TOKENS if self.workload.sessions is None else SESSION_BLOCK_TOKENS
+
+    @property
+    def rate_rps(self) -> float | None:
+        """As the workload says it, if it says one."""
+        return rate_of(self.workload, self.base_dir)
+
+    @property
+    def burstiness(self) -> float | None:
+        """As vLLM says it."""
+        return burstiness_of(self.workload.arrival)
+
+    @property
+    def note(self) -> str:
+        """What of the requests is not as it was recorded."""
+        made = "lengths are sent, texts are made up"
+        return made if self.workload.trace is None else "; ".join(filter(None, (trace_note(self.workload.trace), made)))
+
+    def requests(self) -> Iterator[Request]:
+        """Of a workload without sessions. Raises TraceError, when the last has been drawn, if lines are bad."""
+        return requests(self.workload, self.seed, self.base_dir)
+
+
+def plan_of(asked: Asked) -> Plan:
+    """Raises ScenarioError, TraceError or AskedError."""
+    return _of_flags(asked) if asked.scenario is None else _of_scenario(asked, asked.scenario)
+
+
+def _of_scenario(asked: Asked, file: str) -> Plan:
+    for option in ("dataset_name", "dataset_path", "request_rate"):
+        if getattr(asked, option) is not None:
+            raise AskedError(f"--{option.replace('_', '-')}: --scenario says that; --set KEY=VALUE replaces part of it")
+    scenario = load(file, overrides=asked.overrides, seed=asked.seed)
+    workload = scenario.workload
+    if asked.num_prompts is not None:
+        workload = attrs.evolve(workload, requests=asked.num_prompts)
+    users = workload.arrival.concurrency if isinstance(workload.arrival, ClosedArrival) else None
+    return Plan(
+        name=asked.label or scenario.name,
+        sha256=content_sha256(content_of(attrs.evolve(scenario, workload=workload))),
+        seed=scenario.seed,
+        workload=workload,
+        base_dir=scenario.base_dir,
+        slo=asked.slo or _demanded(scenario),
+        max_concurrency=asked.max_concurrency or users,
+        ignore_eos=asked.ignore_eos is not False,
+        return_token_ids=(workload.sessions is not None) if asked.return_token_ids is None else asked.return_token_ids,
+    )
+
+
+def _demanded(scenario: Scenario) -> Slo | None:
+    slo = scenario.slo
+    return slo if slo.classes or (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms) != (None, None, None) else None
+
+
+def _of_flags(asked: Asked) -> Plan:
+    if asked.overrides:
+        raise AskedError("--set is for the values of a --scenario, which is missing")
+    workload = _random(asked) if asked.dataset_name in (None, RANDOM) else _recorded(asked)
+    seed = asked.seed or 0
+    return Plan(
+        name=asked.label or asked.dataset_name or RANDOM,
+        sha256=content_sha256({"workload": attrs.asdict(workload), "seed": seed}),
+        seed=seed,
+        workload=workload,
+        base_dir=HERE,
+        slo=asked.slo,
+        max_concurrency=asked.max_concurrency,
+        ignore_eos=bool(asked.ignore_eos),
+        return_token_ids=bool(asked.return_token_ids),
+    )
+
+
+def _random(asked: Asked) -> Workload:
+    if asked.dataset_path is not None:
+        raise AskedError("--dataset-path: say with --dataset-name what it is, trace for a file that shows its format")
+    count = asked.num_prompts or PROMPTS
+    return Workload(
+        requests=count,
+        arrival=_arrival(asked, count),
+        input_tokens=_length(asked.random_input_len, asked.random_range_ratio),
+        output_tokens=_length(asked.random_output_len, asked.random_range_ratio),
+    )
+
+
+def _recorded(asked: Asked) -> Workload:
+    """A file: at its own instants, unless it has none or a rate is asked for."""
+    if asked.dataset_name not in DATASETS:
+        raise AskedError(f"--dataset-name {asked.dataset_name}: expected one of {', '.join(DATASETS)}")
+    if asked.dataset_path is None:
+        raise AskedError(f"--dataset-name {asked.dataset_name} needs --dataset-path FILE: nothing is downloaded")
+    form: Any = {TRACE: None, CUSTOM: "vllm-custom"}.get(str(asked.dataset_name), asked.dataset_name)
+    trace = TraceAsked(path=asked.dataset_path, form=form, columns=asked.columns).trace()
+    own = asked.request_rate is None and says_when(trace, HERE)
+    count = asked.num_prompts if own else asked.num_prompts or PROMPTS
+    return Workload(requests=count, trace=trace, arrival=None if own else _arrival(asked, count or PROMPTS))
+
+
+def _arrival(asked: Asked, count: int) -> Arrival:
+    rate = math.inf if asked.request_rate is None else asked.request_rate
+    if math.isinf(rate):
+        return ClosedArrival(concurrency=count)  # all of them at 0
+    if math.isinf(asked.burstiness):
+        return ConstantArrival(rate_rps=rate)
+    if asked.burstiness == 1.0:
+        return PoissonArrival(rate_rps=rate)
+    return GammaArrival(rate_rps=rate, burstiness=asked.burstiness)
+
+
+def _length(tokens: int, ratio: float) -> Length:
+    """As vLLM's random dataset has it: from (1 - ratio) to (1 + ratio) of it, whole tokens, at least one."""
+    low, high = max(1, math.floor(tokens * (1 - ratio))), math.ceil(tokens * (1 + ratio))
+    return FixedLength(tokens=tokens) if low >= high else UniformLength(low=low, high=high)

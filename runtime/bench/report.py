@@ -1,0 +1,141 @@
+"""What a run comes to: figures, vLLM's file, our folder. The figures are worked out where a simulation's are."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import msgspec
+import numpy as np
+
+from pdflow.results import spread
+from pdflow.results.bench_json import About, Seen, bench_date, bench_json
+from pdflow.results.metrics import Metrics, completed, measure
+from pdflow.results.records import Records
+from pdflow.results.spread import Spread
+from pdflow.results.table import Report
+from pdflow.results.totals import NS_PER_S
+from pdflow.results.write import REQUESTS_NAME, RESULTS_NAME, guarding, write_requests, write_results
+from pdflow.version import version
+from runtime.bench.asked import Asked
+from runtime.bench.ledger import Ledger
+from runtime.bench.plan import Plan
+from runtime.clock import wall_s
+
+WORLD: Final = "live"
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """A run that has ended, or was ended."""
+
+    about: About
+    ledger: Ledger
+    metrics: Metrics
+    late: Spread
+    counted: Sequence[int]
+    """Requests that stand in figures: those that arrived after the warm-up."""
+
+    @staticmethod
+    def of(asked: Asked, plan: Plan, model: str, ledger: Ledger, command: Sequence[str], interrupted: bool) -> Run:
+        about = about_run(asked, plan, model, command, interrupted)
+        duration_ns = ledger.clock.now() if interrupted else ledger.last_end_ns
+        metrics = measure(ledger.records, [ledger.tokens], duration_ns, about.slo, about.class_slos, about.warmup_ns)
+        late = spread.of_ints(np.array(ledger.late_ns, dtype=np.int64))
+        arrivals = enumerate(ledger.records.arrival_ns)
+        counted = [number for number, arrival in arrivals if arrival >= about.warmup_ns]
+        return Run(about=about, ledger=ledger, metrics=metrics, late=late, counted=counted)
+
+    def table(self) -> Report:
+        """What is printed."""
+        return Report(self.about, self.metrics, None, self.late)
+
+    def content(self, asked: Asked) -> Mapping[str, Any]:
+        """results.json; its lists can be read once."""
+        ledger, records = self.ledger, self.ledger.records.arriving_from(self.about.warmup_ns)
+        seen = Seen(
+            queue_times_s=(ledger.queued_ns[number] / NS_PER_S for number in self.counted),
+            texts=map(ledger.text, self.counted),
+            figures=asked.quoted.figures(self._samples_ns(records)),
+            late=self.late,
+        )
+        itls = self._itls_s() if asked.save_detailed else None
+        return bench_json(self.about, records, self.metrics, None, itls_s=itls, seen=seen)
+
+    def _itls_s(self) -> Iterator[list[float]]:
+        for number in self.counted:
+            yield [itl / NS_PER_S for itl in self.ledger.itls_ns(number)]
+
+    def _samples_ns(self, records: Records) -> dict[str, Any]:
+        """Of completed requests, as metrics.py has them."""
+        served = completed(records)
+        done = [number for number in self.counted if self.ledger.records.outcome[number] == "completed"]
+        queued = np.array([self.ledger.queued_ns[number] for number in done], dtype=np.int64)
+        itls = [itl for number in done for itl in self.ledger.itls_ns(number)]
+        e2el = served.last - served.arrival
+        return {
+            "ttft": served.first - served.arrival,
+            "tpot": served.tpot_ns,
+            "itl": np.array(itls, dtype=np.int64),
+            "e2el": e2el,
+            "client_queue_time": queued,
+            "e2el_including_client_queue": e2el + queued,
+        }
+
+    def save(self, asked: Asked) -> list[Path]:
+        """Whatever was asked for; the files. Raises OutputError if the disk refuses; no half file is left."""
+        written = []
+        if asked.out is not None:
+            folder = Path(asked.out)
+            write_requests(folder / REQUESTS_NAME, self.ledger.records)
+            write_results(folder / RESULTS_NAME, self.content(asked))
+            written += [folder / RESULTS_NAME, folder / REQUESTS_NAME]
+        if asked.save_result:
+            path = Path(asked.result_dir or "", asked.result_filename or self.filename())
+            (append_result if asked.append_result else write_results)(path, self.content(asked))
+            written.append(path)
+        return written
+
+    def filename(self) -> str:
+        """As vLLM names it."""
+        about = self.about
+        rate = "inf" if about.request_rate_rps is None else f"{about.request_rate_rps}"
+        most = "" if about.max_concurrency is None else f"-concurrency{about.max_concurrency}"
+        model, date = about.model_id.rpartition("/")[2], bench_date(about.source_date_epoch)
+        return f"{about.scenario_name}-{rate}qps{most}-{model}-{date}.json"
+
+
+def append_result(path: Path, content: Mapping[str, Any]) -> None:
+    """One line of JSON more, as --append-result has it."""
+    whole = {key: list(value) if isinstance(value, Iterator) else value for key, value in content.items()}
+    with guarding(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(whole) + b"\n")
+
+
+def about_run(asked: Asked, plan: Plan, model: str, command: Sequence[str], interrupted: bool) -> About:
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    return About(
+        scenario_name=plan.name,
+        scenario_sha256=plan.sha256,
+        seed=plan.seed,
+        version=version(),
+        command_line=shlex.join(["pdflow", *command]) if command else "",
+        world=WORLD,
+        backend=asked.backend,
+        model_id=model,
+        request_rate_rps=plan.rate_rps,
+        burstiness=plan.burstiness,
+        max_concurrency=plan.max_concurrency,
+        source_date_epoch=int(epoch) if epoch and epoch.isdigit() else wall_s(),
+        slo=plan.slo,
+        class_slos={} if plan.slo is None else plan.slo.classes,
+        workload_note=plan.note,
+        warmup_ns=round(plan.workload.warmup_s * NS_PER_S),
+        interrupted=interrupted,
+    )

@@ -1,0 +1,108 @@
+"""Sends one request and hears its answer to the end, or as long as its client would wait."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final, NamedTuple
+
+import trio
+
+from pdflow.protocol.values import Instant, S
+from pdflow.scenario.workload_schema import Client
+from pdflow.workload.request import NEVER
+from runtime.bench.answer import Answer, BrokenAnswerError, refusal
+from runtime.bench.ledger import Ledger
+from runtime.http.client import HttpClient
+from runtime.http.errors import UpstreamError
+from runtime.http.messages import Headers
+
+TIMED_OUT: Final = "client timeout"
+NO_FIRST_TOKEN: Final = "client timeout before the first token"
+CANCELLED: Final = "client cancelled"
+"""As the simulation says them (sim/patience.py)."""
+ERROR_BYTES: Final = 1 << 16
+"""Of an error, what is read."""
+
+
+class Server(NamedTuple):
+    """Who is asked: an address, the path of an API, and headers that go with every request."""
+
+    host: str
+    port: int
+    path: str
+    headers: Headers = ()
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}{self.path}"
+
+
+class Patience(NamedTuple):
+    """Until when a client waits, and what is said then; None for ever."""
+
+    first: tuple[Instant, str] | None
+    """For the first token."""
+    whole: tuple[Instant, str] | None
+
+    @staticmethod
+    def of(says: Client | None, arrival: Instant, leaves_ns: int) -> Patience:
+        whole: list[tuple[Instant, str]] = [(arrival + leaves_ns, CANCELLED)] if leaves_ns != NEVER else []
+        if says is not None and says.timeout_s is not None:
+            whole.append((arrival + round(says.timeout_s * S), TIMED_OUT))
+        first = list(whole)
+        if says is not None and says.first_token_timeout_s is not None:
+            first.append((arrival + round(says.first_token_timeout_s * S), NO_FIRST_TOKEN))
+        return Patience(min(first, default=None), min(whole, default=None))
+
+    def now(self, answer: Answer) -> tuple[Instant, str] | None:
+        return self.whole if answer.times else self.first
+
+
+class Sender:
+    """Args: `says` is how long clients wait."""
+
+    def __init__(self, client: HttpClient, server: Server, ledger: Ledger, says: Client | None = None) -> None:
+        self.client: Final = client
+        self.server: Final = server
+        self.ledger: Final = ledger
+        self.says: Final = says
+
+    async def send(self, number: int, body: bytes, leaves_ns: int = NEVER) -> Answer:
+        """Now; what came of it stands in the ledger, too."""
+        ledger, answer = self.ledger, Answer()
+        patience = Patience.of(self.says, ledger.records.arrival_ns[number], leaves_ns)
+        ledger.sent(number)
+        try:
+            with trio.CancelScope() as scope:
+                async with aclosing(self.pieces(body)) as pieces:
+                    self._wait(scope, patience, answer)
+                    async for piece in pieces:
+                        answer.feed(piece, ledger.clock.now())
+                        self._wait(scope, patience, answer)
+                answer.end()
+        except (UpstreamError, BrokenAnswerError) as error:
+            ledger.over(number, answer, "failed", str(error))
+            return answer
+        if scope.cancelled_caught:
+            until = patience.now(answer)
+            assert until is not None
+            ledger.over(number, answer, "cancelled", until[1])
+        else:
+            ledger.over(number, answer, "completed")
+        return answer
+
+    def _wait(self, scope: trio.CancelScope, patience: Patience, answer: Answer) -> None:
+        until = patience.now(answer)
+        scope.deadline = self.ledger.clock.deadline(until[0]) if until is not None else float("inf")
+
+    async def pieces(self, body: bytes) -> AsyncGenerator[bytes, None]:
+        """The body of the answer, as it comes. BrokenAnswerError if it is an error, UpstreamError if it breaks off."""
+        host, port, path, headers = self.server
+        async with self.client.request("POST", host, port, path, headers, body) as response:
+            if response.status != 200:
+                raise BrokenAnswerError(refusal(response.status, await response.read(ERROR_BYTES)))
+            async with aclosing(response.pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece

@@ -1,0 +1,103 @@
+"""Sends the turns of sessions, each a think time after the answer of the one before (the rules of sim/sessions.py).
+
+A turn that fails or is cancelled ends its session. With closed arrivals each user begins another session a think time
+after the last one's end. The workload's number of requests counts turns, in the order in which they are sent; sessions
+that are open when the last one has been sent end there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Final, NamedTuple
+
+import trio
+
+from pdflow.protocol.values import Instant
+from pdflow.workload.request import WHEN_ONE_ENDS
+from pdflow.workload.sessions import Session
+from runtime.bench.contents import Contents, Conversation
+from runtime.bench.form import Form
+from runtime.bench.load import Places
+
+
+class Talk:
+    """Args: `drawn` are sessions in order of beginning, without end; `requests` are sent in all."""
+
+    def __init__(
+        self,
+        places: Places,
+        drawn: Iterator[Session],
+        requests: int,
+        system_prompt_tokens: int,
+        contents: Contents,
+        form: Form,
+    ) -> None:
+        self.places: Final = places
+        self.ledger: Final = places.ledger
+        self._drawn: Final = drawn
+        self._left = requests
+        self._system_prompt_tokens: Final = system_prompt_tokens
+        self._contents: Final = contents
+        self._form: Final = form
+        self._again: Iterator[Session] | None = None
+        """With closed arrivals: what users who have been here say next."""
+
+    def prepare(self) -> None:
+        """Nothing: what later turns say depends on what is answered."""
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            while self._left:
+                session = next(self._drawn)
+                if session.begins_ns == WHEN_ONE_ENDS:
+                    self._again = chain((session,), self._drawn)
+                    break
+                if session.begins_ns:  # whoever begins at once is numbered before anybody is answered
+                    await self.ledger.clock.sleep_until(session.begins_ns)
+                if turn := self._turn(session, 0, session.begins_ns):
+                    nursery.start_soon(self._user, turn)
+
+    async def _user(self, turn: _Turn) -> None:
+        """One session; with closed arrivals, another one a think time after each."""
+        while True:
+            at = await self._session(turn)
+            if self._again is None:
+                return
+            await self.ledger.clock.sleep_until(at)
+            again = self._turn(next(self._again), 0, at)
+            if again is None:
+                return
+            turn = again
+
+    async def _session(self, turn: _Turn) -> Instant:
+        """To its end; when its user comes back."""
+        clock, said = self.ledger.clock, Conversation(self._contents, turn.session.index, self._system_prompt_tokens)
+        while True:
+            request = turn.session.turns[turn.place]
+            body = self._form.body(said.ask(turn.place, request), request.output_tokens)
+            answer = await self.places.send(turn.number, body, request.leaves_ns)
+            at = clock.now() + turn.session.think_ns[turn.place]
+            if self.ledger.records.outcome[turn.number] != "completed" or turn.place + 1 == len(turn.session.turns):
+                return at
+            said.hear(turn.place, answer.token_ids, request.output_tokens)
+            await clock.sleep_until(at)
+            following = self._turn(turn.session, turn.place + 1, at)
+            if following is None:
+                return at
+            turn = following
+
+    def _turn(self, session: Session, place: int, at: Instant) -> _Turn | None:
+        """It is due; None if it is one too many."""
+        if not self._left:
+            return None
+        self._left -= 1
+        number = self.ledger.due(at, session.turns[place], (session.index, place + 1))
+        return _Turn(session, place, number)
+
+
+class _Turn(NamedTuple):
+    session: Session
+    place: int
+    number: int
+    """Of its request, in the ledger."""

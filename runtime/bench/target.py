@@ -1,0 +1,102 @@
+"""Who is asked: from options to an address, and whether anybody answers there, by which name of a model."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError
+from pdflow.protocol.values import S
+from runtime.bench.answer import plain, refusal
+from runtime.bench.asked import Asked, AskedError
+from runtime.bench.form import CHAT
+from runtime.bench.sender import ERROR_BYTES, Server
+from runtime.clock import now_ns
+from runtime.http.client import HttpClient
+from runtime.http.errors import UpstreamError
+from runtime.http.messages import JSON, Header
+
+CHAT_BACKEND: Final = "openai-chat"
+AGAIN_NS: Final = 1 * S
+"""Between two looks whether a server is up yet."""
+API_KEY: Final = "OPENAI_API_KEY"
+"""Of the environment, as vLLM's benchmark has it."""
+
+
+class NoServerError(PdflowError):
+    """Nobody answers where the requests were to go."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class _Card(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+def server_of(asked: Asked) -> Server:
+    """Raises AskedError for what is no place to ask."""
+    base = asked.base_url or f"http://{_bracketed(asked.host)}:{asked.port}"
+    split = urlsplit(base)
+    try:
+        port = split.port or 80
+    except ValueError:
+        port = 0
+    if split.scheme != "http" or not split.hostname or not port:
+        raise AskedError(f"--base-url {base}: expected http://HOST:PORT; there is no TLS here")
+    path = asked.endpoint or ("/v1/chat/completions" if asked.backend == CHAT_BACKEND else "/v1/completions")
+    if asked.backend == CHAT_BACKEND and not path.rstrip("/").endswith(CHAT):
+        raise AskedError(f"--endpoint {path}: --backend {CHAT_BACKEND} asks for chats, at a path that ends with {CHAT}")
+    headers = [JSON, *map(_header, asked.header)]
+    if key := os.environ.get(API_KEY):
+        headers.append((b"authorization", b"Bearer " + key.encode()))
+    return Server(split.hostname, port, split.path.rstrip("/") + path, tuple(headers))
+
+
+async def model_of(client: HttpClient, server: Server, asked: Asked) -> str:
+    """The name to ask for: the one given, or the first that the server tells. NoServerError if none answers."""
+    models = server._replace(path=server.path.partition("/v1/")[0] + "/v1/models")
+    until = now_ns() + round(asked.ready_check_timeout_sec * S)
+    while True:
+        try:
+            return await _first_model(client, models, asked.model)
+        except UpstreamError as error:
+            if now_ns() + AGAIN_NS > until:
+                hint = "`pdflow serve FILE` starts a server, --ready-check-timeout-sec waits for one"
+                raise NoServerError(f"{models.url} does not answer: {error}; {hint}") from None
+        await trio.sleep(AGAIN_NS / S)
+
+
+async def _first_model(client: HttpClient, models: Server, given: str | None) -> str:
+    host, port, path, headers = models
+    async with client.request("GET", host, port, path, headers) as response:
+        body = await response.read(ERROR_BYTES)
+        if given is not None:
+            return given  # somebody answers, whatever they say
+        if response.status != 200:
+            raise NoServerError(f"{models.url}: {refusal(response.status, body)}; say --model NAME")
+    try:
+        cards = msgspec.json.decode(body, type=_Models).data
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise NoServerError(f"{models.url}: {plain(str(error))}; say --model NAME") from None
+    if not cards:
+        raise NoServerError(f"{models.url} names no model; say --model NAME")
+    return cards[0].id
+
+
+def _header(text: str) -> Header:
+    name, equals, value = text.partition("=")
+    if not equals or not name or any(ch in text for ch in "\r\n"):
+        raise AskedError(f"--header {text}: expected KEY=VALUE")
+    return name.strip().lower().encode(), value.strip().encode()
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
