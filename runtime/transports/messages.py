@@ -12,6 +12,8 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections.abc import Iterable
+from itertools import chain
+from operator import add
 from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -163,10 +165,7 @@ class Pieces(NamedTuple):
 
 def pack(pieces: Iterable[Descriptor]) -> bytes:
     """OverflowError if a number is negative or beyond 64 bits."""
-    numbers = array("Q")
-    for piece in pieces:
-        numbers.extend(piece)
-    return numbers.tobytes()
+    return array("Q", chain.from_iterable(pieces)).tobytes()
 
 
 def unpack_pieces(data: bytes, source_bytes: int, target_bytes: int) -> Pieces | Malformed:
@@ -178,9 +177,7 @@ def unpack_pieces(data: bytes, source_bytes: int, target_bytes: int) -> Pieces |
         return malformed("a list of pieces that ends within a number")
     if len(numbers) % NUMBERS_PER_PIECE:
         return malformed("a list of pieces that ends within a piece")
-    listed = numbers.tolist()
-    pieces = Pieces(listed[0::3], listed[1::3], listed[2::3], sum(listed[2::3]))
-    for source, target, length in zip(*pieces[:3], strict=True):
-        if source + length > source_bytes or target + length > target_bytes:
-            return malformed(f"a piece of {length} bytes from {source} to {target} is out of bounds")
-    return pieces
+    sources, targets, lengths = (numbers[column::NUMBERS_PER_PIECE].tolist() for column in range(NUMBERS_PER_PIECE))
+    if lengths and (max(map(add, sources, lengths)) > source_bytes or max(map(add, targets, lengths)) > target_bytes):
+        return malformed(f"a piece beyond {source_bytes:,} bytes at its source or {target_bytes:,} at its target")
+    return Pieces(sources, targets, lengths, sum(lengths))
