@@ -79,9 +79,11 @@ class GovernedRouter(Router):
                 choice.up = [False] * len(choice.up)
 
     def handle(self, event: RouterEvent, now: Instant) -> RouterEffects:
-        silent = self._fallen_silent(now)
+        silent = None if self.roll is None else self._fallen_silent(self.roll, now)
         effects: RouterEffects = _ON[type(event)](self, event)
-        return silent + effects + self._gone() if self.membership.leaving else silent + effects
+        if silent:
+            effects = silent + effects
+        return effects + self._gone() if self.membership.leaving else effects
 
     def fork(self) -> Router:
         rules, choices = self.rules, (self.prefill_choice.fork(), self.decode_choice.fork())
@@ -203,12 +205,12 @@ class GovernedRouter(Router):
             return True
         return any(self._info(seat).engine == engine for seat in self.roll.members)
 
-    def _fallen_silent(self, now: Instant) -> RouterEffects:
-        gone = () if self.roll is None else self.roll.pass_to(now)
+    def _fallen_silent(self, roll: Roll, now: Instant) -> RouterEffects:
+        gone = roll.pass_to(now)
         for role, place in gone:
             choice = self.prefill_choice if role == "prefill" else self.decode_choice
             choice.up[place] = False
-        return tuple([EngineSilent(self._info(seat).engine) for seat in gone]) if gone else ()
+        return tuple([EngineSilent(self._info(seat).engine) for seat in gone])
 
     def _info(self, seat: Seat) -> EngineInfo:
         role, place = seat

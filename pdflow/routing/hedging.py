@@ -106,7 +106,7 @@ class HedgingRouter(GovernedRouter):
         """By open request that has been hedged: the number of its latest attempt."""
 
     def handle(self, event: RouterEvent, now: Instant) -> RouterEffects:
-        silent = self._fallen_silent(now)
+        silent = None if self.roll is None else self._fallen_silent(self.roll, now)
         if type(event) is TimeReached:
             effects = self._hedge_all(now)
         else:
@@ -118,7 +118,8 @@ class HedgingRouter(GovernedRouter):
                 self.deadlines.due.pop(effect.request, None)
                 self.last.pop(effect.request, None)
         self.deadlines.tidy()
-        effects = silent + effects
+        if silent:
+            effects = silent + effects
         return effects + self._gone() if self.membership.leaving else effects
 
     def wake_at(self) -> Instant | None:
