@@ -25,39 +25,96 @@ class KvCache:
         something with a buffer, which is then shared."""
         tp = len(memories)
         self.block_size = shape.block_size
-        self._views = [_view(memory, region, dtype) for memory, region in zip(memories, regions, strict=True)]
+        self.block_bytes = shape.block_size * shape.tensors_per_layer * shape.stored_heads * shape.cell_bytes
+        """Of all heads in one layer."""
+        self.dtype = dtype
+        self._ranks = [_Rank(memory, region, dtype) for memory, region in zip(memories, regions, strict=True)]
         self._heads = [heads_of_rank(shape.stored_heads, tp, rank) for rank in range(tp)]
         # Where ranks outnumber heads, several keep the same one: all are written, the first is read.
-        firsts = {heads.start: view for heads, view in zip(reversed(self._heads), reversed(self._views), strict=True)}
+        firsts = {heads.start: rank for heads, rank in zip(reversed(self._heads), reversed(self._ranks), strict=True)}
         self._read = [firsts[start] for start in sorted(firsts)]
 
-    def write(self, layer: int, blocks: Tensor, offsets: Tensor, kv: Tensor) -> None:
-        """Put `kv` `[tokens, 2, kv_heads, head_dim]` at these places."""
-        for view, heads in zip(self._views, self._heads, strict=True):
+    def places(self, blocks: Tensor, offsets: Tensor) -> list[Tensor]:
+        """Where to `write` these tokens' KV, in every layer."""
+        return [rank.cells(blocks, offsets) for rank in self._ranks]
+
+    def write(self, layer: int, places: Seq[Tensor], kv: Tensor) -> None:
+        """Put `kv` `[tokens, 2, kv_heads, head_dim]` there."""
+        for rank, heads, at in zip(self._ranks, self._heads, places, strict=True):
             part = kv if len(heads) == kv.shape[2] else kv[:, :, heads.start : heads.stop]
-            view[layer][:, blocks, :, offsets] = part
+            rank.layer(layer, 0).index_copy_(0, at, part.reshape(-1, kv.shape[-1]))
 
-    def gather(self, layer: int, blocks: Tensor) -> Tensor:
-        """`[2, kv_heads, len(blocks) * block_size, head_dim]`: a copy."""
-        parts = [view[layer].index_select(1, blocks) for view in self._read]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-        return whole.transpose(1, 2).flatten(2, 3)
+    def tables(self, blocks: Tensor) -> list[Tensor]:
+        """Where to `gather` `[sequences, blocks]`, in every layer."""
+        return [rank.runs(blocks) for rank in self._read]
+
+    def gather(self, layer: int, tables: Seq[Tensor]) -> Tensor:
+        """`[2, sequences, kv_heads, positions, head_dim]`: a copy."""
+        parts = [rank.gather(layer, table) for rank, table in zip(self._read, tables, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+    def clear(self, blocks: Tensor, offsets: Tensor) -> None:
+        """Make these tokens' KV zero in all layers."""
+        for rank in self._ranks:
+            at = rank.cells(blocks, offsets)
+            for layer in range(rank.num_layers):
+                rank.layer(layer, 0).index_fill_(0, at, 0)
 
 
-def _view(memory: RankMemory, region: memoryview | Tensor, dtype: torch.dtype) -> Tensor:
-    """`[layers, 2, blocks, heads, block_size, head_dim]` of one rank, as strides over its bytes."""
-    flat = region.view(dtype) if isinstance(region, Tensor) else torch.frombuffer(region, dtype=dtype)
-    size = dtype.itemsize
-    width = memory.cell_bytes // size
-    tensors, heads, tokens = memory.tensors_per_layer, memory.num_heads, memory.block_size
-    plane = memory.plane_address(0, 0, 0)
-    planes = [memory.plane_address(layer, tensor, 0) for layer in range(memory.num_layers) for tensor in range(tensors)]
-    step = planes[1] - planes[0]
-    if planes != [plane + index * step for index in range(len(planes))] or (plane | step | memory.block_stride) % size:
-        raise ValueError("the regions of a rank's KV must lie at equal distances, at multiples of a value's size")
-    head, token = (tokens * width, width) if memory.order == "HND" else (width, heads * width)
-    return flat.as_strided(
-        (memory.num_layers, tensors, memory.num_blocks, heads, tokens, width),
-        (tensors * step // size, step // size, memory.block_stride // size, head, token, 1),
-        plane // size,
-    )
+class _Rank:
+    """One rank's bytes as rows. A cell is a head's part of one token's K or V; where a block's cells of one head are
+    neighbours (HND), what is read is rows of all of them."""
+
+    def __init__(self, memory: RankMemory, region: memoryview | Tensor, dtype: torch.dtype) -> None:
+        self.num_layers = memory.num_layers
+        self._memory = memory
+        self._width = memory.cell_bytes // dtype.itemsize
+        self._read = memory.block_size if memory.order == "HND" else 1
+        flat = region.view(dtype) if isinstance(region, Tensor) else torch.frombuffer(region, dtype=dtype)
+        flat = flat[memory.region_bases[0] // dtype.itemsize :]
+        flat = flat[: len(flat) // (self._read * self._width) * self._read * self._width]
+        planes = [
+            memory.plane_address(layer, tensor, 0) - memory.region_bases[0]
+            for layer in range(memory.num_layers)
+            for tensor in range(memory.tensors_per_layer)
+        ]
+        self._plane = planes[1]
+        unit = memory.cell_bytes * self._read
+        if planes != [*range(0, planes[1] * len(planes), planes[1])] or memory.block_stride % unit or planes[1] % unit:
+            raise ValueError("the regions of a rank's KV must lie at equal distances, at multiples of its blocks")
+        self._cells = flat.view(-1, self._width)
+        self._runs = flat.view(-1, self._read * self._width)
+
+    def layer(self, layer: int, read: int) -> Tensor:
+        """Rows from this layer's first on: cells, or what is read at once."""
+        at = layer * self._memory.tensors_per_layer * self._plane // self._memory.cell_bytes
+        return self._runs[at // self._read :] if read else self._cells[at:]
+
+    def cells(self, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """Rows of cells in the first layer, for `[tokens, 2, heads]`, flat."""
+        memory = self._memory
+        cell = memory.cell_bytes
+        heads = torch.arange(memory.num_heads)
+        tensors = torch.arange(memory.tensors_per_layer) * (self._plane // cell)
+        at = blocks * (memory.block_stride // cell)
+        if memory.order == "HND":
+            within = (at + offsets)[:, None] + heads * memory.block_size
+        else:
+            within = (at + offsets * memory.num_heads)[:, None] + heads
+        return (within[:, None] + tensors[:, None]).flatten()
+
+    def runs(self, blocks: Tensor) -> Tensor:
+        """Rows of what is read at once in the first layer, for `[2, sequences, heads, blocks or positions]`."""
+        memory = self._memory
+        unit = memory.cell_bytes * self._read
+        at = blocks[:, None] * (memory.block_stride // unit)
+        heads = torch.arange(memory.num_heads)[:, None]
+        if memory.order == "NHD":
+            tokens = torch.arange(memory.block_size) * memory.num_heads
+            at = (at[..., None] + tokens).flatten(-2)
+        tensors = torch.arange(memory.tensors_per_layer) * (self._plane // unit)
+        return tensors[:, None, None, None] + (at + heads)
+
+    def gather(self, layer: int, table: Tensor) -> Tensor:
+        rows = self.layer(layer, 1).index_select(0, table.flatten())
+        return rows.view(*table.shape[:3], -1, self._width)

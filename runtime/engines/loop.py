@@ -55,6 +55,7 @@ class LiveEngine:
         self.limits: Final = limits
         self.pool: Final = pool
         self.steps = 0
+        self.generated_tokens = 0
         self.prompt_tokens_computed = 0
         """Tokens of prompts that were computed here, a transferred prompt's last one included."""
         self._batch: Final = NamedBatch(limits.block_size)
@@ -201,6 +202,7 @@ class LiveEngine:
         """A token: the scheduler hears of it, too, if it is the last one."""
         answer = self._answers[seq]
         answer.tokens.append(sampled.token)
+        self.generated_tokens += 1
         if seq.first_token_ns < 0:
             seq.first_token_ns = now
         sampling = answer.job.sampling

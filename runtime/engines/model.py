@@ -3,8 +3,9 @@
 **A sequence's numbers do not depend on who else is in the step**, nor on how its prompt was cut: not by a bit, in
 float32 and bfloat16 on the CPUs it was tried on, so that a prompt computed on one engine and continued on another gives
 the tokens of one engine alone, near-ties included. Three habits make it so. Rows are padded to a multiple of `ROWS`: a
-product with fewer takes other paths through the library. Attention is computed for each sequence alone. And it sums
-over the context in tiles of a fixed width, from the start on, whatever the context's length.
+product with fewer takes other paths through the library. Attention multiplies each sequence's rows with its own
+context, in matrices of its own. And it sums over the context in tiles of a fixed width, from the start on, whatever the
+context's length.
 
 Sources: transformers' modeling_llama.py, whose roundings it follows (norms and rotations in float32 or better).
 """
@@ -29,16 +30,20 @@ TILE: Final = 128
 """Positions of context that are summed over at once."""
 QUERIES: Final = 256
 """Tokens of one sequence whose attention is computed at once: bounds what a long prompt's scores take."""
+CONTEXT_BYTES: Final = 2**22
+"""K and V of one layer that several sequences gather at once: what fits a cache is faster than fewer products."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Part:
-    """One sequence's tokens in a step: rows `first` to `first + count`, at the positions from `start` on."""
+class Attending:
+    """Rows of a step that attend together: of one sequence, as many as there are, or of several one each."""
 
-    first: int
-    count: int
-    start: int
-    blocks: Tensor
+    rows: slice
+    sequences: int
+    tables: Seq[Tensor]
+    """Where their contexts are: whole tiles."""
+    beyond: Tensor
+    """What each may not see: `[sequences, 1, group * tokens, positions]`."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -47,9 +52,9 @@ class StepInput:
 
     tokens: Tensor
     positions: Tensor
-    blocks: Tensor
-    offsets: Tensor
-    parts: Seq[Part]
+    places: Seq[Tensor]
+    """Where their KV goes."""
+    attending: Seq[Attending]
     wanted: Tensor
     """Rows whose logits are wanted."""
 
@@ -60,6 +65,7 @@ class Llama:
         self.weights: Final = weights
         self._heads: Final = config.num_attention_heads
         self._kv_heads: Final = config.num_key_value_heads
+        self.group: Final = self._heads // self._kv_heads
         self._cos, self._sin = _rotations(config, weights)
 
     @torch.inference_mode()
@@ -82,28 +88,14 @@ class Llama:
         heads, kv_heads = self._heads, self._kv_heads
         rows = len(step.tokens)
         qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads + 2 * kv_heads, -1)
-        qkv[:, : heads + kv_heads] = _rotated(qkv[:, : heads + kv_heads], cos, sin)
-        kv = qkv[:rows, heads:].view(rows, 2, kv_heads, -1)
-        cache.write(index, step.blocks, step.offsets, kv)
-        out = torch.zeros_like(qkv[:, :heads])
-        for part in step.parts:
-            end = part.first + part.count
-            out[part.first : end] = self._attend(qkv[part.first : end, :heads], part, cache.gather(index, part.blocks))
+        turned = _rotated(qkv[:, : heads + kv_heads], cos, sin)
+        kv = torch.cat((turned[:rows, heads:], qkv[:rows, heads + kv_heads :]), 1)
+        cache.write(index, step.places, kv.view(rows, 2, kv_heads, -1))
+        out = torch.zeros_like(turned[:, :heads])
+        for part in step.attending:
+            context = cache.gather(index, part.tables)
+            out[part.rows] = _attended(turned[part.rows, :heads], context, part)
         return F.linear(out.flatten(1), layer.out)
-
-    def _attend(self, q: Tensor, part: Part, kv: Tensor) -> Tensor:
-        """`q` `[tokens, heads, head_dim]` over the sequence's own KV, its own included."""
-        end = part.start + part.count
-        # What lies beyond in the last block is anything at all, and 0 times infinity is no number.
-        kv[1, :, end:] = 0
-        grouped = q.view(part.count, self._kv_heads, -1, q.shape[2]).permute(1, 2, 0, 3)
-        parts = []
-        for first in range(0, part.count, QUERIES):
-            last = min(first + QUERIES, part.count)
-            length = -(-(part.start + last) // TILE) * TILE
-            parts.append(_tiled(grouped[:, :, first:last], kv[:, :, :length], part.start + first))
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-        return whole.permute(2, 0, 1, 3).flatten(1, 2)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         gate, up = F.linear(x, layer.gate_up).chunk(2, 1)
@@ -115,23 +107,32 @@ def context_blocks(positions: int, block_size: int) -> int:
     return -(-(-(-positions // TILE) * TILE) // block_size)
 
 
-def _tiled(q: Tensor, kv: Tensor, start: int) -> Tensor:
-    """Causal attention of `q` `[kv_heads, group, tokens, head_dim]`, from position `start` on; whole tiles of KV."""
-    kv_heads, group, tokens, width = q.shape
-    rows, length = group * tokens, kv.shape[2]
-    flat = F.pad(q.reshape(kv_heads, rows, width), (0, 0, 0, -rows % ROWS))
-    scores = torch.matmul(flat, kv[0].transpose(1, 2)).to(_at_least_float32(q.dtype)).mul_(width**-0.5)
-    reach = torch.arange(start, start + tokens).repeat(group)
-    beyond = torch.arange(length) > F.pad(reach, (0, -rows % ROWS))[:, None]
-    scores.masked_fill_(beyond, -math.inf)
-    weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
-    values = weights.to(q.dtype)
-    out = torch.zeros_like(flat, dtype=scores.dtype)
-    total = torch.zeros_like(scores[..., :1])
-    for at in range(0, length, TILE):
-        out += torch.matmul(values[..., at : at + TILE], kv[1, :, at : at + TILE])
-        total += weights[..., at : at + TILE].sum(-1, keepdim=True)
-    return (out / total).to(q.dtype)[:, :rows].view(kv_heads, group, tokens, width)
+def beyond(reaches: Tensor, group: int, length: int) -> Tensor:
+    """Of `[sequences, tokens]` positions, each token's own, what lies beyond them; see `Attending`."""
+    return torch.arange(length).gt(reaches.repeat(1, group)[:, None, :, None])
+
+
+def _attended(q: Tensor, kv: Tensor, part: Attending) -> Tensor:
+    """`q` `[rows, heads, head_dim]` over `kv` `[2, sequences, kv_heads, positions, head_dim]`."""
+    sequences, (rows, heads, width) = part.sequences, q.shape
+    _, _, kv_heads, _, _ = kv.shape
+    length = part.beyond.shape[-1]
+    tokens, tiles = rows // sequences, length // TILE
+    # [sequences, kv_heads, group * tokens, head_dim]: queries of one KV head are the rows of one product.
+    flat = q.view(sequences, tokens, kv_heads, -1, width).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    count = flat.shape[2]
+    padding = (0, 0, 0, -count % ROWS)
+    scores = torch.matmul(F.pad(flat, padding), kv[0, :, :, :length].transpose(2, 3))[:, :, :count]
+    weights = scores.to(_at_least_float32(q.dtype)) * width**-0.5
+    weights.masked_fill_(part.beyond, -math.inf)
+    weights.sub_(weights.amax(-1, keepdim=True)).exp_()
+    # Tile by tile, then the tiles in order: what is masked at the end adds exactly nothing, however much it is.
+    total = weights.view(sequences, kv_heads, count, tiles, TILE).sum(-1).movedim(-1, 0).contiguous().sum(0)
+    tiled = F.pad(weights.to(q.dtype), padding).view(sequences, kv_heads, -1, tiles, TILE).transpose(2, 3)
+    values = kv[1, :, :, :length].view(sequences, kv_heads, tiles, TILE, width)
+    out: Tensor = torch.matmul(tiled, values).to(weights.dtype).sum(2)[:, :, :count] / total[..., None]
+    grouped: Tensor = out.to(q.dtype).view(sequences, kv_heads, -1, tokens, width)
+    return grouped.permute(0, 3, 1, 2, 4).reshape(rows, heads, width)
 
 
 def _padded(rows: Tensor) -> Tensor:
@@ -151,11 +152,11 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`x` `[rows, heads, head_dim]`, halves against each other, as Hugging Face's weights want it."""
     low, high = x.chunk(2, -1)
-    return x * cos + torch.cat((-high, low), -1) * sin
+    return torch.addcmul(x * cos, torch.cat((high, low), -1), sin)
 
 
 def _rotations(config: ModelConfig, weights: Weights) -> tuple[Tensor, Tensor]:
-    """Cosine and sine `[positions, 1, head_dim]` of every position and wave."""
+    """Cosine and sine `[positions, 1, head_dim]` of every position and wave; the sine of the lower half negative."""
     width, scaling = config.head_dim, config.rope_scaling
     waves = 1.0 / config.rope_theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
     if scaling is not None:
@@ -163,6 +164,7 @@ def _rotations(config: ModelConfig, weights: Weights) -> tuple[Tensor, Tensor]:
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         mix = ((turns - low) / (high - low)).clamp(0, 1)
         waves = (1 - mix) * waves / scaling.factor + mix * waves
-    angles = torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float32), waves)
-    angles = torch.cat((angles, angles), -1)[:, None].to(weights.device)
-    return angles.cos().to(weights.dtype), angles.sin().to(weights.dtype)
+    angles = torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float32), waves)[:, None]
+    angles = angles.to(weights.device)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1).to(weights.dtype), torch.cat((-sin, sin), -1).to(weights.dtype)
