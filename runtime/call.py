@@ -6,6 +6,7 @@ The first leg that has a piece of the answer is what the client hears; its bytes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +16,7 @@ from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
+from runtime.clock import now_ns
 from runtime.http.client import HttpClient
 from runtime.http.errors import OpenAIError, UpstreamError
 from runtime.http.messages import JSON, Headers
@@ -46,10 +48,19 @@ class Call:
         self.headers: Final = headers
         self.answered: Final = answered
         self.responder: Final = responder
+        self.begun_ns: Final = now_ns()
+        self.first: Callable[[bytes], None] | None = None
+        """Told the first piece of the answer, and no other."""
         self.over: Final = trio.Event()
         self.nursery: trio.Nursery
         self.refusal: OpenAIError | None = None
         """What an engine said to it: that the request itself is at fault."""
+
+    def piece(self, data: bytes) -> None:
+        """Of the answer, before the client has it."""
+        if self.first is not None:
+            first, self.first = self.first, None
+            first(data)
 
     def prefill_body(self, params: dict[str, Any]) -> bytes:
         said = {"prompt_token_ids": self.tokens, "max_tokens": 1, "kv_transfer_params": params}
@@ -94,7 +105,7 @@ class Leg:
             async with self.client.request("POST", at.host, at.port, call.path, self.headers, body) as response:
                 if response.status != 200:
                     return self._refused(response.status, await response.read())
-                await relay(response, call.responder, call.answered)
+                await relay(response, call.responder, call.answered, call.piece)
         except UpstreamError:
             return Code.UNREACHABLE
         return Code.NONE

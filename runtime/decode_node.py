@@ -16,8 +16,9 @@ from pdflow.protocol.events import DecodeAborted, DecodeAdmitted, DecodeQueued
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
+from runtime.clock import now_ns
 from runtime.content import digest_of
-from runtime.engine_node import EngineNode, MakeTransport, Place
+from runtime.engine_node import EngineNode, Known, MakeTransport, Place
 from runtime.engines.job import Job, Sampling, Token
 from runtime.engines.loop import Told
 from runtime.node import Endpoint, Port
@@ -32,6 +33,11 @@ class DecodeLeg:
     def __init__(self, request_id: RequestId, job: Job, alone: bool) -> None:
         self.request_id: Final = request_id
         self.job: Final = job
+        self.begun_ns: Final = now_ns()
+        self.step_ns = self.begun_ns
+        """When its last stage ended."""
+        self.granted = False
+        """The protocol has been told of its blocks."""
         self.alone: Final = alone
         """Its prompt is computed here; the protocol knows nothing of it."""
         self.tell, self.said = trio.open_memory_channel[Said](math.inf)
@@ -119,13 +125,20 @@ class DecodeNode(EngineNode):
             case Token(seq=seq):
                 leg = self.by_seq.get(id(seq))
                 if leg is not None:
+                    if seq.generated == 0 and not leg.alone:
+                        self.passed(leg, "first_decode")
                     leg.tell.send_nowait(outcome)
             case Admitted(seq=seq):
-                leg = self.by_seq[id(seq)]
+                self.settle()
+                leg = self.by_seq.get(id(seq))
+                if leg is None:
+                    return  # it has ended meanwhile, and given back what it had just got
+                self.passed(leg, "d_admit")
                 assert seq.allocation is not None
+                leg.granted = True
                 tokens, here = leg.job.tokens, seq.cached_tokens
                 digest = digest_of(tokens, self.place.weights)
-                self.put(
+                self.feed(
                     self.scheduler,
                     DecodeAdmitted(
                         leg.request_id, seq.allocation, here, len(tokens) - here, digest, self.place.weights
@@ -133,6 +146,14 @@ class DecodeNode(EngineNode):
                 )
             case Finished(seq=seq):
                 self._end(self.by_seq[id(seq)], Code.NONE)
+
+    def passed(self, leg: DecodeLeg, stage: str) -> None:
+        """It has come through this stage, too."""
+        self.stage(stage, leg.step_ns)
+        leg.step_ns = now_ns()
+
+    def known(self) -> list[Known]:
+        return [Known(leg.request_id, leg.request_id, leg.job.seq, leg.begun_ns) for leg in self.legs.values()]
 
     # The protocol's effects.
 
@@ -149,13 +170,20 @@ class DecodeNode(EngineNode):
         self.ranks[port.address].read_word(effect)
 
     def commit(self, port: Port, effect: Commit) -> None:
-        self.engine.loaded(self.legs[effect.request_id].job.seq)
+        leg = self.legs[effect.request_id]
+        self.passed(leg, "transfer")
+        self.engine.loaded(leg.job.seq)
 
     def resolve(self, port: Port, effect: Resolve) -> None:
         """The request is over; what remains of its blocks is the protocol's to give back."""
         leg = self.legs[effect.request_id]
         dropped = self.engine.drop(leg.job.seq)
         assert dropped in (Dropped.NOT_HERE, Dropped.AT_ONCE, Dropped.BLOCKS_ARE_YOURS)
+        if dropped is Dropped.BLOCKS_ARE_YOURS and not leg.granted:
+            # The engine gave it blocks in this very turn: the protocol never heard of them.
+            allocation = leg.job.seq.allocation
+            assert allocation is not None
+            self.engine.release(allocation)
         self._end(leg, effect.code)
 
     def quarantine(self, port: Port, effect: Quarantine) -> None:

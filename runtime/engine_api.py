@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Final
 
+import msgspec
+
 from pdflow.engine.sequence import NeverFitsError
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.messages import Code
@@ -30,8 +32,10 @@ from runtime.http.openai.models import ModelCard, model_not_found, models_body
 from runtime.http.openai.sampling import Asked
 from runtime.http.responder import Responder
 from runtime.kv_params import Coordinates, decode_json, read_decode, read_prefill
+from runtime.meter import CONTENT_TYPE, Meter
 from runtime.prefill_node import PrefillNode
 from runtime.prompts import Prompts
+from runtime.state import state_of
 
 STATUS: Final = {
     Code.REJECTED: 400,
@@ -51,7 +55,9 @@ class EngineApi:
         self.prompts: Final = prompts
         self.method: Final = method
         self.here: Final = here
+        self.meter: Final = Meter()
         self.started_s: Final = wall_s()
+        node.measured_by(self.meter)
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         try:
@@ -67,6 +73,10 @@ class EngineApi:
         match request.method, request.path:
             case "GET", "/health":
                 await responder.reply(200)
+            case "GET", "/metrics":
+                await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.meter.text())
+            case "GET", "/state":
+                await responder.reply(200, (JSON,), msgspec.json.encode(state_of(self.node)))
             case "GET", "/v1/models":
                 card = ModelCard(
                     id=self.prompts.model, created=self.started_s, max_model_len=self.prompts.context_tokens

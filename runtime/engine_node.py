@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import attrs
 import trio
 
+from pdflow.engine.sequence import Sequence as Seq
 from pdflow.layout.shapes import KvShape
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.protocol.effects import Fence, Flush, Handshake, Send
 from pdflow.protocol.ids import EngineInfo, rank_address
-from pdflow.protocol.values import Address, Allocation
+from pdflow.protocol.values import Address, Allocation, Instant, RequestId
+from runtime.clock import now_ns
 from runtime.engines.loop import LiveEngine, Told
 from runtime.links import Links
+from runtime.meter import EngineCollector, Meter, TransferMeter
 from runtime.node import Endpoint, Node, Port
 from runtime.ranks import LayoutBook, Rank
 from runtime.transports.base import Tell, Transport
@@ -42,6 +45,16 @@ class Place:
     """Names what the model computes with: engines of different weights exchange nothing (S4)."""
 
 
+class Known(NamedTuple):
+    """A request that an engine knows of."""
+
+    request_id: RequestId
+    name: str
+    """Under which its scheduler's endpoint knows it."""
+    seq: Seq
+    begun_ns: Instant
+
+
 class EngineNode(Node):
     """Subclasses say in `came` what the engine's outcomes mean."""
 
@@ -55,6 +68,7 @@ class EngineNode(Node):
         super().__init__(place.info.engine)
         self.place: Final = place
         self.engine: LiveEngine
+        self.meter: Meter | None = None
         self.port = 0
         """Where its ranks hear."""
         self.scheduler: Final = self.add(self.name, scheduler, place.incarnation)
@@ -79,6 +93,23 @@ class EngineNode(Node):
             partial(self.links.incarnation_of, address),
         )
         self.ranks[address] = rank
+
+    def measured_by(self, meter: Meter) -> None:
+        """From now on, what happens here is counted there."""
+        self.meter = meter
+        meter.registry.register(EngineCollector(self))
+        transfers = TransferMeter(meter.registry)
+        for rank in self.ranks.values():
+            rank.meter = transfers
+
+    def stage(self, name: str, begun_ns: Instant, ended_ns: Instant | None = None) -> None:
+        """A request has been in this stage from then until now, or until then."""
+        if self.meter is not None:
+            self.meter.stage(name, (now_ns() if ended_ns is None else ended_ns) - begun_ns)
+
+    def known(self) -> list[Known]:
+        """Requests that are not over."""
+        raise NotImplementedError
 
     async def serve(
         self, listener: trio.SocketListener, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

@@ -16,6 +16,7 @@ import trio
 
 from pdflow.scenario.load import load
 from pdflow.scenario.schema import Scenario
+from runtime.admin import Admin
 from runtime.build import Builder, engines_of, refuse_what_is_not_served
 from runtime.call import Call
 from runtime.choices import Several
@@ -31,6 +32,7 @@ from runtime.http.server import serve_http
 from runtime.http.sockets import listen
 from runtime.kv_params import Coordinates
 from runtime.logs import log_to_stderr
+from runtime.meter import CONTENT_TYPE
 from runtime.models import open_prompts
 from runtime.places import read_news
 from runtime.processes import drain_on_signal, hear_stdin, run_until_told
@@ -52,6 +54,7 @@ class Front:
         self.node: Final = node
         self.prompts: Final = prompts
         self.started_s: Final = wall_s()
+        self.admin: Final = Admin(node)
         self.here: Coordinates
         """Where clients ask."""
 
@@ -71,6 +74,10 @@ class Front:
             case "POST", "/v1/chat/completions":
                 chat = read_chat(request.body)
                 await self._complete(request, chat, [self.prompts.of_chat(chat)], responder)
+            case "GET", "/metrics":
+                await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.node.meter.text())
+            case _, path if path.startswith("/admin/"):
+                await self.admin(request, responder)
             case "GET", "/v1/models":
                 card = ModelCard(
                     id=self.prompts.model, created=self.started_s, max_model_len=self.prompts.context_tokens

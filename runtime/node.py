@@ -5,9 +5,11 @@ never waits. What one endpoint tells another of the same engine goes through the
 entered while an effect of its last turn is still to be done. Deadlines are judged when all that had come before has
 been handled (C11).
 
-The queue has two doors. `put` is for what must not be refused: the engine's outcomes, the ends of operations, orders
-between endpoints; how many of those there can be is bounded by what was begun here. `offer` is for peers' frames: who
-has sent more than are handled waits, and so does its stream, nobody else.
+The queue has two doors and a window. `put` is for what must not be refused: the engine's outcomes, the ends of
+operations, orders between endpoints; how many of those there can be is bounded by what was begun here. `offer` is for
+peers' frames: who has sent more than are handled waits, and so does its stream, nobody else. By `settle` and `feed` the
+engine's task looks in: what an engine does and what the protocol knows of it must not drift apart, as they would if a
+request's end waited in the queue while the engine gives it blocks.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ class Node:
         self._bell = trio.Event()
         self._frames = trio.Semaphore(MOST_FRAMES)
         self._offered = 0
+        self._draining = False
 
     def add(self, address: Address, endpoint: Endpoint, incarnation: int) -> Port:
         port = self.ports[address] = Port(address, endpoint, incarnation)
@@ -77,6 +80,15 @@ class Node:
         """Something has happened here. From the task's own effects, too."""
         self._queue.append((port, event))
         self._bell.set()
+
+    def feed(self, port: Port, event: Any) -> None:
+        """What the engine has done, which nothing that is queued may contradict: handled now, behind all of that."""
+        self._queue.append((port, event))
+        self._drain(now_ns())
+
+    def settle(self) -> None:
+        """Handle what is queued, before something is done that must know of it."""
+        self._drain(now_ns())
 
     async def offer(self, port: Port, event: Any) -> None:
         """A peer says something."""
@@ -111,6 +123,8 @@ class Node:
                 self._drain(now)
 
     def _drain(self, now: Instant) -> None:
+        assert not self._draining, "an effect may not feed: it puts"
+        self._draining = True
         queue, do, ports, observe = self._queue, self.do, self.ports, self.observe
         while queue:
             port, event = queue.popleft()
@@ -123,6 +137,7 @@ class Node:
                     queue.append((ports[effect.to], effect.event))
                 else:
                     do[kind](port, effect)
+        self._draining = False
 
     def note(self, port: Port, effect: Note) -> None:
         """Counted always, told once of its kind: a peer may cause as many as it likes."""

@@ -15,8 +15,9 @@ from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import RequestId, Xid
+from runtime.clock import now_ns
 from runtime.content import digest_of
-from runtime.engine_node import EngineNode, MakeTransport, Place
+from runtime.engine_node import EngineNode, Known, MakeTransport, Place
 from runtime.engines.job import Job, Sampling
 from runtime.engines.loop import Told
 from runtime.node import Endpoint, Port
@@ -29,6 +30,7 @@ class PrefillLeg:
         self.request_id: Final = request_id
         self.xid: Final = xid
         self.job: Final = job
+        self.begun_ns: Final = now_ns()
         self.answered: Final = trio.Event()
         self.params: KvParams | None = None
         self.code = Code.NONE
@@ -90,9 +92,14 @@ class PrefillNode(EngineNode):
             seq = outcome.seq
             leg = self.by_seq.pop(id(seq))
             assert seq.allocation is not None
+            self.stage("p_queue", leg.begun_ns, seq.start_ns)
+            self.stage("prefill", seq.start_ns)
             digest = digest_of(leg.job.tokens, self.place.weights)
             source = self.table(seq.allocation)
-            self.put(self.scheduler, PrefillFinished(leg.xid, source, seq.prompt_tokens, digest, self.place.weights))
+            self.feed(self.scheduler, PrefillFinished(leg.xid, source, seq.prompt_tokens, digest, self.place.weights))
+
+    def known(self) -> list[Known]:
+        return [Known(leg.request_id, leg.xid, leg.job.seq, leg.begun_ns) for leg in self.by_xid.values()]
 
     # The protocol's effects.
 
@@ -112,6 +119,10 @@ class PrefillNode(EngineNode):
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         leg = self.by_xid.pop(effect.xid)
+        if effect.code is Code.EXPIRED:
+            for rank in self.ranks.values():
+                if rank.meter is not None:
+                    rank.meter.expired()
         assert leg.job.seq.allocation is not None
         self.engine.release(leg.job.seq.allocation)
 

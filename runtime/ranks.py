@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -25,9 +25,10 @@ from pdflow.protocol.effects import PostRead, PostWrite, ReadWord
 from pdflow.protocol.events import FenceEnded, FlushEnded, ReadEnded, Received, WordRead, WriteEnded, WriteStopped
 from pdflow.protocol.ids import EngineInfo, LeaseWord, Op, Shards, rank_address
 from pdflow.protocol.messages import Done, Register
-from pdflow.protocol.values import Address
+from pdflow.protocol.values import Address, Instant
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow.protocol.wire.strict import decode_done, encode_frame
+from runtime.clock import now_ns
 from runtime.transports.base import (
     Ended,
     Fenced,
@@ -40,6 +41,9 @@ from runtime.transports.base import (
     TransportEvent,
     WordArrived,
 )
+
+if TYPE_CHECKING:
+    from runtime.meter import TransferMeter
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +83,15 @@ class LayoutBook:
         return pair
 
 
+class Posted(NamedTuple):
+    """An operation under way."""
+
+    op: Op
+    over: Callable[[Any], Any]
+    """Makes the event that its end is."""
+    begun_ns: Instant
+
+
 class Rank:
     """Args: shape of the KV at this engine's block size; `transport` makes one that tells its events to what it is
     given; `put` hands an event to this rank's endpoint; `incarnation_of` says in which life a peer speaks now."""
@@ -108,10 +121,11 @@ class Rank:
         self._layouts = layouts
         self._put = put
         self._incarnation_of = incarnation_of
-        self._open: dict[int, tuple[Op, Callable[[Any], Any]]] = {}
-        """What is under way, by the number that the transport knows, with the event that its end is."""
+        self._open: dict[int, Posted] = {}
+        """What is under way, by the number that the transport knows."""
         self._last = 0
         self.bytes_posted = 0
+        self.meter: TransferMeter | None = None
 
     def about(self) -> bytes:
         """For a peer's `meet`."""
@@ -141,9 +155,9 @@ class Rank:
             self._put(over(False))
             return
         assert isinstance(effect.notice, Done), "only strict is spoken here"
-        self.bytes_posted += effect.nbytes
         number = self._number(effect.op, over)
         self.transport.write(number, effect.to, pieces, grant.target.generation, encode_frame(effect.notice))
+        self._posted(number, effect.nbytes, len(pieces))
 
     def read(self, effect: PostRead) -> None:
         over = partial(ReadEnded, effect.op)
@@ -153,8 +167,9 @@ class Rank:
             log.warning("%s: a READ of %s cannot be posted: %s", self.address, effect.source, error)
             self._put(over(False))
             return
-        self.bytes_posted += effect.nbytes
-        self.transport.read(self._number(effect.op, over), effect.source, pieces)
+        number = self._number(effect.op, over)
+        self.transport.read(number, effect.source, pieces)
+        self._posted(number, effect.nbytes, len(pieces))
 
     def read_word(self, effect: ReadWord) -> None:
         about = self.peers.get(effect.source)
@@ -165,8 +180,8 @@ class Rank:
         self.transport.read_word(self._number(effect.op, partial(WordRead, effect.op)), effect.source, at)
 
     def stop(self, op: Op) -> None:
-        for number, (known, _) in self._open.items():
-            if known == op:
+        for number, posted in self._open.items():
+            if posted.op == op:
                 self.transport.stop(number)
 
     def expose(self, word: LeaseWord) -> None:
@@ -185,12 +200,13 @@ class Rank:
     def heard(self, event: TransportEvent) -> None:
         match event:
             case Ended(number, ok):
+                if self.meter is not None and number in self._open:
+                    self.meter.ended(self._open[number].begun_ns, ok)
                 self._over(number, ok)
             case WordArrived(number, word):
                 self._over(number, word)
             case Stopped(number):
-                op, _ = self._open.pop(number)
-                self._put(WriteStopped(op))
+                self._put(WriteStopped(self._open.pop(number).op))
             case Noticed(peer, notice):
                 self._noticed(peer, notice)
             case Fenced(peer):
@@ -208,6 +224,8 @@ class Rank:
         if isinstance(done, Malformed) or incarnation is None:
             why = done.reason if isinstance(done, Malformed) else "its stream is gone"
             log.warning("%s: a notification of %s is dropped: %s", self.address, peer, why)
+            if self.meter is not None:
+                self.meter.unread()
             return
         self._put(Received(peer, incarnation, done))
 
@@ -215,11 +233,16 @@ class Rank:
         """It has ended; what nobody waits for was ended by a fence before."""
         known = self._open.pop(number, None)
         if known is not None:
-            self._put(known[1](result))
+            self._put(known.over(result))
+
+    def _posted(self, number: int, nbytes: int, descriptors: int) -> None:
+        self.bytes_posted += nbytes
+        if self.meter is not None and number in self._open:
+            self.meter.posted(nbytes, descriptors, now_ns() - self._open[number].begun_ns)
 
     def _number(self, op: Op, over: Callable[[Any], Any]) -> int:
         self._last += 1
-        self._open[self._last] = (op, over)
+        self._open[self._last] = Posted(op, over, now_ns())
         return self._last
 
     def _slot(self, word: LeaseWord) -> int:

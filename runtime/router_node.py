@@ -33,11 +33,13 @@ from pdflow.routing.router import (
     Router,
 )
 from runtime.call import Call, Leg
+from runtime.clock import now_ns
 from runtime.http.client import HttpClient
 from runtime.http.errors import OpenAIError
 from runtime.http.messages import JSON
 from runtime.http.relay import break_off
 from runtime.kv_params import Coordinates, decode_json, prefill_json
+from runtime.meter import RouterMeter
 from runtime.node import Node, Port
 from runtime.places import EngineGone, EnginePlace, News
 
@@ -65,6 +67,7 @@ class RouterNode(Node):
         self.calls: dict[int, Call] = {}
         self.legs: dict[tuple[str, RequestId], trio.CancelScope] = {}
         """Those under way."""
+        self.meter: Final = RouterMeter()
         self._number = secrets.randbits(NUMBERS)
         self.do.update(
             {
@@ -81,17 +84,21 @@ class RouterNode(Node):
         """Until the client has its answer. Cancelled: it has gone away."""
         self._number += 1
         number = self._number
-        try:
-            async with trio.open_nursery() as nursery:
-                call.nursery = nursery
-                self.calls[number] = call
-                self.put(self.port, RequestArrived(number, False, len(call.tokens)))
+        async with trio.open_nursery() as nursery:
+            call.nursery = nursery
+            call.first = lambda _: self.meter.first_token(call.begun_ns)
+            self.calls[number] = call
+            self.meter.open.inc()
+            self.put(self.port, RequestArrived(number, False, len(call.tokens)))
+            try:
                 await call.over.wait()
-                nursery.cancel_scope.cancel()
-        finally:
-            if not call.over.is_set():
-                self.put(self.port, ClientGone(number))
-            self.calls.pop(number, None)
+            finally:
+                # Before the nursery is closed: what is dispatched from now on finds nobody to do it for.
+                del self.calls[number]
+                self.meter.open.dec()
+                if not call.over.is_set():
+                    self.put(self.port, ClientGone(number))
+            nursery.cancel_scope.cancel()
 
     def hear(self, news: News) -> None:
         """An engine is up, or gone."""
@@ -163,6 +170,8 @@ class RouterNode(Node):
 
     def reply(self, port: Port, effect: Reply) -> None:
         call = self.calls.get(effect.request)
+        begun_ns = now_ns() if call is None else call.begun_ns
+        self.meter.over(begun_ns, effect.outcome, effect.code.name.lower(), effect.attempts)
         if call is None:
             return
         if effect.outcome != "completed":

@@ -37,7 +37,7 @@ CHECKED: Final = SIMULATED | _words("gc textwrap")
 LIVE: Final = PURE | _words(
     """
     runtime trio httptools argparse base64 ctypes errno fcntl gc hmac http importlib logging mmap os outcome platform
-    resource secrets select shlex shutil signal socket ssl stat subprocess sys tempfile textwrap threading urllib uuid
+    prometheus_client resource secrets select shlex shutil signal socket ssl stat subprocess sys tempfile textwrap threading urllib uuid
     weakref
     """
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -93,6 +94,56 @@ async def test_what_is_wrong_is_told_to_whoever_said_it(quickstart: Served) -> N
     ):
         answer = await quickstart.ask(**said)
         assert answer.status == status, answer.body
+
+
+async def blocks_in_use(cluster: Served) -> dict[str, int]:
+    status, body = await cluster.exchange("GET", "/admin/state")
+    assert status == 200
+    engines = msgspec.json.decode(body)["engines"]
+    return {name: engine["blocks"] - engine["free"] for name, engine in engines.items()}
+
+
+@pytest.mark.trio
+async def test_who_hangs_up_leaves_nothing_behind(quickstart: Served) -> None:
+    """Before P has computed, while KV is on its way, and in the middle of the answer."""
+    for pause_s in (0.0, 0.02, 0.1, 0.4):
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                said = {"prompt": prompt(1500, number), "max_tokens": 500, "ignore_eos": True}
+                nursery.start_soon(partial(quickstart.ask, **said))
+            await trio.sleep(pause_s)
+            nursery.cancel_scope.cancel()
+    with trio.fail_after(60):
+        while sum((await blocks_in_use(quickstart)).values()):
+            await trio.sleep(0.1)
+
+
+@pytest.mark.trio
+async def test_an_engine_that_is_drained_gets_nothing_new(quickstart: Served) -> None:
+    async def prompts_of(engine: str) -> int:
+        status, body = await quickstart.exchange("GET", "/admin/state")
+        assert status == 200
+        return int(msgspec.json.decode(body)["engines"][engine]["steps"])
+
+    assert (await quickstart.exchange("POST", "/admin/engines/prefill-1/drain"))[0] == 200
+    before = await prompts_of("prefill-1")
+    for number in range(4):
+        assert (await quickstart.ask(prompt=prompt(20, 50 + number), max_tokens=2)).status == 200
+    assert await prompts_of("prefill-1") == before
+    assert (await quickstart.exchange("POST", "/admin/engines/prefill-1/resume"))[0] == 200
+    for number in range(4):
+        assert (await quickstart.ask(prompt=prompt(20, 60 + number), max_tokens=2)).status == 200
+    assert await prompts_of("prefill-1") > before
+    assert (await quickstart.exchange("POST", "/admin/engines/nobody-1/drain"))[0] == 404
+
+
+@pytest.mark.trio
+async def test_metrics_have_the_names_of_the_field(quickstart: Served) -> None:
+    await quickstart.ask(prompt=prompt(40), max_tokens=4)
+    status, text = await quickstart.exchange("GET", "/metrics")
+    assert status == 200
+    assert b"vllm:time_to_first_token_seconds_count" in text
+    assert b'pdflow_router_requests_total{code="none",outcome="completed"}' in text
 
 
 @pytest.mark.trio

@@ -7,10 +7,13 @@ import trio
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
+from pdflow.engine.sequence import Phase
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
+from runtime.clock import now_ns
 from runtime.engines.job import Sampling
 from runtime.models import TorchModel
+from runtime.transports.named import transport_named
 from tests.runtime.support.house import Answer, House, cluster, house, said
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100, 700)
@@ -94,3 +97,21 @@ async def test_tokens_follow_from_the_kv_that_came(model: TorchModel, monkeypatc
         theirs = await home.ask_alone("theirs", [*prompt(100, 1)[:-1], prompt(100)[-1]], sampling)
         assert handed != own
         assert handed == theirs
+
+
+@pytest.mark.trio
+async def test_an_engine_that_gives_blocks_to_a_request_that_has_just_ended_gets_them_back(model: TorchModel) -> None:
+    """The client's hang-up waits in the queue as the engine admits: found by a cluster whose clients hung up."""
+    home = House(cluster(), model, transport_named("shm"))
+    node = home.d
+    leg = node.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(100), Sampling())
+    node.turn(now_ns())
+    assert leg.job.seq.phase is Phase.WAITING
+    node.abort(leg)
+    assert not node.engine._compose()
+    assert leg.said.receive_nowait() is Code.CANCELLED
+    assert node.pool.free == node.pool.num_blocks
+    assert not node.known()
+    for built in (home.p, home.d, home.alone):
+        for rank in built.ranks.values():
+            await rank.transport.aclose()

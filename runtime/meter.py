@@ -1,0 +1,153 @@
+"""What a part of a live cluster counts, and shows under /metrics: vLLM's names where vLLM has one, ours besides.
+
+The transfers' names are those of vLLM's NIXL connector, unchanged, so that its dashboards work whatever the transport;
+as there, one observation is one operation of one rank. Sources: vllm/v1/metrics/loggers.py and the connector's stats.py
+(LIVE_PEERS_AND_USERS.md 1.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pdflow.protocol.values import S
+from runtime.clock import now_ns
+
+if TYPE_CHECKING:
+    from runtime.engine_node import EngineNode
+
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+XFER_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
+POST_S: Final = (0.001, *XFER_S)
+BYTES: Final = tuple(2**power for power in range(11, 34, 2))
+DESCRIPTORS: Final = (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10_000, 20_000, 50_000)
+STAGE_S: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class Meter:
+    """Of one process. `text` is what /metrics answers."""
+
+    def __init__(self) -> None:
+        self.registry: Final = CollectorRegistry()
+        self._stages: Final = Histogram(
+            "pdflow_request_stage_seconds",
+            "Time of a request in one stage of its way, as seen by whoever does it",
+            ["stage"],
+            buckets=STAGE_S,
+            registry=self.registry,
+        )
+
+    def stage(self, name: str, lasted_ns: int) -> None:
+        self._stages.labels(name).observe(lasted_ns / S)
+
+    def text(self) -> bytes:
+        text: bytes = generate_latest(self.registry)
+        return text
+
+
+class TransferMeter:
+    """Of one engine's operations."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._xfer: Final = Histogram(
+            "vllm:nixl_xfer_time_seconds", "From posting an operation to its end", buckets=XFER_S, registry=registry
+        )
+        self._post: Final = Histogram("vllm:nixl_post_time_seconds", "To post one", buckets=POST_S, registry=registry)
+        self._bytes: Final = Histogram("vllm:nixl_bytes_transferred", "Bytes of one", buckets=BYTES, registry=registry)
+        self._descriptors: Final = Histogram(
+            "vllm:nixl_num_descriptors", "Descriptors of one", buckets=DESCRIPTORS, registry=registry
+        )
+        self._failed: Final = Counter("vllm:nixl_num_failed_transfers", "Operations that failed", registry=registry)
+        self._unread: Final = Counter(
+            "vllm:nixl_num_failed_notifications", "Notifications that could not be read", registry=registry
+        )
+        self._expired: Final = Counter(
+            "vllm:nixl_num_kv_expired_reqs",
+            "Prompts whose lease ran out before their KV was had",
+            registry=registry,
+        )
+
+    def posted(self, nbytes: int, descriptors: int, took_ns: int) -> None:
+        self._post.observe(took_ns / S)
+        self._bytes.observe(nbytes)
+        self._descriptors.observe(descriptors)
+
+    def ended(self, begun_ns: int, ok: bool) -> None:
+        if ok:
+            self._xfer.observe((now_ns() - begun_ns) / S)
+        else:
+            self._failed.inc()
+
+    def unread(self) -> None:
+        self._unread.inc()
+
+    def expired(self) -> None:
+        self._expired.inc()
+
+
+class RouterMeter(Meter):
+    """Of the router: what clients got, and when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        registry = self.registry
+        self._requests: Final = Counter(
+            "pdflow_router_requests", "Requests, by how they ended", ["outcome", "code"], registry=registry
+        )
+        self._attempts: Final = Counter("pdflow_router_attempts", "Attempts of these", registry=registry)
+        self._first: Final = Histogram(
+            "vllm:time_to_first_token_seconds", "From a request to its first token", buckets=STAGE_S, registry=registry
+        )
+        self._whole: Final = Histogram(
+            "vllm:e2e_request_latency_seconds", "From a request to its last token", buckets=STAGE_S, registry=registry
+        )
+        self.open: Final = Gauge("pdflow_router_requests_open", "Requests that are not answered", registry=registry)
+
+    def first_token(self, begun_ns: int) -> None:
+        self._first.observe((now_ns() - begun_ns) / S)
+
+    def over(self, begun_ns: int, outcome: str, code: str, attempts: int) -> None:
+        self._requests.labels(outcome, code).inc()
+        self._attempts.inc(attempts)
+        if outcome == "completed":
+            self._whole.observe((now_ns() - begun_ns) / S)
+
+
+class EngineCollector(Collector):
+    """What an engine knows anyway, read when somebody asks."""
+
+    def __init__(self, node: EngineNode) -> None:
+        self.node: Final = node
+
+    def collect(self) -> Iterator[Metric]:
+        node = self.node
+        engine, pool = node.engine, node.pool
+        gauges = {
+            "vllm:num_requests_running": ("Sequences in the engine's steps", engine.running),
+            "vllm:num_requests_waiting": ("Sequences in its queue", engine.waiting),
+            "pdflow_requests_loading": ("Sequences whose KV is being transferred", engine.loading),
+            "vllm:kv_cache_usage_perc": ("Share of KV blocks in use", 1 - pool.free / pool.num_blocks),
+            "pdflow_kv_blocks_quarantined": ("Blocks that a writer may still reach", pool.quarantined),
+            "pdflow_kv_blocks": ("KV blocks", pool.num_blocks),
+            "pdflow_links": ("Streams to other ranks", len(node.links.links)),
+        }
+        for name, (what, value) in gauges.items():
+            yield GaugeMetricFamily(name, what, value=value)
+        counters = {
+            "vllm:prefix_cache_queries": ("Tokens of prompts that came in", engine.prefix_cache_queries),
+            "vllm:prefix_cache_hits": ("Of these, tokens whose KV was here", engine.prefix_cache_hits),
+            "vllm:num_preemptions": ("Sequences taken out of a step for want of blocks", engine.preemptions),
+            "pdflow_prompt_tokens_computed": ("Tokens of prompts computed here", engine.prompt_tokens_computed),
+            "vllm:generation_tokens": ("Tokens generated", engine.generated_tokens),
+            "pdflow_engine_steps": ("Steps", engine.steps),
+        }
+        for name, (what, count) in counters.items():
+            yield CounterMetricFamily(name, what, value=count)
+        notes = CounterMetricFamily("pdflow_notes", "Odd things that were ignored", labels=["note"])
+        for note, times in node.notes.items():
+            notes.add_metric([note], times)
+        yield notes

@@ -1,0 +1,77 @@
+"""How it stands with an engine, for people: pools, streams, and each request with the state that it is in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.values import S
+from runtime.clock import now_ns
+from runtime.engine_node import EngineNode
+
+MOST: int = 50
+"""Requests that are shown, the oldest first."""
+
+
+class RequestState(msgspec.Struct, frozen=True):
+    request_id: str
+    state: str
+    age_s: float
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    engine: str
+    role: str
+    incarnation: str
+    blocks: int
+    free: int
+    quarantined: int
+    waiting: int
+    loading: int
+    running: int
+    links: int
+    steps: int
+    open: int
+    """Requests that the protocol or the engine knows of."""
+    requests: list[RequestState]
+
+
+def state_of(node: EngineNode) -> EngineState:
+    engine, pool = node.engine, node.pool
+    known = node.known()
+    now = now_ns()
+    shown = [
+        RequestState(request_id, _state(node.scheduler.endpoint, name, seq), (now - begun_ns) / S)
+        for request_id, name, seq, begun_ns in sorted(known, key=lambda entry: entry[3])[:MOST]
+    ]
+    return EngineState(
+        node.name,
+        "prefill" if isinstance(node.scheduler.endpoint, ProducerScheduler) else "decode",
+        f"{node.place.incarnation:016x}",
+        pool.num_blocks,
+        pool.free,
+        pool.quarantined,
+        engine.waiting,
+        engine.loading,
+        engine.running,
+        len(node.links.links),
+        engine.steps,
+        len(known),
+        shown,
+    )
+
+
+def _state(endpoint: Any, name: str, seq: Any) -> str:
+    """The protocol's word for it, where the protocol has it in its hands; else the engine's."""
+    if isinstance(endpoint, ConsumerScheduler):
+        cell = endpoint.cells.get(name)
+        return seq.phase.name.lower() if cell is None else cell.phase.name.lower()
+    if isinstance(endpoint, ProducerScheduler):
+        product = endpoint.products.get(name)
+        if product is not None and product.allocation is not None:
+            return "leased"
+    phase: str = seq.phase.name.lower()
+    return phase

@@ -1,0 +1,91 @@
+"""`pdflow top`: how a live cluster stands, drawn again and again."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, PdflowError
+from runtime.http.client import HttpClient
+from runtime.http.errors import UpstreamError
+from runtime.processes import run_until_told
+
+OLDEST: Final = 8
+"""Requests that are named."""
+
+
+class NoClusterError(PdflowError):
+    """Nobody answers there, or somebody else."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+def view(state: dict[str, Any]) -> Group:
+    """Engines, and below them the requests that have been there for the longest."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("engine", "blocks", "used", "quar.", "wait", "load", "run", "open", "links", "steps"):
+        table.add_column(name, justify="left" if name == "engine" else "right")
+    oldest: list[tuple[float, str, str, str]] = []
+    for name, engine in state["engines"].items():
+        label = f"{name} (drained)" if name in state["drained"] else name
+        if engine is None:
+            table.add_row(Text(label, "red"), "no answer")
+            continue
+        used = engine["blocks"] - engine["free"]
+        table.add_row(
+            label,
+            f"{engine['blocks']:,}",
+            f"{used / engine['blocks']:.0%}",
+            f"{engine['quarantined']:,}",
+            *(f"{engine[key]:,}" for key in ("waiting", "loading", "running", "open", "links", "steps")),
+        )
+        oldest += [(said["age_s"], name, said["state"], said["request_id"]) for said in engine["requests"]]
+    requests = Table(box=None, pad_edge=False)
+    for name in ("oldest requests", "at", "state"):
+        requests.add_column(name)
+    requests.add_column("age", justify="right")
+    for age_s, name, phase, request_id in sorted(oldest, reverse=True)[:OLDEST]:
+        requests.add_row(request_id, name, phase, f"{age_s:.1f} s")
+    head = Text(f"{state['open']:,} requests open at the router")
+    return Group(head, Text(), table, Text(), requests) if oldest else Group(head, Text(), table)
+
+
+async def ask(client: HttpClient, host: str, port: int) -> dict[str, Any]:
+    try:
+        async with client.request("GET", host, port, "/admin/state") as response:
+            answer = await response.read()
+        if response.status == 200:
+            state: dict[str, Any] = msgspec.json.decode(answer)
+            return state
+    except (UpstreamError, msgspec.DecodeError) as error:
+        raise NoClusterError(f"http://{host}:{port}: {error}") from None
+    raise NoClusterError(f"http://{host}:{port} is no router of pdflow's: it answered {response.status}")
+
+
+def main(url: str, every_s: float, once: bool) -> int:
+    """The exit code."""
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+
+    async def run() -> None:
+        client = HttpClient()
+        try:
+            console = Console(highlight=False)
+            if once:
+                console.print(view(await ask(client, host, port)))
+                return
+            with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+                while True:
+                    live.update(view(await ask(client, host, port)), refresh=True)
+                    await trio.sleep(every_s)
+        finally:
+            client.close()
+
+    return run_until_told(run) or EXIT_DONE
