@@ -1,0 +1,93 @@
+"""What is heard of an answer, however its bytes are cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.bench.answer import LONGEST_REASON, Answer, BrokenAnswerError, refusal
+from runtime.http.errors import OpenAIError
+from runtime.http.openai.answers import DONE, ChatAnswer, CompletionAnswer, Piece, error_event, usage
+
+COMPLETION = CompletionAnswer("x", 0, "m")
+TOLD = COMPLETION.usage_event(usage(5, 3))
+THREE = b"".join(COMPLETION.event(Piece(0, text, ending)) for text, ending in (("a", None), ("é", None), ("", "stop")))
+
+
+def heard(*pieces: bytes) -> Answer:
+    """Each piece a nanosecond after the one before."""
+    answer = Answer()
+    for now, piece in enumerate(pieces):
+        answer.feed(piece, now)
+    return answer
+
+
+@given(st.lists(st.integers(0, len(THREE + TOLD + DONE)), max_size=8).map(sorted))
+def test_bytes_may_be_cut_anywhere(cuts: list[int]) -> None:
+    whole = THREE + TOLD + DONE
+    places = [0, *cuts, len(whole)]
+    answer = heard(*(whole[a:b] for a, b in pairwise(places)))
+    answer.end()
+    assert ("".join(answer.parts), len(answer.times), answer.output_tokens, answer.prompt_tokens) == ("aé", 3, 3, 5)
+    assert answer.times == sorted(answer.times)
+
+
+def test_each_event_is_a_token_and_the_servers_count_goes_first() -> None:
+    two = COMPLETION.event(Piece(0, "a b")), COMPLETION.event(Piece(0, " c", "length"))
+    assert heard(*two).output_tokens == 2
+    answer = heard(*two, TOLD)
+    assert (answer.output_tokens, answer.times) == (3, [0, 1])
+
+
+def test_tokens_of_one_event_came_together() -> None:
+    answer = heard(
+        COMPLETION.event(Piece(0, "a", token_ids=[4])), COMPLETION.event(Piece(0, "bcd", "length", token_ids=[5, 6, 7]))
+    )
+    assert answer.times == [0, 1, 1, 1]
+    assert answer.token_ids == [4, 5, 6, 7]
+
+
+def test_the_event_that_opens_a_chat_is_no_token() -> None:
+    role, text = ChatAnswer("x", 0, "m").event(Piece(0, "hi", "stop")).split(b"\n\n")[:2]
+    answer = heard(role + b"\n\n", text + b"\n\n")
+    assert answer.times == [1]
+
+
+def test_other_lines_and_line_ends_mean_nothing() -> None:
+    assert heard(b": ping\r\n\r\nevent: x\r\n" + THREE.replace(b"\n", b"\r\n") + DONE).done
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b"", "without a token"),
+        (TOLD + DONE, "without a token"),
+        (COMPLETION.event(Piece(0, "a")), "broke off"),
+        (THREE + COMPLETION.usage_event(usage(5, 0)) + DONE, "sent no token"),
+        (THREE + error_event(OpenAIError(502, "no answer: peer_dead")), "no answer: peer_dead"),
+        (b'data: {"error": "all is lost"}\n\n', "all is lost"),
+        (b"data: {\n\n", "not OpenAI's"),
+        (b'data: {"choices": [{"text": 1}]}\n\n', "not OpenAI's"),
+        (b"data: \xff\n\n", "not OpenAI's"),
+        (b"data: " + b"[" * 100_000 + b"\n\n", "not OpenAI's"),
+    ],
+)
+def test_what_is_no_answer_is_said_in_words(said: bytes, words: str) -> None:
+    with pytest.raises(BrokenAnswerError, match=words):
+        heard(said).end()
+
+
+def test_an_error_is_quoted_as_one_short_line() -> None:
+    assert refusal(404, OpenAIError(404, "no such\nmodel").body()) == "HTTP 404: no such model"
+    assert refusal(500, b"<html>\x1b[31moh") == "HTTP 500: <html>\N{REPLACEMENT CHARACTER}[31moh"
+    assert refusal(502, b"") == "HTTP 502"
+    assert len(refusal(500, b"x" * 10_000)) == len("HTTP 500: ") + LONGEST_REASON
+
+
+@given(st.binary())
+def test_any_bytes_are_refused_in_one_line(data: bytes) -> None:
+    with pytest.raises(BrokenAnswerError, match=r"\A.*\Z"):
+        heard(b"data:" + data + b"\n").end()
