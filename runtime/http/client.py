@@ -118,10 +118,13 @@ class Exchange:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._sock and self._response and self._response.reusable:
+        assert self._sock
+        assert self._response
+        if self._response.reusable:
             self._client.keep(self._address, self._sock)
-        elif self._sock:
+        else:
             close(self._sock)
+        self._response.let_go()
 
 
 def _authority(host: str, port: int) -> bytes:

@@ -70,6 +70,7 @@ class Connection:
                 await self._answer()
                 nursery.cancel_scope.cancel()
         finally:
+            self._parser.let_go()
             close(self._sock)
 
     async def _read(self) -> None:

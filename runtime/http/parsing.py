@@ -64,6 +64,10 @@ class RequestParser:
             if self._head_fed > self._limits.head_bytes:
                 self._refuse(self._head_too_large())
 
+    def let_go(self) -> None:
+        """Nothing more is asked of it. Breaks the ring with httptools: else it lives until a collector comes by."""
+        del self._parser
+
     def ahead(self) -> bool:
         """Enough waits in `ready`: as many requests as may, or as many bytes as one may have."""
         ready = self.ready

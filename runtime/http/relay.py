@@ -57,7 +57,7 @@ async def relay(
             await response.carry(responder.pump, take)
             await responder.flush()
     except UpstreamError:
-        if response.chunked and response.between_chunks and _is_events(response):
+        if _is_events(response) and response.broke_between_chunks():
             responder.take_over_framing()
         raise
     if not responder.done:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import weakref
 from contextlib import aclosing
 
 import pytest
@@ -159,6 +161,31 @@ async def test_leaving_early_is_an_abort() -> None:
             assert await response.receive() == b"5\r\nfirst\r\n"
         await aborted.wait()
         assert not client._idle
+
+
+@pytest.mark.trio
+async def test_nothing_of_a_request_waits_for_the_garbage_collector() -> None:
+    kept: list[weakref.ref[object]] = []
+
+    async def handler(request: Request, responder: Responder) -> None:
+        kept.extend(weakref.ref(thing) for thing in (responder, *server.connections))
+        await responder.reply(200, (), b"yes")
+
+    client = HttpClient()
+    gc.disable()
+    try:
+        async with serving(handler) as server:
+            async with client.request("GET", LOCAL, server.port, "/") as response:
+                kept.append(weakref.ref(response))
+                await response.read()
+            del response
+            client.close()
+            while server.connections:
+                await trio.sleep(0.001)
+        assert len(kept) == 3
+        assert [thing() for thing in kept] == [None, None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.trio
