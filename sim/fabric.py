@@ -118,10 +118,10 @@ class Fabric:
         self.control_ns = control_ns
         self.handshake_ns = handshake_ns
         self.speech = speech
-        self.silent: frozenset[type] = frozenset(FRAMES[tag] for tag in speech.silent if tag in FRAMES)
+        self.silent: frozenset[type] = frozenset([FRAMES[tag] for tag in speech.silent if tag in FRAMES])
         """Kinds of messages that take no time and are none."""
         self.requesting, self.closing = speech.besides(When.REQUEST), speech.besides(When.CLOSING)
-        self.requesting_ns = control_ns * sum(word.waits for word in self.requesting)
+        self.requesting_ns = control_ns * sum([word.waits for word in self.requesting])
         self.closing_ns = control_ns * len(self.closing)
         self.ports: dict[Address, Port] = {}
         self.flows: dict[FlowId, Flight] = {}

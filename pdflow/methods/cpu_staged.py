@@ -39,7 +39,7 @@ CPU_STAGED = Method(
     staging=Hop.D2H,
     loading=Hop.H2D,
     back_pressure="a full ring: the prompt stays in P's blocks, D registers later",
-    on_loss="as nixl-push; as published a lost piece is waited for without end",
+    on_loss="as nixl-push; as published what a P that has died was sending is waited for without end",
     limits="a prompt's KV must fit the ring",
     strict=Conduct(early=True),
     published=Conduct(

@@ -218,6 +218,7 @@ def _described(run: Runs) -> dict[str, Any]:
         "interrupted": run.interrupted,
         "requests": len(run.done),
         "completed": int(np.count_nonzero(run.done)),
+        **({} if run.records.wrong_kv is None else {"wrong_kv": len(run.records.wrong_kv)}),
     }
 
 

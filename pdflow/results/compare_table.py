@@ -47,6 +47,8 @@ def legend(number: int, run: Runs) -> Text:
         done = int(np.count_nonzero(run.done))
         asked = f"{words.count(done)} of {words.count(len(run.done))} requests completed"
         line.append(f"  {words.plain(run.name)}, seed {run.seed}, {asked}", style="dim")
+        if run.records.wrong_kv:
+            line.append(f"; {words.count(len(run.records.wrong_kv))} decoded with wrong KV", style="yellow")
     return line.append("; interrupted, partial", style="yellow") if interrupted else line
 
 

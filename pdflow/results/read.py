@@ -90,6 +90,7 @@ class _Request(msgspec.Struct):
     last_token_ns: _Instant | None
     ends_ns: dict[str, _Instant | None]
     class_: str = msgspec.field(default="", name="class")
+    wrong_kv: bool | None = None
 
 
 class _Figure(msgspec.Struct):
@@ -197,6 +198,10 @@ def _add(records: Records, line: _Request) -> None:
     records.first_token_ns[request], records.last_token_ns[request] = first, last
     if line.class_:
         records.classify(request, line.class_)
+    if line.wrong_kv is not None:
+        records.wrong_kv = records.wrong_kv or set()
+        if line.wrong_kv:
+            records.wrong_kv.add(request)
     for stage, column in zip(STAGES, records.ends, strict=True):
         end = line.ends_ns.get(stage)
         column[request] = NEVER if end is None else end

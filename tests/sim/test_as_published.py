@@ -202,12 +202,14 @@ def test_of_a_pair_one_side_alone_asks_for_a_group(play: Play, name: str) -> Non
 
 def test_wrong_kv_is_told_wherever_a_run_is(tmp_path: Path) -> None:
     said = ["--set", "transfer.method=p2p-nccl-get", "--set", "model.num_layers=4", "--set", "pool.p.replicas=1"]
-    said += ["--set", "transfer.kv_buffer_size=2000000", "--quiet", "--out", str(tmp_path)]
-    for dialect in ("strict", "as-published"):
-        command = ["simulate", str(FILE), "--set", f"transfer.dialect={dialect}", *said]
+    said += ["--set", "transfer.kv_buffer_size=2000000", "--quiet"]
+    folders = [str(tmp_path / dialect) for dialect in ("strict", "as-published")]
+    for folder in folders:
+        dialect = Path(folder).name
+        command = ["simulate", str(FILE), "--set", f"transfer.dialect={dialect}", *said, "--out", folder]
         assert CliRunner().invoke(cli, command).exit_code == 0
-        results = json.loads((tmp_path / "results.json").read_text())["pdflow"]
-        lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+        results = json.loads(Path(folder, "results.json").read_text())["pdflow"]
+        lines = [json.loads(line) for line in Path(folder, "requests.jsonl").read_text().splitlines()]
         told = [line["wrong_kv"] for line in lines if "wrong_kv" in line]
         if dialect == "strict":
             assert not told
@@ -215,6 +217,11 @@ def test_wrong_kv_is_told_wherever_a_run_is(tmp_path: Path) -> None:
         else:
             assert results["outcomes"]["wrong_kv"] == sum(told) == 1
             assert len(told) == len(lines)
+    compared = CliRunner().invoke(cli, ["compare", *folders])
+    assert compared.exit_code == 0
+    assert compared.stdout.count("1 decoded with wrong KV") == 1
+    runs = json.loads(CliRunner().invoke(cli, ["compare", *folders, "--json"]).stdout)["runs"]
+    assert [run.get("wrong_kv") for run in runs] == [None, 1]
 
 
 def test_the_report_has_a_line_for_it() -> None:
