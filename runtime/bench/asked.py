@@ -11,6 +11,7 @@ import attrs
 import msgspec
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
+from pdflow.results import words
 from pdflow.results.quoted import LATENCIES, Quoted
 from pdflow.scenario.schema import Slo
 
@@ -22,6 +23,9 @@ class AskedError(PdflowError):
     """An option that says nothing, or not together with another."""
 
     exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, message: str) -> None:
+        super().__init__(words.plain(message))
 
 
 @attrs.frozen(kw_only=True)
