@@ -1,0 +1,163 @@
+"""A live cluster that is treated badly: python -m benchmarks.live_chaos [--requests N] [--seed N] [--method NAME]
+[--transport NAME]
+
+Workers are killed, stopped and woken, clients hang up, all while requests are under way at a concurrency of 16. Judged:
+
+- wrong: answers whose tokens are not those of an undisturbed cluster; it must be 0;
+- unanswered: requests that had no end within their deadline; it must be 0;
+- leaked: blocks that anybody holds when all is quiet again; it must be 0;
+- exceptions: tracebacks in the log; it must be 0.
+
+Failed requests, with an error that says so, are what happens when an engine dies under them; they are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from runtime.http.errors import UpstreamError
+from tests.runtime.support.served import Served, served
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICKSTART = ROOT / "examples/serve-quickstart.toml"
+CONCURRENCY = 16
+PROMPTS = 48
+DEADLINE_S = 60.0
+QUIET_S = 90.0
+"""After the last answer: leases are 30 s, and a dead peer is given up after 15 s."""
+
+
+class Chaos:
+    """Args: how many requests, and where its randomness starts."""
+
+    def __init__(self, cluster: Served, requests: int, seed: int) -> None:
+        self.cluster = cluster
+        self.requests = requests
+        self.random = random.Random(seed)
+        self.prompts = [self.prompt(number) for number in range(PROMPTS)]
+        self.right: list[list[int]] = []
+        self.outcomes: Counter[str] = Counter()
+        self.deeds: Counter[str] = Counter()
+        self.wrong = self.unanswered = 0
+
+    def prompt(self, number: int) -> list[int]:
+        length = 1 + int(self.random.random() ** 2 * 600)
+        return [(number * 7919 + at * 31) % 500 + 5 for at in range(length)]
+
+    async def run(self) -> bool:
+        for tokens in self.prompts:
+            answer = await self.cluster.ask(prompt=tokens, max_tokens=12, ignore_eos=True)
+            assert answer.status == 200, answer.body
+            self.right.append(answer.tokens)
+        left = iter(range(self.requests))
+        begun = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.harm)
+            async with trio.open_nursery() as clients:
+                for _ in range(CONCURRENCY):
+                    clients.start_soon(self.client, left)
+            nursery.cancel_scope.cancel()
+        lasted = trio.current_time() - begun
+        leaked = await self.quiet()
+        log = self.cluster.log.read_text()
+        exceptions = log.count("Traceback (most recent call last)")
+        said = ", ".join(f"{count:,} {name}" for name, count in sorted(self.outcomes.items()))
+        done = ", ".join(f"{count} {name}" for name, count in sorted(self.deeds.items()))
+        sys.stdout.write(
+            f"{self.requests:,} requests in {lasted:.0f} s: {said}\n{done}\n"
+            f"wrong {self.wrong}  unanswered {self.unanswered}  leaked {leaked}  exceptions {exceptions}\n"
+        )
+        if exceptions:
+            sys.stdout.write(log[max(0, log.index("Traceback") - 2000) :][:6000])
+        return not (self.wrong or self.unanswered or leaked or exceptions)
+
+    async def client(self, left: Any) -> None:
+        for _ in left:
+            number = self.random.randrange(PROMPTS)
+            patience = self.random.uniform(0, 0.3) if self.random.random() < 0.1 else None
+            with trio.move_on_after(patience if patience is not None else DEADLINE_S) as scope:
+                await self.ask(number)
+            if scope.cancelled_caught:
+                self.outcomes["hung up on"] += patience is not None
+                self.unanswered += patience is None
+
+    async def ask(self, number: int) -> None:
+        try:
+            answer = await self.cluster.ask(
+                prompt=self.prompts[number], max_tokens=12, ignore_eos=True, stream=self.random.random() < 0.5
+            )
+        except (UpstreamError, AssertionError, msgspec.DecodeError, KeyError):
+            self.outcomes["broken off"] += 1
+            return
+        self.outcomes[str(answer.status)] += 1
+        if answer.status == 200 and answer.tokens != self.right[number]:
+            self.wrong += 1
+            sys.stdout.write(f"wrong: prompt {number}: {answer.tokens} for {self.right[number]}\n")
+
+    async def harm(self) -> None:
+        """Something every other second, to an engine that is up."""
+        engines = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+        while True:
+            await trio.sleep(self.random.uniform(0.5, 4))
+            engine = self.random.choice(engines)
+            try:
+                pid = self.cluster.pid_of(engine)
+            except LookupError:
+                continue
+            if self.random.random() < 0.3:
+                os.kill(pid, signal.SIGKILL)
+                self.deeds["killed"] += 1
+            else:
+                os.kill(pid, signal.SIGSTOP)
+                self.deeds["stopped and woken"] += 1
+                try:
+                    await trio.sleep(self.random.choice((0.05, 0.5, 2, 7)))
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+
+    async def quiet(self) -> int:
+        """Blocks that are held though nobody asks any more."""
+        held = -1
+        with trio.move_on_after(QUIET_S):
+            while held:
+                await trio.sleep(0.5)
+                status, body = await self.cluster.exchange("GET", "/admin/state")
+                engines = msgspec.json.decode(body)["engines"].values() if status == 200 else [None]
+                if None not in engines:
+                    held = sum(engine["blocks"] - engine["free"] for engine in engines)
+        return held
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--method", default="nixl-push")
+    parser.add_argument("--transport", default="shm")
+    asked = parser.parse_args()
+    overrides = (
+        f"transfer.method={asked.method}",
+        f"serve.transport={asked.transport}",
+        "router.on_failure=retry",
+        "router.max_attempts=3",
+    )
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder), QUICKSTART, *overrides) as cluster:
+        chaos = Chaos(cluster, asked.requests, asked.seed)
+        good = trio.run(chaos.run)
+        sys.stdout.write("" if good else f"the log's last lines:\n{cluster.log.read_text()[-3000:]}\n")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
