@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -21,10 +22,23 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 END = b"0\r\n\r\n"
 AT = b'"at":'
+
+
+class Load(NamedTuple):
+    """How much is measured in one round."""
+
+    streams: tuple[int, ...] = (32, 128)
+    chunks: int = 150
+    """Of each stream, 20 ms apart."""
+    times: int = 100
+    """Requests of each of 32 connections."""
+    seconds: float = 10
+    """Of arrivals, for times to first token."""
 
 
 class Client(asyncio.Protocol):
@@ -162,19 +176,19 @@ def process(*command: str) -> Iterator[int]:
             running.terminate()
 
 
-async def measured(command: Sequence[str], engine: int, quick: bool) -> dict[str, float]:
+async def measured(command: Sequence[str], engine: int, load: Load) -> dict[str, float]:
     """One round of one router: one leg, then two."""
     figures: dict[str, float] = {}
     with process(*command, str(engine)) as router:
         await ask_all(router, 32, 2, request(32, 0))  # connections and caches are warm
-        for streams in (32, 128):
-            figures |= await chunk_cost(router, streams, 50 if quick else 150)
-        figures |= await request_cost(router, 20 if quick else 100, "one leg")
-        figures |= await first_tokens(engine, router, 3 if quick else 10, "one leg")
+        for streams in load.streams:
+            figures |= await chunk_cost(router, streams, load.chunks)
+        figures |= await request_cost(router, load.times, "one leg")
+        figures |= await first_tokens(engine, router, load.seconds, "one leg")
     with process(*command, str(engine), "--pd") as router:
         await ask_all(router, 32, 2, request(32, 0))
-        figures |= await request_cost(router, 20 if quick else 100, "P and D")
-        figures |= await first_tokens(engine, router, 3 if quick else 10, "P and D")
+        figures |= await request_cost(router, load.times, "P and D")
+        figures |= await first_tokens(engine, router, load.seconds, "P and D")
     return figures
 
 
@@ -187,18 +201,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="a third of the work, one round")
+    parser.add_argument("--quick", action="store_true", help="a third of the work")
     args = parser.parse_args()
     routers = {"pdflow": (sys.executable, str(HERE / "router_parts.py"), "router")}
     if available(args.peer_python):
         routers["uvicorn+aiohttp"] = (args.peer_python, str(HERE / "router_peer.py"))
     else:
         print("no peer: pip install uvicorn uvloop httptools starlette aiohttp, or name a --peer-python that has them")
+    load = Load(chunks=50, times=30, seconds=3) if args.quick else Load()
+    busy = os.getloadavg()[0]
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in routers}
     with process(sys.executable, str(HERE / "router_parts.py"), "engine") as engine:
-        for _ in range(1 if args.quick else args.rounds):
+        for _ in range(args.rounds):
             for name, command in routers.items():
-                rounds[name].append(asyncio.run(measured(command, engine, args.quick)))
+                rounds[name].append(asyncio.run(measured(command, engine, load)))
+    print(f"load average {busy:.1f} before and {os.getloadavg()[0]:.1f} after, {os.cpu_count()} processors")
     print(f"{'':40}" + "".join(f"{name:>28}" for name in routers))
     for figure in rounds["pdflow"][0]:
         values = ([told[figure] for told in rounds[name]] for name in routers)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 import trio
@@ -66,8 +67,8 @@ class Server:
             try:
                 with self._accepting:
                     await self._accept(nursery)
-                while self.draining and (sock := self._waiting()):
-                    self._begin(sock, nursery)  # who had connected before we stopped, and may have asked by now
+                if self.draining:
+                    self._begin_the_last(nursery)
             finally:
                 close(self._listener)
 
@@ -85,6 +86,12 @@ class Server:
                 await trio.sleep(_EXHAUSTED_PAUSE_S)
                 continue
             if sock:
+                self._begin(sock, nursery)
+
+    def _begin_the_last(self, nursery: trio.Nursery) -> None:
+        """Who had connected before we stopped, and may have asked by now."""
+        with suppress(OSError):
+            while sock := self._waiting():
                 self._begin(sock, nursery)
 
     def _waiting(self) -> socket.socket | None:
