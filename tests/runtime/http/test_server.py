@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket
+import struct
 from contextlib import AsyncExitStack
 
 import pytest
@@ -111,6 +113,24 @@ async def test_a_hang_up_cancels_the_answer_even_with_requests_waiting() -> None
             while server.connections:
                 await trio.sleep(0.001)
     assert cancelled == ["/1"]
+
+
+@pytest.mark.trio
+async def test_a_reset_is_a_hang_up(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.begin(200)
+        while True:
+            await responder.send(b"x" * 1_000)
+
+    async with serving(handler) as server:
+        for _ in range(20):
+            with socket.create_connection((LOCAL, server.port)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.sendall(post(b""))
+                await wait_all_tasks_blocked()
+        while server.connections:
+            await trio.sleep(0.001)
+    assert not caplog.records
 
 
 @pytest.mark.trio
