@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -112,9 +111,7 @@ async def warm_up(sender: Sender, form: Form, plan: Plan, times: int) -> None:
     contents = Contents(plan.seed, plan.block_tokens)
     for number in range(times):
         body = form.body(contents.made(f"warm-up/{number}", first.input_tokens), first.output_tokens)
-        async with contextlib.aclosing(sender.pieces(body)) as pieces:
-            async for _ in pieces:
-                pass
+        await sender.ask(body, lambda _: None)
 
 
 async def _until_ended_or_told(load: Load, ledger: Ledger, plan: Plan, quiet: bool) -> bool:

@@ -1,8 +1,8 @@
 """What is written down of each request while a run goes on: its record, its tokens' times, how late it was sent.
 
 A request's arrival is when it was due, not when this process got round to it: where the client is late, the server's
-latencies look worse, never better, and `late_ns` says by how much. Only a request that waited for one of
---max-concurrency's places arrives when it got it, as in `vllm bench serve`; `queued_ns` is what that took.
+latencies look worse, never better, and `late_ns` says by how much. With --max-concurrency it arrives when it gets one
+of the places, as in `vllm bench serve`; `queued_ns` is what that took.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Ledger:
         return number
 
     def placed(self, number: int) -> None:
-        """It has waited for a place, and has got it."""
+        """It has got one of --max-concurrency's places."""
         now = self.clock.now()
         self.queued_ns[number] = now - self.records.arrival_ns[number]
         self.records.arrival_ns[number] = now

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from contextlib import aclosing
+from math import inf
 from typing import Final, NamedTuple
 
 import trio
@@ -56,9 +57,6 @@ class Patience(NamedTuple):
             first.append((arrival + round(says.first_token_timeout_s * S), NO_FIRST_TOKEN))
         return Patience(min(first, default=None), min(whole, default=None))
 
-    def now(self, answer: Answer) -> tuple[Instant, str] | None:
-        return self.whole if answer.times else self.first
-
 
 class Sender:
     """Args: `says` is how long clients wait."""
@@ -71,38 +69,43 @@ class Sender:
 
     async def send(self, number: int, body: bytes, leaves_ns: int = NEVER) -> Answer:
         """Now; what came of it stands in the ledger, too."""
-        ledger, answer = self.ledger, Answer()
+        ledger, answer, scope = self.ledger, Answer(), trio.CancelScope()
         patience = Patience.of(self.says, ledger.records.arrival_ns[number], leaves_ns)
+
+        def heard(piece: bytes) -> None:
+            waited_for_first = not answer.times
+            answer.feed(piece, ledger.clock.now())
+            if waited_for_first and answer.times:
+                scope.deadline = self._deadline(patience.whole)
+
+        scope.deadline = self._deadline(patience.first)
         ledger.sent(number)
         try:
-            with trio.CancelScope() as scope:
-                async with aclosing(self.pieces(body)) as pieces:
-                    self._wait(scope, patience, answer)
-                    async for piece in pieces:
-                        answer.feed(piece, ledger.clock.now())
-                        self._wait(scope, patience, answer)
+            with scope:
+                await self.ask(body, heard)
                 answer.end()
         except (UpstreamError, BrokenAnswerError) as error:
             ledger.over(number, answer, "failed", str(error))
             return answer
-        if scope.cancelled_caught:
-            until = patience.now(answer)
-            assert until is not None
+        until = patience.whole if answer.times else patience.first
+        if scope.cancelled_caught and until is not None:
             ledger.over(number, answer, "cancelled", until[1])
         else:
             ledger.over(number, answer, "completed")
         return answer
 
-    def _wait(self, scope: trio.CancelScope, patience: Patience, answer: Answer) -> None:
-        until = patience.now(answer)
-        scope.deadline = self.ledger.clock.deadline(until[0]) if until is not None else float("inf")
+    def _deadline(self, until: tuple[Instant, str] | None) -> float:
+        return inf if until is None else self.ledger.clock.deadline(until[0])
 
-    async def pieces(self, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The body of the answer, as it comes. BrokenAnswerError if it is an error, UpstreamError if it breaks off."""
+    async def ask(self, body: bytes, heard: Callable[[bytes], None]) -> None:
+        """`heard` is told the answer's body as it comes.
+
+        BrokenAnswerError if it is an error instead, UpstreamError if it breaks off.
+        """
         host, port, path, headers = self.server
         async with self.client.request("POST", host, port, path, headers, body) as response:
             if response.status != 200:
                 raise BrokenAnswerError(refusal(response.status, await response.read(ERROR_BYTES)))
             async with aclosing(response.pieces()) as pieces:
                 async for piece in pieces:
-                    yield piece
+                    heard(piece)
