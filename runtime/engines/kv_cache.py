@@ -1,7 +1,7 @@
 """An engine's KV cache as tensors over registered memory: where each rank keeps it is `pdflow/layout/descriptors.py`.
 
-All TP ranks of an engine live in its process. Each keeps the heads that are its own, in a memory of its own, so that a
-transfer sees what it would see of separate ranks; the arithmetic sees all heads at once, so tokens don't depend on TP.
+All ranks of an engine live in its process. Each keeps the layers and heads that are its own, in a memory of its own, so
+that a transfer sees what it would see of separate ranks; the arithmetic sees all at once, so tokens don't depend on it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pdflow.layout.descriptors import RankMemory
-from pdflow.layout.shapes import KvShape, heads_of_rank
+from pdflow.layout.shapes import KvShape
+from runtime.engines.shards import shards
 
 
 class KvCache:
@@ -23,16 +24,18 @@ class KvCache:
     ):
         """`regions`: each rank's registered memory, in whose bytes its `RankMemory` counts; a tensor of uint8, or
         something with a buffer, which is then shared."""
-        tp = len(memories)
         self.block_size = shape.block_size
         self.block_bytes = shape.block_size * shape.tensors_per_layer * shape.stored_heads * shape.cell_bytes
         """Of all heads in one layer."""
         self.dtype = dtype
         self._ranks = [_Rank(memory, region, dtype) for memory, region in zip(memories, regions, strict=True)]
-        self._heads = [heads_of_rank(shape.stored_heads, tp, rank) for rank in range(tp)]
-        # Where ranks outnumber heads, several keep the same one: all are written, the first is read.
-        firsts = {heads.start: rank for heads, rank in zip(reversed(self._heads), reversed(self._ranks), strict=True)}
-        self._read = [firsts[start] for start in sorted(firsts)]
+        self._shards = shards(shape, memories)
+        # Where ranks outnumber heads, several keep the same one: all are written, one is read.
+        kept = [
+            [rank for rank, shard in enumerate(self._shards) if at in shard.layers] for at in range(shape.num_layers)
+        ]
+        self._written = kept
+        self._read = [[*{self._shards[rank].heads.start: rank for rank in ranks}.values()] for ranks in kept]
 
     def places(self, blocks: Tensor, offsets: Tensor) -> list[Tensor]:
         """Where to `write` these tokens' KV, in every layer."""
@@ -40,17 +43,22 @@ class KvCache:
 
     def write(self, layer: int, places: Seq[Tensor], kv: Tensor) -> None:
         """Put `kv` `[tokens, 2, kv_heads, head_dim]` there."""
-        for rank, heads, at in zip(self._ranks, self._heads, places, strict=True):
+        for rank in self._written[layer]:
+            layers, heads = self._shards[rank]
             part = kv if len(heads) == kv.shape[2] else kv[:, :, heads.start : heads.stop]
-            rank.layer(layer, 0).index_copy_(0, at, part.reshape(-1, kv.shape[-1]))
+            cells = self._ranks[rank].layer(layer - layers.start, 0)
+            cells.index_copy_(0, places[rank], part.reshape(-1, kv.shape[-1]))
 
     def tables(self, blocks: Tensor) -> list[Tensor]:
         """Where to `gather` `[sequences, blocks]`, in every layer."""
-        return [rank.runs(blocks) for rank in self._read]
+        return [rank.runs(blocks) for rank in self._ranks]
 
     def gather(self, layer: int, tables: Seq[Tensor]) -> Tensor:
         """`[2, sequences, kv_heads, positions, head_dim]`: a copy."""
-        parts = [rank.gather(layer, table) for rank, table in zip(self._read, tables, strict=True)]
+        parts = [
+            self._ranks[rank].gather(layer - self._shards[rank].layers.start, tables[rank])
+            for rank in self._read[layer]
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     def clear(self, blocks: Tensor, offsets: Tensor) -> None:

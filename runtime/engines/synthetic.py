@@ -17,11 +17,12 @@ import trio
 
 from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.layout.descriptors import RankMemory
-from pdflow.layout.shapes import KvShape, heads_of_rank
+from pdflow.layout.shapes import KvShape
 from pdflow.protocol.values import Instant
 from runtime.clock import deadline_of, now_ns
 from runtime.engines.config import ModelError
 from runtime.engines.job import Logprobs, Sampled, Work
+from runtime.engines.shards import Shard, shards
 
 WORD_BYTES: Final = 8
 WORDS: Final = 2
@@ -48,7 +49,7 @@ class SyntheticRunner:
         self._block_size: Final = shape.block_size
         self._choices: Final = vocab_size - SPECIAL
         self._views: Final = [_words(memory, region) for memory, region in zip(memories, regions, strict=True)]
-        self._salts: Final = [_salts(shape, len(memories), rank) for rank in range(len(memories))]
+        self._salts: Final = [_salts(shard, shape.tensors_per_layer) for shard in shards(shape, memories)]
         self._until: Instant = 0
 
     async def step(self, works: Seq[Work]) -> list[Sampled | None]:
@@ -122,15 +123,11 @@ def _mixed(number: int) -> int:
     return number ^ number >> 31
 
 
-def _salts(shape: KvShape, tp: int, rank: int) -> Any:
+def _salts(shard: Shard, tensors: int) -> Any:
     """`[layers, tensors, heads]`: a number of each layer, K or V and head, whichever rank keeps it."""
-    heads = heads_of_rank(shape.stored_heads, tp, rank)
     numbers = [
-        [
-            [_mixed((layer << 20) + (tensor << 16) + head + 1) for head in heads]
-            for tensor in range(shape.tensors_per_layer)
-        ]
-        for layer in range(shape.num_layers)
+        [[_mixed((layer << 20) + (tensor << 16) + head + 1) for head in shard.heads] for tensor in range(tensors)]
+        for layer in shard.layers
     ]
     return np.array(numbers, dtype=np.uint64)
 

@@ -43,13 +43,14 @@ class Memories:
 
 
 def memories(
-    config: ModelConfig, dtype: str, blocks: int, block_size: int = 16, tp: int = 1, **layout: Any
+    config: ModelConfig, dtype: str, blocks: int, block_size: int = 16, tp: int = 1, pp: int = 1, **layout: Any
 ) -> Memories:
     shape = config.kv_shape(block_size, dtype)
-    memory = rank_memory(shape, blocks, tp, **layout)
+    stages = [stage for stage in range(pp) for _ in range(tp)]
+    ranks = tuple(rank_memory(shape, blocks, tp, pp, stage, **layout) for stage in stages)
     # What nobody has written is no number.
-    regions = tuple(bytearray(b"\xff" * (shape.rank_block_bytes(tp) * blocks)) for _ in range(tp))
-    return Memories(shape, (memory,) * tp, regions)
+    regions = tuple(bytearray(b"\xff" * (shape.rank_block_bytes(tp, pp, stage) * blocks)) for stage in stages)
+    return Memories(shape, ranks, regions)
 
 
 def load(folder: Path, dtype: str = "float32") -> Llama:

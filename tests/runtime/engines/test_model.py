@@ -70,34 +70,35 @@ def test_neither_company_nor_cuts_change_a_bit(tiny: Path, dtype: str) -> None:
         assert logprobs(last) == want, f"cut at {cuts}"
 
 
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (4, 1), (2, 3)])
 @pytest.mark.parametrize("nesting", ["layer-major", "block-major"])
 @pytest.mark.parametrize("order", ["HND", "NHD"])
-def test_how_the_cache_is_laid_out_changes_no_bit(tiny: Path, tp: int, nesting: str, order: str) -> None:
+def test_how_the_cache_is_laid_out_changes_no_bit(tiny: Path, tp: int, pp: int, nesting: str, order: str) -> None:
     """Two KV heads over four ranks: each is kept twice."""
     model = support.load(tiny)
     tokens = prompt(70)
-    plain, other = runner(model, "float32"), runner(model, "float32", tp=tp, nesting=nesting, order=order)
+    plain, other = runner(model, "float32"), runner(model, "float32", tp=tp, pp=pp, nesting=nesting, order=order)
     for start, end in ((0, 33), (33, 69), (69, 70)):
         works = [work(tokens, start, end, (9, 2, 33, 7, 1))]
         assert logprobs(plain.compute(works)[0]) == logprobs(other.compute(works)[0])
 
 
 @pytest.mark.parametrize(
-    ("p_tp", "d_tp", "p_block", "d_block"), [(1, 1, 16, 16), (4, 1, 16, 16), (1, 2, 16, 8), (2, 4, 8, 16)]
+    ("p_tp", "p_pp", "d_tp", "p_block", "d_block"),
+    [(1, 1, 1, 16, 16), (4, 1, 1, 16, 16), (1, 1, 2, 16, 8), (2, 1, 4, 8, 16), (2, 3, 1, 16, 16)],
 )
 def test_copied_by_descriptors_it_goes_on_elsewhere(
-    tiny: Path, p_tp: int, d_tp: int, p_block: int, d_block: int
+    tiny: Path, p_tp: int, p_pp: int, d_tp: int, p_block: int, d_block: int
 ) -> None:
     """P computes the prompt, its bytes are copied as the layout says, D computes the last token again and goes on."""
     model = support.load(tiny)
     tokens = prompt(75)
-    p = support.memories(model.config, "float32", 40, p_block, p_tp)
+    p = support.memories(model.config, "float32", 40, p_block, p_tp, p_pp)
     d = support.memories(model.config, "float32", 40, d_block, d_tp)
     p_blocks, d_blocks = list(range(3, 3 + -(-75 // p_block))), list(range(20, 20 + -(-76 // d_block)))
     alone = TorchRunner(model, p.cache("float32"))
     want = logprobs(alone.compute([work(tokens, 0, 75, p_blocks)])[0])
-    for pair in writers(p.shape, p_tp, 1, d_tp):
+    for pair in writers(p.shape, p_tp, p_pp, d_tp):
         source, target = p.ranks[pair.p_rank], d.ranks[pair.d_rank]
         for piece in descriptors(pair, source, target, runs(p_blocks, p_block, d_blocks, d_block, 0, 75)):
             at, to, length = piece
@@ -105,10 +106,10 @@ def test_copied_by_descriptors_it_goes_on_elsewhere(
     there = TorchRunner(model, d.cache("float32"))
     assert logprobs(there.compute([work(tokens, 74, 75, d_blocks)])[0]) == want
     tokens.append(7)
-    here, there_too = (
+    both = [
         runner.compute([work(tokens, 75, 76, blocks)])[0] for runner, blocks in ((alone, p_blocks), (there, d_blocks))
-    )
-    assert logprobs(here) == logprobs(there_too)
+    ]
+    assert logprobs(both[0]) == logprobs(both[1])
 
 
 def test_another_prompts_kv_gives_other_tokens(tiny: Path) -> None:

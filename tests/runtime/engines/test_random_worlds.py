@@ -30,12 +30,14 @@ COST = StepCost(h0=10**9, c1=10**8, linear=LinearTime(slope_ps=10**8))
 class Bench:
     """An engine of random size."""
 
-    def __init__(self, draw: random.Random, block_size: int, tp: int, blocks: int) -> None:
-        self.shape = KvShape(2, 2, head_dim=8, bytes_per_value=2, block_size=block_size)
-        self.tp, self.block_size = tp, block_size
-        self.memory = rank_memory(self.shape, blocks, tp)
-        self.regions = [memoryview(bytearray(self.shape.rank_block_bytes(tp) * blocks)) for _ in range(tp)]
-        self.runner = SyntheticRunner(COST, self.shape, [self.memory] * tp, self.regions, 512)
+    def __init__(self, draw: random.Random, block_size: int, tp: int, blocks: int, pp: int = 1) -> None:
+        self.shape = KvShape(3, 2, head_dim=8, bytes_per_value=2, block_size=block_size)
+        self.tp, self.pp, self.block_size = tp, pp, block_size
+        stages = [stage for stage in range(pp) for _ in range(tp)]
+        self.memories = [rank_memory(self.shape, blocks, tp, pp, stage) for stage in stages]
+        sizes = [self.shape.rank_block_bytes(tp, pp, stage) * blocks for stage in stages]
+        self.regions = [memoryview(bytearray(size)) for size in sizes]
+        self.runner = SyntheticRunner(COST, self.shape, self.memories, self.regions, 512)
         self.pool = CachingPool(blocks, draw.choice((1, 2))) if draw.random() < 0.6 else PagedPool(blocks)
         budget = draw.choice((7, 16, 64))
         limits = Limits(max_num_seqs=draw.randint(1, 7), max_num_batched_tokens=budget, block_size=block_size)
@@ -110,11 +112,11 @@ async def disaggregated(p: Bench, d: Bench, what: Asked) -> list[int] | None:
         await trio.sleep(0.003)
         here = decode.cached_tokens
         assert decode.allocation is not None
-        for pair in writers(p.shape, p.tp, 1, d.tp):
+        for pair in writers(p.shape, p.tp, p.pp, d.tp):
             pieces = runs(
                 p.table(prefill), p.block_size, decode.allocation.blocks, d.block_size, here, len(what.tokens) - here
             )
-            for piece in descriptors(pair, p.memory, d.memory, pieces):
+            for piece in descriptors(pair, p.memories[pair.p_rank], d.memories[pair.d_rank], pieces):
                 end = piece.source_address + piece.length
                 data = p.regions[pair.p_rank][piece.source_address : end]
                 d.regions[pair.d_rank][piece.target_address : piece.target_address + piece.length] = data
@@ -162,7 +164,7 @@ async def reference(what: Asked) -> list[int]:
 async def test_tokens_are_those_of_one_engine_alone(seed: int, autojump_clock: trio.testing.MockClock) -> None:
     draw = random.Random(seed)
     p_block, d_block = draw.choice(((4, 4), (8, 4), (4, 8), (16, 16)))
-    p = Bench(draw, p_block, draw.choice((1, 2, 4)), draw.randint(160, 400) // p_block)
+    p = Bench(draw, p_block, draw.choice((1, 2, 4)), draw.randint(160, 400) // p_block, draw.choice((1, 1, 2)))
     d = Bench(draw, d_block, draw.choice((1, 2)), draw.randint(96, 250) // d_block)
     requests = asked(draw)
     answers: dict[int, list[int]] = {}
