@@ -5,8 +5,9 @@ Sources: Mooncake, kvcache-ai/Mooncake FAST25-release/traces (`timestamp` in ms,
 benchmarks/datasets.py: of a conversation the first turn is the prompt and the second the answer, those with fewer turns
 are passed over; a line of a custom dataset has a `prompt` and `output_tokens`.
 
-Of texts only the lengths matter. An entry that says them (LENGTH_KEYS) is taken at its word; else they are estimated as
-characters / `characters_per_token`, rounded up: 4 is the usual figure for English prose, code and Chinese have fewer.
+Of texts only the lengths matter to a simulation; a live run sends them. An entry that says its lengths (LENGTH_KEYS) is
+taken at its word; else they are estimated as characters / `characters_per_token`, rounded up: 4 is the usual figure for
+English prose, code and Chinese have fewer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -96,16 +97,26 @@ _SHAREGPT_EXPECTED = 'expected an array of {"conversations": [{"value": "prompt"
 _CUSTOM_EXPECTED = 'expected {"prompt": "text", "output_tokens": tokens}'
 
 
-def sharegpt_rows(pieces: Iterable[str], place: str, characters_per_token: float) -> Iterator[Row]:
+Text: TypeAlias = tuple[int, int, str | None]
+"""Input and output tokens, and the prompt, if it is there."""
+
+
+def untimed_rows(texts: Iterable[Text]) -> Iterator[Row]:
+    """What a simulation needs of them."""
+    return ((0, prompt, answer, (), "") for prompt, answer, _ in texts)
+
+
+def sharegpt_texts(pieces: Iterable[str], place: str, characters_per_token: float) -> Iterator[Text]:
     """A JSON array of conversations, or one after the other. `pieces` may end anywhere, in the middle of a word too."""
     complaints, some = Complaints(place), False
     for line, entry in _values(pieces, complaints):
         turns = entry.get("conversations") if isinstance(entry, dict) else None
         lengths = _said_lengths(entry)
+        told = turns[:2] if isinstance(turns, list) else ()
+        texts = [turn.get("value") if isinstance(turn, dict) else None for turn in told]
         if lengths is None and isinstance(turns, list):
             if len(turns) < 2:
                 continue
-            texts = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
             if all(isinstance(text, str) for text in texts):
                 prompt, answer = (_tokens(str(text), characters_per_token) for text in texts)
                 lengths = prompt, answer
@@ -113,13 +124,13 @@ def sharegpt_rows(pieces: Iterable[str], place: str, characters_per_token: float
             complaints.add(line, f"an entry is no conversation, {_SHAREGPT_EXPECTED}")
             continue
         some = True
-        yield 0, *lengths, (), ""
+        yield *lengths, texts[0] if texts and isinstance(texts[0], str) else None
     if not some and not complaints.problems:
         complaints.add(1, f"there is no conversation of two turns, {_SHAREGPT_EXPECTED}")
     complaints.raise_any()
 
 
-def custom_rows(lines: Iterable[str], place: str, characters_per_token: float) -> Iterator[Row]:
+def custom_texts(lines: Iterable[str], place: str, characters_per_token: float) -> Iterator[Text]:
     """Lines of vLLM's custom dataset."""
     complaints, some = Complaints(place), False
     for number, line in enumerate(lines, start=1):
@@ -131,15 +142,14 @@ def custom_rows(lines: Iterable[str], place: str, characters_per_token: float) -
             complaints.add(number, f"{plain(str(error))}; {_CUSTOM_EXPECTED}")
             continue
         lengths = _said_lengths(entry)
-        if lengths is None and isinstance(entry, dict):
-            prompt, answer = entry.get("prompt"), entry.get("output_tokens")
-            if isinstance(prompt, str) and isinstance(answer, int) and _is_count(answer):
-                lengths = _tokens(prompt, characters_per_token), answer
+        prompt, answer = (entry.get("prompt"), entry.get("output_tokens")) if isinstance(entry, dict) else (None, None)
+        if lengths is None and isinstance(prompt, str) and isinstance(answer, int) and _is_count(answer):
+            lengths = _tokens(prompt, characters_per_token), answer
         if lengths is None:
             complaints.add(number, _CUSTOM_EXPECTED)
             continue
         some = True
-        yield 0, *lengths, (), ""
+        yield *lengths, prompt if isinstance(prompt, str) else None
     if not some and not complaints.problems:
         complaints.add(1, f"the trace is empty, {_CUSTOM_EXPECTED}")
     complaints.raise_any()

@@ -16,7 +16,7 @@ from pdflow.workload.guess import guess
 from pdflow.workload.model import Model
 from pdflow.workload.model_file import ModelFileError, model_of
 from pdflow.workload.request import Request
-from pdflow.workload.traces import has_times, parse
+from pdflow.workload.traces import has_times, parse, texts
 
 LONGEST_LINE: Final = 1 << 20
 """Characters; the longest line of the published traces has 2,000."""
@@ -34,9 +34,14 @@ def read_trace(trace: Trace, base_dir: Path, seed: int = 0, timed: bool = True) 
         yield from servegen.drawn(read_clients(trace, base_dir), seed)
         return
     with _opened(path, f"{trace.format} trace") as file:
-        pieces = _pieces(file)
-        lines = pieces if trace.format == "sharegpt" else _whole(pieces, str(path))
-        yield from parse(lines, str(path), trace, timed)
+        yield from parse(_lines(file, trace), str(path), trace, timed)
+
+
+def read_texts(trace: Trace, base_dir: Path) -> Iterator[str | None]:
+    """The prompts of a trace of texts, one for each of its requests; None where it has none. Raises TraceError."""
+    path = base_dir / trace.path
+    with _opened(path, f"{trace.format} trace") as file:
+        yield from (text for _, _, text in texts(_lines(file, trace), str(path), trace))
 
 
 def check_trace(trace: Trace, base_dir: Path, timed: bool = True) -> set[str]:
@@ -109,6 +114,10 @@ def _opened(path: Path, what: str) -> TextIO:
         told = getattr(error, "strerror", None) or str(error)
         wrong = "no such file" if isinstance(error, FileNotFoundError) else told
         raise TraceError([Problem(str(path), "", f"{wrong}, expected a {what}")]) from None
+
+
+def _lines(file: TextIO, trace: Trace) -> Iterator[str]:
+    return _pieces(file) if trace.format == "sharegpt" else _whole(_pieces(file), file.name)
 
 
 def _pieces(file: TextIO) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Final
 from pdflow.protocol.values import S
 from pdflow.scenario.workload_schema import Trace, TraceFormat
 from pdflow.workload.csv_rows import CSV_FORMATS, columns_of, csv_rows, header_cells
-from pdflow.workload.json_rows import custom_rows, mooncake_rows, sharegpt_rows
+from pdflow.workload.json_rows import Text, custom_texts, mooncake_rows, sharegpt_texts, untimed_rows
 from pdflow.workload.request import Request, Row
 
 OF_TEXTS: Final[frozenset[TraceFormat]] = frozenset(("sharegpt", "vllm-custom"))
@@ -33,6 +33,12 @@ def parse(lines: Iterable[str], place: str, trace: Trace, timed: bool = True) ->
     return _requests(_rows(lines, place, trace, timed))
 
 
+def texts(lines: Iterable[str], place: str, trace: Trace) -> Iterator[Text]:
+    """The prompts of a trace of texts, with lengths, in the order of its requests. Raises TraceError as `parse`."""
+    read = sharegpt_texts if trace.format == "sharegpt" else custom_texts
+    return read(lines, place, trace.characters_per_token)
+
+
 def has_times(trace: Trace, first_line: str) -> bool:
     """Whether a trace that begins like this says when its requests arrive. Whoever names a column for it says so."""
     if trace.columns.arrival:
@@ -46,10 +52,8 @@ def _rows(lines: Iterable[str], place: str, trace: Trace, timed: bool) -> Iterat
     match trace.format:
         case "mooncake":
             return mooncake_rows(lines, place)
-        case "sharegpt":
-            return sharegpt_rows(lines, place, trace.characters_per_token)
-        case "vllm-custom":
-            return custom_rows(lines, place, trace.characters_per_token)
+        case "sharegpt" | "vllm-custom":
+            return untimed_rows(texts(lines, place, trace))
     return csv_rows(lines, place, trace, timed)
 
 

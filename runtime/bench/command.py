@@ -93,7 +93,7 @@ def load_of(plan: Plan, sender: Sender, form: Form, max_concurrency: int | None)
     contents, places = Contents(plan.seed, plan.block_tokens), Places(sender, max_concurrency)
     workload = plan.workload
     if workload.sessions is None:
-        return Requests(places, plan.requests(), contents, form)
+        return Requests(places, plan.requests(), plan.texts(), contents, form)
     assert workload.requests is not None, "sessions are endless"
     said = workload.sessions.system_prompt_tokens
     return Talk(places, sessions(workload, plan.seed), workload.requests, said, contents, form)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import count
 from typing import Final, Protocol
 
 import trio
@@ -56,12 +57,19 @@ class Places:
 
 
 class Requests:
-    """Requests that know nothing of each other."""
+    """Requests that know nothing of each other. `texts` has of each what it says, None where that is to be made up."""
 
-    def __init__(self, places: Places, drawn: Iterator[Request], contents: Contents, form: Form) -> None:
+    def __init__(
+        self,
+        places: Places,
+        drawn: Iterator[Request],
+        texts: Iterator[str | None],
+        contents: Contents,
+        form: Form,
+    ) -> None:
         self.places: Final = places
         self.ledger: Final = places.ledger
-        self._drawn: Final = enumerate(drawn)
+        self._drawn: Final = zip(count(), drawn, texts, strict=False)
         self._contents: Final = contents
         self._form: Final = form
         self._ready: Final[deque[tuple[Request, bytes]]] = deque()
@@ -74,8 +82,9 @@ class Requests:
             pass
 
     def _prepare_one(self) -> bool:
-        for number, request in self._drawn:
-            body = self._form.body(self._contents.prompt(number, request), request.output_tokens)
+        for number, request, text in self._drawn:
+            prompt = self._contents.prompt(number, request) if text is None else text
+            body = self._form.body(prompt, request.output_tokens)
             self._ready.append((request, body))
             self._ready_bytes += len(body)
             return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -25,13 +26,15 @@ from pdflow.scenario.workload_schema import (
     ConstantArrival,
     GammaArrival,
     PoissonArrival,
+    Trace,
     TraceFormat,
     Workload,
 )
 from pdflow.workload.build import burstiness_of, rate_of, requests
 from pdflow.workload.command import Asked as TraceAsked
-from pdflow.workload.readers import says_when
+from pdflow.workload.readers import read_texts, says_when
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, SESSION_BLOCK_TOKENS, Request
+from pdflow.workload.traces import OF_TEXTS
 from runtime.bench.asked import Asked, AskedError
 
 PROMPTS: Final = 1_000
@@ -74,8 +77,20 @@ class Plan:
     @property
     def note(self) -> str:
         """What of the requests is not as it was recorded."""
-        made = "lengths are sent, texts are made up"
-        return made if self.workload.trace is None else "; ".join(filter(None, (trace_note(self.workload.trace), made)))
+        trace = self.workload.trace
+        content = "lengths are sent, texts are made up" if self._texts is None else "texts are sent as they are"
+        return content if trace is None else "; ".join(filter(None, (trace_note(trace), content)))
+
+    @property
+    def _texts(self) -> Trace | None:
+        """The trace, if it is one of texts."""
+        trace = self.workload.trace
+        return trace if trace is not None and trace.format in OF_TEXTS else None
+
+    def texts(self) -> Iterator[str | None]:
+        """Of each request in turn what it says, None where that is to be made up."""
+        trace = self._texts
+        return repeat(None) if trace is None else islice(read_texts(trace, self.base_dir), trace.skip, None)
 
     def requests(self) -> Iterator[Request]:
         """Of a workload without sessions. Raises TraceError, when the last has been drawn, if lines are bad."""

@@ -16,7 +16,7 @@ from pdflow.workload import Request
 from pdflow.workload.clock import milliseconds_ns, nanoseconds_ns, seconds_ns
 from pdflow.workload.complaints import TraceError
 from pdflow.workload.csv_rows import cells_of
-from pdflow.workload.json_rows import sharegpt_rows
+from pdflow.workload.json_rows import sharegpt_texts
 from pdflow.workload.readers import LONGEST_LINE, read_trace, says_when
 from pdflow.workload.traces import parse
 
@@ -146,7 +146,11 @@ def test_sharegpt_takes_counts_at_their_word_and_estimates_the_rest() -> None:
         for size in (1, 7, 1 << 20):
             pieces = [text[at : at + size] for at in range(0, len(text), size)]
             assert rows("sharegpt", pieces, timed=False) == expected
-    assert list(sharegpt_rows([json.dumps(entries[:1])], "t", 2.0)) == [(0, 21, 4, (), "")]
+    assert list(sharegpt_texts([json.dumps(entries[:1])], "t", 2.0)) == [(21, 4, "a" * 41)]
+    assert [prompt for _, _, prompt in sharegpt_texts([json.dumps(entries)], "t", 4.0)] == ["a" * 41, "a", None]
+    assert list(sharegpt_texts(['{"conversations": {"a": 1}, "input_tokens": 1, "output_tokens": 2}'], "t", 4.0)) == [
+        (1, 2, None)
+    ]
 
 
 def test_bad_sharegpt_is_told_with_its_line() -> None:

@@ -167,6 +167,23 @@ async def test_warm_ups_come_first_and_are_in_no_figure(autojump_clock: MockCloc
     assert len({tuple(asked["prompt"]) for asked in server.asked}) == 4
 
 
+async def test_texts_of_a_dataset_are_sent_as_they_are(autojump_clock: MockClock, tmp_path: Path) -> None:
+    dataset = tmp_path / "custom.jsonl"
+    dataset.write_text(
+        '{"prompt": "Say \u00e9.", "output_tokens": 3}\n'
+        '{"prompt": "And?", "prompt_len": 70, "output_len": 2}\n'
+        '{"prompt_len": 6, "output_len": 2}\n'
+    )
+    async with stub() as (server, port):
+        ran = await run(port, dataset_name="custom", dataset_path=str(dataset), request_rate=10.0)
+    said, also, made_up = server.asked
+    assert (said["prompt"], said["max_tokens"]) == ("Say é.", 3)
+    assert (also["prompt"], also["max_tokens"]) == ("And?", 2)
+    assert len(made_up["prompt"]) == 6
+    assert ran.ledger.records.input_tokens == [6, 4, 6]
+    assert "texts are sent as they are" in ran.about.workload_note
+
+
 async def test_a_chat_is_asked_for_by_messages(autojump_clock: MockClock) -> None:
     async with stub() as (server, port):
         ran = await run(port, backend="openai-chat", num_prompts=2, random_input_len=8, random_output_len=3)
