@@ -72,7 +72,7 @@ def model(shape: tuple[int, ...], dtype: torch.dtype) -> Llama:
     return Llama(config, Weights(embedding=embedding, layers=made, norm=norm, head=embedding))
 
 
-def median_ms(act: Callable[[], object], least: int = 5, seconds: float = 1.0) -> float:
+def median_ms(act: Callable[[], object], least: int = 3, seconds: float = 1.0) -> float:
     act()
     times: list[float] = []
     while len(times) < least or sum(times) < seconds:

@@ -35,16 +35,23 @@ def uniform(seed: int, index: int) -> float:
 
 def _drawn(logits: Tensor, sampling: Sampling, index: int) -> int:
     scaled = logits.double() / sampling.temperature
+    drawn = uniform(sampling.seed, index)
+    if not sampling.top_k and sampling.top_p == 1:
+        return _at(scaled.softmax(-1).cumsum(-1), drawn)
     if 0 < sampling.top_k < len(scaled):
         scaled, tokens = scaled.topk(sampling.top_k)
     else:
         scaled, tokens = scaled.sort(descending=True, stable=True)
     # From the likeliest down: top-p takes the first ones, the one that reaches p included.
     reached = scaled.softmax(-1).cumsum(-1)
-    least = torch.tensor(sampling.top_p, dtype=reached.dtype, device=reached.device)
-    count = min(int(torch.searchsorted(reached, least)) + 1, len(reached))
-    drawn = uniform(sampling.seed, index) * reached[count - 1]
-    return int(tokens[min(int(torch.searchsorted(reached, drawn, right=True)), count - 1)])
+    count = int(torch.searchsorted(reached, sampling.top_p)) + 1
+    return int(tokens[_at(reached[:count], drawn)])
+
+
+def _at(reached: Tensor, drawn: float) -> int:
+    """Whose share of the whole that number falls in."""
+    found = int(torch.searchsorted(reached, drawn * float(reached[-1]), right=True))
+    return min(found, len(reached) - 1)
 
 
 def _logprobs(logits: Tensor, token: int, count: int | None) -> Logprobs | None:
