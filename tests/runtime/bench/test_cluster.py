@@ -1,0 +1,45 @@
+"""`pdflow bench` against a real cluster of the same file, beside its simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sim.run
+from pdflow.results.compare import Comparisons
+from pdflow.results.read import read_runs
+from pdflow.scenario.load import load
+from runtime.bench.asked import Asked
+from tests.runtime.bench.stub import run
+from tests.runtime.support.served import ROOT, served
+
+pytestmark = [pytest.mark.slow, pytest.mark.trio]
+
+QUICKSTART = ROOT / "examples/serve-quickstart.toml"
+SYNTHETIC = (
+    "pool.prefill.engine=synthetic",
+    "pool.decode.engine=synthetic",
+    "workload.arrival.rate_rps=8.0",
+    "workload.requests=24",
+)
+"""As long as its costs say: no weights, so it is up at once and takes no core."""
+SESSIONS = ("workload.sessions.turns=3", "workload.sessions.think_s=0.05", "workload.sessions.new_tokens=20")
+
+
+async def test_a_cluster_and_its_simulation_serve_the_same_requests(tmp_path: Path) -> None:
+    with served(tmp_path, QUICKSTART, *SYNTHETIC) as cluster:
+        ran = await run(cluster.port, scenario=str(QUICKSTART), overrides=SYNTHETIC)
+        talk = await run(cluster.port, scenario=str(QUICKSTART), overrides=(*SYNTHETIC, *SESSIONS))
+    ran.save(Asked(out=str(tmp_path / "live")))
+    sim.run.simulate(load(str(QUICKSTART), overrides=SYNTHETIC), out=str(tmp_path / "simulated"), quiet=True)
+    [one] = Comparisons.of([read_runs(tmp_path / "simulated"), read_runs(tmp_path / "live")]).against_first
+    assert one.how == "paired requests"
+    for told in (ran, talk):
+        records = told.ledger.records
+        assert records.outcome == ["completed"] * 24, records.reason
+        answers: list[Any] = told.ledger.answers
+        assert [answer.output_tokens for answer in answers] == records.output_tokens
+    assert all(len(answer.token_ids) == answer.output_tokens for answer in talk.ledger.answers if answer)
+    assert max(turn for _, turn in talk.ledger.records.sessions) == 3
