@@ -19,9 +19,8 @@ from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
 from runtime.transports.base import Ended, Flushed, PeerGone, Stopped, Tell, TransportError, WordArrived
-from runtime.transports.copying import Mapped
 from runtime.transports.host import GREETING_S, Host
-from runtime.transports.links import Link
+from runtime.transports.links import Link, Remote
 from runtime.transports.messages import (
     MAX_HELLO_BYTES,
     MAX_MESSAGE_BYTES,
@@ -85,7 +84,7 @@ class StreamAgent(Host):
         """A connected socket. OSError, TransportError."""
 
     @abstractmethod
-    def _reach(self, about: Description) -> Mapped | None:
+    def _reach(self, about: Description) -> Remote | None:
         """The memory of a peer that we have connected to. TransportError."""
 
     def _payload(self, pieces: Pieces) -> Iterable[memoryview]:
@@ -105,6 +104,9 @@ class StreamAgent(Host):
     async def _learn_of_end(self, link: Link) -> None:
         """Wait for proof that the peer has let go of a stream that broke, where breaking is none."""
 
+    async def _attend(self) -> None:
+        """Beside everything, for as long as the agent runs."""
+
     async def _attend_link(self, link: Link) -> None:
         """Beside the link's own tasks, until it ends."""
 
@@ -119,6 +121,7 @@ class StreamAgent(Host):
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._accept, self._listener, nursery)
+                nursery.start_soon(self._attend)
                 task_status.started()
                 await trio.sleep_forever()
         finally:
@@ -126,8 +129,8 @@ class StreamAgent(Host):
             self._shut()
 
     async def aclose(self) -> None:
-        for copy in self._copies:
-            copy.halted = True
+        for motion in self._motions:
+            motion.halted = True
         if self._nursery is None:
             self._shut()
         else:
@@ -273,9 +276,9 @@ class StreamAgent(Host):
 
     def fence(self, peer: Address, newest_generation: int) -> None:
         self._floors[peer] = max(newest_generation, self._floors.get(peer, -1))
-        moving = [copy for copy in self._copies if copy.peer == peer and copy.generation <= newest_generation]
-        for copy in moving:
-            copy.halted = True
+        moving = [m for m in self._motions if m.peer == peer and m.generation <= newest_generation]
+        for motion in moving:
+            motion.halted = True
         link = self._links.get(peer)
         if link is not None:
             self._drop_reads(link)
@@ -289,11 +292,15 @@ class StreamAgent(Host):
         for link in links:
             link.open = False
             self._closing.discard(link)
-            link.stream.close()
+            self._part(link)
             self._fail(link)
             self._waits.ended(link)
         for guest in [guest for guest in self._guests if guest.name == peer]:
             self._dismiss(guest)
+
+    def _part(self, link: Link) -> None:
+        """Leave a forgotten peer's stream."""
+        link.stream.close()
 
     # What becomes of it.
 
@@ -312,6 +319,7 @@ class StreamAgent(Host):
         self._closing.discard(link)
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
+        self._let_be(link.remote)
         self._fail(link)
         self._waits.ended(link)
         if unexpected:
@@ -372,11 +380,12 @@ class StreamAgent(Host):
 
     def _drop_reads(self, link: Link) -> None:
         """They end here and now; a copy that runs is halted, and dropped by whoever runs it."""
-        copies = tuple(link.copies)
-        link.copies.clear()
-        for op, copy in copies:
-            copy.halted = True
-            self._ended(link, op, False)
+        motions = tuple(link.motions)
+        link.motions.clear()
+        for op, motion in motions:
+            motion.halted = True
+            if op not in link.words:
+                self._ended(link, op, False)
         for op in tuple(link.reads):
             self._ended(link, op, False)
         for op in tuple(link.words):

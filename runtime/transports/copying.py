@@ -10,6 +10,7 @@ take it for 5 ms each time, and a thousand pieces take seconds; kept, it is aske
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Final
 
@@ -49,18 +50,30 @@ class Mapped:
         self.address: Final[int] = np.frombuffer(view, np.uint8).ctypes.data
 
 
-class Copy:
-    """One WRITE's or READ's pieces on their way, for a guest or a link. Bounds have been checked."""
+class Motion(ABC):
+    """Bytes on their way into our memory, for a guest or a link. Bounds have been checked."""
 
-    __slots__ = ("_pieces", "_source", "_target", "generation", "halted", "owner", "peer")
+    __slots__ = ("generation", "halted", "owner", "peer")
 
-    def __init__(
-        self, owner: object, peer: str, generation: int, source: Mapped, target: Mapped, pieces: Pieces
-    ) -> None:
+    def __init__(self, owner: object, peer: str, generation: int) -> None:
         self.owner: Final = owner
         self.peer: Final = peer
         self.generation: Final = generation
         self.halted = False
+        """Nobody wants it any more: end it as soon as may be."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Returns when none of its bytes moves any more; sets `halted` if not all have landed."""
+
+
+class Copy(Motion):
+    __slots__ = ("_pieces", "_source", "_target")
+
+    def __init__(
+        self, owner: object, peer: str, generation: int, source: Mapped, target: Mapped, pieces: Pieces
+    ) -> None:
+        super().__init__(owner, peer, generation)
         # Kept for as long as this lives, and with them the memory behind the addresses.
         self._source, self._target, self._pieces = source, target, pieces
 

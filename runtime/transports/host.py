@@ -21,8 +21,8 @@ import trio
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.limits import MAX_NAME_BYTES
 from runtime.transports.base import Noticed, Tell, TransportError
-from runtime.transports.copying import Copy, Mapped
-from runtime.transports.links import Guest
+from runtime.transports.copying import Mapped, Motion
+from runtime.transports.links import Guest, Remote
 from runtime.transports.messages import (
     MAX_HELLO_BYTES,
     MAX_NOTICE_BYTES,
@@ -31,6 +31,7 @@ from runtime.transports.messages import (
     Answer,
     Hello,
     Read,
+    ReadOver,
     ReadWord,
     Refused,
     Welcome,
@@ -62,13 +63,13 @@ class Host(ABC):
         self._memory: Mapped | None = None
         self._guests: set[Guest] = set()
         self._strangers = 0
-        self._copies: set[Copy] = set()
-        """What is moving between mapped regions, in either direction."""
+        self._motions: set[Motion] = set()
+        """What we are bringing into our memory, for guests and for ourselves."""
         self._floors: dict[Address, int] = {}
         """By peer: the newest generation that none of its WRITEs may reach any more."""
 
     @abstractmethod
-    def _admit(self, hello: Hello, sock: socket.socket) -> Mapped | None:
+    def _admit(self, hello: Hello, sock: socket.socket) -> Remote | None:
         """The memory of a peer that has shown the token. TransportError if it may not come in."""
 
     @abstractmethod
@@ -76,8 +77,11 @@ class Host(ABC):
         """Move a guest's bytes; whether all have landed."""
 
     @abstractmethod
-    def _serve_read(self, message: Read | ReadWord) -> Parcel:
+    def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> Parcel | None:
         """What it asks for. StreamBrokenError if it may not."""
+
+    def _let_be(self, remote: Remote | None) -> None:  # noqa: B027 (most have nothing to do)
+        """A stream is over that led to this memory."""
 
     @abstractmethod
     def _perhaps_gone(self, peer: Address) -> None:
@@ -106,7 +110,7 @@ class Host(ABC):
                 nursery.start_soon(stream.pump)
                 try:
                     guest = await self._greet(stream)
-                    await self._attend(guest)
+                    await self._attend_guest(guest)
                 except StreamBrokenError as broken:
                     if not isinstance(broken, StreamFinishedError) and not stream.closed:
                         who = "a stranger" if guest is None else guest.name
@@ -116,6 +120,7 @@ class Host(ABC):
             stream.close()
             if guest is not None:
                 guest.left.set()
+                self._let_be(guest.remote)
         if guest is not None and guest in self._guests:
             self._guests.discard(guest)
             self._perhaps_gone(guest.name)
@@ -146,7 +151,7 @@ class Host(ABC):
         stream.post(Parcel(frame(Welcome())))
         return guest
 
-    async def _attend(self, guest: Guest) -> None:
+    async def _attend_guest(self, guest: Guest) -> None:
         while True:
             message = await guest.stream.message()
             if isinstance(message, Write):
@@ -158,8 +163,10 @@ class Host(ABC):
                 if landed and message.notice is not None:
                     self._tell(Noticed(guest.name, message.notice))
                 self._answer(guest, Parcel(frame(Answer(message.op, landed))))
-            elif isinstance(message, Read | ReadWord):
-                self._answer(guest, self._serve_read(message))
+            elif isinstance(message, Read | ReadWord | ReadOver):
+                answer = self._serve_read(guest, message)
+                if answer is not None:
+                    self._answer(guest, answer)
             else:
                 raise StreamBrokenError(f"{type(message).__name__} is no order")
 
@@ -170,9 +177,9 @@ class Host(ABC):
     def _dismiss(self, guest: Guest) -> None:
         """Nothing more of it lands. Its end of the stream learns of it once nothing of it moves."""
         self._guests.discard(guest)
-        moving = [copy for copy in self._copies if copy.owner is guest]
-        for copy in moving:
-            copy.halted = True
+        moving = [motion for motion in self._motions if motion.owner is guest]
+        for motion in moving:
+            motion.halted = True
         if not moving:
             guest.stream.close()
 
@@ -180,15 +187,15 @@ class Host(ABC):
         """Whether a WRITE of this guest may reach memory of this generation, as of now."""
         return guest in self._guests and generation > self._floors.get(guest.name, -1)
 
-    async def _move(self, copy: Copy) -> bool:
+    async def _move(self, motion: Motion) -> bool:
         """Whether all of it has landed, with nobody against it in between."""
-        self._copies.add(copy)
+        self._motions.add(motion)
         try:
-            await copy.run()
+            await motion.run()
         finally:
-            self._copies.discard(copy)
-            self._waits.ended(copy)
-        return not copy.halted
+            self._motions.discard(motion)
+            self._waits.ended(motion)
+        return not motion.halted
 
 
 def _is_name(name: str) -> bool:

@@ -7,22 +7,29 @@ guests as there are lives of peers that do so to it.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
 from pdflow.protocol.values import Address
-from runtime.transports.copying import Copy, Mapped
+from runtime.transports.copying import Motion
 from runtime.transports.messages import Description, Pieces
 from runtime.transports.stream import Stream
+
+
+class Remote(Protocol):
+    """A peer's memory as we can reach it; None in its place where we cannot."""
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 class Link:
     """Our stream to one peer."""
 
-    __slots__ = ("about", "bell", "copies", "open", "peer", "reads", "remote", "stream", "words", "writes")
+    __slots__ = ("about", "bell", "motions", "open", "peer", "reads", "remote", "stream", "words", "writes")
 
-    def __init__(self, peer: Address, about: Description, stream: Stream, remote: Mapped | None) -> None:
+    def __init__(self, peer: Address, about: Description, stream: Stream, remote: Remote | None) -> None:
         self.peer: Final = peer
         self.about: Final = about
         self.stream: Final = stream
@@ -36,18 +43,19 @@ class Link:
         """Asked for on this stream, and not here yet (tcp)."""
         self.words: set[int] = set()
         """As `reads`, of words."""
-        self.copies: deque[tuple[int, Copy]] = deque()
-        """Reads of mapped memory, in their order; the first one is running (shm)."""
+        self.motions: deque[tuple[int, Motion]] = deque()
+        """Reads that we carry out ourselves, in their order; the first one is running."""
         self.bell = trio.Event()
 
     def operations(self) -> list[int]:
-        return [*self.writes, *self.reads, *self.words, *(op for op, _ in self.copies)]
+        return [*{*self.writes, *self.reads, *self.words, *(op for op, _ in self.motions)}]
 
     def take_back(self, op: int) -> bool:
         """Whether this operation was open here and none of it had been posted. It never is, then."""
-        for at, (copying, _) in enumerate(self.copies):
-            if copying == op and at:
-                del self.copies[at]
+        for at, (moving, _) in enumerate(self.motions):
+            if moving == op and at:
+                del self.motions[at]
+                self.words.discard(op)
                 return True
         if (op in self.writes or op in self.reads) and self.stream.take_back(op):
             self.writes.discard(op)
@@ -61,7 +69,7 @@ class Guest:
 
     __slots__ = ("left", "life", "name", "remote", "stream")
 
-    def __init__(self, name: Address, life: int, stream: Stream, remote: Mapped | None) -> None:
+    def __init__(self, name: Address, life: int, stream: Stream, remote: Remote | None) -> None:
         self.name: Final = name
         self.life: Final = life
         self.stream: Final = stream

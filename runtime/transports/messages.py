@@ -26,8 +26,8 @@ from pdflow.protocol.wire.malformed import Malformed, malformed, unpack
 LENGTH_BYTES: Final = 4
 MAX_MESSAGE_BYTES: Final = 8 << 20
 """Some 340,000 pieces of one WRITE; vLLM's largest reports are of 112,000 (vllm #55434)."""
-MAX_HELLO_BYTES: Final = 4096
-"""Of a stranger nothing larger is read."""
+MAX_HELLO_BYTES: Final = 32 << 10
+"""Of a stranger nothing larger is read. NIXL's part of it is 0.5 KiB on one network device, more on many."""
 MAX_NOTICE_BYTES: Final = 64 << 10
 TOKEN_BYTES: Final = 16
 WORD_BYTES: Final = 8
@@ -48,6 +48,9 @@ class Description(Value, frozen=True, gc=False, array_like=True):
     memory: str
     """Path of the region; empty where a peer cannot map it."""
     nbytes: int
+    address: int = 0
+    agent: bytes = b""
+    """What NIXL says of itself, and where in its process the region lies."""
 
 
 class Hello(Value, frozen=True, gc=False, array_like=True, tag="hello"):
@@ -60,6 +63,8 @@ class Hello(Value, frozen=True, gc=False, array_like=True, tag="hello"):
     token: bytes
     memory: str
     nbytes: int
+    address: int = 0
+    agent: bytes = b""
 
 
 class Welcome(Value, frozen=True, gc=False, array_like=True, tag="welcome"):
@@ -95,6 +100,12 @@ class ReadWord(Value, frozen=True, gc=False, array_like=True, tag="read word"):
     address: int
 
 
+class ReadOver(Value, frozen=True, gc=False, array_like=True, tag="read over"):
+    """We fetch no more for this Read (nixl)."""
+
+    op: int
+
+
 class Answer(Value, frozen=True, gc=False, array_like=True, tag="answer"):
     """A Write's end, or a Read's refusal."""
 
@@ -116,7 +127,7 @@ class Data(Value, frozen=True, gc=False, array_like=True, tag="data"):
     nbytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
-Message: TypeAlias = Hello | Welcome | Refused | Write | Read | ReadWord | Answer | Word | Data
+Message: TypeAlias = Hello | Welcome | Refused | Write | Read | ReadWord | ReadOver | Answer | Word | Data
 
 VERSION: Final = 1
 _encoder = msgspec.msgpack.Encoder()

@@ -9,7 +9,11 @@ from typing import Final
 from pdflow.protocol.values import Address
 from runtime.transports.base import Tell, Transport
 
-NAMED: Final = {"shm": ("runtime.transports.shm", "ShmTransport"), "tcp": ("runtime.transports.tcp", "TcpTransport")}
+NAMED: Final = {
+    "shm": ("runtime.transports.shm", "ShmTransport"),
+    "tcp": ("runtime.transports.tcp", "TcpTransport"),
+    "nixl": ("runtime.transports.nixl", "NixlTransport"),
+}
 
 
 def transport_named(name: str) -> Callable[[Address, Tell], Transport]:

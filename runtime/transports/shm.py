@@ -19,22 +19,20 @@ import msgspec
 import trio
 
 from pdflow.protocol.values import Address
-from pdflow.protocol.wire.malformed import Malformed
-from runtime.transports.agent import StreamAgent
 from runtime.transports.base import Tell, TransportError, WordArrived
 from runtime.transports.copying import Copy, Mapped
-from runtime.transports.links import Guest, Link
+from runtime.transports.links import Guest, Link, Remote
 from runtime.transports.messages import (
     VERSION,
     Description,
     Hello,
     Pieces,
     Read,
+    ReadOver,
     ReadWord,
-    Write,
-    unpack_pieces,
     word_at,
 )
+from runtime.transports.moving import FetchingAgent
 from runtime.transports.region import FOLDER, OwnedRegion, check_path, map_region, sweep
 from runtime.transports.stream import Parcel, StreamBrokenError
 
@@ -43,7 +41,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 """pid, uid and gid of the process at the other end (SO_PEERCRED)."""
 
 
-class ShmTransport(StreamAgent):
+class ShmTransport(FetchingAgent):
     """Args: folder, of a tmpfs; tests use another."""
 
     name: Final = "shm"
@@ -112,37 +110,14 @@ class ShmTransport(StreamAgent):
             raise TransportError(f"it is a process of user {uid}")
         return Mapped(map_region(hello.memory, hello.nbytes, self._folder))
 
-    async def _receive(self, guest: Guest, message: Write) -> bool:
-        assert self._memory is not None
-        assert guest.remote is not None
-        pieces = unpack_pieces(message.pieces, guest.remote.nbytes, self._memory.nbytes)
-        if isinstance(pieces, Malformed):
-            raise StreamBrokenError(pieces.reason)
-        if not self._welcome(guest, message.generation):
-            return False
-        return await self._move(Copy(guest, guest.name, message.generation, guest.remote, self._memory, pieces))
-
-    def _serve_read(self, message: Read | ReadWord) -> Parcel:
+    def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> Parcel:
         raise StreamBrokenError("who can map this memory does not ask for its bytes")
 
-    def _post_read(self, op: int, link: Link, pieces: Pieces) -> None:
+    def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: Pieces) -> Copy:
+        assert isinstance(remote, Mapped)
         assert self._memory is not None
-        assert link.remote is not None
-        link.copies.append((op, Copy(link, link.peer, -1, link.remote, self._memory, pieces)))
-        link.bell.set()
-
-    async def _attend_link(self, link: Link) -> None:
-        """Our READs of this peer, one after the other."""
-        while True:
-            while link.copies:
-                op, copy = link.copies[0]
-                landed = await self._move(copy)
-                if link.copies and link.copies[0][1] is copy:
-                    link.copies.popleft()
-                    self._ended(link, op, landed)
-            link.bell = trio.Event()
-            await link.bell.wait()
+        return Copy(owner, peer, generation, remote, self._memory, pieces)
 
     def _post_word(self, op: int, link: Link, address: int) -> None:
-        assert link.remote is not None
+        assert isinstance(link.remote, Mapped)
         self._tell(WordArrived(op, word_at(link.remote.view, address)))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import trio
 
 from pdflow.layout.descriptors import Descriptor
 from runtime.transports.agent import StreamAgent
 from runtime.transports.base import Ended, Noticed, TransportEvent
+from runtime.transports.nixl import INSTALL, NixlTransport
 from runtime.transports.shm import ShmTransport
 from runtime.transports.tcp import TcpTransport
 
@@ -21,7 +25,16 @@ _ZEROES = bytes(REGION_BYTES)
 KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]] = {
     "shm": ShmTransport,
     "tcp": TcpTransport,
+    "nixl": NixlTransport,
 }
+EMBEDDED = ("shm", "tcp")
+ALL = [
+    *EMBEDDED,
+    pytest.param(
+        "nixl", marks=(pytest.mark.nixl, pytest.mark.skipif(find_spec("nixl") is None, reason=f"no NIXL: {INSTALL}"))
+    ),
+]
+os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 
 class Agent:

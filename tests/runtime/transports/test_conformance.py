@@ -8,13 +8,13 @@ import pytest
 import trio
 
 from runtime.transports.base import Ended, Fenced, Flushed, Noticed, Stopped, TransportError, WordArrived
-from tests.runtime.transports.agents import KINDS, REGION_BYTES, Agent, agents, pair, untouched
+from tests.runtime.transports.agents import ALL, REGION_BYTES, Agent, agents, pair, untouched
 
 pytestmark = pytest.mark.trio
 MIB = 1 << 20
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=ALL)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

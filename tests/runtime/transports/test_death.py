@@ -9,12 +9,12 @@ import trio
 import trio.testing
 
 from runtime.transports.base import Ended, Fenced, Noticed, PeerGone
-from tests.runtime.transports.agents import KINDS, REGION_BYTES, agents, child, untouched
+from tests.runtime.transports.agents import ALL, REGION_BYTES, agents, child, untouched
 
 pytestmark = pytest.mark.trio
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=ALL)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

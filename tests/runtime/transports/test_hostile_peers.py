@@ -40,13 +40,13 @@ from runtime.transports.messages import (
     unpack_pieces,
 )
 from runtime.transports.region import OwnedRegion
-from tests.runtime.transports.agents import KINDS, REGION_BYTES, Agent, agents, untouched
+from tests.runtime.transports.agents import EMBEDDED, REGION_BYTES, Agent, agents, untouched
 
 ONE = pack([Descriptor(0, 0, 8)])
 BEYOND = pack([Descriptor(0, REGION_BYTES, 1)])
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=EMBEDDED)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

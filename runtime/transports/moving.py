@@ -1,0 +1,59 @@
+"""For transports where the receiver fetches: a guest's WRITE and a READ of ours are the same motion, done here."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import trio
+
+from pdflow.protocol.values import Address
+from pdflow.protocol.wire.malformed import Malformed
+from runtime.transports.agent import StreamAgent
+from runtime.transports.copying import Motion
+from runtime.transports.links import Guest, Link, Remote
+from runtime.transports.messages import Pieces, Write, unpack_pieces
+from runtime.transports.stream import StreamBrokenError
+
+
+class FetchingAgent(StreamAgent):
+    @abstractmethod
+    def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: Pieces) -> Motion:
+        """Bring these pieces of the peer's memory into ours."""
+
+    async def _receive(self, guest: Guest, message: Write) -> bool:
+        assert self._memory is not None
+        assert guest.remote is not None
+        pieces = unpack_pieces(message.pieces, guest.remote.nbytes, self._memory.nbytes)
+        if isinstance(pieces, Malformed):
+            raise StreamBrokenError(pieces.reason)
+        if not self._welcome(guest, message.generation):
+            return False
+        return await self._move(self._motion(guest, guest.name, message.generation, guest.remote, pieces))
+
+    def _post_read(self, op: int, link: Link, pieces: Pieces) -> None:
+        assert link.remote is not None
+        link.motions.append((op, self._motion(link, link.peer, -1, link.remote, pieces)))
+        link.bell.set()
+
+    async def _attend_link(self, link: Link) -> None:
+        """Our READs of this peer, one after the other."""
+        while True:
+            while link.motions:
+                op, motion = link.motions[0]
+                self._fetching(link, op)
+                landed = await self._move(motion)
+                self._fetched(link, op)
+                if link.motions and link.motions[0][1] is motion:
+                    link.motions.popleft()
+                    self._read_over(op, link, landed)
+            link.bell = trio.Event()
+            await link.bell.wait()
+
+    def _read_over(self, op: int, link: Link, landed: bool) -> None:
+        self._ended(link, op, landed)
+
+    def _fetching(self, link: Link, op: int) -> None:
+        """A READ begins."""
+
+    def _fetched(self, link: Link, op: int) -> None:
+        """It moves nothing any more."""

@@ -1,0 +1,327 @@
+"""Between GPUs and hosts by NIXL (UCX): whoever receives fetches, by NIXL's READ.
+
+NIXL has no way to refuse a peer's WRITE once it has been let in, nor to stop what has begun (nixl #2067, #2044; tried:
+54 of 64 MiB landed after the remote agent was removed and the handle released). So no peer is let in: a WRITE is a
+message on a TCP stream of ours, at which the memory's owner READs the pieces, tells the notice and answers. Old
+generations are refused here, as over shm, at the price of half a round trip. A READ that has begun ends by itself: a
+fence waits for that, or for the end of the peer, which NIXL reports as an error of the READ.
+
+No thread of NIXL's polls (it would burn half a core): who fetches does, and so does whoever is fetched from, for as
+long as a WRITE of it is unanswered or a reader has said that it reads. Over some of UCX's ways (TCP, and the first
+contact over any) bytes move only while both poll.
+
+Memory is DRAM here. UCX chooses its ways by its own variables: UCX_NET_DEVICES=lo keeps it on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import socket
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import trio
+
+from pdflow.layout.descriptors import Descriptor
+from pdflow.protocol.values import Address
+from runtime.transports.base import MissingBackend, Tell, TransportError
+from runtime.transports.copying import Mapped, Motion
+from runtime.transports.links import Guest, Link, Remote
+from runtime.transports.messages import (
+    VERSION,
+    WORD_BYTES,
+    Description,
+    Hello,
+    Pieces,
+    Read,
+    ReadOver,
+    ReadWord,
+    frame,
+)
+from runtime.transports.moving import FetchingAgent
+from runtime.transports.over_tcp import TcpStreams
+from runtime.transports.sockets import listening, tune
+from runtime.transports.stream import Parcel, StreamBrokenError
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.0002
+"""Between two looks while something is in flight."""
+WORDS: Final = 512
+"""Words that can be on their way to us at once: a page of them."""
+INSTALL: Final = "pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1"
+
+
+class RemoteAgent:
+    """A peer's memory as NIXL reaches it."""
+
+    __slots__ = ("address", "name", "nbytes")
+
+    def __init__(self, name: str, address: int, nbytes: int) -> None:
+        self.name: Final = name
+        self.address: Final = address
+        self.nbytes: Final = nbytes
+
+
+class Local:
+    """Our NIXL agent, one call at a time; NIXL's errors become TransportError."""
+
+    def __init__(self, name: str) -> None:
+        try:
+            library: Any = import_module("nixl._api")
+        except ImportError as error:
+            raise MissingBackend(f"the transport 'nixl' needs NIXL ({error}): {INSTALL}") from None
+        self._lock: Final = threading.Lock()
+        self._agent: Any = library.nixl_agent(name, library.nixl_agent_config(enable_prog_thread=False))
+        self._known: Counter[str] = Counter()
+        """By remote agent, how many streams have brought it."""
+
+    def register(self, address: int, nbytes: int) -> bytes:
+        """What peers need to reach this memory."""
+        self._call("register_memory", [(address, nbytes, 0, "")], "DRAM")
+        about: bytes = self._call("get_agent_metadata")
+        return about
+
+    def add(self, about: bytes) -> str:
+        name = self._call("add_remote_agent", about).decode()
+        self._known[name] += 1
+        return str(name)
+
+    def remove(self, name: str) -> None:
+        self._known[name] -= 1
+        if not self._known[name]:
+            del self._known[name]
+            with contextlib.suppress(TransportError):
+                self._call("remove_remote_agent", name)
+
+    def begin_read(self, targets: Any, sources: Any, remote: str) -> Any:
+        """A handle that `ended` is to be asked about until it has. May itself take as long as the bytes."""
+        with self._lock:
+            try:
+                local, there = (self._agent.get_xfer_descs(descs, "DRAM") for descs in (targets, sources))
+                handle = self._agent.initialize_xfer("READ", local, there, remote)
+                self._agent.transfer(handle)
+            except Exception as error:  # NIXL's errors have no base of their own
+                raise TransportError(f"NIXL: {error}") from None
+        return handle
+
+    def ended(self, handle: Any) -> bool | None:
+        """Whether a READ has ended well; None while it has not ended."""
+        with self._lock:
+            self._agent.update_notifs()
+            try:
+                state = self._agent.check_xfer_state(handle)
+            except Exception as error:
+                log.info("NIXL: %s", error)
+                state = "ERR"
+            if state == "PROC":
+                return None
+            with contextlib.suppress(Exception):  # It has ended, and is released with the agent at the latest.
+                self._agent.release_xfer_handle(handle)
+            return bool(state == "DONE")
+
+    def close(self) -> None:
+        """Peers that still fetch from here learn that we are gone."""
+        with self._lock:
+            self._agent = None
+
+    def poll(self) -> None:
+        """Let peers fetch. Whoever holds the lock polls anyway."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._agent is not None:
+                    self._agent.update_notifs()
+            finally:
+                self._lock.release()
+
+    def _call(self, function: str, *args: Any) -> Any:
+        with self._lock:
+            if self._agent is None:
+                raise TransportError("this agent is closed")
+            try:
+                return getattr(self._agent, function)(*args)
+            except Exception as error:
+                raise TransportError(f"NIXL: {error or type(error).__name__}") from None
+
+
+class Fetch(Motion):
+    """One READ of NIXL's. Once begun it cannot be stopped."""
+
+    __slots__ = ("_local", "_sources", "_targets", "remote")
+
+    def __init__(
+        self, owner: object, peer: str, generation: int, local: Local, remote: RemoteAgent, sources: Any, targets: Any
+    ) -> None:
+        super().__init__(owner, peer, generation)
+        self.remote: Final = remote
+        self._local, self._sources, self._targets = local, sources, targets
+
+    async def run(self) -> None:
+        if len(self._targets) and not self.halted:
+            landed = await trio.to_thread.run_sync(self._fetch)
+            self.halted = self.halted or not landed
+
+    def _fetch(self) -> bool:
+        try:
+            handle = self._local.begin_read(self._targets, self._sources, self.remote.name)
+        except TransportError as error:
+            log.info("a READ of %s failed: %s", self.peer, error)
+            return False
+        pause = threading.Event()
+        while (ended := self._local.ended(handle)) is None:
+            pause.wait(POLL_S)
+        return ended
+
+
+class NixlTransport(TcpStreams, FetchingAgent):
+    """Args: host, an address of this machine that peers can reach, for the streams of messages."""
+
+    name: Final = "nixl"
+
+    def __init__(self, me: Address, tell: Tell, host: str = "127.0.0.1") -> None:
+        super().__init__(me, tell)
+        self._host: Final = host
+        self._port = 0
+        self._local: Final = Local(f"{me}-{self.life:x}")
+        self._about = b""
+        self._reading: Counter[Guest] = Counter()
+        """Of each guest, how many READs of our memory it has under way."""
+        self._words: Any = None
+        """Where words arrive, [WORDS] of uint64; it is registered with the region, and described to nobody."""
+        self._slots: dict[int, int] = {}
+        """By operation, which of them its word arrives in."""
+        self._last_slot = 0
+        self._parted: set[Link] = set()
+        """To peers that are forgotten, and may still be fetching."""
+        self._bell = trio.Event()
+
+    def allocate(self, nbytes: int) -> memoryview:
+        assert self._memory is None, "one region per agent"
+        if nbytes <= 0:
+            raise TransportError(f"a region of {nbytes} bytes cannot be had")
+        words_at = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            whole = mmap.mmap(-1, words_at + WORDS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
+        self._memory = Mapped(memoryview(whole)[:nbytes])
+        self._words = np.frombuffer(whole, "<u8", WORDS, words_at)
+        self._about = self._local.register(self._memory.address, len(whole))
+        self._listener = listening(self._host)
+        self._port = self._listener.getsockname()[1]
+        return self._memory.view
+
+    def describe(self) -> bytes:
+        assert self._memory is not None, "allocate comes first"
+        nbytes, address = self._memory.nbytes, self._memory.address
+        return msgspec.msgpack.encode(
+            Description(self.name, self.life, self.token, self._host, self._port, "", nbytes, address, self._about)
+        )
+
+    def _hello(self, about: Description) -> Hello:
+        assert self._memory is not None
+        nbytes, address = self._memory.nbytes, self._memory.address
+        return Hello(VERSION, self.me, self.life, about.life, about.token, "", nbytes, address, self._about)
+
+    def _reach(self, about: Description) -> RemoteAgent:
+        return RemoteAgent(self._local.add(about.agent), about.address, about.nbytes)
+
+    def _admit(self, hello: Hello, sock: socket.socket) -> RemoteAgent:
+        tune(sock)
+        return RemoteAgent(self._local.add(hello.agent), hello.address, hello.nbytes)
+
+    def _let_be(self, remote: Remote | None) -> None:
+        assert isinstance(remote, RemoteAgent)
+        self._local.remove(remote.name)
+
+    def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: Pieces) -> Fetch:
+        assert isinstance(remote, RemoteAgent)
+        assert self._memory is not None
+        sources = _table(remote.address, pieces.sources, pieces.lengths)
+        targets = _table(self._memory.address, pieces.targets, pieces.lengths)
+        return Fetch(owner, peer, generation, self._local, remote, sources, targets)
+
+    # Words are fetched like everything else, into a place of their own.
+
+    def _post_word(self, op: int, link: Link, address: int) -> None:
+        assert isinstance(link.remote, RemoteAgent)
+        if address % WORD_BYTES or address + WORD_BYTES > link.remote.nbytes:
+            self._word_arrived(link, op, None)
+            return
+        self._last_slot = slot = (self._last_slot + 1) % WORDS
+        target = _table(self._words.ctypes.data, [slot * WORD_BYTES], [WORD_BYTES])
+        source = _table(link.remote.address, [address], [WORD_BYTES])
+        link.words.add(op)
+        self._slots[op] = slot
+        link.motions.append((op, Fetch(link, link.peer, -1, self._local, link.remote, source, target)))
+        link.bell.set()
+
+    def _read_over(self, op: int, link: Link, landed: bool) -> None:
+        if op in link.words:
+            self._word_arrived(link, op, int(self._words[self._slots.pop(op)]) if landed else None)
+        else:
+            self._ended(link, op, landed)
+
+    def _fetching(self, link: Link, op: int) -> None:
+        link.stream.post(Parcel(frame(Read(op, b""))))
+
+    def _fetched(self, link: Link, op: int) -> None:
+        if op not in link.words:
+            self._slots.pop(op, None)
+        link.stream.post(Parcel(frame(ReadOver(op))))
+        if link in self._parted:
+            link.stream.close()
+
+    # Whoever is fetched from has to poll, too.
+
+    def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> None:
+        if isinstance(message, ReadWord):
+            raise StreamBrokenError("words are fetched")
+        self._reading[guest] += 1 if isinstance(message, Read) else -1
+        self._bell.set()
+
+    def write(
+        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notice: bytes | None
+    ) -> None:
+        super().write(op, peer, pieces, generation, notice)
+        self._bell.set()
+
+    def _part(self, link: Link) -> None:
+        """As long as one side still fetches, the other goes on polling: by the stream it sees how long."""
+        self._parted.add(link)
+        if not any(motion.owner is link for motion in self._motions):
+            link.stream.end_sending()
+
+    def _hide(self) -> None:
+        self._local.close()
+
+    async def _attend(self) -> None:
+        while True:
+            while self._is_fetched_from():
+                self._local.poll()
+                await trio.sleep(POLL_S)
+            self._bell = trio.Event()
+            await self._bell.wait()
+
+    def _is_fetched_from(self) -> bool:
+        for guest in [guest for guest in self._reading if guest not in self._guests]:
+            del self._reading[guest]
+        self._parted = {link for link in self._parted if not link.stream.closed}
+        posted = any(link.writes for link in self._links.values())
+        return posted or bool(self._closing or self._parted) or any(reads > 0 for reads in self._reading.values())
+
+
+def _table(base: int, offsets: list[int], lengths: list[int]) -> Any:
+    """NIXL's descriptors, [N, 3]: address, length, device. Nothing for pieces of no length."""
+    table = np.zeros((len(lengths), 3), np.uint64)
+    table[:, 0] = offsets
+    table[:, 0] += np.uint64(base)
+    table[:, 1] = lengths
+    return table[table[:, 1] > 0]

@@ -1,0 +1,50 @@
+"""Streams of messages over TCP, and what a stream that broke says of the bytes behind them.
+
+A stream that was reset proves nothing about the bytes that had been sent on it: the peer may still have them to read.
+Proof is what answers at the same port afterwards: the same agent, which welcomes us only once it has let go of the old
+stream; another agent, or nobody, and then the old one is gone, as it had the port to itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import Final
+
+import trio
+
+from runtime.transports.agent import AgentGoneError, StreamAgent
+from runtime.transports.base import TransportError
+from runtime.transports.links import Link
+from runtime.transports.messages import Description
+from runtime.transports.sockets import dialled
+
+log = logging.getLogger(__name__)
+
+FIRST_AGAIN_S: Final = 0.02
+LAST_AGAIN_S: Final = 1.0
+"""Between two attempts to learn whether a peer has let go; each waits twice as long as the one before."""
+
+
+class TcpStreams(StreamAgent):
+    async def _dial(self, about: Description) -> socket.socket:
+        return await dialled(about.host, about.port)
+
+    async def _learn_of_end(self, link: Link) -> None:
+        """By knocking, until somebody answers, or surely nobody. A connection made meanwhile says as much."""
+        pause_s = FIRST_AGAIN_S
+        while link in self._closing:
+            async with self._doors.setdefault(link.peer, trio.Lock()):
+                if self._reached(link.peer, link.about.life):
+                    return
+                try:
+                    stream = await self._knock(link.peer, link.about)
+                except AgentGoneError:
+                    return
+                except TransportError as error:
+                    log.warning("%s: %s; what was posted there before may still land", self.me, error)
+                else:
+                    stream.close()
+                    return
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_AGAIN_S)

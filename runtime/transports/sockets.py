@@ -1,0 +1,68 @@
+"""TCP sockets as the transports want them: addresses that peers can use, ports that belong to one process at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import Final
+
+import trio
+
+from runtime.transports.base import TransportError
+
+BACKLOG: Final = 128
+IDLE_S: Final = 5
+"""Of silence, before the kernel asks whether the other host is still there; it asks three times, as far apart."""
+
+
+def listening(host: str) -> socket.socket:
+    """A socket at a free port of this address of this machine. TransportError if it is none."""
+    if host in ("", "0.0.0.0", "::"):
+        raise TransportError(f"{host!r} is no address to connect to: name one of this machine's")
+    listener = socket.socket(_family(host))
+    listener.setblocking(False)
+    try:
+        # No SO_REUSEADDR: a port that can be bound belongs to nobody else any more.
+        listener.bind((host, 0))
+    except OSError as error:
+        listener.close()
+        raise TransportError(f"{host} is no address to listen on here: {error.strerror}") from None
+    listener.listen(BACKLOG)
+    return listener
+
+
+async def dialled(host: str, port: int) -> socket.socket:
+    """A connected socket. OSError, TransportError."""
+    family = _family(host)
+    try:
+        socket.inet_pton(family, host)
+    except (OSError, ValueError):
+        raise TransportError("its address is none") from None
+    sock = socket.socket(family)
+    sock.setblocking(False)
+    try:
+        refused = sock.connect_ex((host, port))
+        if refused == errno.EINPROGRESS:
+            await trio.lowlevel.wait_writable(sock)
+            refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if refused:
+            raise OSError(refused, os.strerror(refused))
+        tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def tune(sock: socket.socket) -> None:
+    """An answer does not wait for a full packet; a host that vanished is noticed while nothing is sent to it."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        sock.setsockopt(socket.IPPROTO_TCP, option, IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
