@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -46,6 +48,7 @@ def bench(command: Sequence[str] = (), **options: Any) -> int:
     for folder in (asked.out, (asked.result_dir or ".") if asked.save_result else None):
         if folder is not None:
             make_folder(Path(folder))
+    allow_many_connections()
     try:
         run = trio.run(measured, asked, plan, server, command)
     except BaseExceptionGroup as group:
@@ -53,11 +56,11 @@ def bench(command: Sequence[str] = (), **options: Any) -> int:
         if len(found) != len(list(leaves(group))):
             raise
         raise found[0] from None
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    written = run.save(asked)
     if not asked.quiet:
-        _print(run)
-    for path in run.save(asked):
-        if not asked.quiet:
+        Stdout(highlight=False).print(run.table())
+        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        for path in written:
             console.print(f"written: {path}", style="dim", soft_wrap=True)
     if run.about.interrupted:
         return EXIT_INTERRUPTED
@@ -67,7 +70,7 @@ def bench(command: Sequence[str] = (), **options: Any) -> int:
 async def measured(asked: Asked, plan: Plan, server: Server, command: Sequence[str] = ()) -> Run:
     """Everything up to the figures. NoServerError if nobody answers, TraceError for a trace that is none."""
     client = HttpClient(connect_s=60.0, idle_per_host=IDLE_CONNECTIONS)
-    ledger = Ledger(RunClock())
+    ledger = Ledger(RunClock(), keep_texts=asked.save_detailed)
     try:
         model = await model_of(client, server, asked)
         form = Form(
@@ -138,10 +141,16 @@ async def _until_ended_or_told(load: Load, ledger: Ledger, plan: Plan, quiet: bo
     return told
 
 
-def _print(run: Run) -> None:
-    """To stdout. A reader who has seen enough is no error."""
-    try:
-        Console(highlight=False).print(run.table())
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class Stdout(Console):
+    """A reader who has seen enough is no error."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush, at the interpreter's end
+
+
+def allow_many_connections() -> None:
+    """Each open request has a file descriptor: as many as this process may have at all."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -7,6 +7,9 @@ of the places, as in `vllm bench serve`; `queued_ns` is what that took.
 
 from __future__ import annotations
 
+from array import array
+from itertools import pairwise
+
 from pdflow.protocol.values import Instant
 from pdflow.results.records import Outcome, Records
 from pdflow.results.steps import Steps
@@ -19,10 +22,14 @@ from runtime.bench.run_clock import RunClock
 class Ledger:
     """Requests by number, in the order in which they were due."""
 
-    def __init__(self, clock: RunClock) -> None:
+    def __init__(self, clock: RunClock, keep_texts: bool = False) -> None:
         self.clock = clock
+        self.keep_texts = keep_texts
         self.records = Records()
-        self.answers: list[Answer | None] = []
+        self.itls_ns: list[array[int]] = []
+        """Of each completed request what its tokens but the first took; empty of any other."""
+        self.texts: list[str] = []
+        """Of each what was answered, as far as it got, if they are to be kept."""
         self.queued_ns: list[int] = []
         self.late_ns: list[int] = []
         """Of those that were sent."""
@@ -40,7 +47,8 @@ class Ledger:
             self.records.classify(number, request.class_)
         if session is not None:
             self.records.sessions.append(session)
-        self.answers.append(None)
+        self.itls_ns.append(array("q"))
+        self.texts.append("")
         self.queued_ns.append(0)
         return number
 
@@ -59,7 +67,8 @@ class Ledger:
         records = self.records
         records.outcome[number] = outcome
         records.reason[number] = reason
-        self.answers[number] = answer
+        if self.keep_texts:
+            self.texts[number] = "".join(answer.parts)
         if answer.prompt_tokens is not None and outcome == "completed":
             records.input_tokens[number] = answer.prompt_tokens
         if answer.times:
@@ -68,20 +77,9 @@ class Ledger:
             records.last_token_ns[number] = max(arrival, answer.times[-1])
         if outcome == "completed":
             records.output_tokens[number] = answer.output_tokens
-            for before, at in zip(answer.times, answer.times[1:], strict=False):
+            self.itls_ns[number] = array("q", [at - before for before, at in pairwise(answer.times)])
+            for before, at in pairwise(answer.times):
                 self.tokens.add(before * PS_PER_NS, (at - before) * PS_PER_NS, 0, 1, 1)
         self.ended += 1
         self.last_end_ns = self.clock.now()
         self.recent.append(number)
-
-    def itls_ns(self, number: int) -> list[int]:
-        """What each token of a completed request but the first took, [] of any other."""
-        answer = self.answers[number]
-        if answer is None or self.records.outcome[number] != "completed":
-            return []
-        return [at - before for before, at in zip(answer.times, answer.times[1:], strict=False)]
-
-    def text(self, number: int) -> str:
-        """What the server answered, as far as it got."""
-        answer = self.answers[number]
-        return "" if answer is None else "".join(answer.parts)

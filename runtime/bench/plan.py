@@ -32,7 +32,7 @@ from pdflow.scenario.workload_schema import (
 )
 from pdflow.workload.build import burstiness_of, rate_of, requests
 from pdflow.workload.command import Asked as TraceAsked
-from pdflow.workload.readers import read_texts, says_when
+from pdflow.workload.readers import check_trace, read_texts, says_when
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, SESSION_BLOCK_TOKENS, Request
 from pdflow.workload.traces import OF_TEXTS
 from runtime.bench.asked import Asked, AskedError
@@ -160,7 +160,7 @@ def _random(asked: Asked) -> Workload:
 
 
 def _recorded(asked: Asked) -> Workload:
-    """A file: at its own instants, unless it has none or a rate is asked for."""
+    """A file, read to its end first: at its own instants, unless it has none or a rate is asked for."""
     if asked.dataset_name not in DATASETS:
         raise AskedError(f"--dataset-name {asked.dataset_name}: expected one of {', '.join(DATASETS)}")
     if asked.dataset_path is None:
@@ -168,6 +168,7 @@ def _recorded(asked: Asked) -> Workload:
     form: Any = {TRACE: None, CUSTOM: "vllm-custom"}.get(str(asked.dataset_name), asked.dataset_name)
     trace = TraceAsked(path=asked.dataset_path, form=form, columns=asked.columns).trace()
     own = asked.request_rate is None and says_when(trace, HERE)
+    check_trace(trace, HERE, own)
     count = asked.num_prompts if own else asked.num_prompts or PROMPTS
     return Workload(requests=count, trace=trace, arrival=None if own else _arrival(asked, count or PROMPTS))
 

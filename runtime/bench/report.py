@@ -59,7 +59,7 @@ class Run:
         ledger, records = self.ledger, self.ledger.records.arriving_from(self.about.warmup_ns)
         seen = Seen(
             queue_times_s=(ledger.queued_ns[number] / NS_PER_S for number in self.counted),
-            texts=map(ledger.text, self.counted),
+            texts=(ledger.texts[number] for number in self.counted),
             figures=asked.quoted.figures(self._samples_ns(records)),
             late=self.late,
         )
@@ -68,19 +68,19 @@ class Run:
 
     def _itls_s(self) -> Iterator[list[float]]:
         for number in self.counted:
-            yield [itl / NS_PER_S for itl in self.ledger.itls_ns(number)]
+            yield [itl / NS_PER_S for itl in self.ledger.itls_ns[number]]
 
     def _samples_ns(self, records: Records) -> dict[str, Any]:
         """Of completed requests, as metrics.py has them."""
         served = completed(records)
         done = [number for number in self.counted if self.ledger.records.outcome[number] == "completed"]
         queued = np.array([self.ledger.queued_ns[number] for number in done], dtype=np.int64)
-        itls = [itl for number in done for itl in self.ledger.itls_ns(number)]
+        itls = [np.array(self.ledger.itls_ns[number], dtype=np.int64) for number in done]
         e2el = served.last - served.arrival
         return {
             "ttft": served.first - served.arrival,
             "tpot": served.tpot_ns,
-            "itl": np.array(itls, dtype=np.int64),
+            "itl": np.concatenate(itls) if itls else np.empty(0, dtype=np.int64),
             "e2el": e2el,
             "client_queue_time": queued,
             "e2el_including_client_queue": e2el + queued,

@@ -145,6 +145,13 @@ def test_a_dataset_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
         assert refused.value.exit_code == 2
 
 
+def test_a_bad_line_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(MOONCAKE % (0, 1) + "{}\n")
+    with pytest.raises(ScenarioError, match=":2: "):
+        plan_of(Asked(dataset_name="mooncake", dataset_path=str(trace)))
+
+
 def test_an_address_is_put_together_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     server = server_of(Asked(base_url="http://[::1]:81/up/", header=("X-A=b=c",)))

@@ -42,7 +42,7 @@ async def test_its_folder_is_compared_with_a_simulations_request_by_request(
     few = ("workload.requests=40",)
     asked = Asked(out=str(tmp_path / "live"), save_detailed=True)
     async with stub() as (_, port):
-        ran = await run(port, scenario=QUICKSTART, overrides=few)
+        ran = await run(port, scenario=QUICKSTART, overrides=few, out=asked.out, save_detailed=True)
     ran.save(asked)
     sim.run.simulate(load(QUICKSTART, overrides=few), out=str(tmp_path / "sim"), quiet=True, save_detailed=True)
     live, simulated = read(tmp_path / "live/results.json"), read(tmp_path / "sim/results.json")
