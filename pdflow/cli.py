@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,12 +112,30 @@ def serve(ctx: click.Context, /, scenario: str, port: int | None, overrides: tup
     Starts a router and every engine, each a process of its own. The first line on stdout is the URL that answers
     OpenAI's API; logs go to stderr. Ctrl-C lets what has begun end.
     """
-    try:
-        cluster = importlib.import_module("runtime.cluster")
-    except ModuleNotFoundError as missing:
-        raise MissingBackendError(f"serve needs {missing.name}: pip install 'pdflow[live]'") from None
     said = overrides if port is None else (*overrides, f"serve.port={port}")
-    ctx.exit(cluster.main(scenario, said))
+    ctx.exit(_live(lambda: importlib.import_module("runtime.cluster")).main(scenario, said))
+
+
+@cli.command()
+@click.argument("url", default="http://127.0.0.1:8000")
+@click.option("--every", type=click.FloatRange(0.1), default=1.0, metavar="S", help="Seconds between two looks.")
+@click.option("--once", is_flag=True, help="One look, and no more.")
+@click.pass_context
+def top(ctx: click.Context, /, url: str, every: float, once: bool) -> None:
+    """Watch a live cluster, whose router is at URL.
+
+    Each engine's pool, streams and queue, blocks in quarantine, and the requests that have been there for the longest,
+    with the states that they are in.
+    """
+    ctx.exit(_live(lambda: importlib.import_module("runtime.top")).main(url, every, once))
+
+
+def _live(opened: Callable[[], Any]) -> Any:
+    """A part of the live world, which is an extra."""
+    try:
+        return opened()
+    except ModuleNotFoundError as missing:
+        raise MissingBackendError(f"this needs {missing.name}: pip install 'pdflow[live]'") from None
 
 
 @cli.command()
@@ -130,11 +149,11 @@ def bench(ctx: click.Context, /, more: tuple[str, ...], goodput: tuple[str, ...]
     """
     if more and not goodput:
         raise click.UsageError(f"unexpected {more[0]!r}")
-    try:
-        command = importlib.import_module("runtime.bench.command")
-    except ModuleNotFoundError as missing:
-        raise MissingBackendError(f"bench needs {missing.name}: pip install 'pdflow[live]'") from None
-    ctx.exit(command.bench(sys.argv[1:], goodput=(*goodput, *more), **options))
+    ctx.exit(
+        _live(lambda: importlib.import_module("runtime.bench.command")).bench(
+            sys.argv[1:], goodput=(*goodput, *more), **options
+        )
+    )
 
 
 @cli.command()
