@@ -37,8 +37,8 @@ class Ledger:
         self.last_end_ns: Instant = 0
         self.tokens = Steps()
         """Each token of a completed request but its first, as a step of its own."""
-        self.recent: list[int] = []
-        """Those that ended since somebody last took them away, to look at."""
+        self.recent: list[tuple[Instant, int]] = []
+        """When which request ended, since somebody last took these away to look at."""
 
     def due(self, at: Instant, request: Request, session: tuple[int, int] | None = None) -> int:
         """A request's time has come; its number. `session` is its session, and its turn in that, from 1."""
@@ -82,4 +82,4 @@ class Ledger:
                 self.tokens.add(before * PS_PER_NS, (at - before) * PS_PER_NS, 0, 1, 1)
         self.ended += 1
         self.last_end_ns = self.clock.now()
-        self.recent.append(number)
+        self.recent.append((self.last_end_ns, number))

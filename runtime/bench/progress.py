@@ -31,7 +31,7 @@ class Progress:
         self.name: Final = name
         self.whole: Final = whole
         self._ended: Final[deque[tuple[Instant, int]]] = deque()
-        """When somebody looked, and a request that had ended by then; of the window."""
+        """When which request ended, of the window."""
 
     async def show(self, console: Console) -> None:
         """Until it is cancelled."""
@@ -54,7 +54,7 @@ class Progress:
     def look(self) -> tuple[str, str]:
         """How far it is, and what the last seconds were like."""
         ledger, now = self.ledger, self.ledger.clock.now()
-        self._ended.extend((now, number) for number in ledger.recent)
+        self._ended.extend(ledger.recent)
         ledger.recent.clear()
         while self._ended and self._ended[0][0] < now - WINDOW_NS:
             self._ended.popleft()
@@ -66,8 +66,8 @@ class Progress:
         open_now = words.count(len(ledger.records) - ledger.ended)
         passed = max(min(now, WINDOW_NS), 1)
         last = (
-            f"last {words.duration(passed)}: {words.number(len(numbers) * S / passed)} requests/s ended"
-            f"{f', {words.count(lost)} of them without an answer' if lost else ''},"
+            f"last {words.duration(passed)}: {words.number(len(numbers) * S / passed)}/s ended"
+            f"{f', {words.count(lost)} without an answer' if lost else ''},"
             f" TTFT p50 {_at(ttft, 50)} p99 {_at(ttft, 99)}, TPOT p50 {_at(tpot, 50)}"
         )
         return f"{done} requests in {words.duration(now)}, {open_now} open", last

@@ -19,6 +19,7 @@ from pdflow.results.compare import Comparisons
 from pdflow.results.read import read_runs
 from pdflow.scenario.load import load
 from runtime.bench.asked import Asked
+from runtime.bench.progress import Progress
 from runtime.http.responder import Responder
 from tests.runtime.bench.stub import refuse, run, stub
 
@@ -108,6 +109,21 @@ async def test_an_interruption_keeps_what_there_is(autojump_clock: MockClock, tm
     assert read(tmp_path / "results.json")["pdflow"]["interrupted"]
     assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == 5
     assert "interrupted, partial" in ran.table().text()
+
+
+async def test_while_it_runs_the_last_seconds_are_told(autojump_clock: MockClock) -> None:
+    async def odd(number: int, responder: Responder) -> bool:
+        if number in (50, 150):
+            await refuse(responder)
+        return number in (50, 150)
+
+    even: dict[str, Any] = {"request_rate": 10.0, "burstiness": float("inf"), "random_output_len": 3}
+    async with stub(odd) as (_, port):
+        ran = await run(port, num_prompts=200, **even)
+    done, last = Progress(ran.ledger, "x", 400).look()
+    assert done == "200 of 400 requests in 20 s, 0 open"
+    told = "last 10 s: 10.00/s ended, 1 without an answer, TTFT p50 100.0 ms p99 100.0 ms, TPOT p50 10.00 ms"
+    assert last == told
 
 
 async def test_of_failures_every_figure_is_zero(autojump_clock: MockClock, tmp_path: Path) -> None:
