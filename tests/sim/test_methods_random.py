@@ -134,12 +134,12 @@ def in_two_orders(draw: st.DrawFn) -> dict[str, Any]:
 
 def all_complete_though_d_asks_in_another_order(overrides: dict[str, Any], play: Callable[..., Any]) -> None:
     def shuffled(world: Any) -> None:
-        arrived = world.router.decode_arrived
+        dispatch = world.router.do[DispatchDecode]
 
-        def later(effect: Any) -> None:
-            world.env.call(crc32(b"%d" % effect.request) % 50 * MS, arrived, effect)
+        def later(port: Any, effect: Any) -> None:
+            world.env.call(crc32(b"%d" % effect.request) % 50 * MS, lambda about: dispatch(*about), (port, effect))
 
-        world.router.decode_arrived = later
+        world.router.do[DispatchDecode] = later
 
     records = play(overrides, prepared=shuffled).records
     assert set(records.outcome) == {"completed"}, records.reason
