@@ -21,13 +21,15 @@ from typing import Final
 import msgspec
 import trio
 
-from pdflow.errors import EXIT_BAD_INPUT, PdflowError
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError, Problem, ScenarioError
 from pdflow.protocol.values import S
 from pdflow.scenario.load import load
 from pdflow.scenario.schema import Scenario
 from runtime.build import engines_of, refuse_what_is_not_served
 from runtime.clock import now_ns
+from runtime.http.sockets import listen
 from runtime.logs import log_to_stderr
+from runtime.models import demand_same_shape, folder_of, is_synthetic
 from runtime.places import EngineGone, EnginePlace, News
 from runtime.processes import drain_on_signal, run_until_told
 
@@ -160,6 +162,18 @@ class Cluster:
             log.warning("the router does not hear any more")
 
 
+def prepare(scenario: Scenario) -> None:
+    """Find out once what every part would complain of, and make what they share."""
+    says = scenario.serve
+    if not is_synthetic(scenario):
+        demand_same_shape(scenario, folder_of(scenario))
+    try:
+        listen(says.host, says.port).close()
+    except OSError as error:
+        where = f"{says.host}:{says.port} cannot be listened on"
+        raise ScenarioError([Problem(scenario.path, "serve.port", f"{where}: {error.strerror}")]) from None
+
+
 def end(process: trio.Process) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
@@ -168,6 +182,7 @@ def end(process: trio.Process) -> None:
 async def serve(scenario: Scenario, file: str, overrides: tuple[str, ...]) -> None:
     """A cluster, from the first process to the last. Its URL is the first line on stdout."""
     refuse_what_is_not_served(scenario)
+    prepare(scenario)
     cluster = Cluster(scenario, file, overrides)
 
     def up(url: str) -> None:

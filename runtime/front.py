@@ -34,7 +34,7 @@ from runtime.kv_params import Coordinates
 from runtime.logs import log_to_stderr
 from runtime.meter import CONTENT_TYPE
 from runtime.models import open_prompts
-from runtime.places import read_news
+from runtime.places import LOOPBACK, is_loopback, read_news
 from runtime.processes import drain_on_signal, hear_stdin, run_until_told
 from runtime.prompts import Prompts
 from runtime.router_node import RouterNode
@@ -50,11 +50,13 @@ FORWARDED: Final = (b"traceparent", b"tracestate")
 class Front:
     """What clients may ask of the cluster."""
 
-    def __init__(self, node: RouterNode, prompts: Prompts) -> None:
+    def __init__(self, node: RouterNode, prompts: Prompts, admits: bool) -> None:
         self.node: Final = node
         self.prompts: Final = prompts
         self.started_s: Final = wall_s()
         self.admin: Final = Admin(node)
+        self.admits: Final = admits
+        """Whoever can reach the router may run the cluster."""
         self.here: Coordinates
         """Where clients ask."""
 
@@ -77,6 +79,8 @@ class Front:
             case "GET", "/metrics":
                 await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.node.meter.text())
             case _, path if path.startswith("/admin/"):
+                if not self.admits:
+                    raise OpenAIError(403, "the router listens beyond this host, where nobody is asked who they are")
                 await self.admin(request, responder)
             case "GET", "/v1/models":
                 card = ModelCard(
@@ -118,7 +122,7 @@ async def front(scenario: Scenario, child: bool) -> None:
     client = HttpClient()
     router = router_of(scenario, prefill, decode, builder.pulls)
     node = RouterNode(router, prefill, decode, scenario.transfer.method, client)
-    app = Front(node, open_prompts(scenario))
+    app = Front(node, open_prompts(scenario), is_loopback(says.host))
     listener = listen(says.host, says.port)
     try:
         async with trio.open_nursery() as nursery:
@@ -128,13 +132,18 @@ async def front(scenario: Scenario, child: bool) -> None:
                 nursery.start_soon(hear_stdin, scope, lambda line: node.hear(read_news(line)))
             async with trio.open_nursery() as serving:
                 server = await serving.start(serve_http, listener, app)
-                app.here = Coordinates(says.host, server.port)
+                app.here = Coordinates(reached_at(says.host), server.port)
                 nursery.start_soon(drain_on_signal, server.drain, says.drain_s, scope)
                 sys.stdout.write(f"http://{says.host}:{server.port}\n")
                 sys.stdout.flush()
             scope.cancel()
     finally:
         client.close()
+
+
+def reached_at(host: str) -> str:
+    """Where one reaches oneself, listening there."""
+    return {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
 
 
 def main() -> int:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from pdflow.cost.specs import ModelSpec
 from pdflow.errors import MissingBackendError, Problem, ScenarioError
 from pdflow.layout.shapes import KvShape
 from pdflow.scenario.costs import step_cost
@@ -96,7 +95,7 @@ class TorchModel:
         self.eos = self.config.eos_token_ids
         self._loaded = read_weights(folder, self.config, self.dtype)
         self.weights = weights_of(folder, self.dtype)
-        _demand_same_shape(scenario, folder, scenario.model)
+        demand_same_shape(scenario, folder)
         self.prompts = open_prompts(scenario)
 
     def runner(self, node: EngineNode) -> Runner:
@@ -185,11 +184,11 @@ def weights_of(folder: Path, dtype: str) -> int:
     return int.from_bytes(hashed.digest(), "little") >> 1
 
 
-def _demand_same_shape(scenario: Scenario, folder: Path, spec: ModelSpec) -> None:
+def demand_same_shape(scenario: Scenario, folder: Path) -> None:
     """[model] says what is simulated, and how large KV is: it must be the model that is served."""
     from runtime.engines.config import read_config
 
-    config = read_config(folder)
+    config, spec = read_config(folder), scenario.model
     pairs = {
         "num_layers": (spec.num_layers, config.num_hidden_layers),
         "num_kv_heads": (spec.num_kv_heads, config.num_key_value_heads),

@@ -5,9 +5,18 @@ The router hears of engines in the same words, on its stdin: one line for each t
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from runtime.kv_params import Coordinates
+
+LOOPBACK: Final = "127.0.0.1"
+"""Where engines are: frames and KV ask nobody who they are, so they stay on this host."""
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 class EnginePlace(msgspec.Struct, frozen=True, tag="up"):

@@ -24,7 +24,7 @@ from runtime.http.sockets import listen
 from runtime.kv_params import Coordinates
 from runtime.logs import log_to_stderr
 from runtime.models import open_model
-from runtime.places import EnginePlace
+from runtime.places import LOOPBACK, EnginePlace
 from runtime.processes import drain_on_signal, hear_stdin, run_until_told
 from runtime.transports.named import transport_named
 
@@ -35,7 +35,7 @@ STILL_S = 0.05
 
 async def work(scenario: Scenario, name: str, child: bool) -> None:
     """Serve as that engine, until drained or cancelled."""
-    says, host = scenario.serve, scenario.serve.host
+    says = scenario.serve
     builder = Builder(scenario, transport_named(says.transport))
     try:
         model = open_model(scenario, builder.pool_of(name))
@@ -48,17 +48,17 @@ async def work(scenario: Scenario, name: str, child: bool) -> None:
             scope = nursery.cancel_scope
             if child:
                 nursery.start_soon(hear_stdin, scope, ignore)
-            (listener,) = await trio.open_tcp_listeners(0, host=host)
+            (listener,) = await trio.open_tcp_listeners(0, host=LOOPBACK)
             await nursery.start(node.serve, listener)
-            here = Coordinates(host, node.port)
+            here = Coordinates(LOOPBACK, node.port)
             api = EngineApi(node, model.prompts, scenario.transfer.method, here)
             async with trio.open_nursery() as serving:
-                server = await serving.start(serve_http, listen(host, 0), api)
+                server = await serving.start(serve_http, listen(LOOPBACK, 0), api)
                 nursery.start_soon(drain_on_signal, server.drain, says.drain_s, scope)
-                sys.stdout.write(msgspec.json.encode(EnginePlace(name, Coordinates(host, server.port), here)).decode())
-                sys.stdout.write("\n")
+                place = EnginePlace(name, Coordinates(LOOPBACK, server.port), here)
+                sys.stdout.write(msgspec.json.encode(place).decode() + "\n")
                 sys.stdout.flush()
-                log.info("takes requests at %s:%d; its ranks hear at %d", host, server.port, node.port)
+                log.info("takes requests at %s:%d; its ranks hear at %d", LOOPBACK, server.port, node.port)
             await still(node)
             scope.cancel()
     finally:
