@@ -306,16 +306,18 @@ class StreamAgent(Host):
 
     async def _run_link(self, link: Link) -> None:
         unexpected = False
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.stream.pump)
-            nursery.start_soon(self._attend_link, link)
-            try:
-                await self._hear_answers(link)
-            except StreamBrokenError as broken:
-                unexpected = link.open
-                await self._link_broke(link, broken)
-            nursery.cancel_scope.cancel()
-        link.stream.close()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.stream.pump)
+                nursery.start_soon(self._attend_link, link)
+                try:
+                    await self._hear_answers(link)
+                except StreamBrokenError as broken:
+                    unexpected = link.open
+                    await self._link_broke(link, broken)
+                nursery.cancel_scope.cancel()
+        finally:
+            link.stream.close()
         self._closing.discard(link)
         if self._links.get(link.peer) is link:
             del self._links[link.peer]

@@ -78,6 +78,11 @@ class Local:
             library: Any = import_module("nixl._api")
         except ImportError as error:
             raise MissingBackend(f"the transport 'nixl' needs NIXL ({error}): {INSTALL}") from None
+        # It would print on stdout, where its user's first line is somebody's address.
+        theirs = logging.getLogger("nixl")
+        theirs.handlers.clear()
+        theirs.propagate = True
+        theirs.setLevel(logging.WARNING)
         self._lock: Final = threading.Lock()
         self._agent: Any = library.nixl_agent(name, library.nixl_agent_config(enable_prog_thread=False))
         self._known: Counter[str] = Counter()

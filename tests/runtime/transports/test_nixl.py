@@ -1,0 +1,36 @@
+"""What is NIXL's own: it is optional, quiet, and burns nothing while nothing is in flight."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+import trio.testing
+
+from runtime.transports.base import MissingBackend
+from runtime.transports.nixl import INSTALL, NixlTransport
+from tests.runtime.transports.agents import ALL, pair
+
+
+def test_a_missing_library_is_one_sentence_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl._api", None)
+    with pytest.raises(MissingBackend) as caught:
+        NixlTransport("p.r0", lambda event: None)
+    assert str(caught.value).endswith(INSTALL)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", [ALL[-1]])
+async def test_nobody_polls_while_nothing_is_in_flight(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    async with pair(kind) as (p, d):
+        assert await p.ended(p.write("d.r0", [(0, 0, 64)]))
+        assert await d.ended(d.read("p.r0", [(0, 0, 64)]))
+        p.transport.flush("d.r0")
+        await trio.testing.wait_all_tasks_blocked()
+        for agent in (p, d):
+            assert isinstance(agent.transport, NixlTransport)
+            assert not agent.transport._is_fetched_from()
+    assert logging.getLogger("nixl").handlers == []
+    assert capfd.readouterr().out == ""
