@@ -28,7 +28,7 @@ from runtime.models import Model, shape_of
 from runtime.prefill_node import PrefillNode
 from runtime.ranks import LayoutBook
 
-SERVED: Final = ("nixl-push", "nixl-pull")
+SERVED: Final = ("nixl-push", "nixl-pull", "mooncake-v1")
 """The methods that have a live carrier so far."""
 
 
@@ -41,7 +41,7 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
 
     transfer, router = scenario.transfer, scenario.router
     if transfer.method not in SERVED:
-        wrong("transfer.method", f"{transfer.method} is simulated only, so far; serve has {' and '.join(SERVED)}")
+        wrong("transfer.method", f"{transfer.method} is simulated only, so far; serve has {', '.join(SERVED)}")
     if transfer.dialect != "strict":
         wrong("transfer.dialect", f"{transfer.dialect} is not served; strict is")
     if transfer.progressive or transfer.kv_buffer_device != "cuda":
@@ -73,7 +73,8 @@ class Builder:
     def __init__(self, scenario: Scenario, transport: MakeTransport) -> None:
         self.scenario = scenario
         self.transport = transport
-        self.method: Method = METHODS[scenario.transfer.method]
+        says = scenario.transfer
+        self.method: Method = METHODS[says.method].adapted(False, False, says.num_workers)
         self.pulls = self.method.pulls
         self.initiator: Initiator = "pull" if self.pulls else "push"
         self.timers = scenario.transfer.timers()
@@ -136,5 +137,7 @@ class Builder:
             block_size=pool.block_size,
         )
         blocks_pool = CachingPool(blocks, 1) if pool.enable_prefix_caching else PagedPool(blocks)
+        for live in node.ranks.values():
+            live.lanes = self.method.strict.sending_lanes
         node.engine = LiveEngine(model.runner(node), limits, blocks_pool, node.came, model.eos)
         return node

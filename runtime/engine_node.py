@@ -131,7 +131,7 @@ class EngineNode(Node):
     def fence(self, port: Port, effect: Fence) -> None:
         """Whatever was granted so far to this peer, it writes no more."""
         self.links.fence(port, effect)
-        self.ranks[port.address].transport.fence(effect.peer, self.pool.newest_generation)
+        self.ranks[port.address].fence(effect.peer, self.pool.newest_generation)
 
     def flush(self, port: Port, effect: Flush) -> None:
         self.ranks[port.address].transport.flush(effect.peer)

@@ -7,12 +7,15 @@ NIXL's own fields, so that the same router can speak to other engines, and under
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 
 from pdflow.methods.catalogue import METHODS
+from pdflow.methods.mooncake import MOONCAKE_V1
 from pdflow.methods.params.errors import ParamsError
 from pdflow.methods.params.extras import Extras
+from pdflow.methods.params.mooncake import MooncakeV1Decode, MooncakeV1Prefill
 from pdflow.methods.params.nixl import NixlPrefill, NixlPullDecode, NixlPushDecode
 from pdflow.methods.params.parse import parse, to_json
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
@@ -27,8 +30,10 @@ class Coordinates:
     port: int
 
 
-def prefill_json(xid: Xid) -> dict[str, Any]:
+def prefill_json(xid: Xid, method: str) -> dict[str, Any]:
     """For a prefill leg whose KV somebody will come for."""
+    if method == MOONCAKE_V1.name:
+        return to_json(MooncakeV1Prefill(transfer_id=xid, pdflow=Extras(xid=xid)))
     return to_json(NixlPrefill(pdflow=Extras(xid=xid)))
 
 
@@ -43,6 +48,14 @@ def read_prefill(method: str, mapping: object) -> Xid:
 def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any]:
     """For a decode leg, and what P answers."""
     engine, shards = params.prefill.engine, params.prefill.shards
+    if method == MOONCAKE_V1.name:
+        known = Extras(xid=params.xid, block_size=shards.block_size, tp=shards.tp, pp=shards.pp)
+        bootstrap = f"http://{at.host}:{at.port}"
+        return to_json(
+            MooncakeV1Decode(
+                transfer_id=params.xid, remote_engine_id=engine, remote_bootstrap_addr=bootstrap, pdflow=known
+            )
+        )
     extras = Extras(
         xid=params.xid,
         block_size=shards.block_size,
@@ -69,10 +82,15 @@ def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any
 def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
     """What a decode leg's mapping says. ParamsError."""
     said = parse(method, "decode", mapping)
-    assert isinstance(said, NixlPullDecode | NixlPushDecode)
     extras = said.pdflow
     if extras is None or extras.block_size is None:
         raise ParamsError("pdflow", "is missing", "the object that pdflow's router sends, with block_size")
+    if isinstance(said, MooncakeV1Decode):
+        where = urlsplit(said.remote_bootstrap_addr)
+        shards = Shards(extras.tp or 1, extras.pp or 1, extras.block_size)
+        known = KvParams(EngineInfo(said.remote_engine_id, shards), extras.xid, "", 0)
+        return known, Coordinates(where.hostname or "", where.port or 0)
+    assert isinstance(said, NixlPullDecode | NixlPushDecode)
     info = EngineInfo(said.remote_engine_id, Shards(said.tp_size, said.pp_size, extras.block_size))
     params = KvParams(
         info,

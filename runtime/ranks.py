@@ -11,6 +11,7 @@ at once share none, as each holds at least one KV block and there are more slots
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -90,6 +91,7 @@ class Posted(NamedTuple):
     over: Callable[[Any], Any]
     """Makes the event that its end is."""
     begun_ns: Instant
+    writes: bool
 
 
 class Rank:
@@ -125,7 +127,11 @@ class Rank:
         """What is under way, by the number that the transport knows."""
         self._last = 0
         self.bytes_posted = 0
+        self.lanes: int | None = None
+        """How many WRITEs may be under way at once; None for any number. Who comes later waits in turn."""
         self.meter: TransferMeter | None = None
+        self._writing = 0
+        self._held: deque[PostWrite] = deque()
 
     def about(self) -> bytes:
         """For a peer's `meet`."""
@@ -146,6 +152,12 @@ class Rank:
     # The endpoint's effects. None waits.
 
     def write(self, effect: PostWrite) -> None:
+        if self.lanes is not None and self._writing >= self.lanes:
+            self._held.append(effect)
+        else:
+            self._write(effect)
+
+    def _write(self, effect: PostWrite) -> None:
         grant = effect.grant
         over = partial(WriteEnded, effect.op)
         try:
@@ -155,7 +167,8 @@ class Rank:
             self._put(over(False))
             return
         assert isinstance(effect.notice, Done), "only strict is spoken here"
-        number = self._number(effect.op, over)
+        self._writing += 1
+        number = self._number(effect.op, over, True)
         self.transport.write(number, effect.to, pieces, grant.target.generation, encode_frame(effect.notice))
         self._posted(number, effect.nbytes, len(pieces))
 
@@ -183,6 +196,16 @@ class Rank:
         for number, posted in self._open.items():
             if posted.op == op:
                 self.transport.stop(number)
+        for effect in [held for held in self._held if held.op == op]:
+            self._held.remove(effect)
+            self._put(WriteStopped(op))
+
+    def fence(self, peer: Address, newest_generation: int) -> None:
+        """Nothing that was to be written there is written any more, nor anything from there into what was granted."""
+        for effect in [held for held in self._held if held.to == peer]:
+            self._held.remove(effect)
+            self._put(WriteEnded(effect.op, False))
+        self.transport.fence(peer, newest_generation)
 
     def expose(self, word: LeaseWord) -> None:
         """Readers find this word from now on."""
@@ -206,7 +229,9 @@ class Rank:
             case WordArrived(number, word):
                 self._over(number, word)
             case Stopped(number):
-                self._put(WriteStopped(self._open.pop(number).op))
+                posted = self._open.pop(number)
+                self._put(WriteStopped(posted.op))
+                self._next(posted)
             case Noticed(peer, notice):
                 self._noticed(peer, notice)
             case Fenced(peer):
@@ -234,15 +259,23 @@ class Rank:
         known = self._open.pop(number, None)
         if known is not None:
             self._put(known.over(result))
+            self._next(known)
+
+    def _next(self, ended: Posted) -> None:
+        """A WRITE's turn may have come."""
+        if ended.writes:
+            self._writing -= 1
+            while self._held and (self.lanes is None or self._writing < self.lanes):
+                self._write(self._held.popleft())
 
     def _posted(self, number: int, nbytes: int, descriptors: int) -> None:
         self.bytes_posted += nbytes
         if self.meter is not None and number in self._open:
             self.meter.posted(nbytes, descriptors, now_ns() - self._open[number].begun_ns)
 
-    def _number(self, op: Op, over: Callable[[Any], Any]) -> int:
+    def _number(self, op: Op, over: Callable[[Any], Any], writes: bool = False) -> int:
         self._last += 1
-        self._open[self._last] = Posted(op, over, now_ns())
+        self._open[self._last] = Posted(op, over, now_ns(), writes)
         return self._last
 
     def _slot(self, word: LeaseWord) -> int:

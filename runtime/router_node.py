@@ -126,7 +126,7 @@ class RouterNode(Node):
         call.nursery.start_soon(self._prefill, call, leg, effect)
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
-        body = call.prefill_body(prefill_json(effect.xid))
+        body = call.prefill_body(prefill_json(effect.xid, self.method))
         with self._open("prefill", effect.request_id):
             params, _, code = await leg.prefill(body, self.method)
             self.put(self.port, PrefillAnswered(effect.request_id, params, code))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 
@@ -10,6 +12,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 from pdflow.engine.sequence import Phase
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
+from runtime.build import SERVED
 from runtime.clock import now_ns
 from runtime.engines.job import Sampling
 from runtime.models import TorchModel
@@ -49,7 +52,7 @@ async def same_tokens(home: House) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("method", ["nixl-push", "nixl-pull"])
+@pytest.mark.parametrize("method", SERVED)
 @pytest.mark.trio
 async def test_the_tokens_are_those_of_one_engine_alone(method: str, transport: str, model: TorchModel) -> None:
     async with house(cluster(f"transfer.method={method}"), model, transport) as home:
@@ -115,3 +118,20 @@ async def test_an_engine_that_gives_blocks_to_a_request_that_has_just_ended_gets
     for built in (home.p, home.d, home.alone):
         for rank in built.ranks.values():
             await rank.transport.aclose()
+
+
+@pytest.mark.trio
+async def test_a_prefill_rank_of_mooncake_writes_with_so_many_workers(model: TorchModel) -> None:
+    async with house(cluster("transfer.method=mooncake-v1", "transfer.num_workers=1"), model) as home:
+        (rank,) = home.p.ranks.values()
+        most = 0
+        write = rank.transport.write
+
+        def watched(*about: Any) -> None:
+            nonlocal most
+            write(*about)
+            most = max(most, rank._writing)
+
+        rank.transport.write = watched  # type: ignore[method-assign]
+        await same_tokens(home)
+        assert most == rank.lanes == 1

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 
 from pdflow.methods.params.fields import Kind, nested, param
-from pdflow.methods.params.kinds import ID, LEASE_WORDS, U64, integer
+from pdflow.methods.params.kinds import ID, LEASE_WORDS, RANKS, U64, integer
 from pdflow.protocol.wire.limits import MAX_BLOCK_TOKENS
 
 
@@ -21,6 +21,8 @@ class Extras:
 
     xid: str = param(ID, "names the prefill product, the same in both legs")
     block_size: int | None = param(integer(1, MAX_BLOCK_TOKENS), "tokens in a block of P", default=None)
+    tp: int | None = param(RANKS, "P's tensor-parallel size, where the original's D asks P for it", default=None)
+    pp: int | None = param(RANKS, "P's pipeline-parallel size, likewise", default=None)
     digest: int = param(U64, "what P's KV was computed from", default=0)
     weights: int = param(U64, "the version of P's weights", default=0)
     lease: tuple[tuple[int, int], ...] = param(LEASE_WORDS, "pull: a slot of P's lease words and its value", default=())

@@ -1,0 +1,39 @@
+"""What router and engines tell each other of a transfer comes back as what was said, for each method that is served."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.params.errors import ParamsError
+from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
+from runtime.build import SERVED
+from runtime.kv_params import Coordinates, decode_json, prefill_json, read_decode, read_prefill
+
+AT = Coordinates("127.0.0.1", 5600)
+ASKED = KvParams(EngineInfo("prefill-0", Shards(2, 1, 32)), "x1", "", 0)
+ANSWERED = KvParams(
+    EngineInfo("prefill-0", Shards(2, 1, 32)), "x1", "r1", 40, (3, 4), (LeaseWord(1, 2**63), LeaseWord(2, 7)), 11, 12
+)
+
+
+@pytest.mark.parametrize("method", SERVED)
+def test_what_is_said_is_read(method: str) -> None:
+    assert read_prefill(method, via_json(prefill_json("x1", method))) == "x1"
+    said = ANSWERED if METHODS[method].pulls else ASKED
+    if method != "mooncake-v1":
+        said = msgspec.structs.replace(said, request_id="r1")
+    assert read_decode(method, via_json(decode_json(said, AT, method))) == (said, AT)
+
+
+@pytest.mark.parametrize("method", SERVED)
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+@pytest.mark.parametrize("said", [{}, {"do_remote_prefill": 3}, [1], "x", {"pdflow": {"xid": ""}}])
+def test_what_is_wrong_is_one_error(method: str, leg: str, said: object) -> None:
+    with pytest.raises(ParamsError):
+        (read_prefill if leg == "prefill" else read_decode)(method, said)
+
+
+def via_json(said: object) -> object:
+    return msgspec.json.decode(msgspec.json.encode(said))
