@@ -2,9 +2,9 @@
 
 **A sequence's numbers do not depend on who else is in the step**, nor on how its prompt was cut: not by a bit, in
 float32 and bfloat16 with one or two threads on the CPUs it was tried on, so that a prompt computed on one engine and
-continued on another gives the tokens of one engine alone, near-ties included. (With three threads or more, and in
-float64, the last bit may differ.) Three habits make it so. Rows are padded to a multiple of `ROWS`: a product with fewer
-takes other paths through the library. Attention multiplies each sequence's rows with its own context, in matrices of
+continued on another gives the tokens of one engine alone, near-ties included. (With three threads, and in float64, the
+last bit may differ.) Three habits make it so. Rows are padded to a multiple of `ROWS`: a product with fewer takes other
+paths through the library. Attention multiplies each sequence's rows with its own context, in matrices of
 its own. And it sums over the context in tiles of a fixed width, from the start on, whatever the context's length.
 
 Sources: transformers' modeling_llama.py, whose roundings it follows (norms and rotations in float32 or better).
