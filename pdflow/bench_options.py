@@ -99,6 +99,7 @@ _RESULTS = (
         "--goodput", multiple=True, metavar="NAME:MS", help="Bounds a good request meets: ttft:500 tpot:50 e2el:9000."
     ),
     click.option("--label", metavar="TEXT", help="What the run is called."),
+    click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="A key of the result file. Repeatable."),
     click.option("--save-result", is_flag=True, help="Write vLLM's result file."),
     click.option("--save-detailed", is_flag=True, help="With each request's lengths, times and text."),
     click.option("--append-result", is_flag=True, help="To that file, as one line more."),

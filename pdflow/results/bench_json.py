@@ -78,6 +78,8 @@ class About:
     class_slos: Mapping[str, Slo] = attrs.field(factory=dict)
     costs: tuple[CostStatement, ...] = ()
     interrupted: bool = False
+    metadata: Mapping[str, str] = attrs.field(factory=dict)
+    """vLLM's --metadata: keys of the header."""
 
 
 @attrs.frozen(kw_only=True)
@@ -142,6 +144,7 @@ def _header(about: About, records: Records) -> dict[str, Any]:
         "model_id": about.model_id,
         "tokenizer_id": about.model_id,
         "num_prompts": len(records),
+        **about.metadata,
         "request_rate": "inf" if about.request_rate_rps is None else about.request_rate_rps,
         "burstiness": "inf" if about.burstiness is None else about.burstiness,
         "max_concurrency": about.max_concurrency,

@@ -67,6 +67,7 @@ class Asked:
     metric_percentiles: str = "99"
     goodput: Sequence[str] = ()
     label: str | None = None
+    metadata: Sequence[str] = ()
     save_result: bool = False
     save_detailed: bool = False
     append_result: bool = False
@@ -117,6 +118,15 @@ class Asked:
             return msgspec.json.decode(self.extra_body, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
             raise AskedError(f"--extra-body: expected a JSON object: {error}") from None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of --metadata."""
+        pairs = [text.partition("=") for text in self.metadata]
+        for name, equals, value in pairs:
+            if not equals or not name:
+                raise AskedError(f"--metadata {name}{equals}{value}: expected KEY=VALUE")
+        return {name: value for name, _, value in pairs}
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def bench(command: Sequence[str] = (), **options: Any) -> int:
     Raises PdflowError for bad input, and where nobody answers.
     """
     asked = Asked(**options)
-    _ = asked.quoted, asked.slo, asked.extra  # what is wrong with them is said before anything is sent
+    _ = asked.quoted, asked.slo, asked.extra, asked.labels  # what is wrong with them is said before anything is sent
     plan, server = plan_of(asked), server_of(asked)
     for folder in (asked.out, (asked.result_dir or ".") if asked.save_result else None):
         if folder is not None:

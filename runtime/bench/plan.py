@@ -18,7 +18,7 @@ from pdflow.results.bench_json import content_sha256
 from pdflow.scenario.content import content_of
 from pdflow.scenario.distributions import FixedLength, Length, UniformLength
 from pdflow.scenario.load import load
-from pdflow.scenario.schema import Scenario, Slo
+from pdflow.scenario.schema import Slo
 from pdflow.scenario.summary import trace_note
 from pdflow.scenario.workload_schema import (
     Arrival,
@@ -117,16 +117,11 @@ def _of_scenario(asked: Asked, file: str) -> Plan:
         seed=scenario.seed,
         workload=workload,
         base_dir=scenario.base_dir,
-        slo=asked.slo or _demanded(scenario),
+        slo=asked.slo or scenario.slo,
         max_concurrency=asked.max_concurrency or users,
         ignore_eos=asked.ignore_eos is not False,
         return_token_ids=(workload.sessions is not None) if asked.return_token_ids is None else asked.return_token_ids,
     )
-
-
-def _demanded(scenario: Scenario) -> Slo | None:
-    slo = scenario.slo
-    return slo if slo.classes or (slo.ttft_ms, slo.tpot_ms, slo.e2e_ms) != (None, None, None) else None
 
 
 def _of_flags(asked: Asked) -> Plan:

@@ -138,4 +138,5 @@ def about_run(asked: Asked, plan: Plan, model: str, command: Sequence[str], inte
         workload_note=plan.note,
         warmup_ns=round(plan.workload.warmup_s * NS_PER_S),
         interrupted=interrupted,
+        metadata=asked.labels,
     )

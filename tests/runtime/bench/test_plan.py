@@ -110,6 +110,7 @@ def test_contents_are_tokens_that_any_vocabulary_has() -> None:
         ({"request_rate": 0.0}, "--request-rate"),
         ({"random_range_ratio": 1.0}, "--random-range-ratio"),
         ({"extra_body": "[1]"}, "--extra-body"),
+        ({"metadata": ("a",)}, "--metadata a"),
         ({"save_detailed": True}, "--save-result"),
         ({"base_url": "https://x:1"}, "no TLS"),
         ({"base_url": "x:1"}, "http://HOST:PORT"),
@@ -135,7 +136,7 @@ def test_what_says_nothing_is_refused_in_one_line(flags: dict[str, Any], words: 
 
 def look_at_all_of(flags: dict[str, Any]) -> None:
     asked = Asked(**flags)
-    _ = asked.quoted, asked.slo, asked.extra, plan_of(asked), server_of(asked)
+    _ = asked.quoted, asked.slo, asked.extra, asked.labels, plan_of(asked), server_of(asked)
 
 
 def test_a_dataset_that_is_not_there_is_bad_input(tmp_path: Path) -> None:

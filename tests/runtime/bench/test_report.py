@@ -81,11 +81,14 @@ async def test_goodput_and_percentiles_are_those_that_were_asked_for(autojump_cl
 async def test_vllms_file_has_vllms_name_and_lines_are_appended(autojump_clock: MockClock, tmp_path: Path) -> None:
     folder = str(tmp_path / "results")
     async with stub() as (_, port):
-        ran = await run(port, num_prompts=3, request_rate=20.0, max_concurrency=2, model="org/name", label="try")
+        ran = await run(
+            port, num_prompts=3, request_rate=20.0, max_concurrency=2, model="org/name", label="try", metadata=("tp=2",)
+        )
     about = attrs.evolve(ran.about, source_date_epoch=0)
     [path] = attrs.evolve(ran, about=about).save(Asked(save_result=True, result_dir=folder))
     assert path.name == "try-20.0qps-concurrency2-name-19700101-000000.json"
     assert "ttfts" not in read(path)
+    assert read(path)["tp"] == "2"
     assert len(read(path)["latencies"]) == 3
     for _ in range(2):
         ran.save(Asked(save_result=True, append_result=True, result_dir=folder, result_filename="all.jsonl"))
