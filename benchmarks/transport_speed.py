@@ -2,13 +2,15 @@
 
 Two processes, as live: one writes, the other owns the memory. A transfer is timed at the writer, from posting it to the
 owner's answer. Beside shm: one memmove of as many bytes between two mapped files. Beside tcp: sendall into a bare
-recv_into loop in another process, with one byte back. Rounds alternate, so both see the same machine; best of them, and
+recv_into loop in another process, with one byte back. Beside nixl: a READ of NIXL's from another process that
+polls all the time; UCX_NET_DEVICES is lo unless set. Rounds alternate, so both see the same machine; best of them, and
 median in brackets. CPU is that of both processes, all threads, taken together.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import random
 import resource
@@ -16,8 +18,10 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,13 +31,16 @@ from pdflow.layout.descriptors import Descriptor
 from runtime.transports.agent import StreamAgent
 from runtime.transports.base import Ended, TransportEvent
 from runtime.transports.copying import Mapped
+from runtime.transports.nixl import Local, NixlTransport
 from runtime.transports.region import OwnedRegion
 from runtime.transports.shm import ShmTransport
 from runtime.transports.tcp import TcpTransport
 
+os.environ.setdefault("UCX_NET_DEVICES", "lo")
 KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]] = {
     "shm": ShmTransport,
     "tcp": TcpTransport,
+    "nixl": NixlTransport,
 }
 LARGE_BYTES = 64 << 20
 ROUNDS = 60
@@ -99,6 +106,44 @@ class Other:
 def cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
+
+
+def nixl_source(nbytes: int) -> None:
+    """The other process: memory to read, with somebody who polls."""
+    memory = memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    memory[:] = bytes(nbytes)
+    mapped = Mapped(memory)
+    local = Local(f"source-{os.getpid()}")
+    print(local.register(mapped.address, nbytes).hex(), mapped.address, flush=True)
+    reader = threading.Thread(target=sys.stdin.read, daemon=True)
+    reader.start()
+    while reader.is_alive():
+        local.poll()
+        time.sleep(0.0002)
+    local.close()
+
+
+def bare_nixl(nbytes: int) -> Bare:
+    """One READ."""
+    other = Other("nixl-source", str(nbytes))
+    about, address = other.first.split()
+    memory = memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    local = Local(f"bare-{os.getpid()}")
+    target = Mapped(memory).address
+    local.register(target, nbytes)
+    remote = local.add(bytes.fromhex(about))
+
+    def once() -> None:
+        handle = local.begin_read([(target, nbytes, 0)], [(int(address), nbytes, 0)], remote)
+        while local.ended(handle) is None:
+            pass
+
+    def end() -> None:
+        memory[0] = 0  # Ours as long as this lives.
+        local.close()
+        other.end()
+
+    return Bare(once, lambda: cpu_of(other.process.pid), end)
 
 
 def cpu_of(pid: int) -> float:
@@ -205,7 +250,7 @@ class Side:
 
 
 async def large(kind: str, writer: Writer, other: Other, rounds: int) -> list[str]:
-    bare = (bare_copy if kind == "shm" else bare_socket)(LARGE_BYTES)
+    bare = {"shm": bare_copy, "tcp": bare_socket, "nixl": bare_nixl}[kind](LARGE_BYTES)
     lines = []
     for piece in (LARGE_BYTES, 64 << 10, 8 << 10):
         pieces = cut(LARGE_BYTES, piece)
@@ -275,9 +320,11 @@ def main() -> None:
             trio.run(owner, kind, int(nbytes))
         case ["sink", nbytes]:
             sink(int(nbytes))
+        case ["nixl-source", nbytes]:
+            nixl_source(int(nbytes))
         case kinds:
             print(f"{os.cpu_count()} cores")
-            for kind in kinds or KINDS:
+            for kind in kinds or (kind for kind in KINDS if kind != "nixl" or find_spec("nixl")):
                 print("\n".join(trio.run(measured, kind)), flush=True)
 
 
