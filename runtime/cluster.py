@@ -32,6 +32,7 @@ from runtime.logs import log_to_stderr
 from runtime.models import demand_same_shape, folder_of, is_synthetic
 from runtime.places import EngineGone, EnginePlace, News
 from runtime.processes import drain_on_signal, run_until_told
+from runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,8 @@ class Cluster:
     async def _start(self, name: str, module: str, *args: str) -> Part:
         """A process that says in a line that it is up. StartError if it does not."""
         command = [sys.executable, "-m", module, *self.common, *args]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.scenario.serve.threads)}
+        # Engines keep to this host, so UCX does.
+        environment = {"UCX_NET_DEVICES": "lo", **os.environ, "OMP_NUM_THREADS": str(self.scenario.serve.threads)}
         process = await trio.lowlevel.open_process(
             command,
             stdin=subprocess.PIPE,
@@ -165,6 +167,7 @@ class Cluster:
 def prepare(scenario: Scenario) -> None:
     """Find out once what every part would complain of, and make what they share."""
     says = scenario.serve
+    transport_named(says.transport)
     if not is_synthetic(scenario):
         demand_same_shape(scenario, folder_of(scenario))
     try:

@@ -13,7 +13,7 @@ from attrs import field
 
 from pdflow.scenario.fields import AT_LEAST_ONE, NOT_EMPTY, TIMER, Bound, about
 
-TransportName: TypeAlias = Literal["shm", "tcp"]
+TransportName: TypeAlias = Literal["shm", "tcp", "nixl"]
 PORT = Bound(at_least=0, at_most=65_535)
 
 
@@ -24,7 +24,7 @@ class Serve:
     host: str = field(default="127.0.0.1", metadata=about("the address that the router listens on; engines keep to this host", NOT_EMPTY))
     port: int = field(default=8000, metadata=about("the router's port; 0 for any that is free", PORT))
     transport: TransportName = field(
-        default="shm", metadata=about("what moves KV: memory that the engines of one host share, or TCP between hosts")
+        default="shm", metadata=about("what moves KV: memory that the engines of one host share, TCP, or NIXL (UCX)")
     )
     model: str | None = field(
         default=None,
