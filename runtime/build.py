@@ -55,8 +55,6 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
             wrong(f"pool.{index}.role", "aggregated engines are simulated only, so far")
         if pool.engine != scenario.pools[0].engine:
             wrong(f"pool.{index}.engine", "engines are all torch, or all synthetic")
-        if pool.engine == "torch" and pool.pp > 1:
-            wrong(f"pool.{index}.pp", "the torch engine has no pipeline stages")
     if problems:
         raise ScenarioError(problems)
 

@@ -216,8 +216,9 @@ class EngineApi:
         async for said in leg.said:
             if not isinstance(said, Token):
                 raise ended(said)
-            new = text.push(said.token)
             ending, reason = said.ending, None
+            # The token that says stop is no part of the text.
+            new = "" if ending == "stop" else text.push(said.token)
             if text.stopped is not None:
                 ending, reason = "stop", text.stopped
             elif ending is not None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -94,6 +98,17 @@ async def test_what_is_wrong_is_told_to_whoever_said_it(quickstart: Served) -> N
     ):
         answer = await quickstart.ask(**said)
         assert answer.status == status, answer.body
+
+
+def test_the_quickstart_of_the_readme_answers_curl(quickstart: Served) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    readme = (QUICKSTART.parents[1] / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^curl .*$", readme, re.MULTILINE)
+    there = command.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{quickstart.port}")
+    answer = subprocess.run(shlex.split(there), capture_output=True, text=True, check=True).stdout
+    assert answer.count("text_completion") >= 2
+    assert answer.endswith("data: [DONE]\n\n")
 
 
 async def blocks_in_use(cluster: Served) -> dict[str, int]:
