@@ -265,10 +265,6 @@ class ConsumerRank(ConsumerReads):
 
     def _handshake_ended(self, event: HandshakeEnded, now: Instant) -> Effects:
         peer = event.peer
-        if event.ok and peer in self.fencing:
-            # This connection is part of what is being closed. What waits for one goes on waiting.
-            self.peers.connecting.discard(peer)
-            return NOTHING
         waiting = self.waiting_reads.pop(peer, ())
         pending = self.pending.pop(peer, ())
         effects: Effects = NOTHING
@@ -289,11 +285,22 @@ class ConsumerRank(ConsumerReads):
             for op in doomed:
                 effects += self._read_failed(op, Code.PEER_RESTARTED)
             pending = tuple(m for m in pending if type(m) is not Register)
+        if peer in self.fencing:
+            self._keep_waiting(peer, pending, waiting)
+            return effects
         for message in pending:
             effects += self._sending(peer, message, now)
         for op in waiting:
             effects += self._post(self.reads[op])
         return effects
+
+    def _keep_waiting(self, peer: Address, pending: tuple[Message, ...], waiting: tuple[Op, ...]) -> None:
+        """This connection is part of what is being closed. Only the life that its reply has shown counts (S8)."""
+        self.peers.lost(peer)
+        if pending:
+            self.pending[peer] = pending
+        if waiting:
+            self.waiting_reads[peer] = waiting
 
     def _refuse_duplicate(
         self, peer: Address, before: int | None, pending: tuple[Message, ...], waiting: tuple[Op, ...]

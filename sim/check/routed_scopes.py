@@ -349,8 +349,8 @@ ROUTED = (
         "router, pull, with clocks",
         Scope(attempts=1, pulls=True, horizon=6),
         GIVEN_UP,
-        296829,
-        822762,
+        297138,
+        823508,
         nightly=True,
     ),
 )

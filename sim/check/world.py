@@ -15,12 +15,13 @@ from typing import Any, TypeAlias
 import msgspec
 
 from pdflow.protocol.effects import Note, Send, Tell
-from pdflow.protocol.events import FrameOrdered, PrefillQueued, Received
+from pdflow.protocol.events import FrameOrdered, HandshakeEnded, PrefillQueued, Received
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from sim.check.cluster import FIRST_LIFE, Cluster
+from sim.check.former import heeds_former_life
 from sim.check.ghost import CRASH, Broken, Ghost, Interned, Judge, Product, Sketch, Stage
 from sim.check.scope import Scope
 from sim.check.wake import overslept
@@ -248,6 +249,9 @@ class World:
             if (timer := overslept(self.bodies[end], body)) is not None:
                 wants = f"{self.cluster.nodes[node]} wants {timer.kind.name} earlier than before"
                 raise Broken("L", f"{wants}, and would not be woken for it")
+            if type(what) is HandshakeEnded and heeds_former_life(body, what):
+                who = self.cluster.nodes[node]
+                raise Broken("S8", f"a frame of the life before makes {who} act, though {what.peer} has shown another")
             hit = self.steps[end, event] = (after, effects)
         return hit
 

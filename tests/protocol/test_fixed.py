@@ -11,6 +11,7 @@ from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from pdflow.protocol.effects import Fence, Flush, Handshake, Note, PostRead, PostWrite, Send, Tell
 from pdflow.protocol.events import (
     FenceEnded,
+    FenceOrdered,
     FrameOrdered,
     HandshakeEnded,
     PeerExited,
@@ -20,7 +21,8 @@ from pdflow.protocol.events import (
     Received,
     WriteEnded,
 )
-from pdflow.protocol.messages import Cancel, Code, Completion, Fail, Register, Sync
+from pdflow.protocol.ids import Op
+from pdflow.protocol.messages import Cancel, Code, Completion, Fail, Progress, Register, RegisterAck, Release, Sync
 from pdflow.protocol.timers import TimerKind, Timers
 from pdflow.protocol.tombstones import WINDOW
 from pdflow.protocol.values import S
@@ -321,6 +323,68 @@ def test_what_waits_for_a_connection_does_not_outlive_a_fence(answered: str) -> 
     c.drop("WRITE", "P.r0")
     c.feed("P.r0", WriteEnded(c.wrote()[0].op, False))
     c.at_rest()
+
+
+@pytest.mark.parametrize("met", ["before", "never before"])
+def test_a_life_that_answers_behind_a_fence_is_believed(met: str) -> None:
+    """D.r0 met the new P first, so D fenced the old one; D.r1 then dropped its own reply with the connection that it
+    was closing, and a late frame of the dead life made it act (S8)."""
+    c = Cluster(d=(engine_info("D", 2),))
+    c.holding = {"WRITE"} if met == "before" else {"handshake"}
+    c.serve("r", "x")
+    if met == "never before":
+        c.carry_out(c.find("handshake", "D.r0"))
+    c.run()
+    op = Op(c.frames(Register)[0].reg, 0, 1)
+    late = Received("P.r0", 101, RegisterAck(op.reg, 0, Progress.READY, (0, 1)))
+    asked = [i for i in c.pending if i.kind == "handshake"]
+    c.crash("P")
+    c.start_prefill("P", 102)
+    c.pending += asked
+    c.holding = {"handshake", "fence"}
+    c.pass_time(2 * S)
+    c.carry_out(c.find("handshake", "D.r0"))
+    assert c.outcomes["r"] == ["PEER_RESTARTED"]
+    c.carry_out(c.find("handshake", "D.r1"))
+    assert [type(e) for e in c.feed("D.r1", late)] == [Note]
+    c.holding = {"handshake"}
+    c.run()
+    assert len(c.freed) == 1
+    assert not any(type(e) is Tell for e in c.feed("D.r1", late))
+    c.at_rest()
+
+
+def test_what_waits_for_a_connection_waits_on_when_a_new_life_answers_behind_a_fence() -> None:
+    rank = ConsumerRank(engine_info("D"), 0, 201, STRICT, Timers(), TransferGeometry(SHAPE))
+    rank.handle(HandshakeEnded("P.r0", True, 101), 0)
+    rank.handle(PeerLost("P.r0"), 0)
+    assert rank.handle(FrameOrdered(("P.r0",), Release("x")), 0) == (Handshake("P.r0"),)
+    rank.handle(FenceOrdered("P.r0"), 0)
+    assert rank.handle(HandshakeEnded("P.r0", True, 102), 0) == (Tell("D", PeerRestarted("P", 101)),)
+    assert rank.handle(FrameOrdered(("P.r0",), Release("y")), 0) == ()
+    assert Handshake("P.r0") in rank.handle(FenceEnded("P.r0"), 0)
+    sent = rank.handle(HandshakeEnded("P.r0", True, 102), 0)
+    assert sent == (Send("P.r0", Release("x")), Send("P.r0", Release("y")))
+
+
+@pytest.mark.parametrize("life", [101, 102])
+def test_a_read_that_waits_for_a_connection_waits_for_the_same_life_behind_a_fence(life: int) -> None:
+    """What it was to read is gone with the life that had it."""
+    c = Cluster(pulls=True)
+    c.holding = {"READ"}
+    c.serve("r0", "x0")
+    c.run()
+    c.feed("D.r0", PeerLost("P.r0"))
+    c.holding = {"READ", "handshake", "fence"}
+    c.serve("r", "x")
+    c.feed("D.r0", FenceOrdered("P.r0"))
+    c.incarnations["P"] = life
+    c.carry_out(c.find("handshake", "D.r0"))
+    assert [type(e) for n, e in c.log].count(PostRead) == 1
+    assert c.outcomes["r"] == ([] if life == 101 else ["PEER_RESTARTED"])
+    c.carry_out(c.find("fence"))
+    assert c.outcomes["r"] == (["PEER_DEAD"] if life == 101 else ["PEER_RESTARTED"])
+    assert len(c.freed) == 2
 
 
 def test_a_read_that_waits_for_a_connection_does_not_outlive_a_fence() -> None:

@@ -10,7 +10,15 @@ from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.effects import NOTHING, Effects, Send
-from pdflow.protocol.events import DecodeAdmitted, PairFailed, PairLanded, PairReported, PeerRestarted, Source
+from pdflow.protocol.events import (
+    DecodeAdmitted,
+    HandshakeEnded,
+    PairFailed,
+    PairLanded,
+    PairReported,
+    PeerRestarted,
+    Source,
+)
 from pdflow.protocol.ids import Op, Reg, base_id, engine_of
 from pdflow.protocol.messages import Cancel, CancelAck, Code, Disposition, Register, SyncItem
 from pdflow.protocol.peers import Peers
@@ -105,6 +113,16 @@ def _believed_at_once(self: Peers, peer: Address, incarnation: int) -> bool:
     """A life counts as soon as one of its frames comes, without a nonce."""
     self.incarnations[engine_of(peer)] = incarnation
     return True
+
+
+def _unlearnt_behind_a_fence(self: ConsumerRank, event: HandshakeEnded, now: Instant) -> Effects:
+    if event.ok and event.peer in self.fencing:
+        self.peers.connecting.discard(event.peer)
+        return NOTHING
+    return _handshake_ended(self, event, now)
+
+
+_handshake_ended = ConsumerRank._handshake_ended
 
 
 def _old_life_kept(self: ProducerRank, engine: EngineId, incarnation: int, now: Instant) -> Effects:
@@ -232,7 +250,7 @@ IDENTITY: tuple[Mutant, ...] = (
         source="1.3(f) 12; 7.3 Incarnation; C13; S8; R44; R46",
         patches=(Swap(Peers.current, _any_life),),
         scope=Scope(p_restart=1, drop=1, sync=1, stall=0),
-        breaks="S1",
+        breaks="S8",
     ),
     Mutant(
         name="life-believed-at-once",
@@ -240,7 +258,15 @@ IDENTITY: tuple[Mutant, ...] = (
         source="7.3 Incarnation; S8",
         patches=(Swap(Peers.current, _believed_at_once),),
         scope=Scope(p_restart=1, drop=1, sync=1, stall=0),
-        breaks="S1",
+        breaks="S8",
+    ),
+    Mutant(
+        name="life-unlearnt-behind-a-fence",
+        drops="A reply shows its life, whether or not D is closing the connection. It would believe the dead one.",
+        source="7.3 Incarnation; S8; found by tests/sim/test_fault_swarm.py",
+        patches=(Swap(_handshake_ended, _unlearnt_behind_a_fence),),
+        scope=Scope(d_tp=2, p_restart=1, sync=1, abort=0, deadline=0, stall=0),
+        breaks="S8",
     ),
     Mutant(
         name="retired-life-returns",
