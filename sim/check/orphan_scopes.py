@@ -62,8 +62,8 @@ ORPHANS = (
         "P starts again, its rank lives on, CANCEL overtakes REG",
         Scope(p_restart=1, orphan=True, delay=1, cancel=1, sync=1, deadline=0, stall=0),
         EVERY_END | OUTLIVED | {"late REG refused"},
-        179541,
-        703438,
+        191400,
+        759520,
         nightly=True,
     ),
     Named(
