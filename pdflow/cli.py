@@ -104,16 +104,24 @@ def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
 @cli.command()
 @click.argument("scenario", type=click.Path())
 @click.option("--port", type=click.IntRange(0, 65_535), metavar="N", help="The router's port, instead of serve.port.")
+@click.option(
+    "--events",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write DIR/events.jsonl: every event into and effect out of an endpoint, as simulate does.",
+)
 @_SET
 @click.pass_context
-def serve(ctx: click.Context, /, scenario: str, port: int | None, overrides: tuple[str, ...]) -> None:
+def serve(
+    ctx: click.Context, /, scenario: str, port: int | None, events: Path | None, overrides: tuple[str, ...]
+) -> None:
     """Serve the cluster of a SCENARIO file on this host.
 
     Starts a router and every engine, each a process of its own. The first line on stdout is the URL that answers
     OpenAI's API; logs go to stderr. Ctrl-C lets what has begun end.
     """
     said = overrides if port is None else (*overrides, f"serve.port={port}")
-    ctx.exit(_live(lambda: importlib.import_module("runtime.cluster")).main(scenario, said))
+    ctx.exit(_live(lambda: importlib.import_module("runtime.cluster")).main(scenario, said, events))
 
 
 @cli.command()

@@ -19,6 +19,11 @@ def deadline_of(at: Instant) -> float:
     return at / S
 
 
+def wall_offset_ns() -> int:
+    """What `now_ns` lacks to be the wall's time, now: processes of one host are compared by it."""
+    return time.time_ns() - now_ns()
+
+
 def wall_s() -> int:
     """Seconds since 1970, for people: what OpenAI's answers call `created`."""
     return int(time.time())

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -32,6 +33,7 @@ from runtime.logs import log_to_stderr
 from runtime.models import demand_same_shape, folder_of, is_synthetic
 from runtime.places import EngineGone, EnginePlace, News
 from runtime.processes import drain_on_signal, run_until_told
+from runtime.record import join
 from runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
@@ -63,9 +65,11 @@ class Part:
 class Cluster:
     """Args: what every part is started with: the scenario, its file, and what replaces values of it."""
 
-    def __init__(self, scenario: Scenario, file: str, overrides: tuple[str, ...]) -> None:
+    def __init__(self, scenario: Scenario, file: str, overrides: tuple[str, ...], events: Path | None = None) -> None:
         self.scenario: Final = scenario
-        self.common: Final = [file, *(arg for said in overrides for arg in ("--set", said)), "--child"]
+        said = [arg for override in overrides for arg in ("--set", override)]
+        said += [] if events is None else ["--events", str(events)]
+        self.common: Final = [file, *said, "--child"]
         self.engines: Final = engines_of(scenario)
         self.processes: dict[str, trio.Process] = {}
         """Everybody's latest."""
@@ -182,11 +186,11 @@ def end(process: trio.Process) -> None:
         process.send_signal(signal.SIGTERM)
 
 
-async def serve(scenario: Scenario, file: str, overrides: tuple[str, ...]) -> None:
+async def serve(scenario: Scenario, file: str, overrides: tuple[str, ...], events: Path | None) -> None:
     """A cluster, from the first process to the last. Its URL is the first line on stdout."""
     refuse_what_is_not_served(scenario)
     prepare(scenario)
-    cluster = Cluster(scenario, file, overrides)
+    cluster = Cluster(scenario, file, overrides, events)
 
     def up(url: str) -> None:
         sys.stdout.write(url + "\n")
@@ -199,13 +203,15 @@ async def serve(scenario: Scenario, file: str, overrides: tuple[str, ...]) -> No
         for process in cluster.processes.values():
             if process.poll() is None:
                 process.kill()
+        if events is not None:
+            log.info("what all endpoints heard and answered stands in %s", join(events))
 
 
-def main(file: str, overrides: tuple[str, ...]) -> int:
+def main(file: str, overrides: tuple[str, ...], events: Path | None = None) -> int:
     """`pdflow serve FILE`: the exit code."""
     log_to_stderr("cluster")
 
     async def run() -> None:
-        await serve(load(file, overrides=overrides), file, overrides)
+        await serve(load(file, overrides=overrides), file, overrides, events)
 
     return run_until_told(run)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+import socket
 import sys
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -37,13 +39,14 @@ from runtime.models import open_prompts
 from runtime.places import LOOPBACK, is_loopback, read_news
 from runtime.processes import drain_on_signal, hear_stdin, run_until_told
 from runtime.prompts import Prompts
+from runtime.record import recording
 from runtime.router_node import RouterNode
-from runtime.routing import router_of
+from runtime.routing import SESSION, router_of, session_of
 from runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
 
-FORWARDED: Final = (b"traceparent", b"tracestate")
+FORWARDED: Final = (b"traceparent", b"tracestate", SESSION)
 """Headers of a client that go with every leg."""
 
 
@@ -106,7 +109,8 @@ class Front:
             return
         named = request.header(b"x-request-id")
         answered = () if named is None else ((b"x-request-id", named),)
-        await self.node.serve(Call(request.path, asked.fields, prompts[0], forwarded, answered, responder))
+        session = session_of(request, asked.fields)
+        await self.node.serve(Call(request.path, asked.fields, prompts[0], forwarded, answered, responder, session))
 
     def healthy(self) -> bool:
         """Whether somebody computes prompts, and somebody decodes."""
@@ -114,31 +118,38 @@ class Front:
         return all(any(info.engine in up for info in infos) for infos in (self.node.prefill, self.node.decode))
 
 
-async def front(scenario: Scenario, child: bool) -> None:
+async def front(scenario: Scenario, child: bool, events: Path | None) -> None:
     """Serve, until drained or cancelled."""
     says = scenario.serve
     builder = Builder(scenario, transport_named(says.transport))
     prefill, decode = ([builder.info_of(name) for name in engines_of(scenario, role)] for role in ("prefill", "decode"))
     client = HttpClient()
-    router = router_of(scenario, prefill, decode, builder.pulls)
+    router = router_of(builder)
     node = RouterNode(router, prefill, decode, scenario.transfer.method, client)
     app = Front(node, open_prompts(scenario), is_loopback(says.host))
     listener = listen(says.host, says.port)
     try:
-        async with trio.open_nursery() as nursery:
-            scope = nursery.cancel_scope
-            nursery.start_soon(node.run)
-            if child:
-                nursery.start_soon(hear_stdin, scope, lambda line: node.hear(read_news(line)))
-            async with trio.open_nursery() as serving:
-                server = await serving.start(serve_http, listener, app)
-                app.here = Coordinates(reached_at(says.host), server.port)
-                nursery.start_soon(drain_on_signal, server.drain, says.drain_s, scope)
-                sys.stdout.write(f"http://{says.host}:{server.port}\n")
-                sys.stdout.flush()
-            scope.cancel()
+        with recording(events, scenario, node, 0):
+            await serve(node, app, listener, scenario, child)
     finally:
         client.close()
+
+
+async def serve(node: RouterNode, app: Front, listener: socket.socket, scenario: Scenario, child: bool) -> None:
+    """Until drained or cancelled."""
+    says = scenario.serve
+    async with trio.open_nursery() as nursery:
+        scope = nursery.cancel_scope
+        nursery.start_soon(node.run)
+        if child:
+            nursery.start_soon(hear_stdin, scope, lambda line: node.hear(read_news(line)))
+        async with trio.open_nursery() as serving:
+            server = await serving.start(serve_http, listener, app)
+            app.here = Coordinates(reached_at(says.host), server.port)
+            nursery.start_soon(drain_on_signal, server.drain, says.drain_s, scope)
+            sys.stdout.write(f"http://{says.host}:{server.port}\n")
+            sys.stdout.flush()
+        scope.cancel()
 
 
 def reached_at(host: str) -> str:
@@ -150,6 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="runtime.front", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("scenario", metavar="FILE")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--events", type=Path, metavar="DIR", help="write what its endpoint hears and answers")
     parser.add_argument("--child", action="store_true", help="hear of engines on stdin, and end with it")
     asked = parser.parse_args()
     log_to_stderr("router")
@@ -157,7 +169,7 @@ def main() -> int:
     async def run() -> None:
         scenario = load(asked.scenario, overrides=asked.overrides)
         refuse_what_is_not_served(scenario)
-        await front(scenario, asked.child)
+        await front(scenario, asked.child, asked.events)
 
     return run_until_told(run)
 

@@ -7,25 +7,32 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
 
 import trio
 
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_INTERRUPTED, PdflowError
+from pdflow.protocol.values import MS
+from runtime.clock import now_ns
 from runtime.transports.base import TransportError
 
 log = logging.getLogger(__name__)
+AT_ONCE_NS: Final = 500 * MS
+"""What comes within so long is one signal, sent to a process and to its group."""
 
 
 async def drain_on_signal(drain: Callable[[], None], drain_s: float, scope: trio.CancelScope) -> None:
-    """At the first SIGTERM or SIGINT drain; at the second, or when that has lasted too long, cancel the scope."""
+    """At the first SIGTERM or SIGINT drain; at a later one, or when that has lasted too long, cancel the scope."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
             break
         log.info("told to stop: what has begun may end within %g s", drain_s)
+        first_ns = now_ns()
         drain()
         with trio.move_on_after(drain_s):
             async for _ in signals:
-                break
+                if now_ns() - first_ns > AT_ONCE_NS:
+                    break
         log.warning("not everything has ended: stopping all the same")
         scope.cancel()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from pathlib import Path
 
 import msgspec
 import trio
@@ -26,6 +27,8 @@ from runtime.logs import log_to_stderr
 from runtime.models import open_model
 from runtime.places import LOOPBACK, EnginePlace
 from runtime.processes import drain_on_signal, hear_stdin, run_until_told
+from runtime.prompts import Prompts
+from runtime.record import recording
 from runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
@@ -33,7 +36,7 @@ STILL_S = 0.05
 """Between two looks at whether anybody still holds KV here."""
 
 
-async def work(scenario: Scenario, name: str, child: bool) -> None:
+async def work(scenario: Scenario, name: str, child: bool, events: Path | None) -> None:
     """Serve as that engine, until drained or cancelled."""
     says = scenario.serve
     builder = Builder(scenario, transport_named(says.transport))
@@ -44,26 +47,33 @@ async def work(scenario: Scenario, name: str, child: bool) -> None:
         raise ScenarioError([Problem(scenario.path, "", f"no engine {name}; there are {engines}")]) from None
     node = builder.node(name, model)
     try:
-        async with trio.open_nursery() as nursery:
-            scope = nursery.cancel_scope
-            if child:
-                nursery.start_soon(hear_stdin, scope, ignore)
-            (listener,) = await trio.open_tcp_listeners(0, host=LOOPBACK)
-            await nursery.start(node.serve, listener)
-            here = Coordinates(LOOPBACK, node.port)
-            api = EngineApi(node, model.prompts, scenario.transfer.method, here)
-            async with trio.open_nursery() as serving:
-                server = await serving.start(serve_http, listen(LOOPBACK, 0), api)
-                nursery.start_soon(drain_on_signal, server.drain, says.drain_s, scope)
-                place = EnginePlace(name, Coordinates(LOOPBACK, server.port), here)
-                sys.stdout.write(msgspec.json.encode(place).decode() + "\n")
-                sys.stdout.flush()
-                log.info("takes requests at %s:%d; its ranks hear at %d", LOOPBACK, server.port, node.port)
-            await still(node)
-            scope.cancel()
+        with recording(events, scenario, node, node.place.incarnation):
+            await serve(node, model.prompts, scenario, child)
     finally:
         for rank in node.ranks.values():
             await rank.transport.aclose()
+
+
+async def serve(node: EngineNode, prompts: Prompts, scenario: Scenario, child: bool) -> None:
+    """Until drained or cancelled."""
+    says = scenario.serve
+    async with trio.open_nursery() as nursery:
+        scope = nursery.cancel_scope
+        if child:
+            nursery.start_soon(hear_stdin, scope, ignore)
+        (listener,) = await trio.open_tcp_listeners(0, host=LOOPBACK)
+        await nursery.start(node.serve, listener)
+        here = Coordinates(LOOPBACK, node.port)
+        api = EngineApi(node, prompts, scenario.transfer.method, here)
+        async with trio.open_nursery() as serving:
+            server = await serving.start(serve_http, listen(LOOPBACK, 0), api)
+            nursery.start_soon(drain_on_signal, server.drain, says.drain_s, scope)
+            place = EnginePlace(node.name, Coordinates(LOOPBACK, server.port), here)
+            sys.stdout.write(msgspec.json.encode(place).decode() + "\n")
+            sys.stdout.flush()
+            log.info("takes requests at %s:%d; its ranks hear at %d", LOOPBACK, server.port, node.port)
+        await still(node)
+        scope.cancel()
 
 
 async def still(node: EngineNode) -> None:
@@ -81,6 +91,7 @@ def main() -> int:
     parser.add_argument("scenario", metavar="FILE")
     parser.add_argument("--name", required=True, help="the engine, as in prefill-0")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--events", type=Path, metavar="DIR", help="write what its endpoints hear and answer")
     parser.add_argument("--child", action="store_true", help="end when stdin ends")
     asked = parser.parse_args()
     log_to_stderr(asked.name)
@@ -88,7 +99,7 @@ def main() -> int:
     async def run() -> None:
         scenario = load(asked.scenario, overrides=asked.overrides)
         refuse_what_is_not_served(scenario)
-        await work(scenario, asked.name, asked.child)
+        await work(scenario, asked.name, asked.child, asked.events)
 
     return run_until_told(run)
 

@@ -36,6 +36,7 @@ from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.plan import plan_of
 from pdflow.scenario.scale_schema import most_engines
 from pdflow.scenario.schema import Pool, Scenario
+from pdflow.wiring.router import heartbeat_ns
 from pdflow.workload.request import SESSION_BLOCK_TOKENS
 from pdflow.workload.rng import Rng
 from pdflow.workload.sessions import sessions
@@ -53,7 +54,7 @@ from sim.prefill_node import PrefillNode
 from sim.progressive_prefill_node import ProgressivePrefillNode
 from sim.queueing_decode_node import QueueingDecodeNode
 from sim.recording import RecordedEngine, Recorder
-from sim.routing import heartbeat_ns, router_node
+from sim.routing import router_node
 from sim.scaling import Scaling
 from sim.sessions import Sessions
 from sim.shipping import Shipping
@@ -93,7 +94,8 @@ class Place:
 
 
 class Builder:
-    """Puts one world together. `costs` are step times instead of those of the pools so named."""
+    """Puts one world together. `costs` are step times instead of those of the pools so named; `incarnations` are those
+    of the engines so named, where a record of another world is followed."""
 
     def __init__(
         self,
@@ -101,10 +103,12 @@ class Builder:
         exact: bool = False,
         recorder: Recorder | None = None,
         costs: Mapping[str, StepCost] | None = None,
+        incarnations: Mapping[EngineId, int] | None = None,
     ) -> None:
         self.scenario = scenario
         self.exact = exact
         self.costs = costs or {}
+        self.incarnations = incarnations or {}
         self.world = World()
         self.world.recorder = recorder
         says = scenario.transfer
@@ -168,7 +172,7 @@ class Builder:
         world.router = router_node(self)
         if scenario.scales:
             world.scaling = Scaling(self)
-        every_ns = heartbeat_ns(self)
+        every_ns = heartbeat_ns(scenario)
         if every_ns is not None:
             world.heartbeats = Heartbeats(self, every_ns)
         self.add_clients()
@@ -227,15 +231,19 @@ class Builder:
             infos.append(info)
             self.doors[pool.leg].append(api_server_ns(pool))
             if pool.role == "decode":
-                self.world.decodes.append(self.decode(place, info, incarnation_of(place.index)))
+                self.world.decodes.append(self.decode(place, info, self.first_life(place)))
             elif pool.role == "prefill":
-                self.world.prefills.append(self.prefill(place, info, incarnation_of(place.index)))
+                self.world.prefills.append(self.prefill(place, info, self.first_life(place)))
             else:
                 self.world.prefills.append(self.aggregated(place, info))
 
     def alike(self, shards: Shards) -> Shards:
         """One value for all that are cut alike: layouts know by identity whom they were last asked about."""
         return self.cuts.setdefault(shards, shards)
+
+    def first_life(self, place: Place) -> int:
+        """The incarnation that an engine begins with."""
+        return self.incarnations.get(place.name) or incarnation_of(place.index)
 
     def span(self, pool: Pool) -> int:
         """How many KV blocks an engine of the pool remembers together: what the workload has one name for."""

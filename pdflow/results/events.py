@@ -46,6 +46,8 @@ class EventsHeader(msgspec.Struct, frozen=True, kw_only=True):
     world: str
     scenario: str
     seed: int
+    incarnations: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    """Of a live run: each engine's, which is drawn there. A simulated one's follow from the scenario."""
 
 
 class EventLine(msgspec.Struct, frozen=True):

@@ -39,7 +39,8 @@ class Followed:
 
 def follow(scenario: Scenario, path: Path) -> Followed:
     """Raises TraceDiffersError, EventsError."""
-    builder = Builder(scenario)
+    header, _ = read_events(path)
+    builder = Builder(scenario, incarnations=header.incarnations or {})
     world = builder.build()
     endpoints = {address: port.endpoint for address, port in world.fabric.ports.items()}
     endpoints["router"] = world.router.port.endpoint

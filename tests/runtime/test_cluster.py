@@ -18,6 +18,8 @@ import trio
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
+from pdflow.scenario.load import load
+from sim.check.trace import follow
 from tests.runtime.support.served import Completion, Served, served
 
 pytestmark = pytest.mark.slow
@@ -188,7 +190,8 @@ async def test_a_killed_engine_is_replaced_and_nobody_waits_for_it(quickstart: S
 
 @pytest.mark.trio
 async def test_a_stop_in_the_middle_of_streams_loses_none(tmp_path: Path) -> None:
-    with served(tmp_path, QUICKSTART, "pool.prefill.replicas=1", "pool.decode.replicas=1") as cluster:
+    small = ("pool.prefill.replicas=1", "pool.decode.replicas=1")
+    with served(tmp_path, QUICKSTART, *small, events=tmp_path / "run") as cluster:
         begun = 0
         answers: list[Completion] = []
 
@@ -208,3 +211,6 @@ async def test_a_stop_in_the_middle_of_streams_loses_none(tmp_path: Path) -> Non
             while cluster.process.poll() is None:
                 await trio.sleep(0.05)
         assert cluster.process.returncode == 0, cluster.log.read_text()
+    # The code that is checked is the code that serves: told again to it, each event is answered as it was live.
+    followed = follow(load(QUICKSTART, overrides=small), tmp_path / "run/events.jsonl")
+    assert followed.events > 100 * 15
