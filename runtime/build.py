@@ -46,10 +46,10 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
         wrong("transfer.dialect", f"{transfer.dialect} is not served; strict is")
     if transfer.progressive or transfer.kv_buffer_device != "cuda":
         wrong("transfer", "progressive and kv_buffer_device are simulated only, so far")
-    if "prefix-aware" in router.policies:
-        wrong("router.policy", "prefix-aware is simulated only, so far")
     if router.disaggregate_above_tokens == "auto" or router.hedge_after_s is not None:
         wrong("router", "hedging and disaggregate_above_tokens = auto are simulated only, so far")
+    if router.heartbeat_s is not None:
+        wrong("router.heartbeat_s", "is simulated only, so far; serve sees processes start and end")
     for index, pool in enumerate(scenario.pools):
         if pool.role == "aggregated":
             wrong(f"pool.{index}.role", "aggregated engines are simulated only, so far")

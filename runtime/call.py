@@ -16,6 +16,7 @@ from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
+from pdflow.routing.policy import NO_SESSION
 from runtime.clock import now_ns
 from runtime.http.client import HttpClient
 from runtime.http.errors import OpenAIError, UpstreamError
@@ -41,6 +42,7 @@ class Call:
         headers: Headers,
         answered: Headers,
         responder: Responder,
+        session: int = NO_SESSION,
     ) -> None:
         self.path: Final = path
         self.fields: Final = fields
@@ -48,6 +50,7 @@ class Call:
         self.headers: Final = headers
         self.answered: Final = answered
         self.responder: Final = responder
+        self.session: Final = session
         self.begun_ns: Final = now_ns()
         self.first: Callable[[bytes], None] | None = None
         """Told the first piece of the answer, and no other."""

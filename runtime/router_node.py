@@ -29,7 +29,6 @@ from pdflow.routing.router import (
     EngineLost,
     PrefillAnswered,
     Reply,
-    RequestArrived,
     Router,
 )
 from runtime.call import Call, Leg
@@ -42,6 +41,7 @@ from runtime.kv_params import Coordinates, decode_json, prefill_json
 from runtime.meter import RouterMeter
 from runtime.node import Node, Port
 from runtime.places import EngineGone, EnginePlace, News
+from runtime.routing import arrival
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class RouterNode(Node):
         self, router: Router, prefill: list[EngineInfo], decode: list[EngineInfo], method: str, client: HttpClient
     ) -> None:
         super().__init__("router")
+        self.router: Final = router
         self.port: Final = self.add("router", router, 0)
         self.prefill: Final = prefill
         self.decode: Final = decode
@@ -89,7 +90,7 @@ class RouterNode(Node):
             call.first = lambda _: self.meter.first_token(call.begun_ns)
             self.calls[number] = call
             self.meter.open.inc()
-            self.put(self.port, RequestArrived(number, False, len(call.tokens)))
+            self.put(self.port, arrival(self.router, number, call.tokens, call.session))
             try:
                 await call.over.wait()
             finally:

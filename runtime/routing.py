@@ -1,48 +1,57 @@
-"""From [router] to the router's endpoint."""
+"""The router's endpoint for a live cluster, made as everywhere, and what it is told of a request."""
 
 from __future__ import annotations
 
-from pdflow.protocol.ids import EngineInfo
-from pdflow.routing.admission import Admission
-from pdflow.routing.affinity import SessionAffinity
-from pdflow.routing.conditional import Disaggregation
-from pdflow.routing.governed import GovernedRouter, Rules
-from pdflow.routing.policy import Choice
-from pdflow.routing.router import Router
-from pdflow.routing.two_choices import TwoChoices
-from pdflow.scenario.schema import Scenario
+from collections.abc import Sequence as Seq
+from hashlib import blake2b
+from typing import Final
+
+from pdflow.routing.policy import NO_SESSION
+from pdflow.routing.prefix_aware import PrefixAware
+from pdflow.routing.router import EngineChanged, RequestArrived, Router
+from pdflow.wiring.router import Cluster, Target
+from pdflow.wiring.router import router_of as wired
+from pdflow.workload.request import SESSION_BLOCK_TOKENS
+from runtime.build import Builder, engines_of
+from runtime.engines.prefix import block_names
+from runtime.http.messages import Request
+from runtime.http.openai.fields import Fields
+
+SESSION: Final = b"x-session-id"
+"""The header by which a client says what belongs together; else the field `user` does."""
+NOBODY: Final = (b"", b'""', b"null")
 
 
-def router_of(scenario: Scenario, prefill: list[EngineInfo], decode: list[EngineInfo], pulls: bool) -> Router:
-    """The least endpoint that does what the table says. All engines are down until they report."""
-    says = scenario.router
-    choices = (
-        choice_of(scenario, says.policies[0], len(prefill), 0),
-        choice_of(scenario, says.policies[1], len(decode), 1),
+def router_of(builder: Builder) -> Router:
+    """All engines are down until they report."""
+    prefill, decode = (
+        tuple(Target(builder.info_of(name), builder.pool_of(name)) for name in engines_of(builder.scenario, role))
+        for role in ("prefill", "decode")
     )
-    above = says.disaggregate_above_tokens
-    table = ((above,),) * len(decode) if isinstance(above, int) else ()
-    rules = Rules(
-        admission=Admission(says.max_inflight, says.max_queue_tokens),
-        disaggregation=Disaggregation(table) if table else None,
-        recomputes=says.on_failure == "recompute",
+    router = wired(
+        Cluster(
+            scenario=builder.scenario,
+            method=builder.method,
+            prefill=prefill,
+            decode=decode,
+            prefix_block_tokens=SESSION_BLOCK_TOKENS,
+        )
     )
-    dispatch = "sequential" if pulls else says.dispatch
-    engines = tuple(prefill), tuple(decode)
-    if rules == Rules():
-        router = Router(*engines, says.policy, dispatch, says.attempts, choices=choices)
-    else:
-        router = GovernedRouter(*engines, dispatch, choices, rules, says.attempts)
-    for choice in choices:
-        choice.up = [False] * len(choice.up)
+    for target in (*prefill, *decode):
+        router.handle(EngineChanged(target.info.engine, False), 0)
     return router
 
 
-def choice_of(scenario: Scenario, policy: str, engines: int, place: int) -> Choice:
-    says = scenario.router
-    if policy == "two-choices":
-        return TwoChoices(engines, 2 * scenario.seed + place)
-    if policy == "session-affinity":
-        return SessionAffinity(engines, says.affinity_most_load or 1.25)
-    assert policy in ("round-robin", "least-loaded"), policy
-    return Choice(policy, engines)  # type: ignore[arg-type]
+def arrival(router: Router, request: int, tokens: Seq[int], session: int) -> RequestArrived:
+    """Prefixes have names only where somebody looks at them: 4,000 tokens take some 0.1 ms."""
+    looks = isinstance(router.prefill_choice, PrefixAware) or isinstance(router.decode_choice, PrefixAware)
+    names = block_names(tokens, SESSION_BLOCK_TOKENS) if looks else ()
+    return RequestArrived(request, False, len(tokens), names, session)
+
+
+def session_of(request: Request, fields: Fields) -> int:
+    """A number for what the client calls its session, never that of none."""
+    named = request.header(SESSION) or bytes(fields.get("user", b""))
+    if named in NOBODY:
+        return NO_SESSION
+    return int.from_bytes(blake2b(named, digest_size=7).digest(), "little")

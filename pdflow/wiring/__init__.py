@@ -1,0 +1,1 @@
+"""What a scenario means for the endpoints: made here once, for whichever world they decide in."""

@@ -1,0 +1,142 @@
+"""From [router] to the router's endpoint: the least one that does what the table says, in whichever world.
+
+What only a world knows it says itself: who its engines are, what one name of a prompt's prefix stands for, and from
+where on a prompt is better computed elsewhere. How events reach the endpoint is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import attrs
+
+from pdflow.routing.admission import Admission
+from pdflow.routing.affinity import SessionAffinity
+from pdflow.routing.conditional import Disaggregation
+from pdflow.routing.governed import GovernedRouter, Rules
+from pdflow.routing.heartbeats import silence_ns
+from pdflow.routing.hedging import HedgingRouter
+from pdflow.routing.policy import Choice
+from pdflow.routing.prefix_aware import PrefixAware
+from pdflow.routing.router import Dispatch, Router
+from pdflow.routing.two_choices import TwoChoices
+from pdflow.scenario.fields import seconds_to_ns
+from pdflow.scenario.fit import kv_tokens_of
+
+if TYPE_CHECKING:
+    from pdflow.methods.method import Method
+    from pdflow.protocol.ids import EngineInfo
+    from pdflow.scenario.router_schema import Policy
+    from pdflow.scenario.schema import Pool, Scenario
+
+Crossover: TypeAlias = Callable[[int], tuple[int, ...]]
+"""By the position of a decode engine: the longest prompts that stay there, by how many legs it has open."""
+
+
+class Target(NamedTuple):
+    """An engine that gets legs."""
+
+    info: EngineInfo
+    pool: Pool
+
+
+@attrs.frozen(kw_only=True)
+class Cluster:
+    """Whom a router is made for: the engines of each leg, by position, and how KV goes between them."""
+
+    scenario: Scenario
+    method: Method
+    prefill: tuple[Target, ...]
+    decode: tuple[Target, ...]
+    prefix_block_tokens: int
+    """What one name of a prompt's prefix stands for."""
+    crossover: Crossover | None = None
+    """None where `disaggregate_above_tokens = "auto"` is refused."""
+
+
+def router_of(cluster: Cluster) -> Router:
+    scenario, method = cluster.scenario, cluster.method
+    says = scenario.router
+    prefill, decode = (tuple(target.info for target in leg) for leg in (cluster.prefill, cluster.decode))
+    dispatch = dispatch_of(scenario, method)
+    choices = choice_of(cluster, "prefill"), choice_of(cluster, "decode")
+    reports = not method.dialect(scenario.transfer.dialect).control_frames and not method.pulls
+    alone = frozenset(i for i, target in enumerate(cluster.prefill) if target.pool.role == "aggregated")
+    also = says.attempts, reports, alone
+    rules = rules_of(cluster)
+    if says.hedge_after_s is not None:
+        after_ns = seconds_to_ns(says.hedge_after_s)
+        return HedgingRouter(prefill, decode, dispatch, choices, rules, *also, hedge_after_ns=after_ns)
+    if rules != Rules() or scenario.scales:
+        return GovernedRouter(prefill, decode, dispatch, choices, rules, *also)
+    return Router(prefill, decode, says.policy, dispatch, *also, choices=choices)
+
+
+def dispatch_of(scenario: Scenario, method: Method) -> Dispatch:
+    """A pull cannot begin before P's answer names its blocks, so its decode leg waits whatever the dispatch. Where D is
+    named when P begins, it is chosen then."""
+    answer_first = method.conduct(scenario.transfer.dialect).answer_first
+    if method.pulls:
+        return "sequential"
+    if method.names_decode and not answer_first:
+        return "concurrent"
+    return "sequential" if answer_first else scenario.router.dispatch
+
+
+def choice_of(cluster: Cluster, leg: str) -> Choice:
+    """Who chooses the engine of a request's prefill or decode leg."""
+    scenario, says = cluster.scenario, cluster.scenario.router
+    targets = cluster.decode if leg == "decode" else cluster.prefill
+    policy: Policy = says.policies[leg == "decode"]
+    if policy == "two-choices":
+        return TwoChoices(len(targets), 2 * scenario.seed + (leg == "decode"))
+    if policy == "prefix-aware":
+        names = tuple(
+            (says.prefix_memory_tokens or kv_tokens_of(scenario.model, target.pool)) // cluster.prefix_block_tokens
+            for target in targets
+        )
+        weight = 1.0 if says.prefix_weight is None else says.prefix_weight
+        return PrefixAware(names, cluster.prefix_block_tokens, weight, stays=leg == "decode")
+    if policy == "session-affinity":
+        return SessionAffinity(len(targets), says.affinity_most_load or 1.25)
+    return Choice(policy, len(targets))
+
+
+def rules_of(cluster: Cluster) -> Rules:
+    says = cluster.scenario.router
+    table = stays_of(cluster)
+    return Rules(
+        admission=Admission(says.max_inflight, says.max_queue_tokens),
+        disaggregation=Disaggregation(table) if table else None,
+        recomputes=says.on_failure == "recompute",
+        silence_ns=silence_after_ns(cluster.scenario),
+    )
+
+
+def stays_of(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """By decode engine: the longest prompts that it computes itself. Engines of a pool are alike."""
+    above = cluster.scenario.router.disaggregate_above_tokens
+    if above is None:
+        return ()
+    if above != "auto":
+        return ((above,),) * len(cluster.decode)
+    assert cluster.crossover is not None, "refused"
+    known: dict[str, tuple[int, ...]] = {}
+    for position, target in enumerate(cluster.decode):
+        if target.pool.name not in known:
+            known[target.pool.name] = cluster.crossover(position)
+    return tuple(known[target.pool.name] for target in cluster.decode)
+
+
+def heartbeat_ns(scenario: Scenario) -> int | None:
+    """How often engines report to the router; None if they do not."""
+    every_s = scenario.router.reports_every_s(scenario.transfer)
+    return None if every_s is None else seconds_to_ns(every_s)
+
+
+def silence_after_ns(scenario: Scenario) -> int | None:
+    every_ns, says = heartbeat_ns(scenario), scenario.router
+    if says.silent_after_s is not None:
+        return seconds_to_ns(says.silent_after_s)
+    return None if every_ns is None else silence_ns(every_ns)

@@ -1,0 +1,129 @@
+"""The simulated and the live router of one scenario are equal: what they are, and what they answer to equal events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
+pytest.importorskip("httptools", reason="needs httptools: pip install 'pdflow[live]'")
+
+from pdflow.protocol.ids import KvParams
+from pdflow.routing.governed import GovernedRouter
+from pdflow.routing.hedging import HedgingRouter
+from pdflow.routing.router import (
+    ClientGone,
+    DecodeEnded,
+    DispatchDecode,
+    DispatchPrefill,
+    EngineChanged,
+    EngineLost,
+    PrefillAnswered,
+    RequestArrived,
+    Router,
+)
+from pdflow.scenario.load import load
+from pdflow.scenario.schema import Scenario
+from runtime.build import SERVED
+from runtime.build import Builder as LiveBuilder
+from runtime.routing import router_of
+from runtime.transports.named import transport_named
+from sim.build import Builder as SimBuilder
+
+POLICIES = ("round-robin", "least-loaded", "two-choices", "prefix-aware", "session-affinity")
+ENGINES = ("p-0", "p-1", "p-2", "d-0", "d-1", "big-0")
+FILE = Path(__file__).parent / "wired.toml"
+
+
+def scenario(*overrides: str) -> Scenario:
+    return load(FILE, overrides=overrides)
+
+
+def both(says: Scenario) -> tuple[Router, Router]:
+    """The simulated one, and the live one, whose engines have all come up."""
+    simulated = SimBuilder(says).build().router.port.endpoint
+    assert isinstance(simulated, Router)
+    live = router_of(LiveBuilder(says, transport_named("shm")))
+    assert not any(live.prefill_choice.up + live.decode_choice.up)
+    for engine in ENGINES:
+        live.handle(EngineChanged(engine, True), 0)
+    return simulated, live
+
+
+def anatomy(thing: Any) -> Any:
+    """All that an endpoint is made of, also what is no state of it and in no fingerprint."""
+    if isinstance(thing, (list, tuple)) and not hasattr(thing, "__struct_fields__"):
+        return [anatomy(part) for part in thing]
+    slots = [slot for kind in type(thing).__mro__ for slot in getattr(kind, "__slots__", ())]
+    if hasattr(thing, "__struct_fields__") or not slots:
+        return thing
+    return type(thing), {slot: anatomy(getattr(thing, slot)) for slot in slots}
+
+
+def same_answers(simulated: Router, live: Router) -> None:
+    """Sessions that come back, a client that hangs up, an engine that is lost, and legs that end."""
+    legs: list[Any] = []
+    for number in range(40):
+        session = number % 7
+        names = tuple(range(100 * session, 100 * session + 2 + number // 7))
+        events: list[Any] = [RequestArrived(number, False, 64 * len(names) + 10, names, session)]
+        if number % 5 == 4:
+            events.append(ClientGone(number - 3))
+        if number == 20:
+            events += [EngineLost("p-1"), EngineLost("d-0")]
+        if number == 30:
+            events += [EngineChanged("p-1", True), EngineChanged("d-0", True)]
+        for leg in legs[::2]:
+            if type(leg) is DispatchPrefill:
+                params = KvParams(live.prefill[leg.engine], leg.xid, leg.request_id, 3)
+                events.append(PrefillAnswered(leg.request_id, params))
+            elif type(leg) is DispatchDecode:
+                events.append(DecodeEnded(leg.request_id))
+        legs = legs[1::2]
+        for event in events:
+            answers = live.handle(event, number)
+            assert simulated.handle(event, number) == answers
+            assert simulated.fingerprint() == live.fingerprint()
+            legs += answers
+    assert live.attempts
+
+
+@pytest.mark.parametrize("method", SERVED)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_routers_of_a_policy_are_equal(policy: str, method: str) -> None:
+    simulated, live = both(scenario(f"router.policy={policy}", f"transfer.method={method}"))
+    assert type(simulated) is type(live) is Router
+    assert live.prefill_choice.policy == live.decode_choice.policy == policy
+    assert anatomy(live) == anatomy(simulated)
+    same_answers(simulated, live)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (("router.prefill_policy=prefix-aware", "router.prefix_weight=2", "router.prefix_memory_tokens=640"), Router),
+        (("router.decode_policy=session-affinity", "router.affinity_most_load=2"), Router),
+        (("router.dispatch=concurrent", "router.on_failure=retry"), Router),
+        (("router.max_inflight=5", "router.max_queue_tokens=1000"), GovernedRouter),
+        (("router.disaggregate_above_tokens=150", "router.decode_policy=prefix-aware"), GovernedRouter),
+        (("router.on_failure=recompute", "router.max_attempts=3"), GovernedRouter),
+        (("router.hedge_after_s=0.5",), HedgingRouter),
+    ],
+    ids=lambda said: said[0].partition(".")[2] if isinstance(said, tuple) else "",
+)
+def test_the_routers_of_other_keys_are_equal(said: tuple[str, ...], kind: type[Router]) -> None:
+    simulated, live = both(scenario(*said))
+    assert type(simulated) is type(live) is kind
+    assert anatomy(live) == anatomy(simulated)
+    if kind is not HedgingRouter:
+        same_answers(simulated, live)
+
+
+def test_what_differs_is_found() -> None:
+    """The control: another seed, another memory."""
+    one, other = scenario("router.policy=two-choices"), scenario("router.policy=two-choices", "scenario.seed=8")
+    assert anatomy(both(one)[0]) != anatomy(both(other)[1])
+    one, other = (scenario("router.policy=prefix-aware", f"pool.big.kv_tokens={tokens}") for tokens in (8192, 16384))
+    assert anatomy(both(one)[0]) != anatomy(both(other)[1])
