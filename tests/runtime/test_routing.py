@@ -1,0 +1,159 @@
+"""What the live router tells its endpoint of a request, and that prompts go to who has their beginning. In one process:
+engines take requests and never answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from pdflow.errors import ScenarioError
+from pdflow.routing.policy import NO_SESSION
+from pdflow.routing.router import DispatchPrefill, RequestArrived
+from pdflow.scenario import Scenario, load
+from runtime.build import Builder, engines_of, refuse_what_is_not_served
+from runtime.front import Front
+from runtime.http.client import HttpClient
+from runtime.http.messages import JSON, Header, Request
+from runtime.http.responder import Responder
+from runtime.kv_params import Coordinates
+from runtime.models import open_prompts
+from runtime.places import EnginePlace
+from runtime.router_node import RouterNode
+from runtime.routing import router_of
+from runtime.transports.named import transport_named
+from tests.runtime.http.world import LOCAL, serving
+
+WIRED = Path(__file__).parents[1] / "wiring/wired.toml"
+
+
+def scenario(*overrides: str) -> Scenario:
+    says = load(WIRED, overrides=overrides)
+    refuse_what_is_not_served(says)
+    return says
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return [(seed * 101 + at * 37) % 500 + 5 for at in range(length)]
+
+
+class Asked:
+    """A router that clients ask, and what its endpoint heard and answered."""
+
+    def __init__(self, node: RouterNode, port: int) -> None:
+        self.node = node
+        self.port = port
+        self.arrivals: list[RequestArrived] = []
+        self.prefills: list[int] = []
+        node.observe = self.observe
+
+    def observe(self, address: str, event: Any, effects: tuple[Any, ...], now: int) -> None:
+        if type(event) is RequestArrived:
+            self.arrivals.append(event)
+        self.prefills += [effect.engine for effect in effects if type(effect) is DispatchPrefill]
+
+    async def ask(self, tokens: list[int], *headers: Header, task_status: Any = None, **said: Any) -> None:
+        """Until somebody hangs up."""
+        body = msgspec.json.encode({"prompt": tokens, "max_tokens": 4, **said})
+        before = len(self.arrivals)
+
+        async def asks() -> None:
+            async with self.node.client.request(
+                "POST", LOCAL, self.port, "/v1/completions", (JSON, *headers), body
+            ) as response:
+                raise AssertionError(response.status)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asks)
+            while len(self.arrivals) == before:
+                await trio.sleep(0.001)
+            if task_status is not None:
+                task_status.started()
+                await trio.sleep_forever()
+            nursery.cancel_scope.cancel()
+        while self.node.calls:
+            await trio.sleep(0.001)
+
+
+@asynccontextmanager
+async def asked(says: Scenario) -> AsyncIterator[Asked]:
+    async def silent(request: Request, responder: Responder) -> None:
+        await trio.sleep_forever()
+
+    builder = Builder(says, transport_named("shm"))
+    prefill, decode = ([builder.info_of(name) for name in engines_of(says, role)] for role in ("prefill", "decode"))
+    client = HttpClient()
+    node = RouterNode(router_of(builder), prefill, decode, says.transfer.method, client)
+    with trio.fail_after(20):
+        async with serving(silent) as engine, serving(Front(node, open_prompts(says), True)) as server:
+            at = Coordinates(LOCAL, engine.port)
+            for info in (*prefill, *decode):
+                node.hear(EnginePlace(info.engine, at, at))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(node.run)
+                yield Asked(node, server.port)
+                nursery.cancel_scope.cancel()
+    client.close()
+
+
+@pytest.mark.trio
+async def test_a_prompt_goes_where_its_beginning_is() -> None:
+    first, second = prompt(300, 1), prompt(300, 2)
+    async with asked(scenario("router.policy=prefix-aware")) as router:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(router.ask, first)
+            await nursery.start(router.ask, second)
+            nursery.cancel_scope.cancel()
+        while router.node.calls:
+            await trio.sleep(0.001)
+        await router.ask(second + prompt(100, 3))
+        await router.ask(first + prompt(100, 3))
+        await router.ask(second[:200])
+        await router.ask(prompt(300, 4))
+    assert router.prefills == [0, 1, 1, 0, 1, 0]
+    names = [arrival.prefix for arrival in router.arrivals]
+    assert [len(of_one) for of_one in names] == [4, 4, 6, 6, 3, 4]
+    assert names[2][:4] == names[1]
+    assert not set(names[0]) & set(names[1])
+    assert [arrival.prompt_tokens for arrival in router.arrivals] == [300, 300, 400, 400, 200, 300]
+
+
+@pytest.mark.trio
+async def test_prefixes_are_named_where_somebody_looks() -> None:
+    async with asked(scenario("router.decode_policy=least-loaded")) as router:
+        await router.ask(prompt(300, 1))
+    assert [arrival.prefix for arrival in router.arrivals] == [()]
+    async with asked(scenario("router.decode_policy=prefix-aware")) as router:
+        await router.ask(prompt(300, 1))
+    assert len(router.arrivals[0].prefix) == 4
+
+
+@pytest.mark.trio
+async def test_a_client_says_what_its_session_is() -> None:
+    async with asked(scenario("router.policy=session-affinity")) as router:
+        for header in (b"a", b"b", b"a"):
+            await router.ask(prompt(20, 1), (b"x-session-id", header))
+        await router.ask(prompt(20, 1), (b"x-session-id", b"a"), user="someone")
+        for user in ("someone", "someone else", "someone"):
+            await router.ask(prompt(20, 1), user=user)
+        await router.ask(prompt(20, 1))
+        await router.ask(prompt(20, 1), user="")
+    sessions = [arrival.session for arrival in router.arrivals]
+    a, b, again, named, one, other, same, *none = sessions
+    assert a == again == named
+    assert one == same
+    assert len({a, b, one, other, NO_SESSION}) == 5
+    assert none == [NO_SESSION] * 2
+
+
+@pytest.mark.parametrize(
+    "said", ["router.hedge_after_s=1", "router.heartbeat_s=1", "router.disaggregate_above_tokens=auto"]
+)
+def test_what_is_not_served_is_refused(said: str) -> None:
+    with pytest.raises(ScenarioError, match="simulated only"):
+        scenario(said)
