@@ -74,6 +74,8 @@ class Cluster:
         self.processes: dict[str, trio.Process] = {}
         """Everybody's latest."""
         self.stopping = False
+        self._telling: Final = trio.Lock()
+        """Two engines may end at once, and only one may write."""
 
     async def run(self, up: Callable[[str], None]) -> None:
         """Until it is told to stop. `up` is told the router's URL once requests can be served."""
@@ -163,7 +165,8 @@ class Cluster:
         stdin = self.router.process.stdin
         assert stdin is not None
         try:
-            await stdin.send_all(msgspec.json.encode(news) + b"\n")
+            async with self._telling:
+                await stdin.send_all(msgspec.json.encode(news) + b"\n")
         except trio.BrokenResourceError:
             log.warning("the router does not hear any more")
 

@@ -1,0 +1,31 @@
+"""The supervisor and the router's process: what it is told of engines."""
+
+from __future__ import annotations
+
+import subprocess
+
+import msgspec
+import pytest
+import trio
+
+from runtime.cluster import Cluster, Part
+from runtime.places import EngineGone, read_news
+from tests.runtime.support.house import cluster
+
+
+@pytest.mark.trio
+async def test_the_router_hears_of_engines_that_end_at_the_same_moment() -> None:
+    process = await trio.lowlevel.open_process(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    supervisor = Cluster(cluster(), "cluster.toml", ())
+    supervisor.router = Part("router", process, b"")
+    gone = [EngineGone(name) for name in ("prefill-0", "decode-0", "decode-1")]
+    async with trio.open_nursery() as nursery:
+        for news in gone:
+            nursery.start_soon(supervisor._tell, news)
+    await process.stdin.aclose()
+    said = b"".join([data async for data in process.stdout])
+    await process.wait()
+    assert sorted(map(read_news, said.splitlines()), key=gone.index) == gone
+    assert len(said) == sum(len(msgspec.json.encode(news)) + 1 for news in gone)
