@@ -43,6 +43,8 @@ class Several:
         self.first: dict[str, Any] | None = None
         """The first event or answer: its id and its time are everybody's."""
         self.usage: dict[str, int] = {}
+        self._telling: Final = trio.Lock()
+        """A client that is slow must not hear the answers mixed up."""
 
     async def answer(self, fields: Fields, prompts: Seq[list[int]], asked: Asked) -> None:
         """OpenAIError, where nothing has been told yet, if any of them fails."""
@@ -124,9 +126,10 @@ class Several:
         if not said["choices"]:
             return
         said["choices"] = [{**choice, "index": index} for choice in said["choices"]]
-        if not self.responder.begun:
-            await self.responder.begin(200, (EVENT_STREAM,))
-        await self.responder.send(b"data: %b\n\n" % _encode({**said, **self.first}))
+        async with self._telling:
+            if not self.responder.begun:
+                await self.responder.begin(200, (EVENT_STREAM,))
+            await self.responder.send(b"data: %b\n\n" % _encode({**said, **self.first}))
 
     def _request(self, body: bytes) -> Any:
         here = self.here

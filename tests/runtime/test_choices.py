@@ -1,0 +1,71 @@
+"""Several answers in one: each event reaches the client whole, however slowly it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from runtime.choices import Several
+from runtime.http.client import HttpClient
+from runtime.http.messages import EVENT_STREAM, Request
+from runtime.http.openai.answers import DONE
+from runtime.http.openai.completion import read_completion
+from runtime.http.responder import Responder
+from runtime.kv_params import Coordinates
+from tests.runtime.http.world import LOCAL, serving
+
+EVENTS = 5
+
+
+class SlowClient:
+    """A responder whose client takes one thing at a time."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.heard: list[bytes] = []
+        self._sending = False
+
+    async def begin(self, status: int, headers: Any) -> None:
+        self.begun = True
+
+    async def send(self, data: bytes) -> None:
+        assert not self._sending, "the rest of an event is still to be sent"
+        self._sending = True
+        for _ in range(3):
+            await trio.sleep(0)
+        self._sending = False
+        self.heard.append(data)
+
+    async def end(self) -> None:
+        pass
+
+
+async def one_answer(request: Request, responder: Responder) -> None:
+    await responder.begin(200, (EVENT_STREAM,))
+    for number in range(EVENTS):
+        choice = {"index": 0, "text": str(number)}
+        await responder.send(b"data: %b\n\n" % msgspec.json.encode({"id": "a", "choices": [choice]}))
+        await trio.sleep(0)
+    await responder.send(DONE)
+    await responder.end()
+
+
+@pytest.mark.trio
+async def test_events_of_several_answers_are_not_sent_at_once() -> None:
+    body = msgspec.json.encode({"prompt": [5, 6], "n": 4, "stream": True})
+    asked = read_completion(body)
+    client, slow = HttpClient(), SlowClient()
+    async with serving(one_answer) as server:
+        here = Coordinates(LOCAL, server.port)
+        several = Several(client, here, "/v1/completions", (), slow)  # type: ignore[arg-type]
+        with trio.fail_after(10):
+            await several.answer(asked.fields, [[5, 6]], asked.asked)
+    client.close()
+    texts = ["", "", "", ""]
+    for event in slow.heard[:-1]:
+        (choice,) = msgspec.json.decode(event.removeprefix(b"data: "))["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == ["01234"] * 4
