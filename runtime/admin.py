@@ -26,7 +26,6 @@ ANSWER_S: Final = 2.0
 class Admin:
     def __init__(self, node: RouterNode) -> None:
         self.node: Final = node
-        self.drained: set[str] = set()
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         match request.method, request.path.split("/")[2:]:
@@ -42,7 +41,7 @@ class Admin:
     def change(self, name: str, up: bool) -> None:
         if name not in {info.engine for info in (*self.node.prefill, *self.node.decode)}:
             raise OpenAIError(404, f"there is no engine {name}")
-        (self.drained.discard if up else self.drained.add)(name)
+        (self.node.drained.discard if up else self.node.drained.add)(name)
         if name in self.node.places:
             self.node.put(self.node.port, EngineChanged(name, up))
 
@@ -62,4 +61,4 @@ class Admin:
         async with trio.open_nursery() as nursery:
             for name, place in self.node.places.items():
                 nursery.start_soon(ask, name, place)
-        return {"open": len(self.node.calls), "drained": sorted(self.drained), "engines": found}
+        return {"open": len(self.node.calls), "drained": sorted(self.node.drained), "engines": found}

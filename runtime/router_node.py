@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 import trio
 
@@ -67,7 +66,9 @@ class RouterNode(Node):
         """Engines that are up, by name."""
         self.calls: dict[int, Call] = {}
         self.legs: dict[tuple[str, RequestId], trio.CancelScope] = {}
-        """Those under way."""
+        """Those that may be taken back: under way, or about to be."""
+        self.drained: set[str] = set()
+        """Engines that get nothing new, whatever life they are in."""
         self.meter: Final = RouterMeter()
         self._number = secrets.randbits(NUMBERS)
         self.do.update(
@@ -105,14 +106,13 @@ class RouterNode(Node):
         """An engine is up, or gone."""
         match news:
             case EnginePlace(engine, http, _):
-                before = self.places.get(engine)
-                if before is not None:
-                    self.client.forget(before.http.host, before.http.port)
                 self.places[engine] = news
-                self.put(self.port, EngineChanged(engine, True))
+                self.put(self.port, EngineChanged(engine, engine not in self.drained))
                 log.info("%s is up at %s:%d", engine, http.host, http.port)
             case EngineGone(engine):
-                if self.places.pop(engine, None) is not None:
+                place = self.places.pop(engine, None)
+                if place is not None:
+                    self.client.forget(place.http.host, place.http.port)
                     self.put(self.port, EngineLost(engine))
                     log.warning("%s is gone", engine)
 
@@ -124,13 +124,12 @@ class RouterNode(Node):
             self.put(self.port, PrefillAnswered(effect.request_id, None, Code.UNREACHABLE))
             return
         leg = Leg(call, self.client, place.http, effect.request_id)
-        call.nursery.start_soon(self._prefill, call, leg, effect)
+        self._begin(call, "prefill", effect.request_id, self._prefill(call, leg, effect))
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
         body = call.prefill_body(prefill_json(effect.xid, self.method))
-        with self._open("prefill", effect.request_id):
-            params, _, code = await leg.prefill(body, self.method)
-            self.put(self.port, PrefillAnswered(effect.request_id, params, code))
+        params, _, code = await leg.prefill(body, self.method)
+        self.put(self.port, PrefillAnswered(effect.request_id, params, code))
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
         call, place = self.calls.get(effect.request), self.places.get(self.decode[effect.engine].engine)
@@ -140,7 +139,7 @@ class RouterNode(Node):
             return
         body = call.decode_body(self._params(effect.params, source.kv))
         leg = Leg(call, self.client, place.http, effect.request_id)
-        call.nursery.start_soon(self._decode, call, leg, effect.request_id, body)
+        self._begin(call, "decode", effect.request_id, self._decode(call, leg, effect.request_id, body))
 
     def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
         call, place = self.calls.get(effect.request), self.places.get(self.decode[effect.engine].engine)
@@ -148,18 +147,24 @@ class RouterNode(Node):
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
         leg = Leg(call, self.client, place.http, effect.request_id)
-        call.nursery.start_soon(self._decode, call, leg, effect.request_id, call.decode_body(None))
+        body = call.decode_body(None)
+        self._begin(call, "decode", effect.request_id, self._decode(call, leg, effect.request_id, body))
 
     async def _decode(self, call: Call, leg: Leg, request_id: RequestId, body: bytes) -> None:
-        with self._open("decode", request_id):
-            code = await leg.decode(body)
-            if code is not Code.NONE and call.responder.begun:
-                # What the client has heard cannot be said again.
-                log.warning("%s: the answer broke off: %s", request_id, code.name)
-                await break_off(call.responder, OpenAIError(502, "the answer broke off", code=code.name))
-                call.nursery.cancel_scope.cancel()
-                return
-            self.put(self.port, DecodeEnded(request_id, code))
+        if call.responder.begun:
+            await self._break_off(call, Code.IO)
+            return
+        code = await leg.decode(body)
+        if code is not Code.NONE and call.responder.begun:
+            await self._break_off(call, code)
+            return
+        self.put(self.port, DecodeEnded(request_id, code))
+
+    async def _break_off(self, call: Call, code: Code) -> None:
+        """What the client has heard, of this attempt or of the one before, cannot be said again."""
+        log.warning("an answer broke off: %s", code.name)
+        await break_off(call.responder, OpenAIError(502, "the answer broke off", code=code.name))
+        call.nursery.cancel_scope.cancel()
 
     def abort_leg(self, port: Port, effect: AbortLeg) -> None:
         scope = self.legs.get((effect.role, effect.request_id))
@@ -181,6 +186,9 @@ class RouterNode(Node):
             call.over.set()
 
     async def _fail(self, call: Call, effect: Reply) -> None:
+        if call.responder.begun:
+            await self._break_off(call, effect.code)
+            return
         error = call.refusal or OpenAIError(
             429 if effect.reason else STATUS.get(effect.code, 503),
             effect.reason or f"no answer: {effect.code.name.lower()}",
@@ -192,12 +200,17 @@ class RouterNode(Node):
     def _params(self, params: KvParams, at: Coordinates) -> dict[str, object]:
         return decode_json(params, at, self.method)
 
-    @contextmanager
-    def _open(self, role: str, request_id: RequestId) -> Iterator[None]:
-        """A leg, which may be taken back while it lasts."""
-        with trio.CancelScope() as scope:
-            self.legs[role, request_id] = scope
+    def _begin(self, call: Call, role: str, request_id: RequestId, leg: Coroutine[Any, Any, None]) -> None:
+        """A leg, which may be taken back from now on: perhaps before its task has had its first turn."""
+        scope = self.legs[role, request_id] = trio.CancelScope()
+
+        async def run() -> None:
             try:
-                yield
+                with scope:
+                    await trio.lowlevel.checkpoint_if_cancelled()
+                    await leg
             finally:
+                leg.close()
                 del self.legs[role, request_id]
+
+        call.nursery.start_soon(run)

@@ -1,0 +1,168 @@
+"""The live router and engines that come and go: what is taken back stays so, and what a client has heard is not begun
+anew."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from pdflow.protocol.ids import EngineInfo, Shards
+from pdflow.routing.router import Router
+from runtime.clock import now_ns
+from runtime.front import Front
+from runtime.http.client import HttpClient
+from runtime.http.messages import EVENT_STREAM, JSON, Request
+from runtime.http.responder import Responder
+from runtime.http.server import Server
+from runtime.kv_params import Coordinates
+from runtime.models import ByteTokens
+from runtime.places import EngineGone, EnginePlace
+from runtime.prompts import Prompts
+from runtime.router_node import RouterNode
+from tests.runtime.http.world import LOCAL, serving
+
+ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+ASK = msgspec.json.encode({"prompt": "x", "max_tokens": 4, "stream": True})
+
+
+class Town:
+    """A router in front of engines that begin answers, if at all, and end none."""
+
+    def __init__(self) -> None:
+        infos = {name: EngineInfo(name, Shards(1, 1, 16)) for name in ENGINES}
+        prefill, decode = ([infos[f"{role}-{number}"] for number in (0, 1)] for role in ("prefill", "decode"))
+        self.client = HttpClient()
+        router = Router(tuple(prefill), tuple(decode), "round-robin", "concurrent", 2)
+        self.node = RouterNode(router, prefill, decode, "nixl-push", self.client)
+        self.front = Front(self.node, Prompts("tiny", ByteTokens(), 512, 4096), True)
+        self.up = [router.prefill_choice.up, router.decode_choice.up]
+        self.asked: list[str] = []
+        """Engines that were, in order."""
+        self.places: dict[str, EnginePlace] = {}
+        self.servers: dict[str, Server] = {}
+        self.port = 0
+        """Where clients ask."""
+
+    def turn(self) -> None:
+        self.node.turn(now_ns())
+
+    async def ask(self) -> None:
+        """A client that waits for the end of its answer."""
+        async with self.client.request("POST", LOCAL, self.port, "/v1/completions", (JSON,), ASK) as response:
+            await response.read()
+
+
+@asynccontextmanager
+async def town(*speakers: str) -> AsyncIterator[Town]:
+    """`speakers` are engines that begin to answer. The router's node takes no turn but those that it is given."""
+    built = Town()
+
+    async def engine(name: str, nursery: trio.Nursery) -> None:
+        async def answer(request: Request, responder: Responder) -> None:
+            if request.method == "GET":
+                await responder.reply(200)
+                return
+            built.asked.append(name)
+            if name in speakers:
+                await responder.begin(200, (EVENT_STREAM,))
+                await responder.send(b"data: {}\n\n")
+            await trio.sleep_forever()
+
+        async with serving(answer) as server:
+            here = Coordinates(LOCAL, server.port)
+            built.servers[name], built.places[name] = server, EnginePlace(name, here, here)
+            built.node.hear(built.places[name])
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        for name in ENGINES:
+            nursery.start_soon(engine, name, nursery)
+        await trio.testing.wait_all_tasks_blocked()
+        built.turn()
+        async with serving(built.front) as server:
+            built.port = server.port
+            yield built
+        nursery.cancel_scope.cancel()
+    built.client.close()
+
+
+async def settled() -> None:
+    await trio.testing.wait_all_tasks_blocked(0.05)
+
+
+@pytest.mark.trio
+async def test_a_leg_that_is_taken_back_before_its_first_turn_is_never_asked_for() -> None:
+    """D dies as the request comes: P of that attempt would compute for nobody, and hold what it has for a lease."""
+    async with town() as built, trio.open_nursery() as nursery:
+        nursery.start_soon(built.ask)
+        await settled()
+        built.node.hear(EngineGone("decode-0"))
+        built.turn()
+        await settled()
+        assert sorted(built.asked) == ["decode-1", "prefill-1"]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("lost", [("prefill-0",), ("prefill-0", "prefill-1")])
+@pytest.mark.trio
+async def test_an_answer_that_a_client_has_heard_the_beginning_of_is_not_begun_anew(
+    lost: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """P dies, its own answer not there yet, when D speaks already; with or without another P to try."""
+    async with town("decode-0", "decode-1") as built:
+        ended = trio.Event()
+
+        async def ask() -> None:
+            stream = await trio.open_tcp_stream(LOCAL, built.port)
+            async with stream:
+                await stream.send_all(
+                    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(ASK)
+                )
+                await stream.send_all(ASK)
+                async for _ in stream:
+                    pass
+            ended.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await settled()
+            built.turn()
+            await settled()
+            assert sorted(built.asked) == ["decode-0", "prefill-0"]
+            for name in lost:
+                built.node.hear(EngineGone(name))
+            built.turn()
+            with trio.fail_after(5):
+                await ended.wait()
+        assert "decode-1" not in built.asked
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.trio
+async def test_a_drained_engine_stays_so_in_its_next_life() -> None:
+    async with town() as built:
+        built.front.admin.change("prefill-1", False)
+        built.node.hear(EngineGone("prefill-1"))
+        built.node.hear(built.places["prefill-1"])
+        built.turn()
+        assert built.up == [[True, False], [True, True]]
+        built.front.admin.change("prefill-1", True)
+        built.turn()
+        assert built.up == [[True, True], [True, True]]
+
+
+@pytest.mark.trio
+async def test_connections_to_an_engine_that_is_gone_are_not_kept() -> None:
+    async with town() as built:
+        at = built.places["decode-0"].http
+        async with built.client.request("GET", at.host, at.port, "/health") as response:
+            await response.read()
+        assert len(built.servers["decode-0"].connections) == 1
+        built.node.hear(EngineGone("decode-0"))
+        await settled()
+        assert not built.servers["decode-0"].connections
