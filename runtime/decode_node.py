@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 import trio
 
-from pdflow.engine.sequence import Admitted, Dropped, Finished, NeverFitsError, Phase
+from pdflow.engine.sequence import Admitted, Dropped, Finished, NeverFitsError
 from pdflow.engine.sequence import Sequence as Seq
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quarantine, ReadWord, Resolve
@@ -38,6 +38,8 @@ class DecodeLeg:
         """When its last stage ended."""
         self.granted = False
         """The protocol has been told of its blocks."""
+        self.loaded = False
+        """Its KV is here: the protocol is done with it."""
         self.alone: Final = alone
         """Its prompt is computed here; the protocol knows nothing of it."""
         self.tell, self.said = trio.open_memory_channel[Said](math.inf)
@@ -55,6 +57,7 @@ class DecodeNode(EngineNode):
         transport: MakeTransport,
     ) -> None:
         super().__init__(place, scheduler, ranks, transport)
+        self._cells = scheduler.cells
         self.legs: dict[RequestId, DecodeLeg] = {}
         self.by_seq: dict[int, DecodeLeg] = {}
         self.do.update(
@@ -87,7 +90,7 @@ class DecodeNode(EngineNode):
         return leg
 
     def _leg(self, request_id: RequestId, tokens: list[int], sampling: Sampling, alone: bool) -> DecodeLeg:
-        if request_id in self.legs:
+        if request_id in self.legs or request_id in self._cells:
             raise KeyError(f"request {request_id} is here already; every attempt needs an id of its own")
         seq = Seq(
             0,
@@ -103,13 +106,13 @@ class DecodeNode(EngineNode):
 
     def abort(self, leg: DecodeLeg) -> None:
         """Whoever asked has gone: before it is loaded that is the protocol's business, after it the engine's."""
+        self.settle()
         if self.legs.get(leg.request_id) is not leg:
             return
-        seq = leg.job.seq
-        if not leg.alone and seq.phase in (Phase.NEW, Phase.WAITING, Phase.LOADING) and not seq.generated:
+        if not leg.alone and not leg.loaded:
             self.put(self.scheduler, DecodeAborted(leg.request_id, Code.CANCELLED))
             return
-        self.engine.drop(seq)
+        self.engine.drop(leg.job.seq)
         self._end(leg, Code.CANCELLED)
 
     def _end(self, leg: DecodeLeg, code: Code) -> None:
@@ -172,6 +175,7 @@ class DecodeNode(EngineNode):
     def commit(self, port: Port, effect: Commit) -> None:
         leg = self.legs[effect.request_id]
         self.passed(leg, "transfer")
+        leg.loaded = True
         self.engine.loaded(leg.job.seq)
 
     def resolve(self, port: Port, effect: Resolve) -> None:

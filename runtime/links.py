@@ -190,6 +190,8 @@ class Links:
         except (OSError, trio.TooSlowError, TransportError, ValueError) as error:
             log.warning("%s: the memory of %s is not to be reached: %s", rank.address, hello.address, told(error))
             ok = False
+        if self.incarnation_of(rank.address, hello.address) != hello.incarnation:
+            ok = False  # its stream has ended meanwhile, and nothing would tell of that any more
         self.node.put(link.port, HandshakeEnded(hello.address, ok, hello.incarnation if ok else 0))
 
     async def _serve(self, link: Link) -> None:

@@ -10,10 +10,12 @@ import trio
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
 from pdflow.engine.sequence import Phase
+from pdflow.protocol.events import Received
 from pdflow.protocol.ids import KvParams
-from pdflow.protocol.messages import Code
+from pdflow.protocol.messages import Code, Done
 from runtime.build import SERVED
 from runtime.clock import now_ns
+from runtime.decode_node import DecodeLeg
 from runtime.engines.job import Sampling
 from runtime.models import TorchModel
 from runtime.transports.named import transport_named
@@ -135,3 +137,46 @@ async def test_a_prefill_rank_of_mooncake_writes_with_so_many_workers(model: Tor
         rank.transport.write = watched  # type: ignore[method-assign]
         await same_tokens(home)
         assert most == rank.lanes == 1
+
+
+@pytest.mark.trio
+async def test_who_hangs_up_as_the_last_bytes_come_is_not_decoded_for(model: TorchModel) -> None:
+    """DONE waits in the queue, and the hang-up behind it: the protocol is done with the request by then."""
+    async with house(cluster(), model) as home:
+        (rank,) = home.d.ranks.values()
+        put = rank._put
+        leg: DecodeLeg
+
+        def watched(event: Any) -> None:
+            put(event)
+            if type(event) is Received and type(event.message) is Done:
+                home.d.abort(leg)
+
+        rank._put = watched
+        sampling = Sampling(max_tokens=4000, ignore_eos=True)
+        sent = home.send("r", prompt(100), sampling)
+        assert isinstance(sent, DecodeLeg)
+        leg = sent
+        assert await said(leg) == ([], Code.CANCELLED)
+        await home.quiet()
+        assert not home.d.known()
+        assert not home.d.notes
+
+
+@pytest.mark.trio
+async def test_a_request_whose_blocks_are_in_quarantine_is_here_still(model: TorchModel) -> None:
+    """Its name is taken, which whoever asks again is told; the engine lives on."""
+    async with house(cluster(), model) as home:
+        params = KvParams(home.p.place.info, "x-r", "r", 0)
+        leg = home.d.begin("r", params, prompt(100), Sampling())
+        with trio.fail_after(10):
+            while not leg.granted or not home.d.links.links:
+                await trio.sleep(0.001)
+        home.d.abort(leg)
+        home.d.settle()
+        assert leg.said.receive_nowait() is Code.CANCELLED
+        assert home.d.pool.quarantined
+        with pytest.raises(KeyError, match="is here already"):
+            home.d.begin("r", params, prompt(100), Sampling())
+        await home.quiet()
+        assert (await home.ask("r", prompt(20), Sampling(max_tokens=4, ignore_eos=True))).code is Code.NONE

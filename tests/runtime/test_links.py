@@ -215,3 +215,24 @@ async def test_who_takes_no_frames_is_lost_and_nobody_waits() -> None:
                 if not _ % 1000:
                     await trio.sleep(0)
             assert await p.heard.get(PeerLost) == [PeerLost("silent.r0")]
+
+
+@pytest.mark.trio
+async def test_a_stream_that_ends_while_memories_meet_is_no_handshake() -> None:
+    """Its end has been told by then: an endpoint that heard of success afterwards would talk to nobody for ever."""
+    async with sides("d", "p") as (d, p):
+        meeting, go_on = trio.Event(), trio.Event()
+        meet = d.memory.meet
+
+        async def slowly(peer: str, about: bytes) -> None:
+            meeting.set()
+            await go_on.wait()
+            await meet(peer, about)
+
+        d.memory.meet = slowly  # type: ignore[method-assign]
+        d.links.handshake(d.port, Handshake(p.address))
+        await meeting.wait()
+        p.links.fence(p.port, Fence(d.address))
+        await d.heard.get(PeerLost)
+        go_on.set()
+        assert await d.heard.get(HandshakeEnded) == [HandshakeEnded(p.address, False, 0)]
