@@ -155,7 +155,7 @@ class EngineApi:
             leg = node.begin_alone(request_id, tokens, sampling)
         else:
             params, at = read_decode(self.method, asked.kv_transfer_params)
-            node.links.book[params.prefill.engine] = (at.host, at.port)
+            await node.links.learn(params.prefill.engine, at.host, at.port)
             leg = node.begin(request_id, params, tokens, sampling)
         tell = self._stream if asked.asked.stream else self._whole
         try:

@@ -76,6 +76,10 @@ class Links:
         self.ranks: Final = ranks
         self.book: dict[EngineId, tuple[str, int]] = {}
         """Where engines hear, as far as requests have said."""
+        self._unreached: dict[EngineId, set[tuple[Port, Address]]] = {}
+        """Ranks of ours, and peers that were not to be reached where the engine was said to hear."""
+        self._again: dict[EngineId, trio.Event] = {}
+        """Set when those have been tried where it hears now."""
         self.links: dict[tuple[Address, Address], Link] = {}
         """By our rank and the peer's."""
         self._nursery: trio.Nursery
@@ -92,6 +96,28 @@ class Links:
             self._nursery = nursery
             task_status.started()
             await trio.serve_listeners(self._accepted, [listener], handler_nursery=nursery)
+
+    async def learn(self, engine: EngineId, host: str, tcp_port: int) -> None:
+        """A request says where an engine hears.
+
+        If that is somewhere else than before, it has started anew. Endpoints that have failed to reach it would not try
+        for up to a minute, and fail this request at once: so they are told first what comes of trying there.
+        """
+        if self.book.get(engine) != (host, tcp_port):
+            self.book[engine] = (host, tcp_port)
+            if (pairs := self._unreached.pop(engine, None)) is not None:
+                self._again[engine] = tried = trio.Event()
+                self._nursery.start_soon(self._try_again, engine, pairs, tried)
+        if (trying := self._again.get(engine)) is not None:
+            await trying.wait()
+
+    async def _try_again(self, engine: EngineId, pairs: set[tuple[Port, Address]], tried: trio.Event) -> None:
+        async with trio.open_nursery() as nursery:
+            for port, peer in pairs:
+                nursery.start_soon(self._open, port, peer, *self.book[engine])
+        if self._again.get(engine) is tried:
+            del self._again[engine]
+        tried.set()
 
     # Effects. None waits.
 
@@ -137,6 +163,7 @@ class Links:
             adopted = True
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
             log.warning("%s: no stream to %s at %s:%d: %s", port.address, peer, host, tcp_port, told(error))
+            self._unreached.setdefault(engine_of(peer), set()).add((port, peer))
             self.node.put(port, HandshakeEnded(peer, False, 0))
             return
         finally:

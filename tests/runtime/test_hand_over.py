@@ -180,3 +180,18 @@ async def test_a_request_whose_blocks_are_in_quarantine_is_here_still(model: Tor
             home.d.begin("r", params, prompt(100), Sampling())
         await home.quiet()
         assert (await home.ask("r", prompt(20), Sampling(max_tokens=4, ignore_eos=True))).code is Code.NONE
+
+
+@pytest.mark.parametrize("method", ["nixl-push", "nixl-pull"])
+@pytest.mark.trio
+async def test_a_prefill_engine_that_has_started_anew_elsewhere_is_served_from_at_once(
+    method: str, model: TorchModel
+) -> None:
+    """Though D has tried where it was before, and would not try again for a while."""
+    async with house(cluster(f"transfer.method={method}"), model) as home:
+        sampling = Sampling(max_tokens=4, ignore_eos=True)
+        (at,) = home.d.links.book.values()
+        home.d.links.book["prefill-0"] = ("127.0.0.1", 1)
+        assert await home.ask("r", prompt(20), sampling) == ([], Code.UNREACHABLE)
+        await home.d.links.learn("prefill-0", *at)
+        assert (await home.ask("s", prompt(20), sampling)).code is Code.NONE

@@ -236,3 +236,18 @@ async def test_a_stream_that_ends_while_memories_meet_is_no_handshake() -> None:
         await d.heard.get(PeerLost)
         go_on.set()
         assert await d.heard.get(HandshakeEnded) == [HandshakeEnded(p.address, False, 0)]
+
+
+@pytest.mark.trio
+async def test_an_engine_that_hears_elsewhere_now_is_tried_there_before_its_next_request() -> None:
+    async with sides("d", "p") as (d, p):
+        d.links.book["p"] = ("127.0.0.1", 1)
+        d.links.handshake(d.port, Handshake(p.address))
+        assert await d.heard.get(HandshakeEnded) == [HandshakeEnded(p.address, False, 0)]
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(d.links.learn, "p", "127.0.0.1", p.tcp)
+        assert (await d.heard.get(HandshakeEnded, 2))[1:] == [HandshakeEnded(p.address, True, p.port.incarnation)]
+        await d.links.learn("p", "127.0.0.1", p.tcp)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert len(d.heard.events) == 2
