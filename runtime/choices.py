@@ -48,9 +48,10 @@ class Several:
 
     async def answer(self, fields: Fields, prompts: Seq[list[int]], asked: Asked) -> None:
         """OpenAIError, where nothing has been told yet, if any of them fails."""
+        count = len(prompts) * asked.n
+        if count > MOST:
+            raise OpenAIError(400, f"n: {count} answers are asked for, at most {MOST} are given", param="n")
         bodies = [self._body(fields, prompt, asked, number) for prompt in prompts for number in range(asked.n)]
-        if len(bodies) > MOST:
-            raise OpenAIError(400, f"n: {len(bodies)} answers are asked for, at most {MOST} are given", param="n")
         try:
             if asked.stream:
                 await self._stream(bodies, asked)

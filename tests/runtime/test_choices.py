@@ -10,6 +10,7 @@ import trio
 
 from runtime.choices import Several
 from runtime.http.client import HttpClient
+from runtime.http.errors import OpenAIError
 from runtime.http.messages import EVENT_STREAM, Request
 from runtime.http.openai.answers import DONE
 from runtime.http.openai.completion import read_completion
@@ -69,3 +70,13 @@ async def test_events_of_several_answers_are_not_sent_at_once() -> None:
         (choice,) = msgspec.json.decode(event.removeprefix(b"data: "))["choices"]
         texts[choice["index"]] += choice["text"]
     assert texts == ["01234"] * 4
+
+
+@pytest.mark.trio
+async def test_too_many_answers_are_refused_before_any_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,024 prompts and 128 answers to each may be asked for: nobody else would be served while these are written."""
+    asked = read_completion(msgspec.json.encode({"prompt": [[5]] * 200, "n": 2}))
+    monkeypatch.setattr(Several, "_body", lambda *_: pytest.fail("a request is being written"))
+    several = Several(HttpClient(), Coordinates(LOCAL, 1), "/v1/completions", (), SlowClient())  # type: ignore[arg-type]
+    with pytest.raises(OpenAIError, match="400 answers are asked for, at most 256"):
+        await several.answer(asked.fields, [[5]] * 200, asked.asked)
