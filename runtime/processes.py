@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -52,6 +54,7 @@ async def hear_stdin(scope: trio.CancelScope, heard: Callable[[bytes], None]) ->
 def run_until_told(run: Callable[[], Awaitable[None]]) -> int:
     """trio.run, and the exit code; what went wrong goes to stderr in the words that it has for people."""
     code = EXIT_DONE
+    allow_many_files()
     try:
         trio.run(run)
     except* (PdflowError, TransportError, OSError) as errors:
@@ -62,6 +65,14 @@ def run_until_told(run: Callable[[], Awaitable[None]]) -> int:
     except* KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     return code
+
+
+def allow_many_files() -> None:
+    """A stream takes three at the router, and many systems allow a process 1,024 unless it asks for what it may have.
+    Processes that are started from here have as many."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

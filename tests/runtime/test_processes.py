@@ -1,0 +1,21 @@
+"""What every part's process is given, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LIMITED = """
+import resource
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+from runtime.processes import run_until_told
+async def run():
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+assert most > 64
+raise SystemExit(run_until_told(run))
+"""
+
+
+def test_a_part_may_open_as_many_files_as_the_system_lets_it() -> None:
+    subprocess.run([sys.executable, "-c", LIMITED], check=True)
