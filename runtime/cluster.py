@@ -4,8 +4,8 @@ An engine whose process ends is lost to the router at once, and started again: a
 incarnation of its own. One that ends again and again is given more time between its lives. If the router's process
 ends, so does the cluster.
 
-To stop, the router is drained first, then the engines: nobody is asked for a prompt any more by then, and what they
-still hold for each other has an end.
+To stop, the router is drained first, then the decode engines: nobody is asked for a prompt any more by then, and what
+they still hold has an end. Then the prefill engines end, whatever they hold.
 """
 
 from __future__ import annotations
@@ -91,11 +91,24 @@ class Cluster:
             await self.router.process.wait()
             if not self.stopping:
                 raise StartError(f"the router's process has ended with {self.router.process.returncode}")
-            for name in self.engines:
-                end(self.processes[name])
-            for name in self.engines:
-                await self.processes[name].wait()
+            await self._end_engines()
             nursery.cancel_scope.cancel()
+
+    async def _end_engines(self) -> None:
+        """Nobody asks any more. Decode engines first: what they hold may wait for a prefill engine's word. What prefill
+        engines hold then is wanted by nobody, and no lease of it is waited for."""
+        decode, prefill = (
+            [self.processes[name] for name in engines_of(self.scenario, r)] for r in ("decode", "prefill")
+        )
+        for process in decode:
+            end(process)
+        for process in decode:
+            await process.wait()
+        for process in prefill:
+            assert process.stdin is not None
+            await process.stdin.aclose()
+        for process in prefill:
+            await process.wait()
 
     async def _start_all(self) -> dict[str, Part]:
         parts: dict[str, Part] = {}

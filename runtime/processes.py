@@ -47,7 +47,7 @@ async def hear_stdin(scope: trio.CancelScope, heard: Callable[[bytes], None]) ->
             *lines, rest = (rest + bytes(data)).split(b"\n")
             for line in lines:
                 heard(line)
-    log.warning("whoever started this is gone: stopping")
+    log.info("whoever started this has let go of it: stopping")
     scope.cancel()
 
 

@@ -214,3 +214,22 @@ async def test_a_stop_in_the_middle_of_streams_loses_none(tmp_path: Path) -> Non
     # The code that is checked is the code that serves: told again to it, each event is answered as it was live.
     followed = follow(load(QUICKSTART, overrides=small), tmp_path / "run/events.jsonl")
     assert followed.events > 100 * 15
+
+
+@pytest.mark.trio
+async def test_a_stop_waits_for_no_lease_of_kv_that_nobody_is_left_to_fetch(tmp_path: Path) -> None:
+    with served(tmp_path, QUICKSTART, "pool.prefill.replicas=1", "pool.decode.replicas=1") as cluster:
+        heard = re.search(r"who=prefill-0 .*takes requests at [\d.]+:(\d+)", cluster.log.read_text())
+        assert heard
+        params = {"do_remote_decode": True, "pdflow": {"xid": "x"}}
+        body = msgspec.json.encode({"prompt": prompt(50), "max_tokens": 1, "kv_transfer_params": params})
+        engine = Served(cluster.process, f"http://127.0.0.1:{heard[1]}", cluster.log)
+        status, answer = await engine.exchange("POST", "/v1/completions", body)
+        assert status == 200, answer
+        assert (await blocks_in_use(cluster))["prefill-0"]
+        cluster.process.send_signal(signal.SIGTERM)
+        with trio.fail_after(20):  # a lease is 30 s
+            while cluster.process.poll() is None:
+                await trio.sleep(0.05)
+        assert cluster.process.returncode == 0, cluster.log.read_text()
+        assert "level=error" not in cluster.log.read_text()
