@@ -37,8 +37,8 @@ CHECKED: Final = SIMULATED | _words("gc textwrap")
 LIVE: Final = PURE | _words(
     """
     runtime trio httptools argparse base64 ctypes errno fcntl gc hmac http importlib logging mmap os outcome platform
-    prometheus_client resource secrets select shlex shutil signal socket ssl stat subprocess sys tempfile textwrap threading urllib uuid
-    weakref
+    prometheus_client resource secrets select shlex shutil signal socket ssl stat subprocess sys tempfile textwrap
+    threading urllib uuid weakref
     """
 )
 """What the live world may import: it touches the world, but by trio, and reads the clock in one place."""

@@ -41,7 +41,16 @@ TABLES: Final[Mapping[str, Any]] = {
 }
 REQUIRED_TABLES: Final = ("workload", "model", "pool")
 
-WEIGHT_DTYPES: Final = {"fp64": 8.0, "fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625, "int4": 0.52}
+WEIGHT_DTYPES: Final = {
+    "fp64": 8.0,
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "fp4": 0.5625,
+    "int4": 0.52,
+}
 """With scales: NVFP4 has one of 8 bits for every 16 weights, GPTQ and AWQ one of 16 bits and a zero for every 128."""
 KV_DTYPES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 DTYPES: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = {

@@ -2,7 +2,8 @@
 
 It decides names, types, bounds and defaults. What the parts mean together (does the model fit, do the TP sizes divide)
 is `validate.py`; reading files is `load.py`. [workload], [transfer], [network], [router], [serve] and the faults have
-files of their own. Units stand at the end of names: `_s`, `_ms`, `_bytes`, `_bytes_per_s`. Engine keys have vLLM's names.
+files of their own. Units stand at the end of names: `_s`, `_ms`, `_bytes`, `_bytes_per_s`. Engine keys have vLLM's
+names.
 
 A table that names a `preset` (model, gpu, network) starts from its values and overrides some; what is here is the
 result, so that a reader of a Scenario never looks anything up.

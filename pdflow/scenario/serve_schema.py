@@ -21,7 +21,10 @@ PORT = Bound(at_least=0, at_most=65_535)
 class Serve:
     """[serve]: a live cluster's places and means."""
 
-    host: str = field(default="127.0.0.1", metadata=about("the address that the router listens on; engines keep to this host", NOT_EMPTY))
+    host: str = field(
+        default="127.0.0.1",
+        metadata=about("the address that the router listens on; engines keep to this host", NOT_EMPTY),
+    )
     port: int = field(default=8000, metadata=about("the router's port; 0 for any that is free", PORT))
     transport: TransportName = field(
         default="shm", metadata=about("what moves KV: memory that the engines of one host share, TCP, or NIXL (UCX)")
