@@ -50,6 +50,10 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
         wrong("router", "hedging and disaggregate_above_tokens = auto are simulated only, so far")
     if router.heartbeat_s is not None:
         wrong("router.heartbeat_s", "is simulated only, so far; serve sees processes start and end")
+    if router.first_token == "prefill":
+        wrong("router.first_token", "P's token is simulated only, so far; serve has decode")
+    if scenario.faults or scenario.scales:
+        wrong("", "[[fault]] and [[scale]] are simulated only, so far")
     for index, pool in enumerate(scenario.pools):
         if pool.role == "aggregated":
             wrong(f"pool.{index}.role", "aggregated engines are simulated only, so far")
