@@ -6,6 +6,7 @@ The first leg that has a piece of the answer is what the client hears; its bytes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -77,24 +78,33 @@ class Call:
 
 
 class Leg:
-    """One leg of a call, at one engine."""
+    """One leg of a call, at one engine. `patience_s`: for P's answer, or the beginning of D's. Engines keep a request's
+    deadline themselves, unless they stand still."""
 
-    def __init__(self, call: Call, client: HttpClient, at: Coordinates, request_id: RequestId) -> None:
+    def __init__(
+        self, call: Call, client: HttpClient, at: Coordinates, request_id: RequestId, patience_s: float
+    ) -> None:
         self.call: Final = call
         self.client: Final = client
         self.at: Final = at
+        self.patience_s: Final = patience_s
         self.headers: Final = (JSON, (b"x-request-id", request_id.encode()), *call.headers)
 
     async def prefill(self, body: bytes, method: str) -> tuple[KvParams | None, Coordinates | None, Code]:
         """What P answers: where its KV is, or why there is none."""
         at = self.at
+        asked = self.client.request("POST", at.host, at.port, "/v1/completions", self.headers, body)
+        answer = None
         try:
-            async with self.client.request("POST", at.host, at.port, "/v1/completions", self.headers, body) as response:
-                answer = await response.read()
-                if response.status != 200:
-                    return None, None, self._refused(response.status, answer)
+            with trio.move_on_after(self.patience_s):
+                async with asked as response:
+                    answer = await response.read()
+                    if response.status != 200:
+                        return None, None, self._refused(response.status, answer)
         except UpstreamError:
             return None, None, Code.UNREACHABLE
+        if answer is None:
+            return None, None, Code.DEADLINE
         try:
             params, kv = read_decode(method, msgspec.json.decode(answer, type=Answered).kv_transfer_params)
         except (msgspec.DecodeError, ParamsError):
@@ -104,14 +114,17 @@ class Leg:
     async def decode(self, body: bytes) -> Code:
         """Pass D's answer on to the client. NONE if all of it has been; else why not."""
         at, call = self.at, self.call
+        asked = self.client.request("POST", at.host, at.port, call.path, self.headers, body)
         try:
-            async with self.client.request("POST", at.host, at.port, call.path, self.headers, body) as response:
-                if response.status != 200:
-                    return self._refused(response.status, await response.read())
-                await relay(response, call.responder, call.answered, call.piece)
+            with trio.move_on_after(self.patience_s) as patience:
+                async with asked as response:
+                    patience.deadline = math.inf
+                    if response.status != 200:
+                        return self._refused(response.status, await response.read())
+                    await relay(response, call.responder, call.answered, call.piece)
         except UpstreamError:
             return Code.UNREACHABLE
-        return Code.NONE
+        return Code.DEADLINE if patience.cancelled_caught else Code.NONE
 
     def _refused(self, status: int, answer: bytes) -> Code:
         """An engine's error: where the request is at fault, the client is told in the engine's words."""

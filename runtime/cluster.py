@@ -206,6 +206,8 @@ async def serve(scenario: Scenario, file: str, overrides: tuple[str, ...], event
     """A cluster, from the first process to the last. Its URL is the first line on stdout."""
     refuse_what_is_not_served(scenario)
     prepare(scenario)
+    if is_synthetic(scenario):
+        log.info("engines are synthetic: no model is computed, a step takes what the scenario says that it costs")
     cluster = Cluster(scenario, file, overrides, events)
 
     def up(url: str) -> None:

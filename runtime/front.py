@@ -46,6 +46,8 @@ from runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
 
+LATER_S: Final = 5.0
+"""What an engine may be late by that keeps a request's deadline itself."""
 FORWARDED: Final = (b"traceparent", b"tracestate", SESSION)
 """Headers of a client that go with every leg."""
 
@@ -125,7 +127,8 @@ async def front(scenario: Scenario, child: bool, events: Path | None) -> None:
     prefill, decode = ([builder.info_of(name) for name in engines_of(scenario, role)] for role in ("prefill", "decode"))
     client = HttpClient()
     router = router_of(builder)
-    node = RouterNode(router, prefill, decode, scenario.transfer.method, client)
+    patience_s = scenario.transfer.deadline_s + LATER_S
+    node = RouterNode(router, prefill, decode, scenario.transfer.method, client, patience_s)
     app = Front(node, open_prompts(scenario), is_loopback(says.host))
     listener = listen(says.host, says.port)
     try:

@@ -86,10 +86,14 @@ def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
     if extras is None or extras.block_size is None:
         raise ParamsError("pdflow", "is missing", "the object that pdflow's router sends, with block_size")
     if isinstance(said, MooncakeV1Decode):
-        where = urlsplit(said.remote_bootstrap_addr)
+        try:
+            where = urlsplit(said.remote_bootstrap_addr)
+            at = Coordinates(where.hostname or "", where.port or 0)
+        except ValueError:
+            raise ParamsError("remote_bootstrap_addr", "has no port", "http://HOST:PORT") from None
         shards = Shards(extras.tp or 1, extras.pp or 1, extras.block_size)
         known = KvParams(EngineInfo(said.remote_engine_id, shards), extras.xid, "", 0)
-        return known, Coordinates(where.hostname or "", where.port or 0)
+        return known, at
     assert isinstance(said, NixlPullDecode | NixlPushDecode)
     info = EngineInfo(said.remote_engine_id, Shards(said.tp_size, said.pp_size, extras.block_size))
     params = KvParams(

@@ -7,6 +7,7 @@ client has heard the beginning is not begun anew: its failure is the request's.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Coroutine
 from typing import Any, Final
@@ -53,7 +54,13 @@ class RouterNode(Node):
     """Args: the engines of each role, as the endpoint counts them; method is the scenario's."""
 
     def __init__(
-        self, router: Router, prefill: list[EngineInfo], decode: list[EngineInfo], method: str, client: HttpClient
+        self,
+        router: Router,
+        prefill: list[EngineInfo],
+        decode: list[EngineInfo],
+        method: str,
+        client: HttpClient,
+        patience_s: float = math.inf,
     ) -> None:
         super().__init__("router")
         self.router: Final = router
@@ -62,6 +69,7 @@ class RouterNode(Node):
         self.decode: Final = decode
         self.method: Final = method
         self.client: Final = client
+        self.patience_s: Final = patience_s
         self.places: dict[str, EnginePlace] = {}
         """Engines that are up, by name."""
         self.calls: dict[int, Call] = {}
@@ -123,7 +131,7 @@ class RouterNode(Node):
         if call is None or place is None:
             self.put(self.port, PrefillAnswered(effect.request_id, None, Code.UNREACHABLE))
             return
-        leg = Leg(call, self.client, place.http, effect.request_id)
+        leg = Leg(call, self.client, place.http, effect.request_id, self.patience_s)
         self._begin(call, "prefill", effect.request_id, self._prefill(call, leg, effect))
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
@@ -138,7 +146,7 @@ class RouterNode(Node):
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
         body = call.decode_body(self._params(effect.params, source.kv))
-        leg = Leg(call, self.client, place.http, effect.request_id)
+        leg = Leg(call, self.client, place.http, effect.request_id, self.patience_s)
         self._begin(call, "decode", effect.request_id, self._decode(call, leg, effect.request_id, body))
 
     def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
@@ -146,7 +154,7 @@ class RouterNode(Node):
         if call is None or place is None:
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
-        leg = Leg(call, self.client, place.http, effect.request_id)
+        leg = Leg(call, self.client, place.http, effect.request_id, self.patience_s)
         body = call.decode_body(None)
         self._begin(call, "decode", effect.request_id, self._decode(call, leg, effect.request_id, body))
 

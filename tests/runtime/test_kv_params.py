@@ -37,3 +37,9 @@ def test_what_is_wrong_is_one_error(method: str, leg: str, said: object) -> None
 
 def via_json(said: object) -> object:
     return msgspec.json.decode(msgspec.json.encode(said))
+
+
+def test_a_bootstrap_address_without_a_port_is_one_error() -> None:
+    said = decode_json(ASKED, AT, "mooncake-v1") | {"remote_bootstrap_addr": "http://127.0.0.1:none"}
+    with pytest.raises(ParamsError):
+        read_decode("mooncake-v1", said)

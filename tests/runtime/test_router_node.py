@@ -3,6 +3,7 @@ anew."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -33,12 +34,12 @@ ASK = msgspec.json.encode({"prompt": "x", "max_tokens": 4, "stream": True})
 class Town:
     """A router in front of engines that begin answers, if at all, and end none."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float) -> None:
         infos = {name: EngineInfo(name, Shards(1, 1, 16)) for name in ENGINES}
         prefill, decode = ([infos[f"{role}-{number}"] for number in (0, 1)] for role in ("prefill", "decode"))
         self.client = HttpClient()
         router = Router(tuple(prefill), tuple(decode), "round-robin", "concurrent", 2)
-        self.node = RouterNode(router, prefill, decode, "nixl-push", self.client)
+        self.node = RouterNode(router, prefill, decode, "nixl-push", self.client, patience_s)
         self.front = Front(self.node, Prompts("tiny", ByteTokens(), 512, 4096), True)
         self.up = [router.prefill_choice.up, router.decode_choice.up]
         self.asked: list[str] = []
@@ -58,9 +59,9 @@ class Town:
 
 
 @asynccontextmanager
-async def town(*speakers: str) -> AsyncIterator[Town]:
+async def town(*speakers: str, patience_s: float = math.inf) -> AsyncIterator[Town]:
     """`speakers` are engines that begin to answer. The router's node takes no turn but those that it is given."""
-    built = Town()
+    built = Town(patience_s)
 
     async def engine(name: str, nursery: trio.Nursery) -> None:
         async def answer(request: Request, responder: Responder) -> None:
@@ -166,3 +167,19 @@ async def test_connections_to_an_engine_that_is_gone_are_not_kept() -> None:
         built.node.hear(EngineGone("decode-0"))
         await settled()
         assert not built.servers["decode-0"].connections
+
+
+@pytest.mark.trio
+async def test_engines_that_stand_still_are_waited_for_as_long_as_a_request_may_last() -> None:
+    """A stopped process keeps its connections, and would never answer: the next attempt goes elsewhere."""
+    async with town(patience_s=0.2) as built, trio.open_nursery() as nursery:
+        nursery.start_soon(built.ask)
+        await settled()
+        built.turn()
+        await settled()
+        assert sorted(built.asked) == ["decode-0", "prefill-0"]
+        await trio.sleep(0.4)
+        built.turn()
+        await settled()
+        assert sorted(built.asked[2:]) == ["decode-1", "prefill-1"]
+        nursery.cancel_scope.cancel()
