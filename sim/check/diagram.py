@@ -45,6 +45,7 @@ from pdflow.routing.router import (
     DispatchDecode,
     DispatchPrefill,
     EngineLeft,
+    EngineSilent,
     Reply,
     ReportPrefill,
 )
@@ -411,6 +412,7 @@ _EFFECTS: dict[type, Callable[[Address, Any], Said]] = {
     DispatchDecode: lambda node, effect: (Style.TOLD, node, f"dispatch decode {effect.request_id}", "D"),
     DispatchAlone: lambda node, effect: (Style.TOLD, node, f"decode {effect.request_id} without a prefill leg", "D"),
     EngineLeft: lambda node, effect: (Style.NOTE, node, f"nothing is left at {effect.engine}"),
+    EngineSilent: lambda node, effect: (Style.NOTE, node, f"{effect.engine} has fallen silent"),
     AbortLeg: lambda node, effect: (
         Style.TOLD,
         node,
