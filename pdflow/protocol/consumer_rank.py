@@ -281,9 +281,9 @@ class ConsumerRank(ConsumerReads):
         if before is not None:
             # What waited here was meant for the life that is over.
             effects = (Tell(self.scheduler, PeerRestarted(engine_of(peer), before)),)
-            waiting, doomed = (), waiting
-            for op in doomed:
+            for op in waiting:
                 effects += self._read_failed(op, Code.PEER_RESTARTED)
+            waiting = ()
             pending = tuple(m for m in pending if type(m) is not Register)
         if peer in self.fencing:
             self._keep_waiting(peer, pending, waiting)
