@@ -90,7 +90,7 @@ class Leg:
         self.patience_s: Final = patience_s
         self.headers: Final = (JSON, (b"x-request-id", request_id.encode()), *call.headers)
 
-    async def prefill(self, body: bytes, method: str) -> tuple[KvParams | None, Coordinates | None, Code]:
+    async def prefill(self, body: bytes, method: str) -> tuple[KvParams | None, Code]:
         """What P answers: where its KV is, or why there is none."""
         at = self.at
         asked = self.client.request("POST", at.host, at.port, "/v1/completions", self.headers, body)
@@ -100,16 +100,16 @@ class Leg:
                 async with asked as response:
                     answer = await response.read()
                     if response.status != 200:
-                        return None, None, self._refused(response.status, answer)
+                        return None, self._refused(response.status, answer)
         except UpstreamError:
-            return None, None, Code.UNREACHABLE
+            return None, Code.UNREACHABLE
         if answer is None:
-            return None, None, Code.DEADLINE
+            return None, Code.DEADLINE
         try:
-            params, kv = read_decode(method, msgspec.json.decode(answer, type=Answered).kv_transfer_params)
+            params, _ = read_decode(method, msgspec.json.decode(answer, type=Answered).kv_transfer_params)
         except (msgspec.DecodeError, ParamsError):
-            return None, None, Code.IO
-        return params, kv, Code.NONE
+            return None, Code.IO
+        return params, Code.NONE
 
     async def decode(self, body: bytes) -> Code:
         """Pass D's answer on to the client. NONE if all of it has been; else why not."""
@@ -128,25 +128,14 @@ class Leg:
 
     def _refused(self, status: int, answer: bytes) -> Code:
         """An engine's error: where the request is at fault, the client is told in the engine's words."""
-        try:
-            error = msgspec.json.decode(answer, type=Refusal).error
-        except msgspec.DecodeError:
+        error = OpenAIError.heard(status, answer)
+        if error is None:
             return Code.IO
         if status < 500:
-            self.call.refusal = OpenAIError(status, error.message, param=error.param, code=error.code)
+            self.call.refusal = error
             return Code.REJECTED
         return Code.__members__.get(str(error.code), Code.IO)
 
 
 class Answered(msgspec.Struct, frozen=True):
     kv_transfer_params: Any = None
-
-
-class RefusalDetail(msgspec.Struct, frozen=True):
-    message: str
-    param: str | None = None
-    code: str | int | None = None
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    error: RefusalDetail

@@ -22,6 +22,7 @@ from runtime.http.openai.fields import Fields, rewritten
 from runtime.http.openai.sampling import Asked
 from runtime.http.responder import Responder
 from runtime.kv_params import Coordinates
+from runtime.processes import leaves
 
 REPLACED: Final = ("prompt", "messages", "prompt_token_ids", "n", "seed", "kv_transfer_params")
 MOST: Final = 256
@@ -58,7 +59,7 @@ class Several:
             else:
                 await self._whole(bodies)
         except* (OpenAIError, UpstreamError) as errors:
-            error = first_of(errors)
+            error = next(leaves(errors))
             failure = error if isinstance(error, OpenAIError) else OpenAIError(502, str(error))
         else:
             return
@@ -144,10 +145,4 @@ class Several:
 
 def refused(status: int, answer: bytes) -> OpenAIError:
     """An error as the client is to hear it."""
-    error = _event.decode(answer)["error"]
-    return OpenAIError(status, error["message"], param=error.get("param"), code=error.get("code"))
-
-
-def first_of(errors: BaseExceptionGroup[Any]) -> Exception:
-    error = errors.exceptions[0]
-    return first_of(error) if isinstance(error, BaseExceptionGroup) else error
+    return OpenAIError.heard(status, answer) or OpenAIError(status, "no answer")

@@ -136,7 +136,7 @@ class RouterNode(Node):
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
         body = call.prefill_body(prefill_json(effect.xid, self.method))
-        params, _, code = await leg.prefill(body, self.method)
+        params, code = await leg.prefill(body, self.method)
         self.put(self.port, PrefillAnswered(effect.request_id, params, code))
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:

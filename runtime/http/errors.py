@@ -50,6 +50,21 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+class _HeardDetail(msgspec.Struct, frozen=True):
+    message: str
+    param: str | None = None
+    code: str | int | None = None
+
+
+class _Heard(msgspec.Struct, frozen=True):
+    """What other servers say of an error, which may be less than what we do."""
+
+    error: _HeardDetail
+
+
+_heard = msgspec.json.Decoder(_Heard)
+
+
 class OpenAIError(PdflowError):
     """Raised where a request is found wanting; whoever answers the client replies with `status` and `body()`."""
 
@@ -58,6 +73,15 @@ class OpenAIError(PdflowError):
         self.status = status
         self.param = param
         self.code = code
+
+    @classmethod
+    def heard(cls, status: int, body: bytes) -> OpenAIError | None:
+        """What another server answered; None if that is not an error of this form."""
+        try:
+            error = _heard.decode(body).error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return cls(status, error.message, param=error.param, code=error.code)
 
     def body(self) -> bytes:
         kind = TYPES.get(self.status, "invalid_request_error")

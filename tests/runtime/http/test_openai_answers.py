@@ -166,3 +166,15 @@ def test_models_and_what_follows_from_them() -> None:
     error = too_long(100, 50, 128)
     assert (error.status, error.code) == (400, "context_length_exceeded")
     assert "150 tokens (100 in the prompt, 50 in the completion)" in str(error)
+
+
+def test_an_error_that_was_heard_is_the_one_that_was_told() -> None:
+    told = OpenAIError(503, "no answer: deadline", param="prompt", code="DEADLINE")
+    heard = OpenAIError.heard(503, told.body())
+    assert heard is not None
+    assert (heard.status, str(heard), heard.param, heard.code) == (503, str(told), "prompt", "DEADLINE")
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b'{"error": "no"}', b'{"error": {"message": 3}}'])
+def test_what_is_no_error_is_not_taken_for_one(body: bytes) -> None:
+    assert OpenAIError.heard(500, body) is None
