@@ -30,7 +30,7 @@ from runtime.build import engines_of, refuse_what_is_not_served
 from runtime.clock import now_ns
 from runtime.http.sockets import listen
 from runtime.logs import log_to_stderr
-from runtime.models import demand_same_shape, folder_of, is_synthetic
+from runtime.models import config_of, folder_of, is_synthetic
 from runtime.places import EngineGone, EnginePlace, News
 from runtime.processes import drain_on_signal, run_until_told
 from runtime.record import join
@@ -189,7 +189,7 @@ def prepare(scenario: Scenario) -> None:
     says = scenario.serve
     transport_named(says.transport)
     if not is_synthetic(scenario):
-        demand_same_shape(scenario, folder_of(scenario))
+        config_of(scenario, folder_of(scenario))
     try:
         listen(says.host, says.port).close()
     except OSError as error:

@@ -21,6 +21,7 @@ from runtime.prompts import Prompts
 
 if TYPE_CHECKING:
     from runtime.engine_node import EngineNode
+    from runtime.engines.config import ModelConfig
 
 DTYPES: Final = {2: "bfloat16", 4: "float32", 8: "float64"}
 """By the bytes of a value in the KV cache, which is what the weights are computed in, too."""
@@ -86,17 +87,15 @@ class TorchModel:
     """A Hugging Face folder, read whole."""
 
     def __init__(self, scenario: Scenario) -> None:
-        folder = folder_of(scenario)
-        from runtime.engines.config import read_config
         from runtime.engines.weights import read_weights
 
+        folder = folder_of(scenario)
         self.dtype = DTYPES[scenario.model.kv_bytes_per_value]
-        self.config = read_config(folder)
+        self.config = config_of(scenario, folder)
         self.eos = self.config.eos_token_ids
         self._loaded = read_weights(folder, self.config, self.dtype)
         self.weights = weights_of(folder, self.dtype)
-        demand_same_shape(scenario, folder)
-        self.prompts = open_prompts(scenario)
+        self.prompts = prompts_of(scenario, folder, self.config)
 
     def runner(self, node: EngineNode) -> Runner:
         from runtime.engines.kv_cache import KvCache
@@ -164,13 +163,15 @@ def open_prompts(scenario: Scenario) -> Prompts:
         context = min(kv_tokens_of(scenario.model, pool) for pool in scenario.pools)
         return Prompts(scenario.model.name, ByteTokens(), scenario.model.vocab_size, context)
     folder = folder_of(scenario)
+    return prompts_of(scenario, folder, config_of(scenario, folder))
+
+
+def prompts_of(scenario: Scenario, folder: Path, config: ModelConfig) -> Prompts:
+    """By the tokenizer of that folder."""
     try:
         from runtime.engines.tokenizer import Tokenizer
     except ImportError:
         raise MissingBackendError(f"a model's tokenizer needs tokenizers and jinja2: {INSTALL}") from None
-    from runtime.engines.config import read_config
-
-    config = read_config(folder)
     return Prompts(scenario.model.name, Tokenizer(folder), config.vocab_size, config.max_position_embeddings)
 
 
@@ -184,8 +185,8 @@ def weights_of(folder: Path, dtype: str) -> int:
     return int.from_bytes(hashed.digest(), "little") >> 1
 
 
-def demand_same_shape(scenario: Scenario, folder: Path) -> None:
-    """[model] says what is simulated, and how large KV is: it must be the model that is served."""
+def config_of(scenario: Scenario, folder: Path) -> ModelConfig:
+    """What the folder says. It must be the model of [model], which is simulated, and says how large KV is."""
     from runtime.engines.config import read_config
 
     config, spec = read_config(folder), scenario.model
@@ -201,3 +202,4 @@ def demand_same_shape(scenario: Scenario, folder: Path) -> None:
     ]
     if problems:
         raise ScenarioError(problems)
+    return config

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import attrs
 
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.layout.shapes import KvShape
 
 FAMILY: Final = ("llama", "mistral", "qwen2")
@@ -18,8 +19,10 @@ FAMILY: Final = ("llama", "mistral", "qwen2")
 BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
-class ModelError(ValueError):
+class ModelError(PdflowError):
     """The folder holds no model that can be served. Says which file, and what of it."""
+
+    exit_code = EXIT_BAD_INPUT
 
 
 @attrs.frozen(kw_only=True)
