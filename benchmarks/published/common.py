@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -67,20 +66,6 @@ def verdict(cells: Sequence[Cell]) -> str:
         f"{len(cells) - len(held)} of {len(cells)} fitted; of the other {len(held)} the median error is "
         f"{percent(median(abs(cell.error) for cell in held))}, the worst {percent(worst.error, True)} ({worst.name})."
     )
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    """Markdown; the first column is text, the others are figures."""
-    yield "| " + " | ".join(head) + " |"
-    yield "| --- |" + " ---: |" * (len(head) - 1)
-    for row in rows:
-        yield "| " + " | ".join(map(str, row)) + " |"
-    yield ""
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def axes_of(title: str, size: tuple[float, float] = (7.0, 3.4)) -> tuple[Figure, Axes]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.published.common import FITTED, HELD_OUT, MEASURED, Cell, Section, axes_of, percent, run, table, verdict
+from benchmarks.published.common import FITTED, HELD_OUT, MEASURED, Cell, Section, axes_of, percent, run, verdict
+from benchmarks.validation.common import table
 
 PUBLISHED_MS = {(100, True): 168.0, (1000, True): 406.0, (10_000, True): 3039.0} | {
     (100, False): 78.0,

@@ -39,10 +39,9 @@ from benchmarks.published.common import (
     Section,
     axes_of,
     percent,
-    read_csv,
     run,
-    table,
 )
+from benchmarks.validation.common import read_csv, table
 
 FILE = "mooncake_a10_v02.csv"
 REQUESTS = 200

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.published.common import HELD_OUT, MEASURED, Section, axes_of, percent, run, table
+from benchmarks.published.common import HELD_OUT, MEASURED, Section, axes_of, percent, run
+from benchmarks.validation.common import table
 from pdflow.methods.nccl_groups import all_groups, bytes_per_gpu, group_bytes, most_peers, pair_groups
 from pdflow.results.result import Result
 

@@ -15,12 +15,10 @@ from benchmarks.published.common import (
     Section,
     axes_of,
     percent,
-    read_csv,
-    table,
     verdict,
 )
 from benchmarks.validation import directions
-from benchmarks.validation.common import scenario_of
+from benchmarks.validation.common import read_csv, scenario_of, table
 from sim.run import simulate
 
 
