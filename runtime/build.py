@@ -135,7 +135,7 @@ class Builder:
             node = DecodeNode(place, scheduler, ranks, self.transport)
         limits = Limits(
             max_num_seqs=pool.max_num_seqs,
-            max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
+            max_num_batched_tokens=pool.step_tokens,
             block_size=pool.block_size,
         )
         blocks_pool = CachingPool(blocks, 1) if pool.enable_prefix_caching else PagedPool(blocks)

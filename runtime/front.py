@@ -7,7 +7,6 @@ last answer that has begun.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import socket
 import sys
@@ -16,10 +15,9 @@ from typing import Final
 
 import trio
 
-from pdflow.scenario.load import load
 from pdflow.scenario.schema import Scenario
 from runtime.admin import Admin
-from runtime.build import Builder, engines_of, refuse_what_is_not_served
+from runtime.build import Builder, engines_of
 from runtime.call import Call
 from runtime.choices import Several
 from runtime.clock import wall_s
@@ -33,11 +31,11 @@ from runtime.http.responder import Responder
 from runtime.http.server import serve_http
 from runtime.http.sockets import listen
 from runtime.kv_params import Coordinates
-from runtime.logs import log_to_stderr
 from runtime.meter import CONTENT_TYPE
 from runtime.models import open_prompts
+from runtime.part import arguments, run_part
 from runtime.places import LOOPBACK, is_loopback, read_news
-from runtime.processes import drain_on_signal, hear_stdin, run_until_told
+from runtime.processes import drain_on_signal, hear_stdin
 from runtime.prompts import Prompts
 from runtime.record import recording
 from runtime.router_node import RouterNode
@@ -161,20 +159,9 @@ def reached_at(host: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="runtime.front", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("scenario", metavar="FILE")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--events", type=Path, metavar="DIR", help="write what its endpoint hears and answers")
-    parser.add_argument("--child", action="store_true", help="hear of engines on stdin, and end with it")
+    parser = arguments("runtime.front", __doc__)
     asked = parser.parse_args()
-    log_to_stderr("router")
-
-    async def run() -> None:
-        scenario = load(asked.scenario, overrides=asked.overrides)
-        refuse_what_is_not_served(scenario)
-        await front(scenario, asked.child, asked.events)
-
-    return run_until_told(run)
+    return run_part(asked, "router", lambda scenario: front(scenario, asked.child, asked.events))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ what it has begun has ended and nobody holds KV here. With --child it ends at on
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from pathlib import Path
@@ -15,18 +14,17 @@ import msgspec
 import trio
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.load import load
 from pdflow.scenario.schema import Scenario
-from runtime.build import Builder, engines_of, refuse_what_is_not_served
+from runtime.build import Builder, engines_of
 from runtime.engine_api import EngineApi
 from runtime.engine_node import EngineNode
 from runtime.http.server import serve_http
 from runtime.http.sockets import listen
 from runtime.kv_params import Coordinates
-from runtime.logs import log_to_stderr
 from runtime.models import open_model
+from runtime.part import arguments, run_part
 from runtime.places import LOOPBACK, EnginePlace
-from runtime.processes import drain_on_signal, hear_stdin, run_until_told
+from runtime.processes import drain_on_signal, hear_stdin
 from runtime.prompts import Prompts
 from runtime.record import recording
 from runtime.transports.named import transport_named
@@ -87,21 +85,10 @@ def ignore(line: bytes) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="runtime.worker", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("scenario", metavar="FILE")
+    parser = arguments("runtime.worker", __doc__)
     parser.add_argument("--name", required=True, help="the engine, as in prefill-0")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--events", type=Path, metavar="DIR", help="write what its endpoints hear and answer")
-    parser.add_argument("--child", action="store_true", help="end when stdin ends")
     asked = parser.parse_args()
-    log_to_stderr(asked.name)
-
-    async def run() -> None:
-        scenario = load(asked.scenario, overrides=asked.overrides)
-        refuse_what_is_not_served(scenario)
-        await work(scenario, asked.name, asked.child, asked.events)
-
-    return run_until_told(run)
+    return run_part(asked, asked.name, lambda scenario: work(scenario, asked.name, asked.child, asked.events))
 
 
 if __name__ == "__main__":

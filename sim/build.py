@@ -211,7 +211,7 @@ class Builder:
         model = self.scenario.model
         limits = Limits(
             max_num_seqs=pool.max_num_seqs,
-            max_num_batched_tokens=max(pool.max_num_batched_tokens, pool.max_num_seqs),
+            max_num_batched_tokens=pool.step_tokens,
             block_size=pool.block_size,
             async_scheduling=pool.async_scheduling,
         )

@@ -142,6 +142,11 @@ class Pool:
     )
 
     @property
+    def step_tokens(self) -> int:
+        """Most tokens in one step, which every sequence in it has at least one of."""
+        return max(self.max_num_batched_tokens, self.max_num_seqs)
+
+    @property
     def leg(self) -> Literal["prefill", "decode"]:
         """Which of a request's two legs the router sends to its engines. To an aggregated one no other follows."""
         return "decode" if self.role == "decode" else "prefill"

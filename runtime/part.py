@@ -1,0 +1,35 @@
+"""How a part of a live cluster is started by itself: what all parts' commands have in common."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from pdflow.scenario.load import load
+from pdflow.scenario.schema import Scenario
+from runtime.build import refuse_what_is_not_served
+from runtime.logs import log_to_stderr
+from runtime.processes import run_until_told
+
+
+def arguments(module: str, about: str | None) -> ArgumentParser:
+    """`about` is the module's docstring."""
+    parser = ArgumentParser(prog=module, description=(about or "").partition("\n")[0])
+    parser.add_argument("scenario", metavar="FILE")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--events", type=Path, metavar="DIR", help="write what its endpoints hear and answer")
+    parser.add_argument("--child", action="store_true", help="hear of engines on stdin, and end when it ends")
+    return parser
+
+
+def run_part(asked: Namespace, who: str, serve: Callable[[Scenario], Awaitable[None]]) -> int:
+    """Until it has ended; the exit code."""
+    log_to_stderr(who)
+
+    async def run() -> None:
+        scenario = load(asked.scenario, overrides=asked.overrides)
+        refuse_what_is_not_served(scenario)
+        await serve(scenario)
+
+    return run_until_told(run)
