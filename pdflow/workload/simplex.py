@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 import numpy as np
@@ -18,23 +19,40 @@ TOLERANCE = 1e-4
 """Of the point and of the value: the search ends when neither differs by more within the simplex."""
 
 
+EVALUATIONS = 200
+"""Of the function, for each of its numbers: the search ends with the last of them at the latest."""
+
+
+class _SpentError(Exception):
+    """All evaluations have been made."""
+
+
 def least(function: Callable[[Point], float], start: Point, low: float, high: float) -> tuple[Point, float]:
     """Where the function is least between bounds, as far as can be found from `start`, and its value there."""
     size = len(start)
+    left = EVALUATIONS * size
+
+    def counted(point: Point) -> float:
+        nonlocal left
+        if not left:
+            raise _SpentError
+        left -= 1
+        return function(point)
+
     corners = np.tile(np.clip(start, low, high), (size + 1, 1))
     for axis in range(size):
         corners[axis + 1, axis] = 1.05 * corners[0, axis] or 0.00025
     corners = np.clip(np.where(corners > high, 2 * high - corners, corners), low, high)
-    values = np.array([function(corner) for corner in corners])
+    values = np.array([counted(corner) for corner in corners])
     corners, values = _sorted(corners, values)
-    for _ in range(200 * size):
-        if np.abs(corners[1:] - corners[0]).max() <= TOLERANCE and np.abs(values[1:] - values[0]).max() <= TOLERANCE:
-            break
-        if not _replace_worst(function, corners, values, low, high):
-            for row in range(1, size + 1):
-                corners[row] = np.clip(corners[0] + 0.5 * (corners[row] - corners[0]), low, high)
-                values[row] = function(corners[row])
-        corners, values = _sorted(corners, values)
+    with suppress(_SpentError):
+        while max(np.abs(corners[1:] - corners[0]).max(), np.abs(values[1:] - values[0]).max()) > TOLERANCE:
+            if not _replace_worst(counted, corners, values, low, high):
+                for row in range(1, size + 1):
+                    corners[row] = np.clip(corners[0] + 0.5 * (corners[row] - corners[0]), low, high)
+                    values[row] = counted(corners[row])
+            corners, values = _sorted(corners, values)
+    corners, values = _sorted(corners, values)
     return corners[0], float(values[0])
 
 
