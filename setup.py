@@ -17,6 +17,7 @@ COMPILED = [
     "pdflow/engine/*.py",
     "pdflow/layout/*.py",
     "pdflow/memory/*.py",
+    "pdflow/methods/departures.py",
     "pdflow/methods/kv_store_*.py",
     "pdflow/methods/shipment.py",
     "pdflow/methods/staging.py",

@@ -298,7 +298,7 @@ class Builder:
                 return PrefillNode(*about)
             return ProgressivePrefillNode(*about, self.most_layers(place.pool))
         staging = self.staging(self.method.p_memory, place.pool, generation)
-        return StagedPrefillNode(*about, self.method, self.conduct, staging)
+        return StagedPrefillNode(*about, self.method, self.conduct, staging, info.shards.ranks)
 
     def decode_node(self, place: Place, info: EngineInfo, engine: Engine, generation: int) -> DecodeNode:
         about = (self.world, place.index, info.engine, engine, place.block_bytes)
