@@ -5,22 +5,14 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
-from pdflow.engine.sequence import Limits
+import attrs
+
 from pdflow.errors import Problem, ScenarioError
-from pdflow.layout.geometry import TransferGeometry
-from pdflow.layout.ranks import Initiator
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
-from pdflow.methods.catalogue import METHODS
-from pdflow.methods.method import Method
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
-from pdflow.protocol.dialect import STRICT
 from pdflow.protocol.ids import EngineInfo, Shards
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.scenario.fit import kv_tokens_of
 from pdflow.scenario.schema import Pool, Scenario
+from pdflow.wiring.engines import EngineWiring
 from runtime.decode_node import DecodeNode
 from runtime.engine_node import EngineNode, MakeTransport, Place
 from runtime.engines.loop import LiveEngine
@@ -69,19 +61,12 @@ def engines_of(scenario: Scenario, role: str = "") -> list[str]:
     return [f"{pool.name}-{number}" for pool in pools for number in range(pool.replicas)]
 
 
-class Builder:
+class Builder(EngineWiring):
     """Args: `transport` makes one rank's."""
 
     def __init__(self, scenario: Scenario, transport: MakeTransport) -> None:
-        self.scenario = scenario
+        super().__init__(scenario, {pool.name: shape_of(scenario, pool) for pool in scenario.pools})
         self.transport = transport
-        says = scenario.transfer
-        self.method: Method = METHODS[says.method].adapted(False, False, says.num_workers)
-        self.pulls = self.method.pulls
-        self.initiator: Initiator = "pull" if self.pulls else "push"
-        self.timers = scenario.transfer.timers()
-        shape = shape_of(scenario, scenario.pools[0])
-        self.geometry = TransferGeometry(shape, initiator=self.initiator, rule="exactly-once")
 
     def pool_of(self, engine: str) -> Pool:
         """The pool of NAME-0, NAME-1, ... KeyError for no engine of this scenario."""
@@ -97,49 +82,26 @@ class Builder:
 
     def node(self, engine: str, model: Model) -> EngineNode:
         """One life of an engine, which nobody has heard of yet."""
-        scenario, pool = self.scenario, self.pool_of(engine)
-        info = self.info_of(engine)
-        shape = shape_of(scenario, pool)
-        blocks = kv_tokens_of(scenario.model, pool) // pool.block_size
-        incarnation = secrets.randbits(63)
+        pool, info = self.pool_of(engine), self.info_of(engine)
+        blocks, incarnation = self.blocks_of(pool), secrets.randbits(63)
+        shape = self.shapes[pool.name]
         place = Place(
             info=info,
             incarnation=incarnation,
             shape=shape,
             num_blocks=blocks,
-            layouts=LayoutBook(shape, self.initiator, "exactly-once"),
+            layouts=LayoutBook(shape, self.initiator, self.rule),
             weights=model.weights,
         )
-        about = (STRICT, self.timers, self.geometry)
         node: EngineNode
         if pool.role == "prefill":
-            node = PrefillNode(
-                place,
-                ProducerScheduler(info, incarnation, STRICT, self.pulls),
-                [ProducerRank(info, rank, incarnation, *about) for rank in range(info.shards.ranks)],
-                self.transport,
-            )
+            node = PrefillNode(place, *self.producer(info, incarnation), self.transport)
         else:
-            scheduler = ConsumerScheduler(
-                info,
-                incarnation,
-                STRICT,
-                self.timers,
-                self.geometry,
-                self.pulls,
-                blocks,
-                scenario.transfer.quarantine_fraction,
-                scenario.transfer.quarantine_suspect_fraction,
-            )
-            ranks = [ConsumerRank(info, rank, incarnation, *about) for rank in range(info.shards.ranks)]
-            node = DecodeNode(place, scheduler, ranks, self.transport)
-        limits = Limits(
-            max_num_seqs=pool.max_num_seqs,
-            max_num_batched_tokens=pool.step_tokens,
-            block_size=pool.block_size,
-        )
+            node = DecodeNode(place, *self.consumer(info, incarnation, blocks), self.transport)
+        limits = attrs.evolve(self.limits_of(pool), async_scheduling=False)
         blocks_pool = CachingPool(blocks, 1) if pool.enable_prefix_caching else PagedPool(blocks)
         for live in node.ranks.values():
-            live.lanes = self.method.strict.sending_lanes
+            live.lanes = self.conduct.sending_lanes
         node.engine = LiveEngine(model.runner(node), limits, blocks_pool, node.came, model.eos)
+        node.engine.stepped = node.diary.stepped
         return node

@@ -18,6 +18,7 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from runtime.clock import now_ns
 from runtime.content import digest_of
+from runtime.diary import TOKEN
 from runtime.engine_node import EngineNode, Known, MakeTransport, Place
 from runtime.engines.job import Job, Sampling, Token
 from runtime.engines.loop import Told
@@ -128,8 +129,8 @@ class DecodeNode(EngineNode):
             case Token(seq=seq):
                 leg = self.by_seq.get(id(seq))
                 if leg is not None:
-                    if seq.generated == 0 and not leg.alone:
-                        self.passed(leg, "first_decode")
+                    if seq.generated == 0:
+                        self.first(leg)
                     leg.tell.send_nowait(outcome)
             case Admitted(seq=seq):
                 self.settle()
@@ -148,7 +149,17 @@ class DecodeNode(EngineNode):
                     ),
                 )
             case Finished(seq=seq):
+                self.diary.generated(self.by_seq[id(seq)].request_id, seq.output_tokens)
                 self._end(self.by_seq[id(seq)], Code.NONE)
+
+    def first(self, leg: DecodeLeg) -> None:
+        """Its first token is here. Alone, its prompt has just been computed."""
+        if leg.alone:
+            self.diary.passed(leg.request_id, "route", leg.begun_ns)
+            self.diary.passed(leg.request_id, "p_queue", leg.job.seq.start_ns)
+        else:
+            self.passed(leg, "first_decode")
+        self.diary.passed(leg.request_id, TOKEN)
 
     def passed(self, leg: DecodeLeg, stage: str) -> None:
         """It has come through this stage, too."""

@@ -77,6 +77,8 @@ class EngineApi:
                 await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.meter.text())
             case "GET", "/state":
                 await responder.reply(200, (JSON,), msgspec.json.encode(state_of(self.node)))
+            case "GET", "/notes":
+                await responder.reply(200, (JSON,), msgspec.json.encode(self.node.diary.page()))
             case "GET", "/v1/models":
                 card = ModelCard(
                     id=self.prompts.model, created=self.started_s, max_model_len=self.prompts.context_tokens

@@ -92,6 +92,7 @@ class EngineNode(Node):
             partial(self.put, port),
             partial(self.links.incarnation_of, address),
         )
+        rank.diary = self.diary
         self.ranks[address] = rank
 
     def measured_by(self, meter: Meter) -> None:

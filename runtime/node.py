@@ -26,6 +26,7 @@ from pdflow.protocol.effects import Note, Tell
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import Address, Instant
 from runtime.clock import deadline_of, now_ns
+from runtime.diary import Diary
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ class Node:
         self.name: Final = name
         self.ports: dict[Address, Port] = {}
         self.do: dict[type, Callable[[Port, Any], None]] = {Note: self.note}
-        self.observe: Observer | None = None
+        self.diary: Final = Diary(name)
+        self.observe: Observer | None = self.diary.turn
         self.notes: Counter[str] = Counter()
         self._queue: deque[tuple[Port, Any]] = deque()
         self._bell = trio.Event()

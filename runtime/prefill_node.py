@@ -94,6 +94,8 @@ class PrefillNode(EngineNode):
             assert seq.allocation is not None
             self.stage("p_queue", leg.begun_ns, seq.start_ns)
             self.stage("prefill", seq.start_ns)
+            self.diary.passed(leg.request_id, "p_queue", seq.start_ns)
+            self.diary.passed(leg.request_id, "prefill")
             digest = digest_of(leg.job.tokens, self.place.weights)
             source = self.table(seq.allocation)
             self.feed(self.scheduler, PrefillFinished(leg.xid, source, seq.prompt_tokens, digest, self.place.weights))

@@ -44,6 +44,7 @@ from runtime.transports.base import (
 )
 
 if TYPE_CHECKING:
+    from runtime.diary import Diary
     from runtime.meter import TransferMeter
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,9 @@ class Posted(NamedTuple):
     """Makes the event that its end is."""
     begun_ns: Instant
     writes: bool
+    posted_ns: Instant = 0
+    nbytes: int = 0
+    descriptors: int = 0
 
 
 class Rank:
@@ -130,6 +134,7 @@ class Rank:
         self.lanes: int | None = None
         """How many WRITEs may be under way at once; None for any number. Who comes later waits in turn."""
         self.meter: TransferMeter | None = None
+        self.diary: Diary | None = None
         self._writing = 0
         self._held: deque[PostWrite] = deque()
 
@@ -223,8 +228,8 @@ class Rank:
     def heard(self, event: TransportEvent) -> None:
         match event:
             case Ended(number, ok):
-                if self.meter is not None and number in self._open:
-                    self.meter.ended(self._open[number].begun_ns, ok)
+                if number in self._open:
+                    self._ended(self._open[number], ok)
                 self._over(number, ok)
             case WordArrived(number, word):
                 self._over(number, word)
@@ -270,8 +275,22 @@ class Rank:
 
     def _posted(self, number: int, nbytes: int, descriptors: int) -> None:
         self.bytes_posted += nbytes
-        if self.meter is not None and number in self._open:
-            self.meter.posted(nbytes, descriptors, now_ns() - self._open[number].begun_ns)
+        posted = self._open.get(number)
+        if posted is None:
+            return
+        now = now_ns()
+        self._open[number] = posted._replace(posted_ns=now, nbytes=nbytes, descriptors=descriptors)
+        if self.meter is not None:
+            self.meter.posted(nbytes, descriptors, now - posted.begun_ns)
+        if self.diary is not None:
+            self.diary.passed(posted.op.reg.request_id, "xfer_post", now)
+
+    def _ended(self, posted: Posted, ok: bool) -> None:
+        if self.meter is not None:
+            self.meter.ended(posted.begun_ns, ok)
+        if self.diary is not None and ok:
+            size = (posted.nbytes, posted.descriptors)
+            self.diary.moved(posted.begun_ns, posted.posted_ns, posted.op.reg.request_id, *size)
 
     def _number(self, op: Op, over: Callable[[Any], Any], writes: bool = False) -> int:
         self._last += 1

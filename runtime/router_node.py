@@ -67,6 +67,7 @@ class RouterNode(Node):
         self.port: Final = self.add("router", router, 0)
         self.prefill: Final = prefill
         self.decode: Final = decode
+        self.diary.names = ([info.engine for info in prefill], [info.engine for info in decode])
         self.method: Final = method
         self.client: Final = client
         self.patience_s: Final = patience_s
@@ -96,7 +97,7 @@ class RouterNode(Node):
         number = self._number
         async with trio.open_nursery() as nursery:
             call.nursery = nursery
-            call.first = lambda _: self.meter.first_token(call.begun_ns)
+            call.first = lambda _: self._first(call, number)
             self.calls[number] = call
             self.meter.open.inc()
             self.put(self.port, arrival(self.router, number, call.tokens, call.session))
@@ -109,6 +110,11 @@ class RouterNode(Node):
                 if not call.over.is_set():
                     self.put(self.port, ClientGone(number))
             nursery.cancel_scope.cancel()
+
+    def _first(self, call: Call, number: int) -> None:
+        """The first piece of its answer is here."""
+        self.meter.first_token(call.begun_ns)
+        self.diary.heard(number)
 
     def hear(self, news: News) -> None:
         """An engine is up, or gone."""

@@ -21,7 +21,7 @@ from pdflow.engine.named import NamedBatch
 from pdflow.engine.scheduler import Scheduler
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
-from pdflow.protocol.values import Allocation
+from pdflow.protocol.values import Allocation, Instant
 from runtime.clock import now_ns
 from runtime.engines.job import Job, Runner, Sampled, Token, Want, Work
 from runtime.engines.prefix import block_names
@@ -66,6 +66,8 @@ class LiveEngine:
         self._answers: dict[Sequence, _Answer] = {}
         self._bell = trio.Event()
         self._telling: Sequence | None = None
+        self.stepped: Callable[[Seq[Work], Instant], None] | None = None
+        """Told each step that is over, and when it began."""
 
     # What the driver tells.
 
@@ -105,6 +107,7 @@ class LiveEngine:
     async def run(self) -> None:
         """Step by step, for ever. A step that has begun is waited for even when this is cancelled."""
         while True:
+            begun = now_ns()
             works = self._compose()
             if not works:
                 self._bell = trio.Event()
@@ -113,6 +116,8 @@ class LiveEngine:
             results = await self._runner.step([work for _, work in works])
             self.steps += 1
             self._complete(works, results)
+            if self.stepped is not None:
+                self.stepped([work for _, work in works], begun)
 
     # What the driver asks.
 

@@ -1,0 +1,244 @@
+"""What one process of a cluster notes of its requests, steps and transfers, each with its time: what its stages, its
+timelines and its calibration are worked out from (`rows.py`, `calibrate/`).
+
+The endpoints' turns say most of it, and `turn` listens to them; the nodes and the engine note what no endpoint knows:
+when a step began, when the first piece of an answer passed. The latest notes are kept for whoever asks; all of them go
+to `write`, if somebody listens. Times are of this process's clock, `offset_ns` moves them to the wall's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from pdflow.protocol.effects import Commit, PostRead, PostWrite, Send
+from pdflow.protocol.events import DecodeAdmitted, DecodeQueued, PrefillQueued, ReadEnded, Received
+from pdflow.protocol.messages import Code, Done, Register, RegisterAck
+from pdflow.protocol.values import Address, EngineId, Instant, RequestId
+from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchDecode, DispatchPrefill, Reply, RequestArrived
+from runtime.clock import now_ns, wall_offset_ns
+from runtime.engines.job import Work
+
+KEPT: Final = 1 << 14
+"""Notes of the past that are still there to be asked for: about 4 MB."""
+
+Role: TypeAlias = Literal["prefill", "decode", "alone"]
+LAST: Final = "last_token"
+TOKEN: Final = "token"
+"""Marks beside the stages of `results.records`: the answer is over, and D's engine has its first token."""
+
+
+class _Note(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    t: Instant
+
+
+class Asked(_Note, frozen=True, gc=False, tag="asked"):
+    """The router has a client's request."""
+
+    request: int
+    tokens: int
+
+
+class Sent(_Note, frozen=True, gc=False, tag="sent"):
+    """The router sends a leg of it to an engine."""
+
+    request: int
+    request_id: RequestId
+    role: Role
+    engine: EngineId
+
+
+class Heard(_Note, frozen=True, gc=False, tag="heard"):
+    """The first piece of the answer passes the router."""
+
+    request: int
+
+
+class Replied(_Note, frozen=True, gc=False, tag="replied"):
+    """The request is over."""
+
+    request: int
+    outcome: Literal["completed", "failed", "cancelled"]
+    reason: str
+    attempts: int
+
+
+class Passed(_Note, frozen=True, gc=False, tag="passed"):
+    """A stage of an attempt has ended."""
+
+    request_id: RequestId
+    stage: str
+
+
+class Generated(_Note, frozen=True, gc=False, tag="generated"):
+    """Its tokens are all there."""
+
+    request_id: RequestId
+    tokens: int
+
+
+class Frame(_Note, frozen=True, gc=False, tag="frame"):
+    """A rank says something to another, or has heard it."""
+
+    request_id: RequestId
+    kind: str
+    sender: Address
+    receiver: Address
+    heard: bool
+
+
+class Moved(_Note, frozen=True, gc=False, tag="moved"):
+    """A transfer of one rank has ended: `t` is when it was ordered, and the others follow from there."""
+
+    request_id: RequestId
+    posting_ns: int
+    whole_ns: int
+    nbytes: int
+    descriptors: int
+
+
+class Stepped(_Note, frozen=True, gc=False, tag="step"):
+    """A step of the engine, from its composition until all has been told; the sums are those of `cost.step`."""
+
+    lasted_ns: int
+    prompts: int
+    prefill_tokens: int
+    attended: int
+    decodes: int
+    context: int
+    later: int
+    """Tokens that are not the first of their answers."""
+
+
+Noted: TypeAlias = Asked | Sent | Heard | Replied | Passed | Generated | Frame | Moved | Stepped
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A process's notes, for whoever asks."""
+
+    node: str
+    offset_ns: int
+    notes: list[Noted]
+
+
+class Diary:
+    """Of one node. `names` are the engines by position, prefill and decode, which only a router needs."""
+
+    def __init__(self, node: str) -> None:
+        self.node: Final = node
+        self.kept: Final[deque[Noted]] = deque(maxlen=KEPT)
+        self.write: Callable[[Noted], None] | None = None
+        self.names: tuple[list[EngineId], list[EngineId]] = ([], [])
+        self._turns: Final[dict[type, Callable[[Address, Any, Instant], None]]] = {
+            RequestArrived: self._arrived,
+            DispatchPrefill: self._prefill_sent,
+            DispatchDecode: self._decode_sent,
+            DispatchAlone: self._alone_sent,
+            DecodeEnded: self._decoded,
+            Reply: self._replied,
+            PrefillQueued: self._stage("route"),
+            DecodeQueued: self._stage("handoff"),
+            DecodeAdmitted: self._stage("d_admit"),
+            PostWrite: self._ordered,
+            PostRead: self._ordered,
+            ReadEnded: self._read,
+            Received: self._received,
+            Send: self._send,
+            Commit: self._stage("notify"),
+        }
+
+    def page(self) -> Page:
+        return Page(self.node, wall_offset_ns(), list(self.kept))
+
+    def note(self, noted: Noted) -> None:
+        self.kept.append(noted)
+        if self.write is not None:
+            self.write(noted)
+
+    def turn(self, address: Address, event: Any, effects: Iterable[Any], now: Instant) -> None:
+        """An endpoint has been handed an event, and has answered."""
+        turns = self._turns
+        if (noting := turns.get(type(event))) is not None:
+            noting(address, event, now)
+        for effect in effects:
+            if (noting := turns.get(type(effect))) is not None:
+                noting(address, effect, now)
+
+    # What nodes and engines say themselves.
+
+    def passed(self, request_id: RequestId, stage: str, at: Instant | None = None) -> None:
+        self.note(Passed(now_ns() if at is None else at, request_id, stage))
+
+    def heard(self, request: int) -> None:
+        self.note(Heard(now_ns(), request))
+
+    def generated(self, request_id: RequestId, tokens: int) -> None:
+        self.note(Generated(now_ns(), request_id, tokens))
+
+    def moved(self, begun: Instant, posted: Instant, request_id: RequestId, nbytes: int, descriptors: int) -> None:
+        self.note(Moved(begun, request_id, posted - begun, now_ns() - begun, nbytes, descriptors))
+
+    def stepped(self, works: Iterable[Work], begun: Instant) -> None:
+        prompts = prefill = attended = decodes = context = later = 0
+        for work in works:
+            if work.decodes:
+                decodes += 1
+                context += work.start + 1
+            else:
+                new = len(work.tokens)
+                prompts += 1
+                prefill += new
+                attended += new * work.start + new * (new + 1) // 2
+            later += work.want is not None and work.want.index > 0
+        self.note(Stepped(begun, now_ns() - begun, prompts, prefill, attended, decodes, context, later))
+
+    # What endpoints' turns say.
+
+    def _stage(self, stage: str) -> Callable[[Address, Any, Instant], None]:
+        def noting(address: Address, said: Any, now: Instant) -> None:
+            self.note(Passed(now, said.request_id, stage))
+
+        return noting
+
+    def _arrived(self, address: Address, event: RequestArrived, now: Instant) -> None:
+        self.note(Asked(now, event.request, event.prompt_tokens))
+
+    def _prefill_sent(self, address: Address, effect: DispatchPrefill, now: Instant) -> None:
+        self.note(Sent(now, effect.request, effect.request_id, "prefill", self.names[0][effect.engine]))
+
+    def _decode_sent(self, address: Address, effect: DispatchDecode, now: Instant) -> None:
+        self.note(Sent(now, effect.request, effect.request_id, "decode", self.names[1][effect.engine]))
+
+    def _alone_sent(self, address: Address, effect: DispatchAlone, now: Instant) -> None:
+        self.note(Sent(now, effect.request, effect.request_id, "alone", self.names[1][effect.engine]))
+
+    def _decoded(self, address: Address, event: DecodeEnded, now: Instant) -> None:
+        if event.code is Code.NONE:
+            self.note(Passed(now, event.request_id, LAST))
+
+    def _replied(self, address: Address, effect: Reply, now: Instant) -> None:
+        reason = effect.reason or ("" if effect.outcome == "completed" else effect.code.name.lower())
+        self.note(Replied(now, effect.request, effect.outcome, reason, effect.attempts))
+
+    def _ordered(self, address: Address, effect: PostWrite | PostRead, now: Instant) -> None:
+        self.note(Passed(now, effect.op.reg.request_id, "handshake"))
+
+    def _read(self, address: Address, event: ReadEnded, now: Instant) -> None:
+        if event.ok:
+            self.note(Passed(now, event.op.reg.request_id, "xfer_wire"))
+
+    def _received(self, address: Address, event: Received, now: Instant) -> None:
+        said = event.message
+        if type(said) is Done:
+            self.note(Passed(now, said.reg.request_id, "xfer_wire"))
+        elif type(said) is Register or type(said) is RegisterAck:
+            kind = type(said).__name__
+            self.note(Frame(now, said.reg.request_id, kind, event.sender, address, True))
+
+    def _send(self, address: Address, effect: Send, now: Instant) -> None:
+        said = effect.message
+        if type(said) is Register or type(said) is RegisterAck:
+            self.note(Frame(now, said.reg.request_id, type(said).__name__, address, effect.to, False))
