@@ -10,32 +10,24 @@ import attrs
 from pdflow.cost.step import StepCost
 from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Limits
-from pdflow.layout.geometry import TransferGeometry
-from pdflow.layout.ranks import Initiator, Rule
-from pdflow.layout.shapes import stage_layers
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
-from pdflow.methods.catalogue import METHODS
-from pdflow.methods.guards import patience, spoil
+from pdflow.methods.guards import spoil
 from pdflow.methods.kv_store_geometry import HiddenStates
 from pdflow.methods.method import Memory
-from pdflow.methods.staging import KvSize, Staging, staging_of
+from pdflow.methods.staging import Staging, staging_of
 from pdflow.network.network import Network
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
-from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
 from pdflow.protocol.invariants import Oracle
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import MS, EngineId
 from pdflow.results.steps import Steps
 from pdflow.scenario.costs import api_server_ns, step_cost
 from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
+from pdflow.scenario.fit import kv_shape_of
 from pdflow.scenario.plan import plan_of
 from pdflow.scenario.scale_schema import most_engines
 from pdflow.scenario.schema import Pool, Scenario
+from pdflow.wiring.engines import EngineWiring
 from pdflow.wiring.router import heartbeat_ns
 from pdflow.workload.request import SESSION_BLOCK_TOKENS
 from pdflow.workload.rng import Rng
@@ -93,7 +85,7 @@ class Place:
     """KV blocks in one of the prefix blocks that its engines remember; 0 if they remember none."""
 
 
-class Builder:
+class Builder(EngineWiring):
     """Puts one world together. `costs` are step times instead of those of the pools so named; `incarnations` are those
     of the engines so named, where a record of another world is followed."""
 
@@ -105,25 +97,13 @@ class Builder:
         costs: Mapping[str, StepCost] | None = None,
         incarnations: Mapping[EngineId, int] | None = None,
     ) -> None:
-        self.scenario = scenario
+        super().__init__(scenario, {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools})
         self.exact = exact
         self.costs = costs or {}
         self.incarnations = incarnations or {}
         self.world = World()
         self.world.recorder = recorder
         says = scenario.transfer
-        through_host = says.kv_buffer_device == "cpu"
-        self.method = METHODS[says.method].adapted(says.progressive, through_host, says.num_workers)
-        self.conduct = self.method.conduct(scenario.transfer.dialect)
-        self.dialect = self.method.dialect(scenario.transfer.dialect)
-        self.pulls = self.method.pulls
-        self.reads_p = self.pulls and not self.method.stores
-        self.timers = patience(scenario.transfer.timers(), self.conduct.guards)
-        self.initiator: Initiator = "pull" if self.pulls else "push"
-        self.rule: Rule = "exactly-once" if self.dialect.control_frames else "vllm"
-        self.shapes = {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools}
-        shape = self.shapes[scenario.pools[0].name]
-        self.geometry: Geometry = TransferGeometry(shape, initiator=self.initiator, rule=self.rule)
         self.hidden_bytes = scenario.model.hidden_size * HIDDEN_BYTES_PER_VALUE
         hidden = self.method.stores and (says.store_hidden_states or self.conduct.hidden_states)
         self.stored_hidden_bytes = self.hidden_bytes if hidden else 0
@@ -209,15 +189,10 @@ class Builder:
     def add_pool(self, pool: Pool) -> None:
         """All engines of a pool; what they share is worked out once."""
         model = self.scenario.model
-        limits = Limits(
-            max_num_seqs=pool.max_num_seqs,
-            max_num_batched_tokens=pool.step_tokens,
-            block_size=pool.block_size,
-            async_scheduling=pool.async_scheduling,
-        )
+        limits = self.limits_of(pool)
         cost = self.costs.get(pool.name) or step_cost(model, pool, self.scenario.base_dir)
         self.world.costs[pool.name] = cost
-        blocks = kv_tokens_of(model, pool) // pool.block_size
+        blocks = self.blocks_of(pool)
         block_bytes = self.shapes[pool.name].engine_bytes_per_token(pool.tp) * pool.block_size
         span = self.span(pool)
         if span:
@@ -274,18 +249,9 @@ class Builder:
         """One life of a prefill engine. `generation` is the last of its former life's."""
         engine = self.engine(place, info, generation)
         node = self.prefill_node(place, info, engine, generation)
-        node.make_scheduler(ProducerScheduler(info, incarnation, self.dialect, self.reads_p), incarnation)
-        for rank in range(info.shards.ranks):
-            endpoint = ProducerRank(
-                info,
-                rank,
-                incarnation,
-                self.dialect,
-                self.timers,
-                self.geometry,
-                in_pieces=self.method.in_pieces,
-                into_staging=self.method.staged_at_d,
-            )
+        scheduler, ranks = self.producer(info, incarnation)
+        node.make_scheduler(scheduler, incarnation)
+        for rank, endpoint in enumerate(ranks):
             node.add(rank_address(info.engine, rank), endpoint, incarnation)
         return node
 
@@ -315,14 +281,9 @@ class Builder:
         node.waits = self.conduct.decode_waits
         return node
 
-    def most_layers(self, pool: Pool) -> int:
-        """Of the ranks of an engine of this pool."""
-        return max(len(stage) for stage in stage_layers(self.shapes[pool.name].num_layers, pool.pp))
-
     def staging(self, memory: Memory, pool: Pool, generation: int, reserves_whole: bool = True) -> Staging:
         """Memory beside the blocks of an engine of this pool; of its ranks that with the most layers."""
-        shape, transfer = self.shapes[pool.name], self.scenario.transfer
-        size = KvSize(self.most_layers(pool), shape.rank_bytes_per_token(pool.tp) // shape.num_layers)
+        size, transfer = self.staged_size(pool), self.scenario.transfer
         sizes = (transfer.host_buffer_bytes, transfer.kv_buffer_size, transfer.mem_pool_size_gb << 30)
         staging = staging_of(memory, size, *sizes, reserves_whole)
         staging.generation = generation
@@ -337,20 +298,9 @@ class Builder:
         """One life of a decode engine. `generation` is the last of its former life's."""
         engine = self.engine(place, info, generation, *self.logs(info.engine))
         node = self.decode_node(place, info, engine, generation)
-        scheduler = ConsumerScheduler(
-            info,
-            incarnation,
-            self.dialect,
-            self.timers,
-            self.geometry,
-            self.pulls,
-            place.blocks,
-            self.scenario.transfer.quarantine_fraction,
-            self.scenario.transfer.quarantine_suspect_fraction,
-        )
+        scheduler, ranks = self.consumer(info, incarnation, place.blocks)
         node.make_scheduler(scheduler, incarnation)
-        for rank in range(info.shards.ranks):
-            endpoint = ConsumerRank(info, rank, incarnation, self.dialect, self.timers, self.geometry)
+        for rank, endpoint in enumerate(ranks):
             node.add(rank_address(info.engine, rank), endpoint, incarnation)
         return node
 

@@ -1,0 +1,83 @@
+"""From [transfer] and [[pool]] to the endpoints of engines, their limits and the memory beside their blocks.
+
+What only a world knows it says itself: what a pool's KV looks like there, since synthetic engines keep less of it.
+"""
+
+from __future__ import annotations
+
+from pdflow.engine.sequence import Limits
+from pdflow.layout.geometry import TransferGeometry
+from pdflow.layout.ranks import Initiator, Rule
+from pdflow.layout.shapes import KvShape, stage_layers
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.guards import patience
+from pdflow.methods.staging import KvSize
+from pdflow.protocol.consumer_rank import ConsumerRank
+from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.geometry import Geometry
+from pdflow.protocol.ids import EngineInfo
+from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.scenario.fit import kv_tokens_of
+from pdflow.scenario.schema import Pool, Scenario
+
+
+class EngineWiring:
+    """How the engines of a scenario exchange KV. `shapes`: a pool's KV, by the pool's name."""
+
+    def __init__(self, scenario: Scenario, shapes: dict[str, KvShape]) -> None:
+        self.scenario = scenario
+        self.shapes = shapes
+        says = scenario.transfer
+        through_host = says.kv_buffer_device == "cpu"
+        self.method = METHODS[says.method].adapted(says.progressive, through_host, says.num_workers)
+        self.conduct = self.method.conduct(says.dialect)
+        self.dialect = self.method.dialect(says.dialect)
+        self.pulls = self.method.pulls
+        self.reads_p = self.pulls and not self.method.stores
+        self.timers = patience(says.timers(), self.conduct.guards)
+        self.initiator: Initiator = "pull" if self.pulls else "push"
+        self.rule: Rule = "exactly-once" if self.dialect.control_frames else "vllm"
+        shape = shapes[scenario.pools[0].name]
+        self.geometry: Geometry = TransferGeometry(shape, initiator=self.initiator, rule=self.rule)
+
+    def limits_of(self, pool: Pool) -> Limits:
+        return Limits(
+            max_num_seqs=pool.max_num_seqs,
+            max_num_batched_tokens=pool.step_tokens,
+            block_size=pool.block_size,
+            async_scheduling=pool.async_scheduling,
+        )
+
+    def blocks_of(self, pool: Pool) -> int:
+        """KV blocks of an engine of this pool."""
+        return kv_tokens_of(self.scenario.model, pool) // pool.block_size
+
+    def producer(self, info: EngineInfo, incarnation: int) -> tuple[ProducerScheduler, list[ProducerRank]]:
+        """One life of a prefill engine: its endpoints."""
+        about = (incarnation, self.dialect, self.timers, self.geometry)
+        pieces, staging = self.method.in_pieces, self.method.staged_at_d
+        ranks = [
+            ProducerRank(info, rank, *about, in_pieces=pieces, into_staging=staging)
+            for rank in range(info.shards.ranks)
+        ]
+        return ProducerScheduler(info, incarnation, self.dialect, self.reads_p), ranks
+
+    def consumer(
+        self, info: EngineInfo, incarnation: int, num_blocks: int
+    ) -> tuple[ConsumerScheduler, list[ConsumerRank]]:
+        """One life of a decode engine: its endpoints."""
+        says = self.scenario.transfer
+        about = (self.dialect, self.timers, self.geometry)
+        quarantine = (says.quarantine_fraction, says.quarantine_suspect_fraction)
+        scheduler = ConsumerScheduler(info, incarnation, *about, self.pulls, num_blocks, *quarantine)
+        return scheduler, [ConsumerRank(info, rank, incarnation, *about) for rank in range(info.shards.ranks)]
+
+    def most_layers(self, pool: Pool) -> int:
+        """Of the ranks of an engine of this pool."""
+        return max(len(stage) for stage in stage_layers(self.shapes[pool.name].num_layers, pool.pp))
+
+    def staged_size(self, pool: Pool) -> KvSize:
+        """What a token takes beside the blocks of an engine of this pool, at the rank with the most layers."""
+        shape = self.shapes[pool.name]
+        return KvSize(self.most_layers(pool), shape.rank_bytes_per_token(pool.tp) // shape.num_layers)
