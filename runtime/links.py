@@ -4,6 +4,9 @@ One stream for each pair of ranks. D opens it when its endpoint wants a handshak
 learn from the other's HELLO which life of the engine speaks, and how its memory is reached. A P rank's own handshake
 asks for no new stream: it takes the one that D has opened, and without one D is not to be reached.
 
+Where the cluster has a secret, nobody is believed who does not prove that he knows it (`proving.py`), and where it has
+certificates, all of it goes by TLS (`tls.py`).
+
 Writing never waits: each stream has a queue, and a peer that does not take what is in it is lost (S9). What a stream
 says that cannot be read ends it, with a line in the log; other streams do not notice.
 """
@@ -21,10 +24,14 @@ from pdflow.protocol.effects import Fence, Handshake, Send
 from pdflow.protocol.events import HandshakeEnded, PeerLost, Received
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.values import Address, EngineId
+from pdflow.protocol.wire.limits import MAX_HANDSHAKE_BYTES
 from pdflow.protocol.wire.malformed import Malformed
-from pdflow.protocol.wire.strict import Frame, FrameDecoder, Hello, encode_frame
+from pdflow.protocol.wire.strict import LENGTH_BYTES, Frame, FrameDecoder, Hello, encode_frame
 from runtime.node import Node, Port
+from runtime.proving import Proof, prove_as_acceptor, prove_as_opener
 from runtime.ranks import Rank
+from runtime.secret import MAC_BYTES, Secret
+from runtime.tls import Tls
 from runtime.transports.base import TransportError
 
 log = logging.getLogger(__name__)
@@ -34,17 +41,26 @@ MOST_UNSENT: Final = 1024
 PATIENCE_S: Final = 5.0
 """For a peer's HELLO."""
 READ_BYTES: Final = 65_536
+MAX_HELLO_BYTES: Final = MAX_HANDSHAKE_BYTES + 4096
+"""A HELLO that brings all that it may."""
+MAX_STRANGERS: Final = 64
+"""Streams on which no HELLO has come yet. More are hung up on."""
 
 
 class Link:
     """One stream. `port` and the peer's `hello` are known once HELLOs have been exchanged."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.abc.Stream, secret: Secret | None) -> None:
         self.stream: Final = stream
+        self.secret: Final = secret
+        self.proof: Proof | None = None
+        """Of who is at the other end, where that is asked."""
         self.port: Port
         self.hello: Hello
         self.early: list[Frame | Malformed] = []
         """What came with the peer's HELLO, behind it."""
+        self._unread: Final = bytearray()
+        """Received, and not looked at."""
         self.decoder: Final = FrameDecoder()
         self.frames, self.unsent = trio.open_memory_channel[bytes](MOST_UNSENT)
         self.scope: Final = trio.CancelScope()
@@ -53,27 +69,56 @@ class Link:
     def key(self) -> tuple[Address, Address]:
         return (self.port.address, self.hello.address)
 
+    async def prove(self, opens: bool) -> None:
+        """That both sides know the secret, if there is one. ValueError if the other one does not."""
+        if self.secret is not None:
+            prove = prove_as_opener if opens else prove_as_acceptor
+            self.proof = await prove(self.secret, self.stream.send_all, self._take)
+
+    async def say_hello(self, hello: bytes) -> None:
+        await self.stream.send_all(hello if self.proof is None else self.proof.ours(hello) + hello)
+
     async def hear_hello(self) -> Hello:
-        """The peer's first frame. ValueError if it is another, or none."""
-        while True:
+        """The peer's first frame. ValueError if it is another, or none, or nobody's who knows the secret."""
+        claimed = b"" if self.proof is None else await self._take(MAC_BYTES)
+        head = await self._take(LENGTH_BYTES)
+        length = int.from_bytes(head, "big")
+        if length > MAX_HELLO_BYTES:
+            raise ValueError(f"a HELLO of {length:,} bytes, at most {MAX_HELLO_BYTES:,} are read")
+        said = head + await self._take(length)
+        if self.proof is not None:
+            self.proof.check(claimed, said)
+        frames = self.decoder.feed(said)
+        first = frames[0] if frames else None
+        if not isinstance(first, Hello):
+            raise ValueError(first.reason if isinstance(first, Malformed) else "no HELLO")
+        self.hello = first
+        self.early = self.decoder.feed(bytes(self._unread))
+        self._unread.clear()
+        return first
+
+    async def _take(self, count: int) -> bytes:
+        """So many of the bytes that come. ValueError if fewer do."""
+        while len(self._unread) < count:
             data = await self.stream.receive_some(READ_BYTES)
             if not data:
                 raise ValueError("it hung up before HELLO")
-            frames = self.decoder.feed(bytes(data))
-            if frames:
-                first, *self.early = frames
-                if not isinstance(first, Hello):
-                    raise ValueError(first.reason if isinstance(first, Malformed) else "no HELLO")
-                self.hello = first
-                return first
+            self._unread.extend(data)
+        taken = bytes(self._unread[:count])
+        del self._unread[:count]
+        return taken
 
 
 class Links:
-    """Args: the node and its ranks. `send`, `handshake` and `fence` are what the effects of these names do."""
+    """Args: the node and its ranks. `send`, `handshake` and `fence` are what the effects of these names do. `secret`
+    and `tls` are given before any stream is."""
 
     def __init__(self, node: Node, ranks: Mapping[Address, Rank]) -> None:
         self.node: Final = node
         self.ranks: Final = ranks
+        self.secret: Secret | None = None
+        self.tls: Tls | None = None
+        self._strangers = 0
         self.book: dict[EngineId, tuple[str, int]] = {}
         """Where engines hear, as far as requests have said."""
         self._unreached: dict[EngineId, set[tuple[Port, Address]]] = {}
@@ -156,7 +201,8 @@ class Links:
         adopted = False
         try:
             with trio.fail_after(PATIENCE_S):
-                link = Link(await trio.open_tcp_stream(host, tcp_port))
+                stream: trio.abc.Stream = await trio.open_tcp_stream(host, tcp_port)
+                link = Link(stream if self.tls is None else self.tls.opened(stream), self.secret)
                 link.port = port
                 await self._greet(link, peer)
             self._adopt(link)
@@ -175,26 +221,37 @@ class Links:
     async def _greet(self, link: Link, peer: Address) -> None:
         """The opener's half. ValueError if somebody else answers."""
         nonce = secrets.randbits(63) | 1
-        await link.stream.send_all(self._hello(link.port, nonce, 0, peer))
+        await link.prove(True)
+        await link.say_hello(self._hello(link.port, nonce, 0, peer))
         hello = await link.hear_hello()
         if hello.address != peer or hello.echo != nonce:
             raise ValueError(f"{hello.address} answers there")
 
     async def _accepted(self, stream: trio.SocketStream) -> None:
-        link = Link(stream)
+        if self._strangers >= MAX_STRANGERS:
+            return
+        self._strangers += 1
+        link = Link(stream if self.tls is None else self.tls.accepted(stream), self.secret)
         try:
             with trio.fail_after(PATIENCE_S):
-                hello = await link.hear_hello()
-                port = self.node.ports.get(hello.to)
-                if port is None or hello.to not in self.ranks:
-                    raise ValueError(f"{hello.address} asks for {hello.to!r}, which is not here")
-                link.port = port
-                await stream.send_all(self._hello(port, secrets.randbits(63) | 1, hello.nonce, hello.address))
+                await self._welcome(link)
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
             log.warning("%s: a stream is refused: %s", self.node.name, told(error))
             return
+        finally:
+            self._strangers -= 1
         self._adopt(link)
         await self._serve(link)
+
+    async def _welcome(self, link: Link) -> None:
+        """The acceptor's half. ValueError for a stranger, or for who asks for somebody else."""
+        await link.prove(False)
+        hello = await link.hear_hello()
+        port = self.node.ports.get(hello.to)
+        if port is None or hello.to not in self.ranks:
+            raise ValueError(f"{hello.address} asks for {hello.to!r}, which is not here")
+        link.port = port
+        await link.say_hello(self._hello(port, secrets.randbits(63) | 1, hello.nonce, hello.address))
 
     def _hello(self, port: Port, nonce: int, echo: int, to: Address) -> bytes:
         return encode_frame(Hello(port.address, port.incarnation, nonce, echo, to, self.ranks[port.address].about()))
@@ -268,4 +325,4 @@ class Links:
 
 def told(error: BaseException) -> str:
     """What a person is told of an error that may have no text."""
-    return str(error) or type(error).__name__
+    return str(error) or (str(error.__cause__) if error.__cause__ else type(error).__name__)

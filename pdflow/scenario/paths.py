@@ -24,7 +24,8 @@ def _places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """The tables that hold a path, each with its key."""
     trace = document.get("workload", {}).get("trace", {})
     tables = [(trace, "path"), (trace, "dataset"), (document.get("model", {}), "hf_config")]
-    tables += [(document.get("transfer", {}), "config"), (document.get("serve", {}), "model")]
+    tables += [(document.get("transfer", {}), "config")]
+    tables += [(document.get("serve", {}), key) for key in ("model", "secret_file", "tls_cert", "tls_key", "tls_ca")]
     tables += [(pool["cost"], "path") for pool in document.get("pool", []) if "cost" in pool]
     yield from ((table, key) for table, key in tables if key in table)
     like = document.get("workload", {}).get("like")

@@ -1,4 +1,5 @@
-"""What [serve] can say: where a live cluster listens, and what moves its KV. `simulate` does not read it.
+"""What [serve] can say: where a live cluster listens, what moves its KV, and by what its parts know each other.
+`simulate` does not read it.
 
 What an engine computes with is its pool's `engine`: the model of [model] in torch, or nothing, in the time that the
 scenario's costs say. The other tables, and how to read this class, are in `schema.py`.
@@ -15,6 +16,7 @@ from pdflow.scenario.fields import AT_LEAST_ONE, NOT_EMPTY, TIMER, Bound, about
 
 TransportName: TypeAlias = Literal["shm", "tcp", "nixl"]
 PORT = Bound(at_least=0, at_most=65_535)
+SPARES = Bound(at_least=0, at_most=1000)
 
 
 @attrs.frozen(kw_only=True)
@@ -23,9 +25,50 @@ class Serve:
 
     host: str = field(
         default="127.0.0.1",
-        metadata=about("the address that the router listens on; engines keep to this host", NOT_EMPTY),
+        metadata=about("the address that the router listens on", NOT_EMPTY),
     )
     port: int = field(default=8000, metadata=about("the router's port; 0 for any that is free", PORT))
+    engine_host: str = field(
+        default="127.0.0.1",
+        metadata=about(
+            "the address of its machine that an engine listens on, and is reached at by all others", NOT_EMPTY
+        ),
+    )
+    router: str | None = field(
+        default=None,
+        metadata=about(
+            "HOST:PORT at which engines that are started by themselves reach the router; `host` and `port` if absent",
+            NOT_EMPTY,
+        ),
+    )
+    spare_engines: int = field(
+        default=0, metadata=about("engines that may be added to each pool while it serves, beside its replicas", SPARES)
+    )
+    secret_file: str | None = field(
+        default=None,
+        metadata=about(
+            "file of the secret that all parts share, relative to the scenario file; if absent the environment's "
+            "PDFLOW_SECRET, if that is there; needed beyond loopback",
+            NOT_EMPTY,
+        ),
+    )
+    tls_cert: str | None = field(
+        default=None,
+        metadata=about(
+            "file of this part's certificate (PEM), relative to the scenario file: ranks then speak TLS to each other",
+            NOT_EMPTY,
+        ),
+    )
+    tls_key: str | None = field(
+        default=None, metadata=about("file of its key (PEM), relative to the scenario file", NOT_EMPTY)
+    )
+    tls_ca: str | None = field(
+        default=None,
+        metadata=about(
+            "file of the authority (PEM), relative to the scenario file, whose certificates all peers must show",
+            NOT_EMPTY,
+        ),
+    )
     transport: TransportName = field(
         default="shm", metadata=about("what moves KV: memory that the engines of one host share, TCP, or NIXL (UCX)")
     )

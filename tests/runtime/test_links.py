@@ -61,19 +61,21 @@ class Memory:
 class Side:
     """One engine's streams. `port` of its only rank; `tcp` is where it hears."""
 
-    def __init__(self, engine: str, incarnation: int) -> None:
+    def __init__(self, engine: str, incarnation: int, guarded: dict[str, Any]) -> None:
         self.node = Node(engine)
         self.heard = Heard()
         self.address = f"{engine}.r0"
         self.memory = Memory(self.address)
         self.port: Port = self.node.add(self.address, self.heard, incarnation)
         self.links = Links(self.node, {self.address: self.memory})  # type: ignore[dict-item]
+        self.links.secret, self.links.tls = guarded.get("secret"), guarded.get("tls")
         self.tcp = 0
 
 
 @asynccontextmanager
-async def sides(*engines: str) -> AsyncIterator[list[Side]]:
-    made = [Side(engine, 100 + number) for number, engine in enumerate(engines)]
+async def sides(*engines: str, **guarded: Any) -> AsyncIterator[list[Side]]:
+    """`guarded`: by which secret and certificates they know each other."""
+    made = [Side(engine, 100 + number, guarded) for number, engine in enumerate(engines)]
     async with trio.open_nursery() as nursery:
         for side in made:
             (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")

@@ -131,18 +131,18 @@ def test_every_path_of_the_schema_is_known() -> None:
         "workload": {"trace": {"path": "a", "dataset": "b"}, "like": "c.toml"},
         "model": {"hf_config": "d"},
         "transfer": {"config": "f"},
-        "serve": {"model": "g"},
+        "serve": {"model": "g", "secret_file": "h", "tls_cert": "i", "tls_key": "j", "tls_ca": "k"},
         "pool": [{"cost": {"model": "measured", "path": "e"}}],
     }
     moved = with_paths(document, lambda path: f"x/{path}")
-    assert json.dumps(moved).count("x/") == 7
+    assert json.dumps(moved).count("x/") == 11
     assert with_paths({"workload": {"like": "azure-code"}}, lambda path: "x")["workload"]["like"] == "azure-code"
     words = ("relative to the scenario", "a file that", "beside the trace", "config.json")
     found = {
         key for key, what in _described(schema_json()) if any(word in what for word in words) and key != "scenario"
     }
-    assert found <= {"path", "dataset", "like", "hf_config", "config", "model"}
-    assert {"path", "dataset", "like", "config", "model"} <= found
+    named = {"path", "dataset", "like", "config", "model", "secret_file", "tls_cert", "tls_key", "tls_ca"}
+    assert named <= found <= named | {"hf_config"}
 
 
 def _described(schema: Any) -> Iterator[tuple[str, str]]:

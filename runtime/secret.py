@@ -1,0 +1,75 @@
+"""The secret that all parts of a cluster share, where they are on several hosts: where it is had from, and what is
+worked out with it.
+
+It is never sent, but for an operator's own `Authorization: Bearer`. What is sent are MACs (BLAKE2b with a key, RFC
+7693) over texts that nobody can take for each other: each begins with what it is for, and each of its parts with its
+length.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from hashlib import blake2b
+from typing import Final
+
+from pdflow.errors import Problem, ScenarioError
+from pdflow.scenario.schema import Scenario
+
+VARIABLE: Final = "PDFLOW_SECRET"
+LEAST_BYTES: Final = 16
+"""Of a secret: `openssl rand -hex 32` makes one."""
+MOST_BYTES: Final = 4096
+MAC_BYTES: Final = 32
+_OTHERS: Final = 0o077
+
+
+class Secret:
+    def __init__(self, text: bytes) -> None:
+        self._text: Final = text
+        self._key: Final = blake2b(text, digest_size=MAC_BYTES, person=b"pdflow secret").digest()
+
+    def mac(self, what_for: bytes, *parts: bytes) -> bytes:
+        """[MAC_BYTES], of these parts in this order, for this purpose."""
+        hashed = blake2b(key=self._key, digest_size=MAC_BYTES)
+        for part in (what_for, *parts):
+            hashed.update(len(part).to_bytes(8, "big"))
+            hashed.update(part)
+        return hashed.digest()
+
+    def is_mac(self, claimed: bytes, what_for: bytes, *parts: bytes) -> bool:
+        """In a time that says nothing of how nearly it was right."""
+        return hmac.compare_digest(claimed, self.mac(what_for, *parts))
+
+    def is_text(self, claimed: bytes) -> bool:
+        return hmac.compare_digest(claimed, self._text)
+
+
+def secret_of(scenario: Scenario) -> Secret | None:
+    """What the file says, or the environment. ScenarioError for one that is none, or that others may read."""
+    named = scenario.serve.secret_file
+    if named is None:
+        text = os.environ.get(VARIABLE)
+        return None if text is None else _checked(scenario, VARIABLE, text.encode())
+    path = scenario.base_dir / named
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text_of_file = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise _wrong(scenario, f"{path} cannot be read: {error.strerror}") from None
+    if mode & _OTHERS:
+        raise _wrong(scenario, f"{path} may be read by others than its owner: chmod 600 {path}")
+    return _checked(scenario, str(path), text_of_file)
+
+
+def _checked(scenario: Scenario, where: str, text: bytes) -> Secret:
+    stripped = text.strip()
+    if not LEAST_BYTES <= len(stripped) <= MOST_BYTES:
+        size = f"{len(stripped)} bytes, expected {LEAST_BYTES} to {MOST_BYTES:,}"
+        raise _wrong(scenario, f"{where} holds {size}: openssl rand -hex 32 makes one")
+    return Secret(stripped)
+
+
+def _wrong(scenario: Scenario, message: str) -> ScenarioError:
+    return ScenarioError([Problem(scenario.path, "serve.secret_file", message)])
