@@ -7,7 +7,7 @@ through a step, so each of a chunk's is ready at its share of the step's time; a
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import ChunkBegun, Prefilled
@@ -69,7 +69,8 @@ class StagedPrefillNode(PrefillNode):
     def came(self, outcome: object) -> None:
         if type(outcome) is ChunkBegun:
             leg = self.by_seq.get(id(outcome.seq))
-            if leg is not None and leg.keeps and self.departures.concerns(outcome):
+            known = outcome.computed + outcome.new
+            if leg is not None and leg.keeps and self.departures.concerns(known, leg.seq.prompt_tokens):
                 self.computing(leg, outcome)
             return
         assert type(outcome) is Prefilled
@@ -86,9 +87,9 @@ class StagedPrefillNode(PrefillNode):
         if self.held:
             self.postponed.append((leg, chunk))
         else:
-            self.departures.computing(leg, leg.xid, chunk)
+            self.departures.computing(leg, leg.xid, leg.seq.prompt_tokens, chunk.computed + chunk.new, chunk)
 
-    def layers_of(self, going: Departure, chunk: ChunkBegun, before: int) -> None:
+    def layers_of(self, going: Departure, chunk: Any, before: int) -> None:
         self.layer_by_layer(chunk, self.layers, before, self.layer_computed, going)
 
     def layer_computed(self, about: tuple[Departure, Piece]) -> None:

@@ -127,7 +127,7 @@ ROOMS: Final = {
     "faults": "protocol",
     "scenario": "protocol cost layout workload faults methods",
     "results": "protocol workload scenario",
-    "wiring": "protocol routing methods scenario",
+    "wiring": "protocol layout engine routing methods scenario",
     "cli": "bench_options scenario workload results methods sim",
 }
 """Which rooms each room of pdflow may know, besides `errors` and `version`. docs/architecture.md shows it."""

@@ -108,3 +108,31 @@ def _runs(
         target_at, target_offset = divmod(piece * unit, target_block_size)
         source_at, source_offset = divmod(token_start + piece * unit, source_block_size)
         yield Run(source_blocks[source_at], source_offset, target_blocks[target_at], target_offset, tokens)
+
+
+def runs_within(
+    source_blocks: Sequence[int],
+    source_block_size: int,
+    target_blocks: Sequence[int],
+    target_block_size: int,
+    token_start: int,
+    first: int,
+    last: int,
+) -> Iterator[Run]:
+    """Of what `runs` would yield, the tokens `first ... last - 1`, wherever those borders lie: a chunk may end within a
+    block. Raises LayoutError if a list is too short."""
+    if not token_start <= first <= last:
+        raise LayoutError(f"tokens {first} to {last}: they do not follow one another from {token_start} on")
+    for side, blocks, size, end in (
+        ("prefill", source_blocks, source_block_size, last),
+        ("decode", target_blocks, target_block_size, last - token_start),
+    ):
+        if first < last and len(blocks) * size < end:
+            raise LayoutError(f"{len(blocks)} {side} blocks of {size} tokens do not cover tokens {first} to {last}")
+    at = first
+    while at < last:
+        source_at, source_offset = divmod(at, source_block_size)
+        target_at, target_offset = divmod(at - token_start, target_block_size)
+        tokens = min(source_block_size - source_offset, target_block_size - target_offset, last - at)
+        yield Run(source_blocks[source_at], source_offset, target_blocks[target_at], target_offset, tokens)
+        at += tokens

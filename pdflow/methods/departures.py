@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from pdflow.engine.sequence import ChunkBegun
 from pdflow.methods.method import Conduct, Grain, Memory, Method
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import Staging, comes_with_the_write
@@ -50,8 +49,8 @@ class Departure:
         """Room was asked for."""
         self.place: Allocation | None = None
         """Where it has room."""
-        self.chunks: list[ChunkBegun] = []
-        """Computed, or being computed, while it has none."""
+        self.chunks: list[tuple[int, Any]] = []
+        """Computed, or being computed, while it has none: up to which token, and the host's word for it."""
         self.copied = 0
         """Tokens whose copies have been ordered."""
         self.copying = 0
@@ -78,7 +77,7 @@ class Host(Protocol):
     def recall(self, xid: Xid) -> None:
         """Nothing more of it may be sent."""
 
-    def layers_of(self, going: Departure, chunk: ChunkBegun, before: int) -> None:
+    def layers_of(self, going: Departure, chunk: Any, before: int) -> None:
         """Have `layer_computed` be called as each layer of the tokens from `before` to the chunk's end is there."""
 
     def copy_out(self, going: Departure, piece: Piece | None) -> None:
@@ -119,19 +118,19 @@ class Departures:
 
     # What the engine does.
 
-    def concerns(self, chunk: ChunkBegun) -> bool:
-        """Whether anything of this prompt goes with this chunk."""
-        return self.method.grain is not Grain.LAYER or chunk.computed + chunk.new >= chunk.seq.prompt_tokens
+    def concerns(self, known: int, tokens: int) -> bool:
+        """Whether anything of a prompt of so many tokens goes with the step after which so many are known."""
+        return self.method.grain is not Grain.LAYER or known >= tokens
 
-    def computing(self, leg: Any, xid: Xid, chunk: ChunkBegun) -> None:
+    def computing(self, leg: Any, xid: Xid, tokens: int, known: int, chunk: Any) -> None:
         """A step with a part of this prompt begins."""
-        going = self.outgoing.get(xid) or self._depart(leg, xid, chunk.seq.prompt_tokens)
+        going = self.outgoing.get(xid) or self._depart(leg, xid, tokens)
         if going.over:
             return
         if going.place is None:
-            going.chunks.append(chunk)
+            going.chunks.append((known, chunk))
         else:
-            self._plan(going, chunk)
+            self._plan(going, known, chunk)
 
     def layer_computed(self, going: Departure, piece: Piece, shares: int) -> None:
         """One layer of a chunk is there, of which so many parts are to be copied."""
@@ -215,8 +214,8 @@ class Departures:
                 continue
             if not going.held:
                 self._announce(going)
-            for chunk in going.chunks:
-                self._plan(going, chunk)
+            for known, chunk in going.chunks:
+                self._plan(going, known, chunk)
             going.chunks.clear()
             if going.computed and not self.room_with_write:
                 self._finish(going)
@@ -244,9 +243,9 @@ class Departures:
         self.host.gave_room_back(going)
         self.staging.release(place)
 
-    def _plan(self, going: Departure, chunk: ChunkBegun) -> None:
+    def _plan(self, going: Departure, known: int, chunk: Any) -> None:
         before = going.copied
-        going.copied = chunk.computed + chunk.new
+        going.copied = known
         going.copying += self.layer_shares
         self.host.layers_of(going, chunk, before)
 

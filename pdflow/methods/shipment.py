@@ -80,6 +80,12 @@ class Shipment:
         self._flying -= 1
         self._failed = True
 
+    def recall(self, piece: Piece) -> None:
+        """A posted piece has not begun to move, and will not: it is as if it had not been posted."""
+        self._flying -= 1
+        self._unposted += piece.stop - piece.start
+        self._queue.appendleft(piece)
+
     def skip(self, piece: Piece) -> None:
         """A posted piece will not land, and nobody is told: it counts as if it had."""
         self.landed(piece)

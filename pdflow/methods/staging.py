@@ -15,7 +15,7 @@ When nothing can reach the bytes any more is the protocol's to say. What a metho
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 
 from pdflow.memory.buddy import BuddyPool
@@ -124,24 +124,26 @@ class Staging:
 
 
 class RingStaging(Staging):
-    """A ring of pinned host memory (PR #18332)."""
+    """A ring of pinned host memory (PR #18332). A part holds whole blocks of `block_size` tokens."""
 
-    def __init__(self, size: KvSize, ring: Ring) -> None:
+    def __init__(self, size: KvSize, ring: Ring, block_size: int = 1) -> None:
         super().__init__(size)
         self.ring = ring
+        self.block_size = block_size
 
     @classmethod
-    def of_bytes(cls, size: KvSize, capacity_bytes: int, step_bytes: int = 4096) -> RingStaging:
+    def of_bytes(cls, size: KvSize, capacity_bytes: int, step_bytes: int = 4096, block_size: int = 1) -> RingStaging:
         """No part is larger than a layer's share of the ring; there are no marks but full and not full."""
         step = min(step_bytes, capacity_bytes)
         capacity = capacity_bytes // step * step
         part = max(step, capacity // size.layers // step * step)
         ring = Ring(capacity, step_bytes=step, greatest_bytes=part, high_bytes=capacity, low_bytes=capacity - step)
-        return cls(size, ring)
+        return cls(size, ring, block_size)
 
     def part(self, num_tokens: int) -> int:
         """What one layer takes."""
-        return self.ring.rounded(self.size.bytes_per_token * num_tokens)
+        blocks = -(-num_tokens // self.block_size)
+        return self.ring.rounded(self.size.bytes_per_token * blocks * self.block_size)
 
     def fits_ever(self, num_tokens: int) -> bool:
         part = self.part(num_tokens)
@@ -160,7 +162,7 @@ class RingStaging(Staging):
             self.ring.release(position)
 
     def fork(self) -> RingStaging:
-        other = RingStaging(self.size, self.ring.fork())
+        other = RingStaging(self.size, self.ring.fork(), self.block_size)
         self.copied_to(other)
         return other
 
@@ -263,6 +265,57 @@ class ThresholdStaging(Staging):
     def fingerprint(self) -> Hashable:
         """In the order of their use."""
         return tuple(self.waiting.items()), tuple(self.held.items()), self.generation
+
+
+class PagedStaging(Staging):
+    """Any of these memories where its bytes have addresses: pages of `block_size` tokens, each with all layers.
+
+    With `evicts`, the prompt that was given room first makes room for the next.
+    """
+
+    def __init__(self, size: KvSize, block_size: int, num_pages: int, evicts: bool = False) -> None:
+        super().__init__(size)
+        self.block_size = block_size
+        self.evicts = evicts
+        self.num_pages = num_pages
+        self.free: deque[int] = deque(range(num_pages))
+
+    def pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def fits_ever(self, num_tokens: int) -> bool:
+        return self.pages(num_tokens) <= self.num_pages
+
+    def take(self, num_tokens: int) -> tuple[int, ...] | None:
+        pages = self.pages(num_tokens)
+        if pages > len(self.free):
+            return None
+        return tuple([self.free.popleft() for _ in range(pages)])
+
+    def give_back(self, parts: tuple[int, ...]) -> None:
+        self.free.extend(parts)
+
+    def victims(self) -> list[str]:
+        if not self.evicts or not self.waiting:
+            return []
+        need = self.pages(next(iter(self.waiting.values()))) - len(self.free)
+        names: list[str] = []
+        for name, parts in self.held.values():
+            if need <= 0:
+                break
+            names.append(name)
+            need -= len(parts)
+        return names
+
+    def fork(self) -> PagedStaging:
+        other = PagedStaging(self.size, self.block_size, self.num_pages, self.evicts)
+        other.free = self.free.copy()
+        self.copied_to(other)
+        return other
+
+    def fingerprint(self) -> Hashable:
+        """With the pages, in the order of their next use."""
+        return super().fingerprint(), tuple(self.free)
 
 
 def staging_of(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.layout.pairing import Run, pieces, runs
+from pdflow.layout.pairing import Run, pieces, runs, runs_within
 from pdflow.layout.shapes import LayoutError
 
 SIZES = st.sampled_from([(16, 16), (1, 1), (4, 16), (16, 4), (1, 3), (6, 2), (5, 5)])
@@ -75,3 +78,33 @@ def test_lists_that_cannot_be_paired_are_refused_before_the_first_run(
 ) -> None:
     with pytest.raises(LayoutError, match=said):
         runs(source, source_size, target, target_size, start, tokens)
+
+
+def cells(found: Iterable[Run]) -> list[tuple[int, int, int, int]]:
+    return [
+        (run.source_block, run.source_offset + at, run.target_block, run.target_offset + at)
+        for run in found
+        for at in range(run.tokens)
+    ]
+
+
+@given(sizes=SIZES, prefix_blocks=st.integers(0, 3), num_tokens=st.integers(0, 60), data=st.data())
+def test_parts_of_a_range_make_the_range(
+    sizes: tuple[int, int], prefix_blocks: int, num_tokens: int, data: st.DataObject
+) -> None:
+    source_size, target_size = sizes
+    start = prefix_blocks * target_size
+    stop = start + num_tokens
+    source = [900 - at for at in range(-(-stop // source_size))]
+    target = [500 - at for at in range(-(-num_tokens // target_size))]
+    about = (source, source_size, target, target_size, start)
+    borders = sorted({start, *data.draw(st.lists(st.integers(start, stop), max_size=5)), stop})
+    parts = [runs_within(*about, first, last) for first, last in pairwise(borders)]
+    assert [cell for part in parts for cell in cells(part)] == cells(runs(*about, num_tokens))
+
+
+def test_a_part_beyond_the_blocks_is_refused() -> None:
+    with pytest.raises(LayoutError, match="1 prefill blocks of 4 tokens do not cover tokens 3 to 5"):
+        list(runs_within([7], 4, [8, 9], 4, 0, 3, 5))
+    with pytest.raises(LayoutError, match="do not follow one another from 4 on"):
+        list(runs_within([7, 8], 4, [9], 4, 4, 2, 5))

@@ -87,3 +87,26 @@ def test_a_fork_goes_its_own_way() -> None:
     assert shipment.next() == posted
     other.landed(posted)
     assert other.fingerprint() != shipment.fingerprint()
+
+
+@settings(max_examples=200, derandomize=True)
+@given(cut=cuts(), data=st.data())
+def test_what_is_recalled_goes_again_and_nothing_twice(
+    cut: tuple[int, int, int, list[Piece]], data: st.DataObject
+) -> None:
+    layers, start, stop, pieces = cut
+    shipment = Shipment(layers, start, stop)
+    for piece in pieces:
+        shipment.offer(piece)
+    landed: Counter[tuple[int, int]] = Counter()
+    recalls = data.draw(st.integers(0, 5))
+    while (found := shipment.next()) is not None:
+        if recalls:
+            recalls -= 1
+            shipment.recall(found)
+            assert not shipment.all_posted
+            continue
+        shipment.landed(found)
+        landed.update((found.layer, token) for token in range(found.start, found.stop))
+    assert shipment.ending() is Ending.SENT
+    assert landed == Counter({(layer, token): 1 for layer in range(layers) for token in range(start, stop)})

@@ -11,16 +11,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pdflow.memory.paged import PoolError
 from pdflow.methods.method import Memory
-from pdflow.methods.staging import KvSize, RingStaging, Staging, TooLargeError, staging_of
+from pdflow.methods.staging import KvSize, PagedStaging, RingStaging, Staging, TooLargeError, staging_of
 from pdflow.protocol.values import Allocation
 
 SIZE = KvSize(2, 100)
 """Two layers, 100 bytes of a token in each."""
 MEMORIES: dict[str, Callable[[], Staging]] = {
     "ring": lambda: RingStaging.of_bytes(SIZE, 4096, step_bytes=64),
+    "ring of blocks": lambda: RingStaging.of_bytes(SIZE, 8192, step_bytes=64, block_size=4),
     "buffer and pool": lambda: staging_of(Memory.BUFFER, SIZE, 0, 3000, 4096),
     "tensors": lambda: staging_of(Memory.TENSORS, SIZE, 0, 0, 0),
     "store": lambda: staging_of(Memory.STORE, SIZE, 0, 4000, 0),
+    "pages": lambda: PagedStaging(SIZE, 4, 8),
+    "pages of a store": lambda: PagedStaging(SIZE, 4, 8, evicts=True),
     "lookup buffer": lambda: staging_of(Memory.LOOKUP, SIZE, 0, 4000, 0),
 }
 

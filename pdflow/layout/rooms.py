@@ -1,0 +1,64 @@
+"""Where a prompt lies in memory beside KV blocks, as peers have to know it.
+
+Such memory holds prompts in blocks, too, one after the other from token 0, so that bytes go from and to it by the rules
+of `pairing` and `descriptors`. Of `pages`, a prompt has some, each with all layers, as of the engine's own. In a `ring`
+it has one part for each layer, with its blocks side by side: first all of K, then all of V.
+
+Who has room when is `pdflow/methods/staging.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from pdflow.layout.descriptors import RankMemory
+from pdflow.layout.shapes import LayoutError
+from pdflow.protocol.values import Value
+
+RoomKind: TypeAlias = Literal["pages", "ring"]
+
+
+class Room(Value, frozen=True, gc=False):
+    """Memory of one rank. `pages`: they are blocks of it. Of a ring it says where that begins, and what a block of one
+    layer looks like; `ring_bytes` is how long it is."""
+
+    kind: RoomKind
+    memory: RankMemory
+    ring_bytes: int = 0
+
+
+def lying(room: Room, parts: Sequence[int], num_tokens: int) -> tuple[RankMemory, Sequence[int]]:
+    """Where a prompt's blocks are: a memory, and which of its blocks, from token 0 on.
+
+    `parts` are page numbers, or positions in the ring, one for each layer or more. LayoutError for fewer, and for a
+    ring of no length.
+    """
+    if room.kind == "pages":
+        return room.memory, parts
+    memory = room.memory
+    if room.ring_bytes < 1 or len(parts) < memory.num_layers:
+        raise LayoutError(f"{len(parts)} parts in a ring of {room.ring_bytes} bytes, for {memory.num_layers} layers")
+    count = -(-num_tokens // memory.block_size)
+    plane = memory.plane_bytes
+    base = memory.region_bases[0]
+    bases = tuple(
+        [
+            base + position % room.ring_bytes + tensor * count * plane
+            for position in parts[: memory.num_layers]
+            for tensor in range(memory.tensors_per_layer)
+        ]
+    )
+    there = RankMemory(
+        region_bases=bases,
+        block_stride=plane,
+        num_blocks=count,
+        block_size=memory.block_size,
+        num_layers=memory.num_layers,
+        tensors_per_layer=memory.tensors_per_layer,
+        num_heads=memory.num_heads,
+        cell_bytes=memory.cell_bytes,
+        nesting="layer-major",
+        order=memory.order,
+    )
+    return there, range(count)
