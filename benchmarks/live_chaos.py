@@ -1,7 +1,9 @@
 """A live cluster that is treated badly: python -m benchmarks.live_chaos [--requests N] [--seed N] [--method NAME]
 [--transport NAME]
 
-Workers are killed, stopped and woken, clients hang up, all while requests are under way at a concurrency of 16. Judged:
+Workers are killed, stopped and woken; connections between any two processes of the cluster are cut, cut with all that
+is under way on them (frames are lost, or break off in the middle), and slowed to a trickle; clients hang up: all while
+requests are under way at a concurrency of 16. Judged:
 
 - wrong: answers whose tokens are not those of an undisturbed cluster; it must be 0;
 - unanswered: requests that had no end within their deadline; it must be 0;
@@ -20,12 +22,14 @@ import signal
 import sys
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import trio
 
+from benchmarks.live_cuts import Wire, cut, lose, pace, wires
 from runtime.http.errors import UpstreamError
 from tests.runtime.support.served import Served, served
 
@@ -34,6 +38,10 @@ QUICKSTART = ROOT / "examples/serve-quickstart.toml"
 CONCURRENCY = 16
 PROMPTS = 48
 DEADLINE_S = 60.0
+ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+ROUTER = "runtime.front"
+TRICKLE = 20_000
+"""Bytes per second."""
 QUIET_S = 90.0
 """After the last answer: leases are 30 s, and a dead peer is given up after 15 s."""
 
@@ -49,7 +57,7 @@ class Chaos:
         self.right: list[list[int]] = []
         self.outcomes: Counter[str] = Counter()
         self.deeds: Counter[str] = Counter()
-        self.wrong = self.unanswered = 0
+        self.wrong = self.unanswered = self.bytes_lost = 0
 
     def prompt(self, number: int) -> list[int]:
         length = 1 + int(self.random.random() ** 2 * 600)
@@ -75,7 +83,7 @@ class Chaos:
         said = ", ".join(f"{count:,} {name}" for name, count in sorted(self.outcomes.items()))
         done = ", ".join(f"{count} {name}" for name, count in sorted(self.deeds.items()))
         sys.stdout.write(
-            f"{self.requests:,} requests in {lasted:.0f} s: {said}\n{done}\n"
+            f"{self.requests:,} requests in {lasted:.0f} s: {said}\n{done}, {self.bytes_lost:,} bytes lost\n"
             f"wrong {self.wrong}  unanswered {self.unanswered}  leaked {leaked}  exceptions {exceptions}\n"
         )
         if exceptions:
@@ -106,25 +114,73 @@ class Chaos:
             sys.stdout.write(f"wrong: prompt {number}: {answer.tokens} for {self.right[number]}\n")
 
     async def harm(self) -> None:
-        """Something every other second, to an engine that is up."""
-        engines = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+        """Something every second, to engines that are up and to what connects them."""
+        deeds = (self.kill, self.stop, self.stop, self.cut, self.lose, self.lose, self.slow)
         while True:
-            await trio.sleep(self.random.uniform(0.5, 4))
-            engine = self.random.choice(engines)
+            await trio.sleep(self.random.uniform(0.2, 2))
             try:
-                pid = self.cluster.pid_of(engine)
-            except LookupError:
-                continue
-            if self.random.random() < 0.3:
-                os.kill(pid, signal.SIGKILL)
-                self.deeds["killed"] += 1
-            else:
-                os.kill(pid, signal.SIGSTOP)
-                self.deeds["stopped and woken"] += 1
-                try:
-                    await trio.sleep(self.random.choice((0.05, 0.5, 2, 7)))
-                finally:
-                    os.kill(pid, signal.SIGCONT)
+                await self.random.choice(deeds)()
+            except (LookupError, OSError):
+                continue  # who was to be harmed has gone by itself
+
+    async def kill(self) -> None:
+        os.kill(self.someone(), signal.SIGKILL)
+        self.deeds["killed"] += 1
+
+    async def stop(self) -> None:
+        pid = self.someone()
+        os.kill(pid, signal.SIGSTOP)
+        self.deeds["stopped and woken"] += 1
+        try:
+            await trio.sleep(self.random.choice((0.05, 0.5, 2, 7)))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    async def cut(self) -> None:
+        for wire in self.some_wires():
+            cut(wire)
+            self.deeds["links cut"] += 1
+
+    async def lose(self) -> None:
+        """One side stands still first, so that something is under way."""
+        found = self.some_wires()
+        slow = found[0].ends[self.random.randrange(2)].pid
+        os.kill(slow, signal.SIGSTOP)
+        try:
+            await trio.sleep(self.random.choice((0.01, 0.1, 0.5)))
+            for wire in found:
+                self.bytes_lost += lose(wire)
+                self.deeds["links cut with what was under way"] += 1
+        finally:
+            os.kill(slow, signal.SIGCONT)
+
+    async def slow(self) -> None:
+        """Everything between two processes."""
+        found = [wire for wire in self.some_wires() if wire.kind == "tcp"]
+        for wire in found:
+            pace(wire, TRICKLE)
+            self.deeds["links slowed"] += 1
+        await trio.sleep(self.random.choice((0.5, 2, 7)))
+        for wire in found:
+            pace(wire)
+
+    def someone(self) -> int:
+        return self.cluster.pid_of(self.random.choice(ENGINES))
+
+    def some_wires(self) -> list[Wire]:
+        """One connection, or all between one pair of processes."""
+        pids = []
+        for name in (*ENGINES, ROUTER):
+            with suppress(LookupError):
+                pids.append(self.cluster.pid_of(name))
+        found = wires(pids)
+        if not found:
+            raise LookupError("nobody is connected")
+        one = self.random.choice(found)
+        if self.random.random() < 0.5:
+            return [one]
+        pair = {end.pid for end in one.ends}
+        return [wire for wire in found if {end.pid for end in wire.ends} == pair]
 
     async def quiet(self) -> int:
         """Blocks that are held though nobody asks any more."""
