@@ -11,7 +11,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,10 +85,15 @@ def simulate(
     """Simulate a SCENARIO file: its cluster and its workload."""
     from pdflow.scenario.load import load
 
-    for flag in ("events", "save_detailed", "timeline", "html"):
-        if flags[flag] and out is None:
-            raise click.UsageError(f"--{flag.replace('_', '-')} writes into --out DIR, which is missing")
+    _into(out, flags)
     ctx.exit(_simulate(load(scenario, overrides=overrides, seed=seed), seeds, out=out, **flags))
+
+
+def _into(out: str | Path | None, flags: Mapping[str, bool]) -> None:
+    """What writes into --out DIR needs one."""
+    for flag in ("events", "save_detailed", "timeline", "html"):
+        if flags.get(flag) and out is None:
+            raise click.UsageError(f"--{flag.replace('_', '-')} writes into --out DIR, which is missing")
 
 
 def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
@@ -104,24 +109,34 @@ def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
 @cli.command()
 @click.argument("scenario", type=click.Path())
 @click.option("--port", type=click.IntRange(0, 65_535), metavar="N", help="The router's port, instead of serve.port.")
+@_SET
 @click.option(
-    "--events",
+    "--out",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write DIR/events.jsonl: every event into and effect out of an endpoint, as simulate does.",
+    help="When it has ended, write results.json and requests.jsonl of what was served, as simulate does.",
 )
-@_SET
+@click.option("--events", is_flag=True, help="Write DIR/events.jsonl: every event into and effect out of an endpoint.")
+@click.option("--timeline", is_flag=True, help="Write DIR/timeline.json.gz, which ui.perfetto.dev opens.")
+@click.option("--html", is_flag=True, help="Write DIR/report.html: figures, curves and the scenario on one page.")
 @click.pass_context
 def serve(
-    ctx: click.Context, /, scenario: str, port: int | None, events: Path | None, overrides: tuple[str, ...]
+    ctx: click.Context,
+    /,
+    scenario: str,
+    port: int | None,
+    overrides: tuple[str, ...],
+    out: Path | None,
+    **flags: bool,
 ) -> None:
     """Serve the cluster of a SCENARIO file on this host.
 
     Starts a router and every engine, each a process of its own. The first line on stdout is the URL that answers
     OpenAI's API; logs go to stderr. Ctrl-C lets what has begun end.
     """
+    _into(out, flags)
     said = overrides if port is None else (*overrides, f"serve.port={port}")
-    ctx.exit(_live(lambda: importlib.import_module("runtime.cluster")).main(scenario, said, events))
+    ctx.exit(_live(lambda: importlib.import_module("runtime.cluster")).main(scenario, said, out=out, **flags))
 
 
 @cli.command()

@@ -16,8 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -33,7 +32,7 @@ from runtime.logs import log_to_stderr
 from runtime.models import config_of, folder_of, is_synthetic
 from runtime.places import EngineGone, EnginePlace, News
 from runtime.processes import drain_on_signal, run_until_told
-from runtime.record import join
+from runtime.record import Record
 from runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
@@ -65,11 +64,10 @@ class Part:
 class Cluster:
     """Args: what every part is started with: the scenario, its file, and what replaces values of it."""
 
-    def __init__(self, scenario: Scenario, file: str, overrides: tuple[str, ...], events: Path | None = None) -> None:
+    def __init__(self, scenario: Scenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
         self.scenario: Final = scenario
         said = [arg for override in overrides for arg in ("--set", override)]
-        said += [] if events is None else ["--events", str(events)]
-        self.common: Final = [file, *said, "--child"]
+        self.common: Final = [file, *said, *record.of_parts(), "--child"]
         self.engines: Final = engines_of(scenario)
         self.processes: dict[str, trio.Process] = {}
         """Everybody's latest."""
@@ -202,13 +200,13 @@ def end(process: trio.Process) -> None:
         process.send_signal(signal.SIGTERM)
 
 
-async def serve(scenario: Scenario, file: str, overrides: tuple[str, ...], events: Path | None) -> None:
+async def serve(scenario: Scenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
     """A cluster, from the first process to the last. Its URL is the first line on stdout."""
     refuse_what_is_not_served(scenario)
     prepare(scenario)
     if is_synthetic(scenario):
         log.info("engines are synthetic: no model is computed, a step takes what the scenario says that it costs")
-    cluster = Cluster(scenario, file, overrides, events)
+    cluster = Cluster(scenario, file, overrides, record)
 
     def up(url: str) -> None:
         sys.stdout.write(url + "\n")
@@ -221,15 +219,15 @@ async def serve(scenario: Scenario, file: str, overrides: tuple[str, ...], event
         for process in cluster.processes.values():
             if process.poll() is None:
                 process.kill()
-        if events is not None:
-            log.info("what all endpoints heard and answered stands in %s", join(events))
+        if record.conclude(scenario) is not None:
+            log.info("what has been served stands in %s", record.out)
 
 
-def main(file: str, overrides: tuple[str, ...], events: Path | None = None) -> int:
-    """`pdflow serve FILE`: the exit code."""
+def main(file: str, overrides: tuple[str, ...], **kept: Any) -> int:
+    """`pdflow serve FILE`: the exit code. `kept` is what a Record says."""
     log_to_stderr("cluster")
 
     async def run() -> None:
-        await serve(load(file, overrides=overrides), file, overrides, events)
+        await serve(load(file, overrides=overrides), file, overrides, Record(**kept))
 
     return run_until_told(run)

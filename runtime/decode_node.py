@@ -118,6 +118,7 @@ class DecodeNode(EngineNode):
 
     def _end(self, leg: DecodeLeg, code: Code) -> None:
         self._forget(leg)
+        self.diary.generated(leg.request_id, leg.job.seq.generated)
         leg.tell.send_nowait(code)
 
     def _forget(self, leg: DecodeLeg) -> None:
@@ -149,7 +150,6 @@ class DecodeNode(EngineNode):
                     ),
                 )
             case Finished(seq=seq):
-                self.diary.generated(self.by_seq[id(seq)].request_id, seq.output_tokens)
                 self._end(self.by_seq[id(seq)], Code.NONE)
 
     def first(self, leg: DecodeLeg) -> None:

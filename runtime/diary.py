@@ -16,7 +16,8 @@ import msgspec
 
 from pdflow.protocol.effects import Commit, PostRead, PostWrite, Send
 from pdflow.protocol.events import DecodeAdmitted, DecodeQueued, PrefillQueued, ReadEnded, Received
-from pdflow.protocol.messages import Code, Done, Register, RegisterAck
+from pdflow.protocol.ids import Reg
+from pdflow.protocol.messages import Code, Done, Message
 from pdflow.protocol.values import Address, EngineId, Instant, RequestId
 from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchDecode, DispatchPrefill, Reply, RequestArrived
 from runtime.clock import now_ns, wall_offset_ns
@@ -28,7 +29,9 @@ KEPT: Final = 1 << 14
 Role: TypeAlias = Literal["prefill", "decode", "alone"]
 LAST: Final = "last_token"
 TOKEN: Final = "token"
-"""Marks beside the stages of `results.records`: the answer is over, and D's engine has its first token."""
+RELEASED: Final = "released"
+"""Marks beside the stages of `results.records`: the answer is over, D's engine has its first token, P's blocks are
+free."""
 
 
 class _Note(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -81,7 +84,7 @@ class Generated(_Note, frozen=True, gc=False, tag="generated"):
 
 
 class Frame(_Note, frozen=True, gc=False, tag="frame"):
-    """A rank says something to another, or has heard it."""
+    """A rank says something to another, or has heard it. What is of no one request has no id."""
 
     request_id: RequestId
     kind: str
@@ -111,6 +114,8 @@ class Stepped(_Note, frozen=True, gc=False, tag="step"):
     context: int
     later: int
     """Tokens that are not the first of their answers."""
+    used: int
+    """KV blocks that are not free when it is over."""
 
 
 Noted: TypeAlias = Asked | Sent | Heard | Replied | Passed | Generated | Frame | Moved | Stepped
@@ -181,7 +186,7 @@ class Diary:
     def moved(self, begun: Instant, posted: Instant, request_id: RequestId, nbytes: int, descriptors: int) -> None:
         self.note(Moved(begun, request_id, posted - begun, now_ns() - begun, nbytes, descriptors))
 
-    def stepped(self, works: Iterable[Work], begun: Instant) -> None:
+    def stepped(self, works: Iterable[Work], begun: Instant, used: int) -> None:
         prompts = prefill = attended = decodes = context = later = 0
         for work in works:
             if work.decodes:
@@ -193,7 +198,7 @@ class Diary:
                 prefill += new
                 attended += new * work.start + new * (new + 1) // 2
             later += work.want is not None and work.want.index > 0
-        self.note(Stepped(begun, now_ns() - begun, prompts, prefill, attended, decodes, context, later))
+        self.note(Stepped(begun, now_ns() - begun, prompts, prefill, attended, decodes, context, later, used))
 
     # What endpoints' turns say.
 
@@ -234,11 +239,14 @@ class Diary:
         said = event.message
         if type(said) is Done:
             self.note(Passed(now, said.reg.request_id, "xfer_wire"))
-        elif type(said) is Register or type(said) is RegisterAck:
-            kind = type(said).__name__
-            self.note(Frame(now, said.reg.request_id, kind, event.sender, address, True))
+        else:
+            self.note(Frame(now, _request_id(said), type(said).__name__, event.sender, address, True))
 
     def _send(self, address: Address, effect: Send, now: Instant) -> None:
         said = effect.message
-        if type(said) is Register or type(said) is RegisterAck:
-            self.note(Frame(now, said.reg.request_id, type(said).__name__, address, effect.to, False))
+        self.note(Frame(now, _request_id(said), type(said).__name__, address, effect.to, False))
+
+
+def _request_id(said: Message) -> RequestId:
+    reg: Reg | None = getattr(said, "reg", None)
+    return "" if reg is None else reg.request_id

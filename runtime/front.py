@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from pathlib import Path
 from typing import Final
 
 import trio
@@ -33,11 +32,11 @@ from runtime.http.sockets import listen
 from runtime.kv_params import Coordinates
 from runtime.meter import CONTENT_TYPE
 from runtime.models import open_prompts
-from runtime.part import arguments, run_part
+from runtime.part import arguments, record_of, run_part
 from runtime.places import LOOPBACK, is_loopback, read_news
 from runtime.processes import drain_on_signal, hear_stdin
 from runtime.prompts import Prompts
-from runtime.record import recording
+from runtime.record import Record
 from runtime.router_node import RouterNode
 from runtime.routing import SESSION, router_of, session_of
 from runtime.transports.named import transport_named
@@ -118,7 +117,7 @@ class Front:
         return all(any(info.engine in up for info in infos) for infos in (self.node.prefill, self.node.decode))
 
 
-async def front(scenario: Scenario, child: bool, events: Path | None) -> None:
+async def front(scenario: Scenario, child: bool, record: Record) -> None:
     """Serve, until drained or cancelled."""
     says = scenario.serve
     builder = Builder(scenario, transport_named(says.transport))
@@ -130,7 +129,7 @@ async def front(scenario: Scenario, child: bool, events: Path | None) -> None:
     app = Front(node, open_prompts(scenario), is_loopback(says.host))
     listener = listen(says.host, says.port)
     try:
-        with recording(events, scenario, node, 0):
+        with record.of(node, scenario, 0):
             await serve(node, app, listener, scenario, child)
     finally:
         client.close()
@@ -161,7 +160,7 @@ def reached_at(host: str) -> str:
 def main() -> int:
     parser = arguments("runtime.front", __doc__)
     asked = parser.parse_args()
-    return run_part(asked, "router", lambda scenario: front(scenario, asked.child, asked.events))
+    return run_part(asked, "router", lambda scenario: front(scenario, asked.child, record_of(asked)))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pdflow.scenario.schema import Scenario
 from runtime.build import refuse_what_is_not_served
 from runtime.logs import log_to_stderr
 from runtime.processes import run_until_told
+from runtime.record import Record
 
 
 def arguments(module: str, about: str | None) -> ArgumentParser:
@@ -18,9 +19,15 @@ def arguments(module: str, about: str | None) -> ArgumentParser:
     parser = ArgumentParser(prog=module, description=(about or "").partition("\n")[0])
     parser.add_argument("scenario", metavar="FILE")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--events", type=Path, metavar="DIR", help="write what its endpoints hear and answer")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write what it notes of its requests")
+    parser.add_argument("--events", action="store_true", help="and what its endpoints hear and answer")
     parser.add_argument("--child", action="store_true", help="hear of engines on stdin, and end when it ends")
     return parser
+
+
+def record_of(asked: Namespace) -> Record:
+    """What this part writes down."""
+    return Record(out=asked.out, events=asked.events)
 
 
 def run_part(asked: Namespace, who: str, serve: Callable[[Scenario], Awaitable[None]]) -> int:

@@ -17,6 +17,7 @@ from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import RequestId, Xid
 from runtime.clock import now_ns
 from runtime.content import digest_of
+from runtime.diary import RELEASED
 from runtime.engine_node import EngineNode, Known, MakeTransport, Place
 from runtime.engines.job import Job, Sampling
 from runtime.engines.loop import Told
@@ -121,6 +122,7 @@ class PrefillNode(EngineNode):
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         leg = self.by_xid.pop(effect.xid)
+        self.diary.passed(leg.request_id, RELEASED)
         if effect.code is Code.EXPIRED:
             for rank in self.ranks.values():
                 if rank.meter is not None:

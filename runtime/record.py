@@ -1,55 +1,183 @@
-"""events.jsonl of a live run: what went into every endpoint of every process, and what came out (`results/events.py`).
+"""What a live run leaves behind, in the form of a simulated one: DIR/results.json and requests.jsonl, and if asked for
+events.jsonl, a timeline and a page.
 
-Each process writes a file of its own, line by line, so that one that is killed leaves what it had come to. Times are
-those of the process's clock moved to the wall's, so that parts of one host can be laid into one order, which is done
-when the cluster has ended. A life of an engine names its incarnation in its header.
+Each process writes files of its own, line by line, so that one that is killed leaves what it had come to: its notes
+(`diary.py`), and every event that went into an endpoint with what came out of it (`results/events.py`). They are laid
+into one order when the cluster has ended. Times are those of the process's clock moved to the wall's, so that parts of
+one host can be put side by side. A life of an engine names its incarnation in its header.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from heapq import merge
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
+import attrs
 import msgspec
 
 from pdflow.protocol.values import Address, Instant
+from pdflow.results.bench_json import About, content_sha256
 from pdflow.results.events import EventsHeader, EventsWriter
-from pdflow.results.write import OutputError, replacing
+from pdflow.results.page.page import page
+from pdflow.results.result import Result
+from pdflow.results.timeline import timeline
+from pdflow.results.write import (
+    EVENTS_NAME,
+    PAGE_NAME,
+    TIMELINE_NAME,
+    OutputError,
+    guarding,
+    make_folder,
+    replacing,
+    write_page,
+    write_timeline,
+)
+from pdflow.scenario.content import content_of
 from pdflow.scenario.schema import Scenario
-from runtime.clock import wall_offset_ns
+from pdflow.version import version
+from runtime.clock import wall_offset_ns, wall_s
+from runtime.diary import Noted, Page
 from runtime.node import Node
+from runtime.rows import Rows, rows
 
-EVENTS_NAME: Final = "events.jsonl"
+NOTES_NAME: Final = "notes.jsonl"
+
+
+class NotesHeader(msgspec.Struct, frozen=True):
+    node: str
+    offset_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """What is to be kept of a run: nothing without a folder."""
+
+    out: Path | None = None
+    events: bool = False
+    timeline: bool = False
+    html: bool = False
+
+    def of_parts(self) -> list[str]:
+        """What each part is told of it."""
+        return [] if self.out is None else ["--out", str(self.out), *(["--events"] if self.events else [])]
+
+    @contextmanager
+    def of(self, node: Node, scenario: Scenario, incarnation: int) -> Iterator[None]:
+        """Write this node's files for as long as it lives. OutputError."""
+        if self.out is None:
+            yield
+            return
+        make_folder(self.out)
+        stem = f"{node.name}-{incarnation:016x}"
+        offset = wall_offset_ns()
+        with ExitStack() as stack:
+            _note(node, stack.enter_context(_opened(self.out / f"{stem}.{NOTES_NAME}")), offset)
+            if self.events:
+                path = self.out / f"{stem}.{EVENTS_NAME}"
+                # The router has no lives that anybody could tell apart.
+                lives = {node.name: incarnation} if incarnation else {}
+                header = EventsHeader(world="live", scenario=scenario.name, seed=scenario.seed, incarnations=lives)
+                _observe(node, EventsWriter(stack.enter_context(_opened(path)), header, path), offset)
+            yield
+
+    def conclude(self, scenario: Scenario) -> Result | None:
+        """All parts' files as those of one run, and they are gone then. OutputError."""
+        if self.out is None:
+            return None
+        if self.events:
+            join_events(self.out)
+        found = rows(read_notes(self.out), scenario)
+        result = Result.of(about(scenario), found.records, found.steps, found.totals)
+        self._write(result, found, scenario)
+        for part in self.out.glob(f"*.{NOTES_NAME}"):
+            part.unlink()
+        return result
+
+    def _write(self, result: Result, found: Rows, scenario: Scenario) -> None:
+        assert self.out is not None
+        result.save(self.out)
+        if self.timeline:
+            said = {"scenario": scenario.name, "seed": scenario.seed, "interrupted": False}
+            write_timeline(self.out / TIMELINE_NAME, timeline(found.records, found.recording), said)
+        if self.html:
+            write_page(self.out / PAGE_NAME, page(result, text_of(scenario), found.recording))
+
+
+def about(scenario: Scenario) -> About:
+    """What was run. Its traffic is whatever came: nothing is said of a rate."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    return About(
+        scenario_name=scenario.name,
+        scenario_sha256=content_sha256(content_of(scenario)),
+        seed=scenario.seed,
+        version=version(),
+        command_line=shlex.join(["pdflow", *sys.argv[1:]]),
+        world="live",
+        model_id=scenario.model.name,
+        burstiness=None,
+        source_date_epoch=int(epoch) if epoch and epoch.isdigit() else wall_s(),
+        slo=scenario.slo,
+        workload_note="what clients sent while it was served",
+    )
+
+
+def text_of(scenario: Scenario) -> str:
+    """Its file, for a page that shows it; nothing if there is none any more."""
+    try:
+        return Path(scenario.path).read_text(encoding="utf-8-sig", errors="replace")
+    except (OSError, ValueError):
+        return ""
 
 
 @contextmanager
-def recording(folder: Path | None, scenario: Scenario, node: Node, incarnation: int) -> Iterator[None]:
-    """Write what this node's endpoints hear and answer into the folder, if there is one. OutputError."""
-    if folder is None:
-        yield
-        return
-    path = folder / f"{node.name}-{incarnation:016x}.{EVENTS_NAME}"
-    # The router has no lives that anybody could tell apart.
-    lives = {node.name: incarnation} if incarnation else {}
-    header = EventsHeader(world="live", scenario=scenario.name, seed=scenario.seed, incarnations=lives)
-    offset = wall_offset_ns()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    with guarding(path):
         file = path.open("wb", buffering=0)
-    except OSError as cause:
-        raise OutputError(path, cause) from cause
     with file:
-        writer = EventsWriter(file, header, path)
+        yield file
 
-        def observe(address: Address, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
-            writer.event(now + offset, address, event)
-            writer.effects(now + offset, address, effects)
 
-        node.observe = observe
-        yield
+def _note(node: Node, file: BinaryIO, offset: int) -> None:
+    encode, path = msgspec.json.Encoder().encode, Path(file.name)
+
+    def line(value: Any) -> None:
+        try:
+            file.write(encode(value) + b"\n")
+        except OSError as cause:
+            raise OutputError(path, cause) from cause
+
+    line(NotesHeader(node.name, offset))
+    node.diary.write = line
+
+
+def _observe(node: Node, writer: EventsWriter, offset: int) -> None:
+    before = node.observe
+
+    def observe(address: Address, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
+        writer.event(now + offset, address, event)
+        writer.effects(now + offset, address, effects)
+        if before is not None:
+            before(address, event, effects, now)
+
+    node.observe = observe
+
+
+def read_notes(folder: Path) -> list[Page]:
+    """What all parts have written. What a killed process had not finished writing is left out."""
+    pages = []
+    header, line = msgspec.json.Decoder(NotesHeader).decode, msgspec.json.Decoder(Noted).decode
+    for part in sorted(folder.glob(f"*.{NOTES_NAME}")):
+        lines = part.read_bytes().split(b"\n")[:-1]
+        if lines:
+            said = header(lines[0])
+            pages.append(Page(said.node, said.offset_ns, [line(each) for each in lines[1:]]))
+    return pages
 
 
 class Turn(NamedTuple):
@@ -60,7 +188,7 @@ class Turn(NamedTuple):
     lines: list[bytes]
 
 
-def join(folder: Path) -> Path:
+def join_events(folder: Path) -> Path:
     """All parts' files as one, in the order of time; they are removed then. OutputError."""
     parts = sorted(folder.glob(f"*.{EVENTS_NAME}"))
     headers = [header for part in parts if (header := _header(part)) is not None]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
 
 import msgspec
 import trio
@@ -22,11 +21,11 @@ from runtime.http.server import serve_http
 from runtime.http.sockets import listen
 from runtime.kv_params import Coordinates
 from runtime.models import open_model
-from runtime.part import arguments, run_part
+from runtime.part import arguments, record_of, run_part
 from runtime.places import LOOPBACK, EnginePlace
 from runtime.processes import drain_on_signal, hear_stdin
 from runtime.prompts import Prompts
-from runtime.record import recording
+from runtime.record import Record
 from runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ STILL_S = 0.05
 """Between two looks at whether anybody still holds KV here."""
 
 
-async def work(scenario: Scenario, name: str, child: bool, events: Path | None) -> None:
+async def work(scenario: Scenario, name: str, child: bool, record: Record) -> None:
     """Serve as that engine, until drained or cancelled."""
     says = scenario.serve
     builder = Builder(scenario, transport_named(says.transport))
@@ -45,7 +44,7 @@ async def work(scenario: Scenario, name: str, child: bool, events: Path | None) 
         raise ScenarioError([Problem(scenario.path, "", f"no engine {name}; there are {engines}")]) from None
     node = builder.node(name, model)
     try:
-        with recording(events, scenario, node, node.place.incarnation):
+        with record.of(node, scenario, node.place.incarnation):
             await serve(node, model.prompts, scenario, child)
     finally:
         for rank in node.ranks.values():
@@ -88,7 +87,7 @@ def main() -> int:
     parser = arguments("runtime.worker", __doc__)
     parser.add_argument("--name", required=True, help="the engine, as in prefill-0")
     asked = parser.parse_args()
-    return run_part(asked, asked.name, lambda scenario: work(scenario, asked.name, asked.child, asked.events))
+    return run_part(asked, asked.name, lambda scenario: work(scenario, asked.name, asked.child, record_of(asked)))
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ class LiveEngine:
         self._answers: dict[Sequence, _Answer] = {}
         self._bell = trio.Event()
         self._telling: Sequence | None = None
-        self.stepped: Callable[[Seq[Work], Instant], None] | None = None
-        """Told each step that is over, and when it began."""
+        self.stepped: Callable[[Seq[Work], Instant, int], None] | None = None
+        """Told each step that is over, when it began, and how many blocks are not free."""
 
     # What the driver tells.
 
@@ -117,7 +117,7 @@ class LiveEngine:
             self.steps += 1
             self._complete(works, results)
             if self.stepped is not None:
-                self.stepped([work for _, work in works], begun)
+                self.stepped([work for _, work in works], begun, self.pool.num_blocks - self.pool.free)
 
     # What the driver asks.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shlex
@@ -13,11 +14,15 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import trio
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
+from pdflow.results.read import read_runs
+from pdflow.results.records import stage_durations_ns
+from pdflow.results.runs import OneRun
 from pdflow.scenario.load import load
 from sim.check.trace import follow
 from tests.runtime.support.served import Completion, Served, served
@@ -214,6 +219,17 @@ async def test_a_stop_in_the_middle_of_streams_loses_none(tmp_path: Path) -> Non
     # The code that is checked is the code that serves: told again to it, each event is answered as it was live.
     followed = follow(load(QUICKSTART, overrides=small), tmp_path / "run/events.jsonl")
     assert followed.events > 100 * 15
+    # And what it left behind is a run as any other: stages add up, and each request has passed all of them.
+    run = read_runs(tmp_path / "run")
+    assert isinstance(run, OneRun)
+    assert run.records.outcome == ["completed"] * 100
+    assert run.records.output_tokens == [100] * 100
+    durations = stage_durations_ns(run.records)
+    assert (durations.sum(axis=0) == np.array(run.records.first_token_ns) - np.array(run.records.arrival_ns)).all()
+    assert all(min(column) > 0 for column in run.records.ends)
+    with gzip.open(tmp_path / "run/timeline.json.gz") as packed:
+        shown = {event["name"] for event in msgspec.json.decode(packed.read())["traceEvents"] if event["ph"] == "X"}
+    assert {"r0", "r99", "post", "load"} <= shown
 
 
 @pytest.mark.trio

@@ -76,7 +76,7 @@ class Served:
 @contextmanager
 def served(folder: Path, scenario: Path, *overrides: str, events: Path | None = None) -> Iterator[Served]:
     said = [arg for override in overrides for arg in ("--set", override)]
-    said += [] if events is None else ["--events", str(events)]
+    said += [] if events is None else ["--out", str(events), "--events", "--timeline"]
     log = folder / "serve.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
