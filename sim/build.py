@@ -29,6 +29,7 @@ from pdflow.scenario.scale_schema import most_engines
 from pdflow.scenario.schema import Pool, Scenario
 from pdflow.wiring.engines import EngineWiring
 from pdflow.wiring.router import heartbeat_ns
+from pdflow.wiring.stores import beside
 from pdflow.workload.request import SESSION_BLOCK_TOKENS
 from pdflow.workload.rng import Rng
 from pdflow.workload.sessions import sessions
@@ -161,10 +162,9 @@ class Builder(EngineWiring):
         return world
 
     def add_stores(self) -> None:
-        """Nodes beside the first of the pools that get from them."""
-        beside = next((pool for pool in self.scenario.pools if pool.role == "decode"), None)
-        if beside is not None:
-            self.stores = Stores(self, beside)
+        pool = beside(self.scenario)
+        if pool is not None:
+            self.stores = Stores(self, pool)
             self.world.stores = self.stores.nodes
 
     def add_clients(self) -> None:

@@ -22,10 +22,10 @@ from pdflow.routing.router import (
     EngineChanged,
     PrefillAnswered,
 )
+from pdflow.wiring.stores import LOADS
 from sim.aggregated_node import AggregatedNode
 from sim.decode_node import DecodeNode
 from sim.engine_node import EngineNode
-from sim.store_prefill_node import LOADS
 
 if TYPE_CHECKING:
     from sim.build import Builder, Place

@@ -7,14 +7,13 @@ second name. What it cannot load it computes. As published its engine waits unti
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Admitted, NeverFitsError, Phase, Sequence
+from pdflow.methods.kv_store_ledger import Lookup, Put
 from pdflow.methods.method import Conduct
 from pdflow.methods.store_memory import Item
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.effects import (
     AnswerPrefill,
     Commit,
@@ -32,17 +31,14 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import RequestId, Xid
 from pdflow.routing.router import DispatchPrefill, PrefillAnswered
+from pdflow.wiring.stores import load_name, load_xid
 from sim.node import Port
 from sim.prefill_node import WEIGHTS, PrefillLeg, PrefillNode
-from sim.store_node import Lookup, Put, StoreNode
+from sim.store_node import StoreNode
 
 if TYPE_CHECKING:
     from sim.stores import Stores
     from sim.world import World
-
-
-LOADS: Final = ".load"
-Loads: TypeAlias = tuple[ConsumerScheduler, list[ConsumerRank]]
 
 
 class StorePrefillNode(PrefillNode):
@@ -105,7 +101,8 @@ class StorePrefillNode(PrefillNode):
             super().submit(leg)
             return
         self.asking[leg.request_id] = leg
-        ask = Lookup(leg.request, leg.request_id, load_xid(leg.xid), items[:-1], self.told)
+        digest = self.world.digest(leg.request)
+        ask = Lookup(self.told, leg.request_id, load_xid(leg.xid), items[:-1], digest, WEIGHTS)
         self.env.call(self.world.fabric.control_ns, self.stores.node_of(items).look, ask)
 
     def items(self, leg: PrefillLeg) -> tuple[Item, ...]:
@@ -206,7 +203,7 @@ class StorePrefillNode(PrefillNode):
         items = self.items(leg)
         store = self.stores.node_of(items)
         self.putting[leg.request_id] = (store, params.xid)
-        put = Put(leg.request, leg.request_id, params.num_tokens, params, items)
+        put = Put(leg.request, leg.request_id, params, items, params.digest, params.weights)
         self.env.call(self.world.fabric.control_ns, store.start, put)
         if self.conduct.prefill_waits:
             self.hold()
@@ -235,13 +232,3 @@ class StorePrefillNode(PrefillNode):
         kept = (self.putting, self.asking, self.loading, self.objects)
         assert not any(kept), f"{self.name} still keeps {kept}"
         assert not self.held, f"{self.name} still waits"
-
-
-def load_name(engine: str) -> str:
-    """As whom a prefill engine loads."""
-    return engine + LOADS
-
-
-def load_xid(xid: Xid) -> Xid:
-    """What is loaded for the prompt of that xid."""
-    return f"{xid}/load"

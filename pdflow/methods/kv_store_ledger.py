@@ -1,0 +1,168 @@
+"""What is on its way into a store's node and what can be got there: between its memory and its endpoints.
+
+A put is a decode leg: the store registers room, P writes, and the commit makes it complete. What is complete is offered
+as a prefilled prompt is, and what was found is offered at once. So leases, cancelling, quarantine and incarnations are
+the protocol's, on either side.
+
+Calls answer with events for the node's endpoints: whoever has the node feeds them, in order. Who gets room is to be
+asked when all that happens now has: it may be among those that are given up at this very instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from pdflow.memory.paged import PoolError
+from pdflow.methods.store_memory import Item, StoreMemory
+from pdflow.protocol.events import (
+    DecodeAborted,
+    DecodeAdmitted,
+    DecodeHit,
+    DecodeQueued,
+    PrefillFinished,
+    PrefillQueued,
+    SourceWithdrawn,
+)
+from pdflow.protocol.ids import KvParams
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Allocation, Instant, RequestId, Xid
+
+Offer: TypeAlias = tuple[PrefillQueued, PrefillFinished]
+"""For the endpoint that is got from."""
+
+
+class Put:
+    """One prompt on its way into the store, and then in it, until nobody holds it for its request."""
+
+    __slots__ = ("digest", "generation", "items", "params", "request_id", "tokens", "weights", "whose")
+
+    def __init__(
+        self, whose: Any, request_id: RequestId, params: KvParams, items: tuple[Item, ...], digest: int, weights: int
+    ) -> None:
+        self.whose = whose
+        """The host's."""
+        self.request_id = request_id
+        self.tokens = params.num_tokens
+        self.params = params
+        """Who puts it."""
+        self.items = items
+        self.digest = digest
+        """Of the whole prompt, however much of it this is (S4)."""
+        self.weights = weights
+        self.generation = 0
+        """Of what it holds, from when it has room."""
+
+
+class Lookup:
+    """Somebody asks what is here of a prompt, to load it."""
+
+    __slots__ = ("digest", "generation", "items", "request_id", "tokens", "weights", "whose", "xid")
+
+    def __init__(
+        self, whose: Any, request_id: RequestId, xid: Xid, items: tuple[Item, ...], digest: int, weights: int
+    ) -> None:
+        self.whose = whose
+        self.request_id = request_id
+        self.xid = xid
+        self.items = items
+        self.digest = digest
+        self.weights = weights
+        self.tokens = 0
+        self.generation = 0
+
+
+class StoreLedger:
+    """Args: `count` is told what the result counts."""
+
+    def __init__(self, memory: StoreMemory, block_size: int, count: Callable[[str, int], None]) -> None:
+        self.memory = memory
+        self.block_size = block_size
+        self.count = count
+        self.puts: dict[RequestId, Put] = {}
+        """Not complete yet."""
+        self.offered: dict[Xid, Put | Lookup] = {}
+        """Complete, and to be got."""
+
+    # What engines ask.
+
+    def start(self, put: Put) -> DecodeQueued:
+        """PutStart: somebody has this prompt's KV and would write it here."""
+        self.puts[put.request_id] = put
+        return DecodeQueued(put.request_id, put.params, -(-put.tokens // self.block_size), 0)
+
+    def look(self, ask: Lookup) -> Offer | None:
+        """GetReplicaList: what is here of a prompt, from its start on, under a lease. None if nothing is."""
+        found = self.memory.lease(ask.items)
+        if found is None:
+            return None
+        ask.generation = found.generation
+        ask.tokens = len(found.blocks) * self.block_size
+        self.count("store: tokens found by P", ask.tokens)
+        return self._offer(ask.xid, ask, found)
+
+    def abort(self, request_id: RequestId, xid: Xid) -> DecodeAborted | SourceWithdrawn | None:
+        """Nobody will come for it: for the endpoint that is put to, or the one that is got from."""
+        if request_id in self.puts:
+            return DecodeAborted(request_id, Code.CANCELLED)
+        return SourceWithdrawn(xid) if xid in self.offered else None
+
+    # What being put to comes to.
+
+    def enqueue(self, request_id: RequestId) -> DecodeAborted | None:
+        """It queues for room, if there is ever enough."""
+        try:
+            self.memory.want(request_id, self.puts[request_id].items)
+        except PoolError:
+            return DecodeAborted(request_id, Code.REJECTED)
+        return None
+
+    def granted(self, now: Instant) -> list[DecodeHit | DecodeAdmitted]:
+        """Whoever has room now registers it, without what is here already."""
+        evicted = self.memory.evicted
+        granted = self.memory.granted(now)
+        self.count("store: objects evicted", self.memory.evicted - evicted)
+        events: list[DecodeHit | DecodeAdmitted] = []
+        for placed in granted:
+            put = self.puts[placed.name]
+            put.generation = placed.target.generation
+            here = min(put.tokens, placed.found_blocks * self.block_size)
+            self.count("store: tokens not put again", here)
+            if here == put.tokens:
+                events.append(DecodeHit(put.request_id))
+            else:
+                missing = put.tokens - here
+                events.append(DecodeAdmitted(put.request_id, placed.target, here, missing, put.digest, put.weights))
+        return events
+
+    def commit(self, request_id: RequestId) -> Offer:
+        """PutEnd: it is complete, and from now on under a lease."""
+        put = self.puts.pop(request_id)
+        return self._offer(put.params.xid, put, self.memory.complete(put.generation))
+
+    def failed(self, request_id: RequestId) -> Put:
+        """It could not be put."""
+        put = self.puts.pop(request_id)
+        self.memory.forget(request_id)
+        return put
+
+    def free(self, generation: int, now: Instant) -> None:
+        """Nobody can write to it any more."""
+        self.memory.release(generation, now)
+
+    # What being got from comes to.
+
+    def release(self, xid: Xid, now: Instant) -> None:
+        """Its request has read it, or has not come for it in time."""
+        self.memory.release(self.offered.pop(xid).generation, now)
+
+    def _offer(self, xid: Xid, what: Put | Lookup, source: Allocation) -> Offer:
+        """From now on it can be got."""
+        self.offered[xid] = what
+        finished = PrefillFinished(xid, source, what.tokens, what.digest, what.weights)
+        return PrefillQueued(xid, what.request_id), finished
+
+    def assert_empty(self, name: str) -> None:
+        assert not self.puts, f"{name} still waits for {list(self.puts)}"
+        assert not self.offered, f"{name} still offers {list(self.offered)}"
+        self.memory.assert_empty(name)

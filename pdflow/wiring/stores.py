@@ -1,0 +1,109 @@
+"""A store's nodes, in whichever world: what they are called, how large they are, and the endpoints on either side.
+
+A node is D under one name, towards the prefill engines that put, and P under another, towards those that get. A prefill
+engine that loads what others have put is D under a second name of its own.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
+
+from pdflow.protocol.consumer_rank import ConsumerRank
+from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.ids import EngineInfo, Shards
+from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.scenario.fields import seconds_to_ns
+from pdflow.scenario.fit import kv_shape_of
+
+if TYPE_CHECKING:
+    from pdflow.protocol.values import EngineId, Xid
+    from pdflow.scenario.schema import Pool, Scenario
+    from pdflow.wiring.engines import EngineWiring
+
+Consumer: TypeAlias = tuple[ConsumerScheduler, list[ConsumerRank]]
+Producer: TypeAlias = tuple[ProducerScheduler, list[ProducerRank]]
+
+_PUTS: Final = ".put"
+_GETS: Final = ".get"
+LOADS: Final = ".load"
+
+
+def node_name(number: int) -> str:
+    return f"store-{number}"
+
+
+def put_name(node: str) -> EngineId:
+    """The engine that prefill engines write to."""
+    return node + _PUTS
+
+
+def get_name(node: str) -> EngineId:
+    """The engine that decode engines read from."""
+    return node + _GETS
+
+
+def load_name(engine: EngineId) -> EngineId:
+    """As whom a prefill engine loads."""
+    return engine + LOADS
+
+
+def load_xid(xid: Xid) -> Xid:
+    """What is loaded for the prompt of that xid."""
+    return f"{xid}/load"
+
+
+def beside(scenario: Scenario) -> Pool | None:
+    """The pool whose shape and network the nodes share: the first of those that get from them."""
+    return next((pool for pool in scenario.pools if pool.role == "decode"), None)
+
+
+class StoreWiring:
+    """The nodes of a store beside `pool`. Args: `hidden_bytes`, of one token, are stored at each rank beside its KV."""
+
+    def __init__(self, engines: EngineWiring, pool: Pool, hidden_bytes: int = 0) -> None:
+        self.engines = engines
+        self.transfer = transfer = engines.scenario.transfer
+        self.shards = Shards(pool.tp, 1, pool.block_size)
+        shape = kv_shape_of(engines.scenario.model, pool)
+        token_bytes = shape.engine_bytes_per_token(pool.tp) + hidden_bytes * pool.tp
+        self.blocks = transfer.store_bytes // (token_bytes * pool.block_size)
+        """Of one node."""
+
+    def unit_tokens(self, name_tokens: int) -> int:
+        """Of an object within a prompt: it ends where a name does, and a block of whoever has it."""
+        return lcm(name_tokens, *(pool.block_size for pool in self.engines.scenario.pools))
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a prompt's KV fits a node at all."""
+        return -(-tokens // self.shards.block_size) <= self.blocks
+
+    def put_to(self, node: str, incarnation: int) -> Consumer:
+        """The endpoints of a node towards the engines that put."""
+        return self._consumer(EngineInfo(put_name(node), self.shards), incarnation, self.blocks, pulls=False)
+
+    def got_from(self, node: str, incarnation: int) -> Producer:
+        """Those of a node towards the engines that get."""
+        engines, info = self.engines, EngineInfo(get_name(node), self.shards)
+        lease_ns = seconds_to_ns(self.transfer.store_lease_s)
+        timers = msgspec.structs.replace(engines.timers, lease_ns=lease_ns)
+        about = (incarnation, engines.dialect, timers, engines.geometry)
+        ranks = [ProducerRank(info, rank, *about) for rank in range(self.shards.ranks)]
+        return ProducerScheduler(info, incarnation, engines.dialect, True), ranks
+
+    def loads(self, engine: EngineInfo, incarnation: int, blocks: int) -> Consumer | None:
+        """Those with which a prefill engine of so many blocks loads. None if it is pipelined: layouts have no such
+        D."""
+        if engine.shards.pp > 1:
+            return None
+        return self._consumer(EngineInfo(load_name(engine.engine), engine.shards), incarnation, blocks, pulls=True)
+
+    def _consumer(self, info: EngineInfo, incarnation: int, blocks: int, *, pulls: bool) -> Consumer:
+        engines = self.engines
+        about = (incarnation, engines.dialect, engines.timers, engines.geometry)
+        shares = (self.transfer.quarantine_fraction, self.transfer.quarantine_suspect_fraction)
+        ranks = [ConsumerRank(info, rank, *about) for rank in range(info.shards.ranks)]
+        return ConsumerScheduler(info, *about, pulls, blocks, *shares), ranks
