@@ -305,7 +305,6 @@ class StreamAgent(Host):
     # What becomes of it.
 
     async def _run_link(self, link: Link) -> None:
-        unexpected = False
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.stream.pump)
@@ -313,7 +312,7 @@ class StreamAgent(Host):
                 try:
                     await self._hear_answers(link)
                 except StreamBrokenError as broken:
-                    unexpected = link.open
+                    link.lost = link.lost or link.open
                     await self._link_broke(link, broken)
                 nursery.cancel_scope.cancel()
         finally:
@@ -324,8 +323,23 @@ class StreamAgent(Host):
         self._let_be(link.remote)
         self._fail(link)
         self._waits.ended(link)
-        if unexpected:
+        if link.lost:
+            await self._end_guests(link)
             self._perhaps_gone(link.peer)
+
+    async def _end_guests(self, link: Link) -> None:
+        """What the peer posts to us goes with what we post to it: both sides know then that they must meet anew."""
+        there = (link.peer, link.about.life)
+        for guest in [guest for guest in self._guests if (guest.name, guest.life) == there]:
+            self._dismiss(guest)
+            await guest.left.wait()
+
+    def _lose(self, link: Link) -> None:
+        """What it leads to is not to be reached any more, whatever becomes of the stream of messages."""
+        link.lost = True
+        self._drop_reads(link)
+        if link.open:
+            self._let_go(link)
 
     async def _hear_answers(self, link: Link) -> None:
         while True:

@@ -79,7 +79,10 @@ class Flushed(Value, frozen=True, gc=False):
 
 
 class PeerGone(Value, frozen=True, gc=False):
-    """The last connection with this peer, in either direction, has broken, and nothing of it moves here any more."""
+    """A connection with this peer has broken; there is none any more in either direction, and nothing of it moves here.
+
+    Whoever finds that its own is broken ends the other one as well, so both sides learn that they must meet anew.
+    """
 
     peer: Address
 

@@ -53,7 +53,7 @@ class Mapped:
 class Motion(ABC):
     """Bytes on their way into our memory, for a guest or a link. Bounds have been checked."""
 
-    __slots__ = ("generation", "halted", "owner", "peer")
+    __slots__ = ("failed", "generation", "halted", "owner", "peer")
 
     def __init__(self, owner: object, peer: str, generation: int) -> None:
         self.owner: Final = owner
@@ -61,10 +61,17 @@ class Motion(ABC):
         self.generation: Final = generation
         self.halted = False
         """Nobody wants it any more: end it as soon as may be."""
+        self.failed = False
+        """It was wanted, and its bytes were not to be had: who has them cannot be reached as it was."""
+
+    @property
+    def landed(self) -> bool:
+        """Asked when it has ended: all of it, with nobody against it in between."""
+        return not (self.halted or self.failed)
 
     @abstractmethod
     async def run(self) -> None:
-        """Returns when none of its bytes moves any more; sets `halted` if not all have landed."""
+        """Returns when none of its bytes moves any more; `halted` then, if not all have landed, or `failed`."""
 
 
 class Copy(Motion):

@@ -195,7 +195,7 @@ class Host(ABC):
         finally:
             self._motions.discard(motion)
             self._waits.ended(motion)
-        return not motion.halted
+        return motion.landed
 
 
 def _is_name(name: str) -> bool:

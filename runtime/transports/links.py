@@ -27,7 +27,7 @@ class Remote(Protocol):
 class Link:
     """Our stream to one peer."""
 
-    __slots__ = ("about", "bell", "motions", "open", "peer", "reads", "remote", "stream", "words", "writes")
+    __slots__ = ("about", "bell", "lost", "motions", "open", "peer", "reads", "remote", "stream", "words", "writes")
 
     def __init__(self, peer: Address, about: Description, stream: Stream, remote: Remote | None) -> None:
         self.peer: Final = peer
@@ -37,6 +37,8 @@ class Link:
         """The peer's memory, where it can be mapped."""
         self.open = True
         """Otherwise nothing more is posted on it, and it lives until the peer has let go of it."""
+        self.lost = False
+        """It has broken, or what it leads to: by no doing of ours."""
         self.writes: set[int] = set()
         """Posted and not answered."""
         self.reads: dict[int, Pieces] = {}

@@ -28,7 +28,11 @@ class FetchingAgent(StreamAgent):
             raise StreamBrokenError(pieces.reason)
         if not self._welcome(guest, message.generation):
             return False
-        return await self._move(self._motion(guest, guest.name, message.generation, guest.remote, pieces))
+        motion = self._motion(guest, guest.name, message.generation, guest.remote, pieces)
+        landed = await self._move(motion)
+        if motion.failed:
+            raise StreamBrokenError("its bytes cannot be fetched")
+        return landed
 
     def _post_read(self, op: int, link: Link, pieces: Pieces) -> None:
         assert link.remote is not None
@@ -46,6 +50,8 @@ class FetchingAgent(StreamAgent):
                 if link.motions and link.motions[0][1] is motion:
                     link.motions.popleft()
                     self._read_over(op, link, landed)
+                if motion.failed:
+                    self._lose(link)
             link.bell = trio.Event()
             await link.bell.wait()
 

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
+from types import ModuleType
 from typing import Final
 
 from pdflow.protocol.values import Address
-from runtime.transports.base import MissingBackend, Tell, Transport
+from runtime.transports.base import Tell, Transport
 
-INSTALL_NIXL: Final = "pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1"
 NAMED: Final = {
-    "shm": ("runtime.transports.shm", "ShmTransport"),
-    "tcp": ("runtime.transports.tcp", "TcpTransport"),
-    "nixl": ("runtime.transports.nixl", "NixlTransport"),
+    "shm": "ShmTransport",
+    "tcp": "TcpTransport",
+    "nixl": "NixlTransport",
+    "mooncake": "MooncakeTransport",
 }
 
 
 def transport_named(name: str) -> Callable[[Address, Tell], Transport]:
     """Makes one rank's. MissingBackend if its library is not installed."""
-    if name == "nixl" and find_spec("nixl") is None:
-        raise MissingBackend(f"the transport 'nixl' needs NIXL: {INSTALL_NIXL}")
-    module, kind = NAMED[name]
-    made: Callable[[Address, Tell], Transport] = getattr(import_module(module), kind)
+    module = _module(name)
+    if hasattr(module, "require"):
+        module.require()
+    made: Callable[[Address, Tell], Transport] = getattr(module, NAMED[name])
     return made
+
+
+def caution_of(name: str) -> str | None:
+    """What whoever serves with it must know first, in one line."""
+    caution: Callable[[], str] | None = getattr(_module(name), "caution", None)
+    return None if caution is None else caution()
+
+
+def _module(name: str) -> ModuleType:
+    return import_module(f"runtime.transports.{name}")

@@ -17,37 +17,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
-import socket
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Final
 
-import msgspec
-import numpy as np
 import trio
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from runtime.transports.base import MissingBackend, Tell, TransportError
-from runtime.transports.copying import Mapped, Motion
+from runtime.transports.copying import Motion
 from runtime.transports.links import Guest, Link, Remote
-from runtime.transports.messages import (
-    VERSION,
-    WORD_BYTES,
-    Description,
-    Hello,
-    Pieces,
-    Read,
-    ReadOver,
-    ReadWord,
-    frame,
-)
-from runtime.transports.moving import FetchingAgent
-from runtime.transports.over_tcp import TcpStreams
-from runtime.transports.sockets import listening, tune
+from runtime.transports.messages import Read, ReadOver, ReadWord, frame
+from runtime.transports.registered import RegisteredAgent, RemoteMemory
 from runtime.transports.stream import Parcel, StreamBrokenError
 
 log = logging.getLogger(__name__)
@@ -56,20 +41,13 @@ POLL_S: Final = 0.0002
 """Between two looks while something is in flight."""
 INLINE_BYTES: Final = 128 << 10
 INLINE_PIECES: Final = 64
-WORDS: Final = 512
-"""Words that can be on their way to us at once: a page of them."""
 INSTALL: Final = "pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1"
 
 
-class RemoteAgent:
-    """A peer's memory as NIXL reaches it."""
-
-    __slots__ = ("address", "name", "nbytes")
-
-    def __init__(self, name: str, address: int, nbytes: int) -> None:
-        self.name: Final = name
-        self.address: Final = address
-        self.nbytes: Final = nbytes
+def require() -> None:
+    """MissingBackend without NIXL. It is not imported yet, which takes a second."""
+    if find_spec("nixl") is None:
+        raise MissingBackend(f"the transport 'nixl' needs NIXL: {INSTALL}")
 
 
 class Local:
@@ -170,7 +148,7 @@ class Fetch(Motion):
     __slots__ = ("_local", "_sources", "_targets", "remote")
 
     def __init__(
-        self, owner: object, peer: str, generation: int, local: Local, remote: RemoteAgent, sources: Any, targets: Any
+        self, owner: object, peer: str, generation: int, local: Local, remote: RemoteMemory, sources: Any, targets: Any
     ) -> None:
         super().__init__(owner, peer, generation)
         self.remote: Final = remote
@@ -190,7 +168,7 @@ class Fetch(Motion):
         except TransportError as error:
             log.info("a READ of %s failed: %s", self.peer, error)
             landed = False
-        self.halted = self.halted or not landed
+        self.failed = not (landed or self.halted)
 
     def _begin(self, wait: bool) -> Any:
         return self._local.begin_read(self._targets, self._sources, self.remote.name, wait=wait)
@@ -203,106 +181,45 @@ class Fetch(Motion):
         return ended
 
 
-class NixlTransport(TcpStreams, FetchingAgent):
+class NixlTransport(RegisteredAgent):
     """Args: host, an address of this machine that peers can reach, for the streams of messages."""
 
     name: Final = "nixl"
 
     def __init__(self, me: Address, tell: Tell, host: str = "127.0.0.1") -> None:
-        super().__init__(me, tell)
-        self._host: Final = host
-        self._port = 0
+        super().__init__(me, tell, host)
         self._local: Final = Local(f"{me}-{self.life:x}")
-        self._about = b""
         self._reading: Counter[Guest] = Counter()
         """Of each guest, how many READs of our memory it has under way."""
-        self._words: Any = None
-        """Where words arrive, [WORDS] of uint64; it is registered with the region, and described to nobody."""
-        self._slots: dict[int, int] = {}
-        """By operation, which of them its word arrives in."""
-        self._last_slot = 0
         self._parted: set[Link] = set()
         """To peers that are forgotten, and may still be fetching."""
         self._bell = trio.Event()
 
-    def allocate(self, nbytes: int) -> memoryview:
-        assert self._memory is None, "one region per agent"
-        if nbytes <= 0:
-            raise TransportError(f"a region of {nbytes} bytes cannot be had")
-        words_at = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        try:
-            whole = mmap.mmap(-1, words_at + WORDS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
-        self._memory = Mapped(memoryview(whole)[:nbytes])
-        self._words = np.frombuffer(whole, "<u8", WORDS, words_at)
-        self._about = self._local.register(self._memory.address, len(whole))
-        self._listener = listening(self._host)
-        self._port = self._listener.getsockname()[1]
-        return self._memory.view
+    def _register(self, whole: memoryview, address: int) -> bytes:
+        return self._local.register(address, len(whole))
 
-    def describe(self) -> bytes:
-        assert self._memory is not None, "allocate comes first"
-        nbytes, address = self._memory.nbytes, self._memory.address
-        return msgspec.msgpack.encode(
-            Description(self.name, self.life, self.token, self._host, self._port, "", nbytes, address, self._about)
-        )
-
-    def _hello(self, about: Description) -> Hello:
-        assert self._memory is not None
-        nbytes, address = self._memory.nbytes, self._memory.address
-        return Hello(VERSION, self.me, self.life, about.life, about.token, "", nbytes, address, self._about)
-
-    def _reach(self, about: Description) -> RemoteAgent:
-        return RemoteAgent(self._local.add(about.agent), about.address, about.nbytes)
-
-    def _admit(self, hello: Hello, sock: socket.socket) -> RemoteAgent:
-        tune(sock)
-        return RemoteAgent(self._local.add(hello.agent), hello.address, hello.nbytes)
+    def _add(self, about: bytes) -> str:
+        return self._local.add(about)
 
     def _let_be(self, remote: Remote | None) -> None:
-        assert isinstance(remote, RemoteAgent)
+        assert isinstance(remote, RemoteMemory)
         self._local.remove(remote.name)
 
-    def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: Pieces) -> Fetch:
-        assert isinstance(remote, RemoteAgent)
-        assert self._memory is not None
-        sources = _table(remote.address, pieces.sources, pieces.lengths)
-        targets = _table(self._memory.address, pieces.targets, pieces.lengths)
+    def _fetch(
+        self, owner: object, peer: Address, generation: int, remote: RemoteMemory, sources: Any, targets: Any
+    ) -> Fetch:
         return Fetch(owner, peer, generation, self._local, remote, sources, targets)
 
-    # Words are fetched like everything else, into a place of their own.
-
-    def _post_word(self, op: int, link: Link, address: int) -> None:
-        assert isinstance(link.remote, RemoteAgent)
-        if address % WORD_BYTES or address + WORD_BYTES > link.remote.nbytes:
-            self._word_arrived(link, op, None)
-            return
-        self._last_slot = slot = (self._last_slot + 1) % WORDS
-        target = _table(self._words.ctypes.data, [slot * WORD_BYTES], [WORD_BYTES])
-        source = _table(link.remote.address, [address], [WORD_BYTES])
-        link.words.add(op)
-        self._slots[op] = slot
-        link.motions.append((op, Fetch(link, link.peer, -1, self._local, link.remote, source, target)))
-        link.bell.set()
-
-    def _read_over(self, op: int, link: Link, landed: bool) -> None:
-        if op in link.words:
-            self._word_arrived(link, op, int(self._words[self._slots.pop(op)]) if landed else None)
-        else:
-            self._ended(link, op, landed)
+    # Whoever is fetched from has to poll, too.
 
     def _fetching(self, link: Link, op: int) -> None:
         link.stream.post(Parcel(frame(Read(op, b""))))
 
     def _fetched(self, link: Link, op: int) -> None:
-        if op not in link.words:
-            self._slots.pop(op, None)
+        super()._fetched(link, op)
         link.stream.post(Parcel(frame(ReadOver(op))))
         if link in self._parted:
             link.stream.close()
-
-    # Whoever is fetched from has to poll, too.
 
     def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> None:
         if isinstance(message, ReadWord):
@@ -339,12 +256,3 @@ class NixlTransport(TcpStreams, FetchingAgent):
         self._parted = {link for link in self._parted if not link.stream.closed}
         posted = any(link.writes for link in self._links.values())
         return posted or bool(self._closing or self._parted) or any(reads > 0 for reads in self._reading.values())
-
-
-def _table(base: int, offsets: list[int], lengths: list[int]) -> Any:
-    """NIXL's descriptors, [N, 3]: address, length, device. Nothing for pieces of no length."""
-    table = np.zeros((len(lengths), 3), np.uint64)
-    table[:, 0] = offsets
-    table[:, 0] += np.uint64(base)
-    table[:, 1] = lengths
-    return table[table[:, 1] > 0]

@@ -9,6 +9,7 @@ A READ needs nothing of the peer but its file, which stays as it is even when it
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import socket
 import struct
@@ -50,11 +51,22 @@ class ShmTransport(FetchingAgent):
         super().__init__(me, tell)
         self._folder: Final = folder
         self._region: OwnedRegion | None = None
+        self._own: OwnedRegion | None = None
+        """Of its name is our socket: the region, or where that is another agent's an empty page."""
 
     def allocate(self, nbytes: int) -> memoryview:
-        assert self._region is None, "one region per agent"
         sweep(self._folder)
-        region = self._region = OwnedRegion(nbytes, self._folder)
+        region = OwnedRegion(nbytes, self._folder)
+        return self._over(region, region)
+
+    def join(self, owner: ShmTransport) -> memoryview:
+        """Another agent's region is ours, too."""
+        assert owner._region is not None, "allocate comes first"
+        return self._over(owner._region, OwnedRegion(mmap.PAGESIZE, self._folder))
+
+    def _over(self, region: OwnedRegion, own: OwnedRegion) -> memoryview:
+        assert self._region is None, "one region per agent"
+        self._region, self._own = region, own
         self._memory = Mapped(region.view)
         listener = self._listener = socket.socket(socket.AF_UNIX)
         listener.setblocking(False)
@@ -65,8 +77,8 @@ class ShmTransport(FetchingAgent):
 
     @property
     def _socket_path(self) -> Path:
-        assert self._region is not None
-        return self._region.path.with_suffix(".sock")
+        assert self._own is not None
+        return self._own.path.with_suffix(".sock")
 
     def describe(self) -> bytes:
         assert self._region is not None, "allocate comes first"
@@ -77,8 +89,8 @@ class ShmTransport(FetchingAgent):
         )
 
     def _hide(self) -> None:
-        if self._region is not None:
-            self._region.close()
+        if self._own is not None:
+            self._own.close()
             self._socket_path.unlink(missing_ok=True)
 
     async def _dial(self, about: Description) -> socket.socket:

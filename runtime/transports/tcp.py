@@ -56,17 +56,25 @@ class TcpTransport(TcpStreams):
         self._address: tuple[str, int] = (host, 0)
 
     def allocate(self, nbytes: int) -> memoryview:
-        assert self._memory is None, "one region per agent"
         if nbytes <= 0:
             raise TransportError(f"a region of {nbytes} bytes cannot be had")
         try:
             region = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
-        self._memory = Mapped(memoryview(region))
+        return self._over(Mapped(memoryview(region)))
+
+    def join(self, owner: TcpTransport) -> memoryview:
+        """Another agent's region is ours, too."""
+        assert owner._memory is not None, "allocate comes first"
+        return self._over(owner._memory)
+
+    def _over(self, memory: Mapped) -> memoryview:
+        assert self._memory is None, "one region per agent"
+        self._memory = memory
         self._listener = listening(self._host)
         self._address = self._listener.getsockname()[:2]
-        return self._memory.view
+        return memory.view
 
     def describe(self) -> bytes:
         assert self._memory is not None, "allocate comes first"

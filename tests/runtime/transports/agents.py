@@ -16,9 +16,13 @@ import trio
 from pdflow.layout.descriptors import Descriptor
 from runtime.transports.agent import StreamAgent
 from runtime.transports.base import Ended, Noticed, TransportEvent
-from runtime.transports.nixl import INSTALL, NixlTransport
+from runtime.transports.mooncake import INSTALL as INSTALL_MOONCAKE
+from runtime.transports.mooncake import MooncakeTransport
+from runtime.transports.nixl import INSTALL as INSTALL_NIXL
+from runtime.transports.nixl import NixlTransport
 from runtime.transports.shm import ShmTransport
 from runtime.transports.tcp import TcpTransport
+from tests.runtime.transports.alone import is_alone
 
 REGION_BYTES = 8 << 20
 _ZEROES = bytes(REGION_BYTES)
@@ -26,14 +30,21 @@ KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]]
     "shm": ShmTransport,
     "tcp": TcpTransport,
     "nixl": NixlTransport,
+    "mooncake": MooncakeTransport,
 }
 EMBEDDED = ("shm", "tcp")
-ALL = [
-    *EMBEDDED,
-    pytest.param(
-        "nixl", marks=(pytest.mark.nixl, pytest.mark.skipif(find_spec("nixl") is None, reason=f"no NIXL: {INSTALL}"))
+NIXL = pytest.param(
+    "nixl", marks=(pytest.mark.nixl, pytest.mark.skipif(find_spec("nixl") is None, reason=f"no NIXL: {INSTALL_NIXL}"))
+)
+MOONCAKE = pytest.param(
+    "mooncake",
+    marks=(
+        pytest.mark.mooncake,
+        pytest.mark.skipif(find_spec("mooncake") is None, reason=f"no Mooncake: {INSTALL_MOONCAKE}"),
+        pytest.mark.skipif(not is_alone(), reason="it listens everywhere: test_mooncake.py runs it by itself"),
     ),
-]
+)
+ALL = [*EMBEDDED, NIXL, MOONCAKE]
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import socket
 
 import pytest
 import trio
 
-from runtime.transports.base import Ended, Fenced, Flushed, Noticed, Stopped, TransportError, WordArrived
+from runtime.transports.base import Ended, Fenced, Flushed, Noticed, PeerGone, Stopped, TransportError, WordArrived
 from tests.runtime.transports.agents import ALL, REGION_BYTES, Agent, agents, pair, untouched
 
 pytestmark = pytest.mark.trio
@@ -297,3 +298,17 @@ async def test_closing_with_work_in_flight(kind: str) -> None:
         assert not await d.ended(d.read("p.r0", [(0, 0, 8)]))
         with pytest.raises(TransportError):
             await d.transport.connect("p.r0", p.transport.describe())
+
+
+async def test_a_broken_connection_is_told_on_both_sides_and_can_be_made_anew(kind: str) -> None:
+    async with pair(kind) as (p, d):
+        p.transport._links["d.r0"].stream.sock.shutdown(socket.SHUT_RDWR)
+        await p.heard(PeerGone("d.r0"))
+        await d.heard(PeerGone("p.r0"))
+        assert not await d.ended(d.read("p.r0", [(0, 0, 8)]))
+        await d.transport.connect("p.r0", p.transport.describe())
+        await p.transport.connect("d.r0", d.transport.describe())
+        p.memory[:8] = b"met anew"
+        assert await d.ended(d.read("p.r0", [(0, 8, 8)]))
+        assert await p.ended(p.write("d.r0", [(0, 16, 8)], notice=b"n"))
+        assert bytes(d.memory[:24]) == bytes(8) + b"met anew" * 2

@@ -1,0 +1,168 @@
+"""Between hosts by Mooncake's Transfer Engine (TCP or RDMA): whoever receives fetches, by the engine's READ.
+
+The engine cannot refuse a peer's WRITE that has begun: of one of 64 MiB whose target was unregistered after 4 MiB, all
+64 landed, and it was reported as done. So nobody WRITEs: as over NIXL, a WRITE is a message on a TCP stream of ours, at
+which the memory's owner READs, tells the notice and answers; old generations are refused there (`fences` is revoke,
+`done_means` remote). The engine's notices are not used: they are sent by whoever polls, and reach who asks for them.
+
+A piece is a batch of its own. A batch of many is reported as failed when its first piece has, while others still land,
+and is waited for by spinning; the end of a single one is exact, can be asked for, and comes sooner.
+A READ that is halted posts no further piece, and ends with those that were posted: when they have come, or the peer has
+died, or after the 30 s in which the engine must see progress.
+
+There is one engine in a process, for good: ending one holds Python's lock for a second. Its listeners cannot be bound
+to one address, and let in whoever reaches them: it belongs in a network of its own. MOONCAKE_PROTOCOL (tcp, rdma) and
+MOONCAKE_DEVICE say how it goes out, as they do for Mooncake's own tools.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections import deque
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+
+import trio
+
+from pdflow.protocol.values import Address
+from runtime.transports.base import MissingBackend, TransportError
+from runtime.transports.copying import Motion
+from runtime.transports.links import Guest
+from runtime.transports.messages import Read, ReadOver, ReadWord
+from runtime.transports.registered import RegisteredAgent, RemoteMemory
+from runtime.transports.stream import StreamBrokenError
+
+log = logging.getLogger(__name__)
+
+INSTALL: Final = "apt-get install libibverbs1 && pip install --no-deps mooncake-transfer-engine-non-cuda==0.3.13.post1"
+CAUTION: Final = (
+    "Mooncake listens on every address of this host and lets in whoever reaches it: keep its network closed"
+)
+POSTED: Final = 256
+"""Pieces of one READ that are under way at once. It would queue 1,024 for a peer, and fail what comes on top."""
+POLL_S: Final = 0.0001
+_SETTINGS: Final = {
+    "GLOG_minloglevel": "3",  # it would say every refusal a few times over
+    "MC_LOG_LEVEL": "ERROR",
+    "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",  # a peer's ranks share one queue
+}
+_SEGMENT = re.compile(rb"[0-9A-Za-z.:\[\]-]{1,255}:[0-9]{1,5}")
+
+
+def require() -> Any:
+    """The library. MissingBackend without it, or without what it needs itself."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        return import_module("mooncake.engine")
+    except ImportError as error:
+        raise MissingBackend(f"the transport 'mooncake' needs Mooncake ({error}): {INSTALL}") from None
+
+
+def caution() -> str:
+    return "Mooncake listens on every address of this host and lets in whoever reaches it: keep its network closed"
+
+
+class Local:
+    """This process's engine. Its calls may come from any thread, and let others run."""
+
+    def __init__(self, host: str) -> None:
+        self._engine: Final = require().TransferEngine()
+        protocol, device = os.environ.get("MOONCAKE_PROTOCOL", "tcp"), os.environ.get("MOONCAKE_DEVICE", "")
+        if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device):
+            raise TransportError(f"Mooncake does not start on {host} over {protocol} (GLOG_minloglevel=0 tells why)")
+        self.segment: Final = f"{host}:{self._engine.get_rpc_port()}"
+        self._kept: Final[list[memoryview]] = []
+        """All memory that it has ever known: it may be serving a peer from it even when it has been told to forget."""
+
+    def register(self, memory: memoryview, address: int) -> None:
+        if self._engine.register_memory(address, len(memory)):
+            raise TransportError(f"Mooncake does not take {len(memory) >> 20:,} MiB of memory")
+        self._kept.append(memory)
+
+    def unregister(self, address: int) -> None:
+        self._engine.unregister_memory(address)
+
+    def post(self, segment: str, source: int, target: int, nbytes: int) -> int:
+        """A READ of one piece; 0 if it cannot be posted."""
+        return int(self._engine.batch_transfer_async_read(segment, [target], [source], [nbytes]))
+
+    def ended(self, posted: int) -> bool | None:
+        """Whether it has ended well; None while it has not. It must not be asked about again, then."""
+        state = self._engine.transfer_check_status(posted)
+        return None if state in (0, -2) else state == 1
+
+
+local_on = cache(Local)
+
+
+class Fetch(Motion):
+    """One READ. Pieces that are posted cannot be taken back."""
+
+    __slots__ = ("_local", "_sources", "_targets", "remote")
+
+    def __init__(
+        self, owner: object, peer: str, generation: int, local: Local, remote: RemoteMemory, sources: Any, targets: Any
+    ) -> None:
+        super().__init__(owner, peer, generation)
+        self.remote: Final = remote
+        self._local, self._sources, self._targets = local, sources, targets
+
+    async def run(self) -> None:
+        if len(self._targets) and not self.halted:
+            with trio.CancelScope(shield=True):  # What is posted goes on whether anybody waits or not.
+                landed = await trio.to_thread.run_sync(self._fetch)
+            self.failed = not (landed or self.halted)
+
+    def _fetch(self) -> bool:
+        local, segment = self._local, self.remote.name
+        columns = (self._sources[:, 0], self._targets[:, 0], self._targets[:, 1])
+        pieces = zip(*(column.tolist() for column in columns), strict=True)
+        posted: deque[int] = deque()
+        landed, pause = True, threading.Event()
+        while True:
+            while len(posted) < POSTED and landed and not self.halted and (piece := next(pieces, None)):
+                number = local.post(segment, *piece)
+                landed = bool(number)
+                if number:
+                    posted.append(number)
+            if not posted:
+                return landed
+            ended = local.ended(posted[0])
+            if ended is None:
+                pause.wait(POLL_S)
+            else:
+                posted.popleft()
+                landed = landed and ended
+
+
+class MooncakeTransport(RegisteredAgent):
+    """Args: host, an address of this machine that peers can reach, for the engine and for the streams of messages."""
+
+    name: Final = "mooncake"
+
+    def _register(self, whole: memoryview, address: int) -> bytes:
+        self._local = local_on(self._host)
+        self._local.register(whole, address)
+        return self._local.segment.encode()
+
+    def _add(self, about: bytes) -> str:
+        if not _SEGMENT.fullmatch(about):
+            raise TransportError("what it says of its Transfer Engine is no host and port")
+        return about.decode()
+
+    def _fetch(
+        self, owner: object, peer: Address, generation: int, remote: RemoteMemory, sources: Any, targets: Any
+    ) -> Fetch:
+        return Fetch(owner, peer, generation, self._local, remote, sources, targets)
+
+    def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> None:
+        raise StreamBrokenError("bytes are fetched from here, not asked for")
+
+    def _hide(self) -> None:
+        if self._memory is not None:
+            self._local.unregister(self._memory.address)

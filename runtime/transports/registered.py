@@ -1,0 +1,146 @@
+"""Agents whose bytes a library fetches: memory that is registered with it, words beside it, streams for messages.
+
+Whoever receives fetches, by the library's READ. What the library is and how it fetches is the subclass's.
+"""
+
+from __future__ import annotations
+
+import mmap
+import socket
+from abc import abstractmethod
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from pdflow.protocol.values import Address
+from runtime.transports.base import Tell, TransportError
+from runtime.transports.copying import Mapped, Motion
+from runtime.transports.links import Link, Remote
+from runtime.transports.messages import VERSION, WORD_BYTES, Description, Hello, Pieces
+from runtime.transports.moving import FetchingAgent
+from runtime.transports.over_tcp import TcpStreams
+from runtime.transports.sockets import listening, tune
+
+WORDS: Final = 512
+"""Words that can be on their way to us at once: a page of them."""
+
+
+class RemoteMemory:
+    """A peer's memory as the library reaches it."""
+
+    __slots__ = ("address", "name", "nbytes")
+
+    def __init__(self, name: str, address: int, nbytes: int) -> None:
+        self.name: Final = name
+        self.address: Final = address
+        self.nbytes: Final = nbytes
+
+
+class RegisteredAgent(TcpStreams, FetchingAgent):
+    """Args: host, an address of this machine that peers can reach, for the streams of messages."""
+
+    def __init__(self, me: Address, tell: Tell, host: str = "127.0.0.1") -> None:
+        super().__init__(me, tell)
+        self._host: Final = host
+        self._port = 0
+        self._about = b""
+        self._words: Any = None
+        """Where words arrive, [WORDS] of uint64; it is registered with the region, and described to nobody."""
+        self._slots: dict[int, int] = {}
+        """By operation, which of them its word arrives in."""
+        self._last_slot = 0
+
+    # What the library does.
+
+    @abstractmethod
+    def _register(self, whole: memoryview, address: int) -> bytes:
+        """Have the library know this memory. What peers need to reach it. TransportError."""
+
+    @abstractmethod
+    def _add(self, about: bytes) -> str:
+        """A peer as the library knows it, by what it said of itself. TransportError."""
+
+    @abstractmethod
+    def _fetch(
+        self, owner: object, peer: Address, generation: int, remote: RemoteMemory, sources: Any, targets: Any
+    ) -> Motion:
+        """One READ of the library's: tables of pieces there and here."""
+
+    # Memory, and how peers learn of it.
+
+    def allocate(self, nbytes: int) -> memoryview:
+        assert self._memory is None, "one region per agent"
+        if nbytes <= 0:
+            raise TransportError(f"a region of {nbytes} bytes cannot be had")
+        words_at = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            whole = mmap.mmap(-1, words_at + WORDS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
+        self._memory = Mapped(memoryview(whole)[:nbytes])
+        self._words = np.frombuffer(whole, "<u8", WORDS, words_at)
+        self._about = self._register(memoryview(whole), self._memory.address)
+        self._listener = listening(self._host)
+        self._port = self._listener.getsockname()[1]
+        return self._memory.view
+
+    def describe(self) -> bytes:
+        assert self._memory is not None, "allocate comes first"
+        nbytes, address = self._memory.nbytes, self._memory.address
+        return msgspec.msgpack.encode(
+            Description(self.name, self.life, self.token, self._host, self._port, "", nbytes, address, self._about)
+        )
+
+    def _hello(self, about: Description) -> Hello:
+        assert self._memory is not None
+        nbytes, address = self._memory.nbytes, self._memory.address
+        return Hello(VERSION, self.me, self.life, about.life, about.token, "", nbytes, address, self._about)
+
+    def _reach(self, about: Description) -> RemoteMemory:
+        return RemoteMemory(self._add(about.agent), about.address, about.nbytes)
+
+    def _admit(self, hello: Hello, sock: socket.socket) -> RemoteMemory:
+        tune(sock)
+        return RemoteMemory(self._add(hello.agent), hello.address, hello.nbytes)
+
+    def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: Pieces) -> Motion:
+        assert isinstance(remote, RemoteMemory)
+        assert self._memory is not None
+        sources = _table(remote.address, pieces.sources, pieces.lengths)
+        targets = _table(self._memory.address, pieces.targets, pieces.lengths)
+        return self._fetch(owner, peer, generation, remote, sources, targets)
+
+    # Words are fetched like everything else, into a place of their own.
+
+    def _post_word(self, op: int, link: Link, address: int) -> None:
+        assert isinstance(link.remote, RemoteMemory)
+        if address % WORD_BYTES or address + WORD_BYTES > link.remote.nbytes:
+            self._word_arrived(link, op, None)
+            return
+        self._last_slot = slot = (self._last_slot + 1) % WORDS
+        target = _table(self._words.ctypes.data, [slot * WORD_BYTES], [WORD_BYTES])
+        source = _table(link.remote.address, [address], [WORD_BYTES])
+        link.words.add(op)
+        self._slots[op] = slot
+        link.motions.append((op, self._fetch(link, link.peer, -1, link.remote, source, target)))
+        link.bell.set()
+
+    def _read_over(self, op: int, link: Link, landed: bool) -> None:
+        if op in link.words:
+            self._word_arrived(link, op, int(self._words[self._slots.pop(op)]) if landed else None)
+        else:
+            self._ended(link, op, landed)
+
+    def _fetched(self, link: Link, op: int) -> None:
+        if op not in link.words:
+            self._slots.pop(op, None)
+
+
+def _table(base: int, offsets: list[int], lengths: list[int]) -> Any:
+    """Descriptors, [N, 3]: address, length, device. Nothing for pieces of no length."""
+    table = np.zeros((len(lengths), 3), np.uint64)
+    table[:, 0] = offsets
+    table[:, 0] += np.uint64(base)
+    table[:, 1] = lengths
+    return table[table[:, 1] > 0]
