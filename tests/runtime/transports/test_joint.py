@@ -1,0 +1,71 @@
+"""One memory, two agents: what one has been given the other has, and each keeps out whom it was told to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from runtime.transports.base import Fenced, TransportError
+from runtime.transports.joint import join
+from tests.runtime.transports.agents import EMBEDDED, KINDS, Agent, agents, untouched
+
+pytestmark = pytest.mark.trio
+
+
+@pytest.fixture(params=EMBEDDED)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Joined(Agent):
+    """In the memory of another."""
+
+    def __init__(self, kind: str, name: str, owner: Agent) -> None:
+        self.told = []
+        self._news = trio.Event()
+        self.transport = KINDS[kind](name, self._tell)
+        self.memory = join(self.transport, owner.transport)
+        self._last_op = 0
+
+
+@asynccontextmanager
+async def joined(kind: str, name: str, owner: Agent) -> AsyncIterator[Joined]:
+    agent = Joined(kind, name, owner)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(agent.transport.run)
+        yield agent
+        await agent.transport.aclose()
+
+
+async def test_what_is_written_to_one_is_read_from_the_other(kind: str) -> None:
+    three = agents(kind, "p.r0", "store.put.r0", "d.r0")
+    async with three as (p, put, d), joined(kind, "store.get.r0", put) as get:
+        await p.transport.connect("store.put.r0", put.transport.describe())
+        await d.transport.connect("store.get.r0", get.transport.describe())
+        p.memory[:100] = bytes(range(100))
+        assert await p.ended(p.write("store.put.r0", [(0, 5000, 100)], notice=b"done"))
+        assert get.told == []
+        assert await d.ended(d.read("store.get.r0", [(5000, 300, 100)]))
+        assert d.memory[300:400] == bytes(range(100))
+
+
+async def test_a_fence_of_one_keeps_no_peer_of_the_other_out(kind: str) -> None:
+    async with agents(kind, "p.r0", "store.put.r0") as (p, put), joined(kind, "store.get.r0", put) as get:
+        for agent in (put, get):
+            await p.transport.connect(agent.transport.me, agent.transport.describe())
+        get.transport.fence("p.r0", 7)
+        await get.heard(Fenced("p.r0"))
+        assert not await p.ended(p.write("store.get.r0", [(0, 0, 8)], generation=7))
+        assert untouched(put)
+        p.memory[:8] = b"12345678"
+        assert await p.ended(p.write("store.put.r0", [(0, 0, 8)], generation=7))
+        assert bytes(get.memory[:8]) == b"12345678"
+
+
+async def test_agents_of_two_kinds_have_no_memory_in_common() -> None:
+    async with agents("shm", "a.r0") as (a,), agents("tcp", "b.r0") as (b,):
+        with pytest.raises(TransportError, match="no memory has two names"):
+            join(b.transport, a.transport)
