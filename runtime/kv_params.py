@@ -2,16 +2,20 @@
 
 NIXL's own fields, so that the same router can speak to other engines, and under "pdflow" what strict needs besides
 (`pdflow/methods/params`). The router knows an engine's coordinates before P has answered; a pull needs the answer.
+
+What D is told of KV in a store is what it would be told by a P that it pulls from: the store's node is that P. Keys are
+not told; whoever has the prompt's token ids makes them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import attrs
 
 from pdflow.methods.catalogue import METHODS
+from pdflow.methods.kv_store import KV_STORE
 from pdflow.methods.mooncake import MOONCAKE_V1
 from pdflow.methods.params.errors import ParamsError
 from pdflow.methods.params.extras import Extras
@@ -20,6 +24,9 @@ from pdflow.methods.params.nixl import NixlPrefill, NixlPullDecode, NixlPushDeco
 from pdflow.methods.params.parse import parse, to_json
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
 from pdflow.protocol.values import Xid
+
+_AS: Final = {KV_STORE.name: "nixl-pull"}
+"""Methods that say it in another one's fields."""
 
 
 @attrs.frozen
@@ -30,19 +37,29 @@ class Coordinates:
     port: int
 
 
-def prefill_json(xid: Xid, method: str) -> dict[str, Any]:
-    """For a prefill leg whose KV somebody will come for."""
+def prefill_json(xid: Xid, method: str, stores: tuple[Coordinates, ...] = ()) -> dict[str, Any]:
+    """For a prefill leg whose KV somebody will come for. `stores`: where the nodes of a store take requests."""
     if method == MOONCAKE_V1.name:
         return to_json(MooncakeV1Prefill(transfer_id=xid, pdflow=Extras(xid=xid)))
-    return to_json(NixlPrefill(pdflow=Extras(xid=xid)))
+    places = tuple((at.host, at.port) for at in stores)
+    return to_json(NixlPrefill(pdflow=Extras(xid=xid, stores=places or None)))
 
 
 def read_prefill(method: str, mapping: object) -> Xid:
     """The xid of a prefill leg. ParamsError."""
-    params = parse(method, "prefill", mapping)
+    return _prefill(method, mapping).xid
+
+
+def read_stores(method: str, mapping: object) -> tuple[Coordinates, ...]:
+    """Where a prefill leg says that the nodes of a store take requests. ParamsError."""
+    return tuple(Coordinates(*at) for at in _prefill(method, mapping).stores or ())
+
+
+def _prefill(method: str, mapping: object) -> Extras:
+    params = parse(_AS.get(method, method), "prefill", mapping)
     if params.pdflow is None:
         raise ParamsError("pdflow", "is missing", "the object that pdflow's router sends")
-    return params.pdflow.xid
+    return params.pdflow
 
 
 def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any]:
@@ -81,7 +98,7 @@ def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any
 
 def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
     """What a decode leg's mapping says. ParamsError."""
-    said = parse(method, "decode", mapping)
+    said = parse(_AS.get(method, method), "decode", mapping)
     extras = said.pdflow
     if extras is None or extras.block_size is None:
         raise ParamsError("pdflow", "is missing", "the object that pdflow's router sends, with block_size")

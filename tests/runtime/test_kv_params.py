@@ -9,7 +9,7 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
 from runtime.build import SERVED
-from runtime.kv_params import Coordinates, decode_json, prefill_json, read_decode, read_prefill
+from runtime.kv_params import Coordinates, decode_json, prefill_json, read_decode, read_prefill, read_stores
 
 AT = Coordinates("127.0.0.1", 5600)
 ASKED = KvParams(EngineInfo("prefill-0", Shards(2, 1, 32)), "x1", "", 0)
@@ -25,6 +25,12 @@ def test_what_is_said_is_read(method: str) -> None:
     if method != "mooncake-v1":
         said = msgspec.structs.replace(said, request_id="r1")
     assert read_decode(method, via_json(decode_json(said, AT, method))) == (said, AT)
+
+
+def test_a_prefill_leg_says_where_the_nodes_of_a_store_are() -> None:
+    stores = (AT, Coordinates("127.0.0.1", 0))
+    assert read_stores("kv-store", via_json(prefill_json("x1", "kv-store", stores))) == stores
+    assert read_stores("kv-store", via_json(prefill_json("x1", "kv-store"))) == ()
 
 
 @pytest.mark.parametrize("method", SERVED)

@@ -31,6 +31,9 @@ MAX_PROMPTS: Final = 4_096
 
 MAX_TOKEN_ID: Final = 2**32 - 1
 
+MAX_NODES: Final = 1_000
+"""Of one store."""
+
 
 def words(value: Any, most_bytes: int) -> Problem:
     """Why `value` is no text of 1 to `most_bytes` bytes."""
@@ -148,6 +151,17 @@ def _words_of_ranks(value: Any) -> Problem:
     return ""
 
 
+def _places(value: Any) -> Problem:
+    if not isinstance(value, tuple):
+        return f"is {shown(value)}"
+    if len(value) > MAX_NODES:
+        return f"has {len(value):,} entries"
+    for pair in value:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and not _host(pair[0]) and not within(pair[1], 0, 65_535)):
+            return "holds an entry that is no pair of a host and a port"
+    return ""
+
+
 ID = text("a text", MAX_ID_BYTES)
 NAME = text("a text", MAX_NAME_BYTES)
 HOST = Kind(expected=f"a host name or address of at most {MAX_NAME_BYTES} bytes", problem=_host)
@@ -170,6 +184,12 @@ KEY_LISTS = lists("keys", MAX_BLOCKS, lambda entry: words(entry, MAX_ID_BYTES))
 LEASE_WORDS = Kind(
     expected=f"a list of pairs [index, word], one for each P rank, {MAX_RANKS:,} at most",
     problem=_words_of_ranks,
+    freeze=_frozen_lists,
+    thaw=_thawed_lists,
+)
+PLACES = Kind(
+    expected=f"a list of pairs [host, port], {MAX_NODES:,} at most",
+    problem=_places,
     freeze=_frozen_lists,
     thaw=_thawed_lists,
 )

@@ -232,6 +232,14 @@ def test_what_pdflow_says_besides_is_read_by_every_method() -> None:
         ({"xid": "a", "lease": [[1]]}, "pdflow.lease", "holds an entry that is no pair of integers"),
         ({"xid": "a", "lease": [[1, -1]]}, "pdflow.lease", "holds an entry that is no pair of integers"),
         ({"xid": "a", "lease": [[0, 0]] * (MAX_RANKS + 1)}, "pdflow.lease", "has 4,097 entries"),
+        ({"xid": "a", "stores": [["h"]]}, "pdflow.stores", "holds an entry that is no pair of a host and a port"),
+        (
+            {"xid": "a", "stores": [["h", 65_536]]},
+            "pdflow.stores",
+            "holds an entry that is no pair of a host and a port",
+        ),
+        ({"xid": "a", "stores": [["h h", 1]]}, "pdflow.stores", "holds an entry that is no pair of a host and a port"),
+        ({"xid": "a", "stores": [["h", 1]] * 1_001}, "pdflow.stores", "has 1,001 entries"),
         ({"xid": "a", "digest": 2**64}, "pdflow.digest", "is an integer of 65 bits"),
     ],
 )
