@@ -110,6 +110,9 @@ def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
 @click.argument("scenario", type=click.Path())
 @click.option("--port", type=click.IntRange(0, 65_535), metavar="N", help="The router's port, instead of serve.port.")
 @_SET
+@click.option("--role", type=click.Choice(["router", "prefill", "decode"]), help="One part only, the others elsewhere.")
+@click.option("--name", metavar="NAME", help="With --role: which engine, as in decode-0.")
+@click.option("--host", metavar="ADDRESS", help="With --role: where it listens, instead of serve.host or engine_host.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -126,16 +129,29 @@ def serve(
     scenario: str,
     port: int | None,
     overrides: tuple[str, ...],
+    role: str | None,
+    name: str | None,
+    host: str | None,
     out: Path | None,
     **flags: bool,
 ) -> None:
-    """Serve the cluster of a SCENARIO file on this host.
+    """Serve the cluster of a SCENARIO file on this host, or with --role one part of it.
 
     Starts a router and every engine, each a process of its own. The first line on stdout is the URL that answers
-    OpenAI's API; logs go to stderr. Ctrl-C lets what has begun end.
+    OpenAI's API; logs go to stderr. Ctrl-C lets what has begun end. With --role and --name it is that part, whose
+    engines report to the router; docs/hosts.md says how to run a cluster on several hosts.
     """
     _into(out, flags)
     said = overrides if port is None else (*overrides, f"serve.port={port}")
+    if role is not None:
+        if flags["timeline"] or flags["html"]:
+            raise click.UsageError("--timeline and --html are of a whole cluster, and --role is one part of it")
+        said = said if host is None else (*said, f"serve.{'host' if role == 'router' else 'engine_host'}={host}")
+        ctx.exit(
+            _live(lambda: importlib.import_module("runtime.role")).main(scenario, said, role, name, out=out, **flags)
+        )
+    if name is not None or host is not None:
+        raise click.UsageError("--name and --host go with --role")
     ctx.exit(_live(lambda: importlib.import_module("runtime.cluster")).main(scenario, said, out=out, **flags))
 
 
@@ -213,16 +229,38 @@ def compare(runs: tuple[Path, ...], overrides: tuple[str, ...], seeds: int | Non
 
 @cli.command()
 @click.argument("scenario", type=click.Path())
-@click.argument("seen", metavar="SEEN.csv", type=click.Path(path_type=Path))
-@click.option("-o", "--out", required=True, metavar="COST.json", help="The cost file to write.")
+@click.argument("seen", metavar="[SEEN.csv]", required=False, type=click.Path(path_type=Path))
+@click.option("-o", "--out", required=True, metavar="PATH", help="The cost file to write; of a live cluster a folder.")
 @click.option("--pool", metavar="NAME", help="Whose step times to correct, if there is more than one pool.")
+@click.option("--url", metavar="URL", help="The cluster's router, if it is not where [serve] says.")
 @_SET
-def calibrate(scenario: str, seen: Path, out: str, pool: str | None, overrides: tuple[str, ...]) -> None:
-    """Correct a pool's step times by what requests really took.
+@click.pass_context
+def calibrate(
+    ctx: click.Context,
+    /,
+    scenario: str,
+    seen: Path | None,
+    out: str,
+    pool: str | None,
+    url: str | None,
+    overrides: tuple[str, ...],
+) -> None:
+    """Measure a running cluster, or correct step times by what requests took.
 
-    The SCENARIO has the traffic that the engine served. SEEN.csv has the columns request (its number in that traffic,
-    from 0), ttft_ms and tpot_ms; ten requests are enough. Three factors are fitted, through the simulation.
+    Without SEEN.csv the cluster that `pdflow serve SCENARIO` has started is probed: PATH/scenario.toml then says what
+    its steps, links and messages take, beside a cost file for each pool and links.toml.
+
+    With SEEN.csv the SCENARIO has the traffic that an engine served, and the file the columns request (its number in
+    that traffic, from 0), ttft_ms and tpot_ms; ten requests are enough. Three factors of a pool's cost are fitted,
+    through the simulation.
     """
+    if seen is None:
+        if pool is not None:
+            raise click.UsageError("--pool is for SEEN.csv: a running cluster's pools are all measured")
+        live = _live(lambda: importlib.import_module("runtime.calibrate.command"))
+        ctx.exit(live.main(scenario, overrides, url, Path(out), sys.argv[1:]))
+    if url is not None:
+        raise click.UsageError("--url is for a running cluster: leave SEEN.csv out")
     from pdflow.results.write import guarding, replacing
     from pdflow.scenario.load import load
 

@@ -1,73 +1,183 @@
-"""What whoever runs the cluster may ask of the router: how it stands, and that an engine get no new requests.
+"""What whoever runs the cluster may ask of the router: how it stands, and which engines are to serve.
 
-GET  /admin/state                    every engine: its pool, its streams, its requests with their states
-GET  /admin/notes                    what each part has noted of late: stages, steps, transfers (`diary.py`)
-POST /admin/engines/NAME/drain       it gets nothing new; what it has goes on
-POST /admin/engines/NAME/resume      it does again
+GET    /admin/state                  every engine: its pool, its streams, its requests with their states
+GET    /admin/notes                  what each part has noted of late: stages, steps, transfers (`diary.py`)
+POST   /admin/engines                an engine's report of itself (`reports.py`); or {"pool": NAME}: one more is started
+POST   /admin/engines/NAME/drain     it gets nothing new; what it has goes on
+POST   /admin/engines/NAME/resume    it does again
+DELETE /admin/engines/NAME           it gets nothing new, and is stopped once nothing there is wanted any more
+
+Who may ask is asked at the door (`front.py`).
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 import trio
 
-from pdflow.routing.router import EngineChanged
 from runtime.http.errors import OpenAIError, UpstreamError
 from runtime.http.messages import JSON, Request
 from runtime.http.responder import Responder
-from runtime.places import EnginePlace
+from runtime.places import EnginePlace, News
 from runtime.router_node import RouterNode
+
+log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 2.0
 """For an engine to say how it stands."""
+STOP: Final = "/stop"
+"""What an engine is asked to do that is not wanted any more."""
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One more engine of a pool."""
+
+    pool: str
+
+
+_body: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_wanted: Final = msgspec.json.Decoder(Wanted)
+_news: Final = msgspec.json.Decoder(News)
 
 
 class Admin:
-    def __init__(self, node: RouterNode) -> None:
+    """Args: `vacant`: engines that there may be and are not; `start` has one of these started, where somebody does that
+    here."""
+
+    def __init__(self, node: RouterNode, vacant: list[str], start: Callable[[str], None] | None) -> None:
         self.node: Final = node
+        self.vacant: Final = vacant
+        self.start: Final = start
+        self.removed: set[str] = set()
+        """Engines that are to end."""
+        self._stops, self._to_stop = trio.open_memory_channel[str](len(node.seats))
+        node.left = self._left
+
+    async def run(self) -> None:
+        """Stop engines that have nothing to do any more and are to end."""
+        async with trio.open_nursery() as nursery:
+            async for name in self._to_stop:
+                nursery.start_soon(self._stop, name)
 
     async def __call__(self, request: Request, responder: Responder) -> None:
+        status, body = 200, b"{}"
         match request.method, request.path.split("/")[2:]:
             case "GET", ["state"]:
                 body = msgspec.json.encode(await self.state())
             case "GET", ["notes"]:
-                told = [page for page in (await self._ask("/notes")).values() if page is not None]
+                told = [page for page in (await self._ask_all("/notes")).values() if page is not None]
                 body = msgspec.json.encode([self.node.diary.page(), *told])
+            case "POST", ["engines"]:
+                status, body = self.engines(request.body)
             case "POST", ["engines", name, "drain" | "resume" as what]:
                 self.change(name, what == "resume")
-                body = b"{}"
+            case "DELETE", ["engines", name]:
+                self.remove(name)
+                status = 202
             case _:
                 raise OpenAIError(404, f"there is no {request.method} {request.path} here")
-        await responder.reply(200, (JSON,), body)
+        await responder.reply(status, (JSON,), body)
+
+    def engines(self, body: bytes) -> tuple[int, bytes]:
+        """A report, or the wish for one more engine."""
+        try:
+            wish = "pool" in _body.decode(body)
+            said = _wanted.decode(body) if wish else _news.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise OpenAIError(400, f"this is no engine's report, nor {{'pool': NAME}}: {error}") from None
+        if isinstance(said, Wanted):
+            return 202, msgspec.json.encode({"engine": self.add(said.pool)})
+        if not self.node.reports:
+            raise OpenAIError(409, "engines do not report here: this router is told of them by whoever has started it")
+        if problem := self.node.hear(said):
+            raise OpenAIError(409, problem)
+        return 200, b"{}"
+
+    def add(self, pool: str) -> str:
+        """The name of the engine that is being started."""
+        if self.start is None:
+            raise OpenAIError(409, "nobody starts engines here: start it on its host, pdflow serve --role")
+        name = next((name for name in self.vacant if name.rpartition("-")[0] == pool), None)
+        if name is None:
+            raise OpenAIError(409, f"no engine of a pool {pool} can be added: serve.spare_engines says how many can")
+        self.vacant.remove(name)
+        if name in self.node.drained:
+            self.node.resume(name)
+        log.info("%s is started", name)
+        self.start(name)
+        return name
 
     def change(self, name: str, up: bool) -> None:
-        if name not in {info.engine for info in (*self.node.prefill, *self.node.decode)}:
+        self._known(name)
+        (self.node.resume if up else self.node.drain)(name)
+
+    def remove(self, name: str) -> None:
+        """It ends when nothing there is wanted any more; at once if it has left already."""
+        self._known(name)
+        if name not in self.node.places:
+            raise OpenAIError(409, f"{name} is not there")
+        if name in self.removed:
+            return
+        log.info("%s is to end", name)
+        self.removed.add(name)
+        if name in self.node.router.membership.left:
+            self._left(name)
+        else:
+            self.node.drain(name)
+
+    def _known(self, name: str) -> None:
+        if name not in self.node.seats:
             raise OpenAIError(404, f"there is no engine {name}")
-        (self.node.drained.discard if up else self.node.drained.add)(name)
-        if name in self.node.places:
-            self.node.put(self.node.port, EngineChanged(name, up))
+
+    def _left(self, name: str) -> None:
+        if name in self.removed:
+            self._stops.send_nowait(name)
+
+    async def _stop(self, name: str) -> None:
+        """It ends by itself once its last lease has; its seat is vacant from now on."""
+        place = self.node.places.get(name)
+        if place is not None:
+            try:
+                with trio.move_on_after(ANSWER_S):
+                    await self._ask(place, "POST", STOP)
+            except UpstreamError as error:
+                log.warning("%s is not told to end: %s", name, error)
+        self.removed.discard(name)
+        self.vacant.append(name)
 
     async def state(self) -> dict[str, Any]:
         """Engines that do not answer have None."""
-        engines = await self._ask("/state")
-        return {"open": len(self.node.calls), "drained": sorted(self.node.drained), "engines": engines}
+        node = self.node
+        engines = await self._ask_all("/state")
+        silent = sorted(name for name in node.places if not node.is_member(name))
+        return {"open": len(node.calls), "drained": sorted(node.drained), "silent": silent, "engines": engines}
 
-    async def _ask(self, path: str) -> dict[str, Any]:
-        """Every engine, by its name, what it answers there."""
-        found: dict[str, Any] = {info.engine: None for info in (*self.node.prefill, *self.node.decode)}
+    async def _ask_all(self, path: str) -> dict[str, Any]:
+        """Every engine that there ought to be, by its name, what it answers there."""
+        node = self.node
+        found: dict[str, Any] = {name: None for name in node.seats if name in node.places or name not in self.vacant}
 
         async def ask(name: str, place: EnginePlace) -> None:
-            http = place.http
             try:
                 with trio.move_on_after(ANSWER_S):
-                    async with self.node.client.request("GET", http.host, http.port, path) as response:
-                        found[name] = msgspec.Raw(await response.read())
+                    found[name] = msgspec.Raw(await self._ask(place, "GET", path))
             except UpstreamError:
                 pass
 
         async with trio.open_nursery() as nursery:
-            for name, place in self.node.places.items():
+            for name, place in node.places.items():
                 nursery.start_soon(ask, name, place)
         return found
+
+    async def _ask(self, place: EnginePlace, method: str, path: str) -> bytes:
+        """UpstreamError, also for an answer that is an error."""
+        http, headers = place.http, self.node.signer.sign(place.engine, method, path, b"")
+        async with self.node.client.request(method, http.host, http.port, path, headers) as response:
+            answer = await response.read()
+        if response.status != 200:
+            raise UpstreamError("malformed", f"it answers {response.status}: {answer[:200].decode(errors='replace')}")
+        return answer

@@ -40,8 +40,6 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
         wrong("transfer", "progressive and kv_buffer_device are simulated only, so far")
     if router.disaggregate_above_tokens == "auto" or router.hedge_after_s is not None:
         wrong("router", "hedging and disaggregate_above_tokens = auto are simulated only, so far")
-    if router.heartbeat_s is not None:
-        wrong("router.heartbeat_s", "is simulated only, so far; serve sees processes start and end")
     if router.first_token == "prefill":
         wrong("router.first_token", "P's token is simulated only, so far; serve has decode")
     if scenario.faults or scenario.scales:
@@ -69,10 +67,11 @@ class Builder(EngineWiring):
         self.transport = transport
 
     def pool_of(self, engine: str) -> Pool:
-        """The pool of NAME-0, NAME-1, ... KeyError for no engine of this scenario."""
+        """The pool of NAME-0, NAME-1, ... KeyError for no engine of this scenario, and none that may be added to it."""
+        spares = self.scenario.serve.spare_engines
         for pool in self.scenario.pools:
             name, dash, number = engine.rpartition("-")
-            if name == pool.name and dash and number.isdecimal() and int(number) < pool.replicas:
+            if name == pool.name and dash and number.isdecimal() and int(number) < pool.replicas + spares:
                 return pool
         raise KeyError(engine)
 

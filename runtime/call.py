@@ -6,6 +6,7 @@ The first leg that has a piece of the answer is what the client hears; its bytes
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,13 +20,17 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from pdflow.routing.policy import NO_SESSION
 from runtime.clock import now_ns
-from runtime.http.client import HttpClient
+from runtime.http.client import Exchange, HttpClient
 from runtime.http.errors import OpenAIError, UpstreamError
 from runtime.http.messages import JSON, Headers
 from runtime.http.openai.fields import Fields, rewritten
 from runtime.http.relay import relay
 from runtime.http.responder import Responder
-from runtime.kv_params import Coordinates, read_decode
+from runtime.kv_params import read_decode
+from runtime.places import EnginePlace
+from runtime.signed import Signer
+
+log = logging.getLogger(__name__)
 
 NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages")
 """What the router says itself, whatever the client does (PROTOCOL 7.3)."""
@@ -82,18 +87,24 @@ class Leg:
     deadline themselves, unless they stand still."""
 
     def __init__(
-        self, call: Call, client: HttpClient, at: Coordinates, request_id: RequestId, patience_s: float
+        self,
+        call: Call,
+        client: HttpClient,
+        place: EnginePlace,
+        request_id: RequestId,
+        patience_s: float,
+        signer: Signer,
     ) -> None:
         self.call: Final = call
         self.client: Final = client
-        self.at: Final = at
+        self.place: Final = place
         self.patience_s: Final = patience_s
+        self.signer: Final = signer
         self.headers: Final = (JSON, (b"x-request-id", request_id.encode()), *call.headers)
 
     async def prefill(self, body: bytes, method: str) -> tuple[KvParams | None, Code]:
         """What P answers: where its KV is, or why there is none."""
-        at = self.at
-        asked = self.client.request("POST", at.host, at.port, "/v1/completions", self.headers, body)
+        asked = self._asked("/v1/completions", body)
         answer = None
         try:
             with trio.move_on_after(self.patience_s):
@@ -113,8 +124,8 @@ class Leg:
 
     async def decode(self, body: bytes) -> Code:
         """Pass D's answer on to the client. NONE if all of it has been; else why not."""
-        at, call = self.at, self.call
-        asked = self.client.request("POST", at.host, at.port, call.path, self.headers, body)
+        call = self.call
+        asked = self._asked(call.path, body)
         try:
             with trio.move_on_after(self.patience_s) as patience:
                 async with asked as response:
@@ -126,11 +137,19 @@ class Leg:
             return Code.UNREACHABLE
         return Code.DEADLINE if patience.cancelled_caught else Code.NONE
 
+    def _asked(self, path: str, body: bytes) -> Exchange:
+        at = self.place.http
+        signed = self.signer.sign(self.place.engine, "POST", path, body)
+        return self.client.request("POST", at.host, at.port, path, (*self.headers, *signed), body)
+
     def _refused(self, status: int, answer: bytes) -> Code:
         """An engine's error: where the request is at fault, the client is told in the engine's words."""
         error = OpenAIError.heard(status, answer)
         if error is None:
             return Code.IO
+        if status == 401:
+            log.error("%s does not believe this router: %s", self.place.engine, error)
+            return Code.UNREACHABLE
         if status < 500:
             self.call.refusal = error
             return Code.REJECTED

@@ -24,6 +24,11 @@ def wall_offset_ns() -> int:
     return time.time_ns() - now_ns()
 
 
+def wall_ns() -> int:
+    """Nanoseconds since 1970, of this host: to tell which of two lives began later."""
+    return time.time_ns()
+
+
 def wall_s() -> int:
     """Seconds since 1970, for people: what OpenAI's answers call `created`."""
     return int(time.time())

@@ -1,8 +1,8 @@
 """A whole cluster on this host: the router and every engine, each a process of its own, started, watched and stopped.
 
 An engine whose process ends is lost to the router at once, and started again: a new life, with memory and an
-incarnation of its own. One that ends again and again is given more time between its lives. If the router's process
-ends, so does the cluster.
+incarnation of its own. One that ends again and again is given more time between its lives; one that ends well has been
+told to. The router says which engines are to be added. If its process ends, so does the cluster.
 
 To stop, the router is drained first, then the decode engines: nobody is asked for a prompt any more by then, and what
 they still hold has an end. Then the prefill engines end, whatever they hold.
@@ -16,7 +16,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 import trio
@@ -25,14 +27,18 @@ from pdflow.errors import EXIT_BAD_INPUT, PdflowError, Problem, ScenarioError
 from pdflow.protocol.values import S
 from pdflow.scenario.load import load
 from pdflow.scenario.schema import Scenario
+from pdflow.wiring.router import heartbeat_ns
 from runtime.build import engines_of, refuse_what_is_not_served
 from runtime.clock import now_ns
-from runtime.http.sockets import listen
+from runtime.front import listening
+from runtime.kv_params import Coordinates
 from runtime.logs import log_to_stderr
 from runtime.models import config_of, folder_of, is_synthetic
-from runtime.places import EngineGone, EnginePlace, News
+from runtime.places import EngineGone, EnginePlace, News, RouterPlace, is_loopback, reached_at
 from runtime.processes import drain_on_signal, run_until_told
 from runtime.record import Record
+from runtime.secret import secret_of
+from runtime.tls import tls_of
 from runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
@@ -69,6 +75,9 @@ class Cluster:
         said = [arg for override in overrides for arg in ("--set", override)]
         self.common: Final = [file, *said, *record.of_parts(), "--child"]
         self.engines: Final = engines_of(scenario)
+        self.roles: Final = {pool.name: pool.role for pool in scenario.pools}
+        self.reports: Final = heartbeat_ns(scenario) is not None
+        """Engines report to the router themselves, besides."""
         self.processes: dict[str, trio.Process] = {}
         """Everybody's latest."""
         self.stopping = False
@@ -81,6 +90,7 @@ class Cluster:
             self._nursery = nursery
             parts = await self._start_all()
             self.router = parts.pop(ROUTER)
+            nursery.start_soon(self._hear_router)
             for part in parts.values():
                 await self._live(part)
             patience = 2 * self.scenario.serve.drain_s + 5
@@ -96,7 +106,8 @@ class Cluster:
         """Nobody asks any more. Decode engines first: what they hold may wait for a prefill engine's word. What prefill
         engines hold then is wanted by nobody, and no lease of it is waited for."""
         decode, prefill = (
-            [self.processes[name] for name in engines_of(self.scenario, r)] for r in ("decode", "prefill")
+            [self.processes[name] for name in self.processes if self.roles.get(name.rpartition("-")[0]) == role]
+            for role in ("decode", "prefill")
         )
         for process in decode:
             end(process)
@@ -151,6 +162,10 @@ class Cluster:
     async def _live(self, part: Part, deaths: int = 0) -> None:
         """An engine is up: the router is told, and its end is waited for."""
         await self._tell(msgspec.json.decode(part.said, type=EnginePlace))
+        if self.reports:
+            assert part.process.stdin is not None
+            with suppress(trio.BrokenResourceError):
+                await part.process.stdin.send_all(msgspec.json.encode(RouterPlace(self._router_at())) + b"\n")
         self._nursery.start_soon(self._watch, part, deaths)
 
     async def _watch(self, part: Part, deaths: int) -> None:
@@ -158,19 +173,41 @@ class Cluster:
         await part.process.wait()
         if self.stopping:
             return
-        log.error("%s has ended with %d", part.name, part.process.returncode)
         await self._tell(EngineGone(part.name))
+        if part.process.returncode == 0:
+            log.info("%s has ended", part.name)
+            return
+        log.error("%s has ended with %d", part.name, part.process.returncode)
         deaths = 0 if now_ns() - begun > GOOD_LIFE_S * S else deaths
+        await trio.sleep(AGAIN_S[min(deaths, len(AGAIN_S) - 1)])
+        await self._begin(part.name, deaths + 1)
+
+    async def _begin(self, name: str, deaths: int = 0) -> None:
+        """A life of an engine, when it can be had."""
         while True:
-            await trio.sleep(AGAIN_S[min(deaths, len(AGAIN_S) - 1)])
-            deaths += 1
             try:
-                again = await self._start(part.name, "runtime.worker", "--name", part.name)
+                part = await self._start(name, "runtime.worker", "--name", name)
             except StartError as error:
                 log.error("%s", error)
+                await trio.sleep(AGAIN_S[min(deaths, len(AGAIN_S) - 1)])
+                deaths += 1
                 continue
-            await self._live(again, deaths)
+            await self._live(part, deaths)
             return
+
+    async def _hear_router(self) -> None:
+        """Each line names an engine that is to be added."""
+        stdout = self.router.process.stdout
+        assert stdout is not None
+        rest = b""
+        async for data in stdout:
+            *names, rest = (rest + bytes(data)).split(b"\n")
+            for name in names:
+                self._nursery.start_soon(self._begin, name.decode())
+
+    def _router_at(self) -> Coordinates:
+        at = urlsplit(self.router.said.decode().strip())
+        return Coordinates(reached_at(at.hostname or ""), at.port or 0)
 
     async def _tell(self, news: News) -> None:
         stdin = self.router.process.stdin
@@ -188,11 +225,12 @@ def prepare(scenario: Scenario) -> None:
     transport_named(says.transport)
     if not is_synthetic(scenario):
         config_of(scenario, folder_of(scenario))
-    try:
-        listen(says.host, says.port).close()
-    except OSError as error:
-        where = f"{says.host}:{says.port} cannot be listened on"
-        raise ScenarioError([Problem(scenario.path, "serve.port", f"{where}: {error.strerror}")]) from None
+    secret_of(scenario)
+    tls_of(scenario)
+    if not is_loopback(says.engine_host):
+        problem = f"is {says.engine_host}, and all engines are on this host: pdflow serve --role starts one on each"
+        raise ScenarioError([Problem(scenario.path, "serve.engine_host", problem)])
+    listening(scenario).close()
 
 
 def end(process: trio.Process) -> None:

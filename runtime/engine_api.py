@@ -8,7 +8,7 @@ what a client says of KV transfers never comes so far.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Final
 
@@ -35,6 +35,7 @@ from runtime.kv_params import Coordinates, decode_json, read_decode, read_prefil
 from runtime.meter import CONTENT_TYPE, Meter
 from runtime.prefill_node import PrefillNode
 from runtime.prompts import Prompts
+from runtime.signed import Gate
 from runtime.state import state_of
 
 STATUS: Final = {
@@ -48,13 +49,24 @@ STATUS: Final = {
 
 
 class EngineApi:
-    """Args: method is the scenario's; `here` is where this engine's ranks hear."""
+    """Args: method is the scenario's; `here` is where this engine's ranks hear; `gate` says whom to believe; `stop`
+    ends this engine when what it has is done."""
 
-    def __init__(self, node: EngineNode, prompts: Prompts, method: str, here: Coordinates) -> None:
+    def __init__(
+        self,
+        node: EngineNode,
+        prompts: Prompts,
+        method: str,
+        here: Coordinates,
+        gate: Gate,
+        stop: Callable[[], None],
+    ) -> None:
         self.node: Final = node
         self.prompts: Final = prompts
         self.method: Final = method
         self.here: Final = here
+        self.gate: Final = gate
+        self.stop: Final = stop
         self.meter: Final = Meter()
         self.started_s: Final = wall_s()
         node.measured_by(self.meter)
@@ -70,9 +82,14 @@ class EngineApi:
                 await responder.reply(error.status, (JSON,), error.body())
 
     async def _answer(self, request: Request, responder: Responder) -> None:
+        if (request.method, request.path) == ("GET", "/health"):
+            await responder.reply(200)
+            return
+        self.gate.check(request)
         match request.method, request.path:
-            case "GET", "/health":
-                await responder.reply(200)
+            case "POST", "/stop":
+                self.stop()
+                await responder.reply(200, (JSON,), b"{}")
             case "GET", "/metrics":
                 await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.meter.text())
             case "GET", "/state":

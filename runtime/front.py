@@ -1,8 +1,8 @@
 """The router's process: `python -m runtime.front FILE`.
 
-Its first line on stdout is its URL. With --child it hears on stdin which engines are up and which are gone (a line of
-JSON for each, `places.py`), and ends when stdin does. SIGTERM drains it: it takes no new connections, and ends with the
-last answer that has begun.
+Its first line on stdout is its URL. Engines report to it (`reports.py`). With --child it hears on stdin as well which
+are up and which are gone (a line of JSON for each, `places.py`), says on stdout which are to be started, and ends when
+stdin does. SIGTERM drains it: it takes no new connections, and ends with the last answer that has begun.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import trio
 
+from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.schema import Scenario
 from runtime.admin import Admin
 from runtime.build import Builder, engines_of
@@ -33,12 +35,15 @@ from runtime.kv_params import Coordinates
 from runtime.meter import CONTENT_TYPE
 from runtime.models import open_prompts
 from runtime.part import arguments, record_of, run_part
-from runtime.places import LOOPBACK, is_loopback, read_news
+from runtime.places import is_loopback, reached_at, read_news
 from runtime.processes import drain_on_signal, hear_stdin
 from runtime.prompts import Prompts
 from runtime.record import Record
+from runtime.reports import ROUTER
 from runtime.router_node import RouterNode
-from runtime.routing import SESSION, router_of, session_of
+from runtime.routing import SESSION, governed_of, seats_of, session_of
+from runtime.secret import secret_beyond_loopback, secret_of
+from runtime.signed import Gate, Signer
 from runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
@@ -52,13 +57,13 @@ FORWARDED: Final = (b"traceparent", b"tracestate", SESSION)
 class Front:
     """What clients may ask of the cluster."""
 
-    def __init__(self, node: RouterNode, prompts: Prompts, admits: bool) -> None:
+    def __init__(self, node: RouterNode, prompts: Prompts, admin: Admin, gate: Gate | None) -> None:
         self.node: Final = node
         self.prompts: Final = prompts
         self.started_s: Final = wall_s()
-        self.admin: Final = Admin(node)
-        self.admits: Final = admits
-        """Whoever can reach the router may run the cluster."""
+        self.admin: Final = admin
+        self.gate: Final = gate
+        """Says who may run the cluster; None: nobody over HTTP."""
         self.here: Coordinates
         """Where clients ask."""
 
@@ -81,8 +86,9 @@ class Front:
             case "GET", "/metrics":
                 await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.node.meter.text())
             case _, path if path.startswith("/admin/"):
-                if not self.admits:
-                    raise OpenAIError(403, "the router listens beyond this host, where nobody is asked who they are")
+                if self.gate is None:
+                    raise OpenAIError(403, "the router listens beyond this host, and there is no secret to ask for")
+                self.gate.check(request)
                 await self.admin(request, responder)
             case "GET", "/v1/models":
                 card = ModelCard(
@@ -113,26 +119,47 @@ class Front:
 
     def healthy(self) -> bool:
         """Whether somebody computes prompts, and somebody decodes."""
-        up = self.node.places
-        return all(any(info.engine in up for info in infos) for infos in (self.node.prefill, self.node.decode))
+        node = self.node
+        return all(any(node.is_up(info.engine) for info in infos) for infos in (node.prefill, node.decode))
 
 
 async def front(scenario: Scenario, child: bool, record: Record) -> None:
     """Serve, until drained or cancelled."""
     says = scenario.serve
+    secret = secret_of(scenario) if child else secret_beyond_loopback(scenario, "host")
+    gate = None if secret is None and not is_loopback(says.host) else Gate(secret, ROUTER)
     builder = Builder(scenario, transport_named(says.transport))
-    prefill, decode = ([builder.info_of(name) for name in engines_of(scenario, role)] for role in ("prefill", "decode"))
+    prefill, decode = ([builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode"))
     client = HttpClient()
-    router = router_of(builder)
     patience_s = scenario.transfer.deadline_s + LATER_S
-    node = RouterNode(router, prefill, decode, scenario.transfer.method, client, patience_s)
-    app = Front(node, open_prompts(scenario), is_loopback(says.host))
-    listener = listen(says.host, says.port)
+    node = RouterNode(
+        governed_of(builder), prefill, decode, scenario.transfer.method, client, patience_s, Signer(secret)
+    )
+    named = engines_of(scenario)
+    spares = [name for name in node.seats if name not in named]
+    app = Front(node, open_prompts(scenario), Admin(node, spares, order if child else None), gate)
+    listener = listening(scenario)
     try:
         with record.of(node, scenario, 0):
             await serve(node, app, listener, scenario, child)
     finally:
         client.close()
+
+
+def listening(scenario: Scenario) -> socket.socket:
+    """Where clients ask. ScenarioError."""
+    says = scenario.serve
+    try:
+        return listen(says.host, says.port)
+    except OSError as error:
+        where = f"{says.host}:{says.port} cannot be listened on"
+        raise ScenarioError([Problem(scenario.path, "serve.port", f"{where}: {error.strerror}")]) from None
+
+
+def order(engine: str) -> None:
+    """Whoever has started us starts this engine, too."""
+    sys.stdout.write(f"{engine}\n")
+    sys.stdout.flush()
 
 
 async def serve(node: RouterNode, app: Front, listener: socket.socket, scenario: Scenario, child: bool) -> None:
@@ -141,8 +168,13 @@ async def serve(node: RouterNode, app: Front, listener: socket.socket, scenario:
     async with trio.open_nursery() as nursery:
         scope = nursery.cancel_scope
         nursery.start_soon(node.run)
+        nursery.start_soon(app.admin.run)
         if child:
-            nursery.start_soon(hear_stdin, scope, lambda line: node.hear(read_news(line)))
+
+            def heard(line: bytes) -> None:
+                node.hear(read_news(line))
+
+            nursery.start_soon(hear_stdin, scope, heard)
         async with trio.open_nursery() as serving:
             server = await serving.start(serve_http, listener, app)
             app.here = Coordinates(reached_at(says.host), server.port)
@@ -152,14 +184,9 @@ async def serve(node: RouterNode, app: Front, listener: socket.socket, scenario:
         scope.cancel()
 
 
-def reached_at(host: str) -> str:
-    """Where one reaches oneself, listening there."""
-    return {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
-
-
-def main() -> int:
+def main(args: Sequence[str] | None = None) -> int:
     parser = arguments("runtime.front", __doc__)
-    asked = parser.parse_args()
+    asked = parser.parse_args(args)
     return run_part(asked, "router", lambda scenario: front(scenario, asked.child, record_of(asked)))
 
 

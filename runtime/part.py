@@ -1,10 +1,17 @@
-"""How a part of a live cluster is started by itself: what all parts' commands have in common."""
+"""How a part of a live cluster is started: what all parts' commands have in common.
+
+A part without --child has been started by itself, perhaps on a host of its own: nobody else sees it start and end, so
+engines report to the router, by the rule of [router] heartbeat_s, whether the scenario says how often or not.
+"""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
+
+import attrs
 
 from pdflow.scenario.load import load
 from pdflow.scenario.schema import Scenario
@@ -12,6 +19,9 @@ from runtime.build import refuse_what_is_not_served
 from runtime.logs import log_to_stderr
 from runtime.processes import run_until_told
 from runtime.record import Record
+
+HEARTBEAT_S: Final = 3.0
+"""Between two reports, if the scenario has none: PR #18242's, as in `routing/heartbeats.py`."""
 
 
 def arguments(module: str, about: str | None) -> ArgumentParser:
@@ -37,6 +47,14 @@ def run_part(asked: Namespace, who: str, serve: Callable[[Scenario], Awaitable[N
     async def run() -> None:
         scenario = load(asked.scenario, overrides=asked.overrides)
         refuse_what_is_not_served(scenario)
-        await serve(scenario)
+        await serve(scenario if asked.child else reporting(scenario))
 
     return run_until_told(run)
+
+
+def reporting(scenario: Scenario) -> Scenario:
+    """The same, with engines that report."""
+    router = scenario.router
+    if router.reports_every_s(scenario.transfer) is not None:
+        return scenario
+    return attrs.evolve(scenario, router=attrs.evolve(router, heartbeat_s=HEARTBEAT_S))

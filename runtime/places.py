@@ -1,6 +1,7 @@
-"""Where the parts of a live cluster are: what a part says of itself when it is up, a line of JSON.
+"""Where the parts of a live cluster are: what a part says of itself, a line of JSON.
 
-The router hears of engines in the same words, on its stdin: one line for each that is up, or lost.
+The router hears of engines in the same words from whoever knows: from the supervisor that has started them, on its
+stdin, or from the engines themselves, in requests (`reports.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import msgspec
 from runtime.kv_params import Coordinates
 
 LOOPBACK: Final = "127.0.0.1"
-"""Where engines are: frames and KV ask nobody who they are, so they stay on this host."""
 
 
 def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def reached_at(host: str) -> str:
+    """Where one reaches, on this host, what listens there."""
+    return {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
 
 
 class EnginePlace(msgspec.Struct, frozen=True, tag="up"):
@@ -25,13 +30,31 @@ class EnginePlace(msgspec.Struct, frozen=True, tag="up"):
     engine: str
     http: Coordinates
     kv: Coordinates
+    incarnation: int = 0
+    born_ns: int = 0
+    """When this life began, by its host's wall clock: of two that say that they are this engine, it is the younger."""
+
+
+class EngineLeaving(msgspec.Struct, frozen=True, tag="leaving"):
+    """It has been told to end: it gets nothing new, and ends what it has."""
+
+    engine: str
+    incarnation: int
 
 
 class EngineGone(msgspec.Struct, frozen=True, tag="gone"):
-    """Its process has ended."""
+    """Its process has ended; whichever life it was in if that is not said."""
 
     engine: str
+    incarnation: int | None = None
 
 
-News = EnginePlace | EngineGone
+class RouterPlace(msgspec.Struct, frozen=True, tag="router"):
+    """What engines hear: where they are to report."""
+
+    at: Coordinates
+
+
+News = EnginePlace | EngineLeaving | EngineGone
 read_news = msgspec.json.Decoder(News).decode
+read_router = msgspec.json.Decoder(RouterPlace).decode

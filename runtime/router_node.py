@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import trio
@@ -17,6 +17,8 @@ import trio
 from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
+from pdflow.routing.governed import GovernedRouter
+from pdflow.routing.heartbeats import Seat
 from pdflow.routing.router import (
     AbortLeg,
     ClientGone,
@@ -25,11 +27,14 @@ from pdflow.routing.router import (
     DispatchDecode,
     DispatchPrefill,
     EngineChanged,
+    EngineJoins,
+    EngineLeaves,
     EngineLeft,
     EngineLost,
+    EngineReported,
+    EngineSilent,
     PrefillAnswered,
     Reply,
-    Router,
 )
 from runtime.call import Call, Leg
 from runtime.clock import now_ns
@@ -40,8 +45,9 @@ from runtime.http.relay import break_off
 from runtime.kv_params import Coordinates, decode_json, prefill_json
 from runtime.meter import RouterMeter
 from runtime.node import Node, Port
-from runtime.places import EngineGone, EnginePlace, News
+from runtime.places import EngineGone, EngineLeaving, EnginePlace, News
 from runtime.routing import arrival
+from runtime.signed import UNSIGNED, Signer
 
 log = logging.getLogger(__name__)
 
@@ -55,15 +61,18 @@ class RouterNode(Node):
 
     def __init__(
         self,
-        router: Router,
+        router: GovernedRouter,
         prefill: list[EngineInfo],
         decode: list[EngineInfo],
         method: str,
         client: HttpClient,
         patience_s: float = math.inf,
+        signer: Signer = UNSIGNED,
     ) -> None:
         super().__init__("router")
         self.router: Final = router
+        self.reports: Final = router.roll is not None
+        """Engines report, and nothing else says who is up."""
         self.port: Final = self.add("router", router, 0)
         self.prefill: Final = prefill
         self.decode: Final = decode
@@ -71,13 +80,20 @@ class RouterNode(Node):
         self.method: Final = method
         self.client: Final = client
         self.patience_s: Final = patience_s
+        self.signer: Final = signer
+        self.seats: Final[dict[str, Seat]] = {
+            **{info.engine: ("prefill", number) for number, info in enumerate(prefill)},
+            **{info.engine: ("decode", number) for number, info in enumerate(decode)},
+        }
         self.places: dict[str, EnginePlace] = {}
-        """Engines that are up, by name."""
+        """Engines that are there, by name."""
         self.calls: dict[int, Call] = {}
         self.legs: dict[tuple[str, RequestId], trio.CancelScope] = {}
         """Those that may be taken back: under way, or about to be."""
-        self.drained: set[str] = set()
-        """Engines that get nothing new, whatever life they are in."""
+        self.leaving: set[str] = set()
+        """Engines of which one life ends, or has ended: the next one gets requests again."""
+        self.left: Callable[[str], None] = ignore
+        """Told of each engine that was to get nothing new, once nothing there is wanted any more."""
         self.meter: Final = RouterMeter()
         self._number = secrets.randbits(NUMBERS)
         self.do.update(
@@ -87,6 +103,7 @@ class RouterNode(Node):
                 DispatchAlone: self.dispatch_alone,
                 AbortLeg: self.abort_leg,
                 EngineLeft: self.engine_left,
+                EngineSilent: self.engine_silent,
                 Reply: self.reply,
             }
         )
@@ -116,19 +133,83 @@ class RouterNode(Node):
         self.meter.first_token(call.begun_ns)
         self.diary.heard(number)
 
-    def hear(self, news: News) -> None:
-        """An engine is up, or gone."""
+    # Who is there.
+
+    def hear(self, news: News) -> str:
+        """An engine is up, leaving, or gone. Why nobody takes note of that, if so."""
+        name = news.engine
+        if name not in self.seats:
+            return f"there is no engine {name}; there are {', '.join(self.seats)}"
+        known = self.places.get(name)
         match news:
-            case EnginePlace(engine, http, _):
-                self.places[engine] = news
-                self.put(self.port, EngineChanged(engine, engine not in self.drained))
-                log.info("%s is up at %s:%d", engine, http.host, http.port)
-            case EngineGone(engine):
-                place = self.places.pop(engine, None)
-                if place is not None:
-                    self.client.forget(place.http.host, place.http.port)
-                    self.put(self.port, EngineLost(engine))
-                    log.warning("%s is gone", engine)
+            case EnginePlace():
+                return self._up(news, known)
+            case EngineLeaving(_, incarnation) if known is not None and known.incarnation == incarnation:
+                if name not in self.drained:
+                    self.leaving.add(name)
+                    self.drain(name)
+            case EngineGone(_, incarnation) if known is not None and incarnation in (None, known.incarnation):
+                self._lose(known)
+        return ""
+
+    def _up(self, place: EnginePlace, known: EnginePlace | None) -> str:
+        """The report of an engine. The first one of a life is the end of the life before."""
+        name = place.engine
+        if known is not None and known.incarnation != place.incarnation:
+            if place.born_ns < known.born_ns and self.is_member(name):
+                return f"a younger {name} is at {known.http.host}:{known.http.port}"
+            self._lose(known)
+            known = None
+        if known is None:
+            self.places[name] = place
+            if name in self.leaving:
+                self.resume(name)
+            log.info("%s is up at %s:%d", name, place.http.host, place.http.port)
+        if self.reports:
+            role, number = self.seats[name]
+            infos = self.prefill if role == "prefill" else self.decode
+            if known is not None and not self.is_up(name) and name not in self.drained:
+                log.info("%s reports again", name)
+            self.put(self.port, EngineReported(role, number, infos[number]))
+        elif known is None:
+            self.put(self.port, EngineChanged(name, True))
+        return ""
+
+    def _lose(self, place: EnginePlace) -> None:
+        """Its legs fail now. Where engines report, its silence is not waited for either."""
+        name = place.engine
+        del self.places[name]
+        self.client.forget(place.http.host, place.http.port)
+        if self.reports and name not in self.drained:
+            self.leaving.add(name)
+            self.drain(name)
+        self.put(self.port, EngineLost(name))
+        log.warning("%s is gone", name)
+
+    def is_up(self, name: str) -> bool:
+        """Whether it gets requests."""
+        role, number = self.seats[name]
+        choice = self.router.prefill_choice if role == "prefill" else self.router.decode_choice
+        return choice.up[number] and self.is_member(name)
+
+    def is_member(self, name: str) -> bool:
+        """Whether it has reported lately, where engines do."""
+        roll = self.router.roll
+        return roll is None or roll.members.get(self.seats[name], 0) > now_ns()
+
+    @property
+    def drained(self) -> frozenset[str]:
+        """Engines that get nothing new, whatever life they are in."""
+        membership = self.router.membership
+        return frozenset((*membership.leaving, *membership.left)) - self.leaving
+
+    def drain(self, name: str) -> None:
+        self.put(self.port, EngineLeaves(name))
+
+    def resume(self, name: str) -> None:
+        self.leaving.discard(name)
+        self.put(self.port, EngineJoins(name))
+        self.put(self.port, EngineChanged(name, name in self.places))
 
     # Effects.
 
@@ -137,7 +218,7 @@ class RouterNode(Node):
         if call is None or place is None:
             self.put(self.port, PrefillAnswered(effect.request_id, None, Code.UNREACHABLE))
             return
-        leg = Leg(call, self.client, place.http, effect.request_id, self.patience_s)
+        leg = Leg(call, self.client, place, effect.request_id, self.patience_s, self.signer)
         self._begin(call, "prefill", effect.request_id, self._prefill(call, leg, effect))
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
@@ -152,7 +233,7 @@ class RouterNode(Node):
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
         body = call.decode_body(self._params(effect.params, source.kv))
-        leg = Leg(call, self.client, place.http, effect.request_id, self.patience_s)
+        leg = Leg(call, self.client, place, effect.request_id, self.patience_s, self.signer)
         self._begin(call, "decode", effect.request_id, self._decode(call, leg, effect.request_id, body))
 
     def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
@@ -160,7 +241,7 @@ class RouterNode(Node):
         if call is None or place is None:
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
-        leg = Leg(call, self.client, place.http, effect.request_id, self.patience_s)
+        leg = Leg(call, self.client, place, effect.request_id, self.patience_s, self.signer)
         body = call.decode_body(None)
         self._begin(call, "decode", effect.request_id, self._decode(call, leg, effect.request_id, body))
 
@@ -187,6 +268,10 @@ class RouterNode(Node):
 
     def engine_left(self, port: Port, effect: EngineLeft) -> None:
         log.info("%s has nothing to do any more", effect.engine)
+        self.left(effect.engine)
+
+    def engine_silent(self, port: Port, effect: EngineSilent) -> None:
+        log.warning("%s has not reported for too long: it gets no requests", effect.engine)
 
     def reply(self, port: Port, effect: Reply) -> None:
         call = self.calls.get(effect.request)
@@ -228,3 +313,7 @@ class RouterNode(Node):
                 del self.legs[role, request_id]
 
         call.nursery.start_soon(run)
+
+
+def ignore(engine: str) -> None:
+    pass

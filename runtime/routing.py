@@ -6,9 +6,11 @@ from collections.abc import Sequence as Seq
 from hashlib import blake2b
 from typing import Final
 
+from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.policy import NO_SESSION
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import EngineChanged, RequestArrived, Router
+from pdflow.scenario.schema import Scenario
 from pdflow.wiring.router import Cluster, Target
 from pdflow.wiring.router import router_of as wired
 from pdflow.workload.request import SESSION_BLOCK_TOKENS
@@ -22,10 +24,24 @@ SESSION: Final = b"x-session-id"
 NOBODY: Final = (b"", b'""', b"null")
 
 
-def router_of(builder: Builder) -> Router:
+def seats_of(scenario: Scenario, role: str) -> list[str]:
+    """The engines of that role that there may ever be: those of the file, then those that may be added to them."""
+    pools = [pool for pool in scenario.pools if pool.role == role]
+    spares = range(scenario.serve.spare_engines)
+    return engines_of(scenario, role) + [f"{pool.name}-{pool.replicas + more}" for pool in pools for more in spares]
+
+
+def governed_of(builder: Builder) -> GovernedRouter:
+    """One whose engines may be told to leave, and others to join."""
+    router = router_of(builder, changes=True)
+    assert isinstance(router, GovernedRouter)
+    return router
+
+
+def router_of(builder: Builder, changes: bool = False) -> Router:
     """All engines are down until they report."""
     prefill, decode = (
-        tuple(Target(builder.info_of(name), builder.pool_of(name)) for name in engines_of(builder.scenario, role))
+        tuple(Target(builder.info_of(name), builder.pool_of(name)) for name in seats_of(builder.scenario, role))
         for role in ("prefill", "decode")
     )
     router = wired(
@@ -35,6 +51,7 @@ def router_of(builder: Builder) -> Router:
             prefill=prefill,
             decode=decode,
             prefix_block_tokens=SESSION_BLOCK_TOKENS,
+            changes=changes,
         )
     )
     for target in (*prefill, *decode):

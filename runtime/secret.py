@@ -15,6 +15,7 @@ from typing import Final
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.schema import Scenario
+from runtime.places import is_loopback
 
 VARIABLE: Final = "PDFLOW_SECRET"
 LEAST_BYTES: Final = 16
@@ -43,6 +44,16 @@ class Secret:
 
     def is_text(self, claimed: bytes) -> bool:
         return hmac.compare_digest(claimed, self._text)
+
+
+def secret_beyond_loopback(scenario: Scenario, key: str) -> Secret | None:
+    """The same; ScenarioError if there is none, and the address that this key of [serve] says is not this host's
+    alone."""
+    secret, host = secret_of(scenario), getattr(scenario.serve, key)
+    if secret is None and not is_loopback(host):
+        problem = f"is {host}: beyond loopback all parts must share a secret, serve.secret_file or {VARIABLE}"
+        raise ScenarioError([Problem(scenario.path, f"serve.{key}", problem)])
+    return secret
 
 
 def secret_of(scenario: Scenario) -> Secret | None:

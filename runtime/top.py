@@ -16,7 +16,10 @@ from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, PdflowError
 from runtime.http.client import HttpClient
 from runtime.http.errors import UpstreamError
 from runtime.processes import run_until_told
+from runtime.reports import ROUTER
+from runtime.signed import operators_signer
 
+STATE: Final = "/admin/state"
 OLDEST: Final = 8
 """Requests that are named."""
 
@@ -35,6 +38,7 @@ def view(state: dict[str, Any]) -> Group:
     oldest: list[tuple[float, str, str, str]] = []
     for name, engine in state["engines"].items():
         label = f"{name} (drained)" if name in state["drained"] else name
+        label = f"{name} (silent)" if name in state["silent"] else label
         if engine is None:
             table.add_row(Text(label, "red"), "no answer")
             continue
@@ -59,7 +63,8 @@ def view(state: dict[str, Any]) -> Group:
 
 async def ask(client: HttpClient, host: str, port: int) -> dict[str, Any]:
     try:
-        async with client.request("GET", host, port, "/admin/state") as response:
+        signed = operators_signer().sign(ROUTER, "GET", STATE, b"")
+        async with client.request("GET", host, port, STATE, signed) as response:
             answer = await response.read()
         if response.status == 200:
             state: dict[str, Any] = msgspec.json.decode(answer)

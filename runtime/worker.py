@@ -1,31 +1,45 @@
 """One engine's process: `python -m runtime.worker FILE --name prefill-0`.
 
-Its first line on stdout says where it hears; logs go to stderr. SIGTERM drains it: it takes nothing new, and ends when
-what it has begun has ended and nobody holds KV here. With --child it ends at once when its stdin does.
+Its first line on stdout says where it hears; logs go to stderr. It reports to the router: started by itself, where the
+scenario says that the router is; with --child, where its stdin says so, if that does. SIGTERM drains it: it takes
+nothing new, and ends when what it has begun has ended and nobody holds KV here. With --child it ends at once when its
+stdin does.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import socket
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import trio
 
 from pdflow.errors import Problem, ScenarioError
+from pdflow.protocol.values import S
 from pdflow.scenario.schema import Scenario
+from pdflow.wiring.router import heartbeat_ns
 from runtime.build import Builder, engines_of
+from runtime.clock import wall_ns
 from runtime.engine_api import EngineApi
-from runtime.engine_node import EngineNode
+from runtime.engine_node import EngineNode, MakeTransport
 from runtime.http.server import serve_http
 from runtime.http.sockets import listen
 from runtime.kv_params import Coordinates
 from runtime.models import open_model
 from runtime.part import arguments, record_of, run_part
-from runtime.places import LOOPBACK, EnginePlace
+from runtime.places import EnginePlace, is_loopback, reached_at, read_router
 from runtime.processes import drain_on_signal, hear_stdin
 from runtime.prompts import Prompts
 from runtime.record import Record
+from runtime.reports import Reporter, router_at
+from runtime.secret import secret_beyond_loopback
+from runtime.signed import Gate, Signer
+from runtime.tls import tls_of
+from runtime.transports.base import Transport
 from runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
@@ -35,42 +49,93 @@ STILL_S = 0.05
 
 async def work(scenario: Scenario, name: str, child: bool, record: Record) -> None:
     """Serve as that engine, until drained or cancelled."""
-    says = scenario.serve
-    builder = Builder(scenario, transport_named(says.transport))
+    host = scenario.serve.engine_host
+    secret, tls = secret_beyond_loopback(scenario, "engine_host"), tls_of(scenario)
+    gate = Gate(secret, name)
+    router = None if child else router_at(scenario)
+    listeners = listening(scenario), listening(scenario)
+    builder = Builder(scenario, transport_at(scenario))
     try:
         model = open_model(scenario, builder.pool_of(name))
     except KeyError:
         engines = ", ".join(engines_of(scenario))
         raise ScenarioError([Problem(scenario.path, "", f"no engine {name}; there are {engines}")]) from None
     node = builder.node(name, model)
+    node.links.secret, node.links.tls = secret, tls
+    ports = [listener.getsockname()[1] for listener in listeners]
+    http, ranks = (Coordinates(host, port) for port in ports)
+    place = EnginePlace(name, http, ranks, node.place.incarnation, wall_ns())
+    every_ns = heartbeat_ns(scenario)
+    reporter = Reporter(place, Signer(secret), math.inf if every_ns is None else every_ns / S)
+    if router is not None:
+        reporter.tell(router)
     try:
         with record.of(node, scenario, node.place.incarnation):
-            await serve(node, model.prompts, scenario, child)
+            await serve(node, model.prompts, scenario, listeners, gate, reporter, child)
     finally:
         for rank in node.ranks.values():
             await rank.transport.aclose()
 
 
-async def serve(node: EngineNode, prompts: Prompts, scenario: Scenario, child: bool) -> None:
-    """Until drained or cancelled."""
-    says = scenario.serve
+async def serve(
+    node: EngineNode,
+    prompts: Prompts,
+    scenario: Scenario,
+    listeners: tuple[socket.socket, socket.socket],
+    gate: Gate,
+    reporter: Reporter,
+    child: bool,
+) -> None:
+    """Until drained or cancelled. `listeners`: for requests, and for ranks."""
+    place = reporter.place
     async with trio.open_nursery() as nursery:
         scope = nursery.cancel_scope
+
+        async def leave() -> None:
+            await reporter.leave()
+            server.drain()
+
+        def drain() -> None:
+            nursery.start_soon(leave)
+
         if child:
-            nursery.start_soon(hear_stdin, scope, ignore)
-        (listener,) = await trio.open_tcp_listeners(0, host=LOOPBACK)
-        await nursery.start(node.serve, listener)
-        here = Coordinates(LOOPBACK, node.port)
-        api = EngineApi(node, prompts, scenario.transfer.method, here)
+            nursery.start_soon(hear_stdin, scope, lambda line: reporter.tell(read_router(line).at))
+        await nursery.start(node.serve, trio.SocketListener(trio.socket.from_stdlib_socket(listeners[1])))
+        api = EngineApi(node, prompts, scenario.transfer.method, place.kv, gate, drain)
         async with trio.open_nursery() as serving:
-            server = await serving.start(serve_http, listen(LOOPBACK, 0), api)
-            nursery.start_soon(drain_on_signal, server.drain, says.drain_s, scope)
-            place = EnginePlace(node.name, Coordinates(LOOPBACK, server.port), here)
+            server = await serving.start(serve_http, listeners[0], api)
+            nursery.start_soon(drain_on_signal, drain, scenario.serve.drain_s, scope)
             sys.stdout.write(msgspec.json.encode(place).decode() + "\n")
             sys.stdout.flush()
-            log.info("takes requests at %s:%d; its ranks hear at %d", LOOPBACK, server.port, node.port)
+            log.info("takes requests at %s:%d; its ranks hear at %d", place.http.host, place.http.port, place.kv.port)
+            nursery.start_soon(reporter.run)
         await still(node)
+        await reporter.end()
         scope.cancel()
+
+
+def listening(scenario: Scenario) -> socket.socket:
+    """A port of the address that others are told of. ScenarioError."""
+    host = scenario.serve.engine_host
+    problem = "is no address that others could reach this engine at"
+    if reached_at(host) == host:
+        try:
+            return listen(host, 0)
+        except OSError as error:
+            problem = f"cannot be listened on here: {error.strerror}"
+    raise ScenarioError([Problem(scenario.path, "serve.engine_host", f"{host} {problem}")])
+
+
+def transport_at(scenario: Scenario) -> MakeTransport:
+    """The transport of the scenario's name, at this engine's address. ScenarioError."""
+    says = scenario.serve
+    made: Callable[..., Transport] = transport_named(says.transport)
+    if is_loopback(says.engine_host):
+        return made
+    if says.transport == "shm":
+        problem = f"shm is of one host, and engine_host is {says.engine_host}: tcp and nixl go between hosts"
+        raise ScenarioError([Problem(scenario.path, "serve.transport", problem)])
+    return partial(made, host=says.engine_host)
 
 
 async def still(node: EngineNode) -> None:
@@ -79,14 +144,10 @@ async def still(node: EngineNode) -> None:
         await trio.sleep(STILL_S)
 
 
-def ignore(line: bytes) -> None:
-    pass
-
-
-def main() -> int:
+def main(args: Sequence[str] | None = None) -> int:
     parser = arguments("runtime.worker", __doc__)
     parser.add_argument("--name", required=True, help="the engine, as in prefill-0")
-    asked = parser.parse_args()
+    asked = parser.parse_args(args)
     return run_part(asked, asked.name, lambda scenario: work(scenario, asked.name, asked.child, record_of(asked)))
 
 

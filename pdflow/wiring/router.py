@@ -53,6 +53,8 @@ class Cluster:
     """What one name of a prompt's prefix stands for."""
     crossover: Crossover | None = None
     """None where `disaggregate_above_tokens = "auto"` is refused."""
+    changes: bool = False
+    """Engines may leave and join whatever the scenario says."""
 
 
 def router_of(cluster: Cluster) -> Router:
@@ -68,7 +70,7 @@ def router_of(cluster: Cluster) -> Router:
     if says.hedge_after_s is not None:
         after_ns = seconds_to_ns(says.hedge_after_s)
         return HedgingRouter(prefill, decode, dispatch, choices, rules, *also, hedge_after_ns=after_ns)
-    if rules != Rules() or scenario.scales:
+    if rules != Rules() or scenario.scales or cluster.changes:
         return GovernedRouter(prefill, decode, dispatch, choices, rules, *also)
     return Router(prefill, decode, says.policy, dispatch, *also, choices=choices)
 

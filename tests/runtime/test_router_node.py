@@ -13,7 +13,9 @@ import trio
 import trio.testing
 
 from pdflow.protocol.ids import EngineInfo, Shards
-from pdflow.routing.router import Router
+from pdflow.routing.governed import GovernedRouter, Rules
+from pdflow.routing.policy import Choice
+from runtime.admin import Admin
 from runtime.clock import now_ns
 from runtime.front import Front
 from runtime.http.client import HttpClient
@@ -25,6 +27,7 @@ from runtime.models import ByteTokens
 from runtime.places import EngineGone, EnginePlace
 from runtime.prompts import Prompts
 from runtime.router_node import RouterNode
+from runtime.signed import Gate
 from tests.runtime.http.world import LOCAL, serving
 
 ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
@@ -34,13 +37,15 @@ ASK = msgspec.json.encode({"prompt": "x", "max_tokens": 4, "stream": True})
 class Town:
     """A router in front of engines that begin answers, if at all, and end none."""
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience_s: float, silence_ns: int | None) -> None:
         infos = {name: EngineInfo(name, Shards(1, 1, 16)) for name in ENGINES}
         prefill, decode = ([infos[f"{role}-{number}"] for number in (0, 1)] for role in ("prefill", "decode"))
         self.client = HttpClient()
-        router = Router(tuple(prefill), tuple(decode), "round-robin", "concurrent", 2)
+        choices = Choice("round-robin", 2), Choice("round-robin", 2)
+        router = GovernedRouter(tuple(prefill), tuple(decode), "concurrent", choices, Rules(silence_ns=silence_ns), 2)
         self.node = RouterNode(router, prefill, decode, "nixl-push", self.client, patience_s)
-        self.front = Front(self.node, Prompts("tiny", ByteTokens(), 512, 4096), True)
+        prompts = Prompts("tiny", ByteTokens(), 512, 4096)
+        self.front = Front(self.node, prompts, Admin(self.node, [], None), Gate(None, "router"))
         self.up = [router.prefill_choice.up, router.decode_choice.up]
         self.asked: list[str] = []
         """Engines that were, in order."""
@@ -59,9 +64,9 @@ class Town:
 
 
 @asynccontextmanager
-async def town(*speakers: str, patience_s: float = math.inf) -> AsyncIterator[Town]:
+async def town(*speakers: str, patience_s: float = math.inf, silence_ns: int | None = None) -> AsyncIterator[Town]:
     """`speakers` are engines that begin to answer. The router's node takes no turn but those that it is given."""
-    built = Town(patience_s)
+    built = Town(patience_s, silence_ns)
 
     async def engine(name: str, nursery: trio.Nursery) -> None:
         async def answer(request: Request, responder: Responder) -> None:

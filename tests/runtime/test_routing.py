@@ -16,6 +16,7 @@ from pdflow.errors import ScenarioError
 from pdflow.routing.policy import NO_SESSION
 from pdflow.routing.router import DispatchPrefill, RequestArrived
 from pdflow.scenario import Scenario, load
+from runtime.admin import Admin
 from runtime.build import Builder, engines_of, refuse_what_is_not_served
 from runtime.front import Front
 from runtime.http.client import HttpClient
@@ -25,7 +26,8 @@ from runtime.kv_params import Coordinates
 from runtime.models import open_prompts
 from runtime.places import EnginePlace
 from runtime.router_node import RouterNode
-from runtime.routing import router_of
+from runtime.routing import governed_of
+from runtime.signed import Gate
 from runtime.transports.named import transport_named
 from tests.runtime.http.world import LOCAL, serving
 
@@ -88,9 +90,10 @@ async def asked(says: Scenario) -> AsyncIterator[Asked]:
     builder = Builder(says, transport_named("shm"))
     prefill, decode = ([builder.info_of(name) for name in engines_of(says, role)] for role in ("prefill", "decode"))
     client = HttpClient()
-    node = RouterNode(router_of(builder), prefill, decode, says.transfer.method, client)
+    node = RouterNode(governed_of(builder), prefill, decode, says.transfer.method, client)
+    front = Front(node, open_prompts(says), Admin(node, [], None), Gate(None, "router"))
     with trio.fail_after(20):
-        async with serving(silent) as engine, serving(Front(node, open_prompts(says), True)) as server:
+        async with serving(silent) as engine, serving(front) as server:
             at = Coordinates(LOCAL, engine.port)
             for info in (*prefill, *decode):
                 node.hear(EnginePlace(info.engine, at, at))
@@ -151,9 +154,7 @@ async def test_a_client_says_what_its_session_is() -> None:
     assert none == [NO_SESSION] * 2
 
 
-@pytest.mark.parametrize(
-    "said", ["router.hedge_after_s=1", "router.heartbeat_s=1", "router.disaggregate_above_tokens=auto"]
-)
+@pytest.mark.parametrize("said", ["router.hedge_after_s=1", "router.disaggregate_above_tokens=auto"])
 def test_what_is_not_served_is_refused(said: str) -> None:
     with pytest.raises(ScenarioError, match="simulated only"):
         scenario(said)

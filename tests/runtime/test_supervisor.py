@@ -10,6 +10,7 @@ import trio
 
 from runtime.cluster import Cluster, Part
 from runtime.places import EngineGone, read_news
+from runtime.record import Record
 from tests.runtime.support.house import cluster
 
 
@@ -18,7 +19,7 @@ async def test_the_router_hears_of_engines_that_end_at_the_same_moment() -> None
     process = await trio.lowlevel.open_process(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
-    supervisor = Cluster(cluster(), "cluster.toml", ())
+    supervisor = Cluster(cluster(), "cluster.toml", (), Record())
     supervisor.router = Part("router", process, b"")
     gone = [EngineGone(name) for name in ("prefill-0", "decode-0", "decode-1")]
     async with trio.open_nursery() as nursery:

@@ -1,0 +1,109 @@
+"""An engine reports to the router that it is there, and where: when it comes up, again and again, and when it ends.
+
+No answer changes what an engine does: a router that is not there yet, or has begun anew, knows it after the next
+report. Who has not reported for too long is no member; that is decided in `pdflow.routing.heartbeats`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+
+from pdflow.errors import Problem, ScenarioError
+from pdflow.scenario.schema import Scenario
+from runtime.http.client import HttpClient
+from runtime.http.errors import OpenAIError, UpstreamError
+from runtime.http.messages import JSON
+from runtime.kv_params import Coordinates
+from runtime.places import EngineGone, EngineLeaving, EnginePlace, News, reached_at
+from runtime.signed import Signer
+
+log = logging.getLogger(__name__)
+
+PATH: Final = "/admin/engines"
+ROUTER: Final = "router"
+"""The name by which it is signed to."""
+
+
+class Reporter:
+    """Args: `place` is what this engine says of itself, every so often. It says nothing before it is told to whom."""
+
+    def __init__(self, place: EnginePlace, signer: Signer, every_s: float) -> None:
+        self.place: Final = place
+        self.router: Coordinates | None = None
+        self._told: Final = trio.Event()
+        self._signer: Final = signer
+        self._every_s: Final = every_s
+        self._client: Final = HttpClient()
+        self._said = "nothing"
+        """What the last report came to; told when it is something else."""
+        self._leaving = False
+
+    def tell(self, router: Coordinates) -> None:
+        """The router is there."""
+        self.router = router
+        self._told.set()
+
+    async def run(self) -> None:
+        await self._told.wait()
+        due = trio.current_time()
+        while True:
+            await self._report(self.place)
+            if self._leaving:
+                await self.leave()  # a router that has begun anew has not heard of it
+            due = max(due + self._every_s, trio.current_time())
+            await trio.sleep_until(due)
+
+    async def leave(self) -> None:
+        """It is to end: nothing new, please."""
+        self._leaving = True
+        await self._report(EngineLeaving(self.place.engine, self.place.incarnation))
+
+    async def end(self) -> None:
+        """It is gone as of now."""
+        await self._report(EngineGone(self.place.engine, self.place.incarnation))
+        self._client.close()
+
+    async def _report(self, news: News) -> None:
+        """One, unless there is no answer by the time of the next."""
+        at = self.router
+        if at is None:
+            return
+        body = msgspec.json.encode(news)
+        came_to = f"no answer within {self._every_s:g} s"
+        try:
+            with trio.move_on_after(self._every_s):
+                headers = (JSON, *self._signer.sign(ROUTER, "POST", PATH, body))
+                async with self._client.request("POST", at.host, at.port, PATH, headers, body) as response:
+                    answer = await response.read()
+                    error = OpenAIError.heard(response.status, answer) if response.status != 200 else None
+                    came_to = "" if response.status == 200 else str(error or response.status)
+        except UpstreamError as error:
+            came_to = str(error)
+        if came_to != self._said:
+            self._said = came_to
+            if came_to:
+                log.warning("the router at %s:%d does not know of us: %s", at.host, at.port, came_to)
+            else:
+                log.info("the router at %s:%d knows of us", at.host, at.port)
+
+
+def router_at(scenario: Scenario) -> Coordinates:
+    """Where engines that are started by themselves find it. ScenarioError if that is not said."""
+    says = scenario.serve
+    if says.router is None:
+        host, port = reached_at(says.host), says.port
+    else:
+        try:
+            split = urlsplit(f"//{says.router}")
+            host, port = split.hostname or "", split.port or 0
+        except ValueError:
+            host, port = "", 0
+    if not host or not port:
+        shown = f"{says.host}:{says.port}" if says.router is None else says.router
+        raise ScenarioError([Problem(scenario.path, "serve.router", f"is {shown}, expected HOST:PORT")])
+    return Coordinates(host, port)

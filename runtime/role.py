@@ -1,0 +1,50 @@
+"""`pdflow serve FILE --role ROLE --name NAME`: one part of a cluster on this host, the others elsewhere.
+
+It is the process that the supervisor of one host would have started, which reports to the router instead. What starts
+it again when it has ended is whatever starts processes here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError, Problem, ScenarioError
+from pdflow.scenario.load import load
+from pdflow.scenario.schema import Scenario
+from runtime import front, worker
+from runtime.places import is_loopback
+from runtime.record import Record
+from runtime.reports import ROUTER
+from runtime.routing import seats_of
+
+
+def main(file: str, overrides: tuple[str, ...], role: str, name: str | None, **kept: Any) -> int:
+    """The exit code. `kept` is what a Record says."""
+    try:
+        scenario = load(file, overrides=overrides)
+        name = named(scenario, role, name)
+    except PdflowError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_BAD_INPUT
+    said = [file, *(arg for override in overrides for arg in ("--set", override)), *Record(**kept).of_parts()]
+    if role == ROUTER:
+        return front.main(said)
+    # torch and UCX look at these when they are imported.
+    os.environ["OMP_NUM_THREADS"] = str(scenario.serve.threads)
+    if is_loopback(scenario.serve.engine_host):
+        os.environ.setdefault("UCX_NET_DEVICES", "lo")
+    return worker.main([*said, "--name", name])
+
+
+def named(scenario: Scenario, role: str, name: str | None) -> str:
+    """Which part it is. ScenarioError if there is none of that role and name."""
+    names = [ROUTER] if role == ROUTER else seats_of(scenario, role)
+    if name is None and role == ROUTER:
+        return ROUTER
+    if name in names:
+        assert name is not None
+        return name
+    wrong = "--name is missing" if name is None else f"--name {name}: there is no {role} of that name"
+    raise ScenarioError([Problem(scenario.path, "", f"{wrong}; there are {', '.join(names)}")])

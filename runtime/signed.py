@@ -1,0 +1,119 @@
+"""Requests between the parts of a cluster that share a secret: how one is signed, and how it is believed.
+
+    authorization: PDFLOW <time> <nonce> <mac>
+
+The MAC is over whom the request is for, its method, path and body, the second in which it was signed, and a nonce. So
+none can be changed, sent to another part, or sent again: the receiver remembers nonces for as long as it believes
+times, and believes none from before its own life, when it remembered nothing. Hosts' clocks must agree within
+`WINDOW_S`.
+
+Answers are not signed, and nothing is encrypted. `authorization: Bearer SECRET` is believed as well, from operators:
+that sends the secret itself.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from runtime.clock import wall_s
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import Headers, Request
+from runtime.secret import MAC_BYTES, VARIABLE, Secret
+
+WINDOW_S: Final = 30
+"""By which a time may differ from ours."""
+SLACK_S: Final = 2
+"""By which it may be from before our beginning. No part comes to its end and is up again so soon."""
+NONCE_BYTES: Final = 16
+AUTHORIZATION: Final = b"authorization"
+_SCHEME: Final = b"PDFLOW"
+_FOR: Final = b"pdflow request"
+
+Clock = Callable[[], int]
+
+
+class Signer:
+    """Args: nothing is signed without a secret; `clock` says seconds since 1970."""
+
+    def __init__(self, secret: Secret | None, clock: Clock = wall_s) -> None:
+        self._secret: Final = secret
+        self._clock: Final = clock
+
+    def sign(self, to: str, method: str, path: str, body: bytes) -> Headers:
+        """What goes along with a request to the part of that name."""
+        if self._secret is None:
+            return ()
+        signed_s, nonce = b"%d" % self._clock(), secrets.token_hex(NONCE_BYTES).encode()
+        mac = self._secret.mac(_FOR, to.encode(), method.encode(), path.encode(), signed_s, nonce, body)
+        return ((AUTHORIZATION, b" ".join((_SCHEME, signed_s, nonce, mac.hex().encode()))),)
+
+
+UNSIGNED: Final = Signer(None)
+
+
+def operators_signer() -> Signer:
+    """Of commands that ask a cluster from outside: by the secret of the environment, if there is one."""
+    text = os.environ.get(VARIABLE)
+    return Signer(None if text is None else Secret(text.strip().encode()))
+
+
+class Gate:
+    """The door of the part of that name. Without a secret it is open."""
+
+    def __init__(self, secret: Secret | None, me: str, clock: Clock = wall_s) -> None:
+        self._secret: Final = secret
+        self._me: Final = me.encode()
+        self._clock: Final = clock
+        self._begun_s: Final = clock()
+        self._nonces: set[bytes] = set()
+        self._by_time: deque[tuple[int, bytes]] = deque()
+
+    def check(self, request: Request) -> None:
+        """OpenAIError if it is not from somebody who knows the secret, and meant for us, now, for the first time."""
+        if self._secret is not None:
+            problem = self._problem(self._secret, request)
+            if problem:
+                raise OpenAIError(401, problem, code="unauthorized")
+
+    def _problem(self, secret: Secret, request: Request) -> str:
+        said = request.header(AUTHORIZATION) or b""
+        scheme, _, rest = said.partition(b" ")
+        if scheme.lower() == b"bearer":
+            return "" if secret.is_text(rest.strip()) else "this is not the secret"
+        words = rest.split(b" ")
+        if scheme != _SCHEME or len(words) != 3:
+            return "this needs the cluster's secret: authorization: Bearer SECRET"
+        signed, nonce, mac = words
+        if not (signed.isdigit() and len(signed) <= 12 and len(nonce) == 2 * NONCE_BYTES and len(mac) == 2 * MAC_BYTES):
+            return "the signature is malformed"
+        about = (self._me, request.method.encode(), request.path.encode(), signed, nonce, request.body)
+        if not secret.is_mac(_bytes_of(mac), _FOR, *about):
+            return "the signature is wrong: the secret is another one, or the request was meant for another part"
+        return self._late(int(signed)) or self._again(nonce)
+
+    def _late(self, signed_s: int) -> str:
+        off_s = signed_s - self._clock()
+        if abs(off_s) > WINDOW_S:
+            return f"the request's clock is {abs(off_s)} s {'ahead' if off_s > 0 else 'behind'}"
+        return "it was signed before this part had begun" if signed_s < self._begun_s - SLACK_S else ""
+
+    def _again(self, nonce: bytes) -> str:
+        now_s = self._clock()
+        while self._by_time and self._by_time[0][0] < now_s - 2 * WINDOW_S:
+            self._nonces.discard(self._by_time.popleft()[1])
+        if nonce in self._nonces:
+            return "this request has been made before"
+        self._nonces.add(nonce)
+        self._by_time.append((now_s, nonce))
+        return ""
+
+
+def _bytes_of(text: bytes) -> bytes:
+    try:
+        return bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        return b""

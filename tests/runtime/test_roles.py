@@ -1,0 +1,202 @@
+"""Parts that are started one by one, as on several hosts: they find each other, whoever comes first, falls silent, dies
+or begins anew; and nobody takes part who does not know the secret. Real processes on loopback, synthetic engines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from runtime.http.client import HttpClient
+from runtime.http.errors import UpstreamError
+from runtime.http.messages import Headers
+from runtime.http.sockets import listen
+from runtime.secret import Secret
+from runtime.signed import Signer
+from tests.runtime.support.served import ROOT
+
+pytestmark = pytest.mark.slow
+
+REFERENCE = ROOT / "examples/reference.toml"
+SECRET = "what all parts of this cluster know"
+
+
+class Parts:
+    """Processes by their names, each with a log of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        with closing(listen("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        (folder / "secret").write_text(SECRET)
+        (folder / "secret").chmod(0o600)
+
+    def start(self, name: str, *overrides: str, secret: str | None = "secret") -> None:
+        role = name.rpartition("-")[0] or name
+        said = [
+            "pool.prefill.replicas=1",
+            "pool.decode.replicas=1",
+            "serve.transport=tcp",
+            "router.heartbeat_s=0.3",
+            "router.silent_after_s=1.2",
+            "router.on_failure=retry",
+            *([] if secret is None else [f"serve.secret_file={self.folder / secret}"]),
+            *overrides,
+        ]
+        command = [sys.executable, "-m", "pdflow", "serve", str(REFERENCE), "--port", str(self.port)]
+        command += ["--role", role, "--name", name, *(arg for override in said for arg in ("--set", override))]
+        with self.log(name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, cwd=ROOT)
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def logs(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
+
+    def signal(self, name: str, number: int) -> None:
+        self.processes[name].send_signal(number)
+
+    async def kill(self, name: str) -> None:
+        self.signal(name, signal.SIGKILL)
+        await self.ended(name)
+
+    async def ended(self, name: str) -> int:
+        with trio.fail_after(10):
+            while (code := self.processes[name].poll()) is None:
+                await trio.sleep(0.02)
+        return code
+
+    async def exchange(self, method: str, path: str, body: bytes = b"", headers: Headers = ()) -> tuple[int, bytes]:
+        """503 where nobody answers."""
+        client = HttpClient()
+        try:
+            async with client.request(method, "127.0.0.1", self.port, path, headers, body) as response:
+                return response.status, await response.read()
+        except UpstreamError:
+            return 503, b""
+        finally:
+            client.close()
+
+    async def admin(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        return await self.exchange(
+            method, path, body, Signer(Secret(SECRET.encode())).sign("router", method, path, body)
+        )
+
+    async def healthy(self, wanted: bool = True) -> None:
+        """Until /health says so."""
+        with trio.fail_after(20):
+            while ((await self.exchange("GET", "/health"))[0] == 200) is not wanted:
+                await trio.sleep(0.02)
+
+    async def answers(self) -> None:
+        body = msgspec.json.encode({"prompt": list(range(5, 105)), "max_tokens": 4})
+        status, answer = await self.exchange("POST", "/v1/completions", body)
+        assert status == 200, (answer, self.logs())
+        assert msgspec.json.decode(answer)["usage"]["completion_tokens"] == 4
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    made = Parts(tmp_path)
+    yield made
+    for process in made.processes.values():
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+@pytest.mark.trio
+async def test_parts_find_each_other_and_heal(parts: Parts) -> None:
+    for name in ("decode-0", "prefill-0", "router"):
+        parts.start(name)
+    await parts.healthy()
+    await parts.answers()
+
+    parts.signal("decode-0", signal.SIGSTOP)
+    await parts.healthy(False)
+    parts.signal("decode-0", signal.SIGCONT)
+    await parts.healthy()
+    await parts.answers()
+
+    await parts.kill("router")
+    parts.start("router")
+    await parts.healthy()
+    await parts.answers()
+
+    await parts.kill("prefill-0")
+    await parts.healthy(False)
+    parts.start("prefill-0")
+    await parts.healthy()
+    await parts.answers()
+
+    parts.signal("decode-0", signal.SIGTERM)
+    assert await parts.ended("decode-0") == 0
+    assert (await parts.exchange("GET", "/health"))[0] == 503
+    log = parts.log("router").read_text()
+    assert "decode-0 is gone" in log
+    assert "Traceback" not in parts.logs()
+
+
+@pytest.mark.trio
+async def test_nobody_takes_part_who_does_not_know_the_secret(parts: Parts) -> None:
+    (parts.folder / "another").write_text("what parts of another cluster know")
+    (parts.folder / "another").chmod(0o600)
+    parts.start("router")
+    parts.start("decode-0", secret="another")
+    parts.start("prefill-0", secret=None)
+    told = {"decode-0": "the signature is wrong", "prefill-0": "this needs the cluster's secret"}
+    with trio.fail_after(20):
+        while not all(why in parts.log(name).read_text() for name, why in told.items()):
+            await trio.sleep(0.05)
+    await parts.healthy(False)
+    assert (await parts.exchange("GET", "/admin/state"))[0] == 401
+    bearer = ((b"authorization", b"Bearer " + SECRET.encode()),)
+    for answer in (await parts.admin("GET", "/admin/state"), await parts.exchange("GET", "/admin/state", b"", bearer)):
+        assert answer[0] == 200
+        assert msgspec.json.decode(answer[1])["engines"] == {"prefill-0": None, "decode-0": None}
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (["--role", "decode"], "--name is missing; there are decode-0, decode-1"),
+        (["--role", "decode", "--name", "prefill-0"], "--name prefill-0: there is no decode of that name"),
+        (["--role", "prefill", "--name", "prefill-9"], "there are prefill-0, prefill-1, prefill-2, prefill-3"),
+        (["--role", "scheduler"], "'scheduler' is not one of 'router', 'prefill', 'decode'"),
+        (["--name", "decode-0"], "--name and --host go with --role"),
+        (["--role", "router", "--host", "192.0.2.1"], "serve.host: is 192.0.2.1: beyond loopback all parts must share"),
+        (["--role", "decode", "--name", "decode-0", "--host", "192.0.2.1"], "serve.engine_host: is 192.0.2.1: beyond"),
+        (["--role", "decode", "--name", "decode-0", "--host", "0.0.0.0"], "0.0.0.0 is no address that others could"),
+        (["--role", "decode", "--name", "decode-0", "--set", "serve.router=here"], "is here, expected HOST:PORT"),
+        (["--role", "router", "--port", "{busy}"], "127.0.0.1:{busy} cannot be listened on: Address already in use"),
+        (["--role", "router", "--set", "serve.secret_file=nowhere"], "nowhere cannot be read: No such file"),
+        (["--role", "router", "--set", "serve.secret_file={open}"], "may be read by others than its owner: chmod 600"),
+        (["--role", "router", "--set", "serve.secret_file={short}"], "holds 5 bytes, expected 16 to 4,096"),
+        (["--set", "serve.engine_host=192.0.2.1"], "pdflow serve --role starts one on each"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_2(said: list[str], told: str, tmp_path: Path) -> None:
+    for name, mode, text in (("open", 0o644, SECRET), ("short", 0o600, "short")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(mode)
+    with closing(listen("127.0.0.1", 0)) as taken:
+        places = {"busy": taken.getsockname()[1], "open": tmp_path / "open", "short": tmp_path / "short"}
+        command = [sys.executable, "-m", "pdflow", "serve", str(REFERENCE), *(word.format(**places) for word in said)]
+        environment = {name: value for name, value in os.environ.items() if name != "PDFLOW_SECRET"}
+        if "0.0.0.0" in said:
+            environment["PDFLOW_SECRET"] = SECRET
+        ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=30)
+    lines = [line for line in ran.stderr.splitlines() if not line.startswith(("time=", "Usage:", "Try "))]
+    assert ran.returncode == 2, ran.stderr
+    assert told.format(**places) in " ".join(lines), ran.stderr
+    assert len([line for line in lines if line]) == 1, ran.stderr
