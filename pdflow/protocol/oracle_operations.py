@@ -46,7 +46,7 @@ class OperationOracle(BlockOracle):
         self._links: dict[Link, dict[Op, Operation]] = {}
         """WRITEs by (P rank, D rank)."""
         self._bygone: dict[tuple[Link, Op], Operation] = {}
-        """WRITEs that P's fence has ended: what was done by then may be polled after it."""
+        """WRITEs that P's fence has ended: their good end may be polled, and their notice heard, after it."""
         self._barred: dict[Link, int] = {}
         """Of links that D has fenced, the newest generation that it had allocated by then."""
         self._reads: dict[tuple[Address, Op], Operation] = {}
@@ -147,7 +147,7 @@ class OperationOracle(BlockOracle):
         """Either end may fence: nothing of that link lands any more. Only P's own fence stops the reading."""
         for op, operation in list(self._links.get((node, event.peer), {}).items()):
             ours = type(event) is FenceEnded
-            if ours and not operation.handle_final and not operation.request.barred:
+            if ours and operation.landing and not operation.request.barred:
                 self._bygone[(node, event.peer), op] = operation
             self._settle((node, event.peer), op, operation, reading=operation.reading and not ours, landing=False)
         for op, operation in list(self._links.get((event.peer, node), {}).items()):

@@ -106,6 +106,16 @@ def test_s1_landing_through_a_fence() -> None:
     breaks(c, "S1", "P.r0", WriteEnded(write.op, True))
 
 
+def test_a_notice_may_be_under_way_while_p_fences() -> None:
+    """Its bytes have landed before it, whatever P's handle and P's fence say of the WRITE."""
+    c, write = in_flight()
+    assert c.oracle is not None
+    c.oracle.observe("P.r0", WriteEnded(write.op, False), (), 0)
+    c.oracle.observe("P.r0", FenceEnded("D.r0"), (), 0)
+    c.oracle.observe("D.r0", Received("P.r0", c.incarnations["P"], write.notice), (), 0)
+    c.oracle.observe("D", TICK, (Commit("r"),), 0)
+
+
 def test_s2_release_under_a_write() -> None:
     c, write = in_flight()
     breaks(c, "S2", "P", TICK, ReleaseBlocks("x", write.source, Code.EXPIRED))
