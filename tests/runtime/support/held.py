@@ -1,0 +1,158 @@
+"""A transport and streams in memory, on which nothing moves until a test says so; bytes are really moved."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import attrs
+import trio
+
+from pdflow.layout.descriptors import Descriptor
+from pdflow.protocol.effects import Fence, Handshake, Send
+from pdflow.protocol.values import Address
+from pdflow.protocol.wire.strict import Frame, FrameDecoder, Hello, encode_frame
+from runtime.links import Links
+from runtime.node import Node, Port
+from runtime.ranks import Rank
+from runtime.transports.base import Ended, Fenced, Flushed, Noticed, Stopped, Tell, WordArrived
+
+Where = Callable[[Address], "Held"]
+"""The transport of a rank that lives now."""
+
+
+@attrs.define(eq=False)
+class Operation:
+    """A WRITE, a READ, or the reading of a word, under way."""
+
+    number: int
+    poster: Held
+    source: bytearray
+    target: bytearray
+    pieces: Sequence[Descriptor]
+    notice: bytes | None = None
+    other: Held | None = None
+    air: deque[list[tuple[int, bytes]]] = attrs.field(factory=deque)
+    """Parts that are read and have not landed."""
+
+    def read(self, part: int, parts: int) -> None:
+        """The next part of the source, of so many."""
+        self.air.append(
+            [
+                (piece.target_address, bytes(self.source[piece.source_address : piece.source_address + piece.length]))
+                for piece in self.pieces[part::parts]
+            ]
+        )
+
+    def land(self) -> None:
+        for at, data in self.air.popleft():
+            self.target[at : at + len(data)] = data
+
+    def tell_notice(self) -> None:
+        assert self.notice is not None
+        assert self.other is not None
+        self.other.tell(Noticed(self.poster.address, self.notice))
+
+    def end(self, ok: bool) -> None:
+        self.poster.tell(Ended(self.number, ok))
+
+    def end_stopped(self) -> None:
+        self.poster.tell(Stopped(self.number))
+
+    def tell_word(self, word: int) -> None:
+        self.poster.tell(WordArrived(self.number, word))
+
+
+class Held:
+    """One rank's. What is asked of it stands in `posted`, in order, until somebody takes it."""
+
+    name = "held"
+    done_means: Literal["remote"] = "remote"
+    fences: Literal["revoke"] = "revoke"
+
+    def __init__(self, address: Address, tell: Tell, where: Where) -> None:
+        self.address: Final = address
+        self.tell: Final = tell
+        self.where: Final = where
+        self.posted: Final[deque[Operation]] = deque()
+        self.memory = bytearray()
+
+    def allocate(self, nbytes: int) -> memoryview:
+        self.memory = bytearray(nbytes)
+        return memoryview(self.memory)
+
+    def describe(self) -> bytes:
+        return b""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        raise AssertionError("a test moves what is here")
+
+    async def connect(self, peer: Address, about: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def write(
+        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notice: bytes | None
+    ) -> None:
+        other = self.where(peer)
+        self.posted.append(Operation(op, self, self.memory, other.memory, pieces, notice, other))
+
+    def read(self, op: int, peer: Address, pieces: Sequence[Descriptor]) -> None:
+        self.posted.append(Operation(op, self, self.where(peer).memory, self.memory, pieces))
+
+    def read_word(self, op: int, peer: Address, address: int) -> None:
+        self.posted.append(Operation(op, self, self.where(peer).memory, self.memory, [Descriptor(address, 0, 8)]))
+
+    def stop(self, op: int) -> None:
+        """A test ends it."""
+
+    def flush(self, peer: Address) -> None:
+        """A test ends it."""
+
+    def fence(self, peer: Address, newest_generation: int) -> None:
+        """A test ends it."""
+
+    def end_flush(self, peer: Address, ok: bool) -> None:
+        self.tell(Flushed(peer, ok))
+
+    def end_fence(self, peer: Address) -> None:
+        self.tell(Fenced(peer))
+
+    def forget(self, peer: Address) -> None:
+        raise AssertionError("nobody asks for that")
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class Wires(Links):
+    """Frames as bytes, which wait in `out` by whom they are for. Effects are only taken note of; who is at the other
+    end a test says, in `met`."""
+
+    def __init__(self, node: Node, ranks: Mapping[Address, Rank]) -> None:
+        super().__init__(node, ranks)
+        self.out: dict[tuple[Address, Address], deque[bytes]] = {}
+        self.met: dict[tuple[Address, Address], int] = {}
+
+    def incarnation_of(self, me: Address, peer: Address) -> int | None:
+        return self.met.get((me, peer))
+
+    def send(self, port: Port, effect: Send) -> None:
+        assert isinstance(effect.message, Frame)
+        self.out.setdefault((port.address, effect.to), deque()).append(encode_frame(effect.message))
+
+    def handshake(self, port: Port, effect: Handshake) -> None:
+        """A test ends it."""
+
+    def fence(self, port: Port, effect: Fence) -> None:
+        """A notice that is under way by then arrives all the same: so the stream stays."""
+
+
+_HELLO: Final = encode_frame(Hello("a.r0", 1, 1, 0, "b.r0", b""))
+"""No stream begins without one."""
+
+
+def frame(data: bytes) -> Any:
+    """The one that these bytes are."""
+    _, found = FrameDecoder().feed(_HELLO + data)
+    return found

@@ -1,0 +1,422 @@
+"""A story of the checker's world, told with live nodes: each move is made to happen to the driver, and what its
+endpoints hear, answer and remember must be what the world's do.
+
+The world says which move follows; engines, transports and streams are a test's (hand.py, held.py), nodes, ranks, frames
+and endpoints are those that are served. An armed timer fires in the world whenever it likes: so it does here, by hand.
+Clocks stand at 0, as they do in the world; how the driver judges deadlines is told in lockstep (test_replays.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import trio
+import trio.testing
+from msgspec import structs
+
+from pdflow.engine.sequence import Sequence
+from pdflow.protocol.effects import AnswerPrefill, Commit, PostRead, PostWrite, ReadWord
+from pdflow.protocol.events import DecodeQueued, HandshakeEnded, PeerLost, Received, TimerFired
+from pdflow.protocol.ids import KvParams, engine_of, rank_of
+from pdflow.protocol.invariants import Oracle
+from pdflow.protocol.values import Address, EngineId, Instant, Xid
+from runtime.decode_node import DecodeLeg, DecodeNode
+from runtime.engine_node import EngineNode, Place
+from runtime.engines.job import Sampling
+from runtime.prefill_node import PrefillLeg, PrefillNode
+from runtime.ranks import WORD_BYTES, LayoutBook
+from sim.check import names
+from sim.check.cluster import DIGEST, FIRST_LIFE, SHAPE, WEIGHTS, role_of
+from sim.check.ghost import ENDED_OK, PIECE, Product, Stage
+from sim.check.relation import Move
+from sim.check.scope import TOKENS, Scope
+from sim.check.timed import kind
+from sim.check.world import Draft, State
+from tests.runtime.support.hand import Hand
+from tests.runtime.support.held import Held, Operation, Wires, frame
+from tests.runtime.support.kv import kv, put_kv
+
+BLOCKS = 300
+"""More than any block of the world's is called."""
+
+
+class Turn(NamedTuple):
+    address: Address
+    event: Any
+    effects: tuple[Any, ...]
+
+
+def digest_of(tokens: list[int], weights: int) -> int:
+    """As the world has it: its prompts have numbers, no tokens."""
+    return DIGEST + tokens[0]
+
+
+def listening(scope: Scope) -> Any:
+    """The world of a scope, which says what its endpoints heard and answered in a move: `heard` is for its user to
+    empty. It remembers no turn."""
+    base = kind(scope)
+
+    class Listening(base):  # type: ignore[valid-type, misc]
+        def __init__(self) -> None:
+            super().__init__(scope)
+            self.heard: list[Turn] = []
+
+        def turn(self, draft: Draft, node: int, event: int) -> None:
+            self.turns.clear()
+            self.steps.clear()
+            super().turn(draft, node, event)
+
+        def _step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
+            at, what = self.events.values[event]
+            after, effects = super()._step(end, event)
+            self.heard.append(Turn(self.cluster.nodes[at], what, effects))
+            return after, effects
+
+    return Listening()
+
+
+class Told:
+    """One telling. `nursery` is where nodes run."""
+
+    def __init__(self, scope: Scope, nursery: trio.Nursery) -> None:
+        self.world: Final = listening(scope)
+        self.cluster: Final = self.world.cluster
+        self.state: State = self.world.beginning()
+        self.oracle: Final = Oracle(self.cluster.geometry, scope.done_is_remote)
+        self.nursery: Final = nursery
+        self.heard: list[Turn] = []
+        self.nodes: dict[EngineId, EngineNode] = {}
+        self.scopes: dict[EngineId, trio.CancelScope] = {}
+        self.lives: Counter[EngineId] = Counter()
+        self.prefills: dict[int, PrefillLeg] = {}
+        self.decodes: dict[int, DecodeLeg] = {}
+        self.late: list[tuple[tuple[Address, Address], bytes]] = []
+        self.expected: deque[Any] = deque()
+        """By whom, in which life, and what was asked of a transport, which it has not been yet."""
+        self.operations: dict[Any, Operation] = {}
+        self.answers: dict[Xid, KvParams] = {}
+        self.committed = 0
+        self.moves: Final[dict[str, Any]] = {
+            "finish": self.finish,
+            "decode": self.decode,
+            "admit": self.admit,
+            "abort": self.abort,
+            "deliver": self.deliver,
+            "drop": self.drop,
+            "delay": self.delay,
+            "duplicate": self.duplicate,
+            "late": self.arrive_late,
+            "task": self.task,
+            "unreachable": self.unreachable,
+            "flush fails": self.flush_fails,
+            "lose": self.lose,
+            "restart": self.restart,
+            "read": self.read,
+            "land": self.land,
+            "error": self.nothing,
+            "notice": self.notice,
+            "lose notice": self.nothing,
+            "ended": self.ended,
+            "timer": self.timer,
+        }
+
+    async def begin(self) -> None:
+        """Every prompt is queued at P."""
+        for engine in self.cluster.engines:
+            self.start(engine)
+        for i, (xid, request_id) in enumerate(zip(self.cluster.xids, self.cluster.prefill_ids, strict=True)):
+            node = self.nodes[self.cluster.p_of[i].engine]
+            assert isinstance(node, PrefillNode)
+            self.prefills[i] = node.begin(request_id, xid, [i] * TOKENS)
+        self.state = self.world.start()
+        await self.agree("the beginning")
+
+    async def tell(self, name: str) -> None:
+        """The move of this name, in both worlds."""
+        move = names.find(self.world, self.state, name)
+        assert move is not None, f"{name} is not possible"
+        await self.make(move)
+
+    async def make(self, move: Move) -> None:
+        name = names.name(self.world, self.state, move)
+        after = self.world.apply(self.state, move)
+        found = self.moves[move[0]](*move[1:])
+        if found is not None:
+            await found
+        self.state = after
+        await self.agree(name)
+
+    async def agree(self, name: str) -> None:
+        """What was heard and answered, what is remembered, who holds blocks: the same in both worlds."""
+        await trio.testing.wait_all_tasks_blocked()
+        self.take_posted()
+        assert not self.expected, f"{name}: {self.expected} were never posted"
+        for engine in self.nodes:
+            live, world = ([turn for turn in turns if engine_of(turn.address) == engine] for turns in self.both())
+            assert live == world, differing(name, live, world)
+        self.heard.clear()
+        self.world.heard.clear()
+        for node in self.nodes.values():
+            hand(node).decode_all()
+            for address, port in node.ports.items():
+                assert port.endpoint.fingerprint() == self.world.body(self.state, address).fingerprint(), name  # type: ignore[attr-defined]
+        self.agree_on_blocks(name)
+
+    def both(self) -> tuple[list[Turn], list[Turn]]:
+        return self.heard, self.world.heard
+
+    def agree_on_blocks(self, name: str) -> None:
+        ghost, cluster = self.world.ghost_of(self.state), self.cluster
+        held: dict[EngineId, set[int]] = {engine: set() for engine in cluster.engines}
+        for i, product in enumerate(ghost.products):
+            if product == Product.HELD:
+                held[cluster.p_of[i].engine].add(cluster.sources[i].generation)
+        for i, stage in enumerate(ghost.stages):
+            if stage in (Stage.ADMITTED, Stage.RESOLVED):
+                held[cluster.d_of[i].engine].add(cluster.targets[i].generation)
+        assert {engine: set(hand(node).pool.held) for engine, node in self.nodes.items()} == held, name
+
+    # Nodes.
+
+    def start(self, engine: EngineId) -> None:
+        """A life of an engine begins."""
+        cluster, life = self.cluster, self.lives[engine]
+        scheduler, *ranks = cluster.engine(engine, life)
+        info = (*cluster.ps, *cluster.ds)[cluster.number[engine]]
+        shape = structs.replace(SHAPE, block_size=info.shards.block_size)
+        place = Place(
+            info=info,
+            incarnation=FIRST_LIFE[engine] + life,
+            shape=shape,
+            num_blocks=BLOCKS,
+            layouts=LayoutBook(shape, "pull" if cluster.scope.pulls else "push", "exactly-once"),
+            weights=WEIGHTS,
+        )
+        made = PrefillNode if role_of(engine) == "P" else DecodeNode
+        node: EngineNode = made(place, scheduler, ranks, lambda address, tell: Held(address, tell, self.transport))  # type: ignore[arg-type]
+        node.engine = Hand(node)  # type: ignore[assignment]
+        node.observe = self.observe
+        self.nodes[engine] = node
+        self.scopes[engine] = trio.CancelScope()
+        self.nursery.start_soon(self.run, node, self.scopes[engine])
+
+    @staticmethod
+    async def run(node: EngineNode, scope: trio.CancelScope) -> None:
+        with scope:
+            await node.run()
+
+    def transport(self, address: Address) -> Held:
+        found = self.nodes[engine_of(address)].ranks[address].transport
+        assert isinstance(found, Held)
+        return found
+
+    def observe(self, address: Address, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
+        self.take_posted()
+        self.heard.append(Turn(address, event, effects))
+        self.oracle.observe(address, event, effects, now)
+        for effect in effects:
+            if isinstance(effect, PostWrite | PostRead | ReadWord):
+                life = 0 if isinstance(effect, ReadWord) else self.lives[engine_of(address)]
+                self.expected.append((address, life, effect))
+            elif isinstance(effect, Commit):
+                self.compare(self.cluster.requests.index(effect.request_id))
+            elif isinstance(effect, AnswerPrefill):
+                self.answers[effect.params.xid] = effect.params
+
+    def take_posted(self) -> None:
+        """What ranks have asked of transports since, by what endpoints had asked of ranks."""
+        while self.expected and (posted := self.transport(self.expected[0][0]).posted):
+            self.operations[self.expected.popleft()] = posted.popleft()
+
+    def compare(self, i: int) -> None:
+        """D's KV of a request is what P has, byte for byte."""
+        product, here = self.cluster.product_of[i], self.cluster.scope.hit_tokens
+        found = kv(self.nodes[self.cluster.d_of[i].engine], self.cluster.targets[i].blocks, TOKENS - here)
+        assert (found == content(product)[:, :, :, here:]).all()
+        self.committed += 1
+
+    # What engines and clients do.
+
+    def finish(self, i: int) -> None:
+        node, source = self.nodes[self.cluster.p_of[i].engine], self.cluster.sources[i]
+        put_kv(node, source.blocks, content(i))
+        hand(node).finish_prompt(self.prefills[i].job.seq, source)
+
+    def decode(self, i: int) -> None:
+        node = self.nodes[self.cluster.d_of[i].engine]
+        assert isinstance(node, DecodeNode)
+        (said,) = [turn.event for turn in self.world.heard if type(turn.event) is DecodeQueued]
+        sampling = Sampling(max_tokens=1)
+        tokens = [self.cluster.product_of[i]] * TOKENS
+        self.decodes[i] = node.begin(self.cluster.requests[i], said.params, tokens, sampling)
+
+    def admit(self, i: int) -> None:
+        node = self.nodes[self.cluster.d_of[i].engine]
+        hand(node).admit(self.sequence(i), self.cluster.targets[i], self.cluster.scope.hit_tokens)
+
+    def sequence(self, i: int) -> Sequence:
+        return self.decodes[i].job.seq
+
+    def abort(self, i: int) -> None:
+        node = self.nodes[self.cluster.d_of[i].engine]
+        assert isinstance(node, DecodeNode)
+        node.abort(self.decodes[i])
+
+    # Frames.
+
+    def wire(self, link: int) -> deque[bytes]:
+        sender, _ = self.cluster.links[link]
+        return wires(self.nodes[engine_of(sender)]).out[self.cluster.links[link]]
+
+    async def deliver(self, link: int) -> None:
+        await self.arrive(self.cluster.links[link], self.wire(link).popleft())
+
+    async def arrive(self, link: tuple[Address, Address], data: bytes) -> None:
+        sender, to = link
+        node = self.nodes[engine_of(to)]
+        life = self.nodes[engine_of(sender)].place.incarnation
+        await node.offer(node.ports[to], Received(sender, life, frame(data)))
+
+    def drop(self, link: int) -> None:
+        self.wire(link).popleft()
+
+    def delay(self, link: int) -> None:
+        self.late.append((self.cluster.links[link], self.wire(link).popleft()))
+
+    def duplicate(self, link: int) -> None:
+        self.late.append((self.cluster.links[link], self.wire(link)[0]))
+
+    async def arrive_late(self, i: int) -> None:
+        link, number = self.world.bags.values[self.state[self.world.bag]][i]
+        ends, message = self.cluster.links[link], self.world.frames.values[number]
+        at = next(at for at, (on, data) in enumerate(self.late) if on == ends and frame(data) == message)
+        await self.arrive(*self.late.pop(at))
+
+    def lose(self, link: int) -> None:
+        name, peer = self.cluster.links[link]
+        node = self.nodes[engine_of(name)]
+        wires(node).out.pop((name, peer), None)
+        node.put(node.ports[name], PeerLost(peer))
+
+    def restart(self, engine: int) -> None:
+        """Nothing of the old life is left but what its transports have under way."""
+        name = self.cluster.engines[engine]
+        self.scopes[name].cancel()
+        self.oracle.lost(name)
+        for node in self.nodes.values():
+            out = wires(node).out
+            for ends in [ends for ends in out if name in map(engine_of, ends)]:
+                del out[ends]
+        self.late = [one for one in self.late if name not in map(engine_of, one[0])]
+        self.lives[name] += 1
+        self.start(name)
+
+    # Transports.
+
+    async def task(self, i: int) -> None:
+        kind, number, about = self.world.tasks_of(self.state)[i]
+        name, nodes = self.cluster.nodes[number], self.cluster.nodes
+        if kind == "handshake":
+            await self.shake(name, nodes[about])
+        elif kind == "fence":
+            self.transport(name).end_fence(nodes[about])
+        elif kind == "flush":
+            self.transport(name).end_flush(nodes[about], True)
+        else:
+            assert kind == "word", kind
+            _, _, effect = self.world.operations(about)
+            word = self.world.word(self.state, effect)
+            says = word == self.world.judge.words[effect.source, effect.index]
+            assert self.stands(effect) == says, "P's memory says otherwise"
+            self.operation(about).tell_word(word)
+
+    def stands(self, effect: ReadWord) -> bool:
+        """Whether P's word is what it was when the prompt was answered. The world numbers words in its own way."""
+        xid = self.cluster.xids[self.cluster.product_of[self.world.judge.request_of(effect)]]
+        rank = self.nodes[engine_of(effect.source)].ranks[effect.source]
+        word = self.answers[xid].words[rank_of(effect.source)]
+        at = rank.words_at + word.index % rank.slots * WORD_BYTES
+        return int.from_bytes(rank.view[at : at + WORD_BYTES], "little") == word.word
+
+    async def shake(self, name: Address, peer: Address) -> None:
+        node, other = self.nodes[engine_of(name)], self.nodes[engine_of(peer)]
+        await node.ranks[name].meet(peer, other.ranks[peer].about())
+        wires(node).met[name, peer] = other.place.incarnation
+        node.put(node.ports[name], HandshakeEnded(peer, True, other.place.incarnation))
+
+    def unreachable(self, i: int) -> None:
+        _, node, about = self.world.tasks_of(self.state)[i]
+        name = self.cluster.nodes[node]
+        at = self.nodes[engine_of(name)]
+        at.put(at.ports[name], HandshakeEnded(self.cluster.nodes[about], False, 0))
+
+    def flush_fails(self, i: int) -> None:
+        _, node, about = self.world.tasks_of(self.state)[i]
+        self.transport(self.cluster.nodes[node]).end_flush(self.cluster.nodes[about], False)
+
+    def operation(self, op: int) -> Operation:
+        self.take_posted()
+        return self.operations[self.world.operations(op)]
+
+    def of_move(self, i: int) -> tuple[Operation, int]:
+        op, flags = self.world.ops_of(self.state)[i]
+        return self.operation(op), flags
+
+    def read(self, i: int) -> None:
+        operation, flags = self.of_move(i)
+        operation.read(flags >> PIECE & 7, self.cluster.scope.chunks)
+
+    def land(self, i: int, k: int = 0) -> None:
+        operation, _ = self.of_move(i)
+        if not self.world.split:
+            operation.read(0, 1)
+        operation.land()
+
+    def notice(self, i: int) -> None:
+        """Said by the life that has written, be that over or not."""
+        operation, _ = self.of_move(i)
+        sender, life, effect = self.world.operations(self.world.ops_of(self.state)[i][0])
+        met = wires(self.nodes[engine_of(effect.to)]).met
+        now = met[effect.to, sender]
+        met[effect.to, sender] = FIRST_LIFE[engine_of(sender)] + life
+        operation.tell_notice()
+        met[effect.to, sender] = now
+
+    def ended(self, i: int) -> None:
+        operation, flags = self.of_move(i)
+        operation.end(bool(flags & ENDED_OK))
+
+    def nothing(self, i: int) -> None:
+        """It is told by and by, or never."""
+
+    def timer(self, number: int, i: int) -> None:
+        address = self.cluster.nodes[number]
+        node = self.nodes[engine_of(address)]
+        node.put(node.ports[address], TimerFired(self.world.armed[self.state[number]][i]))
+
+
+def differing(name: str, live: list[Turn], world: list[Turn]) -> str:
+    """The first turn in which they do."""
+    for ours, theirs in zip_longest(live, world):
+        if ours != theirs:
+            return f"{name}:\n  live  {ours}\n  world {theirs}"
+    raise AssertionError("they do not differ")
+
+
+def hand(node: EngineNode) -> Hand:
+    assert isinstance(node.engine, Hand)
+    return node.engine
+
+
+def wires(node: EngineNode) -> Wires:
+    assert isinstance(node.links, Wires)
+    return node.links
+
+
+def content(product: int) -> Any:
+    """`[layers, 2, heads, tokens, cell_bytes]` of a prompt: no two prompts', tokens' or heads' are alike."""
+    shape = (SHAPE.num_layers, 2, SHAPE.stored_heads, TOKENS, SHAPE.cell_bytes)
+    return np.random.default_rng(product).integers(0, 256, shape, np.uint8)

@@ -1,0 +1,129 @@
+"""Stories of the checker's world, told with live nodes: what once was a bug, and ways that nobody chose.
+
+The driver hands endpoints exactly the events of a story, in its order, and carries out what they answer: it leaves out
+nothing, adds nothing, and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from sim.check.digest import digest
+from sim.check.scope import Scope
+from sim.check.story import StoryFile, read
+from tests.runtime.support.held import Wires
+from tests.runtime.support.told import Told, digest_of
+
+REPLAYS = sorted((Path(__file__).resolve().parents[1] / "replays").glob("*.json"))
+STEPS = 50
+WALKS = 12
+TROUBLE = {
+    "abort",
+    "timer",
+    "drop",
+    "delay",
+    "duplicate",
+    "lose",
+    "restart",
+    "error",
+    "lose notice",
+    "flush fails",
+    "unreachable",
+}
+"""What leads away from where most of it is to be seen."""
+
+
+def not_live(scope: Scope) -> str:
+    """Why live nodes cannot tell a story of this scope; "" if they can."""
+    if not scope.dialect.control_frames:
+        return "only strict is spoken live"
+    if scope.method:
+        return "methods with pieces or memories beside the blocks have drivers of their own"
+    if scope.attempts:
+        return "the router's driver has tests of its own"
+    if scope.lagging:
+        return "endpoints of one engine are in one process: what one tells another comes in the same turn"
+    if scope.horizon:
+        return "clocks of their own"
+    return ""
+
+
+STORIES = {file.stem: read(file) for file in REPLAYS}
+TOLD = {name: story for name, story in STORIES.items() if not not_live(story.scope)}
+
+
+def test_no_story_is_left_out_unseen() -> None:
+    left_out = {name: why for name, story in STORIES.items() if (why := not_live(story.scope))}
+    pieces = "methods with pieces or memories beside the blocks have drivers of their own"
+    lagging = "endpoints of one engine are in one process: what one tells another comes in the same turn"
+    assert left_out == {
+        "a-fence-counts-for-a-later-read": lagging,
+        "a-heartbeat-that-waited-for-its-connection": "only strict is spoken live",
+        "a-lost-p-that-writes": "only strict is spoken live",
+        "asked-of-a-rank-that-had-let-go": pieces,
+        "given-up-for-the-time-it-takes-to-compute": pieces,
+        "released-and-wanted-while-it-is-computed": pieces,
+        "taken-before-the-rank-knew-of-it": lagging,
+    }
+    assert TOLD
+
+
+@pytest.fixture(autouse=True)
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.engine_node.Links", Wires)
+    for module in ("prefill_node", "decode_node"):
+        monkeypatch.setattr(f"runtime.{module}.digest_of", digest_of)
+
+
+@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.trio
+async def test_what_was_found_once_is_told_live(name: str, mock_clock: MockClock) -> None:
+    story: StoryFile = TOLD[name]
+    async with trio.open_nursery() as nursery:
+        told = Told(story.scope, nursery)
+        await told.begin()
+        for step in story.steps:
+            await told.tell(step.move)
+            assert digest(told.world, told.state) == step.after
+        nursery.cancel_scope.cancel()
+
+
+SCOPES = {
+    "frames lost and doubled": Scope(drop=1, delay=1, dup=1, sync=1, cancel=1),
+    "two ranks at P": Scope(p_tp=2, lose=1, err=1),
+    "two ranks at D": Scope(d_tp=2, dup=1, unreachable=1),
+    "one prompt twice, deaths": Scope(requests=2, same_product=True, p_restart=1, d_restart=1),
+    "in pieces": Scope(chunks=2, done_is_remote=False, err=1, dup=1),
+    "one pool": Scope(requests=3, pool=1, err=1),
+    "other blocks, some of them here": Scope(d_block=8, hit_tokens=16, requests=2),
+    "two of each": Scope(p_engines=2, d_engines=2, requests=4, pool_blocks=8, p_restart=1),
+    "pull": Scope(pulls=True, drop=1, err=1, sync=1, unreachable=1),
+    "pull, two ranks at P, a death": Scope(pulls=True, p_tp=2, requests=2, same_product=True, p_restart=1),
+    "pull, other blocks": Scope(pulls=True, d_block=32, d_tp=2, lose=1),
+}
+
+
+@pytest.mark.parametrize("name", SCOPES)
+@pytest.mark.trio
+async def test_ways_that_nobody_chose_are_told_live(name: str, mock_clock: MockClock) -> None:
+    committed = 0
+    for seed in range(WALKS):
+        chance = random.Random(seed)
+        async with trio.open_nursery() as nursery:
+            told = Told(SCOPES[name], nursery)
+            await told.begin()
+            for _ in range(STEPS):
+                moves: list[Any] = told.world.moves(told.state)
+                if not moves:
+                    break
+                calm = [move for move in moves if move[0] not in TROUBLE]
+                await told.make(chance.choice(calm if calm and chance.random() < 0.9 else moves))
+            committed += told.committed
+            nursery.cancel_scope.cancel()
+    assert committed, "no way led anywhere"
