@@ -32,6 +32,9 @@ from runtime.signed import Signer
 
 log = logging.getLogger(__name__)
 
+EVENT: Final = b"data: "
+ERROR: Final = EVENT + b'{"error":'
+"""How an engine's error begins in a stream of events. No text of an answer holds it: quotes are escaped there."""
 NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages")
 """What the router says itself, whatever the client does (PROTOCOL 7.3)."""
 
@@ -60,6 +63,13 @@ class Call:
         self.begun_ns: Final = now_ns()
         self.first: Callable[[bytes], None] | None = None
         """Told the first piece of the answer, and no other."""
+        self.broke: Code | None = None
+        """Why its answer broke off."""
+        self.replied = False
+        """The router's endpoint has said how it ended."""
+        self._error = b""
+        """An engine's error in an answer that had begun, from where it begins."""
+        self._tail = b""
         self.over: Final = trio.Event()
         self.nursery: trio.Nursery
         self.refusal: OpenAIError | None = None
@@ -70,6 +80,19 @@ class Call:
         if self.first is not None:
             first, self.first = self.first, None
             first(data)
+        if self._error:
+            self._error += data
+        elif ERROR in data or ERROR in self._tail + data[: len(ERROR)]:
+            self._error = ERROR + (self._tail + data).partition(ERROR)[2]
+        else:
+            self._tail = (self._tail + data[-len(ERROR) :])[-len(ERROR) :]
+
+    def failure(self) -> Code:
+        """What the answer itself said, in the place of its end, of why it has none."""
+        if not self._error:
+            return Code.NONE
+        heard = OpenAIError.heard(502, self._error[len(EVENT) :].partition(b"\n")[0])
+        return Code.IO if heard is None else Code.__members__.get(str(heard.code), Code.IO)
 
     def prefill_body(self, params: dict[str, Any]) -> bytes:
         said = {"prompt_token_ids": self.tokens, "max_tokens": 1, "kv_transfer_params": params}
@@ -135,7 +158,7 @@ class Leg:
                     await relay(response, call.responder, call.answered, call.piece)
         except UpstreamError:
             return Code.UNREACHABLE
-        return Code.DEADLINE if patience.cancelled_caught else Code.NONE
+        return Code.DEADLINE if patience.cancelled_caught else call.failure()
 
     def _asked(self, path: str, body: bytes) -> Exchange:
         at = self.place.http

@@ -88,6 +88,8 @@ class RouterNode(Node):
         self.places: dict[str, EnginePlace] = {}
         """Engines that are there, by name."""
         self.calls: dict[int, Call] = {}
+        self.broken: dict[int, Code] = {}
+        """Requests whose answers broke off, and why, until the endpoint has closed them."""
         self.legs: dict[tuple[str, RequestId], trio.CancelScope] = {}
         """Those that may be taken back: under way, or about to be."""
         self.leaving: set[str] = set()
@@ -125,6 +127,8 @@ class RouterNode(Node):
                 del self.calls[number]
                 self.meter.open.dec()
                 if not call.over.is_set():
+                    if call.broke is not None and not call.replied:
+                        self.broken[number] = call.broke
                     self.put(self.port, ClientGone(number))
             nursery.cancel_scope.cancel()
 
@@ -258,6 +262,7 @@ class RouterNode(Node):
     async def _break_off(self, call: Call, code: Code) -> None:
         """What the client has heard, of this attempt or of the one before, cannot be said again."""
         log.warning("an answer broke off: %s", code.name)
+        call.broke = code
         await break_off(call.responder, OpenAIError(502, "the answer broke off", code=code.name))
         call.nursery.cancel_scope.cancel()
 
@@ -276,9 +281,12 @@ class RouterNode(Node):
     def reply(self, port: Port, effect: Reply) -> None:
         call = self.calls.get(effect.request)
         begun_ns = now_ns() if call is None else call.begun_ns
-        self.meter.over(begun_ns, effect.outcome, effect.code.name.lower(), effect.attempts)
+        broke = self.broken.pop(effect.request, None)
+        outcome, code = (effect.outcome, effect.code) if broke is None else ("failed", broke)
+        self.meter.over(begun_ns, outcome, code.name.lower(), effect.attempts)
         if call is None:
             return
+        call.replied = True
         if effect.outcome != "completed":
             call.nursery.start_soon(self._fail, call, effect)
         else:

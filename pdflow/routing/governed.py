@@ -145,7 +145,7 @@ class GovernedRouter(Router):
         return (DispatchAlone(d, asked.request, attempt.request_id),)
 
     def _failed(self, attempt: Attempt, code: Code) -> RouterEffects:
-        if not self.rules.recomputes or not self.decode or not self._may_retry(attempt):
+        if not self.rules.recomputes or not self.decode or not self._may_retry(attempt, code):
             return super()._failed(attempt, code)
         blamed = None if attempt.d_open else attempt.d
         aborts = self._close(attempt)

@@ -197,9 +197,9 @@ class HedgingRouter(GovernedRouter):
             self.by_request[attempt.request] = pair[0] if pair[1] is attempt else pair[1]
         return effects
 
-    def _may_retry(self, attempt: Attempt) -> bool:
+    def _may_retry(self, attempt: Attempt, code: Code) -> bool:
         hedges = attempt.request in self.last
-        return self.last.get(attempt.request, attempt.number) < self.max_attempts + hedges
+        return code is not Code.REJECTED and self.last.get(attempt.request, attempt.number) < self.max_attempts + hedges
 
     def _next_number(self, attempt: Attempt) -> int:
         if attempt.request not in self.last:

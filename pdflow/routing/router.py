@@ -337,13 +337,14 @@ class Router:
 
     def _failed(self, attempt: Attempt, code: Code) -> RouterEffects:
         """One leg failed: take the other one back, and try again elsewhere if that is still allowed."""
-        if not self._may_retry(attempt):
+        if not self._may_retry(attempt, code):
             return self._over(attempt, "failed", code)
         aborts = self._close(attempt)
         return aborts + self._begin(attempt.asked, self._next_number(attempt), attempt)
 
-    def _may_retry(self, attempt: Attempt) -> bool:
-        return attempt.number < self.max_attempts
+    def _may_retry(self, attempt: Attempt, code: Code) -> bool:
+        """What one engine refuses is the request's fault, and so another one would."""
+        return code is not Code.REJECTED and attempt.number < self.max_attempts
 
     def _next_number(self, attempt: Attempt) -> int:
         return attempt.number + 1

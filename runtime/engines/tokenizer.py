@@ -43,7 +43,8 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """`special`: whether the model's own first token is put before a text, as its files say."""
-        ids: list[int] = self._pieces.encode(text, add_special_tokens=special).ids
+        # A batch, as the library lets others have their turn meanwhile for no less.
+        ids: list[int] = self._pieces.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return ids
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:

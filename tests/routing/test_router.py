@@ -137,6 +137,16 @@ def test_a_retry_is_a_new_attempt_at_other_engines() -> None:
     assert it.handle(DecodeEnded("r0.2", Code.EXPIRED), 3)[-1] == Reply(0, "failed", Code.EXPIRED, 2)
 
 
+def test_what_an_engine_refuses_is_not_tried_again() -> None:
+    """The request is at fault: another engine would say the same, and the client waits for it."""
+    it = router(max_attempts=3)
+    it.handle(RequestArrived(0), 0)
+    assert it.handle(PrefillAnswered("r0.1", None, Code.REJECTED), 1) == (
+        AbortLeg("decode", 0, "r0.1"),
+        Reply(0, "failed", Code.REJECTED, 1),
+    )
+
+
 def test_a_retried_decode_leg_goes_elsewhere_too_when_legs_are_sent_in_turn() -> None:
     it = router(dispatch="sequential", policy="least-loaded", max_attempts=2)
     (prefill,) = it.handle(RequestArrived(0), 0)

@@ -13,13 +13,17 @@ import trio
 import trio.testing
 
 from pdflow.protocol.ids import EngineInfo, Shards
+from pdflow.protocol.messages import Code
 from pdflow.routing.governed import GovernedRouter, Rules
 from pdflow.routing.policy import Choice
 from runtime.admin import Admin
+from runtime.call import Call
 from runtime.clock import now_ns
 from runtime.front import Front
 from runtime.http.client import HttpClient
+from runtime.http.errors import OpenAIError
 from runtime.http.messages import EVENT_STREAM, JSON, Request
+from runtime.http.openai.answers import DONE, error_event
 from runtime.http.responder import Responder
 from runtime.http.server import Server
 from runtime.kv_params import Coordinates
@@ -47,6 +51,8 @@ class Town:
         prompts = Prompts("tiny", ByteTokens(), 512, 4096)
         self.front = Front(self.node, prompts, Admin(self.node, [], None), Gate(None, "router"))
         self.up = [router.prefill_choice.up, router.decode_choice.up]
+        self.says: dict[str, list[bytes]] = {}
+        """Whole answers, in pieces, by the engine that gives them."""
         self.asked: list[str] = []
         """Engines that were, in order."""
         self.places: dict[str, EnginePlace] = {}
@@ -74,9 +80,14 @@ async def town(*speakers: str, patience_s: float = math.inf, silence_ns: int | N
                 await responder.reply(200)
                 return
             built.asked.append(name)
-            if name in speakers:
+            if name in speakers or name in built.says:
                 await responder.begin(200, (EVENT_STREAM,))
-                await responder.send(b"data: {}\n\n")
+                for piece in built.says.get(name, [b"data: {}\n\n"]):
+                    await responder.send(piece)
+                    await trio.sleep(0.01)
+            if name in built.says:
+                await responder.end()
+                return
             await trio.sleep_forever()
 
         async with serving(answer) as server:
@@ -188,3 +199,71 @@ async def test_engines_that_stand_still_are_waited_for_as_long_as_a_request_may_
         await settled()
         assert sorted(built.asked[2:]) == ["decode-1", "prefill-1"]
         nursery.cancel_scope.cancel()
+
+
+def counted(built: Town, outcome: str, code: str) -> float:
+    """Requests that ended so."""
+    labels = {"outcome": outcome, "code": code}
+    return built.node.meter.registry.get_sample_value("pdflow_router_requests_total", labels) or 0.0
+
+
+async def heard_of_one_request(built: Town) -> bytes:
+    """All that a client hears until it is hung up on, or its answer has come."""
+    stream = await trio.open_tcp_stream(LOCAL, built.port)
+    async with stream:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(ASK)
+        await stream.send_all(head + ASK)
+        return b"".join([piece async for piece in stream])
+
+
+@pytest.mark.trio
+async def test_an_answer_that_broke_off_has_failed_and_was_not_taken_back_by_its_client() -> None:
+    async with town("decode-0", "decode-1") as built, trio.open_nursery() as nursery:
+        nursery.start_soon(heard_of_one_request, built)
+        await settled()
+        built.turn()
+        await settled()
+        for connection in tuple(built.servers["decode-0"].connections):
+            connection._sock.shutdown(2)
+        await settled()
+        built.turn()
+        assert counted(built, "failed", "unreachable") == 1
+        assert counted(built, "cancelled", "cancelled") == 0
+        assert not built.node.broken
+
+
+EXPIRED = error_event(OpenAIError(502, "no answer: expired", code="EXPIRED"))
+
+
+@pytest.mark.trio
+async def test_an_error_in_an_answer_is_seen_however_its_bytes_arrive() -> None:
+    said = b"data: {}\n\n" + EXPIRED + DONE
+    cuts = [(said[:at], said[at:]) for at in range(len(said))] + [tuple(said[at : at + 1] for at in range(len(said)))]
+    for pieces in cuts:
+        call = Call("/", {}, [], (), (), None)  # type: ignore[arg-type]
+        for piece in pieces:
+            call.piece(piece)
+        assert call.failure() is Code.EXPIRED, pieces
+    fine = Call("/", {}, [], (), (), None)  # type: ignore[arg-type]
+    fine.piece(msgspec.json.encode({"text": EXPIRED.decode()}))
+    assert fine.failure() is Code.NONE
+
+
+@pytest.mark.trio
+async def test_an_answer_that_says_why_it_has_no_end_has_failed() -> None:
+    """The client has heard it all."""
+    async with town() as built, trio.open_nursery() as nursery:
+        built.says["decode-0"] = [b"data: {}\n\n", EXPIRED + DONE]
+        heard: list[bytes] = []
+
+        async def ask() -> None:
+            heard.append(await heard_of_one_request(built))
+
+        nursery.start_soon(ask)
+        for _ in range(4):
+            await settled()
+            built.turn()
+        assert len(heard) == 1
+        assert b"no answer: expired" in heard[0]
+        assert counted(built, "failed", "expired") == 1
+        assert counted(built, "completed", "none") == 0
