@@ -87,6 +87,7 @@ class Node:
         """What the engine has done, which nothing that is queued may contradict: handled now, behind all of that."""
         self._queue.append((port, event))
         self._drain(now_ns())
+        self._bell.set()  # a deadline may be nearer now than the one that is slept to
 
     def settle(self) -> None:
         """Handle what is queued, before something is done that must know of it."""

@@ -101,6 +101,28 @@ async def test_deadlines_come_when_they_are_due(autojump_clock: MockClock) -> No
 
 
 @pytest.mark.trio
+async def test_a_deadline_that_comes_of_what_the_engine_did_is_not_slept_through(autojump_clock: MockClock) -> None:
+    """A prompt is computed, and nobody ever asks for it: its lease ends all the same."""
+
+    class Leasing(Scripted):
+        def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
+            answer = super().handle(event, now)
+            if event == PeerHeard("computed"):
+                self.at = now + 7 * S
+            return answer
+
+    node, endpoint = Made(), Leasing({})
+    port = node.add("e", endpoint, 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.run)
+        await trio.testing.wait_all_tasks_blocked()
+        node.feed(port, PeerHeard("computed"))
+        await trio.sleep(8)
+        nursery.cancel_scope.cancel()
+    assert [event for event, _ in endpoint.heard] == [PeerHeard("computed"), TimeReached()]
+
+
+@pytest.mark.trio
 async def test_a_peer_that_says_much_waits_and_nobody_else_does(autojump_clock: MockClock) -> None:
     node, endpoint = Made(), Scripted({})
     port = node.add("e", endpoint, 1)
