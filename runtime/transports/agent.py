@@ -31,6 +31,7 @@ from runtime.transports.messages import (
     Description,
     Hello,
     Pieces,
+    Ready,
     Refused,
     Welcome,
     Word,
@@ -95,6 +96,10 @@ class StreamAgent(Host):
         """Move the bytes of a READ that was asked for on the link."""
         raise StreamBrokenError("nobody has asked for bytes")
 
+    def _send_data(self, link: Link, op: int, pieces: Pieces) -> None:
+        """The owner is ready for the bytes of a WRITE."""
+        raise StreamBrokenError("nobody waits for that")
+
     @abstractmethod
     def _post_read(self, op: int, link: Link, pieces: Pieces) -> None: ...
 
@@ -130,7 +135,7 @@ class StreamAgent(Host):
 
     async def aclose(self) -> None:
         for motion in self._motions:
-            motion.halted = True
+            motion.halt()
         if self._nursery is None:
             self._shut()
         else:
@@ -221,10 +226,10 @@ class StreamAgent(Host):
             self._tell(Ended(op, False))
             return
         packed, checked = listed
-        link.writes.add(op)
+        link.writes[op] = checked
         parcel = Parcel(frame(Write(op, generation, packed, notice)), self._payload(checked), op)
         if not link.stream.post(parcel):
-            log.warning("%s: %s does not take what is posted to it", self.me, peer)
+            log.warning("%s: %s does not take what is posted to it", self.label, peer)
             self._ended(link, op, False)
 
     def read(self, op: int, peer: Address, pieces: Sequence[Descriptor]) -> None:
@@ -257,7 +262,7 @@ class StreamAgent(Host):
         if isinstance(checked, Pieces) and len(packed) <= MAX_MESSAGE_BYTES - MAX_NOTICE_BYTES - 64:
             return packed, checked
         why = checked.reason if isinstance(checked, Malformed) else f"{len(checked.lengths)} pieces are too many"
-        log.warning("%s: operation %d with %s is not posted: %s", self.me, op, link.peer, why)
+        log.warning("%s: operation %d with %s is not posted: %s", self.label, op, link.peer, why)
         return None
 
     def stop(self, op: int) -> None:
@@ -278,7 +283,7 @@ class StreamAgent(Host):
         self._floors[peer] = max(newest_generation, self._floors.get(peer, -1))
         moving = [m for m in self._motions if m.peer == peer and m.generation <= newest_generation]
         for motion in moving:
-            motion.halted = True
+            motion.halt()
         link = self._links.get(peer)
         if link is not None:
             self._drop_reads(link)
@@ -349,6 +354,8 @@ class StreamAgent(Host):
                     self._ended(link, message.op, message.ok and message.op in link.writes)
             elif isinstance(message, Data):
                 await self._receive_data(link, message)
+            elif isinstance(message, Ready) and message.op in link.writes:
+                self._send_data(link, message.op, link.writes[message.op])
             elif isinstance(message, Word):
                 if message.op in link.words:
                     self._word_arrived(link, message.op, message.word)
@@ -359,7 +366,7 @@ class StreamAgent(Host):
         """The peer may still be moving what we posted: let go, and wait until it has."""
         if isinstance(broken, StreamFinishedError) or link.stream.closed:
             return
-        log.warning("%s: the stream to %s is closed: %s", self.me, link.peer, broken)
+        log.warning("%s: the stream to %s is closed: %s", self.label, link.peer, broken)
         posted = bool(link.writes) or not link.open
         if link.open:
             self._let_go(link)
@@ -377,7 +384,7 @@ class StreamAgent(Host):
         link.stream.end_sending()
 
     def _ended(self, link: Link, op: int, ok: bool) -> None:
-        link.writes.discard(op)
+        link.writes.pop(op, None)
         link.reads.pop(op, None)
         self._tell(Ended(op, ok))
         self._waits.ended(op)
@@ -399,7 +406,7 @@ class StreamAgent(Host):
         motions = tuple(link.motions)
         link.motions.clear()
         for op, motion in motions:
-            motion.halted = True
+            motion.halt()
             if op not in link.words:
                 self._ended(link, op, False)
         for op in tuple(link.reads):

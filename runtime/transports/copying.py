@@ -64,6 +64,9 @@ class Motion(ABC):
         self.failed = False
         """It was wanted, and its bytes were not to be had: who has them cannot be reached as it was."""
 
+    def halt(self) -> None:
+        self.halted = True
+
     @property
     def landed(self) -> bool:
         """Asked when it has ended: all of it, with nobody against it in between."""

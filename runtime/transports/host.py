@@ -68,6 +68,11 @@ class Host(ABC):
         self._floors: dict[Address, int] = {}
         """By peer: the newest generation that none of its WRITEs may reach any more."""
 
+    @property
+    def label(self) -> str:
+        """What its lines in the log begin with."""
+        return self.me
+
     @abstractmethod
     def _admit(self, hello: Hello, sock: socket.socket) -> Remote | None:
         """The memory of a peer that has shown the token. TransportError if it may not come in."""
@@ -83,6 +88,9 @@ class Host(ABC):
     def _let_be(self, remote: Remote | None) -> None:  # noqa: B027 (most have nothing to do)
         """A stream is over that led to this memory."""
 
+    async def _accompany(self, guest: Guest) -> None:  # noqa: B027 (most have nothing to do)
+        """Beside the guest's own tasks, until its stream is over."""
+
     @abstractmethod
     def _perhaps_gone(self, peer: Address) -> None:
         """A stream of this peer has ended, by no doing of ours."""
@@ -94,7 +102,7 @@ class Host(ABC):
                 sock, _ = listener.accept()
             except OSError as error:
                 if error.errno in _OUT_OF_FILES:
-                    log.warning("%s: a stream cannot be accepted: %s", self.me, error.strerror)
+                    log.warning("%s: a stream cannot be accepted: %s", self.label, error.strerror)
                     await trio.sleep(0.1)
                 continue
             if self._strangers >= MAX_STRANGERS:
@@ -110,11 +118,12 @@ class Host(ABC):
                 nursery.start_soon(stream.pump)
                 try:
                     guest = await self._greet(stream)
+                    nursery.start_soon(self._accompany, guest)
                     await self._attend_guest(guest)
                 except StreamBrokenError as broken:
                     if not isinstance(broken, StreamFinishedError) and not stream.closed:
                         who = "a stranger" if guest is None else guest.name
-                        log.warning("%s: the stream of %s is closed: %s", self.me, who, broken)
+                        log.warning("%s: the stream of %s is closed: %s", self.label, who, broken)
                 nursery.cancel_scope.cancel()
         finally:
             stream.close()
@@ -179,7 +188,7 @@ class Host(ABC):
         self._guests.discard(guest)
         moving = [motion for motion in self._motions if motion.owner is guest]
         for motion in moving:
-            motion.halted = True
+            motion.halt()
         if not moving:
             guest.stream.close()
 

@@ -39,10 +39,10 @@ class Link:
         """Otherwise nothing more is posted on it, and it lives until the peer has let go of it."""
         self.lost = False
         """It has broken, or what it leads to: by no doing of ours."""
-        self.writes: set[int] = set()
+        self.writes: dict[int, Pieces] = {}
         """Posted and not answered."""
         self.reads: dict[int, Pieces] = {}
-        """Asked for on this stream, and not here yet (tcp)."""
+        """Asked for on this stream, and not here yet (tcp, nccl)."""
         self.words: set[int] = set()
         """As `reads`, of words."""
         self.motions: deque[tuple[int, Motion]] = deque()
@@ -60,7 +60,7 @@ class Link:
                 self.words.discard(op)
                 return True
         if (op in self.writes or op in self.reads) and self.stream.take_back(op):
-            self.writes.discard(op)
+            self.writes.pop(op, None)
             self.reads.pop(op, None)
             return True
         return False

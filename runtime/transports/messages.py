@@ -50,7 +50,7 @@ class Description(Value, frozen=True, gc=False, array_like=True):
     nbytes: int
     address: int = 0
     agent: bytes = b""
-    """What NIXL says of itself, and where in its process the region lies."""
+    """What NIXL or Mooncake says of itself, and where in its process the region lies."""
 
 
 class Hello(Value, frozen=True, gc=False, array_like=True, tag="hello"):
@@ -86,15 +86,21 @@ class Write(Value, frozen=True, gc=False, array_like=True, tag="write"):
     notice: bytes | None
 
 
+class Ready(Value, frozen=True, gc=False, array_like=True, tag="ready"):
+    """The bytes of this Write can come (nccl)."""
+
+    op: int
+
+
 class Read(Value, frozen=True, gc=False, array_like=True, tag="read"):
-    """Send the bytes of these pieces of your memory (tcp)."""
+    """Send the bytes of these pieces of your memory (tcp, nccl)."""
 
     op: int
     pieces: bytes
 
 
 class ReadWord(Value, frozen=True, gc=False, array_like=True, tag="read word"):
-    """Say what the 8 bytes there are (tcp)."""
+    """Say what the 8 bytes there are (tcp, nccl)."""
 
     op: int
     address: int
@@ -121,13 +127,13 @@ class Word(Value, frozen=True, gc=False, array_like=True, tag="word"):
 
 
 class Data(Value, frozen=True, gc=False, array_like=True, tag="data"):
-    """A Read's answer; so many bytes follow (tcp)."""
+    """A Read's answer; so many bytes follow (tcp), or can be received (nccl)."""
 
     op: int
     nbytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
-Message: TypeAlias = Hello | Welcome | Refused | Write | Read | ReadWord | ReadOver | Answer | Word | Data
+Message: TypeAlias = Hello | Welcome | Refused | Write | Ready | Read | ReadWord | ReadOver | Answer | Word | Data
 
 VERSION: Final = 1
 _encoder = msgspec.msgpack.Encoder()

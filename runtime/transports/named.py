@@ -15,6 +15,7 @@ NAMED: Final = {
     "tcp": "TcpTransport",
     "nixl": "NixlTransport",
     "mooncake": "MooncakeTransport",
+    "nccl": "NcclTransport",
 }
 
 

@@ -42,7 +42,7 @@ class TcpStreams(StreamAgent):
                 except AgentGoneError:
                     return
                 except TransportError as error:
-                    log.warning("%s: %s; what was posted there before may still land", self.me, error)
+                    log.warning("%s: %s; what was posted there before may still land", self.label, error)
                 else:
                     stream.close()
                     return

@@ -28,10 +28,10 @@ _NAME = re.compile(r"pdflow-([1-9][0-9]{0,9})-[0-9a-f]{16}\.(kv|sock)")
 class OwnedRegion:
     """Raises TransportError, in one line, if shared memory cannot hold it."""
 
-    def __init__(self, nbytes: int, folder: Path = FOLDER) -> None:
+    def __init__(self, nbytes: int, folder: Path = FOLDER, name: str | None = None) -> None:
         if nbytes <= 0:
             raise TransportError(f"a region of {nbytes} bytes cannot be shared")
-        self.path: Final = folder / f"pdflow-{os.getpid()}-{secrets.token_hex(8)}.kv"
+        self.path: Final = folder / (name or new_name())
         self.nbytes: Final = nbytes
         try:
             if nbytes > _left(folder):
@@ -56,6 +56,10 @@ class OwnedRegion:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def new_name() -> str:
+    return f"pdflow-{os.getpid()}-{secrets.token_hex(8)}.kv"
 
 
 def map_region(path: str, nbytes: int, folder: Path = FOLDER) -> memoryview:

@@ -15,6 +15,9 @@ BACKLOG: Final = 128
 IDLE_S: Final = 5
 """Of silence, before the kernel asks whether the other host is still there; it asks three times, as far apart."""
 
+ESTABLISHED: Final = 1
+"""The state that TCP_INFO begins with."""
+
 
 def listening(host: str) -> socket.socket:
     """A socket at a free port of this address of this machine. TransportError if it is none."""
@@ -62,6 +65,14 @@ def tune(sock: socket.socket) -> None:
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
         sock.setsockopt(socket.IPPROTO_TCP, option, IDLE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def is_whole(sock: socket.socket) -> bool:
+    """Whether neither side has ended it, whatever may still have to be read from it."""
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED
+    except OSError:
+        return False
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from runtime.transports.agent import StreamAgent
 from runtime.transports.base import Ended, Noticed, TransportEvent
 from runtime.transports.mooncake import INSTALL as INSTALL_MOONCAKE
 from runtime.transports.mooncake import MooncakeTransport
+from runtime.transports.nccl import NcclTransport
+from runtime.transports.nccl_library import real_library
+from runtime.transports.nccl_standin import StandIn
 from runtime.transports.nixl import INSTALL as INSTALL_NIXL
 from runtime.transports.nixl import NixlTransport
 from runtime.transports.shm import ShmTransport
@@ -31,8 +35,10 @@ KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]]
     "tcp": TcpTransport,
     "nixl": NixlTransport,
     "mooncake": MooncakeTransport,
+    "nccl": partial(NcclTransport, library=StandIn()),
+    "nccl on GPUs": lambda me, tell: NcclTransport(me, tell, library=real_library()),
 }
-EMBEDDED = ("shm", "tcp")
+EMBEDDED = ("shm", "tcp", "nccl")
 NIXL = pytest.param(
     "nixl", marks=(pytest.mark.nixl, pytest.mark.skipif(find_spec("nixl") is None, reason=f"no NIXL: {INSTALL_NIXL}"))
 )
@@ -133,10 +139,12 @@ class Child:
 
 
 @contextmanager
-def child(kind: str, name: str, *orders: str) -> Iterator[Child]:
+def child(kind: str, name: str, *orders: str, env: Mapping[str, str] | None = None) -> Iterator[Child]:
     root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-m", "tests.runtime.transports.child", kind, name, *orders]
-    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
+    ) as process:
         try:
             yield Child(process)
         finally:

@@ -39,11 +39,17 @@ from runtime.transports.messages import (
     parse_description,
     unpack_pieces,
 )
+from runtime.transports.nccl_standin import StandIn
 from runtime.transports.region import OwnedRegion
 from tests.runtime.transports.agents import EMBEDDED, REGION_BYTES, Agent, agents, untouched
 
 ONE = pack([Descriptor(0, 0, 8)])
 BEYOND = pack([Descriptor(0, REGION_BYTES, 1)])
+NCCL = "nccl stand-in"
+
+
+def a_group() -> bytes:
+    return StandIn().ncclGetUniqueId().internal
 
 
 @pytest.fixture(params=EMBEDDED)
@@ -59,7 +65,8 @@ def stranger(about: bytes) -> Iterator[tuple[Description, trio.SocketStream, Hel
     sock = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
     sock.connect(described.host if unix else (described.host, described.port))
     region = OwnedRegion(REGION_BYTES) if unix else None
-    hello = Hello(VERSION, "x.r0", 1, described.life, described.token, str(region.path) if region else "", REGION_BYTES)
+    path, group = str(region.path) if region else "", b"" if described.transport != NCCL else a_group()
+    hello = Hello(VERSION, "x.r0", 1, described.life, described.token, path, REGION_BYTES, 0, group)
     with sock:
         yield described, trio.SocketStream(trio.socket.from_stdlib_socket(sock)), hello
     if region is not None:

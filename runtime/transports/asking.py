@@ -1,0 +1,98 @@
+"""For transports where a READ is a question to the memory's owner, who then sends: what tcp and nccl share."""
+
+from __future__ import annotations
+
+import mmap
+from abc import abstractmethod
+from typing import Final
+
+import msgspec
+
+from pdflow.layout.descriptors import Descriptor
+from pdflow.protocol.values import Address
+from pdflow.protocol.wire.malformed import Malformed
+from runtime.transports.base import Tell, TransportError
+from runtime.transports.copying import Mapped
+from runtime.transports.links import Guest, Link
+from runtime.transports.messages import (
+    Data,
+    Description,
+    Pieces,
+    Read,
+    ReadOver,
+    ReadWord,
+    Word,
+    frame,
+    pack,
+    unpack_pieces,
+    word_at,
+)
+from runtime.transports.over_tcp import TcpStreams
+from runtime.transports.sockets import listening
+from runtime.transports.stream import Parcel, StreamBrokenError
+
+ANYWHERE: Final = 1 << 65
+"""The bound of a target that only the reader knows."""
+
+
+class AskingAgent(TcpStreams):
+    """Args: host, an address of this machine that peers can reach."""
+
+    def __init__(self, me: Address, tell: Tell, host: str = "127.0.0.1") -> None:
+        super().__init__(me, tell)
+        self._host: Final = host
+        self._address: tuple[str, int] = (host, 0)
+
+    @abstractmethod
+    def _data(self, guest: Guest, op: int, pieces: Pieces) -> Parcel:
+        """The answer to a READ, which begins what sends its bytes."""
+
+    def allocate(self, nbytes: int) -> memoryview:
+        assert self._memory is None, "one region per agent"
+        if nbytes <= 0:
+            raise TransportError(f"a region of {nbytes} bytes cannot be had")
+        try:
+            region = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
+        self._memory = Mapped(memoryview(region))
+        self._listener = listening(self._host)
+        self._address = self._listener.getsockname()[:2]
+        return self._memory.view
+
+    def describe(self) -> bytes:
+        assert self._memory is not None, "allocate comes first"
+        host, port = self._address
+        return msgspec.msgpack.encode(
+            Description(self.name, self.life, self.token, host, port, "", self._memory.nbytes)
+        )
+
+    def _post_read(self, op: int, link: Link, pieces: Pieces) -> None:
+        link.reads[op] = pieces
+        packed = pack(map(Descriptor, pieces.sources, pieces.targets, pieces.lengths))
+        if not link.stream.post(Parcel(frame(Read(op, packed)), op=op)):
+            self._ended(link, op, False)
+
+    def _post_word(self, op: int, link: Link, address: int) -> None:
+        link.words.add(op)
+        if not link.stream.post(Parcel(frame(ReadWord(op, address)), op=op)):
+            self._word_arrived(link, op, None)
+
+    def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> Parcel:
+        assert self._memory is not None
+        if isinstance(message, ReadOver):
+            raise StreamBrokenError("the bytes are sent from here")
+        if isinstance(message, ReadWord):
+            return Parcel(frame(Word(message.op, word_at(self._memory.view, message.address))))
+        pieces = unpack_pieces(message.pieces, self._memory.nbytes, ANYWHERE)
+        if isinstance(pieces, Malformed):
+            raise StreamBrokenError(pieces.reason)
+        return self._data(guest, message.op, pieces)
+
+    @staticmethod
+    def _asked(link: Link, message: Data) -> Pieces | None:
+        """What a READ's answer is for; None if a fence has ended it. StreamBrokenError if it is not what was asked."""
+        pieces = link.reads.get(message.op)
+        if pieces is not None and pieces.nbytes != message.nbytes:
+            raise StreamBrokenError(f"{message.nbytes} bytes where {pieces.nbytes} were asked for")
+        return pieces

@@ -1,0 +1,302 @@
+"""Between GPUs by NCCL, in groups of two ranks; without a GPU by a stand-in for it, which every line here says.
+
+Send and receive take two: a WRITE is a message on a TCP stream of ours, with descriptors and generation; its receiver
+refuses it, and nothing is sent, or says that it is ready; a READ is a question, whose answer announces its bytes. Both
+then tell NCCL so (groups.py). Bytes are gathered into a buffer, sent, received into a buffer, and scattered by the
+receiver, who looks before every chunk whether anybody wants it still: `fences` is revoke, `done_means` remote.
+
+A fence of ours against a writer waits for no body: what comes when it is not wanted any more stays in the buffer. A
+fence of ours as the writer, and a stream that ends, abort the group on both sides. What is given up so cannot be used
+again: the peers must connect anew, and have a new group then. To give one up for the memory that NCCL takes for it
+(50 to 100 MB on a GPU), `forget` the peer.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Final
+
+import trio
+
+from pdflow.protocol.values import Address
+from pdflow.protocol.wire.malformed import Malformed
+from runtime.transports.asking import AskingAgent
+from runtime.transports.base import Tell, TransportError
+from runtime.transports.copying import Copy, Mapped, Motion
+from runtime.transports.groups import CHUNK_BYTES, CudaStaging, Group, HostStaging, Staging
+from runtime.transports.links import Guest, Link
+from runtime.transports.messages import VERSION, Data, Description, Hello, Pieces, Ready, Write, frame, unpack_pieces
+from runtime.transports.nccl_library import ID_BYTES, Library, gpus, real_library
+from runtime.transports.nccl_standin import StandIn
+from runtime.transports.sockets import is_whole, tune
+from runtime.transports.stream import Parcel, Stream, StreamBrokenError
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.02
+"""Between two looks whether the other side of a body is still there."""
+
+
+@cache
+def library_here() -> Library:
+    """MissingBackend if there are GPUs, and no NCCL."""
+    return real_library() if gpus() else StandIn()
+
+
+def require() -> None:
+    library_here()
+
+
+def caution() -> str:
+    if not gpus():
+        return (
+            "no GPU is here: a stand-in for NCCL carries KV, in files under /dev/shm, which says nothing of its speed"
+        )
+    return f"KV goes over NCCL {library_here().ncclGetVersion()}; each engine needs a GPU of its own, of {gpus()} here"
+
+
+class GivenUpError(RuntimeError):
+    """As NCCL's own failures are."""
+
+
+class Landing(Motion):
+    """A body on its way to us. Halted, it ends at once, unless it is being scattered; its bytes come all the same."""
+
+    __slots__ = ("_copy", "over")
+
+    def __init__(self, owner: object, peer: str, generation: int) -> None:
+        super().__init__(owner, peer, generation)
+        self.over: Final = trio.Event()
+        self._copy: Copy | None = None
+
+    def halt(self) -> None:
+        super().halt()
+        if self._copy is None:
+            self.over.set()
+        else:
+            self._copy.halt()
+
+    async def run(self) -> None:
+        await self.over.wait()
+
+    async def scatter(self, staged: Mapped, memory: Mapped, pieces: Pieces) -> None:
+        if self.halted:
+            return
+        self._copy = Copy(self, self.peer, self.generation, staged, memory, pieces)
+        await self._copy.run()
+        self._copy = None
+        if self.halted:
+            self.over.set()
+
+
+class Bodies:
+    """What goes through one group, one after the other, beside the stream on which it is announced."""
+
+    def __init__(self, nbytes: int, label: str, group: Group, stage: Callable[[], Staging]) -> None:
+        self.nbytes: Final = nbytes
+        """Of the peer's memory."""
+        self._label: Final = label
+        self._group: Final = group
+        self._stage: Final = stage
+        self._staged: Mapped | None = None
+        self._waiting: deque[tuple[Pieces | int, Landing | None]] = deque()
+        self._bell = trio.Event()
+        self._limiter: Final = trio.CapacityLimiter(1)
+
+    def send(self, pieces: Pieces) -> None:
+        self._put(pieces, None)
+
+    def receive(self, nbytes: int, pieces: Pieces | None, landing: Landing | None) -> None:
+        """Into these pieces, or, where nobody wants them, nowhere."""
+        self._put(nbytes if pieces is None else pieces, landing)
+
+    def _put(self, what: Pieces | int, landing: Landing | None) -> None:
+        self._waiting.append((what, landing))
+        self._bell.set()
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    async def run(self, stream: Stream, memory: Mapped) -> None:
+        """Returns when NCCL has failed, or either side has given up."""
+        landing = None
+        try:
+            while True:
+                while self._waiting:
+                    what, landing = self._waiting.popleft()
+                    await self._move(what, landing, stream, memory)
+                    landing = None
+                self._bell = trio.Event()
+                await self._bell.wait()
+        except RuntimeError as error:
+            log.warning("%s: a body is lost: %s", self._label, error)
+        finally:
+            self.abort()
+            for left in (landing, *(landing for _, landing in self._waiting)):
+                if left is not None:
+                    left.failed = not left.halted
+                    left.over.set()
+
+    async def _move(self, what: Pieces | int, landing: Landing | None, stream: Stream, memory: Mapped) -> None:
+        if self._staged is None:
+            await self._guarded(self._open, stream)
+            self._staged = self._group.staging.host
+        if isinstance(what, int):
+            for begin in range(0, what, CHUNK_BYTES):
+                await self._guarded(partial(self._group.receive, min(CHUNK_BYTES, what - begin)), stream)
+        elif landing is None:
+            for chunk in cut(what.sources, what.lengths):
+                await Copy(self, "", 0, memory, self._staged, chunk).run()
+                await self._guarded(partial(self._group.send, chunk.nbytes), stream)
+        else:
+            for sources, targets, lengths, nbytes in cut(what.targets, what.lengths):
+                await self._guarded(partial(self._group.receive, nbytes), stream)
+                await landing.scatter(self._staged, memory, Pieces(targets, sources, lengths, nbytes))
+            landing.over.set()
+
+    def _open(self) -> None:
+        self._group.open(self._stage())
+
+    async def _guarded(self, call: Callable[[], None], stream: Stream) -> None:
+        """Wait for NCCL, as long as neither side has ended the stream. RuntimeError."""
+        failed: RuntimeError | None = GivenUpError("a side has ended the stream")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, stream, nursery.cancel_scope)
+            try:
+                await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
+                failed = None
+            except RuntimeError as error:
+                failed = error
+            nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+
+    async def _watch(self, stream: Stream, scope: trio.CancelScope) -> None:
+        """NCCL may wait for ever for a rank that is gone, when it opens a group even after an abort."""
+        while is_whole(stream.sock):
+            await trio.sleep(LOOK_S)
+        self.abort()
+        scope.cancel()
+
+
+class NcclTransport(AskingAgent):
+    """Args: host, an address of this machine that peers can reach, for the streams of messages; library, if it is not
+    to be what this machine has."""
+
+    def __init__(self, me: Address, tell: Tell, host: str = "127.0.0.1", library: Library | None = None) -> None:
+        super().__init__(me, tell, host)
+        self._library: Final = library or library_here()
+        self._stands_in: Final = isinstance(self._library, StandIn)
+        self._idents: dict[int, bytes] = {}
+        """Of groups with lives that we knock at."""
+
+    @property
+    def name(self) -> str:
+        return "nccl stand-in" if self._stands_in else "nccl"
+
+    @property
+    def label(self) -> str:
+        return f"{self.me} ({self.name})"
+
+    def _hello(self, about: Description) -> Hello:
+        assert self._memory is not None
+        ident = self._idents[about.life] = bytes(self._library.ncclGetUniqueId().internal)
+        return Hello(VERSION, self.me, self.life, about.life, about.token, "", self._memory.nbytes, 0, ident)
+
+    def _reach(self, about: Description) -> Bodies:
+        return self._bodies(about.nbytes, self._idents.pop(about.life), 0)
+
+    def _admit(self, hello: Hello, sock: socket.socket) -> Bodies:
+        tune(sock)
+        if len(hello.agent) != ID_BYTES:
+            raise TransportError("it names no group of NCCL's")
+        return self._bodies(hello.nbytes, hello.agent, 1)
+
+    def _bodies(self, nbytes: int, ident: bytes, rank: int) -> Bodies:
+        stage = HostStaging if self._stands_in else CudaStaging
+        return Bodies(nbytes, self.label, Group(self._library, ident, rank), stage)
+
+    async def _attend_link(self, link: Link) -> None:
+        assert isinstance(link.remote, Bodies)
+        assert self._memory is not None
+        await link.remote.run(link.stream, self._memory)
+        self._lose(link)
+
+    async def _accompany(self, guest: Guest) -> None:
+        assert isinstance(guest.remote, Bodies)
+        assert self._memory is not None
+        await guest.remote.run(guest.stream, self._memory)
+        guest.stream.close()
+
+    def _let_go(self, link: Link) -> None:
+        assert isinstance(link.remote, Bodies)
+        super()._let_go(link)
+        link.remote.abort()
+
+    # Bytes to us.
+
+    async def _receive(self, guest: Guest, message: Write) -> bool:
+        assert isinstance(guest.remote, Bodies)
+        assert self._memory is not None
+        pieces = unpack_pieces(message.pieces, guest.remote.nbytes, self._memory.nbytes)
+        if isinstance(pieces, Malformed):
+            raise StreamBrokenError(pieces.reason)
+        if not self._welcome(guest, message.generation):
+            return False
+        landing = Landing(guest, guest.name, message.generation)
+        if pieces.nbytes:
+            self._answer(guest, Parcel(frame(Ready(message.op))))
+            guest.remote.receive(pieces.nbytes, pieces, landing)
+        else:
+            landing.over.set()
+        landed = await self._move(landing)
+        if landing.failed:
+            raise StreamBrokenError("its bytes do not come")
+        return landed
+
+    async def _receive_data(self, link: Link, message: Data) -> None:
+        assert isinstance(link.remote, Bodies)
+        op, pieces = message.op, self._asked(link, message)
+        landing = None if pieces is None else Landing(link, link.peer, -1)
+        link.remote.receive(message.nbytes, pieces, landing)
+        if landing is not None:
+            landed = await self._move(landing)
+            if link.reads.get(op) is pieces and not landing.failed:
+                self._ended(link, op, landed)
+
+    # Bytes from us.
+
+    def _send_data(self, link: Link, op: int, pieces: Pieces) -> None:
+        assert isinstance(link.remote, Bodies)
+        link.remote.send(pieces)
+
+    def _data(self, guest: Guest, op: int, pieces: Pieces) -> Parcel:
+        assert isinstance(guest.remote, Bodies)
+        guest.remote.send(pieces)
+        return Parcel(frame(Data(op, pieces.nbytes)))
+
+
+def cut(offsets: list[int], lengths: list[int]) -> Iterator[Pieces]:
+    """From these offsets in a region into the staging buffer, as much as it holds at once."""
+    at: list[int] = []
+    staged: list[int] = []
+    sizes: list[int] = []
+    filled = 0
+    for offset, length in zip(offsets, lengths, strict=True):
+        done = 0
+        while done < length:
+            size = min(length - done, CHUNK_BYTES - filled)
+            at.append(offset + done)
+            staged.append(filled)
+            sizes.append(size)
+            done += size
+            filled += size
+            if filled == CHUNK_BYTES:
+                yield Pieces(at, staged, sizes, filled)
+                at, staged, sizes, filled = [], [], [], 0
+    if filled:
+        yield Pieces(at, staged, sizes, filled)
