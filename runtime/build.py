@@ -10,17 +10,32 @@ import attrs
 from pdflow.errors import Problem, ScenarioError
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
+from pdflow.methods.method import Memory
+from pdflow.methods.staging import Staging
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.scenario.schema import Pool, Scenario
 from pdflow.wiring.engines import EngineWiring
+from runtime.beside import beside
 from runtime.decode_node import DecodeNode
 from runtime.engine_node import EngineNode, MakeTransport, Place
 from runtime.engines.loop import LiveEngine
 from runtime.models import Model, shape_of
+from runtime.orders import Conduct
 from runtime.prefill_node import PrefillNode
 from runtime.ranks import LayoutBook
+from runtime.staged_decode_node import StagedDecodeNode
+from runtime.staged_prefill_node import StagedPrefillNode
 
-SERVED: Final = ("nixl-push", "nixl-pull", "mooncake-v1")
+SERVED: Final = (
+    "nixl-push",
+    "nixl-pull",
+    "cpu-staged",
+    "p2p-nccl-put",
+    "p2p-nccl-put-async",
+    "p2p-nccl-get",
+    "mooncake-v0",
+    "mooncake-v1",
+)
 """The methods that have a live carrier so far."""
 
 
@@ -84,6 +99,8 @@ class Builder(EngineWiring):
         pool, info = self.pool_of(engine), self.info_of(engine)
         blocks, incarnation = self.blocks_of(pool), secrets.randbits(63)
         shape = self.shapes[pool.name]
+        memory = self.method.p_memory if pool.role == "prefill" else self.method.d_memory
+        staging, room = beside(self, memory, pool) if memory is not Memory.BLOCKS else (None, None)
         place = Place(
             info=info,
             incarnation=incarnation,
@@ -91,16 +108,36 @@ class Builder(EngineWiring):
             num_blocks=blocks,
             layouts=LayoutBook(shape, self.initiator, self.rule),
             weights=model.weights,
+            beside=room,
         )
-        node: EngineNode
-        if pool.role == "prefill":
-            node = PrefillNode(place, *self.producer(info, incarnation), self.transport)
-        else:
-            node = DecodeNode(place, *self.consumer(info, incarnation, blocks), self.transport)
+        node = self.empty_node(pool, place, staging)
         limits = attrs.evolve(self.limits_of(pool), async_scheduling=False)
         blocks_pool = CachingPool(blocks, 1) if pool.enable_prefix_caching else PagedPool(blocks)
-        for live in node.ranks.values():
-            live.lanes = self.conduct.sending_lanes
+        for rank in node.ranks.values():
+            rank.orders.conduct = self.way()
         node.engine = LiveEngine(model.runner(node), limits, blocks_pool, node.came, model.eos)
         node.engine.stepped = node.diary.stepped
+        node.engine.reports_chunks = pool.role == "prefill" and self.conduct.early
         return node
+
+    def empty_node(self, pool: Pool, place: Place, staging: Staging | None) -> EngineNode:
+        """Without its engine."""
+        info, transport = place.info, self.transport
+        if pool.role == "prefill":
+            ends = self.producer(info, place.incarnation)
+            if staging is None:
+                return PrefillNode(place, *ends, transport)
+            return StagedPrefillNode(place, *ends, transport, self.method, self.conduct, staging)
+        scheduler, ranks = self.consumer(info, place.incarnation, place.num_blocks)
+        if staging is None:
+            return DecodeNode(place, scheduler, ranks, transport)
+        return StagedDecodeNode(place, scheduler, ranks, transport, staging)
+
+    def way(self) -> Conduct:
+        """How ranks send and fetch. Who takes in what is sent takes one operation of each peer at a time anyway."""
+        return Conduct(
+            in_layers=self.method.in_pieces,
+            as_offered=self.method.staged_at_p and not self.pulls,
+            writing_lanes=self.conduct.sending_lanes,
+            reading_lanes=self.conduct.receiving_lanes,
+        )

@@ -25,7 +25,7 @@ from runtime.engines.loop import LiveEngine, Told
 from runtime.links import Links
 from runtime.meter import EngineCollector, Meter, TransferMeter
 from runtime.node import Endpoint, Node, Port
-from runtime.ranks import LayoutBook, Rank
+from runtime.ranks import Beside, LayoutBook, Rank
 from runtime.transports.base import Tell, Transport
 
 MakeTransport: TypeAlias = Callable[[Address, Tell], Transport]
@@ -43,6 +43,8 @@ class Place:
     layouts: LayoutBook
     weights: int
     """Names what the model computes with: engines of different weights exchange nothing (S4)."""
+    beside: Beside | None = None
+    """What a rank keeps beside its blocks."""
 
 
 class Known(NamedTuple):
@@ -91,8 +93,9 @@ class EngineNode(Node):
             transport,
             partial(self.put, port),
             partial(self.links.incarnation_of, address),
+            place.beside,
         )
-        rank.diary = self.diary
+        rank.orders.diary = self.diary
         self.ranks[address] = rank
 
     def measured_by(self, meter: Meter) -> None:
@@ -101,7 +104,7 @@ class EngineNode(Node):
         meter.registry.register(EngineCollector(self))
         transfers = TransferMeter(meter.registry)
         for rank in self.ranks.values():
-            rank.meter = transfers
+            rank.measured_by(transfers)
 
     def stage(self, name: str, begun_ns: Instant, ended_ns: Instant | None = None) -> None:
         """A request has been in this stage from then until now, or until then."""
@@ -132,7 +135,11 @@ class EngineNode(Node):
     def fence(self, port: Port, effect: Fence) -> None:
         """Whatever was granted so far to this peer, it writes no more."""
         self.links.fence(port, effect)
-        self.ranks[port.address].fence(effect.peer, self.pool.newest_generation)
+        self.ranks[port.address].fence(effect.peer, self.newest_generation())
+
+    def newest_generation(self) -> int:
+        """Of what has been granted to peers so far."""
+        return self.pool.newest_generation
 
     def flush(self, port: Port, effect: Flush) -> None:
         self.ranks[port.address].transport.flush(effect.peer)

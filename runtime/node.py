@@ -99,6 +99,10 @@ class Node:
         self._offered += 1
         self.put(port, event)
 
+    def ring(self) -> None:
+        """There is something to do in the next turn."""
+        self._bell.set()
+
     async def run(self) -> None:
         while True:
             self.turn(now_ns())

@@ -14,7 +14,7 @@ from pdflow.protocol.events import PrefillAborted, PrefillFinished, PrefillQueue
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.values import RequestId, Xid
+from pdflow.protocol.values import Allocation, RequestId, Xid
 from runtime.clock import now_ns
 from runtime.content import digest_of
 from runtime.diary import RELEASED
@@ -97,9 +97,17 @@ class PrefillNode(EngineNode):
             self.stage("prefill", seq.start_ns)
             self.diary.passed(leg.request_id, "p_queue", seq.start_ns)
             self.diary.passed(leg.request_id, "prefill")
-            digest = digest_of(leg.job.tokens, self.place.weights)
-            source = self.table(seq.allocation)
-            self.feed(self.scheduler, PrefillFinished(leg.xid, source, seq.prompt_tokens, digest, self.place.weights))
+            self.computed(leg)
+
+    def computed(self, leg: PrefillLeg) -> None:
+        """All of a prompt's KV is in its blocks."""
+        self.feed(self.scheduler, PrefillFinished(*self.about(leg)))
+
+    def about(self, leg: PrefillLeg) -> tuple[Xid, Allocation, int, int, int]:
+        """What the protocol is told of a prompt: where it lies, how long it is, what it was computed from."""
+        seq, weights = leg.job.seq, self.place.weights
+        assert seq.allocation is not None
+        return leg.xid, self.table(seq.allocation), seq.prompt_tokens, digest_of(leg.job.tokens, weights), weights
 
     def known(self) -> list[Known]:
         return [Known(leg.request_id, leg.xid, leg.job.seq, leg.begun_ns) for leg in self.by_xid.values()]
@@ -115,7 +123,7 @@ class PrefillNode(EngineNode):
         self.ranks[port.address].write(effect)
 
     def stop_write(self, port: Port, effect: StopWrite) -> None:
-        self.ranks[port.address].stop(effect.op)
+        self.ranks[port.address].orders.stop(effect.op)
 
     def bump(self, port: Port, effect: BumpWord) -> None:
         self.ranks[port.address].bump(effect.word)
@@ -123,12 +131,15 @@ class PrefillNode(EngineNode):
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         leg = self.by_xid.pop(effect.xid)
         self.diary.passed(leg.request_id, RELEASED)
-        if effect.code is Code.EXPIRED:
+        self.note_expired(effect.code)
+        assert leg.job.seq.allocation is not None
+        self.engine.release(leg.job.seq.allocation)
+
+    def note_expired(self, code: Code) -> None:
+        if code is Code.EXPIRED:
             for rank in self.ranks.values():
                 if rank.meter is not None:
                     rank.meter.expired()
-        assert leg.job.seq.allocation is not None
-        self.engine.release(leg.job.seq.allocation)
 
 
 __all__ = ["NeverFitsError", "PrefillLeg", "PrefillNode"]

@@ -1,35 +1,37 @@
 """The memory of one rank and the ways by which bytes get there and from there: between the endpoints' effects and a
 transport.
 
-It turns "write this source's tokens into that grant" into descriptors, numbers operations, and puts what has become of
-them back as events. Which bytes may go is the protocol's; how they go is the transport's.
+It turns "write this source's tokens into that grant" into descriptors, and says what has become of operations. Which
+bytes may go is the protocol's; in what pieces, `orders.py`'s; how they go, the transport's.
 
-A rank's region holds its KV and behind it the lease words: 8 bytes a slot, slots used in turn. Two leases that are open
-at once share none, as each holds at least one KV block and there are more slots than blocks.
+A rank's region holds its KV, behind it the lease words, and behind these what a method keeps beside the blocks. A word
+takes 8 bytes a slot, slots are used in turn. Two leases that are open at once share none, as each holds at least one KV
+block, or a page of as much, and there are more slots than blocks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
 from pdflow.layout.descriptors import Descriptor, RankMemory, descriptors, rank_memory
-from pdflow.layout.pairing import runs
+from pdflow.layout.pairing import runs_within
 from pdflow.layout.ranks import Initiator, Pair, Rule, writers
-from pdflow.layout.shapes import KvShape, LayoutError
+from pdflow.layout.rooms import Room, lying
+from pdflow.layout.shapes import KvShape, LayoutError, stage_layers
+from pdflow.methods.shipment import Piece
 from pdflow.protocol.effects import PostRead, PostWrite, ReadWord
-from pdflow.protocol.events import FenceEnded, FlushEnded, ReadEnded, Received, WordRead, WriteEnded, WriteStopped
+from pdflow.protocol.events import FenceEnded, FlushEnded, Received, WordRead
 from pdflow.protocol.ids import EngineInfo, LeaseWord, Op, Shards, rank_address
-from pdflow.protocol.messages import Done, Register
-from pdflow.protocol.values import Address, Instant
+from pdflow.protocol.messages import Register
+from pdflow.protocol.values import Address, Allocation, Xid
 from pdflow.protocol.wire.malformed import Malformed
-from pdflow.protocol.wire.strict import decode_done, encode_frame
-from runtime.clock import now_ns
+from pdflow.protocol.wire.strict import decode_done
+from runtime.orders import Orders, Way
 from runtime.transports.base import (
     Ended,
     Fenced,
@@ -44,12 +46,15 @@ from runtime.transports.base import (
 )
 
 if TYPE_CHECKING:
-    from runtime.diary import Diary
     from runtime.meter import TransferMeter
 
 log = logging.getLogger(__name__)
 
 WORD_BYTES: Final = 8
+PAGE_BYTES: Final = 4096
+
+Beside: TypeAlias = Callable[[RankMemory, int], Room]
+"""What a method keeps beside a rank's blocks: their memory, and where its own begins."""
 
 
 class About(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +65,8 @@ class About(msgspec.Struct, frozen=True, array_like=True):
     words_at: int
     transport: str
     reach: bytes
+    room: Room | None = None
+    """Where its prompts are sent from, or land, unless that is in blocks."""
 
 
 _about: Final = msgspec.msgpack.Decoder(About)
@@ -85,22 +92,10 @@ class LayoutBook:
         return pair
 
 
-class Posted(NamedTuple):
-    """An operation under way."""
-
-    op: Op
-    over: Callable[[Any], Any]
-    """Makes the event that its end is."""
-    begun_ns: Instant
-    writes: bool
-    posted_ns: Instant = 0
-    nbytes: int = 0
-    descriptors: int = 0
-
-
 class Rank:
     """Args: shape of the KV at this engine's block size; `transport` makes one that tells its events to what it is
-    given; `put` hands an event to this rank's endpoint; `incarnation_of` says in which life a peer speaks now."""
+    given; `put` hands an event to this rank's endpoint; `incarnation_of` says in which life a peer speaks now;
+    `beside`, what there is beside the blocks."""
 
     def __init__(
         self,
@@ -112,36 +107,43 @@ class Rank:
         transport: Callable[[Address, Tell], Transport],
         put: Callable[[Any], None],
         incarnation_of: Callable[[Address], int | None],
+        beside: Beside | None = None,
     ) -> None:
         shards = engine.shards
         self.address: Final = rank_address(engine.engine, rank)
         self.shards: Final = shards
         self.memory: Final = rank_memory(shape, num_blocks, shards.tp, shards.pp, rank // shards.tp)
+        self.layers: Final = stage_layers(shape.num_layers, shards.pp)[rank // shards.tp]
+        """Of the model, that it keeps."""
         planes = self.memory.num_layers * self.memory.tensors_per_layer
         self.kv_bytes: Final = planes * num_blocks * self.memory.plane_bytes
         self.words_at: Final = -(-self.kv_bytes // WORD_BYTES) * WORD_BYTES
         self.slots: Final = num_blocks + 1
+        end = self.words_at + self.slots * WORD_BYTES
+        self.room: Final = None if beside is None else beside(self.memory, -(-end // PAGE_BYTES) * PAGE_BYTES)
         self.transport: Final = transport(self.address, self.heard)
-        self.view: Final = self.transport.allocate(self.words_at + self.slots * WORD_BYTES)
+        self.view: Final = self.transport.allocate(end if self.room is None else end_of(self.room))
         self.peers: dict[Address, About] = {}
+        self.places: dict[Xid, Allocation] = {}
+        """Of prompts that are sent from beside the blocks: where they lie."""
+        self.meter: TransferMeter | None = None
         self._layouts = layouts
         self._put = put
         self._incarnation_of = incarnation_of
-        self._open: dict[int, Posted] = {}
-        """What is under way, by the number that the transport knows."""
-        self._last = 0
-        self.bytes_posted = 0
-        self.lanes: int | None = None
-        """How many WRITEs may be under way at once; None for any number. Who comes later waits in turn."""
-        self.meter: TransferMeter | None = None
-        self.diary: Diary | None = None
-        self._writing = 0
-        self._held: deque[PostWrite] = deque()
+        self._numbers = count(1)
+        self._words: dict[int, Op] = {}
+        """Words that are being read, by the number that the transport knows."""
+        self.orders: Final = Orders(self.transport, self._numbers, self._way, put)
+
+    def measured_by(self, meter: TransferMeter) -> None:
+        self.meter = self.orders.meter = meter
 
     def about(self) -> bytes:
         """For a peer's `meet`."""
-        about = About(self.memory, self.shards, self.words_at, self.transport.name, self.transport.describe())
-        return msgspec.msgpack.encode(about)
+        reach = self.transport.describe()
+        return msgspec.msgpack.encode(
+            About(self.memory, self.shards, self.words_at, self.transport.name, reach, self.room)
+        )
 
     async def meet(self, peer: Address, about: bytes) -> None:
         """Reach a peer's memory. Raises ValueError if that is not described, or not to be reached by what is here."""
@@ -157,37 +159,10 @@ class Rank:
     # The endpoint's effects. None waits.
 
     def write(self, effect: PostWrite) -> None:
-        if self.lanes is not None and self._writing >= self.lanes:
-            self._held.append(effect)
-        else:
-            self._write(effect)
-
-    def _write(self, effect: PostWrite) -> None:
-        grant = effect.grant
-        over = partial(WriteEnded, effect.op)
-        try:
-            pieces = self._pieces(effect.op, self.address, effect.to, effect.source.blocks, grant)
-        except (KeyError, LayoutError) as error:
-            log.warning("%s: a WRITE to %s cannot be posted: %s", self.address, effect.to, error)
-            self._put(over(False))
-            return
-        assert isinstance(effect.notice, Done), "only strict is spoken here"
-        self._writing += 1
-        number = self._number(effect.op, over, True)
-        self.transport.write(number, effect.to, pieces, grant.target.generation, encode_frame(effect.notice))
-        self._posted(number, effect.nbytes, len(pieces))
+        self.orders.write(effect, self.address)
 
     def read(self, effect: PostRead) -> None:
-        over = partial(ReadEnded, effect.op)
-        try:
-            pieces = self._pieces(effect.op, effect.source, self.address, effect.blocks, effect.grant)
-        except (KeyError, LayoutError) as error:
-            log.warning("%s: a READ of %s cannot be posted: %s", self.address, effect.source, error)
-            self._put(over(False))
-            return
-        number = self._number(effect.op, over)
-        self.transport.read(number, effect.source, pieces)
-        self._posted(number, effect.nbytes, len(pieces))
+        self.orders.read(effect, self.address)
 
     def read_word(self, effect: ReadWord) -> None:
         about = self.peers.get(effect.source)
@@ -195,21 +170,13 @@ class Rank:
             self._put(WordRead(effect.op, None))
             return
         at = about.words_at + effect.index % (about.memory.num_blocks + 1) * WORD_BYTES
-        self.transport.read_word(self._number(effect.op, partial(WordRead, effect.op)), effect.source, at)
-
-    def stop(self, op: Op) -> None:
-        for number, posted in self._open.items():
-            if posted.op == op:
-                self.transport.stop(number)
-        for effect in [held for held in self._held if held.op == op]:
-            self._held.remove(effect)
-            self._put(WriteStopped(op))
+        number = next(self._numbers)
+        self._words[number] = effect.op
+        self.transport.read_word(number, effect.source, at)
 
     def fence(self, peer: Address, newest_generation: int) -> None:
         """Nothing that was to be written there is written any more, nor anything from there into what was granted."""
-        for effect in [held for held in self._held if held.to == peer]:
-            self._held.remove(effect)
-            self._put(WriteEnded(effect.op, False))
+        self.orders.cut_off(peer)
         self.transport.fence(peer, newest_generation)
 
     def expose(self, word: LeaseWord) -> None:
@@ -223,20 +190,47 @@ class Rank:
         if self.view[at : at + WORD_BYTES] == word.word.to_bytes(WORD_BYTES, "little"):
             self.view[at : at + WORD_BYTES] = bytes(WORD_BYTES)
 
+    # Between its blocks and what is beside them.
+
+    def copy_out(self, blocks: Sequence[int], place: Allocation, tokens: int, piece: Piece) -> None:
+        """A piece of a prompt of so many tokens, from the blocks to its place."""
+        there, parts = self._lying(place, tokens)
+        self._copy(self.memory, blocks, there, parts, piece)
+
+    def copy_in(self, place: Allocation, blocks: Sequence[int], tokens: int, piece: Piece) -> None:
+        """And from there into blocks."""
+        there, parts = self._lying(place, tokens)
+        self._copy(there, parts, self.memory, blocks, piece)
+
+    def _lying(self, place: Allocation, tokens: int) -> tuple[RankMemory, Sequence[int]]:
+        assert self.room is not None
+        return lying(self.room, place.blocks, tokens)
+
+    def _copy(
+        self,
+        source: RankMemory,
+        from_blocks: Sequence[int],
+        target: RankMemory,
+        to_blocks: Sequence[int],
+        piece: Piece,
+    ) -> None:
+        size = self.memory.block_size
+        of_tokens = runs_within(from_blocks, size, to_blocks, size, 0, piece.start, piece.stop)
+        pair = Pair(0, 0, piece.layer, piece.layer, 1, 0, 0, self.memory.num_heads, 0)
+        view = self.view
+        for at, to, length in descriptors(pair, source, target, of_tokens, coalesce=True):
+            view[to : to + length] = view[at : at + length]
+
     # What the transport tells.
 
     def heard(self, event: TransportEvent) -> None:
         match event:
             case Ended(number, ok):
-                if number in self._open:
-                    self._ended(self._open[number], ok)
-                self._over(number, ok)
+                self.orders.ended(number, ok)
             case WordArrived(number, word):
-                self._over(number, word)
+                self._put(WordRead(self._words.pop(number), word))
             case Stopped(number):
-                posted = self._open.pop(number)
-                self._put(WriteStopped(posted.op))
-                self._next(posted)
+                self.orders.recalled(number)
             case Noticed(peer, notice):
                 self._noticed(peer, notice)
             case Fenced(peer):
@@ -259,54 +253,48 @@ class Rank:
             return
         self._put(Received(peer, incarnation, done))
 
-    def _over(self, number: int, result: Any) -> None:
-        """It has ended; what nobody waits for was ended by a fence before."""
-        known = self._open.pop(number, None)
-        if known is not None:
-            self._put(known.over(result))
-            self._next(known)
-
-    def _next(self, ended: Posted) -> None:
-        """A WRITE's turn may have come."""
-        if ended.writes:
-            self._writing -= 1
-            while self._held and (self.lanes is None or self._writing < self.lanes):
-                self._write(self._held.popleft())
-
-    def _posted(self, number: int, nbytes: int, descriptors: int) -> None:
-        self.bytes_posted += nbytes
-        posted = self._open.get(number)
-        if posted is None:
-            return
-        now = now_ns()
-        self._open[number] = posted._replace(posted_ns=now, nbytes=nbytes, descriptors=descriptors)
-        if self.meter is not None:
-            self.meter.posted(nbytes, descriptors, now - posted.begun_ns)
-        if self.diary is not None:
-            self.diary.passed(posted.op.reg.request_id, "xfer_post", now)
-
-    def _ended(self, posted: Posted, ok: bool) -> None:
-        if self.meter is not None:
-            self.meter.ended(posted.begun_ns, ok)
-        if self.diary is not None and ok:
-            size = (posted.nbytes, posted.descriptors)
-            self.diary.moved(posted.begun_ns, posted.posted_ns, posted.op.reg.request_id, *size)
-
-    def _number(self, op: Op, over: Callable[[Any], Any], writes: bool = False) -> int:
-        self._last += 1
-        self._open[self._last] = Posted(op, over, now_ns(), writes)
-        return self._last
-
     def _slot(self, word: LeaseWord) -> int:
         return self.words_at + word.index % self.slots * WORD_BYTES
 
-    def _pieces(self, op: Op, p: Address, d: Address, source: Sequence[int], grant: Register) -> list[Descriptor]:
-        """What to copy from where to where. KeyError if the other side has not said how it is reached."""
-        ours = (self.memory, self.shards)
-        p_memory, p_shards = ours if p == self.address else (self.peers[p].memory, self.peers[p].shards)
-        d_memory, d_shards = ours if d == self.address else (self.peers[d].memory, self.peers[d].shards)
-        pair = self._layouts.pair(p_shards, d_shards, op.p_rank, op.d_rank)
-        of_tokens = runs(
-            source, p_memory.block_size, grant.target.blocks, d_memory.block_size, grant.token_start, grant.num_tokens
-        )
-        return descriptors(pair, p_memory, d_memory, of_tokens, coalesce=True)
+    # From where to where.
+
+    def _way(self, op: Op, p: Address, d: Address, blocks: Sequence[int], grant: Register) -> Way:
+        """See `orders.FindWay`. What is sent from beside the blocks may have its place only when it is sent."""
+        start, stop = grant.token_start, grant.token_start + grant.num_tokens
+        p_about, d_about = self._known(p), self._known(d)
+        pair = self._layouts.pair(p_about.shards, d_about.shards, op.p_rank, op.d_rank)
+        target, to = within(d_about, grant.target.blocks, grant.num_tokens)
+        placed = p == self.address and self.room is not None
+
+        def pieces(layer: int | None, first: int, last: int) -> list[Descriptor]:
+            one = pair if layer is None else of_layer(pair, layer)
+            source, at = within(p_about, self.places[grant.xid].blocks if placed else blocks, stop)
+            of_tokens = runs_within(at, source.block_size, to, target.block_size, start, first, last)
+            return descriptors(one, source, target, of_tokens, coalesce=True)
+
+        return Way(pair.num_layers, pieces)
+
+    def _known(self, rank: Address) -> About:
+        if rank != self.address:
+            return self.peers[rank]
+        return About(self.memory, self.shards, self.words_at, self.transport.name, b"", self.room)
+
+
+def within(about: About, parts: Sequence[int], tokens: int) -> tuple[RankMemory, Sequence[int]]:
+    """Where a prompt lies with a rank: in its blocks, or beside them if it has anything there."""
+    return (about.memory, parts) if about.room is None else lying(about.room, parts, tokens)
+
+
+def of_layer(pair: Pair, layer: int) -> Pair:
+    """The same of one of its layers."""
+    at = (pair.source_layer + layer, pair.target_layer + layer, 1)
+    return Pair(pair.p_rank, pair.d_rank, *at, pair.source_head, pair.target_head, pair.num_heads, pair.bytes_per_token)
+
+
+def end_of(room: Room) -> int:
+    """The first byte behind it."""
+    memory = room.memory
+    if room.kind == "ring":
+        return memory.region_bases[0] + room.ring_bytes
+    planes = memory.num_layers * memory.tensors_per_layer
+    return memory.region_bases[0] + planes * memory.num_blocks * memory.plane_bytes

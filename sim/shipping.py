@@ -19,7 +19,7 @@ from pdflow.layout.shapes import stage_layers
 from pdflow.methods.guards import Loss, loss_of
 from pdflow.methods.method import Conduct, Grain, Hop, Method
 from pdflow.methods.pages import misplaced
-from pdflow.methods.shipment import Ending, Piece, Shipment
+from pdflow.methods.shipment import Ending, Piece, Shipment, whole
 from pdflow.methods.speech import When
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import WriteStopped
@@ -483,8 +483,3 @@ def words(piece: Piece, layers: int) -> str:
     """A piece, as a person says it."""
     which = f"layer {piece.layer}" if layers > 1 else "all layers"
     return f"{which}, tokens {piece.start} to {piece.stop}"
-
-
-def whole(layers: int, stop: int) -> list[Piece]:
-    """All of a prompt, layer by layer."""
-    return [Piece(layer, 0, stop) for layer in range(layers)]

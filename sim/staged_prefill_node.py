@@ -13,7 +13,7 @@ from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import ChunkBegun, Prefilled
 from pdflow.methods.departures import Departure, Departures
 from pdflow.methods.method import Conduct, Method
-from pdflow.methods.shipment import Piece
+from pdflow.methods.shipment import Piece, whole
 from pdflow.methods.staging import Staging
 from pdflow.protocol.effects import PostWrite, ReleaseBlocks, StopWrite
 from pdflow.protocol.events import PrefillAborted, PrefillBegun, PrefillFinished, SourceWithdrawn
@@ -22,7 +22,7 @@ from pdflow.protocol.values import Allocation, Instant, Xid
 from pdflow.routing.router import DispatchPrefill, PrefillAnswered
 from sim.node import Port
 from sim.prefill_node import WEIGHTS, PrefillLeg, PrefillNode
-from sim.shipping import whole, words
+from sim.shipping import words
 
 if TYPE_CHECKING:
     from sim.world import World

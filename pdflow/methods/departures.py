@@ -141,7 +141,9 @@ class Departures:
 
     def computed(self, leg: Any, xid: Xid, tokens: int) -> None:
         """All of the prompt's KV is in blocks."""
-        going = self.outgoing.get(xid) or self._depart(leg, xid, tokens)
+        going = self.outgoing.get(xid)
+        if going is None:
+            going = self._depart(leg, xid, tokens, computed=True)
         going.computed = True
         if self.room_with_write:
             self._finish(going)
@@ -220,9 +222,10 @@ class Departures:
             if going.computed and not self.room_with_write:
                 self._finish(going)
 
-    def _depart(self, leg: Any, xid: Xid, tokens: int) -> Departure:
-        """It is on its way from now on."""
+    def _depart(self, leg: Any, xid: Xid, tokens: int, computed: bool = False) -> Departure:
+        """It is on its way from now on. Where room is had and copied to at once, it has left when this returns."""
         going = self.outgoing[xid] = Departure(leg, xid, tokens)
+        going.computed = computed
         if not self.room_with_write:
             self._want(going)
         elif self.conduct.early:

@@ -113,3 +113,8 @@ class Shipment:
 
     def fingerprint(self) -> Hashable:
         return tuple(self._queue), self._unposted, self._left, self._flying, self._failed, self._stopped
+
+
+def whole(layers: int, stop: int) -> list[Piece]:
+    """All of a prompt, layer by layer."""
+    return [Piece(layer, 0, stop) for layer in range(layers)]

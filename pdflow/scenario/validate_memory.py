@@ -24,7 +24,8 @@ def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]], scales: 
         return
     channels = transfer.nccl_num_channels
     for path, pool in pools:
-        if pool.role == "aggregated":
+        if pool.role == "aggregated" or pool.kv_tokens is not None:
+            # Where KV is so many tokens, no share of a GPU is spoken of.
             continue
         memory = method.p_memory if pool.role == "prefill" else method.d_memory
         buffer = transfer.kv_buffer_size if memory in (Memory.BUFFER, Memory.STORE) else 0

@@ -6,6 +6,7 @@ KV goes, and whether the next token is wanted. A `Runner` computes a step; `Toke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Literal, Protocol, TypeAlias
 
@@ -97,9 +98,15 @@ class Work(Value, frozen=True, gc=False):
     """Whether KV that was computed elsewhere is looked at here for the first time."""
 
 
+LayerDone: TypeAlias = Callable[[int], None]
+
+
 class Runner(Protocol):
     """Computes steps, one at a time."""
 
-    async def step(self, works: Seq[Work]) -> list[Sampled | None]:
-        """What comes of each, in order: a token where one is wanted. May take as long as it likes."""
+    async def step(self, works: Seq[Work], layer_done: LayerDone | None = None) -> list[Sampled | None]:
+        """What comes of each, in order: a token where one is wanted. May take as long as it likes.
+
+        `layer_done` is told in trio's thread of each layer, in their order, whose KV of this step is in its blocks.
+        """
         ...

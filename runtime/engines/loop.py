@@ -19,14 +19,22 @@ from pdflow.cost.step import PS_PER_NS
 from pdflow.engine import Dropped, Finished, Limits, Outcome, Prefilled, Sequence
 from pdflow.engine.named import NamedBatch
 from pdflow.engine.scheduler import Scheduler
+from pdflow.engine.sequence import ChunkBegun
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
-from pdflow.protocol.values import Allocation, Instant
+from pdflow.protocol.values import Allocation, Instant, Value
 from runtime.clock import now_ns
 from runtime.engines.job import Job, Runner, Sampled, Token, Want, Work
 from runtime.engines.prefix import block_names
 
-Told: TypeAlias = Token | Outcome
+
+class LayerComputed(Value, frozen=True, gc=False):
+    """The running step has put the KV of this layer into its blocks."""
+
+    layer: int
+
+
+Told: TypeAlias = Token | LayerComputed | Outcome
 
 
 class _Answer:
@@ -66,6 +74,9 @@ class LiveEngine:
         self._answers: dict[Sequence, _Answer] = {}
         self._bell = trio.Event()
         self._telling: Sequence | None = None
+        self._held = False
+        self.reports_chunks = False
+        """Whether ChunkBegun is told of each part of a prompt that is computed for others, and then LayerComputed."""
         self.stepped: Callable[[Seq[Work], Instant, int], None] | None = None
         """Told each step that is over, when it began, and how many blocks are not free."""
 
@@ -104,16 +115,27 @@ class LiveEngine:
         self.pool.release(allocation)
         self._bell.set()
 
+    def hold(self) -> None:
+        """Begin no step from now on."""
+        self._held = True
+
+    def let_go(self) -> None:
+        """Begin them again."""
+        self._held = False
+        self._bell.set()
+
     async def run(self) -> None:
         """Step by step, for ever. A step that has begun is waited for even when this is cancelled."""
         while True:
             begun = now_ns()
-            works = self._compose()
+            # What is told while a step is composed may ring already.
+            self._bell = trio.Event()
+            works = [] if self._held else self._compose()
             if not works:
-                self._bell = trio.Event()
                 await self._bell.wait()
                 continue
-            results = await self._runner.step([work for _, work in works])
+            layer_done = self._layer_done if self.reports_chunks else None
+            results = await self._runner.step([work for _, work in works], layer_done)
             self.steps += 1
             self._complete(works, results)
             if self.stepped is not None:
@@ -163,7 +185,14 @@ class LiveEngine:
             works = self._begun(now)
         for outcome in outcomes:
             self._tell(outcome)
+        if self.reports_chunks and works:
+            for seq, new in self._scheduler.chunks:
+                if seq.prefill_only:
+                    self._tell(ChunkBegun(seq, seq.computed, new, now, now))
         return works
+
+    def _layer_done(self, layer: int) -> None:
+        self._tell(LayerComputed(layer))
 
     def _begun(self, now: int) -> list[tuple[Sequence, Work]]:
         self._batch.name_blocks(self.pool)

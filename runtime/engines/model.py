@@ -13,6 +13,7 @@ Sources: transformers' modeling_llama.py, whose roundings it follows (norms and 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Final
 
@@ -69,14 +70,17 @@ class Llama:
         self._cos, self._sin = _rotations(config, weights)
 
     @torch.inference_mode()
-    def forward(self, step: StepInput, cache: KvCache) -> Tensor:
-        """Logits `[wanted, vocab]`, in float32 or better; the rows' KV is then in the cache."""
+    def forward(self, step: StepInput, cache: KvCache, written: Callable[[int], None] | None = None) -> Tensor:
+        """Logits `[wanted, vocab]`, in float32 or better; the rows' KV is then in the cache. `written` hears of each
+        layer whose KV is."""
         weights, eps = self.weights, self.config.rms_norm_eps
         x = F.embedding(_padded(step.tokens), weights.embedding)
         positions = _padded(step.positions)
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(weights.layers):
             x = x + self._attention(index, layer, _norm(x, layer.input_norm, eps), cos, sin, step, cache)
+            if written is not None:
+                written(index)
             x = x + self._mlp(layer, _norm(x, layer.mlp_norm, eps))
         wanted = step.wanted
         x = _norm(x[_padded(wanted)], weights.norm, eps)

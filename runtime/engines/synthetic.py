@@ -21,7 +21,7 @@ from pdflow.layout.shapes import KvShape
 from pdflow.protocol.values import Instant
 from runtime.clock import deadline_of, now_ns
 from runtime.engines.config import ModelError
-from runtime.engines.job import Logprobs, Sampled, Work
+from runtime.engines.job import LayerDone, Logprobs, Sampled, Work
 from runtime.engines.shards import Shard, shards
 
 WORD_BYTES: Final = 8
@@ -47,12 +47,13 @@ class SyntheticRunner:
         """Steps of sequences whose KV was not what it should have been."""
         self._cost: Final = cost
         self._block_size: Final = shape.block_size
+        self._layers: Final = shape.num_layers
         self._choices: Final = vocab_size - SPECIAL
         self._views: Final = [_words(memory, region) for memory, region in zip(memories, regions, strict=True)]
         self._salts: Final = [_salts(shard, shape.tensors_per_layer) for shard in shards(shape, memories)]
         self._until: Instant = 0
 
-    async def step(self, works: Seq[Work]) -> list[Sampled | None]:
+    async def step(self, works: Seq[Work], layer_done: LayerDone | None = None) -> list[Sampled | None]:
         begun = now_ns()
         prefill = [(len(work.tokens), work.start) for work in works if not work.decodes]
         contexts = [work.start + 1 for work in works if work.decodes]
@@ -60,6 +61,11 @@ class SyntheticRunner:
         # A driver that is late by less than a step is no engine that stood still.
         self._until = (self._until if begun - self._until < lasts else begun) + lasts
         results = [self._compute(work) for work in works]
+        if layer_done is not None:
+            for layer in range(self._layers):
+                left = lasts * (self._layers - 1 - layer) // self._layers
+                await trio.sleep_until(deadline_of(self._until - left))
+                layer_done(layer)
         await trio.sleep_until(deadline_of(self._until))
         return results
 

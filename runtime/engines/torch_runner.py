@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import torch
 import trio
 from torch import Tensor
 
-from runtime.engines.job import Sampled, Work
+from runtime.engines.job import LayerDone, Sampled, Work
 from runtime.engines.kv_cache import KvCache
 from runtime.engines.malloc import keep_what_is_freed
 from runtime.engines.model import CONTEXT_BYTES, QUERIES, TILE, Attending, Llama, StepInput, beyond, context_blocks
@@ -23,14 +24,18 @@ class TorchRunner:
         self._model = model
         self._cache = cache
 
-    async def step(self, works: Seq[Work]) -> list[Sampled | None]:
-        return await trio.to_thread.run_sync(self.compute, works)
+    async def step(self, works: Seq[Work], layer_done: LayerDone | None = None) -> list[Sampled | None]:
+        if layer_done is None:
+            return await trio.to_thread.run_sync(self.compute, works)
+        # In the order of the calls, and before what the thread returns.
+        soon = trio.lowlevel.current_trio_token().run_sync_soon
+        return await trio.to_thread.run_sync(self.compute, works, lambda layer: soon(layer_done, layer))
 
-    def compute(self, works: Seq[Work]) -> list[Sampled | None]:
+    def compute(self, works: Seq[Work], written: Callable[[int], None] | None = None) -> list[Sampled | None]:
         # Those with one token by the size of their contexts: neighbours attend together.
         order = sorted(range(len(works)), key=lambda at: (len(works[at].tokens) > 1, works[at].start))
         ordered = [works[at] for at in order]
-        logits = self._model.forward(self._input(ordered), self._cache)
+        logits = self._model.forward(self._input(ordered), self._cache, written)
         wanting = [at for at in order if works[at].want is not None]
         chosen = dict(zip(wanting, sample(logits, [want for work in ordered if (want := work.want)]), strict=True))
         return [chosen.get(at) for at in range(len(works))]

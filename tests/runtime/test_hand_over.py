@@ -132,11 +132,11 @@ async def test_a_prefill_rank_of_mooncake_writes_with_so_many_workers(model: Tor
         def watched(*about: Any) -> None:
             nonlocal most
             write(*about)
-            most = max(most, rank._writing)
+            most = max(most, len(rank.orders._under_way))
 
         rank.transport.write = watched  # type: ignore[method-assign]
         await same_tokens(home)
-        assert most == rank.lanes == 1
+        assert most == rank.orders.conduct.writing_lanes == 1
 
 
 @pytest.mark.trio

@@ -1,0 +1,58 @@
+"""Memory beside the blocks of a live engine: how much there is, who has room in it, where it lies in a rank's region.
+
+A ring is the ring that is simulated. Gathered tensors, P2P NCCL's buffer and pool, its store and Mooncake's lookup
+buffer are pages here, each as large as a KV block: what lies there needs an address. None has more than an engine's own
+blocks could fill, whatever the scenario allows, so that a laptop need not give 32 GiB for a pool.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from pdflow.layout.descriptors import RankMemory
+from pdflow.layout.rooms import Room
+from pdflow.methods.method import Memory
+from pdflow.methods.staging import PagedStaging, RingStaging, Staging
+from pdflow.scenario.schema import Pool
+from pdflow.scenario.transfer_schema import Transfer
+from pdflow.wiring.engines import EngineWiring
+from runtime.ranks import Beside
+
+STEP_BYTES: Final = 4096
+"""Parts of a ring begin at multiples of this."""
+
+
+def beside(wiring: EngineWiring, memory: Memory, pool: Pool) -> tuple[Staging, Beside]:
+    """An empty memory of this kind for an engine of this pool: what each rank has of it."""
+    size, blocks = wiring.staged_size(pool), wiring.blocks_of(pool)
+    says = wiring.scenario.transfer
+    if memory is Memory.RING:
+        layer_bytes = size.bytes_per_token * pool.block_size * blocks
+        most = size.layers * (-(-layer_bytes // STEP_BYTES) * STEP_BYTES)
+        staging = RingStaging.of_bytes(size, min(says.host_buffer_bytes, most), STEP_BYTES, pool.block_size)
+        ring_bytes = staging.ring.capacity_bytes
+        return staging, lambda rank, at: Room("ring", _moved(rank, at, 1), ring_bytes)
+    page_bytes = size.layers * size.bytes_per_token * pool.block_size
+    pages = min(blocks, bytes_of(says, memory) // page_bytes) if memory is not Memory.TENSORS else blocks
+    paged = PagedStaging(size, pool.block_size, pages, evicts=memory is Memory.STORE)
+    return paged, lambda rank, at: Room("pages", _moved(rank, at, pages))
+
+
+def bytes_of(says: Transfer, memory: Memory) -> int:
+    """What a scenario allows a rank."""
+    return says.kv_buffer_size + (says.mem_pool_size_gb << 30 if memory is Memory.BUFFER else 0)
+
+
+def _moved(memory: RankMemory, at: int, num_blocks: int) -> RankMemory:
+    """So many blocks that look like these, side by side from there on."""
+    step = num_blocks * memory.plane_bytes
+    planes = range(memory.num_layers * memory.tensors_per_layer)
+    return msgspec.structs.replace(
+        memory,
+        region_bases=tuple([at + plane * step for plane in planes]),
+        block_stride=memory.plane_bytes,
+        num_blocks=num_blocks,
+        nesting="layer-major",
+    )

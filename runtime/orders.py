@@ -1,0 +1,264 @@
+"""One rank's WRITEs and READs: in what pieces they go, which is posted next, and how each operation has ended.
+
+An operation goes whole, or layer by layer. What P computes is sent as it is offered; of anything else all pieces are
+there from the start. So many pieces are under way at once as the rank has lanes; whose operation came first goes first.
+What may be posted next of one operation, and how it ends, `pdflow/methods/shipment.py` says, as in simulations.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import attrs
+
+from pdflow.layout.descriptors import Descriptor
+from pdflow.layout.shapes import LayoutError
+from pdflow.methods.shipment import Ending, Piece, Shipment, whole
+from pdflow.protocol.effects import PostRead, PostWrite
+from pdflow.protocol.events import ReadEnded, WriteEnded, WriteStopped
+from pdflow.protocol.ids import Op
+from pdflow.protocol.messages import Done, Register
+from pdflow.protocol.values import Address, Instant, Xid
+from pdflow.protocol.wire.strict import encode_frame
+from runtime.clock import now_ns
+
+if TYPE_CHECKING:
+    from runtime.diary import Diary
+    from runtime.meter import TransferMeter
+    from runtime.transports.base import Transport
+
+log = logging.getLogger(__name__)
+
+
+class Way(NamedTuple):
+    """Where the bytes of one operation are, and where they go."""
+
+    layers: int
+    """Of P's rank, that go."""
+    pieces: Callable[[int | None, int, int], list[Descriptor]]
+    """Of one of these layers or of all, from a token to another."""
+
+
+FindWay: TypeAlias = Callable[[Op, Address, Address, Sequence[int], Register], Way]
+"""From a rank to a rank: P's blocks, and what D has granted. KeyError if the other one has not said how it is reached,
+LayoutError if nothing can go between the two."""
+
+
+class Conduct(NamedTuple):
+    """How a method has a rank send and fetch."""
+
+    in_layers: bool = False
+    as_offered: bool = False
+    """WRITEs wait for `offer`."""
+    writing_lanes: int | None = None
+    reading_lanes: int | None = None
+
+
+@attrs.define(eq=False, kw_only=True)
+class Order:
+    """One operation under way."""
+
+    effect: PostWrite | PostRead
+    peer: Address
+    way: Way
+    shipment: Shipment
+    begun_ns: Instant
+    posted_ns: Instant = 0
+    nbytes: int = 0
+    descriptors: int = 0
+    cut_off: bool = False
+    """Its peer was fenced: it ends as failed unless all has landed."""
+
+
+class Orders:
+    """Args: `numbers`: by which the transport knows operations; `put` hands an event to the rank's endpoint."""
+
+    def __init__(
+        self, transport: Transport, numbers: Iterator[int], find_way: FindWay, put: Callable[[Any], None]
+    ) -> None:
+        self.conduct = Conduct()
+        self.meter: TransferMeter | None = None
+        self.diary: Diary | None = None
+        self.bytes_posted = 0
+        self._transport: Final = transport
+        self._find_way: Final = find_way
+        self._put: Final = put
+        self._numbers: Final = numbers
+        self._open: dict[Op, Order] = {}
+        """In the order of their coming."""
+        self._under_way: dict[int, tuple[Order, Piece]] = {}
+        """By the number that the transport knows."""
+        self._ready: dict[Xid, list[Piece]] = {}
+        """What can be sent of prompts whose pieces are offered."""
+        self._pumping = self._look = False
+
+    def __len__(self) -> int:
+        """Operations under way."""
+        return len(self._open)
+
+    # The endpoint's effects.
+
+    def write(self, effect: PostWrite, me: Address) -> None:
+        assert isinstance(effect.notice, Done), "only strict is spoken here"
+        grant = effect.grant
+        offered = self._ready.get(grant.xid, ()) if self.conduct.as_offered else None
+        self._begin(effect, effect.to, (me, effect.to), effect.source.blocks, offered)
+
+    def read(self, effect: PostRead, me: Address) -> None:
+        self._begin(effect, effect.source, (effect.source, me), effect.blocks, None)
+
+    def _begin(
+        self,
+        effect: PostWrite | PostRead,
+        peer: Address,
+        ends: tuple[Address, Address],
+        blocks: Sequence[int],
+        offered: Iterable[Piece] | None,
+    ) -> None:
+        grant = effect.grant
+        try:
+            way = self._find_way(effect.op, *ends, blocks, grant)
+        except (KeyError, LayoutError) as error:
+            log.warning("a transfer with %s cannot be posted: %s", peer, error)
+            self._put(over(effect, False))
+            return
+        layers = way.layers if self.conduct.in_layers else 1
+        stop = grant.token_start + grant.num_tokens
+        shipment = Shipment(layers, grant.token_start, stop)
+        order = Order(effect=effect, peer=peer, way=way, shipment=shipment, begun_ns=now_ns())
+        self._open[effect.op] = order
+        for piece in whole(layers, stop) if offered is None else offered:
+            shipment.offer(piece)
+        self._pump()
+
+    def stop(self, op: Op) -> None:
+        """Post no more of it."""
+        order = self._open.get(op)
+        if order is not None:
+            order.shipment.halt()
+            for number, (other, _) in tuple(self._under_way.items()):
+                if other is order:
+                    self._transport.stop(number)
+            self._judge(order)
+
+    def cut_off(self, peer: Address) -> None:
+        """Its fence comes next."""
+        for order in tuple(self._open.values()):
+            if order.peer == peer:
+                order.cut_off = True
+                order.shipment.halt()
+                self._judge(order)
+
+    # What a prompt's node says.
+
+    def offer(self, xid: Xid, piece: Piece) -> None:
+        """This lies where it is sent from."""
+        self._ready.setdefault(xid, []).append(piece)
+        for order in self._open.values():
+            if order.effect.grant.xid == xid:
+                order.shipment.offer(piece)
+        self._pump()
+
+    def withdraw(self, xid: Xid) -> None:
+        """Nothing of it does any more."""
+        self._ready.pop(xid, None)
+
+    # What the transport says of a number.
+
+    def ended(self, number: int, ok: bool) -> None:
+        """What nobody waits for was ended by a fence before."""
+        known = self._under_way.pop(number, None)
+        if known is None:
+            return
+        order, piece = known
+        if ok:
+            order.shipment.landed(piece)
+        else:
+            order.shipment.lost()
+        self._judge(order)
+
+    def recalled(self, number: int) -> None:
+        """None of it has moved, and none will."""
+        order, piece = self._under_way.pop(number)
+        order.shipment.recall(piece)
+        self._judge(order)
+
+    # Pieces.
+
+    def _pump(self) -> None:
+        """Post what may be posted. The transport may tell of an end while it is told to begin: then look again."""
+        self._look = True
+        if self._pumping:
+            return
+        self._pumping = True
+        while self._look:
+            self._look = False
+            for order in tuple(self._open.values()):
+                while self._lane_is_free(order) and (piece := order.shipment.next()) is not None:
+                    self._post(order, piece)
+        self._pumping = False
+
+    def _lane_is_free(self, order: Order) -> bool:
+        writes = type(order.effect) is PostWrite
+        width = self.conduct.writing_lanes if writes else self.conduct.reading_lanes
+        if width is None:
+            return True
+        return sum((type(other.effect) is PostWrite) == writes for other, _ in self._under_way.values()) < width
+
+    def _post(self, order: Order, piece: Piece) -> None:
+        effect, shipment = order.effect, order.shipment
+        try:
+            pieces = order.way.pieces(piece.layer if self.conduct.in_layers else None, piece.start, piece.stop)
+        except (KeyError, LayoutError) as error:
+            log.warning("%s cannot be posted: %s", words(order), error)
+            shipment.lost()
+            self._judge(order)
+            return
+        number = next(self._numbers)
+        self._under_way[number] = (order, piece)
+        order.nbytes += sum([piece.length for piece in pieces])
+        order.descriptors += len(pieces)
+        if type(effect) is PostWrite:
+            assert isinstance(effect.notice, Done)
+            notice = encode_frame(effect.notice) if shipment.all_posted else None
+            self._transport.write(number, order.peer, pieces, effect.grant.target.generation, notice)
+        else:
+            self._transport.read(number, order.peer, pieces)
+        if shipment.all_posted:
+            self._all_posted(order)
+
+    def _all_posted(self, order: Order) -> None:
+        self.bytes_posted += order.nbytes
+        order.posted_ns = now_ns()
+        if self.meter is not None:
+            self.meter.posted(order.nbytes, order.descriptors, order.posted_ns - order.begun_ns)
+        if self.diary is not None:
+            self.diary.passed(order.effect.op.reg.request_id, "xfer_post", order.posted_ns)
+
+    def _judge(self, order: Order) -> None:
+        """Tell how the operation ended, if it has. There may be a lane for another."""
+        ending = order.shipment.ending()
+        op = order.effect.op
+        if ending is not None and self._open.get(op) is order:
+            del self._open[op]
+            self._note_ended(order, ending is Ending.SENT)
+            stopped = ending is Ending.STOPPED and not order.cut_off
+            self._put(WriteStopped(op) if stopped else over(order.effect, ending is Ending.SENT))
+        self._pump()
+
+    def _note_ended(self, order: Order, ok: bool) -> None:
+        if self.meter is not None:
+            self.meter.ended(order.begun_ns, ok)
+        if self.diary is not None and ok:
+            size = (order.nbytes, order.descriptors)
+            self.diary.moved(order.begun_ns, order.posted_ns, order.effect.op.reg.request_id, *size)
+
+
+def over(effect: PostWrite | PostRead, ok: bool) -> WriteEnded | ReadEnded:
+    return WriteEnded(effect.op, ok) if type(effect) is PostWrite else ReadEnded(effect.op, ok)
+
+
+def words(order: Order) -> str:
+    return f"a {'WRITE to' if type(order.effect) is PostWrite else 'READ of'} {order.peer}"
