@@ -48,17 +48,25 @@ class AskingAgent(TcpStreams):
         """The answer to a READ, which begins what sends its bytes."""
 
     def allocate(self, nbytes: int) -> memoryview:
-        assert self._memory is None, "one region per agent"
         if nbytes <= 0:
             raise TransportError(f"a region of {nbytes} bytes cannot be had")
         try:
             region = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
-        self._memory = Mapped(memoryview(region))
+        return self._over(Mapped(memoryview(region)))
+
+    def join(self, owner: AskingAgent) -> memoryview:
+        """Another agent's region is ours, too."""
+        assert owner._memory is not None, "allocate comes first"
+        return self._over(owner._memory)
+
+    def _over(self, memory: Mapped) -> memoryview:
+        assert self._memory is None, "one region per agent"
+        self._memory = memory
         self._listener = listening(self._host)
         self._address = self._listener.getsockname()[:2]
-        return self._memory.view
+        return memory.view
 
     def describe(self) -> bytes:
         assert self._memory is not None, "allocate comes first"

@@ -45,6 +45,8 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         self._host: Final = host
         self._port = 0
         self._about = b""
+        self._whole = memoryview(b"")
+        """The region, and words behind it."""
         self._words: Any = None
         """Where words arrive, [WORDS] of uint64; it is registered with the region, and described to nobody."""
         self._slots: dict[int, int] = {}
@@ -70,17 +72,26 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
     # Memory, and how peers learn of it.
 
     def allocate(self, nbytes: int) -> memoryview:
-        assert self._memory is None, "one region per agent"
         if nbytes <= 0:
             raise TransportError(f"a region of {nbytes} bytes cannot be had")
         words_at = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            whole = mmap.mmap(-1, words_at + WORDS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            # Words of its own, and of one that joins.
+            whole = mmap.mmap(-1, words_at + 2 * WORDS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
-        self._memory = Mapped(memoryview(whole)[:nbytes])
+        return self._over(memoryview(whole), Mapped(memoryview(whole)[:nbytes]), words_at)
+
+    def join(self, owner: RegisteredAgent) -> memoryview:
+        """Another agent's region is ours, too."""
+        assert owner._memory is not None, "allocate comes first"
+        return self._over(owner._whole, owner._memory, len(owner._whole) - WORDS * WORD_BYTES)
+
+    def _over(self, whole: memoryview, memory: Mapped, words_at: int) -> memoryview:
+        assert self._memory is None, "one region per agent"
+        self._whole, self._memory = whole, memory
         self._words = np.frombuffer(whole, "<u8", WORDS, words_at)
-        self._about = self._register(memoryview(whole), self._memory.address)
+        self._about = self._register(whole, memory.address)
         self._listener = listening(self._host)
         self._port = self._listener.getsockname()[1]
         return self._memory.view

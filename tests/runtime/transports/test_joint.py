@@ -10,12 +10,12 @@ import trio
 
 from runtime.transports.base import Fenced, TransportError
 from runtime.transports.joint import join
-from tests.runtime.transports.agents import EMBEDDED, KINDS, Agent, agents, untouched
+from tests.runtime.transports.agents import ALL, KINDS, Agent, agents, untouched
 
 pytestmark = pytest.mark.trio
 
 
-@pytest.fixture(params=EMBEDDED)
+@pytest.fixture(params=ALL)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
