@@ -17,14 +17,16 @@ from pdflow.scenario.schema import Pool, Scenario
 from pdflow.wiring.engines import EngineWiring
 from runtime.beside import beside
 from runtime.decode_node import DecodeNode
-from runtime.engine_node import EngineNode, MakeTransport, Place
+from runtime.engine_node import EngineNode
 from runtime.engines.loop import LiveEngine
 from runtime.models import Model, shape_of
 from runtime.orders import Conduct
 from runtime.prefill_node import PrefillNode
+from runtime.ranked_node import MakeTransport, Place
 from runtime.ranks import LayoutBook
 from runtime.staged_decode_node import StagedDecodeNode
 from runtime.staged_prefill_node import StagedPrefillNode
+from runtime.store_build import store_prefill_node, stores_of
 
 SERVED: Final = (
     "nixl-push",
@@ -53,6 +55,8 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
         wrong("transfer.dialect", f"{transfer.dialect} is not served; strict is")
     if transfer.progressive or transfer.kv_buffer_device != "cuda":
         wrong("transfer", "progressive and kv_buffer_device are simulated only, so far")
+    if transfer.store_hidden_states:
+        wrong("transfer.store_hidden_states", "is simulated only, so far; D computes a prompt's last token")
     if router.disaggregate_above_tokens == "auto" or router.hedge_after_s is not None:
         wrong("router", "hedging and disaggregate_above_tokens = auto are simulated only, so far")
     if router.first_token == "prefill":
@@ -62,6 +66,8 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
     for index, pool in enumerate(scenario.pools):
         if pool.role == "aggregated":
             wrong(f"pool.{index}.role", "aggregated engines are simulated only, so far")
+        if any(name.rpartition("-")[0] == pool.name for name in stores_of(scenario)):
+            wrong(f"pool.{index}.name", f"is {pool.name}, which the store's nodes are named after")
         if pool.engine != scenario.pools[0].engine:
             wrong(f"pool.{index}.engine", "engines are all torch, or all synthetic")
     if problems:
@@ -125,6 +131,8 @@ class Builder(EngineWiring):
         info, transport = place.info, self.transport
         if pool.role == "prefill":
             ends = self.producer(info, place.incarnation)
+            if self.method.stores:
+                return store_prefill_node(self, place, ends)
             if staging is None:
                 return PrefillNode(place, *ends, transport)
             return StagedPrefillNode(place, *ends, transport, self.method, self.conduct, staging)

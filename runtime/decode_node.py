@@ -19,10 +19,11 @@ from pdflow.protocol.values import RequestId
 from runtime.clock import now_ns
 from runtime.content import digest_of
 from runtime.diary import TOKEN
-from runtime.engine_node import EngineNode, Known, MakeTransport, Place
+from runtime.engine_node import EngineNode, Known
 from runtime.engines.job import Job, Sampling, Token
 from runtime.engines.loop import Told
 from runtime.node import Endpoint, Port
+from runtime.ranked_node import MakeTransport, Place
 
 Said: TypeAlias = Token | Code
 """A token, or the end: NONE if all have come."""

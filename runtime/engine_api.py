@@ -31,12 +31,13 @@ from runtime.http.openai.logprobs import TokenLogprob
 from runtime.http.openai.models import ModelCard, model_not_found, models_body
 from runtime.http.openai.sampling import Asked
 from runtime.http.responder import Responder
-from runtime.kv_params import Coordinates, decode_json, read_decode, read_prefill
+from runtime.kv_params import Coordinates, decode_json, read_decode, read_prefill, read_stores
 from runtime.meter import CONTENT_TYPE, Meter
 from runtime.prefill_node import PrefillNode
 from runtime.prompts import Prompts
 from runtime.signed import Gate
 from runtime.state import state_of
+from runtime.store_prefill_node import StorePrefillNode
 
 STATUS: Final = {
     Code.REJECTED: 400,
@@ -148,7 +149,10 @@ class EngineApi:
         if asked.kv_transfer_params is None:
             raise OpenAIError(400, "this engine computes prompts for others: kv_transfer_params is missing")
         self.prompts.check_length(len(tokens), 1)
-        leg = node.begin(request_id, read_prefill(self.method, asked.kv_transfer_params), tokens)
+        xid = read_prefill(self.method, asked.kv_transfer_params)
+        if isinstance(node, StorePrefillNode):
+            node.stores = read_stores(self.method, asked.kv_transfer_params)
+        leg = node.begin(request_id, xid, tokens)
         try:
             await leg.answered.wait()
         finally:
@@ -156,7 +160,7 @@ class EngineApi:
                 node.abort(leg)
         if leg.params is None:
             raise ended(leg.code)
-        params = decode_json(leg.params, self.here, self.method)
+        params = decode_json(leg.params, leg.at or self.here, self.method)
         done = answer.whole([Piece(0, "", "length")], usage(len(tokens), 0), params)
         await responder.reply(200, (JSON,), done)
 

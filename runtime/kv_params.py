@@ -93,7 +93,7 @@ def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any
         return to_json(
             NixlPullDecode(remote_block_ids=params.blocks, remote_num_tokens=params.num_tokens or None, **about)
         )
-    return to_json(NixlPushDecode(**about))
+    return to_json(NixlPushDecode(remote_num_tokens=params.num_tokens or None, **about))
 
 
 def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:

@@ -102,7 +102,7 @@ class TorchModel:
         from runtime.engines.model import Llama
         from runtime.engines.torch_runner import TorchRunner
 
-        ranks = list(node.ranks.values())
+        ranks = node.computed_in()
         cache = KvCache(node.place.shape, [rank.memory for rank in ranks], node.memories(), self._loaded.dtype)
         return TorchRunner(Llama(self.config, self._loaded), cache)
 
@@ -120,7 +120,7 @@ class SyntheticModel:
     def runner(self, node: EngineNode) -> Runner:
         from runtime.engines.synthetic import SyntheticRunner
 
-        ranks = list(node.ranks.values())
+        ranks = node.computed_in()
         memories = [rank.memory for rank in ranks]
         return SyntheticRunner(self._cost, node.place.shape, memories, node.memories(), self.prompts.vocab_size)
 

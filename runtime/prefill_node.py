@@ -18,10 +18,12 @@ from pdflow.protocol.values import Allocation, RequestId, Xid
 from runtime.clock import now_ns
 from runtime.content import digest_of
 from runtime.diary import RELEASED
-from runtime.engine_node import EngineNode, Known, MakeTransport, Place
+from runtime.engine_node import EngineNode, Known
 from runtime.engines.job import Job, Sampling
 from runtime.engines.loop import Told
+from runtime.kv_params import Coordinates
 from runtime.node import Endpoint, Port
+from runtime.ranked_node import MakeTransport, Place
 
 
 class PrefillLeg:
@@ -30,10 +32,12 @@ class PrefillLeg:
     def __init__(self, request_id: RequestId, xid: Xid, job: Job) -> None:
         self.request_id: Final = request_id
         self.xid: Final = xid
-        self.job: Final = job
+        self.job = job
         self.begun_ns: Final = now_ns()
         self.answered: Final = trio.Event()
         self.params: KvParams | None = None
+        self.at: Coordinates | None = None
+        """Where the ranks hear that have its KV, if these are not ours."""
         self.code = Code.NONE
 
     def answer(self, params: KvParams | None, code: Code = Code.NONE) -> None:
@@ -75,10 +79,14 @@ class PrefillNode(EngineNode):
             raise KeyError(f"request {request_id} is being prefilled already; every attempt needs an id of its own")
         seq = Seq(0, len(tokens), prefill_only=True, prefix=self.engine.names(tokens))
         leg = PrefillLeg(request_id, xid, Job(seq, tokens, Sampling(max_tokens=1)))
-        self.engine.submit(leg.job)
+        self.submit(leg)
         self.by_request[request_id] = self.by_xid[xid] = self.by_seq[id(seq)] = leg
         self.put(self.scheduler, PrefillQueued(xid, request_id))
         return leg
+
+    def submit(self, leg: PrefillLeg) -> None:
+        """Into the engine's queue. NeverFitsError."""
+        self.engine.submit(leg.job)
 
     def abort(self, leg: PrefillLeg) -> None:
         """Whoever asked has gone. A finished prompt stays: its lease decides."""

@@ -6,7 +6,8 @@ bytes may go is the protocol's; in what pieces, `orders.py`'s; how they go, the 
 
 A rank's region holds its KV, behind it the lease words, and behind these what a method keeps beside the blocks. A word
 takes 8 bytes a slot, slots are used in turn. Two leases that are open at once share none, as each holds at least one KV
-block, or a page of as much, and there are more slots than blocks.
+block, or a page of as much, and there are more slots than blocks. In a store leases share blocks: there it is said how
+many slots there are, and a lease whose slot another one takes is over.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from runtime.transports.base import (
     TransportEvent,
     WordArrived,
 )
+from runtime.transports.joint import join
 
 if TYPE_CHECKING:
     from runtime.meter import TransferMeter
@@ -63,6 +65,8 @@ class About(msgspec.Struct, frozen=True, array_like=True):
     memory: RankMemory
     shards: Shards
     words_at: int
+    slots: int
+    """Of words."""
     transport: str
     reach: bytes
     room: Room | None = None
@@ -95,7 +99,8 @@ class LayoutBook:
 class Rank:
     """Args: shape of the KV at this engine's block size; `transport` makes one that tells its events to what it is
     given; `put` hands an event to this rank's endpoint; `incarnation_of` says in which life a peer speaks now;
-    `beside`, what there is beside the blocks."""
+    `beside`, what there is beside the blocks; `slots`, how many words there may be, unless blocks say so; `owner`, the
+    rank of this process whose memory this one's is, if it has none of its own."""
 
     def __init__(
         self,
@@ -108,6 +113,8 @@ class Rank:
         put: Callable[[Any], None],
         incarnation_of: Callable[[Address], int | None],
         beside: Beside | None = None,
+        slots: int | None = None,
+        owner: Rank | None = None,
     ) -> None:
         shards = engine.shards
         self.address: Final = rank_address(engine.engine, rank)
@@ -118,11 +125,12 @@ class Rank:
         planes = self.memory.num_layers * self.memory.tensors_per_layer
         self.kv_bytes: Final = planes * num_blocks * self.memory.plane_bytes
         self.words_at: Final = -(-self.kv_bytes // WORD_BYTES) * WORD_BYTES
-        self.slots: Final = num_blocks + 1
+        self.slots: Final = num_blocks + 1 if slots is None else slots
         end = self.words_at + self.slots * WORD_BYTES
         self.room: Final = None if beside is None else beside(self.memory, -(-end // PAGE_BYTES) * PAGE_BYTES)
         self.transport: Final = transport(self.address, self.heard)
-        self.view: Final = self.transport.allocate(end if self.room is None else end_of(self.room))
+        nbytes = end if self.room is None else end_of(self.room)
+        self.view: Final = self.transport.allocate(nbytes) if owner is None else join(self.transport, owner.transport)
         self.peers: dict[Address, About] = {}
         self.places: dict[Xid, Allocation] = {}
         """Of prompts that are sent from beside the blocks: where they lie."""
@@ -142,7 +150,7 @@ class Rank:
         """For a peer's `meet`."""
         reach = self.transport.describe()
         return msgspec.msgpack.encode(
-            About(self.memory, self.shards, self.words_at, self.transport.name, reach, self.room)
+            About(self.memory, self.shards, self.words_at, self.slots, self.transport.name, reach, self.room)
         )
 
     async def meet(self, peer: Address, about: bytes) -> None:
@@ -169,7 +177,7 @@ class Rank:
         if about is None:
             self._put(WordRead(effect.op, None))
             return
-        at = about.words_at + effect.index % (about.memory.num_blocks + 1) * WORD_BYTES
+        at = about.words_at + effect.index % about.slots * WORD_BYTES
         number = next(self._numbers)
         self._words[number] = effect.op
         self.transport.read_word(number, effect.source, at)
@@ -277,7 +285,7 @@ class Rank:
     def _known(self, rank: Address) -> About:
         if rank != self.address:
             return self.peers[rank]
-        return About(self.memory, self.shards, self.words_at, self.transport.name, b"", self.room)
+        return About(self.memory, self.shards, self.words_at, self.slots, self.transport.name, b"", self.room)
 
 
 def within(about: About, parts: Sequence[int], tokens: int) -> tuple[RankMemory, Sequence[int]]:

@@ -18,9 +18,9 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation, Instant, RequestId
 from runtime.content import digest_of
 from runtime.decode_node import DecodeLeg, DecodeNode
-from runtime.engine_node import MakeTransport, Place
 from runtime.engines.loop import Told
 from runtime.node import Endpoint, Port
+from runtime.ranked_node import MakeTransport, Place
 
 
 class StagedDecodeNode(DecodeNode):

@@ -25,7 +25,7 @@ from pdflow.wiring.router import heartbeat_ns
 from runtime.build import Builder, engines_of
 from runtime.clock import wall_ns
 from runtime.engine_api import EngineApi
-from runtime.engine_node import EngineNode, MakeTransport
+from runtime.engine_node import EngineNode
 from runtime.http.server import serve_http
 from runtime.http.sockets import listen
 from runtime.kv_params import Coordinates
@@ -34,6 +34,7 @@ from runtime.part import arguments, record_of, run_part
 from runtime.places import EnginePlace, is_loopback, reached_at, read_router
 from runtime.processes import drain_on_signal, hear_stdin
 from runtime.prompts import Prompts
+from runtime.ranked_node import MakeTransport
 from runtime.record import Record
 from runtime.reports import Reporter, router_at
 from runtime.secret import secret_beyond_loopback

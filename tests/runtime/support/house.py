@@ -15,12 +15,21 @@ from pdflow.scenario.load import parse, resolve
 from pdflow.scenario.schema import Scenario
 from runtime.build import Builder
 from runtime.decode_node import DecodeLeg, DecodeNode
-from runtime.engine_node import MakeTransport
 from runtime.engines.job import Sampling, Token
+from runtime.http.server import serve_http
+from runtime.http.sockets import listen
+from runtime.kv_params import Coordinates
 from runtime.models import Model
 from runtime.prefill_node import PrefillLeg, PrefillNode
+from runtime.ranked_node import MakeTransport, RankedNode
+from runtime.signed import Gate
+from runtime.store_api import StoreApi
+from runtime.store_build import store_node
+from runtime.store_node import StoreNode
+from runtime.store_prefill_node import StorePrefillNode
 from runtime.transports.named import transport_named
 
+LOCAL: Final = "127.0.0.1"
 CLUSTER: Final = """
 [workload]
 requests = 1
@@ -75,6 +84,10 @@ class House:
         self.events: list[tuple[str, Any]] = []
         for node in (p, d):
             node.observe = self.observe
+        self.store: StoreNode | None = None
+        if builder.method.stores:
+            self.store = store_node(builder, "store-0")
+            self.store.observe = self.observe
 
     def observe(self, address: str, event: Any, effects: tuple[Any, ...], now: int) -> None:
         self.events.append((address, event))
@@ -85,8 +98,12 @@ class House:
         legs = self.send(name, tokens, sampling)
         if isinstance(legs, DecodeLeg):
             return await said(legs)
-        await legs.answered.wait()
-        assert legs.params is not None, legs.code
+        with trio.fail_after(60):
+            await legs.answered.wait()
+        if legs.params is None:
+            return Answer([], legs.code)
+        if legs.at is not None:
+            await self.d.links.learn(legs.params.prefill.engine, legs.at.host, legs.at.port)
         return await said(self.d.begin(name, legs.params, tokens, sampling))
 
     def send(self, name: str, tokens: list[int], sampling: Sampling) -> DecodeLeg | PrefillLeg:
@@ -102,8 +119,14 @@ class House:
     async def quiet(self) -> None:
         """Until nobody holds anything for anybody."""
         with trio.fail_after(10):
-            while any(node.pool.free < node.pool.num_blocks for node in (self.p, self.d)):
+            while not all(node.is_still() for node in self.nodes()):
                 await trio.sleep(0.01)
+        if self.store is not None:
+            self.store.ledger.assert_empty("the store")
+
+    def nodes(self) -> list[RankedNode]:
+        """All that hand KV on."""
+        return [self.p, self.d] if self.store is None else [self.p, self.store, self.d]
 
 
 async def said(leg: DecodeLeg) -> Answer:
@@ -119,16 +142,25 @@ async def said(leg: DecodeLeg) -> Answer:
 @asynccontextmanager
 async def house(scenario: Scenario, model: Model, transport: str = "shm") -> AsyncIterator[House]:
     built = House(scenario, model, transport_named(transport))
-    nodes = (built.p, built.d, built.alone)
+    nodes = (*built.nodes(), built.alone)
     try:
         async with trio.open_nursery() as nursery:
             for node in nodes:
-                (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-                await nursery.start(node.serve, listener)
-            built.d.links.book["prefill-0"] = ("127.0.0.1", built.p.port)
+                await nursery.start(node.serve, (await trio.open_tcp_listeners(0, host=LOCAL))[0])
+            built.d.links.book["prefill-0"] = (LOCAL, built.p.port)
+            if built.store is not None:
+                await open_store(built.store, [built.p], nursery)
             yield built
             nursery.cancel_scope.cancel()
     finally:
         for node in nodes:
-            for rank in node.ranks.values():
-                await rank.transport.aclose()
+            await node.aclose()
+
+
+async def open_store(store: StoreNode, engines: list[PrefillNode], nursery: trio.Nursery) -> None:
+    """From now on these may put there."""
+    api = StoreApi(store, Coordinates(LOCAL, store.port), Gate(None, store.name), nursery.cancel_scope.cancel)
+    server = await nursery.start(serve_http, listen(LOCAL, 0), api)
+    for engine in engines:
+        assert isinstance(engine, StorePrefillNode)
+        engine.stores = (Coordinates(LOCAL, server.port),)

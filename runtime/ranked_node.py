@@ -1,0 +1,145 @@
+"""What nodes with ranks share, engines' and a store's: endpoints under one name or two, a memory at each rank, streams.
+
+A name is a scheduler's endpoint with those of its ranks. Ranks of a second name have an agent each over the memory of
+the first one's: whoever is kept out under one name is not under the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeAlias
+
+import attrs
+import trio
+
+from pdflow.layout.shapes import KvShape
+from pdflow.protocol.effects import Fence, Flush, Handshake, Send
+from pdflow.protocol.ids import EngineInfo, rank_address
+from pdflow.protocol.values import Address, EngineId, Instant
+from runtime.clock import now_ns
+from runtime.links import Links
+from runtime.meter import Meter, TransferMeter
+from runtime.node import Endpoint, Node, Port
+from runtime.ranks import Beside, LayoutBook, Rank
+from runtime.transports.base import Tell, Transport
+
+MakeTransport: TypeAlias = Callable[[Address, Tell], Transport]
+"""That of one rank: its address, and who is told its events."""
+
+
+@attrs.frozen(kw_only=True)
+class Place:
+    """What one life of a node with ranks is made from."""
+
+    info: EngineInfo
+    incarnation: int
+    shape: KvShape
+    num_blocks: int
+    layouts: LayoutBook
+    weights: int
+    """Names what the model computes with: engines of different weights exchange nothing (S4)."""
+    beside: Beside | None = None
+    """What a rank keeps beside its blocks."""
+    leases: int | None = None
+    """How many may be open at once, unless blocks say so."""
+
+
+class RankedNode(Node):
+    """Subclasses add the ends of their names, and say what else runs, in `begin_all`."""
+
+    def __init__(self, name: str, place: Place, transport: MakeTransport) -> None:
+        super().__init__(name)
+        self.place: Final = place
+        self.transport: Final = transport
+        self.meter: Meter | None = None
+        self.port = 0
+        """Where its ranks hear."""
+        self.ranks: dict[Address, Rank] = {}
+        self.ends: dict[EngineId, list[Rank]] = {}
+        """The same by the name that they are under."""
+        self.nursery: trio.Nursery
+        self.links: Final = Links(self, self.ranks)
+        self.do.update({Send: self.links.send, Handshake: self.links.handshake, Fence: self.fence, Flush: self.flush})
+
+    def add_end(
+        self, info: EngineInfo, scheduler: Endpoint, endpoints: Sequence[Endpoint], over: Sequence[Rank] | None = None
+    ) -> Port:
+        """Endpoints under one name. `over`: the ranks whose memory theirs is."""
+        port = self.add(info.engine, scheduler, self.place.incarnation)
+        owners: Sequence[Rank | None] = [None] * len(endpoints) if over is None else over
+        self.ends[info.engine] = [
+            self._add_rank(info, number, endpoint, owner)
+            for number, (endpoint, owner) in enumerate(zip(endpoints, owners, strict=True))
+        ]
+        return port
+
+    def _add_rank(self, info: EngineInfo, number: int, endpoint: Endpoint, owner: Rank | None) -> Rank:
+        place = self.place
+        address = rank_address(info.engine, number)
+        port = self.add(address, endpoint, place.incarnation)
+        rank = self.ranks[address] = Rank(
+            info,
+            number,
+            place.shape,
+            place.num_blocks,
+            place.layouts,
+            self.transport,
+            partial(self.put, port),
+            partial(self.links.incarnation_of, address),
+            place.beside,
+            place.leases,
+            owner,
+        )
+        rank.orders.diary = self.diary
+        return rank
+
+    def measured_by(self, meter: Meter) -> None:
+        """From now on, what happens here is counted there."""
+        self.meter = meter
+        transfers = TransferMeter(meter.registry)
+        for rank in self.ranks.values():
+            rank.measured_by(transfers)
+
+    def stage(self, name: str, begun_ns: Instant, ended_ns: Instant | None = None) -> None:
+        """A request has been in this stage from then until now, or until then."""
+        if self.meter is not None:
+            self.meter.stage(name, (now_ns() if ended_ns is None else ended_ns) - begun_ns)
+
+    async def serve(
+        self, listener: trio.SocketListener, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Own everything until cancelled. `listener`: where peers' streams come in."""
+        self.port = listener.socket.getsockname()[1]
+        async with trio.open_nursery() as nursery:
+            self.nursery = nursery
+            for rank in self.ranks.values():
+                await nursery.start(rank.transport.run)
+            await nursery.start(self.links.run, listener)
+            self.begin_all(nursery)
+            task_status.started()
+            await self.run()
+
+    def begin_all(self, nursery: trio.Nursery) -> None:
+        """What runs beside the endpoints."""
+
+    async def aclose(self) -> None:
+        """Who has a memory closes last."""
+        for rank in reversed(self.ranks.values()):
+            await rank.transport.aclose()
+
+    def fence(self, port: Port, effect: Fence) -> None:
+        """Whatever was granted so far to this peer, it writes no more."""
+        self.links.fence(port, effect)
+        self.ranks[port.address].fence(effect.peer, self.newest_generation())
+
+    def newest_generation(self) -> int:
+        """Of what has been granted to peers so far."""
+        raise NotImplementedError
+
+    def flush(self, port: Port, effect: Flush) -> None:
+        self.ranks[port.address].transport.flush(effect.peer)
+
+    def is_still(self) -> bool:
+        """Nobody holds any of its blocks, in whatever way."""
+        raise NotImplementedError

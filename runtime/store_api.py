@@ -1,0 +1,117 @@
+"""What a store's node answers over HTTP (`store_calls.py`): engines of the cluster ask, nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from pdflow.methods.kv_store import KV_STORE
+from pdflow.methods.params.errors import ParamsError
+from pdflow.methods.store_memory import Item, blocks_of
+from pdflow.protocol.messages import Code
+from runtime.engine_api import ended
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import JSON, Request
+from runtime.http.responder import Responder
+from runtime.kv_params import Coordinates, decode_json, read_decode
+from runtime.meter import CONTENT_TYPE, Meter
+from runtime.signed import Gate
+from runtime.store_calls import PUSH, LookBody, PutBody, Told, WithdrawBody
+from runtime.store_node import StoreCall, StoreNode
+from runtime.store_state import StoreCollector, state_of
+
+T = TypeVar("T")
+
+
+class StoreApi:
+    """Args: `here` is where this node's ranks hear; `gate` says whom to believe; `stop` ends this node when what it
+    has is done."""
+
+    def __init__(self, node: StoreNode, here: Coordinates, gate: Gate, stop: Callable[[], None]) -> None:
+        self.node: Final = node
+        self.here: Final = here
+        self.gate: Final = gate
+        self.stop: Final = stop
+        self.meter: Final = Meter()
+        self.meter.registry.register(StoreCollector(node))
+        node.measured_by(self.meter)
+
+    async def __call__(self, request: Request, responder: Responder) -> None:
+        try:
+            await self._answer(request, responder)
+        except OpenAIError as error:
+            await responder.reply(error.status, (JSON,), error.body())
+
+    async def _answer(self, request: Request, responder: Responder) -> None:
+        if (request.method, request.path) == ("GET", "/health"):
+            await responder.reply(200)
+            return
+        self.gate.check(request)
+        match request.method, request.path:
+            case "POST", "/put":
+                await responder.reply(200, (JSON,), await self._put(request.body))
+            case "POST", "/look":
+                await responder.reply(200, (JSON,), await self._look(request.body))
+            case "POST", "/withdraw":
+                said = read(request.body, WithdrawBody)
+                self.node.withdraw(said.request_id, said.xid)
+                await responder.reply(200, (JSON,), b"{}")
+            case "POST", "/stop":
+                self.stop()
+                await responder.reply(200, (JSON,), b"{}")
+            case "GET", "/metrics":
+                await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.meter.text())
+            case "GET", "/state":
+                await responder.reply(200, (JSON,), msgspec.json.encode(state_of(self.node)))
+            case "GET", "/notes":
+                await responder.reply(200, (JSON,), msgspec.json.encode(self.node.diary.page()))
+            case _:
+                raise OpenAIError(404, f"there is no {request.method} {request.path} here")
+
+    async def _put(self, body: bytes) -> bytes:
+        said = read(body, PutBody)
+        try:
+            params, at = read_decode(PUSH, said.kv_transfer_params)
+        except ParamsError as error:
+            raise OpenAIError(400, f"kv_transfer_params: {error}", param="kv_transfer_params") from None
+        items = tuple(Item(key, blocks) for key, blocks in said.objects)
+        need = -(-params.num_tokens // self.node.place.info.shards.block_size)
+        if not params.num_tokens or blocks_of(items) != need:
+            raise OpenAIError(400, f"{blocks_of(items)} blocks of objects, and {need} for {params.num_tokens} tokens")
+        await self.node.links.learn(params.prefill.engine, at.host, at.port)
+        try:
+            call = self.node.start(params, items)
+        except KeyError as error:
+            raise OpenAIError(409, str(error.args[0])) from None
+        return await self._answered(call)
+
+    async def _look(self, body: bytes) -> bytes:
+        said = read(body, LookBody)
+        items = tuple(Item(key, blocks) for key, blocks in said.objects)
+        try:
+            call = self.node.look(said.request_id, said.xid, items, int(said.digest, 16), said.weights)
+        except KeyError as error:
+            raise OpenAIError(409, str(error.args[0])) from None
+        return await self._answered(call)
+
+    async def _answered(self, call: StoreCall) -> bytes:
+        """By what it can be got, or null. OpenAIError if it could not be put."""
+        try:
+            await call.answered.wait()
+        finally:
+            if not call.answered.is_set():
+                self.node.withdraw(call.request_id, call.xid)
+        if call.code is not Code.NONE:
+            raise ended(call.code)
+        told = None if call.params is None else decode_json(call.params, self.here, KV_STORE.name)
+        return msgspec.json.encode(Told(told))
+
+
+def read(body: bytes, form: type[T]) -> T:
+    """OpenAIError for what is none."""
+    try:
+        return msgspec.json.decode(body, type=form)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise OpenAIError(400, f"this is not what a store is asked: {error}") from None

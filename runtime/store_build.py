@@ -1,0 +1,81 @@
+"""From a scenario to one live node of its store, and to the prefill engines that put there."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.store_memory import StoreMemory
+from pdflow.protocol.ids import EngineInfo
+from pdflow.scenario.fit import kv_tokens_of
+from pdflow.scenario.schema import Scenario
+from pdflow.scenario.transfer_schema import Transfer
+from pdflow.wiring.stores import Producer, StoreWiring, node_name, put_name
+from pdflow.wiring.stores import beside as pool_beside
+from runtime.ranked_node import Place
+from runtime.ranks import LayoutBook
+from runtime.store_calls import StoreClient
+from runtime.store_keys import StoreKeys
+from runtime.store_node import StoreNode
+from runtime.store_prefill_node import StorePrefillNode
+
+if TYPE_CHECKING:
+    from runtime.build import Builder
+
+LEASES: Final = 1 << 16
+"""Words of a rank. In a store any number of leases share the same blocks; so many are not open at once for long."""
+LATER_S: Final = 5.0
+"""What a node may be late by that keeps a request's deadline itself."""
+UNSAID: Final = attrs.fields(Transfer).store_bytes.default
+
+
+def stores_of(scenario: Scenario) -> list[str]:
+    """The names of all nodes of the store, in order; none if the method has none."""
+    says = scenario.transfer
+    return [node_name(number) for number in range(says.store_nodes)] if METHODS[says.method].stores else []
+
+
+def wiring_of(builder: Builder) -> StoreWiring:
+    """A node's memory is what the scenario says, and where it does not as much as all prefill engines' blocks hold: so
+    that no laptop need give what a host in a rack has."""
+    scenario = builder.scenario
+    pool = pool_beside(scenario)
+    assert pool is not None, "a scenario has decode engines"
+    wiring = StoreWiring(builder, pool)
+    if scenario.transfer.store_bytes == UNSAID:
+        held = [kv_tokens_of(scenario.model, p) * p.replicas for p in scenario.pools if p.role == "prefill"]
+        wiring.blocks = min(wiring.blocks, sum(held) // pool.block_size)
+    return wiring
+
+
+def store_node(builder: Builder, name: str) -> StoreNode:
+    """One life of a node, which nobody has heard of yet."""
+    wiring, says = wiring_of(builder), builder.scenario.transfer
+    pool = pool_beside(builder.scenario)
+    assert pool is not None
+    incarnation, shape = secrets.randbits(63), builder.shapes[pool.name]
+    place = Place(
+        info=EngineInfo(put_name(name), wiring.shards),
+        incarnation=incarnation,
+        shape=shape,
+        num_blocks=wiring.blocks,
+        layouts=LayoutBook(shape, builder.initiator, builder.rule),
+        weights=0,
+        leases=LEASES,
+    )
+    memory = StoreMemory(wiring.blocks, says.store_keep, says.store_high_water)
+    ends = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)
+    return StoreNode(name, place, *ends, memory, builder.transport)
+
+
+def store_prefill_node(builder: Builder, place: Place, ends: Producer) -> StorePrefillNode:
+    """One life of an engine that puts, without its engine."""
+    wiring = wiring_of(builder)
+    keys = StoreKeys.of(wiring, wiring.blocks, place.weights)
+    loads = wiring.loads(place.info, place.incarnation, place.num_blocks) if keys.unit_tokens else None
+    says = builder.scenario
+    client = StoreClient(says.serve.engine_host, says.transfer.deadline_s + LATER_S)
+    return StorePrefillNode(place, ends, loads, builder.transport, keys, client)

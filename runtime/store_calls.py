@@ -1,0 +1,131 @@
+"""What is said to a store's node over HTTP, and how whoever says it hears the answer.
+
+    POST /put        PutStart: a prompt's KV is here, as a push's decode leg says it; answered when the store has it
+    POST /look       GetReplicaList: what is there of a prompt; answered at once
+    POST /withdraw   nobody will come for what was put or found
+
+An answer to the first two has the `kv_transfer_params` of whoever is to get it, or null. Hanging up takes a call back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import trio
+
+from pdflow.methods.kv_store import KV_STORE
+from pdflow.methods.params.errors import ParamsError
+from pdflow.methods.store_memory import Item
+from pdflow.protocol.ids import KvParams
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import RequestId, Xid
+from pdflow.protocol.wire.limits import MAX_BLOCKS, MAX_ID_BYTES, MAX_U63
+from runtime.http.client import HttpClient
+from runtime.http.errors import OpenAIError, UpstreamError
+from runtime.http.messages import JSON
+from runtime.kv_params import Coordinates, decode_json, read_decode
+from runtime.signed import UNSIGNED
+
+PUSH: Final = "nixl-push"
+"""A put is one: the store registers, P writes."""
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_BYTES // 4)]
+"""No longer in UTF-8 than an id may be."""
+Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOCKS)]
+Objects = Annotated[list[tuple[Name, Count]], msgspec.Meta(min_length=1, max_length=MAX_BLOCKS)]
+"""Of a prompt, from its start on: the key of each, and how many blocks it takes."""
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,16}$")]
+"""64 bits in hexadecimal: not every JSON has numbers so large."""
+U63 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U63)]
+
+
+class PutBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kv_transfer_params: dict[str, Any]
+    objects: Objects
+
+
+class LookBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    request_id: Name
+    xid: Name
+    objects: Objects
+    digest: Digest
+    """Of the whole prompt."""
+    weights: U63
+
+
+class WithdrawBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    request_id: Name
+    xid: Name
+
+
+class Told(msgspec.Struct, frozen=True):
+    """An answer."""
+
+    kv_transfer_params: Any = None
+
+
+class Found(NamedTuple):
+    """KV in a store, and where its node's ranks hear. `code` says why there is none; NONE, if none was looked for in
+    vain."""
+
+    params: KvParams | None
+    at: Coordinates | None = None
+    code: Code = Code.NONE
+
+
+class StoreClient:
+    """The engine's side at `host`. `patience_s`: for what waits for room in the store."""
+
+    def __init__(self, host: str, patience_s: float) -> None:
+        self.host: Final = host
+        self.patience_s: Final = patience_s
+        self.signer = UNSIGNED
+        self._client: Final = HttpClient()
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def put(self, node: str, at: Coordinates, params: KvParams, port: int, items: Sequence[Item]) -> Found:
+        """By what D gets it, once the store has it all. `port`: where our ranks hear."""
+        said = decode_json(params, Coordinates(self.host, port), PUSH)
+        body = PutBody(said, [(item.key, item.blocks) for item in items])
+        return await self._ask(node, at, "/put", body)
+
+    async def look(
+        self, node: str, at: Coordinates, request_id: RequestId, xid: Xid, items: Sequence[Item], about: tuple[int, int]
+    ) -> Found:
+        """What is there of a prompt, of which are told its digest and the weights of its model."""
+        digest, weights = about
+        objects = [(item.key, item.blocks) for item in items]
+        return await self._ask(node, at, "/look", LookBody(request_id, xid, objects, f"{digest:x}", weights))
+
+    async def withdraw(self, node: str, at: Coordinates, request_id: RequestId, xid: Xid) -> None:
+        await self._ask(node, at, "/withdraw", WithdrawBody(request_id, xid))
+
+    async def _ask(self, node: str, at: Coordinates, path: str, said: msgspec.Struct) -> Found:
+        body = msgspec.json.encode(said)
+        headers = (JSON, *self.signer.sign(node, "POST", path, body))
+        answer = None
+        try:
+            with trio.move_on_after(self.patience_s):
+                async with self._client.request("POST", at.host, at.port, path, headers, body) as response:
+                    answer = await response.read()
+                    if response.status != 200:
+                        return Found(None, None, code_of(response.status, answer))
+        except UpstreamError:
+            return Found(None, None, Code.UNREACHABLE)
+        if answer is None:
+            return Found(None, None, Code.DEADLINE)
+        try:
+            told = msgspec.json.decode(answer, type=Told).kv_transfer_params
+            return Found(None) if told is None else Found(*read_decode(KV_STORE.name, told))
+        except (msgspec.DecodeError, ParamsError):
+            return Found(None, None, Code.IO)
+
+
+def code_of(status: int, answer: bytes) -> Code:
+    """The protocol's word for why a node has refused."""
+    error = OpenAIError.heard(status, answer)
+    return Code.IO if error is None else Code.__members__.get(str(error.code), Code.IO)

@@ -1,0 +1,46 @@
+"""What a live prefill engine knows of the store before it asks: which objects a prompt is, by its token ids, and which
+node has it. Keys are of the content and of the weights that KV was computed with, so every engine makes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from pdflow.methods.kv_store_keys import Key, home, origin
+from pdflow.methods.kv_store_objects import most_named, objects_of
+from pdflow.methods.store_memory import Item
+from pdflow.wiring.stores import StoreWiring
+
+
+@attrs.frozen
+class StoreKeys:
+    """Args: `start` is what all chains of keys begin with; `unit_tokens` of an object within a prompt, 0 if prompts are
+    one object each."""
+
+    start: Key
+    block_size: int
+    blocks: int
+    """Of one node."""
+    unit_tokens: int
+    nodes: int
+
+    @classmethod
+    def of(cls, wiring: StoreWiring, blocks: int, weights: int) -> StoreKeys:
+        says, shards = wiring.transfer, wiring.shards
+        start = origin(wiring.engines.scenario.model.name, 0, shards.tp, weights)
+        unit = wiring.unit_tokens(1) if says.store_granularity == "block" else 0
+        return cls(start, shards.block_size, blocks, unit, says.store_nodes)
+
+    def fits(self, tokens: int) -> bool:
+        return -(-tokens // self.block_size) <= self.blocks
+
+    def objects(self, tokens: Sequence[int]) -> tuple[Item, ...]:
+        unit, count = self.unit_tokens, len(tokens)
+        behind = most_named(count, unit) * unit if unit else 0
+        named = [tokens[at : at + unit] for at in range(0, behind, unit)] if unit else ()
+        return objects_of(self.start, count, self.block_size, unit, named, tokens[behind:])
+
+    def home(self, items: Sequence[Item]) -> int:
+        """The number of the node that has them."""
+        return home(items[0].key, self.nodes)

@@ -1,0 +1,67 @@
+"""How it stands with a store's node, for people: as with an engine's, its memory in the place of KV blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pdflow.methods.kv_store_ledger import Lookup
+from pdflow.protocol.values import S
+from runtime.clock import now_ns
+from runtime.state import MOST, EngineState, RequestState
+from runtime.store_node import StoreCall, StoreNode
+
+
+def state_of(node: StoreNode) -> EngineState:
+    memory, ledger = node.memory, node.ledger
+    now = now_ns()
+    oldest = sorted(node.calls.values(), key=lambda call: call.begun_ns)[:MOST]
+    return EngineState(
+        engine=node.name,
+        role="store",
+        incarnation=f"{node.place.incarnation:016x}",
+        blocks=memory.pool.num_blocks,
+        free=memory.pool.free,
+        quarantined=0,
+        waiting=len(memory.waiting),
+        loading=len(ledger.puts) - len(memory.waiting),
+        running=len(ledger.offered),
+        links=len(node.links.links),
+        steps=0,
+        open=len(node.calls),
+        requests=[RequestState(call.request_id, _state(node, call), (now - call.begun_ns) / S) for call in oldest],
+    )
+
+
+def _state(node: StoreNode, call: StoreCall) -> str:
+    offered = node.ledger.offered.get(call.xid)
+    if offered is not None:
+        return "found" if isinstance(offered, Lookup) else "stored"
+    return "waiting" if call.request_id in node.memory.waiting else "put"
+
+
+class StoreCollector(Collector):
+    """What a node knows anyway, read when somebody asks."""
+
+    def __init__(self, node: StoreNode) -> None:
+        self.node: Final = node
+
+    def collect(self) -> Iterator[Metric]:
+        node, memory = self.node, self.node.memory
+        gauges = {
+            "pdflow_store_blocks": ("KV blocks of the memory", memory.pool.num_blocks),
+            "pdflow_store_blocks_used": ("Of these, blocks with objects", memory.used),
+            "pdflow_store_objects": ("Objects that are complete, and found by others", len(memory.known)),
+            "pdflow_store_puts_waiting": ("Prompts that wait for room", len(memory.waiting)),
+            "pdflow_store_held": ("Prompts that are written, or may be got", len(memory.held)),
+            "pdflow_links": ("Streams to other ranks", len(node.links.links)),
+        }
+        for name, (what, value) in gauges.items():
+            yield GaugeMetricFamily(name, what, value=value)
+        notes = CounterMetricFamily("pdflow_notes", "Odd things, and what the store counts", labels=["note"])
+        for note, times in node.notes.items():
+            notes.add_metric([note], times)
+        yield notes
