@@ -1,0 +1,196 @@
+"""Methods whose KV leaves from, or lands in, memory beside the blocks: in turn, early, and nothing is left there."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import trio
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
+
+from pdflow.engine.sequence import NeverFitsError
+from pdflow.protocol.events import PrefillBegun, PrefillFinished, SourceWithdrawn
+from pdflow.protocol.messages import Code
+from runtime.decode_node import DecodeLeg
+from runtime.engines.job import Sampling
+from runtime.models import TorchModel
+from runtime.prefill_node import PrefillLeg
+from runtime.staged_decode_node import StagedDecodeNode
+from runtime.staged_prefill_node import StagedPrefillNode
+from tests.runtime.support.house import Answer, House, cluster, house, said
+from tests.runtime.test_hand_over import prompt, same_tokens
+
+TOKEN_BYTES = 4096
+"""Of the tiny model's KV."""
+ROOMS = {
+    "cpu-staged": ("transfer.host_buffer_bytes={}",),
+    "p2p-nccl-put": ("transfer.kv_buffer_size={}", "transfer.mem_pool_size_gb=0"),
+    "p2p-nccl-put-async": ("transfer.kv_buffer_size={}", "transfer.mem_pool_size_gb=0"),
+    "p2p-nccl-get": ("transfer.kv_buffer_size={}",),
+    "mooncake-v0": ("transfer.kv_buffer_size={}",),
+}
+GREEDY = Sampling(max_tokens=6, ignore_eos=True)
+
+
+def with_room(method: str, tokens: int) -> tuple[str, ...]:
+    """The method, with room for so many tokens beside the blocks."""
+    return f"transfer.method={method}", *(key.format(tokens * TOKEN_BYTES) for key in ROOMS[method])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return TorchModel(cluster())
+
+
+async def empty(home: House) -> None:
+    """Nothing is kept beside the blocks, by either."""
+    await home.quiet()
+    with trio.fail_after(10):
+        for node in (home.p, home.d):
+            while isinstance(node, StagedPrefillNode | StagedDecodeNode) and (
+                node.staging.held or node.staging.waiting
+            ):
+                await trio.sleep(0.01)
+    if isinstance(home.p, StagedPrefillNode):
+        home.p.departures.assert_empty("P")
+        assert not home.p.awaited
+        assert not home.p.by_xid
+    for node in (home.p, home.d):
+        for rank in node.ranks.values():
+            assert not rank.places
+            assert not len(rank.orders)
+
+
+@pytest.mark.parametrize(("p_tp", "d_tp", "p_block", "d_block"), [(2, 1, 16, 16), (1, 2, 32, 16), (2, 2, 16, 32)])
+@pytest.mark.parametrize("method", ["cpu-staged", "mooncake-v0"])
+@pytest.mark.trio
+async def test_engines_may_cut_their_kv_differently(
+    method: str, p_tp: int, d_tp: int, p_block: int, d_block: int, model: TorchModel
+) -> None:
+    tps = (f"pool.prefill.tp={p_tp}", f"pool.decode.tp={d_tp}")
+    blocks = (f"pool.prefill.block_size={p_block}", f"pool.decode.block_size={d_block}")
+    async with house(cluster(f"transfer.method={method}", *tps, *blocks), model) as home:
+        await same_tokens(home)
+        await empty(home)
+
+
+@pytest.mark.parametrize("method", ["cpu-staged", "p2p-nccl-put", "p2p-nccl-put-async", "mooncake-v0"])
+@pytest.mark.trio
+async def test_prompts_wait_in_turn_for_room(method: str, model: TorchModel) -> None:
+    """There is room for the longest, and for few others beside it."""
+    async with house(cluster(*with_room(method, 768)), model) as home:
+        await same_tokens(home)
+        await empty(home)
+
+
+@pytest.mark.parametrize("method", ["cpu-staged", "p2p-nccl-get", "mooncake-v0"])
+@pytest.mark.trio
+async def test_a_prompt_that_never_fits_there_is_refused_at_once(method: str, model: TorchModel) -> None:
+    async with house(cluster(*with_room(method, 128)), model) as home:
+        with pytest.raises(NeverFitsError, match="700 tokens is too long for a"):
+            home.p.begin("r", "x-r", prompt(700))
+        assert (await home.ask("s", prompt(100), GREEDY)).code is Code.NONE
+        await empty(home)
+
+
+@pytest.mark.trio
+async def test_d_refuses_what_its_buffer_never_holds(model: TorchModel) -> None:
+    async with house(cluster(*with_room("p2p-nccl-put", 128)), model) as home:
+        leg = home.send("r", prompt(700), GREEDY)
+        assert isinstance(leg, DecodeLeg)
+        assert await said(leg) == ([], Code.REJECTED)
+
+
+@pytest.mark.trio
+async def test_a_store_that_is_full_lets_go_of_its_oldest_prompt(model: TorchModel) -> None:
+    async with house(cluster(*with_room("p2p-nccl-get", 256)), model) as home:
+        legs = [home.send(f"r{number}", prompt(100, number), GREEDY) for number in range(3)]
+        for leg in legs:
+            assert isinstance(leg, PrefillLeg)
+            await leg.answered.wait()
+        answers: list[Answer] = []
+        for number, leg in enumerate(legs):
+            assert isinstance(leg, PrefillLeg)
+            assert leg.params is not None
+            answers.append(await said(home.d.begin(f"r{number}", leg.params, prompt(100, number), GREEDY)))
+        assert [answer.code for answer in answers] == [Code.STALE, Code.NONE, Code.NONE]
+        for number in (1, 2):
+            assert answers[number] == await home.ask_alone(f"a{number}", prompt(100, number), GREEDY)
+        await empty(home)
+
+
+@pytest.mark.trio
+async def test_layers_of_a_chunk_leave_while_the_next_are_computed(model: TorchModel) -> None:
+    async with house(cluster("transfer.method=cpu-staged"), model) as home:
+        (rank,) = home.p.ranks.values()
+        posted: list[int] = []
+        write = rank.transport.write
+
+        def watched(*about: Any) -> None:
+            posted.append(len(home.events))
+            write(*about)
+
+        rank.transport.write = watched  # type: ignore[method-assign]
+        assert (await home.ask("r", prompt(700), GREEDY)) == await home.ask_alone("a", prompt(700), GREEDY)
+        told = [type(event) for _, event in home.events]
+        assert PrefillBegun in told
+        # Three steps of four layers each.
+        assert len(posted) == 12
+        assert posted[3] < told.index(PrefillFinished)
+
+
+@pytest.mark.trio
+async def test_with_put_the_engine_begins_no_step_before_all_has_gone(model: TorchModel) -> None:
+    async with house(cluster("transfer.method=p2p-nccl-put"), model) as home:
+        node = home.p
+        assert isinstance(node, StagedPrefillNode)
+        compose, held = node.engine._compose, []
+        node.engine._compose = lambda: (held.append(bool(node.awaited)), compose())[1]  # type: ignore[method-assign, func-returns-value]
+        waits = []
+        wait_for = node.wait_for
+        node.wait_for = lambda xid: (waits.append(xid), wait_for(xid))[1]  # type: ignore[method-assign, func-returns-value]
+        await same_tokens(home)
+        assert len(waits) == 8
+        assert not any(held)
+        await empty(home)
+
+
+@pytest.mark.parametrize("method", list(ROOMS))
+@pytest.mark.trio
+async def test_whoever_hangs_up_leaves_nothing_there(method: str, model: TorchModel) -> None:
+    """At any moment, with room for a few prompts; those that stay get their tokens."""
+    chance = random.Random(method)
+    async with house(cluster(*with_room(method, 512)), model) as home:
+        alone = [await home.ask_alone(f"a{number}", prompt(300, number), GREEDY) for number in range(3)]
+        codes: list[Code] = []
+
+        async def one(number: int, patience_s: float) -> None:
+            await trio.sleep(chance.random() * 0.3)
+            leg = home.send(f"r{number}", prompt(300, number % 3), GREEDY)
+            with trio.move_on_after(patience_s) as scope:
+                if isinstance(leg, PrefillLeg):
+                    await leg.answered.wait()
+                    assert leg.params is not None
+                    leg = home.d.begin(f"r{number}", leg.params, prompt(300, number % 3), GREEDY)
+                answer = await said(leg)
+                codes.append(answer.code)
+                assert answer.code is not Code.NONE or answer == alone[number % 3]
+            if scope.cancelled_caught:
+                if isinstance(leg, DecodeLeg):
+                    home.d.abort(leg)
+                here = home.p.by_request.get(f"r{number}")
+                if here is not None:
+                    home.p.abort(here)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(24):
+                nursery.start_soon(one, number, chance.choice((0.02, 0.1, 0.3, 30)))
+        assert Code.NONE in codes
+        # What nobody has come for is kept for its lease.
+        for xid in tuple(home.p.by_xid):
+            home.p.put(home.p.scheduler, SourceWithdrawn(xid))
+        await empty(home)
