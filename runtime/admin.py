@@ -13,7 +13,7 @@ Who may ask is asked at the door (`front.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -69,7 +69,7 @@ class Admin:
             case "GET", ["state"]:
                 body = msgspec.json.encode(await self.state())
             case "GET", ["notes"]:
-                told = [page for page in (await self._ask_all("/notes")).values() if page is not None]
+                told = [page for page in (await self._ask_all("/notes", {})).values() if page is not None]
                 body = msgspec.json.encode([self.node.diary.page(), *told])
             case "POST", ["engines"]:
                 status, body = self.engines(request.body)
@@ -101,12 +101,11 @@ class Admin:
         """The name of the engine that is being started."""
         if self.start is None:
             raise OpenAIError(409, "nobody starts engines here: start it on its host, pdflow serve --role")
-        name = next((name for name in self.vacant if name.rpartition("-")[0] == pool), None)
+        vacant = [name for name in self.vacant if name not in self.node.places]
+        name = next((name for name in vacant if name.rpartition("-")[0] == pool), None)
         if name is None:
             raise OpenAIError(409, f"no engine of a pool {pool} can be added: serve.spare_engines says how many can")
         self.vacant.remove(name)
-        if name in self.node.drained:
-            self.node.resume(name)
         log.info("%s is started", name)
         self.start(name)
         return name
@@ -147,19 +146,22 @@ class Admin:
             except UpstreamError as error:
                 log.warning("%s is not told to end: %s", name, error)
         self.removed.discard(name)
-        self.vacant.append(name)
+        self.node.leaving.add(name)
+        if name not in self.vacant:
+            self.vacant.append(name)
 
     async def state(self) -> dict[str, Any]:
         """Engines that do not answer have None."""
         node = self.node
-        engines = await self._ask_all("/state")
+        engines = await self._ask_all("/state", node.stores)
         silent = sorted(name for name in node.places if not node.is_member(name))
         return {"open": len(node.calls), "drained": sorted(node.drained), "silent": silent, "engines": engines}
 
-    async def _ask_all(self, path: str) -> dict[str, Any]:
-        """Every engine that there ought to be, by its name, what it answers there."""
+    async def _ask_all(self, path: str, besides: Mapping[str, EnginePlace | None]) -> dict[str, Any]:
+        """Every engine that there ought to be, by its name, what it answers there; and of others those that are."""
         node = self.node
         found: dict[str, Any] = {name: None for name in node.seats if name in node.places or name not in self.vacant}
+        found.update(dict.fromkeys(besides))
 
         async def ask(name: str, place: EnginePlace) -> None:
             try:
@@ -169,8 +171,9 @@ class Admin:
                 pass
 
         async with trio.open_nursery() as nursery:
-            for name, place in node.places.items():
-                nursery.start_soon(ask, name, place)
+            for name, place in (*node.places.items(), *besides.items()):
+                if place is not None:
+                    nursery.start_soon(ask, name, place)
         return found
 
     async def _ask(self, place: EnginePlace, method: str, path: str) -> bytes:

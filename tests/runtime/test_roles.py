@@ -21,7 +21,7 @@ from runtime.http.messages import Headers
 from runtime.http.sockets import listen
 from runtime.secret import Secret
 from runtime.signed import Signer
-from tests.runtime.support.served import ROOT
+from tests.runtime.support.served import ROOT, served
 
 pytestmark = pytest.mark.slow
 
@@ -200,3 +200,48 @@ def test_what_is_wrong_is_one_line_and_exit_2(said: list[str], told: str, tmp_pa
     assert ran.returncode == 2, ran.stderr
     assert told.format(**places) in " ".join(lines), ran.stderr
     assert len([line for line in lines if line]) == 1, ran.stderr
+
+
+@pytest.mark.trio
+async def test_engines_are_added_and_removed_while_a_cluster_serves(tmp_path: Path) -> None:
+    small = ("pool.prefill.replicas=1", "pool.decode.replicas=1", "serve.spare_engines=1")
+    with served(tmp_path, REFERENCE, *small) as cluster:
+
+        async def engines() -> dict[str, bool]:
+            """Those that there ought to be, and whether they answer."""
+            said = msgspec.json.decode((await cluster.exchange("GET", "/admin/state"))[1])
+            return {name: state is not None for name, state in said["engines"].items()}
+
+        async def until(wanted: dict[str, bool]) -> None:
+            with trio.fail_after(20):
+                while await engines() != wanted:
+                    await trio.sleep(0.02)
+
+        async def asks() -> None:
+            answer = await cluster.ask(prompt=list(range(5, 105)), max_tokens=4)
+            assert answer.status == 200, answer.body
+
+        assert await engines() == {"prefill-0": True, "decode-0": True}
+        assert await cluster.exchange("POST", "/admin/engines", b'{"pool": "decode"}') == (
+            202,
+            b'{"engine":"decode-1"}',
+        )
+        await until({"prefill-0": True, "decode-0": True, "decode-1": True})
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(asks)
+            await trio.sleep(0.01)
+            assert (await cluster.exchange("DELETE", "/admin/engines/decode-0"))[0] == 202
+        await until({"prefill-0": True, "decode-1": True})
+        await asks()
+        assert "decode-0 has ended" in cluster.log.read_text()
+        assert await cluster.exchange("POST", "/admin/engines", b'{"pool": "decode"}') == (
+            202,
+            b'{"engine":"decode-0"}',
+        )
+        await until({"prefill-0": True, "decode-0": True, "decode-1": True})
+        for _ in range(2):
+            await asks()
+        assert msgspec.json.decode((await cluster.exchange("GET", "/admin/state"))[1])["drained"] == []
+    assert "Traceback" not in cluster.log.read_text()
+    assert cluster.process.returncode == 0

@@ -55,6 +55,8 @@ class Town:
         """Whole answers, in pieces, by the engine that gives them."""
         self.asked: list[str] = []
         """Engines that were, in order."""
+        self.stopped: list[str] = []
+        """Engines that were told to end."""
         self.places: dict[str, EnginePlace] = {}
         self.servers: dict[str, Server] = {}
         self.port = 0
@@ -76,7 +78,9 @@ async def town(*speakers: str, patience_s: float = math.inf, silence_ns: int | N
 
     async def engine(name: str, nursery: trio.Nursery) -> None:
         async def answer(request: Request, responder: Responder) -> None:
-            if request.method == "GET":
+            if request.path == "/stop":
+                built.stopped.append(name)
+            if request.method == "GET" or request.path == "/stop":
                 await responder.reply(200)
                 return
             built.asked.append(name)

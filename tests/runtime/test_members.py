@@ -1,0 +1,247 @@
+"""Who is there: engines that report to the router, fall silent, leave, die and come back; who is added, and removed."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from pdflow.protocol.values import S
+from runtime.admin import Admin
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import JSON, Request
+from runtime.http.responder import Responder
+from runtime.kv_params import Coordinates
+from runtime.places import EngineGone, EngineLeaving, EnginePlace
+from runtime.reports import PATH, Reporter, router_at
+from runtime.secret import Secret
+from runtime.signed import UNSIGNED, Gate, Signer
+from tests.runtime.http.world import LOCAL, serving
+from tests.runtime.support.house import cluster
+from tests.runtime.test_router_node import ENGINES, Town, settled, town
+
+SILENCE_NS = 5 * S
+
+
+def place(name: str, incarnation: int = 1, born_ns: int = 100, port: int = 1) -> EnginePlace:
+    at = Coordinates(LOCAL, port)
+    return EnginePlace(name, at, at, incarnation, born_ns)
+
+
+def reporting() -> Town:
+    """A router that nobody has reported to."""
+    return Town(10.0, SILENCE_NS)
+
+
+def hear(built: Town, *said: EnginePlace | EngineLeaving | EngineGone) -> list[str]:
+    answers = [built.node.hear(news) for news in said]
+    built.turn()
+    return answers
+
+
+def up(built: Town) -> list[str]:
+    return [name for name in ENGINES if built.node.is_up(name)]
+
+
+@pytest.mark.trio
+async def test_who_reports_is_a_member_until_it_is_silent(autojump_clock: trio.testing.MockClock) -> None:
+    built = reporting()
+    assert not built.front.healthy()
+    hear(built, place("prefill-0"), place("decode-1"))
+    assert up(built) == ["prefill-0", "decode-1"]
+    assert built.front.healthy()
+    await trio.sleep(3)
+    hear(built, place("prefill-0"))
+    await trio.sleep(3)
+    assert up(built) == ["prefill-0"]
+    assert not built.front.healthy()
+    hear(built, place("decode-1"))
+    assert up(built) == ["prefill-0", "decode-1"]
+
+
+@pytest.mark.trio
+async def test_a_known_death_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+    built = reporting()
+    hear(built, *map(place, ENGINES))
+    hear(built, EngineGone("decode-0"), EngineGone("decode-1", 7))
+    assert up(built) == ["prefill-0", "prefill-1", "decode-1"], "no word of another life counts"
+    hear(built, place("decode-0", 2, 200))
+    assert up(built) == list(ENGINES)
+    assert not built.node.drained
+
+
+@pytest.mark.trio
+async def test_who_leaves_gets_nothing_new_and_its_next_life_does(autojump_clock: trio.testing.MockClock) -> None:
+    built = reporting()
+    hear(built, *map(place, ENGINES))
+    hear(built, EngineLeaving("prefill-0", 1), EngineLeaving("prefill-1", 7))
+    assert up(built) == list(ENGINES[1:])
+    hear(built, place("prefill-0"))
+    assert up(built) == list(ENGINES[1:]), "it goes on reporting while it ends what it has"
+    hear(built, EngineGone("prefill-0", 1))
+    hear(built, place("prefill-0", 2, 200))
+    assert up(built) == list(ENGINES)
+
+
+@pytest.mark.trio
+async def test_of_two_that_say_that_they_are_one_engine_it_is_the_younger(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    built = reporting()
+    hear(built, place("decode-0", 1, 100, port=1))
+    assert hear(built, place("decode-0", 2, 200, port=2)) == [""]
+    assert built.node.places["decode-0"].http.port == 2
+    assert hear(built, place("decode-0", 1, 100, port=1)) == [f"a younger decode-0 is at {LOCAL}:2"]
+    assert built.node.places["decode-0"].http.port == 2
+    await trio.sleep(6)
+    assert hear(built, place("decode-0", 1, 100, port=1)) == [""], "which is silent now"
+    assert built.node.places["decode-0"].http.port == 1
+    assert "there is no engine nobody-0" in hear(built, place("nobody-0"))[0]
+
+
+@pytest.mark.trio
+async def test_a_drained_engine_stays_so_whatever_life_it_reports_from(autojump_clock: trio.testing.MockClock) -> None:
+    built = reporting()
+    hear(built, *map(place, ENGINES))
+    built.front.admin.change("decode-0", False)
+    built.turn()
+    for news in (place("decode-0"), EngineLeaving("decode-0", 1), EngineGone("decode-0", 1), place("decode-0", 2, 200)):
+        hear(built, news)
+        assert "decode-0" not in up(built)
+    assert built.node.drained == {"decode-0"}
+    built.front.admin.change("decode-0", True)
+    built.turn()
+    assert up(built) == list(ENGINES)
+
+
+# The engine's side.
+
+
+@pytest.mark.trio
+async def test_reports_come_evenly_and_heal_a_router_that_begins_anew() -> None:
+    secret = Secret(b"what all parts of this cluster know")
+    gate = Gate(secret, "router")
+    heard: list[tuple[str, int]] = []
+    forgetful = False
+
+    async def router(request: Request, responder: Responder) -> None:
+        gate.check(request)
+        news = msgspec.json.decode(request.body)
+        heard.append((news["type"], news["incarnation"]))
+        await responder.reply(503 if forgetful else 200, (JSON,), b"{}")
+
+    async with serving(router) as server, trio.open_nursery() as nursery:
+        reporter = Reporter(place("decode-0", 9), Signer(secret), 0.05)
+        nursery.start_soon(reporter.run)
+        await settled()
+        assert not heard, "it has not been told to whom"
+        reporter.tell(Coordinates(LOCAL, server.port))
+        with trio.fail_after(5):
+            while len(heard) < 3:
+                await trio.sleep(0.005)
+            assert set(heard) == {("up", 9)}
+            forgetful = True
+            await reporter.leave()
+            assert heard[-1] == ("leaving", 9)
+            count = len(heard)
+            while len(heard) < count + 4:
+                await trio.sleep(0.005)
+            assert heard[count : count + 4] == [("up", 9), ("leaving", 9)] * 2, "a new router hears of both"
+        nursery.cancel_scope.cancel()
+    await reporter.end()
+
+
+@pytest.mark.trio
+async def test_a_router_that_is_not_there_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with trio.open_nursery() as nursery:
+        reporter = Reporter(place("decode-0"), UNSIGNED, 0.01)
+        reporter.tell(Coordinates(LOCAL, 1))
+        nursery.start_soon(reporter.run)
+        await trio.sleep(0.2)
+        nursery.cancel_scope.cancel()
+    assert len([record for record in caplog.records if "does not know of us" in record.getMessage()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ((), ("127.0.0.1", 8000)),
+        (("serve.host=0.0.0.0", "serve.port=90"), ("127.0.0.1", 90)),
+        (("serve.router=10.0.0.1:8001",), ("10.0.0.1", 8001)),
+        (("serve.router=[fd00::1]:8001",), ("fd00::1", 8001)),
+    ],
+)
+def test_engines_know_where_the_router_is(said: tuple[str, ...], found: tuple[str, int]) -> None:
+    at = router_at(cluster(*said))
+    assert (at.host, at.port) == found
+
+
+@pytest.mark.parametrize("said", ["serve.router=here", "serve.router=a:b", "serve.router=:80", "serve.port=0"])
+def test_or_are_told_that_nobody_has_said(said: str) -> None:
+    with pytest.raises(Exception, match=r"serve\.router: is .*, expected HOST:PORT"):
+        router_at(cluster(said))
+
+
+# What operators ask for.
+
+
+async def admin(built: Town, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    async with built.client.request(method, LOCAL, built.port, path, (JSON,), body) as response:
+        return response.status, await response.read()
+
+
+@pytest.mark.trio
+async def test_reports_are_taken_where_engines_report() -> None:
+    report = msgspec.json.encode(place("decode-0"))
+    async with town() as built:
+        assert (await admin(built, "POST", PATH, report))[0] == 409
+    async with town(silence_ns=SILENCE_NS) as built:
+        assert (await admin(built, "POST", PATH, report))[0] == 200
+        assert (await admin(built, "POST", PATH, msgspec.json.encode(place("nobody-0"))))[0] == 409
+        for wrong in (b"", b"[]", b'{"type":"up"}', b'{"type":"down","engine":"decode-0"}', b"\xff", b"[" * 100_000):
+            assert (await admin(built, "POST", PATH, wrong))[0] == 400
+
+
+@pytest.mark.trio
+async def test_an_engine_that_is_removed_is_stopped_once_nothing_there_is_wanted() -> None:
+    async with town() as built, trio.open_nursery() as nursery:
+        nursery.start_soon(built.front.admin.run)
+        nursery.start_soon(built.ask)
+        await settled()
+        built.turn()
+        await settled()
+        assert sorted(built.asked) == ["decode-0", "prefill-0"]
+        for name in ("decode-0", "decode-1"):
+            assert (await admin(built, "DELETE", f"{PATH}/{name}"))[0] == 202
+            built.turn()
+            await settled()
+        assert built.stopped == ["decode-1"], "the other one is at work"
+        assert (await admin(built, "DELETE", f"{PATH}/nobody-1"))[0] == 404
+        built.node.hear(EngineGone("prefill-0"))
+        built.turn()
+        await settled()
+        built.turn()
+        await settled()
+        assert built.stopped == ["decode-1", "decode-0"]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_engines_are_added_while_there_are_vacant_ones() -> None:
+    async with town() as built:
+        started: list[str] = []
+        built.front.admin = Admin(built.node, ["decode-1"], started.append)  # type: ignore[misc]
+        built.node.hear(EngineGone("decode-1"))
+        built.turn()
+        status, body = await admin(built, "POST", PATH, b'{"pool": "decode"}')
+        assert (status, body) == (202, b'{"engine":"decode-1"}')
+        assert started == ["decode-1"]
+        for wrong in (b'{"pool": "decode"}', b'{"pool": "nobody"}'):
+            status, body = await admin(built, "POST", PATH, wrong)
+            assert status == 409
+            assert b"serve.spare_engines" in body
+        assert (await admin(built, "POST", PATH, b'{"pool": 7}'))[0] == 400
+        nobody_starts = Admin(built.node, ["decode-1"], None)
+        with pytest.raises(OpenAIError, match="pdflow serve --role"):
+            nobody_starts.add("decode")

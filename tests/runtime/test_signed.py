@@ -1,0 +1,169 @@
+"""Requests between parts are believed when somebody who knows the secret made them: for us, now, for the first time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdflow.errors import ScenarioError
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import Header, Request
+from runtime.secret import Secret, secret_beyond_loopback, secret_of
+from runtime.signed import WINDOW_S, Gate, Signer
+from tests.runtime.support.house import cluster
+
+TEXT = "what all parts of this cluster know"
+SECRET = Secret(TEXT.encode())
+OTHER = Secret(b"what parts of another cluster know")
+
+
+class Clock:
+    """Seconds, as a test has them."""
+
+    def __init__(self, now_s: int = 1_000_000) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> int:
+        return self.now_s
+
+
+def request(*headers: Header, path: str = "/v1/completions", body: bytes = b"{}") -> Request:
+    return Request("POST", path, "", headers, body, True, True)
+
+
+def signed(secret: Secret | None, clock: Clock, to: str = "decode-0", body: bytes = b"{}") -> Request:
+    return request(*Signer(secret, clock).sign(to, "POST", "/v1/completions", body), body=body)
+
+
+def why_not(gate: Gate, asked: Request) -> str:
+    try:
+        gate.check(asked)
+    except OpenAIError as error:
+        return f"{error}{'' if error.status == 401 else error.status}"
+    return ""
+
+
+def test_who_knows_the_secret_is_believed_once() -> None:
+    clock = Clock()
+    gate = Gate(SECRET, "decode-0", clock)
+    asked = signed(SECRET, clock)
+    assert why_not(gate, asked) == ""
+    assert why_not(gate, asked) == "this request has been made before"
+    assert why_not(gate, signed(SECRET, clock)) == ""
+
+
+def test_without_a_secret_nobody_is_asked() -> None:
+    clock = Clock()
+    assert signed(None, clock).headers == ()
+    assert why_not(Gate(None, "decode-0", clock), request()) == ""
+
+
+def test_a_signature_is_of_one_request_to_one_part() -> None:
+    clock = Clock()
+    gate = Gate(SECRET, "decode-0", clock)
+    asked = signed(SECRET, clock)
+    wrong = (
+        signed(OTHER, clock),
+        signed(SECRET, clock, to="decode-1"),
+        msgspec.structs.replace(asked, body=b"{ }"),
+        msgspec.structs.replace(asked, path="/stop"),
+        msgspec.structs.replace(asked, method="DELETE"),
+    )
+    for changed in wrong:
+        assert why_not(gate, changed).startswith("the signature is wrong")
+    assert why_not(gate, asked) == ""
+
+
+@pytest.mark.parametrize(("off_s", "told"), [(31, "31 s ahead"), (-31, "31 s behind")])
+def test_clocks_must_agree(off_s: int, told: str) -> None:
+    ours, theirs = Clock(), Clock(1_000_000 + off_s)
+    gate = Gate(SECRET, "decode-0", ours)
+    assert told in why_not(gate, signed(SECRET, theirs))
+    theirs.now_s = ours.now_s + (1 if off_s > 0 else -1) * 2
+    assert why_not(gate, signed(SECRET, theirs)) == ""
+
+
+def test_what_was_signed_for_the_life_before_is_not_believed() -> None:
+    clock = Clock()
+    asked = signed(SECRET, clock)
+    clock.now_s += 10
+    assert why_not(Gate(SECRET, "decode-0", clock), asked) == "it was signed before this part had begun"
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.integers(0, 30)), max_size=40))
+def test_however_late_it_is_sent_again_it_is_not_believed_twice(steps: list[tuple[int, bool, int]]) -> None:
+    clock = Clock()
+    gate = Gate(SECRET, "decode-0", clock)
+    clock.now_s += 100
+    made: list[Request] = []
+    for wait_s, new, which in steps:
+        clock.now_s += wait_s
+        if new or not made:
+            made.append(signed(SECRET, Clock(clock.now_s + which - 15)))
+            assert why_not(gate, made[-1]) == ""
+        else:
+            assert why_not(gate, made[which % len(made)])
+        assert len(gate._nonces) == len(gate._by_time) <= 1 + sum(new for _, new, _ in steps)
+    clock.now_s += 3 * WINDOW_S
+    assert why_not(gate, signed(SECRET, clock)) == ""
+    assert len(gate._nonces) == 1
+
+
+def test_operators_may_show_the_secret_itself() -> None:
+    gate = Gate(SECRET, "router", Clock())
+    assert why_not(gate, request((b"authorization", f"Bearer {TEXT}".encode()))) == ""
+    assert why_not(gate, request((b"authorization", b"Bearer something"))) == "this is not the secret"
+    assert "needs the cluster's secret" in why_not(gate, request())
+
+
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=100).map(lambda rest: b"PDFLOW " + rest)))
+def test_no_header_of_a_stranger_is_believed_or_raises_anything_else(said: bytes) -> None:
+    assert why_not(Gate(SECRET, "router", Clock()), request((b"authorization", said)))
+
+
+def test_a_secret_stands_in_a_file_of_its_owner_or_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PDFLOW_SECRET", raising=False)
+    assert secret_of(cluster()) is None
+    file = tmp_path / "secret"
+    file.write_text(TEXT + "\n")
+    says = cluster(f"serve.secret_file={file}")
+    file.chmod(0o640)
+    with pytest.raises(ScenarioError, match="chmod 600"):
+        secret_of(says)
+    file.chmod(0o600)
+    monkeypatch.setenv("PDFLOW_SECRET", f" {TEXT} ")
+    for found in (secret_of(says), secret_of(cluster())):
+        assert found is not None
+        assert found.mac(b"for", b"this") == SECRET.mac(b"for", b"this")
+    for wrong in ("short", "x" * 5000):
+        monkeypatch.setenv("PDFLOW_SECRET", wrong)
+        with pytest.raises(ScenarioError, match="expected 16 to 4,096"):
+            secret_of(cluster())
+    os.unlink(file)
+    with pytest.raises(ScenarioError, match="cannot be read: No such file"):
+        secret_of(says)
+
+
+def test_beyond_loopback_there_is_no_cluster_without_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PDFLOW_SECRET", raising=False)
+    for host in ("127.0.0.1", "127.8.0.1", "::1", "localhost"):
+        assert secret_beyond_loopback(cluster(f"serve.engine_host={host}"), "engine_host") is None
+    for host in ("0.0.0.0", "192.0.2.1", "::", "fd00::1", "a.host"):
+        with pytest.raises(ScenarioError, match=r"serve\.engine_host: is .*: beyond loopback all parts must share"):
+            secret_beyond_loopback(cluster(f"serve.engine_host={host}"), "engine_host")
+    monkeypatch.setenv("PDFLOW_SECRET", TEXT)
+    assert secret_beyond_loopback(cluster("serve.engine_host=192.0.2.1"), "engine_host") is not None
+
+
+def test_parts_of_a_mac_are_not_taken_for_each_other() -> None:
+    macs = {
+        SECRET.mac(*parts) for parts in ((b"a", b"bc"), (b"ab", b"c"), (b"abc",), (b"a", b"b", b"c"), (b"abc", b""))
+    }
+    assert len(macs) == 5
