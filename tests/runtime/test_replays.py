@@ -7,6 +7,7 @@ nothing, adds nothing, and waits for nothing.
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import trio
 from trio.testing import MockClock
 
 from sim.check.digest import digest
-from sim.check.scope import Scope
+from sim.check.scope import ENDLESS, Scope
 from sim.check.story import StoryFile, read
 from tests.runtime.support.held import Wires
-from tests.runtime.support.told import Told, digest_of
+from tests.runtime.support.told import NotToldOn, Told, digest_of
 
 REPLAYS = sorted((Path(__file__).resolve().parents[1] / "replays").glob("*.json"))
 STEPS = 50
@@ -118,12 +119,47 @@ async def test_ways_that_nobody_chose_are_told_live(name: str, mock_clock: MockC
         async with trio.open_nursery() as nursery:
             told = Told(SCOPES[name], nursery)
             await told.begin()
-            for _ in range(STEPS):
-                moves: list[Any] = told.world.moves(told.state)
-                if not moves:
-                    break
-                calm = [move for move in moves if move[0] not in TROUBLE]
-                await told.make(chance.choice(calm if calm and chance.random() < 0.9 else moves))
+            with suppress(NotToldOn):
+                for _ in range(STEPS):
+                    moves: list[Any] = told.world.moves(told.state)
+                    if not moves:
+                        break
+                    calm = [move for move in moves if move[0] not in TROUBLE]
+                    await told.make(chance.choice(calm if calm and chance.random() < 0.9 else moves))
             committed += told.committed
             nursery.cancel_scope.cancel()
     assert committed, "no way led anywhere"
+
+
+CLOCKS = {
+    "push": Scope(horizon=ENDLESS),
+    "push, two ranks at P, errors": Scope(horizon=ENDLESS, p_tp=2, err=1),
+    "push, frames lost": Scope(horizon=ENDLESS, drop=2, dup=1),
+    "pull": Scope(horizon=ENDLESS, pulls=True, drop=1),
+}
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+@pytest.mark.trio
+async def test_deadlines_come_when_they_are_due_behind_what_came_with_them(name: str, mock_clock: MockClock) -> None:
+    fired = 0
+    mock_clock.jump(0.5e-9)  # so that a nanosecond is one, whatever floats make of it
+    for seed in range(WALKS):
+        chance = random.Random(seed)
+
+        def together(moves: list[Any], chance: random.Random = chance) -> Any:
+            return chance.choice(moves) if moves and chance.random() < 0.3 else None
+
+        async with trio.open_nursery() as nursery:
+            told = Told(CLOCKS[name], nursery)
+            await told.begin()
+            with suppress(NotToldOn):
+                for _ in range(2 * STEPS):
+                    moves = [move for move in told.world.moves(told.state) if move[0] not in ("tick", "timer")]
+                    if (moves and chance.random() < 0.5) or not await told.tick(mock_clock, together):
+                        if not moves:
+                            break
+                        await told.make(chance.choice(moves))
+            fired += told.fired
+            nursery.cancel_scope.cancel()
+    assert fired > WALKS, "hardly a deadline was reached"

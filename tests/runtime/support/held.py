@@ -89,7 +89,7 @@ class Held:
         raise AssertionError("a test moves what is here")
 
     async def connect(self, peer: Address, about: bytes) -> None:
-        await trio.lowlevel.checkpoint()
+        """At once: nobody else's turn comes in between."""
 
     def write(
         self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notice: bytes | None
