@@ -44,7 +44,7 @@ LIVE: Final = PURE | _words(
 """What the live world may import: it touches the world, but by trio, and reads the clock in one place."""
 COMPUTING: Final = LIVE | _words("torch safetensors tokenizers jinja2")
 """What runtime/engines may import besides: what computes tokens."""
-MOVING: Final = LIVE | _words("nixl")
+MOVING: Final = LIVE | _words("nixl mooncake torch")
 """What runtime/transports may import besides: what moves bytes."""
 CLOCK: Final = "runtime/clock.py"
 CLOCKS: Final = _words("current_time perf_counter monotonic")

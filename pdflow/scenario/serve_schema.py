@@ -14,7 +14,7 @@ from attrs import field
 
 from pdflow.scenario.fields import AT_LEAST_ONE, NOT_EMPTY, TIMER, Bound, about
 
-TransportName: TypeAlias = Literal["shm", "tcp", "nixl"]
+TransportName: TypeAlias = Literal["shm", "tcp", "nixl", "mooncake", "nccl"]
 PORT = Bound(at_least=0, at_most=65_535)
 SPARES = Bound(at_least=0, at_most=1000)
 
@@ -70,7 +70,11 @@ class Serve:
         ),
     )
     transport: TransportName = field(
-        default="shm", metadata=about("what moves KV: memory that the engines of one host share, TCP, or NIXL (UCX)")
+        default="shm",
+        metadata=about(
+            "what moves KV: memory that the engines of one host share, TCP, NIXL (UCX), Mooncake's Transfer Engine, or "
+            "NCCL (without a GPU a stand-in)"
+        ),
     )
     model: str | None = field(
         default=None,

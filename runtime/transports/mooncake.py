@@ -46,7 +46,6 @@ POSTED: Final = 256
 """Pieces of one READ that are under way at once. It would queue 1,024 for a peer, and fail what comes on top."""
 POLL_S: Final = 0.0001
 _SETTINGS: Final = {
-    "GLOG_minloglevel": "3",  # it would say every refusal a few times over
     "MC_LOG_LEVEL": "ERROR",
     "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",  # a peer's ranks share one queue
 }
@@ -74,7 +73,7 @@ class Local:
         self._engine: Final = require().TransferEngine()
         protocol, device = os.environ.get("MOONCAKE_PROTOCOL", "tcp"), os.environ.get("MOONCAKE_DEVICE", "")
         if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device):
-            raise TransportError(f"Mooncake does not start on {host} over {protocol} (GLOG_minloglevel=0 tells why)")
+            raise TransportError(f"Mooncake does not start on {host} over {protocol} (MC_LOG_LEVEL=INFO tells why)")
         self.segment: Final = f"{host}:{self._engine.get_rpc_port()}"
         self._kept: Final[list[memoryview]] = []
         """All memory that it has ever known: it may be serving a peer from it even when it has been told to forget."""

@@ -14,7 +14,6 @@ import ctypes
 import mmap
 import os
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -156,11 +155,12 @@ class Pause:
     def __init__(self, patience_s: float) -> None:
         self._left_s = patience_s
         self._next_s = FIRST_PAUSE_S
+        self._never: Final = threading.Event()
 
     def wait(self) -> None:
         if self._left_s <= 0:
             raise Refused("the other rank does not come")
-        time.sleep(self._next_s)
+        self._never.wait(self._next_s)
         self._left_s -= self._next_s
         self._next_s = min(2 * self._next_s, LAST_PAUSE_S)
 
