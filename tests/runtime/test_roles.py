@@ -14,7 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+from click.testing import CliRunner
 
+from pdflow.cli import cli
 from runtime.http.client import HttpClient
 from runtime.http.errors import UpstreamError
 from runtime.http.messages import Headers
@@ -185,21 +187,26 @@ async def test_nobody_takes_part_who_does_not_know_the_secret(parts: Parts) -> N
         (["--set", "serve.engine_host=192.0.2.1"], "pdflow serve --role starts one on each"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_exit_2(said: list[str], told: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_one_line_and_exit_2(
+    said: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, mode, text in (("open", 0o644, SECRET), ("short", 0o600, "short")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(mode)
+    monkeypatch.delenv("PDFLOW_SECRET", raising=False)
+    if "0.0.0.0" in said:
+        monkeypatch.setenv("PDFLOW_SECRET", SECRET)
+    for variable in ("OMP_NUM_THREADS", "UCX_NET_DEVICES"):
+        monkeypatch.setenv(variable, "")
+    for starts in ("part", "cluster"):
+        monkeypatch.setattr(f"runtime.{starts}.log_to_stderr", lambda who: None)
     with closing(listen("127.0.0.1", 0)) as taken:
         places = {"busy": taken.getsockname()[1], "open": tmp_path / "open", "short": tmp_path / "short"}
-        command = [sys.executable, "-m", "pdflow", "serve", str(REFERENCE), *(word.format(**places) for word in said)]
-        environment = {name: value for name, value in os.environ.items() if name != "PDFLOW_SECRET"}
-        if "0.0.0.0" in said:
-            environment["PDFLOW_SECRET"] = SECRET
-        ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=30)
-    lines = [line for line in ran.stderr.splitlines() if not line.startswith(("time=", "Usage:", "Try "))]
-    assert ran.returncode == 2, ran.stderr
-    assert told.format(**places) in " ".join(lines), ran.stderr
-    assert len([line for line in lines if line]) == 1, ran.stderr
+        ran = CliRunner().invoke(cli, ["serve", str(REFERENCE), *(word.format(**places) for word in said)])
+    lines = [line for line in ran.stderr.splitlines() if line and not line.startswith(("Usage:", "Try "))]
+    assert ran.exit_code == 2, ran.stderr
+    assert len(lines) == 1, ran.stderr
+    assert told.format(**places) in lines[0]
 
 
 @pytest.mark.trio
@@ -245,3 +252,37 @@ async def test_engines_are_added_and_removed_while_a_cluster_serves(tmp_path: Pa
         assert msgspec.json.decode((await cluster.exchange("GET", "/admin/state"))[1])["drained"] == []
     assert "Traceback" not in cluster.log.read_text()
     assert cluster.process.returncode == 0
+
+
+@pytest.mark.trio
+async def test_engines_of_one_host_report_too_where_the_scenario_says_so(tmp_path: Path) -> None:
+    """One that stands still is told from one that is idle, and one that dies is not waited for."""
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "secret").chmod(0o600)
+    small = ("pool.prefill.replicas=1", "pool.decode.replicas=1", f"serve.secret_file={tmp_path / 'secret'}")
+    with served(tmp_path, REFERENCE, *small, "router.heartbeat_s=0.5", "router.silent_after_s=2") as cluster:
+
+        async def healthy(wanted: bool) -> None:
+            with trio.fail_after(20):
+                while ((await cluster.exchange("GET", "/health"))[0] == 200) is not wanted:
+                    await trio.sleep(0.02)
+
+        await healthy(True)
+        os.kill(cluster.pid_of("decode-0"), signal.SIGSTOP)
+        await healthy(False)
+        os.kill(cluster.pid_of("decode-0"), signal.SIGCONT)
+        await healthy(True)
+        os.kill(cluster.pid_of("prefill-0"), signal.SIGKILL)
+        await healthy(False)
+        await healthy(True)
+        assert (await cluster.ask(prompt=list(range(5, 105)), max_tokens=4)).status == 200
+        assert (await cluster.exchange("GET", "/admin/state"))[0] == 401
+        top = subprocess.run(
+            [sys.executable, "-m", "pdflow", "top", f"127.0.0.1:{cluster.port}", "--once"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PDFLOW_SECRET": SECRET},
+        )
+        assert "decode-0" in top.stdout, top.stderr
+    assert "Traceback" not in cluster.log.read_text()
