@@ -39,7 +39,7 @@ from runtime.processes import drain_on_signal, run_until_told
 from runtime.record import Record
 from runtime.secret import secret_of
 from runtime.tls import tls_of
-from runtime.transports.named import transport_named
+from runtime.transports.named import caution_of, transport_named
 
 log = logging.getLogger(__name__)
 
@@ -223,6 +223,8 @@ def prepare(scenario: Scenario) -> None:
     """Find out once what every part would complain of, and make what they share."""
     says = scenario.serve
     transport_named(says.transport)
+    if (caution := caution_of(says.transport)) is not None:
+        log.warning("%s", caution)
     if not is_synthetic(scenario):
         config_of(scenario, folder_of(scenario))
     secret_of(scenario)
