@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import attrs
 
 from pdflow.methods.catalogue import METHODS
-from pdflow.methods.kv_store import KV_STORE
 from pdflow.methods.mooncake import MOONCAKE_V1
 from pdflow.methods.params.errors import ParamsError
 from pdflow.methods.params.extras import Extras
@@ -25,8 +24,11 @@ from pdflow.methods.params.parse import parse, to_json
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
 from pdflow.protocol.values import Xid
 
-_AS: Final = {KV_STORE.name: "nixl-pull"}
-"""Methods that say it in another one's fields."""
+_OWN: Final = ("nixl-push", "nixl-pull", MOONCAKE_V1.name)
+_OTHERS: Final = {name: method for name, method in METHODS.items() if name not in _OWN}
+_AS: Final = {name: "nixl-pull" if method.pulls else "nixl-push" for name, method in _OTHERS.items()}
+"""Methods that say it in NIXL's fields: the fields of their originals have no room for an engine's coordinates, or are
+parts of a request's id."""
 
 
 @attrs.frozen
