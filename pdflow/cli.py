@@ -110,7 +110,9 @@ def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
 @click.argument("scenario", type=click.Path())
 @click.option("--port", type=click.IntRange(0, 65_535), metavar="N", help="The router's port, instead of serve.port.")
 @_SET
-@click.option("--role", type=click.Choice(["router", "prefill", "decode"]), help="One part only, the others elsewhere.")
+@click.option(
+    "--role", type=click.Choice(["router", "prefill", "decode", "store"]), help="One part only, the others elsewhere."
+)
 @click.option("--name", metavar="NAME", help="With --role: which engine, as in decode-0.")
 @click.option("--host", metavar="ADDRESS", help="With --role: where it listens, instead of serve.host or engine_host.")
 @click.option(
@@ -245,7 +247,7 @@ def calibrate(
     url: str | None,
     overrides: tuple[str, ...],
 ) -> None:
-    """Measure a running cluster, or correct step times by what requests took.
+    """Measure a running cluster, or correct step times.
 
     Without SEEN.csv the cluster that `pdflow serve SCENARIO` has started is probed: PATH/scenario.toml then says what
     its steps, links and messages take, beside a cost file for each pool and links.toml.

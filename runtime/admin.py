@@ -153,7 +153,7 @@ class Admin:
     async def state(self) -> dict[str, Any]:
         """Engines that do not answer have None."""
         node = self.node
-        engines = await self._ask_all("/state", {})
+        engines = await self._ask_all("/state", node.stores)
         silent = sorted(name for name in node.places if not node.is_member(name))
         return {"open": len(node.calls), "drained": sorted(node.drained), "silent": silent, "engines": engines}
 

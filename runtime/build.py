@@ -35,6 +35,7 @@ SERVED: Final = (
     "p2p-nccl-put",
     "p2p-nccl-put-async",
     "p2p-nccl-get",
+    "kv-store",
     "mooncake-v0",
     "mooncake-v1",
 )

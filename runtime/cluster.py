@@ -1,11 +1,12 @@
-"""A whole cluster on this host: the router and every engine, each a process of its own, started, watched and stopped.
+"""A whole cluster on this host: the router and every engine, each a process of its own, started, watched and stopped;
+and every node of a store, which is one more engine here.
 
 An engine whose process ends is lost to the router at once, and started again: a new life, with memory and an
 incarnation of its own. One that ends again and again is given more time between its lives; one that ends well has been
 told to. The router says which engines are to be added. If its process ends, so does the cluster.
 
 To stop, the router is drained first, then the decode engines: nobody is asked for a prompt any more by then, and what
-they still hold has an end. Then the prefill engines end, whatever they hold.
+they still hold has an end. Then the others end, whatever they hold.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from runtime.places import EngineGone, EnginePlace, News, RouterPlace, is_loopba
 from runtime.processes import drain_on_signal, run_until_told
 from runtime.record import Record
 from runtime.secret import secret_of
+from runtime.store_build import stores_of
 from runtime.tls import tls_of
 from runtime.transports.named import caution_of, transport_named
 
@@ -74,7 +76,7 @@ class Cluster:
         self.scenario: Final = scenario
         said = [arg for override in overrides for arg in ("--set", override)]
         self.common: Final = [file, *said, *record.of_parts(), "--child"]
-        self.engines: Final = engines_of(scenario)
+        self.engines: Final = [*engines_of(scenario), *stores_of(scenario)]
         self.roles: Final = {pool.name: pool.role for pool in scenario.pools}
         self.reports: Final = heartbeat_ns(scenario) is not None
         """Engines report to the router themselves, besides."""
@@ -103,21 +105,25 @@ class Cluster:
             nursery.cancel_scope.cancel()
 
     async def _end_engines(self) -> None:
-        """Nobody asks any more. Decode engines first: what they hold may wait for a prefill engine's word. What prefill
-        engines hold then is wanted by nobody, and no lease of it is waited for."""
-        decode, prefill = (
-            [self.processes[name] for name in self.processes if self.roles.get(name.rpartition("-")[0]) == role]
-            for role in ("decode", "prefill")
+        """Nobody asks any more. Decode engines first: what they hold may wait for a prefill engine's word. What others
+        hold then is wanted by nobody, and no lease of it is waited for."""
+        engines = [name for name in self.processes if name != ROUTER]
+        decode, others = (
+            [self.processes[name] for name in engines if (self._role(name) == "decode") is decodes]
+            for decodes in (True, False)
         )
         for process in decode:
             end(process)
         for process in decode:
             await process.wait()
-        for process in prefill:
+        for process in others:
             assert process.stdin is not None
             await process.stdin.aclose()
-        for process in prefill:
+        for process in others:
             await process.wait()
+
+    def _role(self, engine: str) -> str | None:
+        return self.roles.get(engine.rpartition("-")[0])
 
     async def _start_all(self) -> dict[str, Part]:
         parts: dict[str, Part] = {}

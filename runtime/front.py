@@ -44,6 +44,7 @@ from runtime.router_node import RouterNode
 from runtime.routing import SESSION, governed_of, seats_of, session_of
 from runtime.secret import secret_beyond_loopback, secret_of
 from runtime.signed import Gate, Signer
+from runtime.store_build import stores_of
 from runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
@@ -124,8 +125,10 @@ class Front:
         await self.node.serve(Call(request.path, asked.fields, prompts[0], forwarded, answered, responder, session))
 
     def healthy(self) -> bool:
-        """Whether somebody computes prompts, and somebody decodes."""
+        """Whether somebody computes prompts, and somebody decodes; and where KV goes by a store, all of that."""
         node = self.node
+        if None in node.stores.values():
+            return False
         return all(any(node.is_up(info.engine) for info in infos) for infos in (node.prefill, node.decode))
 
 
@@ -138,9 +141,8 @@ async def front(scenario: Scenario, child: bool, record: Record) -> None:
     prefill, decode = ([builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode"))
     client = HttpClient()
     patience_s = scenario.transfer.deadline_s + LATER_S
-    node = RouterNode(
-        governed_of(builder), prefill, decode, scenario.transfer.method, client, patience_s, Signer(secret)
-    )
+    about = (scenario.transfer.method, client, patience_s, Signer(secret), stores_of(scenario))
+    node = RouterNode(governed_of(builder), prefill, decode, *about)
     named = engines_of(scenario)
     spares = [name for name in node.seats if name not in named]
     app = Front(node, open_prompts(scenario), Admin(node, spares, order if child else None), gate)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import trio
@@ -36,6 +36,7 @@ from pdflow.routing.router import (
     PrefillAnswered,
     Reply,
 )
+from pdflow.wiring.stores import node_of
 from runtime.call import Call, Leg
 from runtime.clock import now_ns
 from runtime.http.client import HttpClient
@@ -51,13 +52,16 @@ from runtime.signed import UNSIGNED, Signer
 
 log = logging.getLogger(__name__)
 
+NOT_UP: Final = Coordinates("-", 0)
+"""Where a node of a store is that is not there."""
 STATUS: Final = {Code.REJECTED: 400, Code.DEADLINE: 504}
 NUMBERS: Final = 40
 """Bits of the first request's number: one life's ids are not another's, which engines may still remember."""
 
 
 class RouterNode(Node):
-    """Args: the engines of each role, as the endpoint counts them; method is the scenario's."""
+    """Args: the engines of each role, as the endpoint counts them; method is the scenario's; `stores` are the nodes of
+    its store, by number."""
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class RouterNode(Node):
         client: HttpClient,
         patience_s: float = math.inf,
         signer: Signer = UNSIGNED,
+        stores: Sequence[str] = (),
     ) -> None:
         super().__init__("router")
         self.router: Final = router
@@ -87,6 +92,8 @@ class RouterNode(Node):
         }
         self.places: dict[str, EnginePlace] = {}
         """Engines that are there, by name."""
+        self.stores: Final[dict[str, EnginePlace | None]] = dict.fromkeys(stores)
+        """Nodes of the store that are there. The endpoint knows nothing of them: their legs are P's and D's."""
         self.calls: dict[int, Call] = {}
         self.broken: dict[int, Code] = {}
         """Requests whose answers broke off, and why, until the endpoint has closed them."""
@@ -142,6 +149,8 @@ class RouterNode(Node):
     def hear(self, news: News) -> str:
         """An engine is up, leaving, or gone. Why nobody takes note of that, if so."""
         name = news.engine
+        if name in self.stores:
+            return self._hear_store(news)
         if name not in self.seats:
             return f"there is no engine {name}; there are {', '.join(self.seats)}"
         known = self.places.get(name)
@@ -154,6 +163,22 @@ class RouterNode(Node):
                     self.drain(name)
             case EngineGone(_, incarnation) if known is not None and incarnation in (None, known.incarnation):
                 self._lose(known)
+        return ""
+
+    def _hear_store(self, news: News) -> str:
+        """A node of the store is up, or gone; one that leaves is there until then."""
+        name = news.engine
+        known = self.stores[name]
+        match news:
+            case EnginePlace():
+                if known is None or known.incarnation != news.incarnation:
+                    if known is not None and news.born_ns < known.born_ns:
+                        return f"a younger {name} is at {known.http.host}:{known.http.port}"
+                    log.info("%s is up at %s:%d", name, news.http.host, news.http.port)
+                    self.stores[name] = news
+            case EngineGone(_, incarnation) if known is not None and incarnation in (None, known.incarnation):
+                log.warning("%s is gone", name)
+                self.stores[name] = None
         return ""
 
     def _up(self, place: EnginePlace, known: EnginePlace | None) -> str:
@@ -226,13 +251,15 @@ class RouterNode(Node):
         self._begin(call, "prefill", effect.request_id, self._prefill(call, leg, effect))
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
-        body = call.prefill_body(prefill_json(effect.xid, self.method))
+        stores = tuple(NOT_UP if place is None else place.http for place in self.stores.values())
+        body = call.prefill_body(prefill_json(effect.xid, self.method, stores))
         params, code = await leg.prefill(body, self.method)
         self.put(self.port, PrefillAnswered(effect.request_id, params, code))
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
         call, place = self.calls.get(effect.request), self.places.get(self.decode[effect.engine].engine)
-        source = self.places.get(effect.params.prefill.engine)
+        engine = effect.params.prefill.engine
+        source = self.stores.get(node_of(engine)) if self.stores else self.places.get(engine)
         if call is None or place is None or source is None:
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return

@@ -18,14 +18,20 @@ from runtime.build import Builder, engines_of
 from runtime.engines.prefix import block_names
 from runtime.http.messages import Request
 from runtime.http.openai.fields import Fields
+from runtime.store_build import stores_of
 
+STORE: Final = "store"
+"""The role of what is no engine, and gets no legs."""
 SESSION: Final = b"x-session-id"
 """The header by which a client says what belongs together; else the field `user` does."""
 NOBODY: Final = (b"", b'""', b"null")
 
 
 def seats_of(scenario: Scenario, role: str) -> list[str]:
-    """The engines of that role that there may ever be: those of the file, then those that may be added to them."""
+    """The engines of that role that there may ever be: those of the file, then those that may be added to them. Or the
+    nodes of the store."""
+    if role == STORE:
+        return stores_of(scenario)
     pools = [pool for pool in scenario.pools if pool.role == role]
     spares = range(scenario.serve.spare_engines)
     return engines_of(scenario, role) + [f"{pool.name}-{pool.replicas + more}" for pool in pools for more in spares]

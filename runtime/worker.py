@@ -1,4 +1,4 @@
-"""One engine's process: `python -m runtime.worker FILE --name prefill-0`.
+"""The process of an engine, or of a node of the store: `python -m runtime.worker FILE --name prefill-0`.
 
 Its first line on stdout says where it hears; logs go to stderr. It reports to the router: started by itself, where the
 scenario says that the router is; with --child, where its stdin says so, if that does. SIGTERM drains it: it takes
@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import msgspec
 import trio
@@ -25,44 +26,44 @@ from pdflow.wiring.router import heartbeat_ns
 from runtime.build import Builder, engines_of
 from runtime.clock import wall_ns
 from runtime.engine_api import EngineApi
-from runtime.engine_node import EngineNode
-from runtime.http.server import serve_http
+from runtime.http.server import RequestHandler, serve_http
 from runtime.http.sockets import listen
 from runtime.kv_params import Coordinates
 from runtime.models import open_model
 from runtime.part import arguments, record_of, run_part
 from runtime.places import EnginePlace, is_loopback, reached_at, read_router
 from runtime.processes import drain_on_signal, hear_stdin
-from runtime.prompts import Prompts
-from runtime.ranked_node import MakeTransport
+from runtime.ranked_node import MakeTransport, RankedNode
 from runtime.record import Record
 from runtime.reports import Reporter, router_at
 from runtime.secret import secret_beyond_loopback
 from runtime.signed import Gate, Signer
+from runtime.store_api import StoreApi
+from runtime.store_build import store_node, stores_of
+from runtime.store_prefill_node import StorePrefillNode
 from runtime.tls import tls_of
 from runtime.transports.base import Transport
 from runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
+Door: TypeAlias = Callable[[Coordinates, Gate, Callable[[], None]], RequestHandler]
+"""What answers requests: where ranks hear, whom to believe, and what ends the part."""
 STILL_S = 0.05
 """Between two looks at whether anybody still holds KV here."""
 
 
 async def work(scenario: Scenario, name: str, child: bool, record: Record) -> None:
-    """Serve as that engine, until drained or cancelled."""
+    """Serve as that engine or node, until drained or cancelled."""
     host = scenario.serve.engine_host
     secret, tls = secret_beyond_loopback(scenario, "engine_host"), tls_of(scenario)
     gate = Gate(secret, name)
     router = None if child else router_at(scenario)
     listeners = listening(scenario), listening(scenario)
     builder = Builder(scenario, transport_at(scenario))
-    try:
-        model = open_model(scenario, builder.pool_of(name))
-    except KeyError:
-        engines = ", ".join(engines_of(scenario))
-        raise ScenarioError([Problem(scenario.path, "", f"no engine {name}; there are {engines}")]) from None
-    node = builder.node(name, model)
+    node, door = opened(builder, name)
     node.links.secret, node.links.tls = secret, tls
+    if isinstance(node, StorePrefillNode):
+        node.client.signer = Signer(secret)
     ports = [listener.getsockname()[1] for listener in listeners]
     http, ranks = (Coordinates(host, port) for port in ports)
     place = EnginePlace(name, http, ranks, node.place.incarnation, wall_ns())
@@ -72,15 +73,30 @@ async def work(scenario: Scenario, name: str, child: bool, record: Record) -> No
         reporter.tell(router)
     try:
         with record.of(node, scenario, node.place.incarnation):
-            await serve(node, model.prompts, scenario, listeners, gate, reporter, child)
+            await serve(node, door, scenario, listeners, gate, reporter, child)
     finally:
-        for rank in node.ranks.values():
-            await rank.transport.aclose()
+        await node.aclose()
+
+
+def opened(builder: Builder, name: str) -> tuple[RankedNode, Door]:
+    """One life of that engine or node, and what answers its requests. ScenarioError."""
+    scenario = builder.scenario
+    stores = stores_of(scenario)
+    if name in stores:
+        store = store_node(builder, name)
+        return store, partial(StoreApi, store)
+    try:
+        model = open_model(scenario, builder.pool_of(name))
+    except KeyError:
+        known = ", ".join((*engines_of(scenario), *stores))
+        raise ScenarioError([Problem(scenario.path, "", f"no engine {name}; there are {known}")]) from None
+    node = builder.node(name, model)
+    return node, partial(EngineApi, node, model.prompts, scenario.transfer.method)
 
 
 async def serve(
-    node: EngineNode,
-    prompts: Prompts,
+    node: RankedNode,
+    door: Door,
     scenario: Scenario,
     listeners: tuple[socket.socket, socket.socket],
     gate: Gate,
@@ -102,7 +118,7 @@ async def serve(
         if child:
             nursery.start_soon(hear_stdin, scope, lambda line: reporter.tell(read_router(line).at))
         await nursery.start(node.serve, trio.SocketListener(trio.socket.from_stdlib_socket(listeners[1])))
-        api = EngineApi(node, prompts, scenario.transfer.method, place.kv, gate, drain)
+        api = door(place.kv, gate, drain)
         async with trio.open_nursery() as serving:
             server = await serving.start(serve_http, listeners[0], api)
             nursery.start_soon(drain_on_signal, drain, scenario.serve.drain_s, scope)
@@ -139,9 +155,9 @@ def transport_at(scenario: Scenario) -> MakeTransport:
     return partial(made, host=says.engine_host)
 
 
-async def still(node: EngineNode) -> None:
+async def still(node: RankedNode) -> None:
     """Until nobody holds any of its blocks, in whatever way."""
-    while node.pool.free < node.pool.num_blocks:
+    while not node.is_still():
         await trio.sleep(STILL_S)
 
 

@@ -46,6 +46,11 @@ def get_name(node: str) -> EngineId:
     return node + _GETS
 
 
+def node_of(engine: EngineId) -> str:
+    """The node that is read from by this name."""
+    return engine.removesuffix(_GETS)
+
+
 def load_name(engine: EngineId) -> EngineId:
     """As whom a prefill engine loads."""
     return engine + LOADS
