@@ -9,14 +9,14 @@ to `write`, if somebody listens. Times are of this process's clock, `offset_ns` 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from pdflow.protocol.effects import Commit, PostRead, PostWrite, Send
-from pdflow.protocol.events import DecodeAdmitted, DecodeQueued, PrefillQueued, ReadEnded, Received
-from pdflow.protocol.ids import Reg
+from pdflow.protocol.effects import Commit, Handshake, PostRead, PostWrite, Send
+from pdflow.protocol.events import DecodeAdmitted, DecodeQueued, HandshakeEnded, PrefillQueued, ReadEnded, Received
+from pdflow.protocol.ids import EngineInfo, Reg
 from pdflow.protocol.messages import Code, Done, Message
 from pdflow.protocol.values import Address, EngineId, Instant, RequestId
 from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchDecode, DispatchPrefill, Reply, RequestArrived
@@ -93,6 +93,13 @@ class Frame(_Note, frozen=True, gc=False, tag="frame"):
     heard: bool
 
 
+class Met(_Note, frozen=True, gc=False, tag="met"):
+    """A rank has met another: `t` is when it set out to."""
+
+    peer: Address
+    lasted_ns: int
+
+
 class Moved(_Note, frozen=True, gc=False, tag="moved"):
     """A transfer of one rank has ended: `t` is when it was ordered, and the others follow from there."""
 
@@ -118,25 +125,33 @@ class Stepped(_Note, frozen=True, gc=False, tag="step"):
     """KV blocks that are not free when it is over."""
 
 
-Noted: TypeAlias = Asked | Sent | Heard | Replied | Passed | Generated | Frame | Moved | Stepped
+Noted: TypeAlias = Asked | Sent | Heard | Replied | Passed | Generated | Frame | Met | Moved | Stepped
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A process's notes, for whoever asks."""
+    """A process's notes, for whoever asks: the latest of as many as it has `noted`."""
 
     node: str
     offset_ns: int
     notes: list[Noted]
+    noted: int = 0
+
+    def since(self, wall_ns: int) -> Page:
+        """What has been from then on."""
+        notes = [noted for noted in self.notes if noted.t + self.offset_ns >= wall_ns]
+        return Page(self.node, self.offset_ns, notes, self.noted)
 
 
 class Diary:
-    """Of one node. `names` are the engines by position, prefill and decode, which only a router needs."""
+    """Of one node. `engines` are those of a router, prefill and decode, as it counts them."""
 
     def __init__(self, node: str) -> None:
         self.node: Final = node
         self.kept: Final[deque[Noted]] = deque(maxlen=KEPT)
+        self.noted = 0
         self.write: Callable[[Noted], None] | None = None
-        self.names: tuple[list[EngineId], list[EngineId]] = ([], [])
+        self.engines: tuple[Sequence[EngineInfo], Sequence[EngineInfo]] = ((), ())
+        self._meeting: Final[dict[tuple[Address, Address], Instant]] = {}
         self._turns: Final[dict[type, Callable[[Address, Any, Instant], None]]] = {
             RequestArrived: self._arrived,
             DispatchPrefill: self._prefill_sent,
@@ -152,14 +167,17 @@ class Diary:
             ReadEnded: self._read,
             Received: self._received,
             Send: self._send,
+            Handshake: self._meets,
+            HandshakeEnded: self._met,
             Commit: self._stage("notify"),
         }
 
     def page(self) -> Page:
-        return Page(self.node, wall_offset_ns(), list(self.kept))
+        return Page(self.node, wall_offset_ns(), list(self.kept), self.noted)
 
     def note(self, noted: Noted) -> None:
         self.kept.append(noted)
+        self.noted += 1
         if self.write is not None:
             self.write(noted)
 
@@ -212,13 +230,13 @@ class Diary:
         self.note(Asked(now, event.request, event.prompt_tokens))
 
     def _prefill_sent(self, address: Address, effect: DispatchPrefill, now: Instant) -> None:
-        self.note(Sent(now, effect.request, effect.request_id, "prefill", self.names[0][effect.engine]))
+        self.note(Sent(now, effect.request, effect.request_id, "prefill", self.engines[0][effect.engine].engine))
 
     def _decode_sent(self, address: Address, effect: DispatchDecode, now: Instant) -> None:
-        self.note(Sent(now, effect.request, effect.request_id, "decode", self.names[1][effect.engine]))
+        self.note(Sent(now, effect.request, effect.request_id, "decode", self.engines[1][effect.engine].engine))
 
     def _alone_sent(self, address: Address, effect: DispatchAlone, now: Instant) -> None:
-        self.note(Sent(now, effect.request, effect.request_id, "alone", self.names[1][effect.engine]))
+        self.note(Sent(now, effect.request, effect.request_id, "alone", self.engines[1][effect.engine].engine))
 
     def _decoded(self, address: Address, event: DecodeEnded, now: Instant) -> None:
         if event.code is Code.NONE:
@@ -241,6 +259,14 @@ class Diary:
             self.note(Passed(now, said.reg.request_id, "xfer_wire"))
         else:
             self.note(Frame(now, _request_id(said), type(said).__name__, event.sender, address, True))
+
+    def _meets(self, address: Address, effect: Handshake, now: Instant) -> None:
+        self._meeting[address, effect.peer] = now
+
+    def _met(self, address: Address, event: HandshakeEnded, now: Instant) -> None:
+        begun = self._meeting.pop((address, event.peer), None)
+        if begun is not None and event.ok:
+            self.note(Met(begun, event.peer, now - begun))
 
     def _send(self, address: Address, effect: Send, now: Instant) -> None:
         said = effect.message

@@ -81,7 +81,7 @@ class RouterNode(Node):
         self.port: Final = self.add("router", router, 0)
         self.prefill: Final = prefill
         self.decode: Final = decode
-        self.diary.names = ([info.engine for info in prefill], [info.engine for info in decode])
+        self.diary.engines = (prefill, decode)
         self.method: Final = method
         self.client: Final = client
         self.patience_s: Final = patience_s

@@ -1,0 +1,220 @@
+"""The twin: a live cluster, and the simulation of what `pdflow calibrate` says of it, under the same requests.
+
+    python -m benchmarks.twin torch        one P and one D that compute, each pinned to a core, at three loads
+    python -m benchmarks.twin synthetic    two P and two D that take the time that a scenario's GPUs would
+
+A cluster is started and calibrated; then requests are sent by `pdflow bench`, each at the instant and with the lengths
+that the simulation draws too. Live stages are those that the cluster's parts note (runtime/rows.py): from the request's
+arrival at the router until its first token passes there. Printed for each stage: its share of TTFT, the medians, and
+the median of |simulated / live - 1| over the requests of which it makes at least 5 % of TTFT, live or simulated; judged
+are stages that make at least 5 % of TTFT altogether.
+
+What the model doesn't hold: cores that are shared with whatever else runs, here the router and the load generator, and
+on a machine with other work that, too; caches and clock speeds that depend on what ran before; the collector of Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import trio
+
+from pdflow import simulate
+from pdflow.results.records import STAGES, Records, stage_durations_ns
+from pdflow.scenario.costs import step_cost
+from pdflow.scenario.editable import Scenario
+from runtime.calibrate.command import measured_of
+from runtime.calibrate.files import write
+from runtime.calibrate.probe import Probe
+from runtime.calibrate.traffic import rate_at
+from runtime.clock import now_ns, wall_offset_ns
+from runtime.diary import Page
+from runtime.http.client import HttpClient
+from runtime.rows import rows
+from tests.runtime.support.served import ROOT, Served, served
+
+LOADS: Final = (0.2, 0.4, 0.6)
+"""Of the busiest engine's core."""
+JUDGED: Final = 0.05
+STAGE_AIM: Final = 0.15
+P99_AIM: Final = 0.25
+FETCH_S: Final = 3.0
+
+
+class Setting(NamedTuple):
+    """A cluster, by an example and what replaces values of it."""
+
+    file: str
+    overrides: tuple[str, ...]
+    pinned: bool
+
+
+SETTINGS: Final = {
+    "torch": Setting(
+        "examples/serve-quickstart.toml",
+        (
+            "pool.prefill.replicas=1",
+            "pool.decode.replicas=1",
+            "workload.input_tokens={ dist = 'uniform', low = 32, high = 768 }",
+        ),
+        True,
+    ),
+    "synthetic": Setting(
+        "examples/serve-quickstart.toml",
+        (
+            "model.preset='llama-3.1-8b'",
+            *(f"pool.{pool}.{key}" for pool in ("prefill", "decode") for key in ("engine=synthetic", "gpu='h100-sxm'")),
+            "workload.input_tokens={ dist = 'uniform', low = 512, high = 8192 }",
+            "workload.output_tokens={ dist = 'uniform', low = 16, high = 256 }",
+        ),
+        False,
+    ),
+}
+
+
+class Row(NamedTuple):
+    """A stage; `each` is the median error over the requests in which it counts."""
+
+    stage: str
+    share: float
+    live_ms: float
+    simulated_ms: float
+    each: float
+    counts: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.twin", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("which", choices=SETTINGS)
+    parser.add_argument("--requests", type=int, default=150, help="at each load")
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    parser.add_argument("--keep", type=Path, help="a folder for what is written, to be looked at")
+    asked = parser.parse_args()
+    setting = SETTINGS[asked.which]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = asked.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        with served(folder, ROOT / setting.file, *setting.overrides) as cluster:
+            if setting.pinned:
+                pin(cluster.pid_of("prefill-0"), 0)
+                pin(cluster.pid_of("decode-0"), 1)
+            calibrated = calibrate(cluster, setting, folder / "calibrated")
+            missed = [load for load in asked.loads if not at_load(cluster, calibrated, load, asked.requests, folder)]
+    print(f"\naim met at {len(asked.loads) - len(missed)} of {len(asked.loads)} loads")
+    return 1 if missed else 0
+
+
+def pin(pid: int, core: int) -> None:
+    """All its threads, and those that these start."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {core})
+
+
+def calibrate(cluster: Served, setting: Setting, out: Path) -> Scenario:
+    url = f"http://{cluster.host}:{cluster.port}"
+    said = [arg for override in setting.overrides for arg in ("--set", override)]
+    command = ["calibrate", str(ROOT / setting.file), *said, "--url", url, "-o", str(out)]
+    subprocess.run([sys.executable, "-m", "pdflow", *command], check=True, cwd=ROOT)
+    return Scenario.load(out / "scenario.toml")
+
+
+def at_load(cluster: Served, calibrated: Scenario, load: float, requests: int, folder: Path) -> bool:
+    """Play it live, simulate it, compare. Whether the aim is met."""
+    scenario = calibrated.resolved
+    costs = {pool.name: step_cost(scenario.model, pool, scenario.base_dir) for pool in scenario.pools}
+    rate = round(rate_at(scenario, costs, load), 3)
+    edited = calibrated.with_(
+        {
+            "scenario.seed": 1000 + round(100 * load),
+            "workload.requests": requests,
+            "workload.arrival": {"process": "poisson", "rate_rps": rate},
+        }
+    )
+    file = folder / f"load-{load:g}.toml"
+    edited.save(file)
+    pages = played(cluster, file, folder / f"live-{load:g}")
+    live = rows(pages, edited.resolved).records
+    print(f"\nload {load:.0%}: {requests} requests, {rate:g} per second")
+    met = compare(live, simulate(edited).records)
+    own = folder / f"own-{load:g}"
+    write(own, edited, measured_of(edited.resolved, pages, 0), "benchmarks.twin")
+    print("  with the times of this very run, so that only the model's form is to blame:")
+    compare(live, simulate(Scenario.load(own / "scenario.toml")).records)
+    return met
+
+
+def played(cluster: Served, file: Path, out: Path) -> list[Page]:
+    """What the cluster's parts note while that file's requests are sent."""
+    command = ["bench", "--scenario", str(file), "--port", str(cluster.port), "--quiet", "--out", str(out)]
+
+    async def run() -> list[Page]:
+        client = HttpClient()
+        probe = Probe(client, cluster.host, cluster.port, "", 0)
+        since = now_ns() + wall_offset_ns()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch, probe)
+                await trio.run_process([sys.executable, "-m", "pdflow", *command], cwd=ROOT)
+                nursery.cancel_scope.cancel()
+            await probe.fetch()
+        finally:
+            client.close()
+        return [page.since(since) for page in probe.pages()]
+
+    async def watch(probe: Probe) -> None:
+        while True:
+            await probe.fetch()
+            await trio.sleep(FETCH_S)
+
+    return trio.run(run)
+
+
+def compare(live: Records, simulated: Records) -> bool:
+    """Print stage by stage; whether the aim is met."""
+    done = [np.array([outcome == "completed" for outcome in run.outcome]) for run in (live, simulated)]
+    if live.input_tokens != simulated.input_tokens:
+        print(f"  not the same requests: {done[0].sum()} live, {done[1].sum()} simulated")
+        return False
+    both = done[0] & done[1]
+    print(f"  {both.sum()} of {len(both)} completed live and simulated")
+    l_stages, s_stages = (stage_durations_ns(run)[:, both] / 1e6 for run in (live, simulated))
+    ttfts = l_stages.sum(axis=0), s_stages.sum(axis=0)
+    met = True
+    print(f"  {'stage':<13}{'share':>7}{'live p50':>10}{'sim p50':>10}{'error':>8}{'of':>6}")
+    for at, stage in enumerate((*STAGES, "TTFT")):
+        pair = ttfts if stage == "TTFT" else (l_stages[at], s_stages[at])
+        row = row_of(stage, *pair, *ttfts)
+        judged = row.share >= JUDGED and stage != "TTFT"
+        met = met and (row.each <= STAGE_AIM or not judged)
+        verdict = _verdict(row.each, STAGE_AIM) if judged else ""
+        print(
+            f"  {stage:<13}{row.share:>7.1%}{row.live_ms:>10.2f}{row.simulated_ms:>10.2f}"
+            f"{row.each:>8.1%}{row.counts:>6}  {verdict}"
+        )
+    p99s = [float(np.quantile(ttft, 0.99)) for ttft in ttfts]
+    off = abs(p99s[1] / p99s[0] - 1)
+    print(f"  p99 TTFT: {p99s[0]:.1f} ms live, {p99s[1]:.1f} ms simulated, {off:.1%} off  {_verdict(off, P99_AIM)}")
+    return met and off <= P99_AIM
+
+
+def _verdict(off: float, aim: float) -> str:
+    return "ok" if off <= aim else "NOT MET"
+
+
+def row_of(stage: str, live: Any, simulated: Any, live_ttft: Any, simulated_ttft: Any) -> Row:
+    counts = (live >= JUDGED * live_ttft) | (simulated >= JUDGED * simulated_ttft)
+    took = counts & (live > 0)
+    each = float(np.median(np.abs(simulated[took] / live[took] - 1))) if took.any() else 0.0
+    share = float(live.sum() / live_ttft.sum())
+    return Row(stage, share, float(np.median(live)), float(np.median(simulated)), each, int(took.sum()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

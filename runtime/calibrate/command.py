@@ -1,0 +1,127 @@
+"""`pdflow calibrate` of a running cluster: it is probed, what its parts note is fetched, and a scenario is written that
+says what was measured."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from pdflow.errors import EXIT_DONE, PdflowError
+from pdflow.scenario.editable import Scenario as Editable
+from pdflow.scenario.load import read, resolve
+from pdflow.scenario.schema import Pool, Scenario
+from runtime.bench.asked import Asked
+from runtime.bench.target import model_of, server_of
+from runtime.build import refuse_what_is_not_served
+from runtime.calibrate.delays import delays, door_s, link_values
+from runtime.calibrate.files import Measured, values_of, write
+from runtime.calibrate.probe import Probe, ProbeError, rounds
+from runtime.calibrate.steps import StepFit, TooFewStepsError, fit_steps
+from runtime.calibrate.traffic import drawn, rate_at
+from runtime.clock import now_ns, wall_offset_ns
+from runtime.diary import Asked as Arrived
+from runtime.diary import Moved, Page, Stepped
+from runtime.http.client import HttpClient
+from runtime.models import is_synthetic, open_prompts
+from runtime.processes import leaves
+
+BUSY: Final = 0.35
+"""Share of their time that engines work while hops and messages are measured."""
+PLAYED_S: Final = 15.0
+LEAST: Final = 30
+MOST: Final = 300
+"""Requests of that traffic, which lasts about so long."""
+
+
+def main(file: str, overrides: Sequence[str], url: str | None, out: Path, command: Sequence[str]) -> int:
+    """The exit code. PdflowError for bad input, and where nobody answers."""
+    edited = edited_of(file, overrides)
+    scenario = edited.resolved
+    refuse_what_is_not_served(scenario)
+    at = url or f"http://{scenario.serve.host}:{scenario.serve.port}"
+    try:
+        measured = trio.run(probed, scenario, Asked(base_url=at))
+    except BaseExceptionGroup as group:
+        raise next((error for error in leaves(group) if isinstance(error, PdflowError)), group) from None
+    said = shlex.join(["pdflow", *command])
+    written = write(out, edited, measured, said)
+    show(scenario, measured, written)
+    return EXIT_DONE
+
+
+def edited_of(file: str, overrides: Sequence[str]) -> Editable:
+    """The scenario with `--set`s, as it is written down again. ScenarioError."""
+    draft = read(file)
+    draft.override(overrides, None)
+    return Editable(draft, resolve(draft), {})
+
+
+async def probed(scenario: Scenario, asked: Asked) -> Measured:
+    """What came of probing it: first for what steps take, then, with traffic as the scenario has it, for the rest."""
+    client = HttpClient(connect_s=10.0)
+    server = server_of(asked)
+    try:
+        model = await model_of(client, server, asked)
+        probe = Probe(client, server.host, server.port, model, scenario.seed)
+        await probe.fetch()
+        await probe.send_all(rounds(scenario, open_prompts(scenario).context_tokens))
+        steps = steps_of(scenario, probe.pages())
+        rate_rps = rate_at(scenario, {name: fit.cost for name, fit in steps.items()}, BUSY)
+        since = now_ns() + wall_offset_ns()
+        await probe.play(drawn(scenario, max(LEAST, min(MOST, round(PLAYED_S * rate_rps))), rate_rps))
+        return measured_of(scenario, probe.pages(), since)
+    finally:
+        client.close()
+
+
+def steps_of(scenario: Scenario, pages: Sequence[Page]) -> dict[str, StepFit]:
+    """By pool. ProbeError if there is too little to go by."""
+    steps = {}
+    for pool in scenario.pools:
+        engines = engines_of(pool)
+        noted = [note for page in pages if page.node in engines for note in page.notes if isinstance(note, Stepped)]
+        try:
+            steps[pool.name] = fit_steps(noted)
+        except TooFewStepsError as error:
+            raise ProbeError(f"pool {pool.name}: {error}") from None
+    return steps
+
+
+def measured_of(scenario: Scenario, pages: Sequence[Page], since_ns: int) -> Measured:
+    """Steps are of all that was noted, hops and messages of what has been since then."""
+    lately = [page.since(since_ns) for page in pages]
+    links = link_values(delays(pages), delays(lately), is_synthetic(scenario))
+    doors = {pool.name: door_s(delays(lately), engines_of(pool), links.http_latency_s) for pool in scenario.pools}
+    return Measured(
+        steps=steps_of(scenario, pages),
+        doors_s=doors,
+        links=links,
+        requests=sum(isinstance(note, Arrived) for page in pages for note in page.notes),
+        transfers=sum(isinstance(note, Moved) for page in pages for note in page.notes),
+    )
+
+
+def engines_of(pool: Pool) -> list[str]:
+    return [f"{pool.name}-{number}" for number in range(pool.replicas)]
+
+
+def show(scenario: Scenario, measured: Measured, written: Sequence[Path]) -> None:
+    """What came of it."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    table = Table("pool", "steps", "kinds", "median miss", "p95", "API server, ms", box=None)
+    for pool in scenario.pools:
+        fit = measured.steps[pool.name]
+        door = f"{measured.doors_s[pool.name] * 1e3:.2f}"
+        off = fit.kept_out
+        table.add_row(pool.name, f"{fit.steps:,}", f"{fit.kinds}", f"{off.median:.1%}", f"{off.p95:.1%}", door)
+    console.print(table)
+    for key, value in values_of(measured.links).items():
+        console.print(f"  {key} = {value}")
+    for path in written:
+        console.print(f"written: {path}", style="dim", soft_wrap=True)

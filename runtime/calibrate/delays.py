@@ -1,0 +1,186 @@
+"""What hops, messages and transfers take, from the notes of all parts: samples in ns, and a scenario's few numbers.
+
+Each is measured between two instants at which the same thing is noted in the simulated world, so that whatever lies
+between them, a process's wake-up or a JSON document that is read, is in the number. Medians: what a busy core adds now
+and then is the queue's business, not the link's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+from typing import Final, TypeAlias
+
+import attrs
+
+from pdflow.protocol.messages import Register
+from pdflow.protocol.values import Address, EngineId, Instant, RequestId, S
+from runtime.diary import TOKEN, Frame, Heard, Met, Moved, Noted, Page, Passed, Sent
+from runtime.rows import timed
+
+Samples: TypeAlias = list[int]
+REGISTER: Final = Register.__name__
+
+
+@attrs.frozen
+class Transfer:
+    """One: posting is from when nothing was missing any more until its last descriptor is posted."""
+
+    nbytes: int
+    descriptors: int
+    posting_ns: int
+    wire_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class Delays:
+    """What was seen."""
+
+    hop_ns: Samples
+    """From D's first token to where the router passes its piece on."""
+    door_ns: dict[EngineId, Samples]
+    """From where the router sends a leg until the engine has it."""
+    control_ns: Samples
+    met_ns: Samples
+    transfers: list[Transfer]
+
+
+def delays(pages: Sequence[Page]) -> Delays:
+    seen = _Seen()
+    for _, t, noted in sorted(timed(pages), key=lambda entry: entry[1]):
+        seen.take(t, noted)
+    return seen.delays()
+
+
+class _Seen:
+    """Puts the notes of one request, or of one frame, side by side."""
+
+    def __init__(self) -> None:
+        self._marks: defaultdict[RequestId, dict[str, Instant]] = defaultdict(dict)
+        self._sent: list[tuple[Instant, Sent]] = []
+        self._heard: dict[int, Instant] = {}
+        self._said: dict[tuple[RequestId, str, Address, Address], Instant] = {}
+        self._moved: defaultdict[RequestId, list[Moved]] = defaultdict(list)
+        self._control: Samples = []
+        self._met: Samples = []
+
+    def take(self, t: Instant, noted: Noted) -> None:
+        match noted:
+            case Passed(request_id=request_id, stage=stage):
+                self._marks[request_id][stage] = t
+            case Sent():
+                self._sent.append((t, noted))
+            case Heard(request=request):
+                self._heard[request] = t
+            case Frame():
+                self._frame(t, noted)
+            case Met(lasted_ns=lasted):
+                self._met.append(lasted)
+            case Moved(request_id=request_id):
+                self._moved[request_id].append(noted)
+
+    def _frame(self, t: Instant, frame: Frame) -> None:
+        if not frame.request_id:
+            return  # which of those alike it was, nobody could say
+        key = (frame.request_id, frame.kind, frame.sender, frame.receiver)
+        if not frame.heard:
+            self._said[key] = t
+            return
+        began = self._said.pop(key, None)
+        if began is not None:
+            self._control.append(t - began)
+        if frame.kind == REGISTER:
+            self._marks[frame.request_id][REGISTER] = t
+
+    def delays(self) -> Delays:
+        doors: defaultdict[EngineId, Samples] = defaultdict(list)
+        hops = []
+        for t, sent in self._sent:
+            marks = self._marks[sent.request_id]
+            arrived = marks.get("handoff" if sent.role == "decode" else "route")
+            if arrived is not None:
+                doors[sent.engine].append(arrived - t)
+            if sent.role != "prefill" and TOKEN in marks and sent.request in self._heard:
+                hops.append(self._heard[sent.request] - marks[TOKEN])
+        moved = [_transfer(self._marks[request_id], parts) for request_id, parts in self._moved.items()]
+        return Delays(
+            hop_ns=hops,
+            door_ns=dict(doors),
+            control_ns=self._control,
+            met_ns=self._met,
+            transfers=[transfer for transfer in moved if transfer is not None],
+        )
+
+
+def _transfer(marks: dict[str, Instant], parts: Sequence[Moved]) -> Transfer | None:
+    """Of a prompt that one rank moved: several post at once, and which of them waited for which is not to be seen."""
+    if len(parts) != 1 or not {"prefill", "xfer_post", "xfer_wire"} <= marks.keys():
+        return None
+    ready = max(marks[mark] for mark in ("prefill", "handoff", "d_admit", REGISTER) if mark in marks)
+    posting, wire = marks["xfer_post"] - ready, marks["xfer_wire"] - marks["xfer_post"]
+    return Transfer(parts[0].nbytes, parts[0].descriptors, max(0, posting), max(0, wire))
+
+
+@attrs.frozen(kw_only=True)
+class LinkValues:
+    """A `[network]` table's, in seconds and bytes."""
+
+    bandwidth_bytes_per_s: int | None
+    latency_s: float
+    per_message_s: float
+    per_descriptor_s: float
+    control_latency_s: float
+    handshake_s: float | None
+    """None: nobody has met while it was looked at."""
+    http_latency_s: float
+
+
+def link_values(whole: Delays, found: Delays, synthetic: bool) -> LinkValues:
+    """`found` is of the traffic that counts; it was not seen there, but in the `whole`, how engines met.
+
+    Of `synthetic` engines, whose KV is not as large as it is simulated, its size says nothing.
+    """
+    posting = [(one.descriptors, one.posting_ns) for one in found.transfers]
+    wire = [(one.nbytes, one.wire_ns) for one in found.transfers]
+    if synthetic:
+        posting, wire = [(1, ns) for _, ns in posting], [(1, ns) for _, ns in wire]
+    message_ns, descriptor_ns = line(posting)
+    latency_ns, byte_ns = line(wire)
+    return LinkValues(
+        bandwidth_bytes_per_s=round(S / byte_ns) if byte_ns else None,
+        latency_s=latency_ns / S,
+        per_message_s=message_ns / S,
+        per_descriptor_s=descriptor_ns / S,
+        control_latency_s=typical(found.control_ns) / S,
+        handshake_s=median(whole.met_ns) / S if whole.met_ns else None,
+        http_latency_s=typical(found.hop_ns) / S,
+    )
+
+
+def door_s(found: Delays, engines: Sequence[EngineId], hop_s: float) -> float:
+    """What a pool's API server takes, beside the hop of HTTP to it."""
+    samples = [ns for engine in engines for ns in found.door_ns.get(engine, ())]
+    return max(0.0, typical(samples) / S - hop_s)
+
+
+def typical(samples: Sequence[int]) -> float:
+    """0 of nothing."""
+    return max(0.0, float(median(samples))) if samples else 0.0
+
+
+def line(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """(y at 0, rise for each x) of the line nearest to the medians at each x, neither below 0."""
+    by_x: defaultdict[int, Samples] = defaultdict(list)
+    for x, y in points:
+        by_x[x].append(y)
+    medians = [(float(x), float(median(ys)), len(ys)) for x, ys in by_x.items()]
+    if not medians:
+        return 0.0, 0.0
+    many = sum(count for _, _, count in medians)
+    mean_x, mean_y = (sum(entry[axis] * entry[2] for entry in medians) / many for axis in (0, 1))
+    spread = sum(count * (x - mean_x) ** 2 for x, _, count in medians)
+    slope = sum(count * (x - mean_x) * (y - mean_y) for x, y, count in medians) / spread if spread else 0.0
+    if slope <= 0:
+        return mean_y, 0.0
+    return (mean_y - slope * mean_x, slope) if mean_y > slope * mean_x else (0.0, mean_y / mean_x)

@@ -1,0 +1,120 @@
+"""What was measured, as files: a scenario that says of its cluster what the one that was served says, but for times; a
+cost file for each pool; and the links, for whoever has such links.
+
+links.toml has the form of the link presets (`scenario/presets/links`): values of a `[network]` table, each with its
+source.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from pdflow.results.write import guarding, make_folder, replacing
+from pdflow.scenario.cost_file import CostFile, Engine, MadeFrom, RowErrors, cost_file, written
+from pdflow.scenario.editable import Scenario as Editable
+from pdflow.scenario.fit import kv_tokens_of
+from pdflow.scenario.schema import Pool, Scenario
+from pdflow.scenario.toml_text import toml_text
+from pdflow.version import version
+from runtime.calibrate.delays import LinkValues
+from runtime.calibrate.steps import StepFit
+
+SCENARIO_NAME: Final = "scenario.toml"
+LINKS_NAME: Final = "links.toml"
+
+
+@attrs.frozen(kw_only=True)
+class Measured:
+    """Of a cluster: by pool the step times, and what an API server takes; the links between all."""
+
+    steps: Mapping[str, StepFit]
+    doors_s: Mapping[str, float]
+    links: LinkValues
+    requests: int
+    transfers: int
+
+
+def write(folder: Path, edited: Editable, measured: Measured, command: str) -> list[Path]:
+    """All of it; the files. OutputError, ScenarioError."""
+    make_folder(folder)
+    scenario = edited.resolved
+    files: dict[Path, str] = {}
+    edits: dict[str, Any] = {"network": _network(edited, measured.links)}
+    for pool in scenario.pools:
+        path = folder / f"cost-{pool.name}.json"
+        files[path] = written(cost_of(scenario, pool, measured.steps[pool.name], command))
+        edits[f"pool.{pool.name}.cost"] = {"model": "measured", "path": os.path.relpath(path, edited.folder)}
+        edits[f"pool.{pool.name}.api_server_s"] = _round(measured.doors_s[pool.name])
+        # A live engine composes a step when the one before it has ended.
+        edits[f"pool.{pool.name}.async_scheduling"] = False
+    files[folder / LINKS_NAME] = links_text(scenario, measured, command)
+    for path, text in files.items():
+        with replacing(path) as file, guarding(path):
+            file.write(text.encode())
+    where = folder / SCENARIO_NAME
+    with guarding(where):
+        edited.with_(edits).save(where)
+    return [where, *files]
+
+
+def _network(edited: Editable, links: LinkValues) -> dict[str, Any]:
+    """As the scenario has it, but for what was measured: its switches and paths are nobody's who looks from here."""
+    said = edited.document().get("network", {})
+    return {key: value for key, value in said.items() if key not in ("nics_per_rank", "slice_bytes")} | values_of(links)
+
+
+def values_of(links: LinkValues) -> dict[str, Any]:
+    """A live transfer joins blocks that follow each other, and nothing in it waits for a poll."""
+    said = {name: value for name, value in attrs.asdict(links).items() if value is not None}
+    rounded = {name: value if isinstance(value, int) else _round(value) for name, value in said.items()}
+    return {"bandwidth_bytes_per_s": float("inf")} | rounded | {"coalesce": True, "poll": False}
+
+
+def _round(seconds: float) -> float:
+    """To the nanosecond."""
+    return round(seconds, 9)
+
+
+def links_text(scenario: Scenario, measured: Measured, command: str) -> str:
+    moves = f"{scenario.serve.transport}, {scenario.transfer.method}"
+    seen = f"medians of {measured.transfers} transfers and {measured.requests} requests"
+    return toml_text(
+        {
+            "summary": f"{moves}, as pdflow {version()} moves KV on one host",
+            "source": f"{command}: {seen}",
+            "values": {key: value for key, value in values_of(measured.links).items() if key != "coalesce"},
+        }
+    )
+
+
+def cost_of(scenario: Scenario, pool: Pool, fit: StepFit, command: str) -> CostFile:
+    """The cost file of a pool. Its bar is what was seen of steps that the fit has not seen; of TTFT it says nothing."""
+    off = fit.kept_out
+    cost = attrs.evolve(
+        fit.cost,
+        provenance=f"measured: {fit.steps} steps of a running cluster, {pool.engine} engines",
+        rel_error={"all": f"single steps ±{off.median:.0%} in the median, ±{off.p95:.0%} of 95 %"},
+    )
+    engine = Engine(
+        gpu=pool.gpu.name,
+        model=scenario.model.name,
+        tp=pool.tp,
+        weight_bytes_per_param=scenario.model.weight_bytes_per_param,
+        kv_bytes_per_value=scenario.model.kv_bytes_per_value,
+        software=f"pdflow {version()}, {pool.engine}",
+        kv_tokens=kv_tokens_of(scenario.model, pool),
+    )
+    made_from = MadeFrom(
+        source="steps that the engines noted while they were probed",
+        command=command,
+        fitted_on=(f"{fit.kinds} kinds of steps, the median of each",),
+        held_out=("every other step",),
+        notes=("a step is from its composition until all its tokens have been told",),
+    )
+    rows = RowErrors(of="every other step", rows=fit.steps // 2, **attrs.asdict(off))
+    return cost_file(cost, engine, made_from, (rows,))

@@ -1,0 +1,147 @@
+"""What is sent to a running cluster so that its engines make steps of all sizes: prompts one by one, short and long,
+and then so many at once that batches fill.
+
+Notes are fetched after each round, before later ones push them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import attrs
+import msgspec
+import trio
+
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError
+from pdflow.scenario.schema import Scenario
+from pdflow.workload.request import Request
+from runtime.bench.contents import Contents
+from runtime.bench.form import Form
+from runtime.bench.sender import Server
+from runtime.clock import deadline_of, now_ns
+from runtime.diary import Page
+from runtime.http.client import HttpClient
+from runtime.http.errors import UpstreamError
+from runtime.http.messages import JSON
+
+COMPLETIONS: Final = "/v1/completions"
+NOTES: Final = "/admin/notes"
+LENGTHS: Final = (1, 8, 32, 64, 128, 256, 512, 1024, 2048)
+SHORT: Final = 256
+"""The longest prompt of those that are sent together."""
+TOGETHER: Final = (2, 4, 8, 16, 32)
+MOST_BYTES: Final = 1 << 30
+"""Of all parts' notes: a few MB each."""
+FETCH_EVERY: Final = 16
+ALONE_TIMES: Final = 3
+ALONE_TOKENS: Final = 12
+TOGETHER_TOKENS: Final = 40
+
+
+class ProbeError(PdflowError):
+    """The cluster does not answer as it must to be measured."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+@attrs.frozen
+class Round:
+    """Requests that are sent at once: (tokens of the prompt, of the answer) each."""
+
+    requests: tuple[tuple[int, int], ...]
+
+
+def rounds(scenario: Scenario, context_tokens: int) -> Iterator[Round]:
+    """Every engine of each role comes to see each of them, whoever the router chooses."""
+    engines = max(pool.replicas for pool in scenario.pools)
+    room = min(context_tokens, *(pool.step_tokens for pool in scenario.pools if pool.role == "prefill"))
+    lengths = [length for length in LENGTHS if length + ALONE_TOKENS <= room]
+    for _ in range(ALONE_TIMES * engines):
+        for length in lengths:
+            yield Round(((length, ALONE_TOKENS),))
+    most = min(pool.max_num_seqs for pool in scenario.pools)
+    short = [length for length in lengths if length <= SHORT and length + TOGETHER_TOKENS <= context_tokens]
+    for together in (count for count in TOGETHER if count <= most):
+        for turn in range(2):
+            sizes = [short[(number + turn) % len(short)] for number in range(together * engines)]
+            yield Round(tuple((size, TOGETHER_TOKENS) for size in sizes))
+
+
+class Probe:
+    """Of one cluster."""
+
+    def __init__(self, client: HttpClient, host: str, port: int, model: str, seed: int) -> None:
+        self._client: Final = client
+        self._at: Final = Server(host, port, COMPLETIONS, (JSON,))
+        self._form: Final = Form(path=COMPLETIONS, model=model, ignore_eos=True, sampling={"temperature": 0.0})
+        self._contents: Final = Contents(seed, 1)
+        self._sent = 0
+        self._pages: dict[str, Page] = {}
+
+    async def send_all(self, wanted: Iterable[Round]) -> None:
+        """Round by round."""
+        for number, each in enumerate(wanted, start=1):
+            await self._send(each)
+            if number % FETCH_EVERY == 0:
+                await self.fetch()
+        await self.fetch()
+
+    async def play(self, requests: Sequence[Request]) -> None:
+        """Each at its own instant."""
+        begun = now_ns()
+        async with trio.open_nursery() as nursery:
+            for number, request in enumerate(requests, start=1):
+                body = self._body(request.input_tokens, request.output_tokens)
+                await trio.sleep_until(deadline_of(begun + request.arrival_ns))
+                nursery.start_soon(self._ask, body)
+                if number % FETCH_EVERY == 0:
+                    await self.fetch()
+        await self.fetch()
+
+    async def _send(self, wanted: Round) -> None:
+        """Until all are answered. ProbeError if one is not."""
+        async with trio.open_nursery() as nursery:
+            for prompt, answer in wanted.requests:
+                nursery.start_soon(self._ask, self._body(prompt, answer))
+
+    def _body(self, prompt: int, answer: int) -> bytes:
+        """Each prompt is another: none is in a cache."""
+        self._sent += 1
+        return self._form.body(self._contents.made(f"probe/{self._sent}", prompt), answer)
+
+    async def _ask(self, body: bytes) -> None:
+        host, port, path, headers = self._at
+        try:
+            async with self._client.request("POST", host, port, path, headers, body) as response:
+                answer = await response.read()
+                if response.status != 200:
+                    raise ProbeError(f"{self._at.url} answers {response.status}: {answer[:200]!r}")
+        except UpstreamError as error:
+            raise ProbeError(f"{self._at.url} does not answer: {error}") from None
+
+    async def fetch(self) -> None:
+        """What all parts have noted since it was asked last."""
+        host, port, _, _ = self._at
+        try:
+            async with self._client.request("GET", host, port, NOTES) as response:
+                body = await response.read(MOST_BYTES)
+                if response.status != 200:
+                    raise ProbeError(f"http://{host}:{port}{NOTES} answers {response.status}: {body[:200]!r}")
+        except UpstreamError as error:
+            raise ProbeError(f"http://{host}:{port} does not answer: {error}") from None
+        for page in msgspec.json.decode(body, type=list[Page]):
+            before = self._pages.get(page.node)
+            self._pages[page.node] = page if before is None else continued(before, page)
+
+    def pages(self) -> Sequence[Page]:
+        return list(self._pages.values())
+
+
+def continued(before: Page, page: Page) -> Page:
+    """What is new of it behind what is known. An engine's next life begins anew, and its clock goes on."""
+    new = page.noted - before.noted
+    if new < 0:
+        new = len(page.notes)
+    notes = before.notes + (page.notes[-new:] if new else [])
+    return Page(page.node, page.offset_ns, notes, page.noted)

@@ -1,0 +1,95 @@
+"""Hops, messages and transfers are measured between the instants at which a simulation has them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
+
+from runtime.calibrate.delays import Transfer, delays, door_s, line, link_values
+from runtime.diary import TOKEN, Asked, Frame, Heard, Met, Moved, Page, Passed, Sent
+
+US = 1_000
+
+
+def one(number: int, at: int, nbytes: int) -> list[Page]:
+    """A request whose hop takes 30 us, its doors 100 and 50 more, its control message 20, its transfer 4 ns a byte."""
+    name = f"a{number}"
+    prefilled = at + 900 * US
+    posted = prefilled + 40 * US
+    landed = posted + 10 * US + 4 * nbytes
+    return [
+        Page(
+            "router",
+            0,
+            [
+                Asked(at, number, 100),
+                Sent(at, number, name, "prefill", "prefill-0"),
+                Sent(at, number, name, "decode", "decode-0"),
+                Heard(landed + 530 * US, number),
+            ],
+        ),
+        Page(
+            "prefill-0",
+            -5,
+            [
+                Passed(at + 130 * US + 5, name, "route"),
+                Frame(at + 200 * US + 5, name, "Register", "decode-0.r0", "prefill-0.r0", True),
+                Passed(prefilled + 5, name, "prefill"),
+                Passed(posted + 5, name, "xfer_post"),
+                Moved(prefilled + 8, name, 30 * US, 200 * US, nbytes, 8),
+            ],
+        ),
+        Page(
+            "decode-0",
+            9,
+            [
+                Met(at - 9, "prefill-0.r0", 700 * US),
+                Passed(at + 80 * US - 9, name, "handoff"),
+                Passed(at + 90 * US - 9, name, "d_admit"),
+                Frame(at + 180 * US - 9, name, "Register", "decode-0.r0", "prefill-0.r0", False),
+                Passed(landed - 9, name, "xfer_wire"),
+                Passed(landed + 500 * US - 9, name, TOKEN),
+            ],
+        ),
+    ]
+
+
+def test_each_delay_is_between_its_two_instants() -> None:
+    pages = [page for number in range(1, 6) for page in one(number, number * 10**9, number * 100_000)]
+    found = delays(pages)
+    assert found.hop_ns == [30 * US] * 5
+    assert found.control_ns == [20 * US] * 5
+    assert found.transfers[0] == Transfer(100_000, 8, 40 * US, 410 * US)
+    links = link_values(found, found, synthetic=False)
+    assert links.http_latency_s == pytest.approx(30e-6)
+    assert links.control_latency_s == pytest.approx(20e-6)
+    assert links.handshake_s == pytest.approx(700e-6)
+    assert links.per_message_s == pytest.approx(40e-6)
+    assert links.latency_s == pytest.approx(10e-6)
+    assert links.bandwidth_bytes_per_s == 250_000_000
+    assert door_s(found, ["prefill-0"], links.http_latency_s) == pytest.approx(100e-6)
+    assert door_s(found, ["decode-0"], links.http_latency_s) == pytest.approx(50e-6)
+
+
+def test_the_size_of_synthetic_kv_says_nothing() -> None:
+    pages = [page for number in range(1, 4) for page in one(number, number * 10**9, number * 100_000)]
+    found = delays(pages)
+    links = link_values(found, found, synthetic=True)
+    assert links.bandwidth_bytes_per_s is None
+    assert links.latency_s == pytest.approx(810e-6)
+
+
+def test_what_nobody_saw_is_not_said() -> None:
+    nothing = delays([])
+    links = link_values(nothing, nothing, synthetic=False)
+    assert links.handshake_s is None
+    assert links.latency_s == links.http_latency_s == 0
+
+
+def test_a_line_has_no_side_below_nothing() -> None:
+    assert line([(1, 12), (2, 14), (3, 16), (3, 900), (3, 16)]) == pytest.approx((10, 2))
+    assert line([(1, 9), (2, 6), (3, 3)]) == (6, 0)
+    assert line([(10, 10), (20, 40)]) == (0, pytest.approx(25 / 15))
+    assert line([(5, 7)]) == (7, 0)
+    assert line([]) == (0, 0)
