@@ -21,8 +21,8 @@ from pdflow.protocol.events import ReadEnded, WriteEnded, WriteStopped
 from pdflow.protocol.ids import Op
 from pdflow.protocol.messages import Done, Register
 from pdflow.protocol.values import Address, Instant, Xid
-from pdflow.protocol.wire.strict import encode_frame
 from runtime.clock import now_ns
+from runtime.notices import notice_of
 
 if TYPE_CHECKING:
     from runtime.diary import Diary
@@ -73,10 +73,16 @@ class Order:
 
 
 class Orders:
-    """Args: `numbers`: by which the transport knows operations; `put` hands an event to the rank's endpoint."""
+    """Args: `numbers`: by which the transport knows operations; `put` hands an event to the rank's endpoint;
+    `incarnation` is its own."""
 
     def __init__(
-        self, transport: Transport, numbers: Iterator[int], find_way: FindWay, put: Callable[[Any], None]
+        self,
+        transport: Transport,
+        numbers: Iterator[int],
+        find_way: FindWay,
+        put: Callable[[Any], None],
+        incarnation: int,
     ) -> None:
         self.conduct = Conduct()
         self.meter: TransferMeter | None = None
@@ -85,6 +91,7 @@ class Orders:
         self._transport: Final = transport
         self._find_way: Final = find_way
         self._put: Final = put
+        self._incarnation: Final = incarnation
         self._numbers: Final = numbers
         self._open: dict[Op, Order] = {}
         """In the order of their coming."""
@@ -222,7 +229,7 @@ class Orders:
         order.descriptors += len(pieces)
         if type(effect) is PostWrite:
             assert isinstance(effect.notice, Done)
-            notice = encode_frame(effect.notice) if shipment.all_posted else None
+            notice = notice_of(self._incarnation, effect.notice) if shipment.all_posted else None
             self._transport.write(number, order.peer, pieces, effect.grant.target.generation, notice)
         else:
             self._transport.read(number, order.peer, pieces)

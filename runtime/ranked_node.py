@@ -86,7 +86,7 @@ class RankedNode(Node):
             place.layouts,
             self.transport,
             partial(self.put, port),
-            partial(self.links.incarnation_of, address),
+            place.incarnation,
             place.beside,
             place.leases,
             owner,

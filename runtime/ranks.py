@@ -31,7 +31,7 @@ from pdflow.protocol.ids import EngineInfo, LeaseWord, Op, Shards, rank_address
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, Allocation, Xid
 from pdflow.protocol.wire.malformed import Malformed
-from pdflow.protocol.wire.strict import decode_done
+from runtime.notices import read_notice
 from runtime.orders import Orders, Way
 from runtime.transports.base import (
     Ended,
@@ -98,7 +98,7 @@ class LayoutBook:
 
 class Rank:
     """Args: shape of the KV at this engine's block size; `transport` makes one that tells its events to what it is
-    given; `put` hands an event to this rank's endpoint; `incarnation_of` says in which life a peer speaks now;
+    given; `put` hands an event to this rank's endpoint; `incarnation` is the engine's in this life;
     `beside`, what there is beside the blocks; `slots`, how many words there may be, unless blocks say so; `owner`, the
     rank of this process whose memory this one's is, if it has none of its own."""
 
@@ -111,7 +111,7 @@ class Rank:
         layouts: LayoutBook,
         transport: Callable[[Address, Tell], Transport],
         put: Callable[[Any], None],
-        incarnation_of: Callable[[Address], int | None],
+        incarnation: int,
         beside: Beside | None = None,
         slots: int | None = None,
         owner: Rank | None = None,
@@ -137,11 +137,10 @@ class Rank:
         self.meter: TransferMeter | None = None
         self._layouts = layouts
         self._put = put
-        self._incarnation_of = incarnation_of
         self._numbers = count(1)
         self._words: dict[int, Op] = {}
         """Words that are being read, by the number that the transport knows."""
-        self.orders: Final = Orders(self.transport, self._numbers, self._way, put)
+        self.orders: Final = Orders(self.transport, self._numbers, self._way, put, incarnation)
 
     def measured_by(self, meter: TransferMeter) -> None:
         self.meter = self.orders.meter = meter
@@ -251,15 +250,13 @@ class Rank:
 
     def _noticed(self, peer: Address, notice: bytes) -> None:
         """DONE, behind its data."""
-        done = decode_done(notice)
-        incarnation = self._incarnation_of(peer)
-        if isinstance(done, Malformed) or incarnation is None:
-            why = done.reason if isinstance(done, Malformed) else "its stream is gone"
-            log.warning("%s: a notification of %s is dropped: %s", self.address, peer, why)
+        said = read_notice(notice)
+        if isinstance(said, Malformed):
+            log.warning("%s: a notification of %s is dropped: %s", self.address, peer, said.reason)
             if self.meter is not None:
                 self.meter.unread()
             return
-        self._put(Received(peer, incarnation, done))
+        self._put(Received(peer, *said))
 
     def _slot(self, word: LeaseWord) -> int:
         return self.words_at + word.index % self.slots * WORD_BYTES

@@ -77,7 +77,7 @@ def test_no_story_is_left_out_unseen() -> None:
 
 @pytest.fixture(autouse=True)
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.engine_node.Links", Wires)
+    monkeypatch.setattr("runtime.ranked_node.Links", Wires)
     for module in ("prefill_node", "decode_node"):
         monkeypatch.setattr(f"runtime.{module}.digest_of", digest_of)
 
@@ -92,6 +92,31 @@ async def test_what_was_found_once_is_told_live(name: str, mock_clock: MockClock
         for step in story.steps:
             await told.tell(step.move)
             assert digest(told.world, told.state) == step.after
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_what_a_former_life_has_written_is_not_taken_for_the_present_ones(mock_clock: MockClock) -> None:
+    """Its notice comes when D has met P's next life (S8)."""
+    async with trio.open_nursery() as nursery:
+        told = Told(Scope(p_restart=1, sync=1), nursery)
+        await told.begin()
+        for move in (
+            "finish x0",
+            "decode u0-d0000000",
+            "admit u0-d0000000",
+            "handshake D.r0 -> P.r0",
+            "deliver Register u0-d0000000 D.r0 -> P.r0",
+            "handshake P.r0 -> D.r0",
+            "land PostWrite u0-d0000000 r0->r0 by P.r0",
+            "restart P",
+            "timer SYNC P at D",
+            "deliver Sync #1 u0-d0000000 D.r0 -> P.r0",
+            "deliver SyncReply #1 nothing P.r0 -> D.r0",
+            "handshake D.r0 -> P.r0",
+            "notice PostWrite u0-d0000000 r0->r0 by P.r0",
+        ):
+            await told.tell(move)
         nursery.cancel_scope.cancel()
 
 

@@ -126,16 +126,11 @@ class Held:
 
 
 class Wires(Links):
-    """Frames as bytes, which wait in `out` by whom they are for. Effects are only taken note of; who is at the other
-    end a test says, in `met`."""
+    """Frames as bytes, which wait in `out` by whom they are for. Effects are only taken note of."""
 
     def __init__(self, node: Node, ranks: Mapping[Address, Rank]) -> None:
         super().__init__(node, ranks)
         self.out: dict[tuple[Address, Address], deque[bytes]] = {}
-        self.met: dict[tuple[Address, Address], int] = {}
-
-    def incarnation_of(self, me: Address, peer: Address) -> int | None:
-        return self.met.get((me, peer))
 
     def send(self, port: Port, effect: Send) -> None:
         assert isinstance(effect.message, Frame)

@@ -179,8 +179,8 @@ class Told:
         self.state = state
         clock.jump(1e-9)
         others = [move for move in self.world.moves(self.state) if move[0] in AT_ONCE]
-        if (move := at_once(others)) is not None:
-            await self.happen(move)
+        if (also := at_once(others)) is not None:
+            await self.happen(also)
         while (due := self.due()) is not None:
             self.state = self.world.apply(self.state, due)
             self.fired += 1
@@ -406,7 +406,6 @@ class Told:
     async def shake(self, name: Address, peer: Address) -> None:
         node, other = self.nodes[engine_of(name)], self.nodes[engine_of(peer)]
         await node.ranks[name].meet(peer, other.ranks[peer].about())
-        wires(node).met[name, peer] = other.place.incarnation
         node.put(node.ports[name], HandshakeEnded(peer, True, other.place.incarnation))
 
     def unreachable(self, i: int) -> None:
@@ -438,14 +437,7 @@ class Told:
         operation.land()
 
     def notice(self, i: int) -> None:
-        """Said by the life that has written, be that over or not."""
-        operation, _ = self.of_move(i)
-        sender, life, effect = self.world.operations(self.world.ops_of(self.state)[i][0])
-        met = wires(self.nodes[engine_of(effect.to)]).met
-        now = met[effect.to, sender]
-        met[effect.to, sender] = FIRST_LIFE[engine_of(sender)] + life
-        operation.tell_notice()
-        met[effect.to, sender] = now
+        self.of_move(i)[0].tell_notice()
 
     def ended(self, i: int) -> None:
         operation, flags = self.of_move(i)

@@ -1,0 +1,25 @@
+"""What travels behind the bytes of a WRITE: DONE, and which life of its engine has written.
+
+A notice may be heard when the writer's process is gone and its next one is known: what it says is then what a former
+life has said (S8), which the present one's stream does not show.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pdflow.protocol.messages import Done
+from pdflow.protocol.wire.malformed import Malformed
+from pdflow.protocol.wire.strict import decode_done, encode_frame
+
+LIFE_BYTES: Final = 8
+
+
+def notice_of(incarnation: int, done: Done) -> bytes:
+    return incarnation.to_bytes(LIFE_BYTES, "big") + encode_frame(done)
+
+
+def read_notice(notice: bytes) -> tuple[int, Done] | Malformed:
+    """The writer's incarnation, and what it says."""
+    done = decode_done(notice[LIFE_BYTES:])
+    return done if isinstance(done, Malformed) else (int.from_bytes(notice[:LIFE_BYTES], "big"), done)
