@@ -22,7 +22,7 @@ import trio
 from runtime.http.errors import OpenAIError, UpstreamError
 from runtime.http.messages import JSON, Request
 from runtime.http.responder import Responder
-from runtime.places import EnginePlace, News
+from runtime.places import EnginePlace, News, is_place
 from runtime.router_node import RouterNode
 
 log = logging.getLogger(__name__)
@@ -93,6 +93,8 @@ class Admin:
             return 202, msgspec.json.encode({"engine": self.add(said.pool)})
         if not self.node.reports:
             raise OpenAIError(409, "engines do not report here: this router is told of them by whoever has started it")
+        if isinstance(said, EnginePlace) and not (is_place(said.http) and is_place(said.kv)):
+            raise OpenAIError(400, "an engine is at a HOST and a port of 1 to 65,535")
         if problem := self.node.hear(said):
             raise OpenAIError(409, problem)
         return 200, b"{}"

@@ -35,7 +35,7 @@ from runtime.kv_params import Coordinates
 from runtime.meter import CONTENT_TYPE
 from runtime.models import open_prompts
 from runtime.part import arguments, record_of, run_part
-from runtime.places import is_loopback, reached_at, read_news
+from runtime.places import is_loopback, reached_at, read_news, url_of
 from runtime.processes import drain_on_signal, hear_stdin
 from runtime.prompts import Prompts
 from runtime.record import Record
@@ -187,7 +187,7 @@ async def serve(node: RouterNode, app: Front, listener: socket.socket, scenario:
             server = await serving.start(serve_http, listener, app)
             app.here = Coordinates(reached_at(says.host), server.port)
             nursery.start_soon(drain_on_signal, server.drain, says.drain_s, scope)
-            sys.stdout.write(f"http://{says.host}:{server.port}\n")
+            sys.stdout.write(f"{url_of(Coordinates(says.host, server.port))}\n")
             sys.stdout.flush()
         scope.cancel()
 

@@ -28,7 +28,7 @@ from pdflow.protocol.wire.limits import MAX_HANDSHAKE_BYTES
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow.protocol.wire.strict import LENGTH_BYTES, Frame, FrameDecoder, Hello, encode_frame
 from runtime.node import Node, Port
-from runtime.proving import Proof, prove_as_acceptor, prove_as_opener
+from runtime.proving import MAGIC, Proof, prove_as_acceptor, prove_as_opener
 from runtime.ranks import Rank
 from runtime.secret import MAC_BYTES, Secret
 from runtime.tls import Tls
@@ -83,6 +83,8 @@ class Link:
         claimed = b"" if self.proof is None else await self._take(MAC_BYTES)
         head = await self._take(LENGTH_BYTES)
         length = int.from_bytes(head, "big")
+        if self.secret is None and head == MAGIC[:LENGTH_BYTES]:
+            raise ValueError("it asks for proof that we know a secret, and there is none here")
         if length > MAX_HELLO_BYTES:
             raise ValueError(f"a HELLO of {length:,} bytes, at most {MAX_HELLO_BYTES:,} are read")
         said = head + await self._take(length)

@@ -6,6 +6,7 @@ stdin, or from the engines themselves, in requests (`reports.py`).
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -13,6 +14,8 @@ import msgspec
 from runtime.kv_params import Coordinates
 
 LOOPBACK: Final = "127.0.0.1"
+MAX_PORT: Final = 65_535
+_HOST: Final = re.compile(r"[0-9A-Za-z.:%_-]{1,255}")
 
 
 def is_loopback(host: str) -> bool:
@@ -22,6 +25,16 @@ def is_loopback(host: str) -> bool:
 def reached_at(host: str) -> str:
     """Where one reaches, on this host, what listens there."""
     return {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+
+
+def url_of(at: Coordinates) -> str:
+    host = f"[{at.host}]" if ":" in at.host else at.host
+    return f"http://{host}:{at.port}"
+
+
+def is_place(at: Coordinates) -> bool:
+    """Whether somebody could be reached there, for all that can be told by looking."""
+    return _HOST.fullmatch(at.host) is not None and 0 < at.port <= MAX_PORT
 
 
 class EnginePlace(msgspec.Struct, frozen=True, tag="up"):

@@ -201,6 +201,9 @@ async def test_reports_are_taken_where_engines_report() -> None:
         assert (await admin(built, "POST", PATH, msgspec.json.encode(place("nobody-0"))))[0] == 409
         for wrong in (b"", b"[]", b'{"type":"up"}', b'{"type":"down","engine":"decode-0"}', b"\xff", b"[" * 100_000):
             assert (await admin(built, "POST", PATH, wrong))[0] == 400
+        for host, port in (("", 1), ("a host", 1), ("h\r\nx: y", 1), ("h", 0), ("h", 65_536), ("h", -1)):
+            nowhere = EnginePlace("decode-0", Coordinates(host, port), Coordinates(LOCAL, 1), 1, 1)
+            assert (await admin(built, "POST", PATH, msgspec.json.encode(nowhere)))[0] == 400
 
 
 @pytest.mark.trio

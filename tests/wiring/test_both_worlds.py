@@ -20,6 +20,7 @@ from pdflow.routing.router import (
     DispatchPrefill,
     EngineChanged,
     EngineLost,
+    EngineReported,
     PrefillAnswered,
     RequestArrived,
     Router,
@@ -49,6 +50,10 @@ def both(says: Scenario) -> tuple[Router, Router]:
     assert not any(live.prefill_choice.up + live.decode_choice.up)
     for engine in ENGINES:
         live.handle(EngineChanged(engine, True), 0)
+    if isinstance(live, GovernedRouter) and live.roll is not None:
+        for role, infos in (("prefill", live.prefill), ("decode", live.decode)):
+            for number, info in enumerate(infos):
+                live.handle(EngineReported(role, number, info), 0)  # type: ignore[arg-type]
     return simulated, live
 
 
@@ -110,6 +115,7 @@ def test_the_routers_of_a_policy_are_equal(policy: str, method: str) -> None:
         (("router.disaggregate_above_tokens=150", "router.decode_policy=prefix-aware"), GovernedRouter),
         (("router.on_failure=recompute", "router.max_attempts=3"), GovernedRouter),
         (("router.hedge_after_s=0.5",), HedgingRouter),
+        (("router.heartbeat_s=1", "router.silent_after_s=4"), GovernedRouter),
     ],
     ids=lambda said: said[0].partition(".")[2] if isinstance(said, tuple) else "",
 )
