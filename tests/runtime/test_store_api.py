@@ -1,0 +1,153 @@
+"""What a store's node is asked over HTTP: anything else is an error for whoever said it, and for nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import msgspec
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdflow.protocol.ids import EngineInfo, KvParams, Shards
+from runtime.build import Builder
+from runtime.http.client import HttpClient
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import JSON
+from runtime.http.server import serve_http
+from runtime.http.sockets import listen
+from runtime.kv_params import Coordinates, decode_json
+from runtime.secret import Secret
+from runtime.signed import Gate, Signer
+from runtime.store_api import StoreApi, read
+from runtime.store_build import store_node
+from runtime.store_calls import PUSH, LookBody, PutBody, WithdrawBody
+from runtime.store_node import StoreNode
+from runtime.transports.named import transport_named
+from tests.runtime.support.house import LOCAL, cluster
+
+BODIES: Final = (PutBody, LookBody, WithdrawBody)
+SECRET: Final = Secret(b"a secret of the tests, long enough")
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = ("request_id", "xid", "objects", "digest", "weights", "kv_transfer_params")
+
+
+@given(body=st.binary(max_size=200) | st.dictionaries(st.sampled_from(FIELDS), JSONS).map(msgspec.json.encode))
+def test_any_bytes_are_a_body_or_an_error(body: bytes) -> None:
+    for form in BODIES:
+        with suppress(OpenAIError):
+            assert isinstance(read(body, form), form)
+
+
+class Asked:
+    """A node with nobody around it."""
+
+    def __init__(self, node: StoreNode, port: int) -> None:
+        self.node = node
+        self.port = port
+
+    async def ask(self, path: str, said: Any, signer: Signer) -> tuple[int, Any]:
+        client, body = HttpClient(), msgspec.json.encode(said)
+        headers = (JSON, *signer.sign(self.node.name, "POST", path, body))
+        try:
+            async with client.request("POST", LOCAL, self.port, path, headers, body) as response:
+                return response.status, msgspec.json.decode(await response.read())
+        finally:
+            client.close()
+
+
+@asynccontextmanager
+async def alone() -> AsyncIterator[Asked]:
+    builder = Builder(cluster("transfer.method=kv-store", "transfer.store_bytes=1_000_000"), transport_named("shm"))
+    node = store_node(builder, "store-0")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.serve, (await trio.open_tcp_listeners(0, host=LOCAL))[0])
+        api = StoreApi(node, Coordinates(LOCAL, node.port), Gate(SECRET, node.name), nursery.cancel_scope.cancel)
+        server = await nursery.start(serve_http, listen(LOCAL, 0), api)
+        yield Asked(node, server.port)
+        nursery.cancel_scope.cancel()
+    await node.aclose()
+
+
+PARAMS: Final = KvParams(EngineInfo("prefill-0", Shards(1, 1, 16)), "x1", "r1", 40, digest=7, weights=1)
+
+
+def put(tokens: int = 40, tp: int = 1, **extras: Any) -> dict[str, Any]:
+    engine = EngineInfo("prefill-0", Shards(tp, 1, 16))
+    params = msgspec.structs.replace(PARAMS, prefill=engine, num_tokens=tokens)
+    said = decode_json(params, Coordinates(LOCAL, 1), PUSH)
+    return {"kv_transfer_params": said, "objects": [["a", 2], ["b", 1]], **extras}
+
+
+LOOK: Final = {"request_id": "r1", "xid": "x1/load", "objects": [["a", 2]], "digest": "7f", "weights": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/put", {}),
+        ("/put", put(objects=[])),
+        ("/put", put(objects=[["", 3]])),
+        ("/put", put(objects=[["a", 0], ["b", 3]])),
+        ("/put", put(objects=[["a", 2]])),
+        ("/put", put(tokens=0)),
+        ("/put", put(kv_transfer_params={})),
+        ("/put", put(kv_transfer_params=decode_json(PARAMS, Coordinates("h", 1), "nixl-pull"))),
+        ("/look", LOOK | {"digest": "seven"}),
+        ("/look", LOOK | {"weights": 2**63}),
+        ("/look", LOOK | {"xid": "x" * 200}),
+        ("/look", LOOK | {"objects": [["a", 2]] * 70_000}),
+        ("/withdraw", {"request_id": "r1"}),
+    ],
+)
+@pytest.mark.trio
+async def test_what_is_wrong_is_told_and_harms_nobody(path: str, said: Any) -> None:
+    async with alone() as asked:
+        status, answer = await asked.ask(path, said, Signer(SECRET))
+        assert status == 400, answer
+        assert asked.node.is_still()
+        assert await asked.ask("/look", LOOK, Signer(SECRET)) == (200, {"kv_transfer_params": None})
+
+
+@pytest.mark.trio
+async def test_who_does_not_know_the_secret_is_not_believed() -> None:
+    async with alone() as asked:
+        for path in ("/put", "/look", "/withdraw", "/stop"):
+            assert (await asked.ask(path, LOOK, Signer(None)))[0] == 401
+        assert (await asked.ask("/nothing", {}, Signer(SECRET)))[0] == 404
+
+
+@pytest.mark.trio
+async def test_a_put_of_nobody_who_is_there_fails_and_one_name_is_put_once() -> None:
+    async with alone() as asked:
+        answers: list[tuple[int, Any]] = []
+
+        async def ask() -> None:
+            answers.append(await asked.ask("/put", put(), Signer(SECRET)))
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                nursery.start_soon(ask)
+        assert sorted(status for status, _ in answers) == [409, 503], answers
+        assert {answer["error"]["code"] for _, answer in answers} == {None, "UNREACHABLE"}
+        with trio.fail_after(20):
+            while not asked.node.is_still():
+                await trio.sleep(0.01)
+        asked.node.ledger.assert_empty("the store")
+
+
+@pytest.mark.trio
+async def test_a_put_by_ranks_that_nothing_goes_to_fails_alone() -> None:
+    async with alone() as asked:
+        with trio.fail_after(20):
+            status, answer = await asked.ask("/put", put(tp=3), Signer(SECRET))
+        assert status >= 400, answer
+        assert await asked.ask("/look", LOOK, Signer(SECRET)) == (200, {"kv_transfer_params": None})
