@@ -24,6 +24,8 @@ from runtime.diary import Page
 from runtime.http.client import HttpClient
 from runtime.http.errors import UpstreamError
 from runtime.http.messages import JSON
+from runtime.reports import ROUTER
+from runtime.signed import operators_signer
 
 COMPLETIONS: Final = "/v1/completions"
 NOTES: Final = "/admin/notes"
@@ -73,6 +75,7 @@ class Probe:
 
     def __init__(self, client: HttpClient, host: str, port: int, model: str, seed: int) -> None:
         self._client: Final = client
+        self._signer: Final = operators_signer()
         self._at: Final = Server(host, port, COMPLETIONS, (JSON,))
         self._form: Final = Form(path=COMPLETIONS, model=model, ignore_eos=True, sampling={"temperature": 0.0})
         self._contents: Final = Contents(seed, 1)
@@ -124,7 +127,8 @@ class Probe:
         """What all parts have noted since it was asked last."""
         host, port, _, _ = self._at
         try:
-            async with self._client.request("GET", host, port, NOTES) as response:
+            signed = self._signer.sign(ROUTER, "GET", NOTES, b"")
+            async with self._client.request("GET", host, port, NOTES, signed) as response:
                 body = await response.read(MOST_BYTES)
                 if response.status != 200:
                     raise ProbeError(f"http://{host}:{port}{NOTES} answers {response.status}: {body[:200]!r}")
