@@ -50,11 +50,12 @@ class Admin:
 
     def __init__(self, node: RouterNode, vacant: list[str], start: Callable[[str], None] | None) -> None:
         self.node: Final = node
+        self.members: Final = node.members
         self.vacant: Final = vacant
         self.start: Final = start
         self.removed: set[str] = set()
         """Engines that are to end."""
-        self._stops, self._to_stop = trio.open_memory_channel[str](len(node.seats))
+        self._stops, self._to_stop = trio.open_memory_channel[str](len(self.members.seats))
         node.left = self._left
 
     async def run(self) -> None:
@@ -91,11 +92,11 @@ class Admin:
             raise OpenAIError(400, f"this is no engine's report, nor {{'pool': NAME}}: {error}") from None
         if isinstance(said, Wanted):
             return 202, msgspec.json.encode({"engine": self.add(said.pool)})
-        if not self.node.reports:
+        if not self.members.reports:
             raise OpenAIError(409, "engines do not report here: this router is told of them by whoever has started it")
         if isinstance(said, EnginePlace) and not (is_place(said.http) and is_place(said.kv)):
             raise OpenAIError(400, "an engine is at a HOST and a port of 1 to 65,535")
-        if problem := self.node.hear(said):
+        if problem := self.members.hear(said):
             raise OpenAIError(409, problem)
         return 200, b"{}"
 
@@ -103,7 +104,7 @@ class Admin:
         """The name of the engine that is being started."""
         if self.start is None:
             raise OpenAIError(409, "nobody starts engines here: start it on its host, pdflow serve --role")
-        vacant = [name for name in self.vacant if name not in self.node.places]
+        vacant = [name for name in self.vacant if name not in self.members.places]
         name = next((name for name in vacant if name.rpartition("-")[0] == pool), None)
         if name is None:
             raise OpenAIError(409, f"no engine of a pool {pool} can be added: serve.spare_engines says how many can")
@@ -114,12 +115,12 @@ class Admin:
 
     def change(self, name: str, up: bool) -> None:
         self._known(name)
-        (self.node.resume if up else self.node.drain)(name)
+        (self.members.resume if up else self.members.drain)(name)
 
     def remove(self, name: str) -> None:
         """It ends when nothing there is wanted any more; at once if it has left already."""
         self._known(name)
-        if name not in self.node.places:
+        if name not in self.members.places:
             raise OpenAIError(409, f"{name} is not there")
         if name in self.removed:
             return
@@ -128,10 +129,10 @@ class Admin:
         if name in self.node.router.membership.left:
             self._left(name)
         else:
-            self.node.drain(name)
+            self.members.drain(name)
 
     def _known(self, name: str) -> None:
-        if name not in self.node.seats:
+        if name not in self.members.seats:
             raise OpenAIError(404, f"there is no engine {name}")
 
     def _left(self, name: str) -> None:
@@ -140,7 +141,7 @@ class Admin:
 
     async def _stop(self, name: str) -> None:
         """It ends by itself once its last lease has; its seat is vacant from now on."""
-        place = self.node.places.get(name)
+        place = self.members.places.get(name)
         if place is not None:
             try:
                 with trio.move_on_after(ANSWER_S):
@@ -148,22 +149,22 @@ class Admin:
             except UpstreamError as error:
                 log.warning("%s is not told to end: %s", name, error)
         self.removed.discard(name)
-        self.node.leaving.add(name)
+        self.members.leaving.add(name)
         if name not in self.vacant:
             self.vacant.append(name)
 
     async def state(self) -> dict[str, Any]:
         """Engines that do not answer have None."""
-        node = self.node
-        engines = await self._ask_all("/state", node.stores)
-        silent = sorted(name for name in node.places if not node.is_member(name))
-        return {"open": len(node.calls), "drained": sorted(node.drained), "silent": silent, "engines": engines}
+        members = self.members
+        engines = await self._ask_all("/state", members.stores)
+        silent = sorted(name for name in members.places if not members.is_member(name))
+        return {"open": len(self.node.calls), "drained": sorted(members.drained), "silent": silent, "engines": engines}
 
     async def _ask_all(self, path: str, besides: Mapping[str, EnginePlace | None]) -> dict[str, Any]:
         """Every engine that there ought to be, by its name, what it answers there; and of others those that are."""
-        node = self.node
-        found: dict[str, Any] = {name: None for name in node.seats if name in node.places or name not in self.vacant}
-        found.update(dict.fromkeys(besides))
+        members = self.members
+        wanted = [name for name in members.seats if name in members.places or name not in self.vacant]
+        found: dict[str, Any] = dict.fromkeys((*wanted, *besides))
 
         async def ask(name: str, place: EnginePlace) -> None:
             try:
@@ -173,7 +174,7 @@ class Admin:
                 pass
 
         async with trio.open_nursery() as nursery:
-            for name, place in (*node.places.items(), *besides.items()):
+            for name, place in (*members.places.items(), *besides.items()):
                 if place is not None:
                     nursery.start_soon(ask, name, place)
         return found

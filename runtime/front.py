@@ -126,10 +126,10 @@ class Front:
 
     def healthy(self) -> bool:
         """Whether somebody computes prompts, and somebody decodes; and where KV goes by a store, all of that."""
-        node = self.node
-        if None in node.stores.values():
+        node, members = self.node, self.node.members
+        if None in members.stores.values():
             return False
-        return all(any(node.is_up(info.engine) for info in infos) for infos in (node.prefill, node.decode))
+        return all(any(members.is_up(info.engine) for info in infos) for infos in (node.prefill, node.decode))
 
 
 async def front(scenario: Scenario, child: bool, record: Record) -> None:
@@ -144,7 +144,7 @@ async def front(scenario: Scenario, child: bool, record: Record) -> None:
     about = (scenario.transfer.method, client, patience_s, Signer(secret), stores_of(scenario))
     node = RouterNode(governed_of(builder), prefill, decode, *about)
     named = engines_of(scenario)
-    spares = [name for name in node.seats if name not in named]
+    spares = [name for name in node.members.seats if name not in named]
     app = Front(node, open_prompts(scenario), Admin(node, spares, order if child else None), gate)
     listener = listening(scenario)
     try:
@@ -180,7 +180,7 @@ async def serve(node: RouterNode, app: Front, listener: socket.socket, scenario:
         if child:
 
             def heard(line: bytes) -> None:
-                node.hear(read_news(line))
+                node.members.hear(read_news(line))
 
             nursery.start_soon(hear_stdin, scope, heard)
         async with trio.open_nursery() as serving:

@@ -10,6 +10,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -18,7 +19,6 @@ from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from pdflow.routing.governed import GovernedRouter
-from pdflow.routing.heartbeats import Seat
 from pdflow.routing.router import (
     AbortLeg,
     ClientGone,
@@ -26,12 +26,7 @@ from pdflow.routing.router import (
     DispatchAlone,
     DispatchDecode,
     DispatchPrefill,
-    EngineChanged,
-    EngineJoins,
-    EngineLeaves,
     EngineLeft,
-    EngineLost,
-    EngineReported,
     EngineSilent,
     PrefillAnswered,
     Reply,
@@ -44,9 +39,9 @@ from runtime.http.errors import OpenAIError
 from runtime.http.messages import JSON
 from runtime.http.relay import break_off
 from runtime.kv_params import Coordinates, decode_json, prefill_json
+from runtime.members import Members
 from runtime.meter import RouterMeter
 from runtime.node import Node, Port
-from runtime.places import EngineGone, EngineLeaving, EnginePlace, News
 from runtime.routing import arrival
 from runtime.signed import UNSIGNED, Signer
 
@@ -76,8 +71,6 @@ class RouterNode(Node):
     ) -> None:
         super().__init__("router")
         self.router: Final = router
-        self.reports: Final = router.roll is not None
-        """Engines report, and nothing else says who is up."""
         self.port: Final = self.add("router", router, 0)
         self.prefill: Final = prefill
         self.decode: Final = decode
@@ -86,21 +79,14 @@ class RouterNode(Node):
         self.client: Final = client
         self.patience_s: Final = patience_s
         self.signer: Final = signer
-        self.seats: Final[dict[str, Seat]] = {
-            **{info.engine: ("prefill", number) for number, info in enumerate(prefill)},
-            **{info.engine: ("decode", number) for number, info in enumerate(decode)},
-        }
-        self.places: dict[str, EnginePlace] = {}
-        """Engines that are there, by name."""
-        self.stores: Final[dict[str, EnginePlace | None]] = dict.fromkeys(stores)
-        """Nodes of the store that are there. The endpoint knows nothing of them: their legs are P's and D's."""
+        self.members: Final = Members(
+            router, stores, partial(self.put, self.port), lambda place: client.forget(place.http.host, place.http.port)
+        )
         self.calls: dict[int, Call] = {}
         self.broken: dict[int, Code] = {}
         """Requests whose answers broke off, and why, until the endpoint has closed them."""
         self.legs: dict[tuple[str, RequestId], trio.CancelScope] = {}
         """Those that may be taken back: under way, or about to be."""
-        self.leaving: set[str] = set()
-        """Engines of which one life ends, or has ended: the next one gets requests again."""
         self.left: Callable[[str], None] = ignore
         """Told of each engine that was to get nothing new, once nothing there is wanted any more."""
         self.meter: Final = RouterMeter()
@@ -144,106 +130,10 @@ class RouterNode(Node):
         self.meter.first_token(call.begun_ns)
         self.diary.heard(number)
 
-    # Who is there.
-
-    def hear(self, news: News) -> str:
-        """An engine is up, leaving, or gone. Why nobody takes note of that, if so."""
-        name = news.engine
-        if name in self.stores:
-            return self._hear_store(news)
-        if name not in self.seats:
-            return f"there is no engine {name}; there are {', '.join(self.seats)}"
-        known = self.places.get(name)
-        match news:
-            case EnginePlace():
-                return self._up(news, known)
-            case EngineLeaving(_, incarnation) if known is not None and known.incarnation == incarnation:
-                if name not in self.drained:
-                    self.leaving.add(name)
-                    self.drain(name)
-            case EngineGone(_, incarnation) if known is not None and incarnation in (None, known.incarnation):
-                self._lose(known)
-        return ""
-
-    def _hear_store(self, news: News) -> str:
-        """A node of the store is up, or gone; one that leaves is there until then."""
-        name = news.engine
-        known = self.stores[name]
-        match news:
-            case EnginePlace():
-                if known is None or known.incarnation != news.incarnation:
-                    if known is not None and news.born_ns < known.born_ns:
-                        return f"a younger {name} is at {known.http.host}:{known.http.port}"
-                    log.info("%s is up at %s:%d", name, news.http.host, news.http.port)
-                    self.stores[name] = news
-            case EngineGone(_, incarnation) if known is not None and incarnation in (None, known.incarnation):
-                log.warning("%s is gone", name)
-                self.stores[name] = None
-        return ""
-
-    def _up(self, place: EnginePlace, known: EnginePlace | None) -> str:
-        """The report of an engine. The first one of a life is the end of the life before."""
-        name = place.engine
-        if known is not None and known.incarnation != place.incarnation:
-            if place.born_ns < known.born_ns and self.is_member(name):
-                return f"a younger {name} is at {known.http.host}:{known.http.port}"
-            self._lose(known)
-            known = None
-        if known is None:
-            self.places[name] = place
-            if name in self.leaving:
-                self.resume(name)
-            log.info("%s is up at %s:%d", name, place.http.host, place.http.port)
-        if self.reports:
-            role, number = self.seats[name]
-            infos = self.prefill if role == "prefill" else self.decode
-            if known is not None and not self.is_up(name) and name not in self.drained:
-                log.info("%s reports again", name)
-            self.put(self.port, EngineReported(role, number, infos[number]))
-        elif known is None:
-            self.put(self.port, EngineChanged(name, True))
-        return ""
-
-    def _lose(self, place: EnginePlace) -> None:
-        """Its legs fail now. Where engines report, its silence is not waited for either."""
-        name = place.engine
-        del self.places[name]
-        self.client.forget(place.http.host, place.http.port)
-        if self.reports and name not in self.drained:
-            self.leaving.add(name)
-            self.drain(name)
-        self.put(self.port, EngineLost(name))
-        log.warning("%s is gone", name)
-
-    def is_up(self, name: str) -> bool:
-        """Whether it gets requests."""
-        role, number = self.seats[name]
-        choice = self.router.prefill_choice if role == "prefill" else self.router.decode_choice
-        return choice.up[number] and self.is_member(name)
-
-    def is_member(self, name: str) -> bool:
-        """Whether it has reported lately, where engines do."""
-        roll = self.router.roll
-        return roll is None or roll.members.get(self.seats[name], 0) > now_ns()
-
-    @property
-    def drained(self) -> frozenset[str]:
-        """Engines that get nothing new, whatever life they are in."""
-        membership = self.router.membership
-        return frozenset((*membership.leaving, *membership.left)) - self.leaving
-
-    def drain(self, name: str) -> None:
-        self.put(self.port, EngineLeaves(name))
-
-    def resume(self, name: str) -> None:
-        self.leaving.discard(name)
-        self.put(self.port, EngineJoins(name))
-        self.put(self.port, EngineChanged(name, name in self.places))
-
     # Effects.
 
     def dispatch_prefill(self, port: Port, effect: DispatchPrefill) -> None:
-        call, place = self.calls.get(effect.request), self.places.get(self.prefill[effect.engine].engine)
+        call, place = self.calls.get(effect.request), self.members.places.get(self.prefill[effect.engine].engine)
         if call is None or place is None:
             self.put(self.port, PrefillAnswered(effect.request_id, None, Code.UNREACHABLE))
             return
@@ -251,15 +141,16 @@ class RouterNode(Node):
         self._begin(call, "prefill", effect.request_id, self._prefill(call, leg, effect))
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
-        stores = tuple(NOT_UP if place is None else place.http for place in self.stores.values())
+        stores = tuple(NOT_UP if place is None else place.http for place in self.members.stores.values())
         body = call.prefill_body(prefill_json(effect.xid, self.method, stores))
         params, code = await leg.prefill(body, self.method)
         self.put(self.port, PrefillAnswered(effect.request_id, params, code))
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
-        call, place = self.calls.get(effect.request), self.places.get(self.decode[effect.engine].engine)
+        call, place = self.calls.get(effect.request), self.members.places.get(self.decode[effect.engine].engine)
         engine = effect.params.prefill.engine
-        source = self.stores.get(node_of(engine)) if self.stores else self.places.get(engine)
+        stores = self.members.stores
+        source = stores.get(node_of(engine)) if stores else self.members.places.get(engine)
         if call is None or place is None or source is None:
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
@@ -268,7 +159,7 @@ class RouterNode(Node):
         self._begin(call, "decode", effect.request_id, self._decode(call, leg, effect.request_id, body))
 
     def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
-        call, place = self.calls.get(effect.request), self.places.get(self.decode[effect.engine].engine)
+        call, place = self.calls.get(effect.request), self.members.places.get(self.decode[effect.engine].engine)
         if call is None or place is None:
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return

@@ -35,13 +35,13 @@ def reporting() -> Town:
 
 
 def hear(built: Town, *said: EnginePlace | EngineLeaving | EngineGone) -> list[str]:
-    answers = [built.node.hear(news) for news in said]
+    answers = [built.node.members.hear(news) for news in said]
     built.turn()
     return answers
 
 
 def up(built: Town) -> list[str]:
-    return [name for name in ENGINES if built.node.is_up(name)]
+    return [name for name in ENGINES if built.node.members.is_up(name)]
 
 
 @pytest.mark.trio
@@ -68,7 +68,7 @@ async def test_a_known_death_is_not_waited_for(autojump_clock: trio.testing.Mock
     assert up(built) == ["prefill-0", "prefill-1", "decode-1"], "no word of another life counts"
     hear(built, place("decode-0", 2, 200))
     assert up(built) == list(ENGINES)
-    assert not built.node.drained
+    assert not built.node.members.drained
 
 
 @pytest.mark.trio
@@ -91,12 +91,12 @@ async def test_of_two_that_say_that_they_are_one_engine_it_is_the_younger(
     built = reporting()
     hear(built, place("decode-0", 1, 100, port=1))
     assert hear(built, place("decode-0", 2, 200, port=2)) == [""]
-    assert built.node.places["decode-0"].http.port == 2
+    assert built.node.members.places["decode-0"].http.port == 2
     assert hear(built, place("decode-0", 1, 100, port=1)) == [f"a younger decode-0 is at {LOCAL}:2"]
-    assert built.node.places["decode-0"].http.port == 2
+    assert built.node.members.places["decode-0"].http.port == 2
     await trio.sleep(6)
     assert hear(built, place("decode-0", 1, 100, port=1)) == [""], "which is silent now"
-    assert built.node.places["decode-0"].http.port == 1
+    assert built.node.members.places["decode-0"].http.port == 1
     assert "there is no engine nobody-0" in hear(built, place("nobody-0"))[0]
 
 
@@ -109,10 +109,35 @@ async def test_a_drained_engine_stays_so_whatever_life_it_reports_from(autojump_
     for news in (place("decode-0"), EngineLeaving("decode-0", 1), EngineGone("decode-0", 1), place("decode-0", 2, 200)):
         hear(built, news)
         assert "decode-0" not in up(built)
-    assert built.node.drained == {"decode-0"}
+    assert built.node.members.drained == {"decode-0"}
     built.front.admin.change("decode-0", True)
     built.turn()
     assert up(built) == list(ENGINES)
+
+
+@pytest.mark.trio
+async def test_nodes_of_a_store_are_members_in_the_same_way(autojump_clock: trio.testing.MockClock) -> None:
+    built = Town(10.0, SILENCE_NS, ["store-0", "store-1"])
+    hear(built, *map(place, ENGINES), place("store-0"))
+
+    def there() -> list[int | None]:
+        return [at and at.incarnation for at in built.node.members.stores.values()]
+
+    assert there() == [1, None]
+    assert not built.front.healthy()
+    hear(built, place("store-1", 2, 200), EngineLeaving("store-1", 2))
+    assert there() == [1, 2]
+    assert built.front.healthy()
+    assert hear(built, place("store-1", 1, 100)) == [f"a younger store-1 is at {LOCAL}:1"]
+    await trio.sleep(3)
+    hear(built, *map(place, ENGINES), place("store-0", 3, 300))
+    await trio.sleep(3)
+    assert there() == [3, None]
+    assert not built.front.healthy()
+    hear(built, place("store-1", 1, 100), EngineGone("store-0", 1))
+    assert there() == [3, 1], "the silent one's word is believed again, and no word of a life that is over"
+    hear(built, EngineGone("store-0", 3))
+    assert there() == [None, 1]
 
 
 # The engine's side.
@@ -221,7 +246,7 @@ async def test_an_engine_that_is_removed_is_stopped_once_nothing_there_is_wanted
             await settled()
         assert built.stopped == ["decode-1"], "the other one is at work"
         assert (await admin(built, "DELETE", f"{PATH}/nobody-1"))[0] == 404
-        built.node.hear(EngineGone("prefill-0"))
+        built.node.members.hear(EngineGone("prefill-0"))
         built.turn()
         await settled()
         built.turn()
@@ -235,7 +260,7 @@ async def test_engines_are_added_while_there_are_vacant_ones() -> None:
     async with town() as built:
         started: list[str] = []
         built.front.admin = Admin(built.node, ["decode-1"], started.append)  # type: ignore[misc]
-        built.node.hear(EngineGone("decode-1"))
+        built.node.members.hear(EngineGone("decode-1"))
         built.turn()
         status, body = await admin(built, "POST", PATH, b'{"pool": "decode"}')
         assert (status, body) == (202, b'{"engine":"decode-1"}')

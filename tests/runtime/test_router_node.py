@@ -4,7 +4,7 @@ anew."""
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -41,13 +41,13 @@ ASK = msgspec.json.encode({"prompt": "x", "max_tokens": 4, "stream": True})
 class Town:
     """A router in front of engines that begin answers, if at all, and end none."""
 
-    def __init__(self, patience_s: float, silence_ns: int | None) -> None:
+    def __init__(self, patience_s: float, silence_ns: int | None, stores: Sequence[str] = ()) -> None:
         infos = {name: EngineInfo(name, Shards(1, 1, 16)) for name in ENGINES}
         prefill, decode = ([infos[f"{role}-{number}"] for number in (0, 1)] for role in ("prefill", "decode"))
         self.client = HttpClient()
         choices = Choice("round-robin", 2), Choice("round-robin", 2)
         router = GovernedRouter(tuple(prefill), tuple(decode), "concurrent", choices, Rules(silence_ns=silence_ns), 2)
-        self.node = RouterNode(router, prefill, decode, "nixl-push", self.client, patience_s)
+        self.node = RouterNode(router, prefill, decode, "nixl-push", self.client, patience_s, stores=stores)
         prompts = Prompts("tiny", ByteTokens(), 512, 4096)
         self.front = Front(self.node, prompts, Admin(self.node, [], None), Gate(None, "router"))
         self.up = [router.prefill_choice.up, router.decode_choice.up]
@@ -97,7 +97,7 @@ async def town(*speakers: str, patience_s: float = math.inf, silence_ns: int | N
         async with serving(answer) as server:
             here = Coordinates(LOCAL, server.port)
             built.servers[name], built.places[name] = server, EnginePlace(name, here, here)
-            built.node.hear(built.places[name])
+            built.node.members.hear(built.places[name])
             await trio.sleep_forever()
 
     async with trio.open_nursery() as nursery:
@@ -122,7 +122,7 @@ async def test_a_leg_that_is_taken_back_before_its_first_turn_is_never_asked_for
     async with town() as built, trio.open_nursery() as nursery:
         nursery.start_soon(built.ask)
         await settled()
-        built.node.hear(EngineGone("decode-0"))
+        built.node.members.hear(EngineGone("decode-0"))
         built.turn()
         await settled()
         assert sorted(built.asked) == ["decode-1", "prefill-1"]
@@ -156,7 +156,7 @@ async def test_an_answer_that_a_client_has_heard_the_beginning_of_is_not_begun_a
             await settled()
             assert sorted(built.asked) == ["decode-0", "prefill-0"]
             for name in lost:
-                built.node.hear(EngineGone(name))
+                built.node.members.hear(EngineGone(name))
             built.turn()
             with trio.fail_after(5):
                 await ended.wait()
@@ -168,8 +168,8 @@ async def test_an_answer_that_a_client_has_heard_the_beginning_of_is_not_begun_a
 async def test_a_drained_engine_stays_so_in_its_next_life() -> None:
     async with town() as built:
         built.front.admin.change("prefill-1", False)
-        built.node.hear(EngineGone("prefill-1"))
-        built.node.hear(built.places["prefill-1"])
+        built.node.members.hear(EngineGone("prefill-1"))
+        built.node.members.hear(built.places["prefill-1"])
         built.turn()
         assert built.up == [[True, False], [True, True]]
         built.front.admin.change("prefill-1", True)
@@ -184,7 +184,7 @@ async def test_connections_to_an_engine_that_is_gone_are_not_kept() -> None:
         async with built.client.request("GET", at.host, at.port, "/health") as response:
             await response.read()
         assert len(built.servers["decode-0"].connections) == 1
-        built.node.hear(EngineGone("decode-0"))
+        built.node.members.hear(EngineGone("decode-0"))
         await settled()
         assert not built.servers["decode-0"].connections
 

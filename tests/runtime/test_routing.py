@@ -96,7 +96,7 @@ async def asked(says: Scenario) -> AsyncIterator[Asked]:
         async with serving(silent) as engine, serving(front) as server:
             at = Coordinates(LOCAL, engine.port)
             for info in (*prefill, *decode):
-                node.hear(EnginePlace(info.engine, at, at))
+                node.members.hear(EnginePlace(info.engine, at, at))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(node.run)
                 yield Asked(node, server.port)
