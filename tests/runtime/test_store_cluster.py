@@ -1,0 +1,135 @@
+"""A store as processes of a cluster: answers are those of one engine alone, and go on when a node of it dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import trio
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
+
+from pdflow.scenario.load import load
+from runtime.engines.job import Sampling
+from runtime.models import TorchModel
+from tests.runtime.support.house import house
+from tests.runtime.support.served import Completion, Served, served
+from tests.runtime.test_cluster import QUICKSTART, prompt
+
+pytestmark = pytest.mark.slow
+STORE = (
+    "transfer.method=kv-store",
+    "transfer.store_granularity=block",
+    "transfer.store_nodes=2",
+    "transfer.store_lease_s=2",
+    "pool.prefill.enable_prefix_caching=false",
+    "pool.decode.replicas=1",
+    "router.on_failure=recompute",
+)
+PROMPTS = [[*prompt(256, number % 3), *prompt(30 + number, number)] for number in range(24)]
+"""Of three beginnings."""
+OUTPUT = 12
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("served"), QUICKSTART, *STORE) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """What one engine alone says to each prompt."""
+    found: list[list[int]] = []
+
+    async def ask() -> None:
+        async with house(scenario, TorchModel(scenario)) as home:
+            sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True)
+            for number, tokens in enumerate(PROMPTS):
+                found.append((await home.ask_alone(f"r{number}", tokens, sampling)).tokens)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        scenario = load(QUICKSTART)
+        trio.run(ask)
+    return found
+
+
+async def answers(cluster: Served) -> list[Completion]:
+    """To all prompts, at once."""
+    found: dict[int, Completion] = {}
+
+    async def ask(number: int) -> None:
+        found[number] = await cluster.ask(prompt=PROMPTS[number], max_tokens=OUTPUT, ignore_eos=True)
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for number in range(len(PROMPTS)):
+                nursery.start_soon(ask, number)
+    return [found[number] for number in range(len(PROMPTS))]
+
+
+async def computed(cluster: Served) -> float:
+    """Tokens of prompts, by both prefill engines."""
+    found = 0.0
+    for name in ("prefill-0", "prefill-1"):
+        (port,) = re.findall(rf"who={name} .*takes requests at [\d.]+:(\d+)", cluster.log.read_text())
+        engine = Served(cluster.process, f"http://127.0.0.1:{port}", cluster.log)
+        _, text = await engine.exchange("GET", "/metrics")
+        (count,) = re.findall(rb"^pdflow_prompt_tokens_computed_total (\S+)$", text, re.MULTILINE)
+        found += float(count)
+    return found
+
+
+async def states(cluster: Served) -> dict[str, dict[str, int | str] | None]:
+    _, body = await cluster.exchange("GET", "/admin/state")
+    engines: dict[str, dict[str, int | str] | None] = msgspec.json.decode(body)["engines"]
+    return engines
+
+
+async def quiet(cluster: Served) -> None:
+    """Until no engine holds anything, nor a store for anybody."""
+    with trio.fail_after(40):
+        while True:
+            held = [
+                state is None or (state["open"] if state["role"] == "store" else state["blocks"] != state["free"])
+                for state in (await states(cluster)).values()
+            ]
+            if not any(held):
+                return
+            await trio.sleep(0.1)
+
+
+@pytest.mark.trio
+async def test_the_tokens_are_those_of_one_engine_and_no_beginning_is_computed_twice(
+    cluster: Served, right: list[list[int]]
+) -> None:
+    assert [answer.tokens for answer in await answers(cluster)] == right
+    before = await computed(cluster)
+    assert [answer.tokens for answer in await answers(cluster)] == right
+    rests = sum((len(tokens) - 1) % 16 + 1 for tokens in PROMPTS)
+    assert await computed(cluster) - before == rests
+    await quiet(cluster)
+
+
+@pytest.mark.trio
+async def test_a_killed_node_is_done_without_until_it_is_back(cluster: Served, right: list[list[int]]) -> None:
+    """What cannot be put or got is computed by D, as [router] says."""
+
+    async def kill() -> None:
+        await trio.sleep(0.15)
+        os.kill(cluster.pid_of("store-0"), signal.SIGKILL)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(kill)
+        found = await answers(cluster)
+    assert [answer.tokens for answer in found] == right
+    with trio.fail_after(30):
+        while (state := (await states(cluster))["store-0"]) is None or state["free"] == state["blocks"]:
+            assert [answer.tokens for answer in await answers(cluster)] == right
+    await quiet(cluster)
+    assert "Traceback" not in cluster.log.read_text()
