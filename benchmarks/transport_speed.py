@@ -33,6 +33,7 @@ from runtime.transports.base import Ended, TransportEvent
 from runtime.transports.copying import Mapped
 from runtime.transports.nixl import Local, NixlTransport
 from runtime.transports.region import OwnedRegion
+from runtime.transports.registered import DRAM, Table
 from runtime.transports.shm import ShmTransport
 from runtime.transports.tcp import TcpTransport
 
@@ -114,7 +115,8 @@ def nixl_source(nbytes: int) -> None:
     memory[:] = bytes(nbytes)
     mapped = Mapped(memory)
     local = Local(f"source-{os.getpid()}")
-    print(local.register(mapped.address, nbytes).hex(), mapped.address, flush=True)
+    local.register(mapped.address, nbytes)
+    print(local.about().hex(), mapped.address, flush=True)
     reader = threading.Thread(target=sys.stdin.read, daemon=True)
     reader.start()
     while reader.is_alive():
@@ -134,7 +136,8 @@ def bare_nixl(nbytes: int) -> Bare:
     remote = local.add(bytes.fromhex(about))
 
     def once() -> None:
-        handle = local.begin_read([(target, nbytes, 0)], [(int(address), nbytes, 0)], remote)
+        ours, theirs = (Table(DRAM, [(at, nbytes, 0)]) for at in (target, int(address)))
+        handle = local.begin_read(ours, theirs, remote)
         while local.ended(handle) is None:
             pass
 

@@ -310,6 +310,7 @@ class StreamAgent(Host):
     # What becomes of it.
 
     async def _run_link(self, link: Link) -> None:
+        unexpected = False
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.stream.pump)
@@ -317,7 +318,8 @@ class StreamAgent(Host):
                 try:
                     await self._hear_answers(link)
                 except StreamBrokenError as broken:
-                    link.lost = link.lost or link.open
+                    unexpected = link.open
+                    link.lost = link.lost or (link.open and not isinstance(broken, StreamFinishedError))
                     await self._link_broke(link, broken)
                 nursery.cancel_scope.cancel()
         finally:
@@ -330,10 +332,14 @@ class StreamAgent(Host):
         self._waits.ended(link)
         if link.lost:
             await self._end_guests(link)
+        if unexpected or link.lost:
             self._perhaps_gone(link.peer)
 
     async def _end_guests(self, link: Link) -> None:
-        """What the peer posts to us goes with what we post to it: both sides know then that they must meet anew."""
+        """What the peer posts to us goes with what we post to it: both sides know then that they must meet anew.
+
+        Not if it has ended our stream in order: then it knows what it does, or is dead.
+        """
         there = (link.peer, link.about.life)
         for guest in [guest for guest in self._guests if (guest.name, guest.life) == there]:
             self._dismiss(guest)

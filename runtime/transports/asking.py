@@ -58,7 +58,7 @@ class AskingAgent(TcpStreams):
 
     def join(self, owner: AskingAgent) -> memoryview:
         """Another agent's region is ours, too."""
-        assert owner._memory is not None, "allocate comes first"
+        assert isinstance(owner._memory, Mapped), "allocate comes first"
         return self._over(owner._memory)
 
     def _over(self, memory: Mapped) -> memoryview:
@@ -87,7 +87,7 @@ class AskingAgent(TcpStreams):
             self._word_arrived(link, op, None)
 
     def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> Parcel:
-        assert self._memory is not None
+        assert isinstance(self._memory, Mapped)
         if isinstance(message, ReadOver):
             raise StreamBrokenError("the bytes are sent from here")
         if isinstance(message, ReadWord):

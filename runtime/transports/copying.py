@@ -39,15 +39,24 @@ _memmove_unlocked: Final = _memmove(ctypes.CDLL(None))
 _memmove_locked: Final = _memmove(ctypes.PyDLL(None))
 
 
-class Mapped:
-    """Memory that is mapped here, with the address of its first byte in this process."""
+class Memory:
+    """Where a region begins, in this process or on its GPU."""
 
-    __slots__ = ("address", "nbytes", "view")
+    __slots__ = ("address", "nbytes")
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address: Final = address
+        self.nbytes: Final = nbytes
+
+
+class Mapped(Memory):
+    """Memory that is mapped here."""
+
+    __slots__ = ("view",)
 
     def __init__(self, view: memoryview) -> None:
+        super().__init__(np.frombuffer(view, np.uint8).ctypes.data, len(view))
         self.view: Final = view
-        self.nbytes: Final = len(view)
-        self.address: Final[int] = np.frombuffer(view, np.uint8).ctypes.data
 
 
 class Motion(ABC):
@@ -81,7 +90,7 @@ class Copy(Motion):
     __slots__ = ("_pieces", "_source", "_target")
 
     def __init__(
-        self, owner: object, peer: str, generation: int, source: Mapped, target: Mapped, pieces: Pieces
+        self, owner: object, peer: str, generation: int, source: Memory, target: Memory, pieces: Pieces
     ) -> None:
         super().__init__(owner, peer, generation)
         # Kept for as long as this lives, and with them the memory behind the addresses.

@@ -21,7 +21,7 @@ import trio
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.limits import MAX_NAME_BYTES
 from runtime.transports.base import Noticed, Tell, TransportError
-from runtime.transports.copying import Mapped, Motion
+from runtime.transports.copying import Memory, Motion
 from runtime.transports.links import Guest, Remote
 from runtime.transports.messages import (
     MAX_HELLO_BYTES,
@@ -60,7 +60,7 @@ class Host(ABC):
         self.token: Final = secrets.token_bytes(TOKEN_BYTES)
         self._tell: Final = tell
         self._waits: Final = Waits(tell)
-        self._memory: Mapped | None = None
+        self._memory: Memory | None = None
         self._guests: set[Guest] = set()
         self._strangers = 0
         self._motions: set[Motion] = set()

@@ -38,7 +38,7 @@ class Link:
         self.open = True
         """Otherwise nothing more is posted on it, and it lives until the peer has let go of it."""
         self.lost = False
-        """It has broken, or what it leads to: by no doing of ours."""
+        """It has broken, or what it leads to, by nobody's doing."""
         self.writes: dict[int, Pieces] = {}
         """Posted and not answered."""
         self.reads: dict[int, Pieces] = {}

@@ -21,7 +21,7 @@ import logging
 import os
 import re
 import threading
-from collections import deque
+from collections import Counter, deque
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
@@ -33,7 +33,7 @@ from runtime.transports.base import MissingBackend, TransportError
 from runtime.transports.copying import Motion
 from runtime.transports.links import Guest
 from runtime.transports.messages import Read, ReadOver, ReadWord
-from runtime.transports.registered import RegisteredAgent, RemoteMemory
+from runtime.transports.registered import RegisteredAgent, RemoteMemory, Table
 from runtime.transports.stream import StreamBrokenError
 
 log = logging.getLogger(__name__)
@@ -75,16 +75,21 @@ class Local:
         if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device):
             raise TransportError(f"Mooncake does not start on {host} over {protocol} (MC_LOG_LEVEL=INFO tells why)")
         self.segment: Final = f"{host}:{self._engine.get_rpc_port()}"
+        self._known: Final[Counter[int]] = Counter()
+        """By address, how many agents have it registered."""
         self._kept: Final[list[memoryview]] = []
         """All memory that it has ever known: it may be serving a peer from it even when it has been told to forget."""
 
     def register(self, memory: memoryview, address: int) -> None:
-        if self._engine.register_memory(address, len(memory)):
+        if not self._known[address] and self._engine.register_memory(address, len(memory)):
             raise TransportError(f"Mooncake does not take {len(memory) >> 20:,} MiB of memory")
+        self._known[address] += 1
         self._kept.append(memory)
 
     def unregister(self, address: int) -> None:
-        self._engine.unregister_memory(address)
+        self._known[address] -= 1
+        if not self._known[address]:
+            self._engine.unregister_memory(address)
 
     def post(self, segment: str, source: int, target: int, nbytes: int) -> int:
         """A READ of one piece; 0 if it cannot be posted."""
@@ -105,21 +110,29 @@ class Fetch(Motion):
     __slots__ = ("_local", "_sources", "_targets", "remote")
 
     def __init__(
-        self, owner: object, peer: str, generation: int, local: Local, remote: RemoteMemory, sources: Any, targets: Any
+        self,
+        owner: object,
+        peer: str,
+        generation: int,
+        local: Local,
+        remote: RemoteMemory,
+        sources: Table,
+        targets: Table,
     ) -> None:
         super().__init__(owner, peer, generation)
         self.remote: Final = remote
         self._local, self._sources, self._targets = local, sources, targets
 
     async def run(self) -> None:
-        if len(self._targets) and not self.halted:
+        if len(self._targets.rows) and not self.halted:
             with trio.CancelScope(shield=True):  # What is posted goes on whether anybody waits or not.
                 landed = await trio.to_thread.run_sync(self._fetch)
             self.failed = not (landed or self.halted)
 
     def _fetch(self) -> bool:
         local, segment = self._local, self.remote.name
-        columns = (self._sources[:, 0], self._targets[:, 0], self._targets[:, 1])
+        sources, targets = self._sources.rows, self._targets.rows
+        columns = (sources[:, 0], targets[:, 0], targets[:, 1])
         pieces = zip(*(column.tolist() for column in columns), strict=True)
         posted: deque[int] = deque()
         landed, pause = True, threading.Event()
@@ -155,7 +168,7 @@ class MooncakeTransport(RegisteredAgent):
         return about.decode()
 
     def _fetch(
-        self, owner: object, peer: Address, generation: int, remote: RemoteMemory, sources: Any, targets: Any
+        self, owner: object, peer: Address, generation: int, remote: RemoteMemory, sources: Table, targets: Table
     ) -> Fetch:
         return Fetch(owner, peer, generation, self._local, remote, sources, targets)
 

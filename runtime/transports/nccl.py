@@ -26,7 +26,7 @@ from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
 from runtime.transports.asking import AskingAgent
 from runtime.transports.base import Tell, TransportError
-from runtime.transports.copying import Copy, Mapped, Motion
+from runtime.transports.copying import Copy, Mapped, Memory, Motion
 from runtime.transports.groups import CHUNK_BYTES, CudaStaging, Group, HostStaging, Staging
 from runtime.transports.links import Guest, Link
 from runtime.transports.messages import VERSION, Data, Description, Hello, Pieces, Ready, Write, frame, unpack_pieces
@@ -83,7 +83,7 @@ class Landing(Motion):
     async def run(self) -> None:
         await self.over.wait()
 
-    async def scatter(self, staged: Mapped, memory: Mapped, pieces: Pieces) -> None:
+    async def scatter(self, staged: Memory, memory: Memory, pieces: Pieces) -> None:
         if self.halted:
             return
         self._copy = Copy(self, self.peer, self.generation, staged, memory, pieces)
@@ -121,7 +121,7 @@ class Bodies:
     def abort(self) -> None:
         self._group.abort()
 
-    async def run(self, stream: Stream, memory: Mapped) -> None:
+    async def run(self, stream: Stream, memory: Memory) -> None:
         """Returns when NCCL has failed, or either side has given up."""
         landing = None
         try:
@@ -141,7 +141,7 @@ class Bodies:
                     left.failed = not left.halted
                     left.over.set()
 
-    async def _move(self, what: Pieces | int, landing: Landing | None, stream: Stream, memory: Mapped) -> None:
+    async def _move(self, what: Pieces | int, landing: Landing | None, stream: Stream, memory: Memory) -> None:
         if self._staged is None:
             await self._guarded(self._open, stream)
             self._staged = self._group.staging.host

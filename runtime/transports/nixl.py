@@ -10,13 +10,15 @@ No thread of NIXL's polls (it would burn half a core): who fetches does, and so 
 long as a WRITE of it is unanswered or a reader has said that it reads. Over some of UCX's ways (TCP, and the first
 contact over any) bytes move only while both poll.
 
-Memory is DRAM here. UCX chooses its ways by its own variables: UCX_NET_DEVICES=lo keeps it on this machine.
+Memory is this process's or, adopted, a GPU's. UCX chooses its ways by its own variables: UCX_NET_DEVICES=lo keeps it
+on this machine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -24,15 +26,16 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
+import numpy as np
 import trio
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from runtime.transports.base import MissingBackend, Tell, TransportError
-from runtime.transports.copying import Motion
+from runtime.transports.copying import Memory, Motion
 from runtime.transports.links import Guest, Link, Remote
-from runtime.transports.messages import Read, ReadOver, ReadWord, frame
-from runtime.transports.registered import RegisteredAgent, RemoteMemory
+from runtime.transports.messages import WORD_BYTES, Read, ReadOver, ReadWord, frame
+from runtime.transports.registered import DRAM, WORDS, RegisteredAgent, RemoteMemory, Table
 from runtime.transports.stream import Parcel, StreamBrokenError
 
 log = logging.getLogger(__name__)
@@ -68,9 +71,11 @@ class Local:
         self._known: Counter[str] = Counter()
         """By remote agent, how many streams have brought it."""
 
-    def register(self, address: int, nbytes: int) -> bytes:
-        """What peers need to reach this memory."""
-        self._call("register_memory", [(address, nbytes, 0, "")], "DRAM")
+    def register(self, address: int, nbytes: int, place: str = DRAM) -> None:
+        self._call("register_memory", [(address, nbytes, int(place or 0), "")], _kind(place))
+
+    def about(self) -> bytes:
+        """What peers need to reach the memory that is registered."""
         about: bytes = self._call("get_agent_metadata")
         return about
 
@@ -86,7 +91,7 @@ class Local:
             with contextlib.suppress(TransportError):
                 self._call("remove_remote_agent", name)
 
-    def begin_read(self, targets: Any, sources: Any, remote: str, *, wait: bool = True) -> Any:
+    def begin_read(self, targets: Table, sources: Table, remote: str, *, wait: bool = True) -> Any:
         """A handle that `ended` is to be asked about until it has. May itself take as long as the bytes.
 
         None if somebody else calls NIXL just now, and we are not to wait.
@@ -94,7 +99,7 @@ class Local:
         if not self._lock.acquire(blocking=wait):
             return None
         try:
-            local, there = (self._agent.get_xfer_descs(descs, "DRAM") for descs in (targets, sources))
+            local, there = (self._agent.get_xfer_descs(t.rows, _kind(t.place)) for t in (targets, sources))
             handle = self._agent.initialize_xfer("READ", local, there, remote)
             self._agent.transfer(handle)
         except Exception as error:  # NIXL's errors have no base of their own
@@ -142,22 +147,34 @@ class Local:
                 raise TransportError(f"NIXL: {error or type(error).__name__}") from None
 
 
+def _kind(place: str) -> str:
+    return "VRAM" if place else "DRAM"
+
+
 class Fetch(Motion):
     """One READ of NIXL's. Once begun it cannot be stopped."""
 
     __slots__ = ("_local", "_sources", "_targets", "remote")
 
     def __init__(
-        self, owner: object, peer: str, generation: int, local: Local, remote: RemoteMemory, sources: Any, targets: Any
+        self,
+        owner: object,
+        peer: str,
+        generation: int,
+        local: Local,
+        remote: RemoteMemory,
+        sources: Table,
+        targets: Table,
     ) -> None:
         super().__init__(owner, peer, generation)
         self.remote: Final = remote
         self._local, self._sources, self._targets = local, sources, targets
 
     async def run(self) -> None:
-        if not len(self._targets) or self.halted:
+        rows = self._targets.rows
+        if not len(rows) or self.halted:
             return
-        small = len(self._targets) <= INLINE_PIECES and self._targets[:, 1].sum() <= INLINE_BYTES
+        small = len(rows) <= INLINE_PIECES and rows[:, 1].sum() <= INLINE_BYTES
         try:
             # Over shared memory a small READ has ended when it has begun, in less time than a thread takes to wake.
             handle = self._begin(False) if small else None
@@ -195,8 +212,17 @@ class NixlTransport(RegisteredAgent):
         """To peers that are forgotten, and may still be fetching."""
         self._bell = trio.Event()
 
+    def adopt(self, address: int, nbytes: int, gpu: int | None) -> None:
+        """Instead of `allocate`: a region that is somebody else's, on this GPU or in this process, and outlives us."""
+        words = mmap.mmap(-1, WORDS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._place = DRAM if gpu is None else str(gpu)
+        self._own(Memory(address, nbytes), np.frombuffer(words, "<u8", WORDS))
+        self._local.register(address, nbytes, self._place)
+        self._about = self._register(memoryview(words), self._words.ctypes.data)
+
     def _register(self, whole: memoryview, address: int) -> bytes:
-        return self._local.register(address, len(whole))
+        self._local.register(address, len(whole))
+        return self._local.about()
 
     def _add(self, about: bytes) -> str:
         return self._local.add(about)
@@ -206,7 +232,7 @@ class NixlTransport(RegisteredAgent):
         self._local.remove(remote.name)
 
     def _fetch(
-        self, owner: object, peer: Address, generation: int, remote: RemoteMemory, sources: Any, targets: Any
+        self, owner: object, peer: Address, generation: int, remote: RemoteMemory, sources: Table, targets: Table
     ) -> Fetch:
         return Fetch(owner, peer, generation, self._local, remote, sources, targets)
 

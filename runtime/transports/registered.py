@@ -8,30 +8,43 @@ from __future__ import annotations
 import mmap
 import socket
 from abc import abstractmethod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from pdflow.protocol.values import Address
 from runtime.transports.base import Tell, TransportError
-from runtime.transports.copying import Mapped, Motion
+from runtime.transports.copying import Mapped, Memory, Motion
 from runtime.transports.links import Link, Remote
 from runtime.transports.messages import VERSION, WORD_BYTES, Description, Hello, Pieces
 from runtime.transports.moving import FetchingAgent
 from runtime.transports.over_tcp import TcpStreams
 from runtime.transports.sockets import listening, tune
 
+DRAM: Final = ""
+MOST_DIGITS: Final = 3
+"""Of a GPU's number."""
 WORDS: Final = 512
 """Words that can be on their way to us at once: a page of them."""
+
+
+class Table(NamedTuple):
+    """Pieces of memory in one place."""
+
+    place: str
+    rows: Any
+    """[N, 3]: address, length, GPU. None of no length."""
 
 
 class RemoteMemory:
     """A peer's memory as the library reaches it."""
 
-    __slots__ = ("address", "name", "nbytes")
+    __slots__ = ("address", "name", "nbytes", "place")
 
-    def __init__(self, name: str, address: int, nbytes: int) -> None:
+    def __init__(self, name: str, address: int, nbytes: int, place: str) -> None:
+        self.place: Final = place
+        """A GPU's number, or DRAM."""
         self.name: Final = name
         self.address: Final = address
         self.nbytes: Final = nbytes
@@ -47,6 +60,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         self._about = b""
         self._whole = memoryview(b"")
         """The region, and words behind it."""
+        self._place = DRAM
         self._words: Any = None
         """Where words arrive, [WORDS] of uint64; it is registered with the region, and described to nobody."""
         self._slots: dict[int, int] = {}
@@ -65,9 +79,9 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
 
     @abstractmethod
     def _fetch(
-        self, owner: object, peer: Address, generation: int, remote: RemoteMemory, sources: Any, targets: Any
+        self, owner: object, peer: Address, generation: int, remote: RemoteMemory, sources: Table, targets: Table
     ) -> Motion:
-        """One READ of the library's: tables of pieces there and here."""
+        """One READ of the library's."""
 
     # Memory, and how peers learn of it.
 
@@ -84,42 +98,52 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
 
     def join(self, owner: RegisteredAgent) -> memoryview:
         """Another agent's region is ours, too."""
-        assert owner._memory is not None, "allocate comes first"
+        assert isinstance(owner._memory, Mapped), "allocate comes first"
         return self._over(owner._whole, owner._memory, len(owner._whole) - WORDS * WORD_BYTES)
 
     def _over(self, whole: memoryview, memory: Mapped, words_at: int) -> memoryview:
-        assert self._memory is None, "one region per agent"
-        self._whole, self._memory = whole, memory
-        self._words = np.frombuffer(whole, "<u8", WORDS, words_at)
+        self._own(memory, np.frombuffer(whole, "<u8", WORDS, words_at))
+        self._whole = whole
         self._about = self._register(whole, memory.address)
+        return memory.view
+
+    def _own(self, memory: Memory, words: Any) -> None:
+        assert self._memory is None, "one region per agent"
+        self._memory, self._words = memory, words
         self._listener = listening(self._host)
         self._port = self._listener.getsockname()[1]
-        return self._memory.view
 
     def describe(self) -> bytes:
         assert self._memory is not None, "allocate comes first"
         nbytes, address = self._memory.nbytes, self._memory.address
         return msgspec.msgpack.encode(
-            Description(self.name, self.life, self.token, self._host, self._port, "", nbytes, address, self._about)
+            Description(
+                self.name, self.life, self.token, self._host, self._port, self._place, nbytes, address, self._about
+            )
         )
 
     def _hello(self, about: Description) -> Hello:
         assert self._memory is not None
         nbytes, address = self._memory.nbytes, self._memory.address
-        return Hello(VERSION, self.me, self.life, about.life, about.token, "", nbytes, address, self._about)
+        return Hello(VERSION, self.me, self.life, about.life, about.token, self._place, nbytes, address, self._about)
 
     def _reach(self, about: Description) -> RemoteMemory:
-        return RemoteMemory(self._add(about.agent), about.address, about.nbytes)
+        return self._remote(about)
 
     def _admit(self, hello: Hello, sock: socket.socket) -> RemoteMemory:
         tune(sock)
-        return RemoteMemory(self._add(hello.agent), hello.address, hello.nbytes)
+        return self._remote(hello)
+
+    def _remote(self, said: Description | Hello) -> RemoteMemory:
+        if said.memory and not (said.memory.isdecimal() and len(said.memory) <= MOST_DIGITS):
+            raise TransportError("its memory is nowhere")
+        return RemoteMemory(self._add(said.agent), said.address, said.nbytes, said.memory)
 
     def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: Pieces) -> Motion:
         assert isinstance(remote, RemoteMemory)
         assert self._memory is not None
-        sources = _table(remote.address, pieces.sources, pieces.lengths)
-        targets = _table(self._memory.address, pieces.targets, pieces.lengths)
+        sources = _table(remote.place, remote.address, pieces.sources, pieces.lengths)
+        targets = _table(self._place, self._memory.address, pieces.targets, pieces.lengths)
         return self._fetch(owner, peer, generation, remote, sources, targets)
 
     # Words are fetched like everything else, into a place of their own.
@@ -130,8 +154,8 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
             self._word_arrived(link, op, None)
             return
         self._last_slot = slot = (self._last_slot + 1) % WORDS
-        target = _table(self._words.ctypes.data, [slot * WORD_BYTES], [WORD_BYTES])
-        source = _table(link.remote.address, [address], [WORD_BYTES])
+        target = _table(DRAM, self._words.ctypes.data, [slot * WORD_BYTES], [WORD_BYTES])
+        source = _table(link.remote.place, link.remote.address, [address], [WORD_BYTES])
         link.words.add(op)
         self._slots[op] = slot
         link.motions.append((op, self._fetch(link, link.peer, -1, link.remote, source, target)))
@@ -148,10 +172,10 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
             self._slots.pop(op, None)
 
 
-def _table(base: int, offsets: list[int], lengths: list[int]) -> Any:
-    """Descriptors, [N, 3]: address, length, device. Nothing for pieces of no length."""
+def _table(place: str, base: int, offsets: list[int], lengths: list[int]) -> Table:
     table = np.zeros((len(lengths), 3), np.uint64)
     table[:, 0] = offsets
     table[:, 0] += np.uint64(base)
     table[:, 1] = lengths
-    return table[table[:, 1] > 0]
+    table[:, 2] = int(place or 0)
+    return Table(place, table[table[:, 1] > 0])

@@ -15,6 +15,7 @@ from typing import Final
 
 from pdflow.protocol.wire.malformed import Malformed
 from runtime.transports.asking import ANYWHERE, AskingAgent
+from runtime.transports.copying import Mapped
 from runtime.transports.links import Guest, Link
 from runtime.transports.messages import Data, Description, Hello, Pieces, Write, frame, unpack_pieces
 from runtime.transports.sockets import tune
@@ -31,12 +32,12 @@ class TcpTransport(AskingAgent):
         tune(sock)
 
     def _payload(self, pieces: Pieces) -> Iterable[memoryview]:
-        assert self._memory is not None
+        assert isinstance(self._memory, Mapped)
         view = self._memory.view
         return (view[at : at + length] for at, length in zip(pieces.sources, pieces.lengths, strict=True) if length)
 
     def _landing(self, pieces: Pieces) -> Iterable[memoryview]:
-        assert self._memory is not None
+        assert isinstance(self._memory, Mapped)
         view = self._memory.view
         return (view[to : to + length] for to, length in zip(pieces.targets, pieces.lengths, strict=True) if length)
 

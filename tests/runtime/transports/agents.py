@@ -8,8 +8,10 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -20,7 +22,7 @@ from runtime.transports.base import Ended, Noticed, TransportEvent
 from runtime.transports.mooncake import INSTALL as INSTALL_MOONCAKE
 from runtime.transports.mooncake import MooncakeTransport
 from runtime.transports.nccl import NcclTransport
-from runtime.transports.nccl_library import real_library
+from runtime.transports.nccl_library import gpus, real_library
 from runtime.transports.nccl_standin import StandIn
 from runtime.transports.nixl import INSTALL as INSTALL_NIXL
 from runtime.transports.nixl import NixlTransport
@@ -34,6 +36,8 @@ KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]]
     "shm": ShmTransport,
     "tcp": TcpTransport,
     "nixl": NixlTransport,
+    "nixl, adopted": NixlTransport,
+    "nixl, VRAM": NixlTransport,
     "mooncake": MooncakeTransport,
     "nccl": partial(NcclTransport, library=StandIn()),
     "nccl on GPUs": lambda me, tell: NcclTransport(me, tell, library=real_library()),
@@ -50,8 +54,48 @@ MOONCAKE = pytest.param(
         pytest.mark.skipif(not is_alone(), reason="it listens everywhere: test_mooncake.py runs it by itself"),
     ),
 )
-ALL = [*EMBEDDED, NIXL, MOONCAKE]
+ADOPTED = pytest.param("nixl, adopted", marks=NIXL.marks)
+"""A region that is torch's."""
+VRAM = pytest.param("nixl, VRAM", marks=(*NIXL.marks, pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no GPU")))
+ALL = [*EMBEDDED, NIXL, MOONCAKE, VRAM]
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
+
+
+class Tensor:
+    """A torch tensor that tests read and write as they do a memoryview, wherever it lies."""
+
+    def __init__(self, nbytes: int, device: str) -> None:
+        self._torch: Any = import_module("torch")
+        self.bytes = self._torch.zeros(nbytes, dtype=self._torch.uint8, device=device)
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    def __getitem__(self, at: int | slice) -> int | bytes:
+        found = self.bytes[at].cpu()
+        return int(found) if isinstance(at, int) else found.numpy().tobytes()
+
+    def __setitem__(self, at: slice, new: bytes | memoryview) -> None:
+        if len(new):
+            self.bytes[at] = self._torch.frombuffer(bytearray(new), dtype=self._torch.uint8).to(self.bytes.device)
+        if self.bytes.is_cuda:
+            self._torch.cuda.synchronize()
+
+    def __bytes__(self) -> bytes:
+        return bytes(self.bytes.cpu().numpy())
+
+    def __eq__(self, other: object) -> bool:
+        return bytes(self) == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def tensor_of(transport: StreamAgent, nbytes: int) -> Tensor:
+    """The transport's region: on the GPU if there is one."""
+    assert isinstance(transport, NixlTransport)
+    tensor = Tensor(nbytes, "cuda" if gpus() else "cpu")
+    transport.adopt(tensor.bytes.data_ptr(), nbytes, 0 if gpus() else None)
+    return tensor
 
 
 class Agent:
@@ -61,7 +105,7 @@ class Agent:
         self.told: list[TransportEvent] = []
         self._news = trio.Event()
         self.transport = KINDS[kind](name, self._tell)
-        self.memory = self.transport.allocate(nbytes)
+        self.memory: Any = tensor_of(self.transport, nbytes) if "," in kind else self.transport.allocate(nbytes)
         self._last_op = 0
 
     def _tell(self, event: TransportEvent) -> None:

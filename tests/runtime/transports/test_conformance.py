@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 
 import pytest
 import trio
@@ -300,9 +299,9 @@ async def test_closing_with_work_in_flight(kind: str) -> None:
             await d.transport.connect("p.r0", p.transport.describe())
 
 
-async def test_a_broken_connection_is_told_on_both_sides_and_can_be_made_anew(kind: str) -> None:
+async def test_a_peer_that_is_lost_is_told_on_both_sides_and_can_be_met_anew(kind: str) -> None:
     async with pair(kind) as (p, d):
-        p.transport._links["d.r0"].stream.sock.shutdown(socket.SHUT_RDWR)
+        p.transport._lose(p.transport._links["d.r0"])
         await p.heard(PeerGone("d.r0"))
         await d.heard(PeerGone("p.r0"))
         assert not await d.ended(d.read("p.r0", [(0, 0, 8)]))

@@ -39,9 +39,9 @@ def test_it_passes_the_conformance_suite_in_a_network_of_its_own() -> None:
     if not is_permitted():
         pytest.skip("no network of its own can be had here (unshare -n)")
     folder = "tests/runtime/transports"
-    suite = (f"{folder}/test_conformance.py", f"{folder}/test_death.py", "-m", "mooncake")
+    suite = [f"{folder}/test_{name}.py" for name in ("conformance", "death", "joint")]
     ran = subprocess.run(
-        command(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suite),
+        command(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "mooncake", *suite),
         capture_output=True,
         text=True,
         check=False,

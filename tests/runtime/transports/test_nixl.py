@@ -8,9 +8,9 @@ import sys
 import pytest
 import trio.testing
 
-from runtime.transports.base import MissingBackend
+from runtime.transports.base import MissingBackend, WordArrived
 from runtime.transports.nixl import INSTALL, NixlTransport
-from tests.runtime.transports.agents import NIXL, pair
+from tests.runtime.transports.agents import ADOPTED, NIXL, REGION_BYTES, pair
 
 
 def test_a_missing_library_is_one_sentence_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +34,18 @@ async def test_nobody_polls_while_nothing_is_in_flight(kind: str, capfd: pytest.
             assert not agent.transport._is_fetched_from()
     assert logging.getLogger("nixl").handlers == []
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", [ADOPTED])
+async def test_a_region_may_be_somebody_else_s(kind: str) -> None:
+    pytest.importorskip("torch")
+    async with pair(kind) as (p, d):
+        p.memory[:] = bytes(range(256)) * (REGION_BYTES >> 8)
+        assert await p.ended(p.write("d.r0", [(0, 4096, 1000), (5, 0, 3)], notice=b"n"))
+        assert d.memory[4096:5096] == p.memory[:1000]
+        assert d.memory[:4] == bytes([5, 6, 7, 0])
+        assert await d.ended(d.read("p.r0", [(0, 0, REGION_BYTES)]))
+        assert d.memory == bytes(p.memory)
+        d.transport.read_word(9, "p.r0", 8)
+        await d.heard(WordArrived(9, int.from_bytes(bytes(range(8, 16)), "little")))

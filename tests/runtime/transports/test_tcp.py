@@ -105,6 +105,21 @@ async def test_a_new_connection_is_proof_as_well() -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.trio
+async def test_a_connection_that_breaks_takes_the_other_direction_with_it() -> None:
+    """Otherwise the side that can still post would never learn that the other one cannot."""
+    async with agents("tcp", "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
+        box = Middlebox(d.transport.describe())
+        await p.transport.connect("d.r0", await nursery.start(box.run))
+        await d.transport.connect("p.r0", p.transport.describe())
+        while len(box.streams) == 0:
+            await trio.lowlevel.checkpoint()
+        box.reset()
+        await p.heard(PeerGone("d.r0"))
+        await d.heard(Ended(d.read("p.r0", [(0, 0, 8)]), False))
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1"])
 def test_an_address_that_is_none_of_ours_is_one_sentence(host: str) -> None:
     with pytest.raises(TransportError, match=r"is no address to (connect|listen)"):
