@@ -1,10 +1,11 @@
-"""Right tokens, live: python -m benchmarks.live_tokens [--requests N] [--only WORDS] [--quick]
+"""Right tokens, live: python -m benchmarks.live_tokens [--requests N] [--only WORDS] [--transports NAMES] [--quick]
 
-KV goes from a prefill engine to a decode engine over a real transport, and each case is judged by four things:
+KV goes from a prefill engine to a decode engine by every method that is served, over real transports, and each case is
+judged by four things:
 
 - differ: answers that are not those of one engine alone, asked the same at the same concurrency (float32 where both
   cut their KV alike, float64 where not; bfloat16 beside what one engine differs from itself);
-- digests: blocks of which a layer was not the same, byte for byte, in D's pool at commit as P had computed it;
+- digests: blocks of which a layer was not the same, byte for byte, in D's blocks when it decodes as P had computed it;
 - bytes: what the transport was given, over what the prompts' KV weighs;
 - local: tokens of prompts that D computed beyond the last of each.
 
@@ -22,14 +23,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import trio
 
-from pdflow.layout.shapes import heads_of_rank
-from pdflow.protocol.effects import Commit
-from pdflow.protocol.events import DecodeAdmitted, PrefillFinished
+from pdflow.engine.sequence import Sequence
+from pdflow.protocol.events import PrefillFinished
 from pdflow.protocol.messages import Code
+from runtime.build import SERVED
 from runtime.engine_node import EngineNode
 from runtime.engines.job import Sampling
 from runtime.models import TorchModel
+from runtime.prefill_node import PrefillLeg
 from tests.runtime.support.house import Answer, House, cluster, house
+from tests.runtime.support.kv import kv
 
 CONCURRENCY = 16
 LONGEST = 4000
@@ -63,14 +66,14 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         cut = f"tp {self.p_tp}->{self.d_tp} block {self.p_block}->{self.d_block}"
-        return f"{self.method:10} {self.transport:5} {cut:22} {self.dtype}"
+        return f"{self.method:18} {self.transport:5} {cut:22} {self.dtype}"
 
 
-def cases() -> list[tuple[Case, int]]:
+def cases(transports: list[str]) -> list[tuple[Case, int]]:
     """Each with its share of the requests: the main pair gets all of them."""
     found = []
-    for method, transport in itertools.product(("nixl-push", "nixl-pull"), ("shm", "tcp")):
-        main = method == "nixl-push" and transport == "shm"
+    for method, transport in itertools.product(SERVED, transports):
+        main = (method, transport) == ("nixl-push", "shm")
         found.append((Case(method, transport), 1 if main else 10))
         found.append((Case(method, transport, 2, 1, dtype="fp64"), 20))
         found.append((Case(method, transport, 1, 2, 16, 32, "fp64"), 20))
@@ -80,59 +83,53 @@ def cases() -> list[tuple[Case, int]]:
 
 
 class Watch:
-    """Digests of each request's KV, by token block of D: as P computed it, and as D commits to it."""
+    """Digests of each request's KV, by token block of D: as P has computed it, and as D decodes from it. Whichever is
+    known first waits for the other: a prompt may be there before P has said that it is whole."""
 
     def __init__(self, home: House) -> None:
         self.home = home
-        self.computed: dict[str, Any] = {}
-        self.admitted: dict[str, DecodeAdmitted] = {}
+        self.computed: dict[str, list[list[bytes]]] = {}
+        self.loaded: dict[str, list[list[bytes]]] = {}
         self.wrong = self.blocks = 0
         home.p.observe = self.of_p
-        home.d.observe = self.of_d
+        self.legs: dict[str, PrefillLeg] = {}
+        self.begin = home.p.begin
+        home.p.begin = self.begun  # type: ignore[method-assign]
+        self.load = home.d.engine.loaded
+        home.d.engine.loaded = self.of_d  # type: ignore[method-assign]
 
     def of_p(self, address: str, event: Any, effects: tuple[Any, ...], now: int) -> None:
         self.home.observe(address, event, effects, now)
         if type(event) is PrefillFinished:
-            self.computed[event.xid] = kv(self.home.p, event.allocation.blocks, event.num_tokens)
+            leg = self.legs.pop(event.xid)
+            self.computed[leg.request_id] = self.of(self.home.p, leg.job.seq)
+            self.compare()
 
-    def of_d(self, address: str, event: Any, effects: tuple[Any, ...], now: int) -> None:
-        self.home.observe(address, event, effects, now)
-        if type(event) is DecodeAdmitted:
-            self.admitted[event.request_id] = event
-        for effect in effects:
-            if type(effect) is Commit:
-                self.compare(self.admitted.pop(effect.request_id))
+    def begun(self, request_id: str, xid: str, tokens: list[int]) -> PrefillLeg:
+        leg = self.legs[xid] = self.begin(request_id, xid, tokens)
+        return leg
 
-    def compare(self, admitted: DecodeAdmitted) -> None:
-        theirs = self.computed.pop(f"x-{admitted.request_id}")
-        ours = kv(self.home.d, admitted.allocation.blocks, admitted.num_tokens)
-        theirs = theirs[:, :, :, admitted.token_start : admitted.token_start + admitted.num_tokens]
+    def of_d(self, seq: Sequence) -> None:
+        self.loaded[self.home.d.by_seq[id(seq)].request_id] = self.of(self.home.d, seq)
+        self.compare()
+        self.load(seq)
+
+    def of(self, node: EngineNode, seq: Sequence) -> list[list[bytes]]:
+        assert seq.allocation is not None
+        whole = kv(node, node.table(seq.allocation).blocks, seq.prompt_tokens)
         size = self.home.d.place.shape.block_size
-        for start in range(0, admitted.num_tokens, size):
-            self.blocks += 1
-            pair = [digests(whole[:, :, :, start : start + size]) for whole in (theirs, ours)]
-            self.wrong += pair[0] != pair[1]
+        return [digests(whole[:, :, :, at : at + size]) for at in range(0, seq.prompt_tokens, size)]
+
+    def compare(self) -> None:
+        for name in self.computed.keys() & self.loaded.keys():
+            one, other = self.computed.pop(name), self.loaded.pop(name)
+            self.blocks += len(one)
+            self.wrong += sum(a != b for a, b in zip(one, other, strict=True))
 
 
 def digests(part: Any) -> list[bytes]:
     """One for each layer of `[layers, 2, heads, tokens, bytes]`."""
     return [blake2b(np.ascontiguousarray(layer).tobytes(), digest_size=16).digest() for layer in part]
-
-
-def kv(node: EngineNode, blocks: tuple[int, ...], tokens: int) -> Any:
-    """`[layers, 2, heads, tokens, cell_bytes]`: a copy, in whatever way the engine cuts it."""
-    shape = node.place.shape
-    found = np.empty((shape.num_layers, 2, shape.stored_heads, tokens, shape.cell_bytes), np.uint8)
-    for number, rank in enumerate(node.ranks.values()):
-        memory = rank.memory
-        view = np.frombuffer(rank.view, np.uint8, rank.kv_bytes).reshape(
-            memory.num_layers, 2, memory.num_blocks, memory.num_heads, memory.block_size, memory.cell_bytes
-        )
-        mine = view[:, :, list(blocks)].transpose(0, 1, 3, 2, 4, 5)
-        flat = mine.reshape(memory.num_layers, 2, memory.num_heads, -1, memory.cell_bytes)
-        heads = heads_of_rank(shape.stored_heads, len(node.ranks), number)
-        found[:, :, heads.start : heads.stop] = flat[:, :, :, :tokens]
-    return found
 
 
 def prompt(number: int) -> list[int]:
@@ -170,8 +167,10 @@ async def measure(case: Case, count: int) -> bool:
         differ = differing(alone, handed)
         itself = differing(alone, await answers(count, named(home.ask_alone))) if case.dtype == "bf16" else 0
         shape = home.d.place.shape
+        assert not watch.computed, "there are prompts that D has not loaded"
         expected = sum(len(prompt(number)) for number in range(count)) * shape.bytes_per_token
-        posted = sum(rank.bytes_posted for node in (home.p, home.d) for rank in node.ranks.values())
+        expected *= 1 if home.store is None else 2  # to the store, and from there
+        posted = sum(rank.orders.bytes_posted for node in (home.p, home.d) for rank in node.ranks.values())
         local = home.d.engine.prompt_tokens_computed - count
         beside = f" (itself {itself})" if case.dtype == "bf16" else ""
         sys.stdout.write(
@@ -191,9 +190,10 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1000, help="of the main pair; the others get a part of it")
     parser.add_argument("--only", default="", metavar="WORDS", help="cases with these words in their names")
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
+    parser.add_argument("--transports", default="shm,tcp,nixl", metavar="NAMES")
     asked = parser.parse_args()
     right = True
-    for case, part in cases():
+    for case, part in cases(asked.transports.split(",")):
         if all(word in str(case).split() for word in asked.only.split()):
             count = max(CONCURRENCY, asked.requests // part // (10 if asked.quick else 1))
             right &= trio.run(measure, case, count)
