@@ -20,7 +20,9 @@ from pdflow.protocol.errors import InvariantViolated, LocalProtocolError
 from pdflow.results.events import EventLine, classes_of, plain, read_events, rebuild
 from pdflow.routing import router
 from pdflow.scenario.schema import Scenario
+from pdflow.wiring.router import router_of
 from sim.build import Builder
+from sim.routing import cluster_of
 
 CLASSES = classes_of(effects, events, ids, messages, timers, values, router)
 
@@ -43,7 +45,7 @@ def follow(scenario: Scenario, path: Path) -> Followed:
     builder = Builder(scenario, incarnations=header.incarnations or {})
     world = builder.build()
     endpoints = {address: port.endpoint for address, port in world.fabric.ports.items()}
-    endpoints["router"] = world.router.port.endpoint
+    endpoints["router"] = live_router(builder) if header.world == "live" else world.router.port.endpoint
     oracle = builder.oracle()
     found = Followed()
     for number, line, answers in _turns(path):
@@ -65,6 +67,14 @@ def follow(scenario: Scenario, path: Path) -> Followed:
         found.events += 1
         found.effects += len(answers)
     return found
+
+
+def live_router(builder: Builder) -> router.Router:
+    """As a live one begins: it has heard of nobody, and engines may be told to leave."""
+    made = router_of(attrs.evolve(cluster_of(builder), changes=True))
+    for info in (*made.prefill, *made.decode):
+        made.handle(router.EngineChanged(info.engine, False), 0)
+    return made
 
 
 def _turns(path: Path) -> Iterator[tuple[int, EventLine, list[dict[str, Any]]]]:

@@ -195,8 +195,11 @@ async def test_a_killed_engine_is_replaced_and_nobody_waits_for_it(quickstart: S
 
 @pytest.mark.trio
 async def test_a_stop_in_the_middle_of_streams_loses_none(tmp_path: Path) -> None:
-    small = ("pool.prefill.replicas=1", "pool.decode.replicas=1")
+    reports = ("router.heartbeat_s=2", "router.silent_after_s=30")
+    small = ("pool.prefill.replicas=1", "pool.decode.replicas=1", *reports)
     with served(tmp_path, QUICKSTART, *small, events=tmp_path / "run") as cluster:
+        for what in ("drain", "resume"):
+            assert (await cluster.exchange("POST", f"/admin/engines/decode-0/{what}"))[0] == 200
         begun = 0
         answers: list[Completion] = []
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -186,7 +187,6 @@ def test_an_acceptor_that_says_anything_else_is_found_out(data: st.DataObject) -
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tls]:
     """Makes what a part of the cluster of that name has."""
-    trustme = pytest.importorskip("trustme", reason="needs trustme: pip install trustme")
     made: dict[str, Tls] = {}
 
     def of(name: str) -> Tls:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+import trustme
 from click.testing import CliRunner
 
 from pdflow.cli import cli
@@ -23,6 +24,7 @@ from runtime.http.messages import Headers
 from runtime.http.sockets import listen
 from runtime.secret import Secret
 from runtime.signed import Signer
+from runtime.tls import KEYS
 from tests.runtime.support.served import ROOT, served
 
 pytestmark = pytest.mark.slow
@@ -37,10 +39,20 @@ class Parts:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.tls: list[str] = []
         with closing(listen("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         (folder / "secret").write_text(SECRET)
         (folder / "secret").chmod(0o600)
+
+    def certify(self) -> None:
+        """From now on, parts speak TLS."""
+        authority = trustme.CA()
+        issued = authority.issue_cert("a.part")
+        authority.cert_pem.write_to_path(self.folder / "tls_ca")
+        issued.cert_chain_pems[0].write_to_path(self.folder / "tls_cert")
+        issued.private_key_pem.write_to_path(self.folder / "tls_key")
+        self.tls = [f"serve.{key}={self.folder / key}" for key in KEYS]
 
     def start(self, name: str, *overrides: str, secret: str | None = "secret") -> None:
         role = name.rpartition("-")[0] or name
@@ -49,8 +61,9 @@ class Parts:
             "pool.decode.replicas=1",
             "serve.transport=tcp",
             "router.heartbeat_s=0.3",
-            "router.silent_after_s=1.2",
+            "router.silent_after_s=2",
             "router.on_failure=retry",
+            *self.tls,
             *([] if secret is None else [f"serve.secret_file={self.folder / secret}"]),
             *overrides,
         ]
@@ -73,7 +86,7 @@ class Parts:
         await self.ended(name)
 
     async def ended(self, name: str) -> int:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while (code := self.processes[name].poll()) is None:
                 await trio.sleep(0.02)
         return code
@@ -96,7 +109,7 @@ class Parts:
 
     async def healthy(self, wanted: bool = True) -> None:
         """Until /health says so."""
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while ((await self.exchange("GET", "/health"))[0] == 200) is not wanted:
                 await trio.sleep(0.02)
 
@@ -119,6 +132,7 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 @pytest.mark.trio
 async def test_parts_find_each_other_and_heal(parts: Parts) -> None:
+    parts.certify()
     for name in ("decode-0", "prefill-0", "router"):
         parts.start(name)
     await parts.healthy()
@@ -157,7 +171,7 @@ async def test_nobody_takes_part_who_does_not_know_the_secret(parts: Parts) -> N
     parts.start("decode-0", secret="another")
     parts.start("prefill-0", secret=None)
     told = {"decode-0": "the signature is wrong", "prefill-0": "this needs the cluster's secret"}
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not all(why in parts.log(name).read_text() for name, why in told.items()):
             await trio.sleep(0.05)
     await parts.healthy(False)
@@ -220,7 +234,7 @@ async def test_engines_are_added_and_removed_while_a_cluster_serves(tmp_path: Pa
             return {name: state is not None for name, state in said["engines"].items()}
 
         async def until(wanted: dict[str, bool]) -> None:
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 while await engines() != wanted:
                     await trio.sleep(0.02)
 
@@ -263,7 +277,7 @@ async def test_engines_of_one_host_report_too_where_the_scenario_says_so(tmp_pat
     with served(tmp_path, REFERENCE, *small, "router.heartbeat_s=0.5", "router.silent_after_s=2") as cluster:
 
         async def healthy(wanted: bool) -> None:
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 while ((await cluster.exchange("GET", "/health"))[0] == 200) is not wanted:
                     await trio.sleep(0.02)
 
