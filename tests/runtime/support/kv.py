@@ -33,9 +33,9 @@ def put_kv(node: EngineNode, blocks: Sequence[int], whole: Any) -> None:
 def _views(node: EngineNode) -> Iterator[tuple[range, Any]]:
     """`[layers, 2, blocks, heads, tokens, cell_bytes]` of each rank, and which heads those are."""
     shape = node.place.shape
-    for number, rank in enumerate(node.ranks.values()):
+    for number, rank in enumerate(node.computed_in()):
         memory = rank.memory
         view = np.frombuffer(rank.view, np.uint8, rank.kv_bytes).reshape(
             memory.num_layers, 2, memory.num_blocks, memory.num_heads, memory.block_size, memory.cell_bytes
         )
-        yield heads_of_rank(shape.stored_heads, len(node.ranks), number), view
+        yield heads_of_rank(shape.stored_heads, node.place.info.shards.tp, number), view
