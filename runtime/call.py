@@ -70,6 +70,7 @@ class Call:
         self._error = b""
         """An engine's error in an answer that had begun, from where it begins."""
         self._tail = b""
+        """The last bytes of what has come, where an error may begin in them."""
         self.over: Final = trio.Event()
         self.nursery: trio.Nursery
         self.refusal: OpenAIError | None = None
@@ -82,8 +83,10 @@ class Call:
             first(data)
         if self._error:
             self._error += data
-        elif ERROR in data or ERROR in self._tail + data[: len(ERROR)]:
+        elif ERROR in data or (self._tail and ERROR in self._tail + data[: len(ERROR)]):
             self._error = ERROR + (self._tail + data).partition(ERROR)[2]
+        elif data.endswith(b"\n"):
+            self._tail = b""
         else:
             self._tail = (self._tail + data[-len(ERROR) :])[-len(ERROR) :]
 
