@@ -31,6 +31,8 @@ from runtime.transports.tcp import TcpTransport
 from tests.runtime.transports.alone import is_alone
 
 REGION_BYTES = 8 << 20
+PATIENCE_S = 60
+"""For what must come; as long as this only where a machine has far more to do than it can."""
 _ZEROES = bytes(REGION_BYTES)
 KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]] = {
     "shm": ShmTransport,
@@ -114,13 +116,13 @@ class Agent:
 
     async def heard(self, event: TransportEvent) -> None:
         """Wait until this has been told."""
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             while event not in self.told:
                 self._news = trio.Event()
                 await self._news.wait()
 
     async def ended(self, op: int) -> bool:
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             while True:
                 for event in self.told:
                     if isinstance(event, Ended) and event.op == op:
