@@ -18,6 +18,7 @@ COMPILED = [
     "pdflow/layout/*.py",
     "pdflow/memory/*.py",
     "pdflow/methods/departures.py",
+    "pdflow/methods/in_place.py",
     "pdflow/methods/kv_store_*.py",
     "pdflow/methods/shipment.py",
     "pdflow/methods/staging.py",

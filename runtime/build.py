@@ -22,6 +22,7 @@ from runtime.engines.loop import LiveEngine
 from runtime.models import Model, shape_of
 from runtime.orders import Conduct
 from runtime.prefill_node import PrefillNode
+from runtime.progressive_prefill_node import ProgressivePrefillNode
 from runtime.ranked_node import MakeTransport, Place
 from runtime.ranks import LayoutBook
 from runtime.staged_decode_node import StagedDecodeNode
@@ -54,8 +55,8 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
         wrong("transfer.method", f"{transfer.method} is simulated only, so far; serve has {', '.join(SERVED)}")
     if transfer.dialect != "strict":
         wrong("transfer.dialect", f"{transfer.dialect} is not served; strict is")
-    if transfer.progressive or transfer.kv_buffer_device != "cuda":
-        wrong("transfer", "progressive and kv_buffer_device are simulated only, so far")
+    if transfer.kv_buffer_device != "cuda":
+        wrong("transfer.kv_buffer_device", "is simulated only, so far")
     if transfer.store_hidden_states:
         wrong("transfer.store_hidden_states", "is simulated only, so far; D computes a prompt's last token")
     if router.disaggregate_above_tokens == "auto" or router.hedge_after_s is not None:
@@ -135,7 +136,7 @@ class Builder(EngineWiring):
             if self.method.stores:
                 return store_prefill_node(self, place, ends)
             if staging is None:
-                return PrefillNode(place, *ends, transport)
+                return (ProgressivePrefillNode if self.conduct.early else PrefillNode)(place, *ends, transport)
             return StagedPrefillNode(place, *ends, transport, self.method, self.conduct, staging)
         scheduler, ranks = self.consumer(info, place.incarnation, place.num_blocks)
         if staging is None:
@@ -146,7 +147,7 @@ class Builder(EngineWiring):
         """How ranks send and fetch. Who takes in what is sent takes one operation of each peer at a time anyway."""
         return Conduct(
             in_layers=self.method.in_pieces,
-            as_offered=self.method.staged_at_p and not self.pulls,
+            as_offered=self.conduct.early or (self.method.staged_at_p and not self.pulls),
             writing_lanes=self.conduct.sending_lanes,
             reading_lanes=self.conduct.receiving_lanes,
         )

@@ -1,7 +1,5 @@
-"""A prefill engine whose blocks are written from while it still computes the prompt, layer by layer and chunk by chunk.
-
-What has begun is computed to its end, even if nobody wants it any more: a WRITE may read its blocks until then.
-"""
+"""A prefill engine whose blocks are written from while it still computes the prompt, layer by layer and chunk by chunk,
+by `pdflow.methods.in_place`."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import ChunkBegun, Prefilled
+from pdflow.methods.in_place import InPlace
 from pdflow.methods.shipment import Piece
 from pdflow.protocol.effects import ReleaseBlocks, StopWrite
 from pdflow.protocol.events import PrefillAborted, PrefillBegun
@@ -28,10 +27,7 @@ class ProgressivePrefillNode(PrefillNode):
         super().__init__(world, index, name, engine, block_bytes)
         self.layers = layers
         engine.reports_chunks = True
-        self.offered: dict[Xid, int] = {}
-        """Of prompts that have begun: tokens whose pieces are planned."""
-        self.released: set[Xid] = set()
-        """Let go of before they were computed."""
+        self.begun = InPlace()
         self.aborted: dict[int, PrefillLeg] = {}
         """Taken back, and computed on, under the identity of the sequence."""
         self.do[StopWrite] = self.stop_write
@@ -54,26 +50,22 @@ class ProgressivePrefillNode(PrefillNode):
 
     def computing(self, leg: PrefillLeg, chunk: ChunkBegun) -> None:
         seq, xid = leg.seq, leg.xid
-        if xid not in self.offered:
+        if self.begun.begins(xid):
             assert seq.allocation is not None
             source, digest = self.source(seq.allocation), self.world.digest(leg.request)
-            self.offered[xid] = 0
             self.feed(self.scheduler, PrefillBegun(xid, source, seq.prompt_tokens, digest, WEIGHTS))
-        before, known = self.offered[xid], chunk.computed + chunk.new
-        self.offered[xid] = known
+        before = self.begun.advance(xid, chunk.computed + chunk.new)
         self.layer_by_layer(chunk, self.layers, before, self.layer_computed, xid)
 
     def layer_computed(self, about: tuple[Xid, Piece]) -> None:
         xid, piece = about
-        if self.alive and xid in self.by_xid and xid not in self.released:
+        if self.alive and xid in self.by_xid and self.begun.goes(xid):
             for rank in self.ranks():
                 self.world.shipping.offer(rank.address, xid, piece)
 
     def computed(self, leg: PrefillLeg) -> None:
         """Its blocks are the protocol's alone from now on."""
-        del self.offered[leg.xid]
-        if leg.xid in self.released:
-            self.released.remove(leg.xid)
+        if self.begun.computed(leg.xid):
             self.end_of(leg)
 
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
@@ -81,9 +73,7 @@ class ProgressivePrefillNode(PrefillNode):
         for rank in self.ranks():
             self.world.shipping.withdraw(rank.address, xid)
         leg = self.by_xid[xid]
-        if xid in self.offered:
-            self.released.add(xid)
-        else:
+        if self.begun.release(xid):
             self.strand(len(effect.allocation.blocks), leg.finished_ns)
             self.end_of(leg)
 
@@ -95,7 +85,7 @@ class ProgressivePrefillNode(PrefillNode):
     def abort(self, request_id: RequestId) -> None:
         """What has begun is computed on; nothing more of it is sent."""
         leg = self.by_request.get(request_id)
-        if leg is None or leg.xid not in self.offered:
+        if leg is None or leg.xid not in self.begun:
             super().abort(request_id)
             return
         del self.by_request[request_id], self.by_seq[id(leg.seq)]
@@ -107,5 +97,5 @@ class ProgressivePrefillNode(PrefillNode):
         self.world.shipping.stop(effect.op)
 
     def assert_empty(self) -> None:
-        kept = (self.offered, self.released, self.aborted)
-        assert not any(kept), f"{self.name} still keeps {kept}"
+        self.begun.assert_empty(self.name)
+        assert not self.aborted, f"{self.name} still computes {self.aborted}"

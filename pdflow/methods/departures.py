@@ -216,11 +216,14 @@ class Departures:
                 continue
             if not going.held:
                 self._announce(going)
+            # Who copies at once may be done with one chunk before the next is ordered: that is not the last of all.
+            going.copying += 1
             for known, chunk in going.chunks:
                 self._plan(going, known, chunk)
             going.chunks.clear()
             if going.computed and not self.room_with_write:
                 self._finish(going)
+            self.done_copying(going, 1)
 
     def _depart(self, leg: Any, xid: Xid, tokens: int, computed: bool = False) -> Departure:
         """It is on its way from now on. Where room is had and copied to at once, it has left when this returns."""
