@@ -74,9 +74,13 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, scenario: Path, *overrides: str, events: Path | None = None) -> Iterator[Served]:
+def served(
+    folder: Path, scenario: Path, *overrides: str, events: Path | None = None, out: Path | None = None
+) -> Iterator[Served]:
+    """`events`: where everything is written; `out`: where rows and results are, and nothing more."""
     said = [arg for override in overrides for arg in ("--set", override)]
     said += [] if events is None else ["--out", str(events), "--events", "--timeline"]
+    said += [] if out is None else ["--out", str(out)]
     log = folder / "serve.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
