@@ -43,8 +43,8 @@ PATIENCE_S: Final = 5.0
 READ_BYTES: Final = 65_536
 MAX_HELLO_BYTES: Final = MAX_HANDSHAKE_BYTES + 4096
 """A HELLO that brings all that it may."""
-MAX_STRANGERS: Final = 64
-"""Streams on which no HELLO has come yet. More are hung up on."""
+MAX_STRANGERS: Final = 1024
+"""Streams on which no HELLO has come yet; more are hung up on. Who begins anew hears from all ranks at once."""
 
 
 class Link:
@@ -192,6 +192,12 @@ class Links:
     def fence(self, port: Port, effect: Fence) -> None:
         """The stream goes with the memory: what follows begins with a handshake."""
         link = self.links.pop((port.address, effect.peer), None)
+        if link is not None:
+            link.scope.cancel()
+
+    def lose(self, me: Address, peer: Address) -> None:
+        """Its memory is not to be reached any more: the stream ends with it, so that both sides begin with a handshake."""
+        link = self.links.get((me, peer))
         if link is not None:
             link.scope.cancel()
 

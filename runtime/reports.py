@@ -14,7 +14,9 @@ import msgspec
 import trio
 
 from pdflow.errors import Problem, ScenarioError
+from pdflow.protocol.values import S
 from pdflow.scenario.schema import Scenario
+from runtime.clock import deadline_of, now_ns
 from runtime.http.client import HttpClient
 from runtime.http.errors import OpenAIError, UpstreamError
 from runtime.http.messages import JSON
@@ -50,13 +52,13 @@ class Reporter:
 
     async def run(self) -> None:
         await self._told.wait()
-        due = trio.current_time()
+        due_ns = now_ns()
         while True:
             await self._report(self.place)
             if self._leaving:
                 await self.leave()  # a router that has begun anew has not heard of it
-            due = max(due + self._every_s, trio.current_time())
-            await trio.sleep_until(due)
+            due_ns = max(due_ns + int(self._every_s * S), now_ns())
+            await trio.sleep_until(deadline_of(due_ns))
 
     async def leave(self) -> None:
         """It is to end: nothing new, please."""
