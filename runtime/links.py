@@ -201,6 +201,12 @@ class Links:
         if link is not None:
             link.scope.cancel()
 
+    def lose(self, me: Address, peer: Address) -> None:
+        """Its memory is not to be reached any more. The stream goes with it: both sides begin with a handshake."""
+        link = self.links.get((me, peer))
+        if link is not None:
+            link.scope.cancel()
+
     # Streams.
 
     async def _open(self, port: Port, peer: Address, host: str, tcp_port: int) -> None:

@@ -92,6 +92,7 @@ class RankedNode(Node):
             owner,
         )
         rank.orders.diary = self.diary
+        rank.lost = partial(self.links.lose, address)
         return rank
 
     def measured_by(self, meter: Meter) -> None:

@@ -135,6 +135,8 @@ class Rank:
         self.places: dict[Xid, Allocation] = {}
         """Of prompts that are sent from beside the blocks: where they lie."""
         self.meter: TransferMeter | None = None
+        self.lost: Callable[[Address], None] = lambda peer: None
+        """Told of whose memory is not to be reached any more."""
         self._layouts = layouts
         self._put = put
         self._numbers = count(1)
@@ -247,6 +249,7 @@ class Rank:
                 self._put(FlushEnded(peer, ok))
             case PeerGone(peer):
                 self.peers.pop(peer, None)
+                self.lost(peer)
 
     def _noticed(self, peer: Address, notice: bytes) -> None:
         """DONE, behind its data."""

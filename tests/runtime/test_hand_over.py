@@ -18,6 +18,7 @@ from runtime.clock import now_ns
 from runtime.decode_node import DecodeLeg
 from runtime.engines.job import Sampling
 from runtime.models import TorchModel
+from runtime.transports.agent import StreamAgent
 from runtime.transports.named import transport_named
 from tests.runtime.support.house import Answer, House, cluster, house, said
 
@@ -102,6 +103,25 @@ async def test_tokens_follow_from_the_kv_that_came(model: TorchModel, monkeypatc
         theirs = await home.ask_alone("theirs", [*prompt(100, 1)[:-1], prompt(100)[-1]], sampling)
         assert handed != own
         assert handed == theirs
+
+
+@pytest.mark.parametrize(("method", "whose"), [("nixl-push", "p"), ("nixl-push", "d"), ("nixl-pull", "d")])
+@pytest.mark.trio
+async def test_a_memory_that_is_lost_is_met_anew(method: str, whose: str, model: TorchModel) -> None:
+    """Though the stream of frames lives: READs of a peer whose transport had broken failed for good."""
+    async with house(cluster(f"transfer.method={method}"), model, "tcp") as home:
+        sampling = Sampling(max_tokens=4, ignore_eos=True)
+        alone = await home.ask_alone("alone", prompt(40), sampling)
+        assert await home.ask("before", prompt(40), sampling) == alone
+        (rank,) = (home.p if whose == "p" else home.d).ranks.values()
+        assert isinstance(rank.transport, StreamAgent)
+        for link in tuple(rank.transport._links.values()):
+            rank.transport._lose(link)
+        with trio.fail_after(60):
+            while any(rank.peers for node in (home.p, home.d) for rank in node.ranks.values()):
+                await trio.sleep(0.01)
+        assert await home.ask("after", prompt(40), sampling) == alone
+        await home.quiet()
 
 
 @pytest.mark.trio
