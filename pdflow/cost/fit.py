@@ -53,8 +53,11 @@ def decode_step(decodes: int, context: int, seconds: float) -> Step:
     return Step(0, 0, decodes, decodes * context, seconds)
 
 
-def fitted(steps: Sequence[Step], knots: Sequence[int]) -> StepCost:
+def fitted(steps: Sequence[Step], knots: Sequence[int], held_against: Sequence[float] | None = None) -> StepCost:
     """The cost nearest to these steps, its L(T) straight between `knots` (1 first); without knots there is no L.
+
+    An error is relative to what a step took; or to `held_against`, in seconds, of each: where many steps are alike and
+    what they took is spread, the cost is then their mean, and else below it.
 
     Of the knots after the first those count at which some step lies: nothing would hold the others. Says nothing of its
     provenance. Raises ValueError if fewer than two of the knots count.
@@ -62,14 +65,13 @@ def fitted(steps: Sequence[Step], knots: Sequence[int]) -> StepCost:
     seen = {step.prefill_tokens + step.decodes for step in steps}
     knots = [*knots[:1], *(knot for knot in knots[1:] if knot in seen)]
     seconds = np.array([step.seconds for step in steps])
-    columns = np.array([_row(step, knots) for step in steps]) / seconds[:, None]
+    scale = seconds if held_against is None else np.array(held_against)
+    columns = np.array([_row(step, knots) for step in steps]) / scale[:, None]
     size = np.linalg.norm(columns, axis=0)
     size[size == 0] = 1.0
     reluctant = np.zeros((len(OWN), columns.shape[1]))
     reluctant[:, -len(OWN) :] = np.eye(len(OWN)) * RELUCTANCE
-    found = _non_negative(
-        np.vstack([columns / size, reluctant]), np.concatenate([np.ones(len(steps)), np.zeros(len(OWN))])
-    )
+    found = _non_negative(np.vstack([columns / size, reluctant]), np.concatenate([seconds / scale, np.zeros(len(OWN))]))
     values = found / size * PS_PER_S
     times = tuple(round(ps) for ps in np.cumsum(values[: len(knots)]).tolist())
     own = {name: round(value) for name, value in zip(OWN, values[len(knots) :].tolist(), strict=True)}

@@ -1,15 +1,16 @@
 """What hops, messages and transfers take, from the notes of all parts: samples in ns, and a scenario's few numbers.
 
 Each is measured between two instants at which the same thing is noted in the simulated world, so that whatever lies
-between them, a process's wake-up or a JSON document that is read, is in the number. Medians: what a busy core adds now
-and then is the queue's business, not the link's.
+between them, a process's wake-up or a JSON document that is read, is in the number. Means, for what a busy core adds
+now and then is nobody else's business; but without the largest of twenty, which are anybody's.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Final, TypeAlias
 
 import attrs
@@ -20,6 +21,9 @@ from runtime.diary import TOKEN, Frame, Heard, Met, Moved, Noted, Page, Passed, 
 from runtime.rows import timed
 
 Samples: TypeAlias = list[int]
+KEPT: Final = 0.95
+"""Share of samples of which the mean is taken."""
+PARTS: Final = 8
 REGISTER: Final = Register.__name__
 
 
@@ -165,22 +169,30 @@ def door_s(found: Delays, engines: Sequence[EngineId], hop_s: float) -> float:
 
 
 def typical(samples: Sequence[int]) -> float:
-    """0 of nothing."""
-    return max(0.0, float(median(samples))) if samples else 0.0
+    """The mean of all but the largest; 0 of nothing."""
+    kept = sorted(samples)[: max(1, round(len(samples) * KEPT))]
+    return max(0.0, fmean(kept)) if kept else 0.0
 
 
 def line(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """(y at 0, rise for each x) of the line nearest to the medians at each x, neither below 0."""
-    by_x: defaultdict[int, Samples] = defaultdict(list)
-    for x, y in points:
-        by_x[x].append(y)
-    medians = [(float(x), float(median(ys)), len(ys)) for x, ys in by_x.items()]
-    if not medians:
+    """(y at 0, rise for each x), neither below 0, of the line nearest to what is typical of eight parts of the points,
+    by the squares of its relative errors."""
+    if len({x for x, _ in points}) == 1:
+        return typical([y for _, y in points]), 0.0
+    ordered = sorted(points, key=lambda point: point[0])
+    cuts = [len(ordered) * part // PARTS for part in range(PARTS + 1)]
+    parts = [ordered[low:high] for low, high in pairwise(cuts) if low < high]
+    means = [(fmean(x for x, _ in part), typical([y for _, y in part])) for part in parts]
+    found = [(x, y) for x, y in means if y > 0]
+    if not found:
         return 0.0, 0.0
-    many = sum(count for _, _, count in medians)
-    mean_x, mean_y = (sum(entry[axis] * entry[2] for entry in medians) / many for axis in (0, 1))
-    spread = sum(count * (x - mean_x) ** 2 for x, _, count in medians)
-    slope = sum(count * (x - mean_x) * (y - mean_y) for x, y, count in medians) / spread if spread else 0.0
-    if slope <= 0:
-        return mean_y, 0.0
-    return (mean_y - slope * mean_x, slope) if mean_y > slope * mean_x else (0.0, mean_y / mean_x)
+    flat, steep = sum(1 / y for _, y in found), sum(x / y for x, y in found)
+    flats, both, steeps = (sum(x**power / y**2 for x, y in found) for power in (0, 1, 2))
+    spread = flats * steeps - both**2
+    if spread > 1e-9 * flats * steeps:
+        at_0, rise = (flat * steeps - steep * both) / spread, (flats * steep - both * flat) / spread
+        if at_0 >= 0 and rise >= 0:
+            return at_0, rise
+        if at_0 < 0:
+            return 0.0, steep / steeps
+    return flat / flats, 0.0

@@ -82,7 +82,7 @@ def _round(seconds: float) -> float:
 
 def links_text(scenario: Scenario, measured: Measured, command: str) -> str:
     moves = f"{scenario.serve.transport}, {scenario.transfer.method}"
-    seen = f"medians of {measured.transfers} transfers and {measured.requests} requests"
+    seen = f"means of {measured.transfers} transfers and {measured.requests} requests"
     return toml_text(
         {
             "summary": f"{moves}, as pdflow {version()} moves KV on one host",

@@ -1,8 +1,10 @@
 """Step times of a pool's engines, as they were noted, in the canonical form of `pdflow.cost.step`.
 
-What disturbs a step, another process on its core above all, makes it longer and never shorter, and often: so steps of
-one composition count as one, with the median of what they took. Contexts grow by a token with every step; those within
-a tenth are taken for one. Half of the steps are kept out, to say how near the fit is to steps that it has not seen.
+What disturbs a step, another process on its core above all, makes it longer and never shorter. So a first fit is to
+medians, of steps that were made of the same; contexts grow by a token with every step, those within a tenth are taken
+for one. By that fit steps are known that were disturbed beyond measure. The second fit is to all of them, each taken
+for no longer than twice what the first one says: in the mean it is right for such traffic, which is what queues are
+made of. Half of the steps are kept out, to say how near a fit is to steps that it has not seen.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ from typing import Final
 import attrs
 
 from pdflow.cost.fit import Misfit, Step, fitted, misfit
-from pdflow.cost.step import StepCost
+from pdflow.cost.step import PS_PER_S, StepCost
 from pdflow.protocol.values import S
 from runtime.diary import Stepped
 
 ALIKE: Final = 0.1
 KNOTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Where L(T) may bend; what counts is where steps were seen."""
-MOST_TIMES: Final = 5
-"""What a kind that was seen often weighs, against one that was seen once."""
 ENOUGH: Final = 8
-"""Compositions, below which nothing is fitted."""
+"""Kinds of steps, below which nothing is fitted."""
+FARTHEST: Final = 2.0
+"""Beyond so many times what it ought to take, a step says nothing but that it was disturbed."""
 
 
 class TooFewStepsError(ValueError):
@@ -39,7 +41,7 @@ class StepFit:
     kept_out: Misfit
     steps: int
     kinds: int
-    """Compositions that the steps were of."""
+    """Of how many kinds they were."""
 
 
 def fit_steps(noted: Sequence[Stepped]) -> StepFit:
@@ -47,20 +49,31 @@ def fit_steps(noted: Sequence[Stepped]) -> StepFit:
     kinds = compositions(noted)
     if len(kinds) < ENOUGH:
         raise TooFewStepsError(f"its engines have made steps of {len(kinds)} kinds, and {ENOUGH} are needed")
-    seen = sorted({step.prefill_tokens + step.decodes for step in kinds})
-    knots = _knots(seen)
-    cost = fitted(compositions(noted[::2], MOST_TIMES), knots)
-    kept_out = misfit(cost, compositions(noted[1::2]))
-    return StepFit(fitted(compositions(noted, MOST_TIMES), knots), kept_out, len(noted), len(kinds))
+    kept_out = misfit(_fit(noted[::2]), compositions(noted[1::2]))
+    return StepFit(_fit(noted), kept_out, len(noted), len(kinds))
 
 
-def compositions(noted: Iterable[Stepped], times: int = 1) -> list[Step]:
-    """Steps of one kind as one; or as many as they were, up to so many times, so that they weigh more."""
+def _fit(noted: Sequence[Stepped]) -> StepCost:
+    kinds = compositions(noted)
+    knots = _knots(sorted({step.prefill_tokens + step.decodes for step in kinds}))
+    first = fitted(kinds, knots)
+    steps, expected = [], []
+    for one in noted:
+        sums = (one.prefill_tokens, one.attended, one.decodes, one.context)
+        seconds = first.step_sums_ps(*sums) / PS_PER_S
+        if seconds:
+            steps.append(Step(*sums, min(one.lasted_ns / S, FARTHEST * seconds)))
+            expected.append(seconds)
+    return fitted(steps, knots, expected)
+
+
+def compositions(noted: Iterable[Stepped]) -> list[Step]:
+    """Steps that are made of the same as one."""
     kinds: defaultdict[tuple[int, ...], list[Stepped]] = defaultdict(list)
     for step in noted:
         alike = tuple(round(log(total) / ALIKE) if total else -1 for total in (step.attended, step.context))
         kinds[step.prefill_tokens, step.decodes, *alike].append(step)
-    return [step for steps in kinds.values() for step in [_typical(steps)] * min(len(steps), times)]
+    return [_typical(steps) for steps in kinds.values()]
 
 
 def _typical(steps: Sequence[Stepped]) -> Step:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 
-from runtime.calibrate.delays import Transfer, delays, door_s, line, link_values
+from runtime.calibrate.delays import Transfer, delays, door_s, line, link_values, typical
 from runtime.diary import TOKEN, Asked, Frame, Heard, Met, Moved, Page, Passed, Sent
 
 US = 1_000
@@ -88,8 +88,16 @@ def test_what_nobody_saw_is_not_said() -> None:
 
 
 def test_a_line_has_no_side_below_nothing() -> None:
-    assert line([(1, 12), (2, 14), (3, 16), (3, 900), (3, 16)]) == pytest.approx((10, 2))
-    assert line([(1, 9), (2, 6), (3, 3)]) == (6, 0)
-    assert line([(10, 10), (20, 40)]) == (0, pytest.approx(25 / 15))
-    assert line([(5, 7)]) == (7, 0)
+    assert line([(x, 10 + 2 * x) for x in range(1, 30)]) == pytest.approx((10, 2))
+    at_0, rise = line([(1, 9), (2, 6), (3, 3)])
+    assert rise == 0
+    assert 3 <= at_0 <= 6
+    assert line([(10, 10), (20, 40)]) == (0, pytest.approx(1.2))
+    assert line([(5, 1), (5, 7), (5, 13)]) == (7, 0)
     assert line([]) == (0, 0)
+
+
+def test_one_in_twenty_does_not_count() -> None:
+    assert typical([10] * 19 + [9_000]) == 10
+    assert typical([10, 30]) == 20
+    assert typical([]) == 0

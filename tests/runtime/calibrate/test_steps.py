@@ -1,4 +1,4 @@
-"""Step times come out of what engines noted as they went in, whatever disturbs one step in three."""
+"""Step times come out of what engines noted as they went in."""
 
 from __future__ import annotations
 
@@ -26,30 +26,40 @@ def stepped(prefill: int, decodes: int, context: int, disturbed: float = 1.0) ->
     return Stepped(0, lasted, int(prefill > 0), prefill, attended, decodes, context, 0, 0)
 
 
-def noted(draw: random.Random) -> list[Stepped]:
-    """Of both kinds; one in three takes up to three times as long."""
+def noted(draw: random.Random, disturbed: bool = True) -> list[Stepped]:
+    """Of both kinds."""
+
+    def times() -> float:
+        return 1 + 2 * draw.random() if disturbed and draw.random() < 1 / 3 else 1.0
+
     found = []
     for _ in range(15):
         for prefill in (1, 8, 32, 128, 512, 1024, 2048):
-            found.append(stepped(prefill, 0, 0, _disturbed(draw)))
+            found.append(stepped(prefill, 0, 0, times()))
         for decodes in (1, 2, 4, 8, 16, 32):
             for context in (100, 800):
-                found.append(stepped(0, decodes, decodes * context, _disturbed(draw)))
+                found.append(stepped(0, decodes, decodes * context, times()))
     return found
 
 
-def _disturbed(draw: random.Random) -> float:
-    return 1 + 2 * draw.random() if draw.random() < 1 / 3 else 1.0
-
-
 def test_a_cost_is_found_again() -> None:
-    fit = fit_steps(noted(random.Random(1)))
+    fit = fit_steps(noted(random.Random(1), disturbed=False))
     assert fit.steps == 15 * 19
     assert fit.kinds == 19
+    _holds(fit.cost, 1.0, 0.03)
+
+
+def test_what_disturbs_steps_is_in_their_mean_up_to_a_measure() -> None:
+    """One in three takes up to three times as long, and counts as no more than twice: 1 + (1/4 + 1/2) / 3 times."""
+    fit = fit_steps(noted(random.Random(1)))
+    _holds(fit.cost, 1.25, 0.15)
+
+
+def _holds(found: StepCost, times: float, rel: float) -> None:
     for prefill, decodes, context in ((32, 0, 0), (700, 0, 0), (2048, 0, 0), (0, 1, 400), (0, 12, 3000), (0, 32, 9000)):
         attended = prefill * (prefill + 1) // 2
-        true, found = (cost.step_sums_ps(prefill, attended, decodes, context) for cost in (TRUE, fit.cost))
-        assert found == pytest.approx(true, rel=0.12), (prefill, decodes)
+        sums = (prefill, attended, decodes, context)
+        assert found.step_sums_ps(*sums) == pytest.approx(times * TRUE.step_sums_ps(*sums), rel=rel), sums
 
 
 def test_steps_of_one_kind_are_one_with_their_median() -> None:
@@ -57,7 +67,6 @@ def test_steps_of_one_kind_are_one_with_their_median() -> None:
     (one,) = compositions(steps)
     assert (one.decodes, one.context) == (2, 200)
     assert one.seconds == pytest.approx(TRUE.decode_step_ps(2, 200) / 1e12)
-    assert len(compositions(steps, 2)) == 2
 
 
 def test_of_too_few_kinds_nothing_is_said() -> None:
