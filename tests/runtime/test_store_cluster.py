@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from runtime.models import TorchModel
 from tests.runtime.support.house import house
 from tests.runtime.support.served import Completion, Served, served
 from tests.runtime.test_cluster import QUICKSTART, prompt
+from tests.runtime.test_roles import Parts
 
 pytestmark = pytest.mark.slow
 STORE = (
@@ -133,3 +135,33 @@ async def test_a_killed_node_is_done_without_until_it_is_back(cluster: Served, r
             assert [answer.tokens for answer in await answers(cluster)] == right
     await quiet(cluster)
     assert "Traceback" not in cluster.log.read_text()
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    made = Parts(tmp_path)
+    yield made
+    for process in made.processes.values():
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+@pytest.mark.trio
+async def test_a_node_is_started_by_itself_as_an_engine_is(parts: Parts) -> None:
+    """Synthetic engines, which know a secret, and say of each token whether its KV is what P made."""
+    names = ("decode-0", "prefill-0", "router", "store-0")
+    for name in names:
+        parts.start(name, "transfer.method=kv-store", "router.on_failure=recompute")
+    await parts.healthy()
+    await parts.answers()
+    await parts.kill("store-0")
+    await parts.healthy(False)
+    await parts.answers()
+    parts.start("store-0", "transfer.method=kv-store", "router.on_failure=recompute")
+    await parts.healthy()
+    await parts.answers()
+    for name in names:
+        parts.signal(name, signal.SIGTERM)
+    assert [await parts.ended(name) for name in names] == [0, 0, 0, 0]
+    assert "Traceback" not in parts.logs()
