@@ -3,8 +3,15 @@
 Two processes, as live: one writes, the other owns the memory. A transfer is timed at the writer, from posting it to the
 owner's answer. Beside shm: one memmove of as many bytes between two mapped files. Beside tcp: sendall into a bare
 recv_into loop in another process, with one byte back. Beside nixl: a READ of NIXL's from another process that
-polls all the time; UCX_NET_DEVICES is lo unless set. Rounds alternate, so both see the same machine; best of them, and
-median in brackets. CPU is that of both processes, all threads, taken together.
+polls all the time; UCX_NET_DEVICES is lo unless set. Beside mooncake: one READ of the Transfer Engine's, waited for as
+its own tools do; only if asked for, and in a network of its own:
+
+    python -m tests.runtime.transports.alone python benchmarks/transport_speed.py mooncake
+
+NCCL is measured by its stand-in, beside the stand-in's own send and receive, and says nothing of NCCL.
+
+Rounds alternate, so both see the same machine; best of them, and median in brackets. CPU is that of both processes, all
+threads, taken together.
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +39,10 @@ from pdflow.layout.descriptors import Descriptor
 from runtime.transports.agent import StreamAgent
 from runtime.transports.base import Ended, TransportEvent
 from runtime.transports.copying import Mapped
+from runtime.transports.groups import CHUNK_BYTES, Group, HostStaging
+from runtime.transports.mooncake import MooncakeTransport, local_on, require
+from runtime.transports.nccl import NcclTransport
+from runtime.transports.nccl_standin import StandIn
 from runtime.transports.nixl import Local, NixlTransport
 from runtime.transports.region import OwnedRegion
 from runtime.transports.registered import DRAM, Table
@@ -42,6 +54,8 @@ KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]]
     "shm": ShmTransport,
     "tcp": TcpTransport,
     "nixl": NixlTransport,
+    "mooncake": MooncakeTransport,
+    "nccl stand-in": partial(NcclTransport, library=StandIn()),
 }
 LARGE_BYTES = 64 << 20
 ROUNDS = 60
@@ -149,6 +163,45 @@ def bare_nixl(nbytes: int) -> Bare:
     return Bare(once, lambda: cpu_of(other.process.pid), end)
 
 
+def bare_mooncake(nbytes: int) -> Bare:
+    """One batch READ, waited for as Mooncake does."""
+    other = Other("mooncake-source", str(nbytes))
+    segment, address = other.first.split()
+    memory = memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    target = Mapped(memory).address
+    engine = require().TransferEngine()
+    assert not engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "")
+    engine.register_memory(target, nbytes)
+
+    def once() -> None:
+        assert not engine.batch_transfer_sync_read(segment, [target], [int(address)], [nbytes])
+
+    def end() -> None:
+        engine.unregister_memory(target)
+        memory[0] = 0  # Ours as long as this lives.
+        other.end()
+
+    return Bare(once, lambda: cpu_of(other.process.pid), end)
+
+
+def bare_standin(nbytes: int) -> Bare:
+    """As many sends as fill the bytes."""
+    ident = StandIn().ncclGetUniqueId().internal
+    other = Other("standin-sink", ident.hex())
+    group = Group(StandIn(), ident, 0)
+    group.open(HostStaging())
+
+    def once() -> None:
+        for _ in range(nbytes // CHUNK_BYTES):
+            group.send(CHUNK_BYTES)
+
+    def end() -> None:
+        other.process.kill()
+        other.end()
+
+    return Bare(once, lambda: cpu_of(other.process.pid), end)
+
+
 def cpu_of(pid: int) -> float:
     """Of a process that does not answer, to a hundredth of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -182,6 +235,26 @@ def sink(nbytes: int) -> None:
                         return
                     have += got
                 sock.sendall(b"x")
+
+
+def mooncake_source(nbytes: int) -> None:
+    """The other process: memory to read."""
+    memory = memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    memory[:] = bytes(nbytes)
+    address = Mapped(memory).address
+    local = local_on("127.0.0.1")
+    local.register(memory, address)
+    print(local.segment, address, flush=True)
+    sys.stdin.read()
+
+
+def standin_sink(ident: str) -> None:
+    """The other process: the second rank."""
+    group = Group(StandIn(), bytes.fromhex(ident), 1)
+    print("opening", flush=True)
+    group.open(HostStaging())
+    while True:
+        group.receive(CHUNK_BYTES)
 
 
 class Bare(NamedTuple):
@@ -252,8 +325,17 @@ class Side:
         return f"{best:6.2f} GB/s ({median:5.2f}), {self.cpu_s / len(self.walls) * 1e3:5.1f} ms of CPU"
 
 
+BARE: dict[str, Callable[[int], Bare]] = {
+    "shm": bare_copy,
+    "tcp": bare_socket,
+    "nixl": bare_nixl,
+    "mooncake": bare_mooncake,
+    "nccl stand-in": bare_standin,
+}
+
+
 async def large(kind: str, writer: Writer, other: Other, rounds: int) -> list[str]:
-    bare = {"shm": bare_copy, "tcp": bare_socket, "nixl": bare_nixl}[kind](LARGE_BYTES)
+    bare = BARE[kind](LARGE_BYTES)
     lines = []
     for piece in (LARGE_BYTES, 64 << 10, 8 << 10):
         pieces = cut(LARGE_BYTES, piece)
@@ -325,9 +407,14 @@ def main() -> None:
             sink(int(nbytes))
         case ["nixl-source", nbytes]:
             nixl_source(int(nbytes))
+        case ["mooncake-source", nbytes]:
+            mooncake_source(int(nbytes))
+        case ["standin-sink", ident]:
+            standin_sink(ident)
         case kinds:
             print(f"{os.cpu_count()} cores")
-            for kind in kinds or (kind for kind in KINDS if kind != "nixl" or find_spec("nixl")):
+            missing = {"mooncake"} if find_spec("nixl") else {"mooncake", "nixl"}
+            for kind in kinds or (kind for kind in KINDS if kind not in missing):
                 print("\n".join(trio.run(measured, kind)), flush=True)
 
 
