@@ -43,7 +43,7 @@ from runtime.store_build import store_node, stores_of
 from runtime.store_prefill_node import StorePrefillNode
 from runtime.tls import tls_of
 from runtime.transports.base import Transport
-from runtime.transports.named import transport_named
+from runtime.transports.named import caution_of, transport_named
 
 log = logging.getLogger(__name__)
 Door: TypeAlias = Callable[[Coordinates, Gate, Callable[[], None]], RequestHandler]
@@ -58,6 +58,8 @@ async def work(scenario: Scenario, name: str, child: bool, record: Record) -> No
     secret, tls = secret_beyond_loopback(scenario, "engine_host"), tls_of(scenario)
     gate = Gate(secret, name)
     router = None if child else router_at(scenario)
+    if not child and (caution := caution_of(scenario.serve.transport)) is not None:
+        log.warning("%s", caution)
     listeners = listening(scenario), listening(scenario)
     builder = Builder(scenario, transport_at(scenario))
     node, door = opened(builder, name)
