@@ -252,6 +252,7 @@ async def serve(scenario: Scenario, file: str, overrides: tuple[str, ...], recor
     prepare(scenario)
     if is_synthetic(scenario):
         log.info("engines are synthetic: no model is computed, a step takes what the scenario says that it costs")
+    record.begin()
     cluster = Cluster(scenario, file, overrides, record)
 
     def up(url: str) -> None:

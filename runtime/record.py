@@ -63,6 +63,16 @@ class Record:
     timeline: bool = False
     html: bool = False
 
+    def begin(self) -> None:
+        """What a killed run has left there is no part of this one. OutputError."""
+        if self.out is None:
+            return
+        make_folder(self.out)
+        with guarding(self.out):
+            for name in (NOTES_NAME, EVENTS_NAME):
+                for part in self.out.glob(f"*.{name}"):
+                    part.unlink()
+
     def of_parts(self) -> list[str]:
         """What each part is told of it."""
         return [] if self.out is None else ["--out", str(self.out), *(["--events"] if self.events else [])]

@@ -27,7 +27,7 @@ from runtime.diary import (
     Sent,
     Stepped,
 )
-from runtime.record import NotesHeader, read_notes
+from runtime.record import NotesHeader, Record, read_notes
 from runtime.rows import Rows, rows
 
 SCENARIO = load(str(Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"))
@@ -159,3 +159,19 @@ def test_what_a_killed_process_had_begun_to_write_is_left_out(tmp_path: Path) ->
     (tmp_path / "prefill-0-1.notes.jsonl").write_bytes(whole + b'["passed",12,"a"')
     (tmp_path / "prefill-1-1.notes.jsonl").write_bytes(b"")
     assert read_notes(tmp_path) == [Page("prefill-0", 12, notes)]
+
+
+def test_what_a_killed_run_has_left_is_no_part_of_the_next(tmp_path: Path) -> None:
+    left = [tmp_path / f"prefill-0-1.{kind}.jsonl" for kind in ("notes", "events")]
+    for file in (*left, tmp_path / "requests.jsonl"):
+        file.write_bytes(b"")
+    Record(out=tmp_path, events=True).begin()
+    assert [file.name for file in tmp_path.iterdir()] == ["requests.jsonl"]
+
+
+def test_an_empty_run_leaves_files_too(tmp_path: Path) -> None:
+    result = Record(out=tmp_path, timeline=True, html=True).conclude(SCENARIO)
+    assert result is not None
+    assert len(result.records) == 0
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"results.json", "requests.jsonl", "timeline.json.gz", "report.html"}
