@@ -109,6 +109,8 @@ class Chaos:
             self.outcomes["broken off"] += 1
             return
         self.outcomes[str(answer.status)] += 1
+        if answer.status == 503:
+            await trio.sleep(1)  # as a client does that is told that nobody is there
         if answer.status == 200 and answer.tokens != self.right[number]:
             self.wrong += 1
             sys.stdout.write(f"wrong: prompt {number}: {answer.tokens} for {self.right[number]}\n")

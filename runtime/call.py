@@ -176,6 +176,9 @@ class Leg:
         if status == 401:
             log.error("%s does not believe this router: %s", self.place.engine, error)
             return Code.UNREACHABLE
+        if status == 409:
+            # Its connection broke while it was asked, and was asked anew: that attempt is there, and is let go of.
+            return Code.UNREACHABLE
         if status < 500:
             self.call.refusal = error
             return Code.REJECTED

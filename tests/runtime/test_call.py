@@ -1,0 +1,42 @@
+"""One leg of a request, at an engine that answers this or that."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pdflow.protocol.messages import Code
+from runtime.call import Leg
+from runtime.http.client import HttpClient
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import JSON, Request
+from runtime.http.responder import Responder
+from runtime.kv_params import Coordinates
+from runtime.places import EnginePlace
+from runtime.signed import Signer
+from tests.runtime.http.world import LOCAL, serving
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "told"),
+    [(400, Code.REJECTED, True), (409, Code.UNREACHABLE, False), (503, Code.IO, False)],
+)
+@pytest.mark.trio
+async def test_whose_fault_a_refusal_is(status: int, code: Code, told: bool) -> None:
+    """409: the attempt is there already, since a connection broke while it was asked and the request was sent again.
+    That is nothing to tell a client; another attempt has another id."""
+    error = OpenAIError(status, "request r is being prefilled already")
+
+    async def answer(request: Request, responder: Responder) -> None:
+        await responder.reply(status, (JSON,), error.body())
+
+    call: Any = SimpleNamespace(headers=(), refusal=None)
+    client = HttpClient()
+    async with serving(answer) as server:
+        here = Coordinates(LOCAL, server.port)
+        leg = Leg(call, client, EnginePlace("prefill-0", here, here), "r.1", 10.0, Signer(None))
+        assert await leg.prefill(b"{}", "nixl-push") == (None, code)
+    client.close()
+    assert (call.refusal is not None) == told
