@@ -29,6 +29,7 @@ class Stores:
     def __init__(self, builder: Builder, beside: Pool) -> None:
         self.world = builder.world
         self.transfer = builder.scenario.transfer
+        self.incarnations = builder.incarnations
         self.wiring = StoreWiring(builder, beside, builder.stored_hidden_bytes)
         self.shards = self.wiring.shards = builder.alike(self.wiring.shards)
         self.by_block = self.transfer.store_granularity == "block" and builder.named
@@ -42,7 +43,8 @@ class Stores:
 
     def node(self, beside: Pool, index: int) -> StoreNode:
         transfer, wiring = self.transfer, self.wiring
-        name, incarnation = node_name(index), INCARNATION + index
+        name = node_name(index)
+        incarnation = self.incarnations.get(name) or INCARNATION + index
         memory = StoreMemory(wiring.blocks, transfer.store_keep, transfer.store_high_water)
         node = StoreNode(self.world, name, memory)
         ends = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)

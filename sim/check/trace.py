@@ -43,6 +43,8 @@ def follow(scenario: Scenario, path: Path) -> Followed:
     """Raises TraceDiffersError, EventsError."""
     header, _ = read_events(path)
     builder = Builder(scenario, incarnations=header.incarnations or {})
+    # Live, every prompt has token ids, and so names for its blocks.
+    builder.named = builder.named or header.world == "live"
     world = builder.build()
     endpoints = {address: port.endpoint for address, port in world.fabric.ports.items()}
     endpoints["router"] = live_router(builder) if header.world == "live" else world.router.port.endpoint
