@@ -114,10 +114,13 @@ class Parts:
                 await trio.sleep(0.02)
 
     async def answers(self) -> None:
+        """To a request, in the end: engines of a busy machine may be late with a report."""
         body = msgspec.json.encode({"prompt": list(range(5, 105)), "max_tokens": 4})
-        status, answer = await self.exchange("POST", "/v1/completions", body)
-        assert status == 200, (answer, self.logs())
-        assert msgspec.json.decode(answer)["usage"]["completion_tokens"] == 4
+        with trio.fail_after(60):
+            while (told := await self.exchange("POST", "/v1/completions", body))[0] != 200:
+                assert told[0] in (502, 503), (told, self.logs())
+                await trio.sleep(0.1)
+        assert msgspec.json.decode(told[1])["usage"]["completion_tokens"] == 4
 
 
 @pytest.fixture
@@ -289,7 +292,9 @@ async def test_engines_of_one_host_report_too_where_the_scenario_says_so(tmp_pat
         os.kill(cluster.pid_of("prefill-0"), signal.SIGKILL)
         await healthy(False)
         await healthy(True)
-        assert (await cluster.ask(prompt=list(range(5, 105)), max_tokens=4)).status == 200
+        with trio.fail_after(60):
+            while (await cluster.ask(prompt=list(range(5, 105)), max_tokens=4)).status != 200:
+                await trio.sleep(0.1)
         assert (await cluster.exchange("GET", "/admin/state"))[0] == 401
         top = subprocess.run(
             [sys.executable, "-m", "pdflow", "top", f"127.0.0.1:{cluster.port}", "--once"],
