@@ -205,7 +205,10 @@ async def test_whoever_hangs_up_leaves_nothing_there(method: str, model: TorchMo
                 nursery.start_soon(one, number, chance.choice((0.02, 0.1, 0.3, 30)))
         # A store that is full may let go of each before it is fetched.
         assert Code.NONE in codes or method == "p2p-nccl-get"
-        # What nobody has come for is kept for its lease.
-        for xid in tuple(home.p.by_xid):
-            home.p.put(home.p.scheduler, SourceWithdrawn(xid))
+        # What nobody comes for is kept for its lease, from when there is room for it on.
+        with trio.fail_after(30):
+            while home.p.by_xid:
+                for xid in home.p.by_xid:
+                    home.p.put(home.p.scheduler, SourceWithdrawn(xid))
+                await trio.sleep(0.05)
         await empty(home)
