@@ -17,6 +17,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 from pdflow.scenario.load import load
 from runtime.engines.job import Sampling
 from runtime.models import TorchModel
+from sim.check.trace import follow
 from tests.runtime.support.house import house
 from tests.runtime.support.served import Completion, Served, served
 from tests.runtime.test_cluster import QUICKSTART, prompt
@@ -135,6 +136,15 @@ async def test_a_killed_node_is_done_without_until_it_is_back(cluster: Served, r
             assert [answer.tokens for answer in await answers(cluster)] == right
     await quiet(cluster)
     assert "Traceback" not in cluster.log.read_text()
+
+
+def test_what_is_checked_answers_as_the_cluster_has(tmp_path: Path) -> None:
+    """Each event of each endpoint, those of the store among them, told again to the machine that is checked."""
+    few = (*STORE, "pool.prefill.replicas=1")
+    with served(tmp_path, QUICKSTART, *few, events=tmp_path / "run") as cluster:
+        assert {answer.status for answer in trio.run(answers, cluster)} == {200}
+    followed = follow(load(QUICKSTART, overrides=few), tmp_path / "run/events.jsonl")
+    assert followed.events > len(PROMPTS) * 20
 
 
 @pytest.fixture
