@@ -17,20 +17,27 @@ import numpy as np
 
 from pdflow.cost.step import PS_PER_S, LinearTable, LinearTime, StepCost
 
-OWN: Final = ("hp", "a1", "a2", "c0", "c1", "c2")
+OWN: Final = ("hp", "a1", "a2", "c0", "c1", "c2", "hw")
 RELUCTANCE: Final = 1e-3
 """What a coefficient beside L costs, against one of a relative error's: enough to decide between equals."""
 
 
 @attrs.frozen
 class Step:
-    """One step that was measured: the sums of `pdflow.cost.step`, and what it took."""
+    """One step that was measured: the sums of `pdflow.cost.step`, what it took, and whether it was `waking`: the first
+    of an engine that stood still."""
 
     prefill_tokens: int
     attended: int
     decodes: int
     context: int
     seconds: float
+    waking: bool = False
+
+    def predicted_s(self, cost: StepCost) -> float:
+        """What it takes by that cost."""
+        sums = cost.step_sums_ps(self.prefill_tokens, self.attended, self.decodes, self.context)
+        return (sums + cost.hw * self.waking) / PS_PER_S
 
 
 @attrs.frozen
@@ -80,12 +87,7 @@ def fitted(steps: Sequence[Step], knots: Sequence[int], held_against: Sequence[f
 
 def misfit(cost: StepCost, steps: Sequence[Step]) -> Misfit:
     """How far a cost is from steps that were measured."""
-    errors = np.array(
-        [
-            cost.step_sums_ps(step.prefill_tokens, step.attended, step.decodes, step.context) / PS_PER_S / step.seconds
-            for step in steps
-        ]
-    )
+    errors = np.array([step.predicted_s(cost) / step.seconds for step in steps])
     errors -= 1.0
     off = np.abs(errors)
     return Misfit(*(float(value) for value in (np.median(off), np.quantile(off, 0.95), off.max(), errors.mean())))
@@ -99,7 +101,7 @@ def _row(step: Step, knots: Sequence[int]) -> list[float]:
         share = (tokens - low) / (high - low)
         rises.append(max(0.0, share if high == knots[-1] else min(1.0, share)))
     prefills, decodes = float(step.prefill_tokens > 0), float(step.decodes > 0)
-    return [*rises, prefills, step.prefill_tokens, step.attended, decodes, step.decodes, step.context]
+    return [*rises, prefills, step.prefill_tokens, step.attended, decodes, step.decodes, step.context, step.waking]
 
 
 def _non_negative(matrix: Any, target: Any) -> Any:

@@ -1,10 +1,11 @@
 """The canonical cost of one engine step, in integers of a picosecond, and its closed forms for runs of decode steps.
 
-    t = h0 + h1*D + hp*[P>0] + L(P+D) + a1*P + a2*A + c0*[D>0] + c1*D + c2*C
+    t = h0 + h1*D + hp*[P>0] + L(P+D) + a1*P + a2*A + c0*[D>0] + c1*D + c2*C (+ hw)
 
 P prefill tokens in the step; A attended positions of these, the sum over chunks of n*prefix + n(n+1)/2; D decoding
 sequences; C context tokens that they read. L is what every token of the step passes through together: the linear
-layers, bound by weights read or by arithmetic, and the all-reduces.
+layers, bound by weights read or by arithmetic, and the all-reduces. hw comes on top of the first step of an engine that
+stood still, which is for the engine to know.
 
 Coefficients are rounded to picoseconds once, when a cost is built; from there everything is exact, so k steps taken
 at once last as long as k steps taken one by one. `step_ps` is the door for the latter: it walks over requests and
@@ -72,6 +73,7 @@ class StepCost:
     h0: int = 0
     h1: int = 0
     hp: int = 0
+    hw: int = 0
     a1: int = 0
     a2: int = 0
     c0: int = 0

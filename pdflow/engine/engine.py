@@ -67,6 +67,7 @@ class Engine:
         "_scheduler",
         "_start_ps",
         "_steps",
+        "_waking_ps",
         "limits",
         "pool",
         "reports_chunks",
@@ -91,6 +92,7 @@ class Engine:
         batch = (WalkedBatch if exact else DecodeBatch)(cost, limits.block_size)
         self._scheduler = Scheduler(limits, pool, batch, not cost.chunks, stalls)
         self._ahead = limits.async_scheduling
+        self._waking_ps = cost.hw
         self._log = log
         # What happened strictly before it was known when the last step was composed.
         self._known_ns = 0
@@ -270,6 +272,8 @@ class Engine:
         self._heard_first = heard
         chunks = scheduler.chunks
         first, delta, steps = scheduler.batch.segment(chunks, self.pool)
+        if self._waking_ps and not self._steps:
+            first, steps = first + self._waking_ps, 1
         if chunks or scheduler.fresh:
             end_ns = -(-(start_ps + first) // PS_PER_NS)
             for seq in scheduler.fresh:

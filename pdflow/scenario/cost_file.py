@@ -47,7 +47,7 @@ class Engine:
 
 @attrs.frozen(kw_only=True)
 class Coefficients:
-    """h0 to c2 of `StepCost`, each in picoseconds."""
+    """h0 to c2 and hw of `StepCost`, each in picoseconds."""
 
     h0: int = field(metadata=about("each step", PS))
     h1: int = field(metadata=about("each decoding sequence, on the host", PER_TOKEN))
@@ -57,6 +57,7 @@ class Coefficients:
     c0: int = field(metadata=about("each step that decodes", PS))
     c1: int = field(metadata=about("each decoding sequence", PER_TOKEN))
     c2: int = field(metadata=about("each token of context that decodes read", PER_CONTEXT))
+    hw: int = field(default=0, metadata=about("the first step of an engine that stood still", PS))
 
 
 @attrs.frozen(kw_only=True)

@@ -22,11 +22,11 @@ from runtime.build import refuse_what_is_not_served
 from runtime.calibrate.delays import delays, door_s, link_values
 from runtime.calibrate.files import Measured, values_of, write
 from runtime.calibrate.probe import Probe, ProbeError, rounds
-from runtime.calibrate.steps import StepFit, TooFewStepsError, fit_steps
+from runtime.calibrate.steps import StepFit, TooFewStepsError, fit_steps, steps_seen
 from runtime.calibrate.traffic import drawn, rate_at
 from runtime.clock import now_ns, wall_offset_ns
 from runtime.diary import Asked as Arrived
-from runtime.diary import Moved, Page, Stepped
+from runtime.diary import Moved, Page
 from runtime.http.client import HttpClient
 from runtime.models import is_synthetic, open_prompts
 from runtime.processes import leaves
@@ -85,9 +85,8 @@ def steps_of(scenario: Scenario, pages: Sequence[Page]) -> dict[str, StepFit]:
     steps = {}
     for pool in scenario.pools:
         engines = engines_of(pool)
-        noted = [note for page in pages if page.node in engines for note in page.notes if isinstance(note, Stepped)]
         try:
-            steps[pool.name] = fit_steps(noted)
+            steps[pool.name] = fit_steps(steps_seen(page for page in pages if page.node in engines))
         except TooFewStepsError as error:
             raise ProbeError(f"pool {pool.name}: {error}") from None
     return steps

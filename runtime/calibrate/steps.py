@@ -2,9 +2,10 @@
 
 What disturbs a step, another process on its core above all, makes it longer and never shorter. So a first fit is to
 medians, of steps that were made of the same; contexts grow by a token with every step, those within a tenth are taken
-for one. By that fit steps are known that were disturbed beyond measure. The second fit is to all of them, each taken
-for no longer than twice what the first one says: in the mean it is right for such traffic, which is what queues are
-made of. Half of the steps are kept out, to say how near a fit is to steps that it has not seen.
+for one. The first step of an engine that stood still is another: its caches are cold. By that fit steps are known that
+were disturbed beyond measure. The second fit is to all of them, each taken for no longer than twice what the first one
+says: in the mean it is right for such traffic, which is what queues are made of. Half of the steps are kept out, to say
+how near a fit is to steps that it has not seen.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import log
 from statistics import fmean, median
-from typing import Final
+from typing import Final, NamedTuple
 
 import attrs
 
 from pdflow.cost.fit import Misfit, Step, fitted, misfit
-from pdflow.cost.step import PS_PER_S, StepCost
+from pdflow.cost.step import StepCost
 from pdflow.protocol.values import S
-from runtime.diary import Stepped
+from runtime.diary import Page, Stepped
 
 ALIKE: Final = 0.1
 KNOTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Where L(T) may bend; what counts is where steps were seen."""
 ENOUGH: Final = 8
 """Kinds of steps, below which nothing is fitted."""
+STILL_NS: Final = 50_000
+"""Between two steps, if it is longer, an engine has stood still."""
 FARTHEST: Final = 2.0
 """Beyond so many times what it ought to take, a step says nothing but that it was disturbed."""
 
@@ -44,7 +47,26 @@ class StepFit:
     """Of how many kinds they were."""
 
 
-def fit_steps(noted: Sequence[Stepped]) -> StepFit:
+class Seen(NamedTuple):
+    """A step, and whether its engine had stood still."""
+
+    step: Stepped
+    waking: bool
+
+
+def steps_seen(pages: Iterable[Page]) -> list[Seen]:
+    """Of each engine all steps, in their order."""
+    found = []
+    for page in pages:
+        ended = None
+        for step in page.notes:
+            if isinstance(step, Stepped):
+                found.append(Seen(step, ended is None or step.t - ended > STILL_NS))
+                ended = step.t + step.lasted_ns
+    return found
+
+
+def fit_steps(noted: Sequence[Seen]) -> StepFit:
     """TooFewStepsError if there is not enough to go by."""
     kinds = compositions(noted)
     if len(kinds) < ENOUGH:
@@ -53,33 +75,34 @@ def fit_steps(noted: Sequence[Stepped]) -> StepFit:
     return StepFit(_fit(noted), kept_out, len(noted), len(kinds))
 
 
-def _fit(noted: Sequence[Stepped]) -> StepCost:
+def _fit(noted: Sequence[Seen]) -> StepCost:
     kinds = compositions(noted)
     knots = _knots(sorted({step.prefill_tokens + step.decodes for step in kinds}))
     first = fitted(kinds, knots)
     steps, expected = [], []
-    for one in noted:
-        sums = (one.prefill_tokens, one.attended, one.decodes, one.context)
-        seconds = first.step_sums_ps(*sums) / PS_PER_S
+    for one, waking in noted:
+        step = Step(one.prefill_tokens, one.attended, one.decodes, one.context, one.lasted_ns / S, waking)
+        seconds = step.predicted_s(first)
         if seconds:
-            steps.append(Step(*sums, min(one.lasted_ns / S, FARTHEST * seconds)))
+            steps.append(attrs.evolve(step, seconds=min(step.seconds, FARTHEST * seconds)))
             expected.append(seconds)
     return fitted(steps, knots, expected)
 
 
-def compositions(noted: Iterable[Stepped]) -> list[Step]:
+def compositions(noted: Iterable[Seen]) -> list[Step]:
     """Steps that are made of the same as one."""
     kinds: defaultdict[tuple[int, ...], list[Stepped]] = defaultdict(list)
-    for step in noted:
+    for step, waking in noted:
         alike = tuple(round(log(total) / ALIKE) if total else -1 for total in (step.attended, step.context))
-        kinds[step.prefill_tokens, step.decodes, *alike].append(step)
-    return [_typical(steps) for steps in kinds.values()]
+        kinds[waking, step.prefill_tokens, step.decodes, *alike].append(step)
+    return [_typical(steps, bool(kind[0])) for kind, steps in kinds.items()]
 
 
-def _typical(steps: Sequence[Stepped]) -> Step:
+def _typical(steps: Sequence[Stepped], waking: bool) -> Step:
     one = steps[0]
     attended, context = (round(fmean(getattr(step, total) for step in steps)) for total in ("attended", "context"))
-    return Step(one.prefill_tokens, attended, one.decodes, context, median(step.lasted_ns for step in steps) / S)
+    seconds = median(step.lasted_ns for step in steps) / S
+    return Step(one.prefill_tokens, attended, one.decodes, context, seconds, waking)
 
 
 def _knots(seen: Sequence[int]) -> list[int]:

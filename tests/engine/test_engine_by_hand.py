@@ -106,6 +106,22 @@ def test_a_remote_sequence_from_admission_to_its_last_token(exact: bool) -> None
 
 
 @both
+def test_who_stood_still_wakes_up_with_the_first_step_and_no_other(exact: bool) -> None:
+    d = engine(StepCost(h0=10**9, hw=5 * 10**9), exact=exact)
+    first, second = Sequence(0, 16, 4, remote_kv=True), Sequence(1, 16, 2, remote_kv=True)
+    for seq in (first, second):
+        d.submit(seq, 0)
+    run_until(d, 1)
+    d.loaded(first, 10 * MS)
+    # 6 ms, then 1 each; idle from 19 ms on.
+    assert told(run_until(d, 50 * MS)) == [("Finished", 0, 19)]
+    assert first.first_token_ns == 16 * MS
+    d.loaded(second, 50 * MS)
+    assert told(run_until(d, 10**12)) == [("Finished", 1, 57)]
+    assert d.busy_ps(60 * MS) == (9 + 7) * 10**9
+
+
+@both
 def test_an_arrival_joins_the_first_step_that_starts_strictly_later(exact: bool) -> None:
     d = engine(TEN_MS, exact=exact)
     first, at_boundary, before_boundary = (Sequence(i, 16, 10, remote_kv=True) for i in range(3))
@@ -312,6 +328,7 @@ def test_cost_is_asked_with_lengths_in_exact_mode_only() -> None:
     @attrs.frozen
     class OnlyTheDoor:
         chunks: bool = True
+        hw: int = 0
 
         def step_ps(self, prefill: list[tuple[int, int]], decode_contexts: list[int]) -> int:
             return 1000 * (sum(n for n, _ in prefill) + sum(decode_contexts))

@@ -207,6 +207,8 @@ def worlds(draw: st.DrawFn) -> World:
         cost = attrs.evolve(constant(), hp=draw(coefficient), c0=draw(coefficient))
     else:
         cost = attrs.evolve(constant(), hp=draw(coefficient))
+    if draw(st.booleans()):
+        cost = attrs.evolve(cost, hw=draw(coefficient))
     kinds = draw(
         st.sampled_from(["remote", "prefill", "local", "remote local", "local prefill", "remote local prefill"])
     ).split()

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 
 from pdflow.cost.step import LinearTable, StepCost
-from runtime.calibrate.steps import TooFewStepsError, compositions, fit_steps
-from runtime.diary import Stepped
+from runtime.calibrate.steps import Seen, TooFewStepsError, compositions, fit_steps, steps_seen
+from runtime.diary import Heard, Page, Stepped
 
 PS_PER_MS = 10**9
 TRUE = StepCost(
@@ -20,13 +20,17 @@ TRUE = StepCost(
 )
 
 
-def stepped(prefill: int, decodes: int, context: int, disturbed: float = 1.0) -> Stepped:
+WAKING_MS = 2
+
+
+def stepped(prefill: int, decodes: int, context: int, disturbed: float = 1.0, waking: bool = False) -> Seen:
     attended = prefill * (prefill + 1) // 2
-    lasted = round(TRUE.step_sums_ps(prefill, attended, decodes, context) / 1000 * disturbed)
-    return Stepped(0, lasted, int(prefill > 0), prefill, attended, decodes, context, 0, 0)
+    lasted_ps = TRUE.step_sums_ps(prefill, attended, decodes, context) + waking * WAKING_MS * PS_PER_MS
+    lasted = round(lasted_ps / 1000 * disturbed)
+    return Seen(Stepped(0, lasted, int(prefill > 0), prefill, attended, decodes, context, 0, 0), waking)
 
 
-def noted(draw: random.Random, disturbed: bool = True) -> list[Stepped]:
+def noted(draw: random.Random, disturbed: bool = True) -> list[Seen]:
     """Of both kinds."""
 
     def times() -> float:
@@ -35,18 +39,20 @@ def noted(draw: random.Random, disturbed: bool = True) -> list[Stepped]:
     found = []
     for _ in range(15):
         for prefill in (1, 8, 32, 128, 512, 1024, 2048):
-            found.append(stepped(prefill, 0, 0, times()))
+            found.append(stepped(prefill, 0, 0, times(), waking=True))
         for decodes in (1, 2, 4, 8, 16, 32):
             for context in (100, 800):
                 found.append(stepped(0, decodes, decodes * context, times()))
+                found.append(stepped(0, decodes, decodes * context, times(), waking=True))
     return found
 
 
 def test_a_cost_is_found_again() -> None:
     fit = fit_steps(noted(random.Random(1), disturbed=False))
-    assert fit.steps == 15 * 19
-    assert fit.kinds == 19
+    assert fit.steps == 15 * 31
+    assert fit.kinds == 31
     _holds(fit.cost, 1.0, 0.03)
+    assert fit.cost.hw == pytest.approx(WAKING_MS * PS_PER_MS, rel=0.05)
 
 
 def test_what_disturbs_steps_is_in_their_mean_up_to_a_measure() -> None:
@@ -67,6 +73,14 @@ def test_steps_of_one_kind_are_one_with_their_median() -> None:
     (one,) = compositions(steps)
     assert (one.decodes, one.context) == (2, 200)
     assert one.seconds == pytest.approx(TRUE.decode_step_ps(2, 200) / 1e12)
+
+
+def test_an_engine_that_has_stood_still_wakes() -> None:
+    notes = [
+        Stepped(t, lasted, 0, 0, 0, 1, 100, 1, 4) for t, lasted in ((0, 10**6), (10**6, 10**6), (3 * 10**6, 10**6))
+    ]
+    seen = steps_seen([Page("decode-0", 0, [notes[0], Heard(5, 1), *notes[1:]])])
+    assert [each.waking for each in seen] == [True, False, True]
 
 
 def test_of_too_few_kinds_nothing_is_said() -> None:
