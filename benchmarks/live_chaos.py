@@ -193,8 +193,15 @@ class Chaos:
                 status, body = await self.cluster.exchange("GET", "/admin/state")
                 engines = msgspec.json.decode(body)["engines"].values() if status == 200 else [None]
                 if None not in engines:
-                    held = sum(engine["blocks"] - engine["free"] for engine in engines)
+                    held = sum(holds(engine) for engine in engines)
         return held
+
+
+def holds(engine: dict[str, Any]) -> int:
+    """Blocks; of a store, which is there to keep them, prompts that are being put or got."""
+    if engine["role"] == "store":
+        return int(engine["waiting"] + engine["loading"] + engine["running"])
+    return int(engine["blocks"] - engine["free"])
 
 
 def main() -> int:
