@@ -28,6 +28,8 @@ from runtime.http.messages import JSON
 from runtime.kv_params import Coordinates, decode_json, read_decode
 from runtime.signed import UNSIGNED
 
+LOOK_S: Final = 2.0
+"""What is not told so soon is computed."""
 PUSH: Final = "nixl-push"
 """A put is one: the store registers, P writes."""
 
@@ -91,7 +93,7 @@ class StoreClient:
         """By what D gets it, once the store has it all. `port`: where our ranks hear."""
         said = decode_json(params, Coordinates(self.host, port), PUSH)
         body = PutBody(said, [(item.key, item.blocks) for item in items])
-        return await self._ask(node, at, "/put", body)
+        return await self._ask(node, at, "/put", body, self.patience_s)
 
     async def look(
         self, node: str, at: Coordinates, request_id: RequestId, xid: Xid, items: Sequence[Item], about: tuple[int, int]
@@ -99,17 +101,18 @@ class StoreClient:
         """What is there of a prompt, of which are told its digest and the weights of its model."""
         digest, weights = about
         objects = [(item.key, item.blocks) for item in items]
-        return await self._ask(node, at, "/look", LookBody(request_id, xid, objects, f"{digest:x}", weights))
+        body = LookBody(request_id, xid, objects, f"{digest:x}", weights)
+        return await self._ask(node, at, "/look", body, LOOK_S)
 
     async def withdraw(self, node: str, at: Coordinates, request_id: RequestId, xid: Xid) -> None:
-        await self._ask(node, at, "/withdraw", WithdrawBody(request_id, xid))
+        await self._ask(node, at, "/withdraw", WithdrawBody(request_id, xid), LOOK_S)
 
-    async def _ask(self, node: str, at: Coordinates, path: str, said: msgspec.Struct) -> Found:
+    async def _ask(self, node: str, at: Coordinates, path: str, said: msgspec.Struct, patience_s: float) -> Found:
         body = msgspec.json.encode(said)
         headers = (JSON, *self.signer.sign(node, "POST", path, body))
         answer = None
         try:
-            with trio.move_on_after(self.patience_s):
+            with trio.move_on_after(patience_s):
                 async with self._client.request("POST", at.host, at.port, path, headers, body) as response:
                     answer = await response.read()
                     if response.status != 200:

@@ -147,7 +147,7 @@ class StorePrefillNode(PrefillNode):
                 await self.client.withdraw(*home, request_id, xid)
             return
         del self.asking[request_id]
-        if found.params is None:
+        if found.params is None or not 0 < found.params.num_tokens < len(leg.job.tokens):
             self._compute(leg)
         else:
             self._load(leg, found.params)
@@ -195,7 +195,7 @@ class StorePrefillNode(PrefillNode):
 
     def commit(self, port: Port, effect: Commit) -> None:
         leg = self._loaded(effect.request_id)
-        self.notes["store: tokens loaded"] += leg.job.seq.loaded_tokens - leg.job.seq.cached_tokens
+        self.notes["store: tokens loaded"] += max(0, leg.job.seq.loaded_tokens - leg.job.seq.cached_tokens)
         self.engine.loaded(leg.job.seq)
 
     def _loaded(self, request_id: RequestId) -> PrefillLeg:

@@ -202,3 +202,30 @@ def test_keys_are_of_the_content_and_of_the_weights() -> None:
     assert len(keys(1, unit_tokens=0).objects(prompt(100))) == 1
     homes = {keys(1).home(keys(1).objects(prompt(100, seed))) for seed in range(50)}
     assert homes == {0, 1, 2, 3}
+
+
+@pytest.mark.trio
+async def test_a_node_that_stands_still_is_not_waited_for_before_a_prompt_is_computed(
+    model: TorchModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.store_calls.LOOK_S", 0.05)
+    async with house(cluster(*BY_BLOCK), model) as home:
+        assert await asked(home, "a", prompt(100)) == 100
+        there = putting(home).stores
+        async with trio.open_nursery() as nursery:
+            # It takes connections, and answers none.
+            (still,) = await trio.open_tcp_listeners(0, host=LOCAL)
+            nursery.start_soon(trio.serve_listeners, wait_for_ever, [still])
+            putting(home).stores = (type(there[0])(LOCAL, still.socket.getsockname()[1]),)
+            leg = home.send("b", prompt(100), SAMPLING)
+            assert isinstance(leg, PrefillLeg)
+            with trio.fail_after(30):
+                while home.p.engine.prompt_tokens_computed < 200:
+                    await trio.sleep(0.01)
+            home.p.abort(leg)
+            nursery.cancel_scope.cancel()
+        await home.quiet()
+
+
+async def wait_for_ever(stream: trio.SocketStream) -> None:
+    await trio.sleep_forever()
