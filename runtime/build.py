@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
@@ -66,8 +67,6 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
     if scenario.faults or scenario.scales:
         wrong("", "[[fault]] and [[scale]] are simulated only, so far")
     for index, pool in enumerate(scenario.pools):
-        if pool.role == "aggregated":
-            wrong(f"pool.{index}.role", "aggregated engines are simulated only, so far")
         if any(name.rpartition("-")[0] == pool.name for name in stores_of(scenario)):
             wrong(f"pool.{index}.name", f"is {pool.name}, which the store's nodes are named after")
         if pool.engine != scenario.pools[0].engine:
@@ -76,9 +75,8 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
         raise ScenarioError(problems)
 
 
-def engines_of(scenario: Scenario, role: str = "") -> list[str]:
-    """The names of all engines, or of those of one role, in order."""
-    pools = [pool for pool in scenario.pools if role in ("", pool.role)]
+def engines_of(pools: Iterable[Pool]) -> list[str]:
+    """The names of their engines, in order."""
     return [f"{pool.name}-{number}" for pool in pools for number in range(pool.replicas)]
 
 
@@ -107,7 +105,7 @@ class Builder(EngineWiring):
         pool, info = self.pool_of(engine), self.info_of(engine)
         blocks, incarnation = self.blocks_of(pool), secrets.randbits(63)
         shape = self.shapes[pool.name]
-        memory = self.method.p_memory if pool.role == "prefill" else self.method.d_memory
+        memory = {"prefill": self.method.p_memory, "decode": self.method.d_memory}.get(pool.role, Memory.BLOCKS)
         staging, room = beside(self, memory, pool) if memory is not Memory.BLOCKS else (None, None)
         place = Place(
             info=info,
@@ -129,7 +127,7 @@ class Builder(EngineWiring):
         return node
 
     def empty_node(self, pool: Pool, place: Place, staging: Staging | None) -> EngineNode:
-        """Without its engine."""
+        """Without its engine. One that does both is a decode engine that no KV comes to."""
         info, transport = place.info, self.transport
         if pool.role == "prefill":
             ends = self.producer(info, place.incarnation)

@@ -76,7 +76,7 @@ class Cluster:
         self.scenario: Final = scenario
         said = [arg for override in overrides for arg in ("--set", override)]
         self.common: Final = [file, *said, *record.of_parts(), "--child"]
-        self.engines: Final = [*engines_of(scenario), *stores_of(scenario)]
+        self.engines: Final = [*engines_of(scenario.pools), *stores_of(scenario)]
         self.roles: Final = {pool.name: pool.role for pool in scenario.pools}
         self.reports: Final = heartbeat_ns(scenario) is not None
         """Engines report to the router themselves, besides."""
@@ -109,7 +109,7 @@ class Cluster:
         hold then is wanted by nobody, and no lease of it is waited for."""
         engines = [name for name in self.processes if name != ROUTER]
         decode, others = (
-            [self.processes[name] for name in engines if (self._role(name) == "decode") is decodes]
+            [self.processes[name] for name in engines if (self._role(name) in ("decode", "aggregated")) is decodes]
             for decodes in (True, False)
         )
         for process in decode:

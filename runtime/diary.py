@@ -230,7 +230,8 @@ class Diary:
         self.note(Asked(now, event.request, event.prompt_tokens))
 
     def _prefill_sent(self, address: Address, effect: DispatchPrefill, now: Instant) -> None:
-        self.note(Sent(now, effect.request, effect.request_id, "prefill", self.engines[0][effect.engine].engine))
+        role: Role = "prefill" if effect.keeps else "alone"
+        self.note(Sent(now, effect.request, effect.request_id, role, self.engines[0][effect.engine].engine))
 
     def _decode_sent(self, address: Address, effect: DispatchDecode, now: Instant) -> None:
         self.note(Sent(now, effect.request, effect.request_id, "decode", self.engines[1][effect.engine].engine))

@@ -143,7 +143,7 @@ async def front(scenario: Scenario, child: bool, record: Record) -> None:
     patience_s = scenario.transfer.deadline_s + LATER_S
     about = (scenario.transfer.method, client, patience_s, Signer(secret), stores_of(scenario))
     node = RouterNode(governed_of(builder), prefill, decode, *about)
-    named = engines_of(scenario)
+    named = engines_of(scenario.pools)
     spares = [name for name in node.members.seats if name not in named]
     app = Front(node, open_prompts(scenario), Admin(node, spares, order if child else None), gate)
     listener = listening(scenario)

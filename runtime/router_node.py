@@ -34,6 +34,7 @@ from pdflow.routing.router import (
 from pdflow.wiring.stores import node_of
 from runtime.call import Call, Leg
 from runtime.clock import now_ns
+from runtime.diary import LAST
 from runtime.http.client import HttpClient
 from runtime.http.errors import OpenAIError
 from runtime.http.messages import JSON
@@ -138,12 +139,24 @@ class RouterNode(Node):
             self.put(self.port, PrefillAnswered(effect.request_id, None, Code.UNREACHABLE))
             return
         leg = Leg(call, self.client, place, effect.request_id, self.patience_s, self.signer)
-        self._begin(call, "prefill", effect.request_id, self._prefill(call, leg, effect))
+        sent = self._prefill(call, leg, effect) if effect.keeps else self._aggregated(call, leg, effect)
+        self._begin(call, "prefill", effect.request_id, sent)
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
         stores = tuple(NOT_UP if place is None else place.http for place in self.members.stores.values())
         body = call.prefill_body(prefill_json(effect.xid, self.method, stores))
         params, code = await leg.prefill(body, self.method)
+        self.put(self.port, PrefillAnswered(effect.request_id, params, code))
+
+    async def _aggregated(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
+        """A prefill leg that no other follows: its answer is the client's."""
+        code = await self._answer(call, leg, call.decode_body(None))
+        if code is None:
+            return
+        info = self.prefill[effect.engine]
+        params = KvParams(info, effect.xid, effect.request_id, 0) if code is Code.NONE else None
+        if params is not None:
+            self.diary.passed(effect.request_id, LAST)
         self.put(self.port, PrefillAnswered(effect.request_id, params, code))
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
@@ -168,14 +181,20 @@ class RouterNode(Node):
         self._begin(call, "decode", effect.request_id, self._decode(call, leg, effect.request_id, body))
 
     async def _decode(self, call: Call, leg: Leg, request_id: RequestId, body: bytes) -> None:
+        code = await self._answer(call, leg, body)
+        if code is not None:
+            self.put(self.port, DecodeEnded(request_id, code))
+
+    async def _answer(self, call: Call, leg: Leg, body: bytes) -> Code | None:
+        """How the leg ended whose answer is the client's; None if the client has heard a part that has no end."""
         if call.responder.begun:
             await self._break_off(call, Code.IO)
-            return
+            return None
         code = await leg.decode(body)
         if code is not Code.NONE and call.responder.begun:
             await self._break_off(call, code)
-            return
-        self.put(self.port, DecodeEnded(request_id, code))
+            return None
+        return code
 
     async def _break_off(self, call: Call, code: Code) -> None:
         """What the client has heard, of this attempt or of the one before, cannot be said again."""

@@ -28,13 +28,13 @@ NOBODY: Final = (b"", b'""', b"null")
 
 
 def seats_of(scenario: Scenario, role: str) -> list[str]:
-    """The engines of that role that there may ever be: those of the file, then those that may be added to them. Or the
-    nodes of the store."""
+    """The engines of that role, or that get that leg, that there may ever be: those of the file, then those that may be
+    added to them. Or the nodes of the store."""
     if role == STORE:
         return stores_of(scenario)
-    pools = [pool for pool in scenario.pools if pool.role == role]
+    pools = [pool for pool in scenario.pools if role in (pool.leg, pool.role)]
     spares = range(scenario.serve.spare_engines)
-    return engines_of(scenario, role) + [f"{pool.name}-{pool.replicas + more}" for pool in pools for more in spares]
+    return engines_of(pools) + [f"{pool.name}-{pool.replicas + more}" for pool in pools for more in spares]
 
 
 def governed_of(builder: Builder) -> GovernedRouter:

@@ -90,7 +90,7 @@ def opened(builder: Builder, name: str) -> tuple[RankedNode, Door]:
     try:
         model = open_model(scenario, builder.pool_of(name))
     except KeyError:
-        known = ", ".join((*engines_of(scenario), *stores))
+        known = ", ".join((*engines_of(scenario.pools), *stores))
         raise ScenarioError([Problem(scenario.path, "", f"no engine {name}; there are {known}")]) from None
     node = builder.node(name, model)
     return node, partial(EngineApi, node, model.prompts, scenario.transfer.method)

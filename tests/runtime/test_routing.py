@@ -17,7 +17,7 @@ from pdflow.routing.policy import NO_SESSION
 from pdflow.routing.router import DispatchPrefill, RequestArrived
 from pdflow.scenario import Scenario, load
 from runtime.admin import Admin
-from runtime.build import Builder, engines_of, refuse_what_is_not_served
+from runtime.build import Builder, refuse_what_is_not_served
 from runtime.front import Front
 from runtime.http.client import HttpClient
 from runtime.http.messages import JSON, Header, Request
@@ -26,7 +26,7 @@ from runtime.kv_params import Coordinates
 from runtime.models import open_prompts
 from runtime.places import EnginePlace
 from runtime.router_node import RouterNode
-from runtime.routing import governed_of
+from runtime.routing import governed_of, seats_of
 from runtime.signed import Gate
 from runtime.transports.named import transport_named
 from tests.runtime.http.world import LOCAL, serving
@@ -88,7 +88,7 @@ async def asked(says: Scenario) -> AsyncIterator[Asked]:
         await trio.sleep_forever()
 
     builder = Builder(says, transport_named("shm"))
-    prefill, decode = ([builder.info_of(name) for name in engines_of(says, role)] for role in ("prefill", "decode"))
+    prefill, decode = ([builder.info_of(name) for name in seats_of(says, role)] for role in ("prefill", "decode"))
     client = HttpClient()
     node = RouterNode(governed_of(builder), prefill, decode, says.transfer.method, client)
     front = Front(node, open_prompts(says), Admin(node, [], None), Gate(None, "router"))
