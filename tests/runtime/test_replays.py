@@ -22,6 +22,8 @@ from tests.runtime.support.held import Wires
 from tests.runtime.support.told import NotToldOn, Told, digest_of
 
 REPLAYS = sorted((Path(__file__).resolve().parents[1] / "replays").glob("*.json"))
+WHOLE = ("nixl-push", "nixl-pull", "mooncake-v1")
+"""Methods from blocks into blocks, each operation in one piece."""
 STEPS = 50
 WALKS = 12
 TROUBLE = {
@@ -44,7 +46,7 @@ def not_live(scope: Scope) -> str:
     """Why live nodes cannot tell a story of this scope; "" if they can."""
     if not scope.dialect.control_frames:
         return "only strict is spoken live"
-    if scope.method:
+    if scope.method and scope.method not in WHOLE:
         return "methods with pieces or memories beside the blocks have drivers of their own"
     if scope.attempts:
         return "the router's driver has tests of its own"
@@ -131,6 +133,9 @@ SCOPES = {
     "two of each": Scope(p_engines=2, d_engines=2, requests=4, pool_blocks=8, p_restart=1),
     "pull": Scope(pulls=True, drop=1, err=1, sync=1, unreachable=1),
     "pull, two ranks at P, a death": Scope(pulls=True, p_tp=2, requests=2, same_product=True, p_restart=1),
+    "mooncake": Scope(method="mooncake-v1", requests=2, err=1, dup=1),
+    "nixl push, as a method": Scope(method="nixl-push", p_tp=2, err=1),
+    "nixl pull, as a method": Scope(method="nixl-pull", pulls=True, drop=1),
     "pull, other blocks": Scope(pulls=True, d_block=32, d_tp=2, lose=1),
 }
 

@@ -428,7 +428,8 @@ class Told:
 
     def read(self, i: int) -> None:
         operation, flags = self.of_move(i)
-        operation.read(flags >> PIECE & 7, self.cluster.scope.chunks)
+        part = 0 if self.cluster.scope.method else flags >> PIECE & 7
+        operation.read(part, self.cluster.scope.chunks)
 
     def land(self, i: int, k: int = 0) -> None:
         operation, _ = self.of_move(i)
