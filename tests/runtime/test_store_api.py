@@ -79,8 +79,8 @@ async def alone() -> AsyncIterator[Asked]:
 PARAMS: Final = KvParams(EngineInfo("prefill-0", Shards(1, 1, 16)), "x1", "r1", 40, digest=7, weights=1)
 
 
-def put(tokens: int = 40, tp: int = 1, **extras: Any) -> dict[str, Any]:
-    engine = EngineInfo("prefill-0", Shards(tp, 1, 16))
+def put(tokens: int = 40, shards: tuple[int, int, int] = (1, 1, 16), **extras: Any) -> dict[str, Any]:
+    engine = EngineInfo("prefill-0", Shards(*shards))
     params = msgspec.structs.replace(PARAMS, prefill=engine, num_tokens=tokens)
     said = decode_json(params, Coordinates(LOCAL, 1), PUSH)
     return {"kv_transfer_params": said, "objects": [["a", 2], ["b", 1]], **extras}
@@ -144,10 +144,11 @@ async def test_a_put_of_nobody_who_is_there_fails_and_one_name_is_put_once() -> 
         asked.node.ledger.assert_empty("the store")
 
 
+@pytest.mark.parametrize("shards", [(3, 1, 16), (1, 1, 7), (1, 3, 16), (4000, 1, 16), (1, 4000, 65_536)])
 @pytest.mark.trio
-async def test_a_put_by_ranks_that_nothing_goes_to_fails_alone() -> None:
+async def test_a_put_by_ranks_that_nothing_can_come_from_fails_alone(shards: tuple[int, int, int]) -> None:
     async with alone() as asked:
         with trio.fail_after(20):
-            status, answer = await asked.ask("/put", put(tp=3), Signer(SECRET))
+            status, answer = await asked.ask("/put", put(shards=shards), Signer(SECRET))
         assert status >= 400, answer
         assert await asked.ask("/look", LOOK, Signer(SECRET)) == (200, {"kv_transfer_params": None})
