@@ -33,7 +33,7 @@ from runtime.processes import leaves
 
 BUSY: Final = 0.35
 """Share of their time that engines work while hops and messages are measured."""
-PLAYED_S: Final = 15.0
+PLAYED_S: Final = 25.0
 LEAST: Final = 30
 MOST: Final = 300
 """Requests of that traffic, which lasts about so long."""

@@ -36,7 +36,7 @@ TOGETHER: Final = (2, 4, 8, 16, 32)
 MOST_BYTES: Final = 1 << 30
 """Of all parts' notes: a few MB each."""
 FETCH_EVERY: Final = 16
-ALONE_TIMES: Final = 3
+ALONE_TIMES: Final = 5
 ALONE_TOKENS: Final = 12
 TOGETHER_TOKENS: Final = 40
 

@@ -57,7 +57,7 @@ async def test_who_does_not_answer_is_said() -> None:
 def test_every_engine_of_a_role_comes_to_see_each_length() -> None:
     scenario = Scenario.load(QUICKSTART).resolved
     alone = [each.requests[0][0] for each in rounds(scenario, 2048) if len(each.requests) == 1]
-    assert {alone.count(length) for length in set(alone)} == {2 * 3}
+    assert {alone.count(length) for length in set(alone)} == {2 * 5}
     assert max(alone) == 1024
     most = max(len(each.requests) for each in rounds(scenario, 2048))
     assert most == 2 * 32
