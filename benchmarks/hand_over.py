@@ -22,9 +22,9 @@ from typing import Any
 
 import trio
 
+from pdflow.methods.catalogue import METHODS
 from pdflow.results.records import PREFILL, STAGES
 from pdflow.results.write import read_requests
-from runtime.build import SERVED
 from tests.runtime.support.served import Served, served
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,7 +90,7 @@ def main() -> int:
     heads = "".join(f"{name:>12}" for name in ("all, ms", *AFTER))
     sys.stdout.write(f"{'method':18} {'over':8}{'tokens':>7}{'n':>5}{heads}\n")
     wanted = set(asked.only.split())
-    for method, transport in itertools.product(SERVED, asked.transports.split(",")):
+    for method, transport in itertools.product(METHODS, asked.transports.split(",")):
         if not wanted or wanted <= {method, transport}:
             measure(method, transport, asked.requests)
     return 0

@@ -24,9 +24,9 @@ import numpy as np
 import trio
 
 from pdflow.engine.sequence import Sequence
+from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.events import PrefillFinished
 from pdflow.protocol.messages import Code
-from runtime.build import SERVED
 from runtime.engine_node import EngineNode
 from runtime.engines.job import Sampling
 from runtime.models import TorchModel
@@ -72,7 +72,7 @@ class Case(NamedTuple):
 def cases(transports: list[str]) -> list[tuple[Case, int]]:
     """Each with its share of the requests: the main pair gets all of them."""
     found = []
-    for method, transport in itertools.product(SERVED, transports):
+    for method, transport in itertools.product(METHODS, transports):
         main = (method, transport) == ("nixl-push", "shm")
         found.append((Case(method, transport), 1 if main else 10))
         found.append((Case(method, transport, 2, 1, dtype="fp64"), 20))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
-from typing import Final
 
 import attrs
 
@@ -30,19 +29,6 @@ from runtime.staged_decode_node import StagedDecodeNode
 from runtime.staged_prefill_node import StagedPrefillNode
 from runtime.store_build import store_prefill_node, stores_of
 
-SERVED: Final = (
-    "nixl-push",
-    "nixl-pull",
-    "cpu-staged",
-    "p2p-nccl-put",
-    "p2p-nccl-put-async",
-    "p2p-nccl-get",
-    "kv-store",
-    "mooncake-v0",
-    "mooncake-v1",
-)
-"""The methods that have a live carrier so far."""
-
 
 def refuse_what_is_not_served(scenario: Scenario) -> None:
     """ScenarioError, in one go, for what a scenario may say and no live cluster does yet."""
@@ -52,8 +38,6 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
         problems.append(Problem(scenario.path, path, message))
 
     transfer, router = scenario.transfer, scenario.router
-    if transfer.method not in SERVED:
-        wrong("transfer.method", f"{transfer.method} is simulated only, so far; serve has {', '.join(SERVED)}")
     if transfer.dialect != "strict":
         wrong("transfer.dialect", f"{transfer.dialect} is not served; strict is")
     if transfer.kv_buffer_device != "cuda":

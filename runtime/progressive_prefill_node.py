@@ -14,10 +14,10 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Xid
 from runtime.diary import RELEASED
-from runtime.ranked_node import MakeTransport, Place
 from runtime.engines.loop import LayerComputed, Told
 from runtime.node import Endpoint, Port
 from runtime.prefill_node import PrefillLeg, PrefillNode
+from runtime.ranked_node import MakeTransport, Place
 
 
 class ProgressivePrefillNode(PrefillNode):

@@ -10,10 +10,10 @@ import trio
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
 from pdflow.engine.sequence import Phase
+from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.events import Received
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code, Done
-from runtime.build import SERVED
 from runtime.clock import now_ns
 from runtime.decode_node import DecodeLeg
 from runtime.engines.job import Sampling
@@ -54,8 +54,10 @@ async def same_tokens(home: House) -> None:
     await home.quiet()
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("method", SERVED)
+@pytest.mark.parametrize(
+    ("method", "transport"),
+    [*((method, "shm") for method in METHODS), ("nixl-push", "tcp"), ("nixl-pull", "tcp")],
+)
 @pytest.mark.trio
 async def test_the_tokens_are_those_of_one_engine_alone(method: str, transport: str, model: TorchModel) -> None:
     async with house(cluster(f"transfer.method={method}"), model, transport) as home:

@@ -8,7 +8,6 @@ import pytest
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
-from runtime.build import SERVED
 from runtime.kv_params import Coordinates, decode_json, prefill_json, read_decode, read_prefill, read_stores
 
 AT = Coordinates("127.0.0.1", 5600)
@@ -18,7 +17,7 @@ ANSWERED = KvParams(
 )
 
 
-@pytest.mark.parametrize("method", SERVED)
+@pytest.mark.parametrize("method", METHODS)
 def test_what_is_said_is_read(method: str) -> None:
     assert read_prefill(method, via_json(prefill_json("x1", method))) == "x1"
     said = ANSWERED if METHODS[method].pulls else ASKED
@@ -33,7 +32,7 @@ def test_a_prefill_leg_says_where_the_nodes_of_a_store_are() -> None:
     assert read_stores("kv-store", via_json(prefill_json("x1", "kv-store"))) == ()
 
 
-@pytest.mark.parametrize("method", SERVED)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
 @pytest.mark.parametrize("said", [{}, {"do_remote_prefill": 3}, [1], "x", {"pdflow": {"xid": ""}}])
 def test_what_is_wrong_is_one_error(method: str, leg: str, said: object) -> None:

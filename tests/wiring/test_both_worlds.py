@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 pytest.importorskip("httptools", reason="needs httptools: pip install 'pdflow[live]'")
 
+from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.ids import KvParams
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.hedging import HedgingRouter
@@ -27,7 +28,6 @@ from pdflow.routing.router import (
 )
 from pdflow.scenario.load import load
 from pdflow.scenario.schema import Scenario
-from runtime.build import SERVED
 from runtime.build import Builder as LiveBuilder
 from runtime.routing import router_of
 from runtime.transports.named import transport_named
@@ -95,7 +95,7 @@ def same_answers(simulated: Router, live: Router) -> None:
     assert live.attempts
 
 
-@pytest.mark.parametrize("method", SERVED)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_routers_of_a_policy_are_equal(policy: str, method: str) -> None:
     simulated, live = both(scenario(f"router.policy={policy}", f"transfer.method={method}"))
