@@ -57,7 +57,7 @@ class Round:
 def rounds(scenario: Scenario, context_tokens: int) -> Iterator[Round]:
     """Every engine of each role comes to see each of them, whoever the router chooses."""
     engines = max(pool.replicas for pool in scenario.pools)
-    room = min(context_tokens, *(pool.step_tokens for pool in scenario.pools if pool.role == "prefill"))
+    room = min([context_tokens, *(pool.step_tokens for pool in scenario.pools if pool.role != "decode")])
     lengths = [length for length in LENGTHS if length + ALONE_TOKENS <= room]
     for _ in range(ALONE_TIMES * engines):
         for length in lengths:

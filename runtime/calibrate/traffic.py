@@ -48,8 +48,8 @@ def rate_at(scenario: Scenario, costs: Mapping[str, StepCost], share: float) -> 
 
 def busy_s(pool: Pool, cost: StepCost, sample: Sequence[Request]) -> float:
     """What one request takes of one engine's time, in the mean."""
-    of_each = _prefill_ps if pool.role == "prefill" else _decode_ps
-    return fmean(of_each(cost, request) for request in sample) / PS_PER_S
+    does = {"prefill": (_prefill_ps,), "decode": (_decode_ps,)}.get(pool.role, (_prefill_ps, _decode_ps))
+    return fmean(sum(part(cost, request) for part in does) for request in sample) / PS_PER_S
 
 
 def _prefill_ps(cost: StepCost, request: Request) -> float:

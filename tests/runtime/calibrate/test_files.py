@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import attrs
 import pytest
 
 pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
@@ -17,7 +18,7 @@ from pdflow.scenario.schema import MeasuredCost
 from runtime.calibrate.delays import LinkValues
 from runtime.calibrate.files import Measured, write
 from runtime.calibrate.steps import StepFit
-from runtime.calibrate.traffic import drawn, rate_at
+from runtime.calibrate.traffic import busy_s, drawn, rate_at
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 LINKS = LinkValues(
@@ -82,3 +83,12 @@ def test_turns_of_sessions_come_one_by_one() -> None:
     scenario = Scenario.load(EXAMPLES / "sessions.toml").resolved
     requests = drawn(scenario, 5, 4.0)
     assert [request.arrival_ns for request in requests] == [0, 250_000_000, 500_000_000, 750_000_000, 10**9]
+
+
+def test_who_does_both_is_busy_with_both() -> None:
+    scenario = Scenario.load(EXAMPLES / "serve-quickstart.toml").resolved
+    sample = drawn(scenario, 50, 1.0)
+    prefill, decode = scenario.pools
+    both = attrs.evolve(prefill, role="aggregated")
+    spent = [busy_s(pool, cost(10), sample) for pool in (prefill, decode, both)]
+    assert spent[2] == pytest.approx(spent[0] + spent[1])
