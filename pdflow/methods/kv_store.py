@@ -1,9 +1,10 @@
 """A store between P and D (PR #12957, and Mooncake Store): P puts a prompt's KV there, D gets it from there.
 
 The store is D towards P, and P towards D: what PutStart asks for is a registration, PutEnd is its commit, and what
-GetReplicaList gives is a lease. So P may die when it has put, and neither side needs to know the other. The router puts
-the keys to store and to load in both legs; `kv_store_keys` makes them. As published, puts and gets hold the engines up,
-one prompt that cannot be got has D compute its whole batch again, and each process salts its keys.
+GetReplicaList gives is a lease. So P may die when it has put, and neither side needs to know the other. The original's
+router puts the keys to store and to load in both legs; ours need not, as whoever has the prompt makes the same
+(`kv_store_keys.py`). As published, puts and gets hold the engines up, one prompt that cannot be got has D compute its
+whole batch again, and each process salts its keys.
 """
 
 from __future__ import annotations
