@@ -69,6 +69,10 @@ class Staging:
     def give_back(self, parts: tuple[int, ...]) -> None:
         raise NotImplementedError
 
+    def where(self, parts: tuple[int, ...]) -> tuple[int, ...]:
+        """What peers are told of them."""
+        return parts
+
     def fork(self) -> Staging:
         raise NotImplementedError
 
@@ -92,7 +96,7 @@ class Staging:
         del self.waiting[name]
         self.generation += 1
         self.held[self.generation] = (name, parts)
-        return name, Allocation(self.generation, parts)
+        return name, Allocation(self.generation, self.where(parts))
 
     def forget(self, name: str) -> bool:
         """It does not want room any more. False if it was not waiting."""
@@ -160,6 +164,10 @@ class RingStaging(Staging):
     def give_back(self, parts: tuple[int, ...]) -> None:
         for position in parts:
             self.ring.release(position)
+
+    def where(self, parts: tuple[int, ...]) -> tuple[int, ...]:
+        """Positions only grow, and would outgrow what a frame can say; in the memory they come round again."""
+        return tuple([position % self.ring.capacity_bytes for position in parts])
 
     def fork(self) -> RingStaging:
         other = RingStaging(self.size, self.ring.fork(), self.block_size)

@@ -125,3 +125,15 @@ def test_a_large_prompt_is_not_overtaken_for_ever(kind: str) -> None:
     staging.release(first)
     assert staging.serve() is not None
     assert "large" not in staging.waiting
+
+
+def test_where_a_ring_has_room_can_be_said_however_often_it_has_been_gone_round() -> None:
+    """Frames have 32 bits for it. Positions went beyond them after 4 GiB, and D's process ended."""
+    staging = RingStaging.of_bytes(SIZE, 4096, step_bytes=64)
+    for number in range(20):
+        staging.want(f"x{number}", 12)
+        served = staging.serve()
+        assert served is not None
+        _, allocation = served
+        assert all(0 <= part < 4096 for part in allocation.blocks)
+        staging.release(allocation)
