@@ -162,8 +162,19 @@ class Rank:
             raise ValueError(f"{peer} does not say how its memory is reached: {cause}") from None
         if known.transport != self.transport.name:
             raise ValueError(f"{peer} moves KV over {known.transport}, {self.address} over {self.transport.name}")
+        for memory in (known.memory, *([] if known.room is None else [known.room.memory])):
+            if known.slots < 1 or not self._may_be(memory):
+                raise ValueError(f"{peer} describes a memory that no engine of this model has")
         await self.transport.connect(peer, known.reach)
         self.peers[peer] = known
+
+    def _may_be(self, theirs: RankMemory) -> bool:
+        """What layouts are worked out from. Addresses may be anything: a transport knows what lies in a region."""
+        ours = self.memory
+        same = (theirs.tensors_per_layer, theirs.cell_bytes) == (ours.tensors_per_layer, ours.cell_bytes)
+        planes = theirs.num_layers * theirs.tensors_per_layer
+        bases = len(theirs.region_bases) == (planes if theirs.nesting == "layer-major" else 1)
+        return same and bases and min(theirs.block_size, theirs.num_blocks, theirs.num_layers, theirs.num_heads) >= 1
 
     # The endpoint's effects. None waits.
 
