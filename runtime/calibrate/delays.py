@@ -85,8 +85,7 @@ class _Seen:
                 self._moved[request_id].append(noted)
 
     def _frame(self, t: Instant, frame: Frame) -> None:
-        if not frame.request_id:
-            return  # which of those alike it was, nobody could say
+        # Of frames that are alike the latest is taken for what was heard: there are few at a time.
         key = (frame.request_id, frame.kind, frame.sender, frame.receiver)
         if not frame.heard:
             self._said[key] = t
@@ -118,12 +117,13 @@ class _Seen:
 
 
 def _transfer(marks: dict[str, Instant], parts: Sequence[Moved]) -> Transfer | None:
-    """Of a prompt that one rank moved: several post at once, and which of them waited for which is not to be seen."""
-    if len(parts) != 1 or not {"prefill", "xfer_post", "xfer_wire"} <= marks.keys():
+    """Of a prompt. Several ranks move their parts side by side, each over its own links: the largest takes as long."""
+    if not {"prefill", "xfer_post", "xfer_wire"} <= marks.keys():
         return None
+    largest = max(parts, key=lambda part: part.nbytes)
     ready = max(marks[mark] for mark in ("prefill", "handoff", "d_admit", REGISTER) if mark in marks)
     posting, wire = marks["xfer_post"] - ready, marks["xfer_wire"] - marks["xfer_post"]
-    return Transfer(parts[0].nbytes, parts[0].descriptors, max(0, posting), max(0, wire))
+    return Transfer(largest.nbytes, largest.descriptors, max(0, posting), max(0, wire))
 
 
 @attrs.frozen(kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import attrs
 
+from pdflow.errors import PdflowError
 from pdflow.results.write import guarding, make_folder, replacing
 from pdflow.scenario.cost_file import CostFile, Engine, MadeFrom, RowErrors, cost_file, written
 from pdflow.scenario.editable import Scenario as Editable
@@ -28,6 +29,10 @@ SCENARIO_NAME: Final = "scenario.toml"
 LINKS_NAME: Final = "links.toml"
 
 
+class UnlikelyError(PdflowError):
+    """What was measured is beyond what a cost file holds."""
+
+
 @attrs.frozen(kw_only=True)
 class Measured:
     """Of a cluster: by pool the step times, and what an API server takes; the links between all."""
@@ -40,7 +45,7 @@ class Measured:
 
 
 def write(folder: Path, edited: Editable, measured: Measured, command: str) -> list[Path]:
-    """All of it; the files. OutputError, ScenarioError."""
+    """All of it; the files. OutputError, ScenarioError, UnlikelyError."""
     make_folder(folder)
     scenario = edited.resolved
     files: dict[Path, str] = {}
@@ -117,4 +122,7 @@ def cost_of(scenario: Scenario, pool: Pool, fit: StepFit, command: str) -> CostF
         notes=("a step is from its composition until all its tokens have been told",),
     )
     rows = RowErrors(of="every other step", rows=fit.steps // 2, **attrs.asdict(off))
-    return cost_file(cost, engine, made_from, (rows,))
+    try:
+        return cost_file(cost, engine, made_from, (rows,))
+    except ValueError as error:
+        raise UnlikelyError(f"pool {pool.name}: {error}: no engine is like that; measure again, undisturbed") from None

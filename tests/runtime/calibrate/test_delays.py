@@ -72,6 +72,20 @@ def test_each_delay_is_between_its_two_instants() -> None:
     assert door_s(found, ["decode-0"], links.http_latency_s) == pytest.approx(50e-6)
 
 
+def test_of_several_ranks_the_largest_part_counts() -> None:
+    pages = one(1, 10**9, 100_000)
+    pages[1].notes.append(Moved(10**9, "a1", 5, 10, 40_000, 4))
+    assert [(each.nbytes, each.descriptors) for each in delays(pages).transfers] == [(100_000, 8)]
+
+
+def test_messages_that_are_of_no_request_are_timed_too() -> None:
+    def taken(t: int, heard: bool) -> Frame:
+        return Frame(t, "", "Taken", "decode-0.r0", "prefill-0.r0", heard)
+
+    said, heard = [taken(t * US, False) for t in (10, 500)], [taken(t * US, True) for t in (5, 45, 520)]
+    assert delays([Page("decode-0", 0, said), Page("prefill-0", 0, heard)]).control_ns == [35 * US, 20 * US]
+
+
 def test_the_size_of_synthetic_kv_says_nothing() -> None:
     pages = [page for number in range(1, 4) for page in one(number, number * 10**9, number * 100_000)]
     found = delays(pages)

@@ -16,7 +16,7 @@ from pdflow.scenario.editable import Scenario
 from pdflow.scenario.network_schema import Network
 from pdflow.scenario.schema import MeasuredCost
 from runtime.calibrate.delays import LinkValues
-from runtime.calibrate.files import Measured, write
+from runtime.calibrate.files import Measured, UnlikelyError, write
 from runtime.calibrate.steps import StepFit
 from runtime.calibrate.traffic import busy_s, drawn, rate_at
 
@@ -61,6 +61,17 @@ def test_a_calibrated_scenario_says_what_was_measured_and_all_else_as_before(tmp
         assert pool.cost == MeasuredCost(path=f"cost-{pool.name}.json")
         assert pool.api_server_s == door
         assert not pool.async_scheduling
+
+
+def test_times_that_no_engine_has_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    wild = {name: attrs.evolve(fit, cost=attrs.evolve(fit.cost, a2=10**7)) for name, fit in measured().steps.items()}
+    with pytest.raises(UnlikelyError, match=r"pool prefill: step_ps\.a2: is 10000000, .*measure again"):
+        write(
+            tmp_path,
+            Scenario.load(EXAMPLES / "serve-quickstart.toml"),
+            attrs.evolve(measured(), steps=wild),
+            "pdflow calibrate",
+        )
 
 
 def test_links_are_values_of_a_network_table(tmp_path: Path) -> None:
