@@ -196,12 +196,6 @@ class Links:
             link.scope.cancel()
 
     def lose(self, me: Address, peer: Address) -> None:
-        """Its memory is not to be reached any more: the stream ends with it, so that both sides begin with a handshake."""
-        link = self.links.get((me, peer))
-        if link is not None:
-            link.scope.cancel()
-
-    def lose(self, me: Address, peer: Address) -> None:
         """Its memory is not to be reached any more. The stream goes with it: both sides begin with a handshake."""
         link = self.links.get((me, peer))
         if link is not None:
