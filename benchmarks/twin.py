@@ -49,7 +49,6 @@ LOADS: Final = (0.2, 0.4, 0.6)
 JUDGED: Final = 0.05
 STAGE_AIM: Final = 0.15
 P99_AIM: Final = 0.25
-FETCH_S: Final = 3.0
 
 
 class Setting(NamedTuple):
@@ -211,18 +210,13 @@ def played(cluster: Served, file: Path, out: Path) -> list[Page]:
         since = now_ns() + wall_offset_ns()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch, probe)
+                nursery.start_soon(probe.watch)
                 await trio.run_process([sys.executable, "-m", "pdflow", *command], cwd=ROOT)
                 nursery.cancel_scope.cancel()
             await probe.fetch()
         finally:
             client.close()
         return [page.since(since) for page in probe.pages()]
-
-    async def watch(probe: Probe) -> None:
-        while True:
-            await probe.fetch()
-            await trio.sleep(FETCH_S)
 
     return trio.run(run)
 

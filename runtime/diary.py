@@ -23,8 +23,8 @@ from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchDecode, Di
 from runtime.clock import now_ns, wall_offset_ns
 from runtime.engines.job import Work
 
-KEPT: Final = 1 << 14
-"""Notes of the past that are still there to be asked for: about 4 MB."""
+KEPT: Final = 1 << 12
+"""Notes of the past that are still there to be asked for: about 1 MB, a few seconds of a busy engine."""
 
 Role: TypeAlias = Literal["prefill", "decode", "alone"]
 LAST: Final = "last_token"

@@ -35,7 +35,9 @@ SHORT: Final = 256
 TOGETHER: Final = (2, 4, 8, 16, 32)
 MOST_BYTES: Final = 1 << 30
 """Of all parts' notes: a few MB each."""
-FETCH_EVERY: Final = 16
+FETCH_EVERY: Final = 8
+"""Rounds."""
+FETCH_S: Final = 2.0
 ALONE_TIMES: Final = 5
 ALONE_TOKENS: Final = 12
 TOGETHER_TOKENS: Final = 40
@@ -93,14 +95,21 @@ class Probe:
     async def play(self, requests: Sequence[Request]) -> None:
         """Each at its own instant."""
         begun = now_ns()
-        async with trio.open_nursery() as nursery:
-            for number, request in enumerate(requests, start=1):
-                body = self._body(request.input_tokens, request.output_tokens)
-                await trio.sleep_until(deadline_of(begun + request.arrival_ns))
-                nursery.start_soon(self._ask, body)
-                if number % FETCH_EVERY == 0:
-                    await self.fetch()
+        async with trio.open_nursery() as watching:
+            watching.start_soon(self.watch)
+            async with trio.open_nursery() as nursery:
+                for request in requests:
+                    body = self._body(request.input_tokens, request.output_tokens)
+                    await trio.sleep_until(deadline_of(begun + request.arrival_ns))
+                    nursery.start_soon(self._ask, body)
+            watching.cancel_scope.cancel()
         await self.fetch()
+
+    async def watch(self) -> None:
+        """Fetch again and again, until cancelled."""
+        while True:
+            await self.fetch()
+            await trio.sleep(FETCH_S)
 
     async def _send(self, wanted: Round) -> None:
         """Until all are answered. ProbeError if one is not."""
