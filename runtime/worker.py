@@ -44,6 +44,7 @@ from runtime.store_prefill_node import StorePrefillNode
 from runtime.tls import tls_of
 from runtime.transports.base import Transport
 from runtime.transports.named import caution_of, transport_named
+from runtime.transports.nccl_library import gpus
 
 log = logging.getLogger(__name__)
 Door: TypeAlias = Callable[[Coordinates, Gate, Callable[[], None]], RequestHandler]
@@ -151,8 +152,9 @@ def transport_at(scenario: Scenario) -> MakeTransport:
     made: Callable[..., Transport] = transport_named(says.transport)
     if is_loopback(says.engine_host):
         return made
-    if says.transport == "shm":
-        problem = f"shm is of one host, and engine_host is {says.engine_host}: tcp and nixl go between hosts"
+    if says.transport == "shm" or (says.transport == "nccl" and not gpus()):
+        what = "shm" if says.transport == "shm" else "nccl without a GPU, a stand-in,"
+        problem = f"{what} is of one host, and engine_host is {says.engine_host}; between hosts go tcp, nixl, mooncake"
         raise ScenarioError([Problem(scenario.path, "serve.transport", problem)])
     return partial(made, host=says.engine_host)
 
