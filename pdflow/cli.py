@@ -137,7 +137,7 @@ def serve(
     out: Path | None,
     **flags: bool,
 ) -> None:
-    """Serve the cluster of a SCENARIO file on this host, or with --role one part of it.
+    """Serve a SCENARIO file: the whole cluster, or one part.
 
     Starts a router and every engine, each a process of its own. The first line on stdout is the URL that answers
     OpenAI's API; logs go to stderr. Ctrl-C lets what has begun end. With --role and --name it is that part, whose
