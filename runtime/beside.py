@@ -33,7 +33,7 @@ def beside(wiring: EngineWiring, memory: Memory, pool: Pool) -> tuple[Staging, B
         most = size.layers * (-(-layer_bytes // STEP_BYTES) * STEP_BYTES)
         staging = RingStaging.of_bytes(size, min(says.host_buffer_bytes, most), STEP_BYTES, pool.block_size)
         ring_bytes = staging.ring.capacity_bytes
-        return staging, lambda rank, at: Room("ring", _moved(rank, at, 1), ring_bytes)
+        return staging, lambda rank, at: Room("ring", _moved(rank, at, 1), ring_bytes, staging.ring.step_bytes)
     page_bytes = size.layers * size.bytes_per_token * pool.block_size
     pages = min(blocks, bytes_of(says, memory) // page_bytes) if memory is not Memory.TENSORS else blocks
     paged = PagedStaging(size, pool.block_size, pages, evicts=memory is Memory.STORE)

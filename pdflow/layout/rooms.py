@@ -21,18 +21,19 @@ RoomKind: TypeAlias = Literal["pages", "ring"]
 
 class Room(Value, frozen=True, gc=False):
     """Memory of one rank. `pages`: they are blocks of it. Of a ring it says where that begins, and what a block of one
-    layer looks like; `ring_bytes` is how long it is."""
+    layer looks like; `ring_bytes` is how long it is, and parts begin at multiples of `step_bytes`."""
 
     kind: RoomKind
     memory: RankMemory
     ring_bytes: int = 0
+    step_bytes: int = 1
 
 
 def lying(room: Room, parts: Sequence[int], num_tokens: int) -> tuple[RankMemory, Sequence[int]]:
     """Where a prompt's blocks are: a memory, and which of its blocks, from token 0 on.
 
-    `parts` are page numbers, or positions in the ring, one for each layer or more. LayoutError for fewer, and for a
-    ring of no length.
+    `parts` are page numbers, or steps from the ring's start, one for each layer or more. LayoutError for fewer, and for
+    a ring of no length.
     """
     if room.kind == "pages":
         return room.memory, parts
@@ -44,8 +45,8 @@ def lying(room: Room, parts: Sequence[int], num_tokens: int) -> tuple[RankMemory
     base = memory.region_bases[0]
     bases = tuple(
         [
-            base + position % room.ring_bytes + tensor * count * plane
-            for position in parts[: memory.num_layers]
+            base + step * room.step_bytes % room.ring_bytes + tensor * count * plane
+            for step in parts[: memory.num_layers]
             for tensor in range(memory.tensors_per_layer)
         ]
     )

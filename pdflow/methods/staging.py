@@ -166,8 +166,10 @@ class RingStaging(Staging):
             self.ring.release(position)
 
     def where(self, parts: tuple[int, ...]) -> tuple[int, ...]:
-        """Positions only grow, and would outgrow what a frame can say; in the memory they come round again."""
-        return tuple([position % self.ring.capacity_bytes for position in parts])
+        """In steps from the start of the ring: positions only grow, and would outgrow the 32 bits of a frame, as would
+        the bytes of a large ring."""
+        ring = self.ring
+        return tuple([position % ring.capacity_bytes // ring.step_bytes for position in parts])
 
     def fork(self) -> RingStaging:
         other = RingStaging(self.size, self.ring.fork(), self.block_size)

@@ -20,7 +20,7 @@ def ring(length: int) -> tuple[Room, RingStaging]:
     memory = rank_memory(SHAPE, 1, 1, base_address=1 << 20)
     size = KvSize(3, SHAPE.rank_bytes_per_token(1) // 3)
     staging = RingStaging.of_bytes(size, length, step_bytes=32, block_size=SHAPE.block_size)
-    return Room("ring", memory, staging.ring.capacity_bytes), staging
+    return Room("ring", memory, staging.ring.capacity_bytes, staging.ring.step_bytes), staging
 
 
 @given(tokens=st.lists(st.integers(1, 20), min_size=1, max_size=6))

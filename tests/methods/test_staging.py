@@ -128,12 +128,17 @@ def test_a_large_prompt_is_not_overtaken_for_ever(kind: str) -> None:
 
 
 def test_where_a_ring_has_room_can_be_said_however_often_it_has_been_gone_round() -> None:
-    """Frames have 32 bits for it. Positions went beyond them after 4 GiB, and D's process ended."""
-    staging = RingStaging.of_bytes(SIZE, 4096, step_bytes=64)
-    for number in range(20):
-        staging.want(f"x{number}", 12)
-        served = staging.serve()
-        assert served is not None
-        _, allocation = served
-        assert all(0 <= part < 4096 for part in allocation.blocks)
-        staging.release(allocation)
+    """Frames have 32 bits for it. Positions went beyond them after 4 GiB, and D's process ended; so would bytes of a
+    ring that is larger."""
+    for staging, tokens in (
+        (RingStaging.of_bytes(SIZE, 4096, step_bytes=64), 12),
+        (RingStaging.of_bytes(KvSize(2, 1 << 20), 8_000_000_000), 3000),
+    ):
+        steps = staging.ring.capacity_bytes // staging.ring.step_bytes
+        for number in range(20):
+            staging.want(f"x{number}", tokens)
+            served = staging.serve()
+            assert served is not None
+            _, allocation = served
+            assert all(0 <= part < steps < 1 << 32 for part in allocation.blocks)
+            staging.release(allocation)
