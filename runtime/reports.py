@@ -44,6 +44,7 @@ class Reporter:
         self._said = "nothing"
         """What the last report came to; told when it is something else."""
         self._leaving = False
+        self._running: Final = trio.CancelScope()
 
     def tell(self, router: Coordinates) -> None:
         """The router is there."""
@@ -51,14 +52,16 @@ class Reporter:
         self._told.set()
 
     async def run(self) -> None:
-        await self._told.wait()
-        due_ns = now_ns()
-        while True:
-            await self._report(self.place)
-            if self._leaving:
-                await self.leave()  # a router that has begun anew has not heard of it
-            due_ns = max(due_ns + int(self._every_s * S), now_ns())
-            await trio.sleep_until(deadline_of(due_ns))
+        """Until the end is reported."""
+        with self._running:
+            await self._told.wait()
+            due_ns = now_ns()
+            while True:
+                await self._report(self.place)
+                if self._leaving:
+                    await self.leave()  # a router that has begun anew has not heard of it
+                due_ns = max(due_ns + int(self._every_s * S), now_ns())
+                await trio.sleep_until(deadline_of(due_ns))
 
     async def leave(self) -> None:
         """It is to end: nothing new, please."""
@@ -66,7 +69,8 @@ class Reporter:
         await self._report(EngineLeaving(self.place.engine, self.place.incarnation))
 
     async def end(self) -> None:
-        """It is gone as of now."""
+        """It is gone as of now, and nothing that is said later has it there again."""
+        self._running.cancel()
         await self._report(EngineGone(self.place.engine, self.place.incarnation))
         self._client.close()
 
