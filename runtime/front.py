@@ -125,11 +125,12 @@ class Front:
         await self.node.serve(Call(request.path, asked.fields, prompts[0], forwarded, answered, responder, session))
 
     def healthy(self) -> bool:
-        """Whether somebody computes prompts, and somebody decodes; and where KV goes by a store, all of that."""
+        """Whether somebody computes prompts, and where engines do not do both somebody decodes; and where KV goes by a
+        store, all of that."""
         node, members = self.node, self.node.members
         if None in members.stores.values():
             return False
-        return all(any(members.is_up(info.engine) for info in infos) for infos in (node.prefill, node.decode))
+        return all(any(members.is_up(info.engine) for info in infos) for infos in (node.prefill, node.decode) if infos)
 
 
 async def front(scenario: Scenario, child: bool, record: Record) -> None:

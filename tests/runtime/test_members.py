@@ -61,6 +61,15 @@ async def test_who_reports_is_a_member_until_it_is_silent(autojump_clock: trio.t
 
 
 @pytest.mark.trio
+async def test_engines_that_do_both_need_nobody_who_decodes() -> None:
+    built = reporting()
+    built.node.decode.clear()
+    assert not built.front.healthy()
+    hear(built, place("prefill-0"))
+    assert built.front.healthy()
+
+
+@pytest.mark.trio
 async def test_a_known_death_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
     built = reporting()
     hear(built, *map(place, ENGINES))
@@ -175,6 +184,26 @@ async def test_reports_come_evenly_and_heal_a_router_that_begins_anew() -> None:
             assert heard[count : count + 4] == [("up", 9), ("leaving", 9)] * 2, "a new router hears of both"
         nursery.cancel_scope.cancel()
     await reporter.end()
+
+
+@pytest.mark.trio
+async def test_nothing_is_reported_behind_the_end() -> None:
+    heard: list[str] = []
+
+    async def router(request: Request, responder: Responder) -> None:
+        heard.append(msgspec.json.decode(request.body)["type"])
+        await responder.reply(200, (JSON,), b"{}")
+
+    async with serving(router) as server:
+        reporter = Reporter(place("decode-0"), UNSIGNED, 0.01)
+        reporter.tell(Coordinates(LOCAL, server.port))
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(reporter.run)
+                while not heard:
+                    await trio.sleep(0.005)
+                await reporter.end()
+        assert heard[-1] == "gone"
 
 
 @pytest.mark.trio
