@@ -151,7 +151,8 @@ class StreamAgent(Host):
             self._fail(link)
         self._links.clear()
         self._closing.clear()
-        self._hide()
+        if not self._finished.is_set():  # whoever was cancelled may still be closed
+            self._hide()
         self._finished.set()
 
     # Our side of streams: what we post.

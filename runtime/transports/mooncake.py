@@ -63,7 +63,7 @@ def require() -> Any:
 
 
 def caution() -> str:
-    return "Mooncake listens on every address of this host and lets in whoever reaches it: keep its network closed"
+    return CAUTION
 
 
 class Local:

@@ -137,6 +137,8 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
     def _remote(self, said: Description | Hello) -> RemoteMemory:
         if said.memory and not (said.memory.isdecimal() and len(said.memory) <= MOST_DIGITS):
             raise TransportError("its memory is nowhere")
+        if said.address < 0:
+            raise TransportError(f"its memory cannot begin at {said.address}")
         return RemoteMemory(self._add(said.agent), said.address, said.nbytes, said.memory)
 
     def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: Pieces) -> Motion:
@@ -163,13 +165,13 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
 
     def _read_over(self, op: int, link: Link, landed: bool) -> None:
         if op in link.words:
-            self._word_arrived(link, op, int(self._words[self._slots.pop(op)]) if landed else None)
+            self._word_arrived(link, op, int(self._words[self._slots[op]]) if landed else None)
         else:
             self._ended(link, op, landed)
 
-    def _fetched(self, link: Link, op: int) -> None:
-        if op not in link.words:
-            self._slots.pop(op, None)
+    def _word_arrived(self, link: Link, op: int, word: int | None) -> None:
+        self._slots.pop(op, None)
+        super()._word_arrived(link, op, word)
 
 
 def _table(place: str, base: int, offsets: list[int], lengths: list[int]) -> Table:

@@ -10,6 +10,7 @@ import trio
 
 from runtime.transports.base import Fenced, TransportError
 from runtime.transports.joint import join
+from runtime.transports.tcp import TcpTransport
 from tests.runtime.transports.agents import ALL, KINDS, Agent, agents, untouched
 
 pytestmark = pytest.mark.trio
@@ -69,3 +70,19 @@ async def test_agents_of_two_kinds_have_no_memory_in_common() -> None:
     async with agents("shm", "a.r0") as (a,), agents("tcp", "b.r0") as (b,):
         with pytest.raises(TransportError, match="no memory has two names"):
             join(b.transport, a.transport)
+
+
+async def test_a_memory_is_given_back_once_by_each_agent_that_has_it() -> None:
+    hidden: list[str] = []
+
+    class Seen(TcpTransport):
+        def _hide(self) -> None:
+            hidden.append(self.me)
+
+    agent = Seen("d.r0", lambda event: None)
+    agent.allocate(4096)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(agent.run)
+        nursery.cancel_scope.cancel()
+    await agent.aclose()
+    assert hidden == ["d.r0"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 
+import msgspec
 import pytest
 import trio.testing
 
-from runtime.transports.base import MissingBackend, WordArrived
+from runtime.transports.base import MissingBackend, TransportError, WordArrived
+from runtime.transports.messages import Description
 from runtime.transports.nixl import INSTALL, NixlTransport
-from tests.runtime.transports.agents import ADOPTED, NIXL, REGION_BYTES, pair
+from tests.runtime.transports.agents import ADOPTED, NIXL, REGION_BYTES, agents, pair
 
 
 def test_a_missing_library_is_one_sentence_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +51,24 @@ async def test_a_region_may_be_somebody_else_s(kind: str) -> None:
         assert d.memory == bytes(p.memory)
         d.transport.read_word(9, "p.r0", 8)
         await d.heard(WordArrived(9, int.from_bytes(bytes(range(8, 16)), "little")))
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", [NIXL])
+async def test_a_memory_that_begins_nowhere_is_not_reached(kind: str) -> None:
+    async with agents(kind, "p.r0", "d.r0") as (p, d):
+        said = msgspec.msgpack.decode(p.transport.describe(), type=Description)
+        with pytest.raises(TransportError, match="its memory cannot begin at -8"):
+            await d.transport.connect("p.r0", msgspec.msgpack.encode(msgspec.structs.replace(said, address=-8)))
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", [NIXL])
+async def test_no_word_is_kept_that_nobody_waits_for(kind: str) -> None:
+    async with pair(kind) as (_, d):
+        assert isinstance(d.transport, NixlTransport)
+        for op in range(8):
+            d.transport.read_word(op, "p.r0", 8 * op)
+        d.transport.fence("p.r0", 1)
+        assert WordArrived(7, None) in d.told
+        assert d.transport._slots == {}
