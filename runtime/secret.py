@@ -61,7 +61,7 @@ def secret_of(scenario: Scenario) -> Secret | None:
     named = scenario.serve.secret_file
     if named is None:
         text = os.environ.get(VARIABLE)
-        return None if text is None else _checked(scenario, VARIABLE, text.encode())
+        return None if text is None else _checked(scenario, VARIABLE, os.fsencode(text))
     path = scenario.base_dir / named
     try:
         with path.open("rb") as file:

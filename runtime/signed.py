@@ -58,7 +58,7 @@ UNSIGNED: Final = Signer(None)
 def operators_signer() -> Signer:
     """Of commands that ask a cluster from outside: by the secret of the environment, if there is one."""
     text = os.environ.get(VARIABLE)
-    return Signer(None if text is None else Secret(text.strip().encode()))
+    return Signer(None if text is None else Secret(os.fsencode(text).strip()))
 
 
 class Gate:

@@ -14,7 +14,7 @@ from pdflow.errors import ScenarioError
 from runtime.http.errors import OpenAIError
 from runtime.http.messages import Header, Request
 from runtime.secret import Secret, secret_beyond_loopback, secret_of
-from runtime.signed import WINDOW_S, Gate, Signer
+from runtime.signed import WINDOW_S, Gate, Signer, operators_signer
 from tests.runtime.support.house import cluster
 
 TEXT = "what all parts of this cluster know"
@@ -142,6 +142,14 @@ def test_a_secret_stands_in_a_file_of_its_owner_or_in_the_environment(
     for found in (secret_of(says), secret_of(cluster())):
         assert found is not None
         assert found.mac(b"for", b"this") == SECRET.mac(b"for", b"this")
+    monkeypatch.setenv("PDFLOW_SECRET", os.fsdecode(b"\xff" * 16))
+    found = secret_of(cluster())
+    assert found is not None
+    assert found.is_text(b"\xff" * 16), "a secret need be no text"
+    assert (
+        why_not(Gate(found, "router"), request(*operators_signer().sign("router", "POST", "/v1/completions", b"{}")))
+        == ""
+    )
     for wrong in ("short", "x" * 5000):
         monkeypatch.setenv("PDFLOW_SECRET", wrong)
         with pytest.raises(ScenarioError, match="expected 16 to 4,096"):
