@@ -69,7 +69,7 @@ class Order:
     nbytes: int = 0
     descriptors: int = 0
     cut_off: bool = False
-    """Its peer was fenced: it ends as failed unless all has landed."""
+    """Its peer was fenced, or is gone: it ends as failed unless all has landed."""
 
 
 class Orders:
@@ -151,7 +151,7 @@ class Orders:
             self._judge(order)
 
     def cut_off(self, peer: Address) -> None:
-        """Its fence comes next."""
+        """Its fence comes next, or its memory is gone: post no more of what is between us."""
         for order in tuple(self._open.values()):
             if order.peer == peer:
                 order.cut_off = True

@@ -30,6 +30,7 @@ from pdflow.protocol.events import FenceEnded, FlushEnded, Received, WordRead
 from pdflow.protocol.ids import EngineInfo, LeaseWord, Op, Shards, rank_address
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, Allocation, Xid
+from pdflow.protocol.wire.checks import shards_problem
 from pdflow.protocol.wire.malformed import Malformed
 from runtime.notices import read_notice
 from runtime.orders import Orders, Way
@@ -162,9 +163,9 @@ class Rank:
             raise ValueError(f"{peer} does not say how its memory is reached: {cause}") from None
         if known.transport != self.transport.name:
             raise ValueError(f"{peer} moves KV over {known.transport}, {self.address} over {self.transport.name}")
-        for memory in (known.memory, *([] if known.room is None else [known.room.memory])):
-            if known.slots < 1 or not self._may_be(memory):
-                raise ValueError(f"{peer} describes a memory that no engine of this model has")
+        memories = [known.memory] if known.room is None else [known.memory, known.room.memory]
+        if known.slots < 1 or shards_problem(known.shards) or not all(map(self._may_be, memories)):
+            raise ValueError(f"{peer} describes a memory that no engine of this model has")
         await self.transport.connect(peer, known.reach)
         self.peers[peer] = known
 
@@ -260,6 +261,8 @@ class Rank:
                 self._put(FlushEnded(peer, ok))
             case PeerGone(peer):
                 self.peers.pop(peer, None)
+                # What waits for pieces or lanes must not go on into whatever life of it is met next.
+                self.orders.cut_off(peer)
                 self.lost(peer)
 
     def _noticed(self, peer: Address, notice: bytes) -> None:

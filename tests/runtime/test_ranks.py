@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,8 +14,15 @@ from hypothesis import strategies as st
 from pdflow.layout.descriptors import RankMemory, rank_memory
 from pdflow.layout.rooms import Room
 from pdflow.layout.shapes import KvShape
-from pdflow.protocol.ids import EngineInfo, Shards
+from pdflow.methods.shipment import Piece
+from pdflow.protocol.effects import PostWrite
+from pdflow.protocol.events import WriteEnded
+from pdflow.protocol.ids import EngineInfo, Op, Reg, Shards
+from pdflow.protocol.messages import Done, Register
+from pdflow.protocol.values import Allocation
+from runtime.orders import Conduct
 from runtime.ranks import About, LayoutBook, Rank
+from runtime.transports.base import Ended, PeerGone
 
 SHAPE = KvShape(4, 2, 64, 4, 16)
 MEMORY = rank_memory(SHAPE, 8, 1)
@@ -30,16 +38,23 @@ class Nowhere:
 
     async def connect(self, peer: str, about: bytes) -> None: ...
 
+    def write(self, op: int, *about: Any) -> None:
+        self.written.append(op)
 
-def rank() -> Rank:
+    def __init__(self) -> None:
+        self.written: list[int] = []
+
+
+def rank(put: Callable[[Any], None] = lambda event: None) -> Rank:
     layouts = LayoutBook(SHAPE, "push", "exactly-once")
     transport: Any = lambda address, tell: Nowhere()  # noqa: E731
-    about = (EngineInfo("e", Shards(1, 1, 16)), 0, SHAPE, 8, layouts, transport)
-    return Rank(*about, lambda event: None, lambda peer: None)
+    return Rank(EngineInfo("e", Shards(1, 1, 16)), 0, SHAPE, 8, layouts, transport, put, 1)
 
 
-def described(memory: RankMemory, room: Room | None = None, slots: int = 9) -> bytes:
-    return msgspec.msgpack.encode(About(memory, Shards(1, 1, 16), 0, slots, "nowhere", b"", room))
+def described(
+    memory: RankMemory, room: Room | None = None, slots: int = 9, shards: tuple[int, int, int] = (1, 1, 16)
+) -> bytes:
+    return msgspec.msgpack.encode(About(memory, Shards(*shards), 0, slots, "nowhere", b"", room))
 
 
 WRONG: list[dict[str, Any]] = [
@@ -71,6 +86,35 @@ async def test_one_that_can_be_is_known_from_then_on() -> None:
         await here.meet("p", described(MEMORY, slots=0))
     await here.meet("p", described(MEMORY))
     assert here.peers["p"].memory == MEMORY
+
+
+@pytest.mark.parametrize("shards", [(0, 1, 16), (1 << 40, 1, 16), (1, -1, 16), (1, 1, 0)])
+@pytest.mark.trio
+async def test_nor_one_that_is_cut_as_none_can_be(shards: tuple[int, int, int]) -> None:
+    here = rank()
+    with pytest.raises(ValueError, match="p describes a memory"):
+        await here.meet("p", described(MEMORY, shards=shards))
+    assert not here.peers
+
+
+@pytest.mark.trio
+async def test_what_waits_for_its_pieces_ends_with_its_peer_and_does_not_go_to_the_next_life() -> None:
+    told: list[Any] = []
+    here = rank(told.append)
+    here.orders.conduct = Conduct(in_layers=True, as_offered=True)
+    reg, shards, weights = Reg("d", 7, 1, "r"), Shards(1, 1, 16), 1
+    grant = Register(reg, "x", 0, shards, Allocation(5, (0,)), 0, 16, 0, weights, 0)
+    op, done = Op(reg, 0, 0), Done(reg, 0, 5, 1, weights)
+    written: list[int] = here.transport.written  # type: ignore[attr-defined]
+    await here.meet("d.r0", described(MEMORY))
+    here.write(PostWrite(op, "d.r0", Allocation(3, (2,)), grant, 1, done))
+    here.orders.offer("x", Piece(0, 0, 16))
+    here.heard(Ended(written[0], True))
+    here.heard(PeerGone("d.r0"))
+    assert told == [WriteEnded(op, False)]
+    await here.meet("d.r0", described(MEMORY))
+    here.orders.offer("x", Piece(1, 0, 16))
+    assert len(written) == 1
 
 
 @given(data=st.binary(max_size=60))
