@@ -43,6 +43,10 @@ class StagedDecodeNode(DecodeNode):
     def newest_generation(self) -> int:
         return self.staging.generation
 
+    def is_still(self) -> bool:
+        """Room in quarantine is held still."""
+        return super().is_still() and not self.staging.held
+
     # Room to land in.
 
     def enqueue(self, port: Port, effect: Enqueue) -> None:
@@ -125,6 +129,8 @@ class StagedDecodeNode(DecodeNode):
         self.engine.loaded(seq)
 
     def abort(self, leg: DecodeLeg) -> None:
+        self.settle()
+        here = self.legs.get(leg.request_id) is leg
         super().abort(leg)
-        if leg.loaded and (place := self.places.pop(leg.request_id, None)) is not None:
+        if here and leg.loaded and (place := self.places.pop(leg.request_id, None)) is not None:
             self.vacate(place)

@@ -68,6 +68,10 @@ class StagedPrefillNode(PrefillNode):
         self.wait_no_more(leg.xid)
         self.departures.grant()
 
+    def is_still(self) -> bool:
+        """A prompt that has left the blocks is held still."""
+        return super().is_still() and not self.departures.outgoing
+
     # What the engine does.
 
     def came(self, outcome: Told) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
 from pdflow.engine.sequence import NeverFitsError
-from pdflow.protocol.events import PrefillBegun, PrefillFinished, SourceWithdrawn
-from pdflow.protocol.messages import Code
+from pdflow.protocol.events import PrefillBegun, PrefillFinished, Received, SourceWithdrawn
+from pdflow.protocol.ids import KvParams
+from pdflow.protocol.messages import Code, Register
 from runtime.decode_node import DecodeLeg
 from runtime.engines.job import Sampling
 from runtime.models import TorchModel
@@ -20,7 +22,7 @@ from runtime.prefill_node import PrefillLeg
 from runtime.progressive_prefill_node import ProgressivePrefillNode
 from runtime.staged_decode_node import StagedDecodeNode
 from runtime.staged_prefill_node import StagedPrefillNode
-from tests.runtime.support.house import Answer, House, cluster, house, said
+from tests.runtime.support.house import PATIENCE_S, Answer, House, cluster, house, said
 from tests.runtime.test_hand_over import prompt, same_tokens
 
 TOKEN_BYTES = 4096
@@ -40,6 +42,11 @@ def with_room(method: str, tokens: int) -> tuple[str, ...]:
     if method == "progressive":
         return ("transfer.progressive=true",)
     return f"transfer.method={method}", *(key.format(tokens * TOKEN_BYTES) for key in ROOMS[method])
+
+
+def registers(event: Any) -> bool:
+    """Whether P hears with it where D wants KV."""
+    return isinstance(event, Received) and isinstance(event.message, Register)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +109,36 @@ async def test_a_prompt_that_never_fits_there_is_refused_at_once(method: str, mo
         await empty(home)
 
 
+@pytest.mark.parametrize("method", ["cpu-staged", "p2p-nccl-get", "mooncake-v0"])
+@pytest.mark.trio
+async def test_an_engine_is_not_still_while_a_prompt_lies_beside_its_blocks(method: str, model: TorchModel) -> None:
+    async with house(cluster(*with_room(method, 768)), model) as home:
+        leg = home.p.begin("r", "x-r", prompt(100))
+        await leg.answered.wait()
+        assert not home.p.is_still()
+        home.p.put(home.p.scheduler, SourceWithdrawn("x-r"))
+        await empty(home)
+
+
+@pytest.mark.trio
+async def test_whoever_is_late_to_hang_up_takes_no_room_from_the_next_of_its_name(model: TorchModel) -> None:
+    async with house(cluster(*with_room("cpu-staged", 768)), model) as home:
+        node = home.d
+        assert isinstance(node, StagedDecodeNode)
+        params = KvParams(home.p.place.info, "x-r", "r", 0)
+        home.p.begin("r", "x-r", prompt(100))
+        before = node.begin("r", params, prompt(100), GREEDY)
+        assert (await said(before)).code is Code.NONE
+        after = node.begin("r", msgspec.structs.replace(params, xid="x-s"), prompt(100), GREEDY)
+        while "r" not in node.places:
+            await trio.sleep(0.01)
+        node.abort(before)
+        assert "r" in node.places
+        home.p.begin("r", "x-s", prompt(100))
+        assert (await said(after)).code is Code.NONE
+        await empty(home)
+
+
 @pytest.mark.trio
 async def test_d_refuses_what_its_buffer_never_holds(model: TorchModel) -> None:
     async with house(cluster(*with_room("p2p-nccl-put", 128)), model) as home:
@@ -141,7 +178,13 @@ async def test_layers_of_a_chunk_leave_while_the_next_are_computed(keys: tuple[s
             write(*about)
 
         rank.transport.write = watched  # type: ignore[method-assign, assignment]
-        assert (await home.ask("r", prompt(700), GREEDY)) == await home.ask_alone("a", prompt(700), GREEDY)
+        # D has registered before P begins: otherwise a fast P is done before there is anywhere to write to.
+        leg = home.d.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(700), GREEDY)
+        with trio.fail_after(PATIENCE_S):
+            while not any(registers(event) for _, event in home.events):
+                await trio.sleep(0.005)
+        home.p.begin("r", "x-r", prompt(700))
+        assert await said(leg) == await home.ask_alone("a", prompt(700), GREEDY)
         told = [type(event) for _, event in home.events]
         assert PrefillBegun in told
         # Three steps of four layers each.
