@@ -104,7 +104,7 @@ class StoreNode(RankedNode):
         return call
 
     def _call(self, request_id: RequestId, xid: Xid) -> StoreCall:
-        if xid in self.calls or request_id in self._put_cells:
+        if xid in self.calls or request_id in self.ledger.puts or request_id in self._put_cells:
             raise KeyError(f"request {request_id} is here already; every attempt needs an id of its own")
         call = self.calls[xid] = StoreCall(request_id, xid)
         return call

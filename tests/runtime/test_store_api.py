@@ -12,6 +12,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdflow.methods.store_memory import Item
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
 from runtime.build import Builder
 from runtime.http.client import HttpClient
@@ -142,6 +143,19 @@ async def test_a_put_of_nobody_who_is_there_fails_and_one_name_is_put_once() -> 
             while not asked.node.is_still():
                 await trio.sleep(0.01)
         asked.node.ledger.assert_empty("the store")
+
+
+@pytest.mark.trio
+async def test_one_request_puts_once_under_whatever_xid() -> None:
+    async with alone() as asked:
+        items = (Item("a", 2), Item("b", 1))
+        call = asked.node.start(PARAMS, items)
+        with pytest.raises(KeyError, match="r1 is here already"):
+            asked.node.start(msgspec.structs.replace(PARAMS, xid="x2"), items)
+        with trio.fail_after(20):
+            await call.answered.wait()
+            while not asked.node.is_still():
+                await trio.sleep(0.01)
 
 
 @pytest.mark.parametrize("shards", [(3, 1, 16), (1, 1, 7), (1, 3, 16), (4000, 1, 16), (1, 4000, 65_536)])
