@@ -17,6 +17,7 @@ import msgspec
 from pdflow.engine.sequence import NeverFitsError
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.messages import Code
+from pdflow.protocol.wire.checks import id_problem
 from runtime.clock import wall_s
 from runtime.decode_node import DecodeLeg, DecodeNode
 from runtime.engine_node import EngineNode
@@ -124,6 +125,8 @@ class EngineApi:
         if asked.asked.n > 1:
             raise OpenAIError(400, "n: an engine gives one answer; the router asks for each", param="n")
         request_id = (request.header(b"x-request-id") or secrets.token_hex(8).encode()).decode("ascii", "replace")
+        if problem := id_problem(request_id):
+            raise OpenAIError(400, f"x-request-id: {problem}")
         answer = form(request_id, wall_s(), self.prompts.model)
         try:
             if isinstance(self.node, PrefillNode):

@@ -16,11 +16,16 @@ from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code, Done
 from runtime.clock import now_ns
 from runtime.decode_node import DecodeLeg
+from runtime.engine_api import EngineApi
 from runtime.engines.job import Sampling
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import Request
+from runtime.kv_params import Coordinates
 from runtime.models import TorchModel
+from runtime.signed import Gate
 from runtime.transports.agent import StreamAgent
 from runtime.transports.named import transport_named
-from tests.runtime.support.house import Answer, House, cluster, house, said
+from tests.runtime.support.house import LOCAL, Answer, House, cluster, house, said
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100, 700)
 
@@ -142,6 +147,22 @@ async def test_an_engine_that_gives_blocks_to_a_request_that_has_just_ended_gets
     for built in (home.p, home.d, home.alone):
         for rank in built.ranks.values():
             await rank.transport.aclose()
+
+
+@pytest.mark.trio
+async def test_an_id_that_no_frame_can_bring_is_refused_at_the_door(model: TorchModel) -> None:
+    """It would have ended the engine's process when it was to be said to a peer."""
+    async with house(cluster(), model) as home:
+        for node in (home.p, home.d):
+            api = EngineApi(
+                node, model.prompts, "nixl-push", Coordinates(LOCAL, 1), Gate(None, node.name), lambda: None
+            )
+            asked = Request(
+                "POST", "/v1/completions", "", ((b"x-request-id", b"r" * 600),), b'{"prompt": "a"}', True, True
+            )
+            with pytest.raises(OpenAIError, match="600 bytes, 512 are allowed"):
+                await api._answer(asked, None)  # type: ignore[arg-type]
+            assert not node.known()
 
 
 @pytest.mark.trio
