@@ -25,7 +25,11 @@ def listen(host: str, port: int, *, backlog: int = 1024, reuse_port: bool = Fals
 async def connect(host: str, port: int) -> socket.socket:
     """A connected socket. OSError where nobody answers at any of the host's addresses."""
     failure = OSError(f"{host} has no address")
-    for family, kind, _, _, address in await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    try:
+        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:
+        raise OSError(f"{host} is no host's name") from None
+    for family, kind, _, _, address in found:
         sock = trio.socket.socket(family, kind)
         try:
             await sock.connect(address)

@@ -189,6 +189,15 @@ async def test_nothing_of_a_request_waits_for_the_garbage_collector() -> None:
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("host", ["a..b", "a" * 100])
+async def test_what_is_no_host_s_name_is_refused(host: str) -> None:
+    with pytest.raises(UpstreamError, match="is no host's name") as caught:
+        async with HttpClient().request("GET", host, 1, "/"):
+            pass
+    assert caught.value.kind == "refused"
+
+
+@pytest.mark.trio
 async def test_nobody_there_is_refused_and_no_answer_to_a_connect_times_out(autojump_clock: MockClock) -> None:
     client = HttpClient(connect_s=3)
     with listen(LOCAL, 0, backlog=0) as listener:
