@@ -28,7 +28,9 @@ from runtime.clock import now_ns, wall_offset_ns
 from runtime.diary import Asked as Arrived
 from runtime.diary import Moved, Page
 from runtime.http.client import HttpClient
+from runtime.kv_params import Coordinates
 from runtime.models import is_synthetic, open_prompts
+from runtime.places import reached_at, url_of
 from runtime.processes import leaves
 
 BUSY: Final = 0.35
@@ -44,7 +46,7 @@ def main(file: str, overrides: Sequence[str], url: str | None, out: Path, comman
     edited = edited_of(file, overrides)
     scenario = edited.resolved
     refuse_what_is_not_served(scenario)
-    at = url or f"http://{scenario.serve.host}:{scenario.serve.port}"
+    at = url or url_of(Coordinates(reached_at(scenario.serve.host), scenario.serve.port))
     try:
         measured = trio.run(probed, scenario, Asked(base_url=at))
     except BaseExceptionGroup as group:
