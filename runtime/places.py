@@ -7,6 +7,7 @@ stdin, or from the engines themselves, in requests (`reports.py`).
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import Final
 
 import msgspec
@@ -19,7 +20,13 @@ _HOST: Final = re.compile(r"[0-9A-Za-z.:%_-]{1,255}")
 
 
 def is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
+    """Whether nobody beyond this machine is there. A name that only begins like an address is a name."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def reached_at(host: str) -> str:

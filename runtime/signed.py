@@ -30,6 +30,8 @@ SLACK_S: Final = 2
 """By which it may be from before our beginning. No part comes to its end and is up again so soon."""
 NONCE_BYTES: Final = 16
 AUTHORIZATION: Final = b"authorization"
+ORIGIN: Final = b"origin"
+"""Which browsers send along with whatever a page of another site asks."""
 _SCHEME: Final = b"PDFLOW"
 _FOR: Final = b"pdflow request"
 
@@ -62,7 +64,8 @@ def operators_signer() -> Signer:
 
 
 class Gate:
-    """The door of the part of that name. Without a secret it is open."""
+    """The door of the part of that name. Without a secret it is open, but for pages in a browser: on loopback none but
+    these could come in unasked."""
 
     def __init__(self, secret: Secret | None, me: str, clock: Clock = wall_s) -> None:
         self._secret: Final = secret
@@ -74,7 +77,10 @@ class Gate:
 
     def check(self, request: Request) -> None:
         """OpenAIError if it is not from somebody who knows the secret, and meant for us, now, for the first time."""
-        if self._secret is not None:
+        if self._secret is None:
+            if request.header(ORIGIN) is not None:
+                raise OpenAIError(403, "this is not for pages in a browser", code="forbidden")
+        else:
             problem = self._problem(self._secret, request)
             if problem:
                 raise OpenAIError(401, problem, code="unauthorized")

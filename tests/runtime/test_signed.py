@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pdflow.errors import ScenarioError
 from runtime.http.errors import OpenAIError
 from runtime.http.messages import Header, Request
+from runtime.places import is_loopback
 from runtime.secret import Secret, secret_beyond_loopback, secret_of
 from runtime.signed import WINDOW_S, Gate, Signer, operators_signer
 from tests.runtime.support.house import cluster
@@ -61,6 +62,17 @@ def test_without_a_secret_nobody_is_asked() -> None:
     clock = Clock()
     assert signed(None, clock).headers == ()
     assert why_not(Gate(None, "decode-0", clock), request()) == ""
+
+
+def test_pages_in_a_browser_are_kept_out_where_nobody_needs_a_secret() -> None:
+    """Any site that its user looks at may have it send requests to loopback."""
+    asked = request((b"origin", b"https://example.org"))
+    assert why_not(Gate(None, "decode-0", Clock()), asked) == "this is not for pages in a browser403"
+
+
+def test_what_only_begins_like_loopback_is_not() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
+    assert not any(map(is_loopback, ("127.example.org", "10.0.0.1", "::", "0.0.0.0", "localhost.example.org")))
 
 
 def test_a_signature_is_of_one_request_to_one_part() -> None:
