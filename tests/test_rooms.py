@@ -36,9 +36,9 @@ CHECKED: Final = SIMULATED | _words("gc textwrap")
 """What sim/check may import besides: it looks for no cycles among millions of states, and draws."""
 LIVE: Final = PURE | _words(
     """
-    runtime trio httptools argparse base64 ctypes errno fcntl gc hmac http importlib logging mmap os outcome platform
-    prometheus_client resource secrets select shlex shutil signal socket ssl stat subprocess sys tempfile textwrap
-    threading urllib uuid weakref
+    runtime trio httptools argparse base64 ctypes errno fcntl gc hmac http importlib ipaddress logging mmap os outcome
+    platform prometheus_client resource secrets select shlex shutil signal socket ssl stat subprocess sys tempfile
+    textwrap threading urllib uuid weakref
     """
 )
 """What the live world may import: it touches the world, but by trio, and reads the clock in one place."""
