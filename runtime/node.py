@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 import trio
@@ -73,6 +73,7 @@ class Node:
         self._frames = trio.Semaphore(MOST_FRAMES)
         self._offered = 0
         self._draining = False
+        self._grants_due = False
 
     def add(self, address: Address, endpoint: Endpoint, incarnation: int) -> Port:
         port = self.ports[address] = Port(address, endpoint, incarnation)
@@ -99,9 +100,14 @@ class Node:
         self._offered += 1
         self.put(port, event)
 
-    def ring(self) -> None:
-        """There is something to do in the next turn."""
+    def grant_soon(self) -> None:
+        """Ask who has room when all that has happened is handled: it may be the end of who would be next."""
+        self._grants_due = True
         self._bell.set()
+
+    def grants(self, now: Instant) -> Iterable[tuple[Port, Any]]:
+        """Who has room now, where a node keeps any: what its endpoints are told."""
+        return ()
 
     async def run(self) -> None:
         while True:
@@ -133,7 +139,11 @@ class Node:
         assert not self._draining, "an effect may not feed: it puts"
         self._draining = True
         queue, do, ports, observe = self._queue, self.do, self.ports, self.observe
-        while queue:
+        while queue or self._grants_due:
+            if not queue:
+                self._grants_due = False
+                queue.extend(self.grants(now))
+                continue
             port, event = queue.popleft()
             effects = port.endpoint.handle(event, now)
             if observe is not None:

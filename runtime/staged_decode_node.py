@@ -6,7 +6,8 @@ what is in quarantine after a failure is a part of that memory. Copies are made 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pdflow.engine.sequence import Admitted, NeverFitsError
 from pdflow.methods.shipment import Piece
@@ -38,7 +39,6 @@ class StagedDecodeNode(DecodeNode):
         self.staging = staging
         self.places: dict[RequestId, Allocation] = {}
         """Of requests that have room: landing, or landed."""
-        self.granting = False
 
     def newest_generation(self) -> int:
         return self.staging.generation
@@ -56,33 +56,22 @@ class StagedDecodeNode(DecodeNode):
         except TooLargeError:
             self.put(self.scheduler, DecodeAborted(effect.request_id, Code.REJECTED))
             return
-        self.grant()
+        self.grant_soon()
 
-    def grant(self) -> None:
-        """When all that has come is handled: it may be the end of who would be next."""
-        self.granting = True
-        self.ring()
-
-    def turn(self, now: Instant) -> None:
-        super().turn(now)
-        while self.granting:
-            self.granting = False
-            while (served := self.staging.serve()) is not None:
-                self._granted(*served)
-            super().turn(now)
-
-    def _granted(self, request_id: RequestId, place: Allocation) -> None:
-        leg = self.legs[request_id]
-        self.places[request_id] = place
-        self.passed(leg, "d_admit")
-        leg.granted = True
-        tokens, weights = leg.job.tokens, self.place.weights
-        digest = digest_of(tokens, weights)
-        self.feed(self.scheduler, DecodeAdmitted(request_id, place, 0, len(tokens), digest, weights))
+    def grants(self, now: Instant) -> Iterator[tuple[Port, Any]]:
+        while (served := self.staging.serve()) is not None:
+            request_id, place = served
+            leg = self.legs[request_id]
+            self.places[request_id] = place
+            self.passed(leg, "d_admit")
+            leg.granted = True
+            tokens, weights = leg.job.tokens, self.place.weights
+            digest = digest_of(tokens, weights)
+            yield self.scheduler, DecodeAdmitted(request_id, place, 0, len(tokens), digest, weights)
 
     def vacate(self, place: Allocation) -> None:
         self.staging.release(place)
-        self.grant()
+        self.grant_soon()
 
     # The protocol's effects.
 
@@ -101,7 +90,7 @@ class StagedDecodeNode(DecodeNode):
         self.staging.forget(effect.request_id)
         self.places.pop(effect.request_id, None)
         self._end(self.legs[effect.request_id], effect.code)
-        self.grant()
+        self.grant_soon()
 
     def quarantine(self, port: Port, effect: Quarantine) -> None:
         """Room that a writer may still reach stays taken."""

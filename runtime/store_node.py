@@ -7,7 +7,7 @@ puts or asks waits for a word on its call; hanging up takes the call back, as it
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -66,7 +66,6 @@ class StoreNode(RankedNode):
         self._put_cells = put[0].cells
         self.put_port: Final = self.add_end(place.info, *put)
         self.get_port: Final = self.add_end(get[0].engine, *get, over=list(self.ranks.values()))
-        self._grants_due = False
         self.do.update(
             {
                 Enqueue: self.enqueue,
@@ -121,18 +120,12 @@ class StoreNode(RankedNode):
     def enqueue(self, port: Port, effect: Enqueue) -> None:
         never = self.ledger.enqueue(effect.request_id)
         if never is None:
-            self._grants_due = True
+            self.grant_soon()
         else:
             self.put(port, never)
 
-    def _drain(self, now: Instant) -> None:
-        """Who gets room is asked when all that has happened is handled."""
-        super()._drain(now)
-        while self._grants_due:
-            self._grants_due = False
-            for event in self.ledger.granted(now):
-                self.put(self.put_port, event)
-            super()._drain(now)
+    def grants(self, now: Instant) -> list[tuple[Port, Any]]:
+        return [(self.put_port, event) for event in self.ledger.granted(now)]
 
     def commit(self, port: Port, effect: Commit) -> None:
         self._offer(self.ledger.commit(effect.request_id))
@@ -147,14 +140,14 @@ class StoreNode(RankedNode):
         call = self.calls.pop(put.params.xid)
         self.stage("put", call.begun_ns)
         call.answer(None, effect.code)
-        self._grants_due = True
+        self.grant_soon()
 
     def quarantine(self, port: Port, effect: Quarantine) -> None:
         """What a writer may still reach stays held."""
 
     def free(self, port: Port, effect: FreeBlocks) -> None:
         self.ledger.free(effect.allocation.generation, now_ns())
-        self._grants_due = True
+        self.grant_soon()
 
     # Being read from.
 
@@ -173,7 +166,7 @@ class StoreNode(RankedNode):
     def release(self, port: Port, effect: ReleaseBlocks) -> None:
         del self.calls[effect.xid]
         self.ledger.release(effect.xid, now_ns())
-        self._grants_due = True
+        self.grant_soon()
 
     def post_write(self, port: Port, effect: PostWrite) -> None:
         self.ranks[port.address].write(effect)

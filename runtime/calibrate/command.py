@@ -15,10 +15,10 @@ from rich.table import Table
 from pdflow.errors import EXIT_DONE, PdflowError
 from pdflow.scenario.editable import Scenario as Editable
 from pdflow.scenario.load import read, resolve
-from pdflow.scenario.schema import Pool, Scenario
+from pdflow.scenario.schema import Scenario
 from runtime.bench.asked import Asked
 from runtime.bench.target import model_of, server_of
-from runtime.build import refuse_what_is_not_served
+from runtime.build import engines_of, refuse_what_is_not_served
 from runtime.calibrate.delays import delays, door_s, link_values
 from runtime.calibrate.files import Measured, values_of, write
 from runtime.calibrate.probe import Probe, ProbeError, rounds
@@ -86,7 +86,7 @@ def steps_of(scenario: Scenario, pages: Sequence[Page]) -> dict[str, StepFit]:
     """By pool. ProbeError if there is too little to go by."""
     steps = {}
     for pool in scenario.pools:
-        engines = engines_of(pool)
+        engines = engines_of([pool])
         try:
             steps[pool.name] = fit_steps(steps_seen(page for page in pages if page.node in engines))
         except TooFewStepsError as error:
@@ -98,7 +98,7 @@ def measured_of(scenario: Scenario, pages: Sequence[Page], since_ns: int) -> Mea
     """Steps are of all that was noted, hops and messages of what has been since then."""
     lately = [page.since(since_ns) for page in pages]
     links = link_values(delays(pages), delays(lately), is_synthetic(scenario))
-    doors = {pool.name: door_s(delays(lately), engines_of(pool), links.http_latency_s) for pool in scenario.pools}
+    doors = {pool.name: door_s(delays(lately), engines_of([pool]), links.http_latency_s) for pool in scenario.pools}
     return Measured(
         steps=steps_of(scenario, pages),
         doors_s=doors,
@@ -106,10 +106,6 @@ def measured_of(scenario: Scenario, pages: Sequence[Page], since_ns: int) -> Mea
         requests=sum(isinstance(note, Arrived) for page in pages for note in page.notes),
         transfers=sum(isinstance(note, Moved) for page in pages for note in page.notes),
     )
-
-
-def engines_of(pool: Pool) -> list[str]:
-    return [f"{pool.name}-{number}" for number in range(pool.replicas)]
 
 
 def show(scenario: Scenario, measured: Measured, written: Sequence[Path]) -> None:
