@@ -12,8 +12,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Final
 
-import msgspec
-
 from pdflow.engine.sequence import NeverFitsError
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.messages import Code
@@ -33,11 +31,11 @@ from runtime.http.openai.models import ModelCard, model_not_found, models_body
 from runtime.http.openai.sampling import Asked
 from runtime.http.responder import Responder
 from runtime.kv_params import Coordinates, decode_json, read_decode, read_prefill, read_stores
-from runtime.meter import CONTENT_TYPE, Meter
+from runtime.part_api import PartApi
 from runtime.prefill_node import PrefillNode
 from runtime.prompts import Prompts
 from runtime.signed import Gate
-from runtime.state import state_of
+from runtime.state import EngineState, state_of
 from runtime.store_prefill_node import StorePrefillNode
 
 STATUS: Final = {
@@ -50,7 +48,7 @@ STATUS: Final = {
 """Of a leg that ended without an answer; any other cause is a 502."""
 
 
-class EngineApi:
+class EngineApi(PartApi):
     """Args: method is the scenario's; `here` is where this engine's ranks hear; `gate` says whom to believe; `stop`
     ends this engine when what it has is done."""
 
@@ -63,15 +61,15 @@ class EngineApi:
         gate: Gate,
         stop: Callable[[], None],
     ) -> None:
+        super().__init__(node, gate, stop)
         self.node: Final = node
         self.prompts: Final = prompts
         self.method: Final = method
         self.here: Final = here
-        self.gate: Final = gate
-        self.stop: Final = stop
-        self.meter: Final = Meter()
         self.started_s: Final = wall_s()
-        node.measured_by(self.meter)
+
+    def state(self) -> EngineState:
+        return state_of(self.node)
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         try:
@@ -84,20 +82,9 @@ class EngineApi:
                 await responder.reply(error.status, (JSON,), error.body())
 
     async def _answer(self, request: Request, responder: Responder) -> None:
-        if (request.method, request.path) == ("GET", "/health"):
-            await responder.reply(200)
+        if await self.operated(request, responder):
             return
-        self.gate.check(request)
         match request.method, request.path:
-            case "POST", "/stop":
-                self.stop()
-                await responder.reply(200, (JSON,), b"{}")
-            case "GET", "/metrics":
-                await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.meter.text())
-            case "GET", "/state":
-                await responder.reply(200, (JSON,), msgspec.json.encode(state_of(self.node)))
-            case "GET", "/notes":
-                await responder.reply(200, (JSON,), msgspec.json.encode(self.node.diary.page()))
             case "GET", "/v1/models":
                 card = ModelCard(
                     id=self.prompts.model, created=self.started_s, max_model_len=self.prompts.context_tokens

@@ -16,8 +16,9 @@ from runtime.http.errors import OpenAIError
 from runtime.http.messages import JSON, Request
 from runtime.http.responder import Responder
 from runtime.kv_params import Coordinates, decode_json, read_decode
-from runtime.meter import CONTENT_TYPE, Meter
+from runtime.part_api import PartApi
 from runtime.signed import Gate
+from runtime.state import EngineState
 from runtime.store_calls import PUSH, LookBody, PutBody, Told, WithdrawBody
 from runtime.store_node import StoreCall, StoreNode
 from runtime.store_state import StoreCollector, state_of
@@ -25,18 +26,18 @@ from runtime.store_state import StoreCollector, state_of
 T = TypeVar("T")
 
 
-class StoreApi:
+class StoreApi(PartApi):
     """Args: `here` is where this node's ranks hear; `gate` says whom to believe; `stop` ends this node when what it
     has is done."""
 
     def __init__(self, node: StoreNode, here: Coordinates, gate: Gate, stop: Callable[[], None]) -> None:
+        super().__init__(node, gate, stop)
         self.node: Final = node
         self.here: Final = here
-        self.gate: Final = gate
-        self.stop: Final = stop
-        self.meter: Final = Meter()
         self.meter.registry.register(StoreCollector(node))
-        node.measured_by(self.meter)
+
+    def state(self) -> EngineState:
+        return state_of(self.node)
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         try:
@@ -45,10 +46,8 @@ class StoreApi:
             await responder.reply(error.status, (JSON,), error.body())
 
     async def _answer(self, request: Request, responder: Responder) -> None:
-        if (request.method, request.path) == ("GET", "/health"):
-            await responder.reply(200)
+        if await self.operated(request, responder):
             return
-        self.gate.check(request)
         match request.method, request.path:
             case "POST", "/put":
                 await responder.reply(200, (JSON,), await self._put(request.body))
@@ -58,15 +57,6 @@ class StoreApi:
                 said = read(request.body, WithdrawBody)
                 self.node.withdraw(said.request_id, said.xid)
                 await responder.reply(200, (JSON,), b"{}")
-            case "POST", "/stop":
-                self.stop()
-                await responder.reply(200, (JSON,), b"{}")
-            case "GET", "/metrics":
-                await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.meter.text())
-            case "GET", "/state":
-                await responder.reply(200, (JSON,), msgspec.json.encode(state_of(self.node)))
-            case "GET", "/notes":
-                await responder.reply(200, (JSON,), msgspec.json.encode(self.node.diary.page()))
             case _:
                 raise OpenAIError(404, f"there is no {request.method} {request.path} here")
 

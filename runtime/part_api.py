@@ -1,0 +1,58 @@
+"""What an engine and a store's node alike answer to whoever runs a cluster, over HTTP, behind the gate but for /health.
+
+GET /health    200, to anybody
+POST /stop     end when what is here is done
+GET /metrics   for Prometheus
+GET /state     for `pdflow top`
+GET /notes     the latest of the diary
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from runtime.http.messages import JSON, Request
+from runtime.http.responder import Responder
+from runtime.meter import CONTENT_TYPE, Meter
+from runtime.ranked_node import RankedNode
+from runtime.signed import Gate
+from runtime.state import EngineState
+
+
+class PartApi(ABC):
+    """Args: `gate` says whom to believe; `stop` ends this part when what it has is done."""
+
+    def __init__(self, node: RankedNode, gate: Gate, stop: Callable[[], None]) -> None:
+        self.gate: Final = gate
+        self.stop: Final = stop
+        self.meter: Final = Meter()
+        self._diary: Final = node.diary
+        node.measured_by(self.meter)
+
+    @abstractmethod
+    def state(self) -> EngineState:
+        """What /state says."""
+
+    async def operated(self, request: Request, responder: Responder) -> bool:
+        """Whether that was all that was asked. OpenAIError for whoever is not believed."""
+        if (request.method, request.path) == ("GET", "/health"):
+            await responder.reply(200)
+            return True
+        self.gate.check(request)
+        match request.method, request.path:
+            case "POST", "/stop":
+                self.stop()
+                await responder.reply(200, (JSON,), b"{}")
+            case "GET", "/metrics":
+                await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.meter.text())
+            case "GET", "/state":
+                await responder.reply(200, (JSON,), msgspec.json.encode(self.state()))
+            case "GET", "/notes":
+                await responder.reply(200, (JSON,), msgspec.json.encode(self._diary.page()))
+            case _:
+                return False
+        return True
