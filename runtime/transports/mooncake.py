@@ -30,10 +30,9 @@ import trio
 
 from pdflow.protocol.values import Address
 from runtime.transports.base import MissingBackend, TransportError
-from runtime.transports.copying import Motion
 from runtime.transports.links import Guest
 from runtime.transports.messages import Read, ReadOver, ReadWord
-from runtime.transports.registered import RegisteredAgent, RemoteMemory, Table
+from runtime.transports.registered import LibraryFetch, RegisteredAgent, RemoteMemory, Table
 from runtime.transports.stream import StreamBrokenError
 
 log = logging.getLogger(__name__)
@@ -104,24 +103,11 @@ class Local:
 local_on = cache(Local)
 
 
-class Fetch(Motion):
+class Fetch(LibraryFetch):
     """One READ. Pieces that are posted cannot be taken back."""
 
-    __slots__ = ("_local", "_sources", "_targets", "remote")
-
-    def __init__(
-        self,
-        owner: object,
-        peer: str,
-        generation: int,
-        local: Local,
-        remote: RemoteMemory,
-        sources: Table,
-        targets: Table,
-    ) -> None:
-        super().__init__(owner, peer, generation)
-        self.remote: Final = remote
-        self._local, self._sources, self._targets = local, sources, targets
+    __slots__ = ()
+    _local: Local
 
     async def run(self) -> None:
         if len(self._targets.rows) and not self.halted:

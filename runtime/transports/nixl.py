@@ -32,10 +32,10 @@ import trio
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from runtime.transports.base import MissingBackend, Tell, TransportError
-from runtime.transports.copying import Memory, Motion
+from runtime.transports.copying import Memory
 from runtime.transports.links import Guest, Link, Remote
 from runtime.transports.messages import WORD_BYTES, Read, ReadOver, ReadWord, frame
-from runtime.transports.registered import DRAM, WORDS, RegisteredAgent, RemoteMemory, Table
+from runtime.transports.registered import DRAM, WORDS, LibraryFetch, RegisteredAgent, RemoteMemory, Table
 from runtime.transports.stream import Parcel, StreamBrokenError
 
 log = logging.getLogger(__name__)
@@ -151,24 +151,11 @@ def _kind(place: str) -> str:
     return "VRAM" if place else "DRAM"
 
 
-class Fetch(Motion):
+class Fetch(LibraryFetch):
     """One READ of NIXL's. Once begun it cannot be stopped."""
 
-    __slots__ = ("_local", "_sources", "_targets", "remote")
-
-    def __init__(
-        self,
-        owner: object,
-        peer: str,
-        generation: int,
-        local: Local,
-        remote: RemoteMemory,
-        sources: Table,
-        targets: Table,
-    ) -> None:
-        super().__init__(owner, peer, generation)
-        self.remote: Final = remote
-        self._local, self._sources, self._targets = local, sources, targets
+    __slots__ = ()
+    _local: Local
 
     async def run(self) -> None:
         rows = self._targets.rows

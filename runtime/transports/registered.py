@@ -50,6 +50,26 @@ class RemoteMemory:
         self.nbytes: Final = nbytes
 
 
+class LibraryFetch(Motion):
+    """One READ by the library; `local` is how that is reached here."""
+
+    __slots__ = ("_local", "_sources", "_targets", "remote")
+
+    def __init__(
+        self,
+        owner: object,
+        peer: str,
+        generation: int,
+        local: Any,
+        remote: RemoteMemory,
+        sources: Table,
+        targets: Table,
+    ) -> None:
+        super().__init__(owner, peer, generation)
+        self.remote: Final = remote
+        self._local, self._sources, self._targets = local, sources, targets
+
+
 class RegisteredAgent(TcpStreams, FetchingAgent):
     """Args: host, an address of this machine that peers can reach, for the streams of messages."""
 
