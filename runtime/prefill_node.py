@@ -7,20 +7,20 @@ from typing import Final
 
 import trio
 
-from pdflow.engine.sequence import Dropped, NeverFitsError, Prefilled
+from pdflow.engine.sequence import ChunkBegun, Dropped, NeverFitsError, Prefilled
 from pdflow.engine.sequence import Sequence as Seq
 from pdflow.protocol.effects import AnswerPrefill, BumpWord, PostWrite, ReleaseBlocks, StopWrite
 from pdflow.protocol.events import PrefillAborted, PrefillFinished, PrefillQueued
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.values import Allocation, RequestId, Xid
+from pdflow.protocol.values import Allocation, Instant, RequestId, Xid
 from runtime.clock import now_ns
 from runtime.content import digest_of
 from runtime.diary import RELEASED
 from runtime.engine_node import EngineNode, Known
 from runtime.engines.job import Job, Sampling
-from runtime.engines.loop import Told
+from runtime.engines.loop import LayerComputed, Told
 from runtime.kv_params import Coordinates
 from runtime.node import Endpoint, Port
 from runtime.ranked_node import MakeTransport, Place
@@ -39,6 +39,8 @@ class PrefillLeg:
         self.at: Coordinates | None = None
         """Where the ranks hear that have its KV, if these are not ours."""
         self.code = Code.NONE
+        self.noted = False
+        """Its stages in the engine are over."""
 
     def answer(self, params: KvParams | None, code: Code = Code.NONE) -> None:
         self.params, self.code = params, code
@@ -62,6 +64,8 @@ class PrefillNode(EngineNode):
         """Whose blocks are not free yet."""
         self.by_seq: dict[int, PrefillLeg] = {}
         """Being computed, under the identity of the sequence."""
+        self.ending: list[PrefillLeg] = []
+        """Whose last tokens are in the step that runs, where the engine reports chunks."""
         self.do.update(
             {
                 PostWrite: self.post_write,
@@ -97,15 +101,45 @@ class PrefillNode(EngineNode):
 
     def came(self, outcome: Told) -> None:
         """The engine has something to tell: of a prompt's token nothing, of its KV that it is there."""
-        if isinstance(outcome, Prefilled):
-            seq = outcome.seq
-            leg = self.by_seq.pop(id(seq))
-            assert seq.allocation is not None
-            self.stage("p_queue", leg.begun_ns, seq.start_ns)
-            self.stage("prefill", seq.start_ns)
-            self.diary.passed(leg.request_id, "p_queue", seq.start_ns)
-            self.diary.passed(leg.request_id, "prefill")
-            self.computed(leg)
+        match outcome:
+            case ChunkBegun(seq=seq):
+                leg = self.by_seq.get(id(seq))
+                if leg is not None:
+                    if outcome.computed + outcome.new >= seq.prompt_tokens:
+                        self.ending.append(leg)
+                    self.chunk_begun(leg, outcome)
+            case LayerComputed(layer=layer, at_ns=at):
+                if layer == self.place.shape.num_layers - 1:
+                    self._all_layers(at)
+                self.layer_computed(layer)
+            case Prefilled(seq=seq, at_ns=at):
+                leg = self.by_seq.pop(id(seq))
+                self._note_computed(leg, at)
+                self.computed(leg)
+
+    def chunk_begun(self, leg: PrefillLeg, chunk: ChunkBegun) -> None:
+        """A step has begun that computes a part of this prompt."""
+
+    def layer_computed(self, layer: int) -> None:
+        """That step has come so far."""
+
+    def _all_layers(self, at: Instant) -> None:
+        """Where layers leave as they come, D may be done with a prompt before P's step has ended."""
+        for leg in self.ending:
+            if self.by_seq.get(id(leg.job.seq)) is leg:
+                self._note_computed(leg, at)
+        self.ending.clear()
+
+    def _note_computed(self, leg: PrefillLeg, at: Instant) -> None:
+        """All of its KV has been in its blocks since then."""
+        if leg.noted:
+            return
+        leg.noted = True
+        start = leg.job.seq.start_ns
+        self.stage("p_queue", leg.begun_ns, start)
+        self.stage("prefill", start, at)
+        self.diary.passed(leg.request_id, "p_queue", start)
+        self.diary.passed(leg.request_id, "prefill", at)
 
     def computed(self, leg: PrefillLeg) -> None:
         """All of a prompt's KV is in its blocks."""

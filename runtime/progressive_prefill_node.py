@@ -14,7 +14,7 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Xid
 from runtime.diary import RELEASED
-from runtime.engines.loop import LayerComputed, Told
+from runtime.engines.loop import Told
 from runtime.node import Endpoint, Port
 from runtime.prefill_node import PrefillLeg, PrefillNode
 from runtime.ranked_node import MakeTransport, Place
@@ -34,18 +34,13 @@ class ProgressivePrefillNode(PrefillNode):
         """What of the step that runs goes as each layer comes: of which prompt, from which token to which."""
 
     def came(self, outcome: Told) -> None:
-        if isinstance(outcome, ChunkBegun):
-            leg = self.by_seq.get(id(outcome.seq))
-            if leg is not None:
-                self.computing(leg, outcome.computed + outcome.new)
-        elif isinstance(outcome, LayerComputed):
-            self.layer_computed(outcome.layer)
-        elif isinstance(outcome, Prefilled) and (aborted := self.aborted.pop(id(outcome.seq), None)) is not None:
+        if isinstance(outcome, Prefilled) and (aborted := self.aborted.pop(id(outcome.seq), None)) is not None:
             self.over(aborted)
         else:
             super().came(outcome)
 
-    def computing(self, leg: PrefillLeg, known: int) -> None:
+    def chunk_begun(self, leg: PrefillLeg, chunk: ChunkBegun) -> None:
+        known = chunk.computed + chunk.new
         if self.begun.begins(leg.xid):
             self.feed(self.scheduler, PrefillBegun(*self.about(leg)))
         self.going.append((leg.xid, self.begun.advance(leg.xid, known), known))

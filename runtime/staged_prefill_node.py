@@ -20,7 +20,6 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Allocation, Xid
 from runtime.diary import RELEASED
-from runtime.engines.loop import LayerComputed, Told
 from runtime.node import Endpoint, Port
 from runtime.prefill_node import PrefillLeg, PrefillNode
 from runtime.ranked_node import MakeTransport, Place
@@ -74,17 +73,11 @@ class StagedPrefillNode(PrefillNode):
 
     # What the engine does.
 
-    def came(self, outcome: Told) -> None:
-        if isinstance(outcome, ChunkBegun):
-            leg = self.by_seq.get(id(outcome.seq))
-            known = outcome.computed + outcome.new
-            if leg is not None and self.departures.concerns(known, outcome.seq.prompt_tokens):
-                self.running.append(outcome)
-                self.departures.computing(leg, leg.xid, outcome.seq.prompt_tokens, known, outcome)
-        elif isinstance(outcome, LayerComputed):
-            self.layer_computed(outcome.layer)
-        else:
-            super().came(outcome)
+    def chunk_begun(self, leg: PrefillLeg, chunk: ChunkBegun) -> None:
+        known, tokens = chunk.computed + chunk.new, chunk.seq.prompt_tokens
+        if self.departures.concerns(known, tokens):
+            self.running.append(chunk)
+            self.departures.computing(leg, leg.xid, tokens, known, chunk)
 
     def layer_computed(self, layer: int) -> None:
         self.layers_there = layer + 1

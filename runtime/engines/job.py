@@ -14,7 +14,7 @@ import attrs
 from attrs import validators
 
 from pdflow.engine import Sequence
-from pdflow.protocol.values import Value
+from pdflow.protocol.values import Instant, Value
 
 Ending: TypeAlias = Literal["stop", "length"]
 """Why an answer ends, in OpenAI's words: a token that says so, or as many tokens as were asked for."""
@@ -50,7 +50,10 @@ class Job:
     tokens: Seq[int]
     sampling: Sampling = GREEDY
     given: int = 0
-    """How many of the tokens, at their end, are the answer's beginning already: P's, where it has told some."""
+    """How many of the tokens, at their end, are the answer's beginning already: P's, where it has told some. They may
+    be named as late as its KV: `LiveEngine.loaded` looks again."""
+    tells_first: bool = False
+    """Of a prompt that is computed for others: the answer's first token is told, too."""
 
 
 class Logprobs(Value, frozen=True, gc=False):
@@ -98,7 +101,8 @@ class Work(Value, frozen=True, gc=False):
     """Whether KV that was computed elsewhere is looked at here for the first time."""
 
 
-LayerDone: TypeAlias = Callable[[int], None]
+LayerDone: TypeAlias = Callable[[int, Instant], None]
+"""Which layer, and when it was there: whoever is told of it may be busy then."""
 
 
 class Runner(Protocol):

@@ -32,6 +32,7 @@ class LayerComputed(Value, frozen=True, gc=False):
     """The running step has put the KV of this layer into its blocks."""
 
     layer: int
+    at_ns: Instant
 
 
 Told: TypeAlias = Token | LayerComputed | Outcome
@@ -93,6 +94,9 @@ class LiveEngine:
 
     def loaded(self, seq: Sequence) -> None:
         """The KV of an admitted remote sequence has arrived: it decodes from the next step on."""
+        answer = self._answers[seq]
+        if answer.job.given:
+            answer.tokens[:] = answer.job.tokens
         self._scheduler.arrived(seq, now_ns())
         self._bell.set()
 
@@ -191,14 +195,15 @@ class LiveEngine:
                     self._tell(ChunkBegun(seq, seq.computed, new, now, now))
         return works
 
-    def _layer_done(self, layer: int) -> None:
-        self._tell(LayerComputed(layer))
+    def _layer_done(self, layer: int, at: Instant) -> None:
+        self._tell(LayerComputed(layer, at))
 
     def _begun(self, now: int) -> list[tuple[Sequence, Work]]:
         self._batch.name_blocks(self.pool)
         works = []
         for seq, new in self._scheduler.chunks:
-            wanted = not seq.prefill_only and seq.computed + new == seq.target
+            told = not seq.prefill_only or self._answers[seq].job.tells_first
+            wanted = told and seq.computed + new == seq.target
             works.append((seq, self._work(seq, seq.computed, new, wanted, False)))
         for seq, context in self._batch.contexts():
             works.append((seq, self._work(seq, context - 1, 1, True, True)))

@@ -65,7 +65,7 @@ class SyntheticRunner:
             for layer in range(self._layers):
                 left = lasts * (self._layers - 1 - layer) // self._layers
                 await trio.sleep_until(deadline_of(self._until - left))
-                layer_done(layer)
+                layer_done(layer, now_ns())
         await trio.sleep_until(deadline_of(self._until))
         return results
 

@@ -9,6 +9,7 @@ import torch
 import trio
 from torch import Tensor
 
+from runtime.clock import clock_for_threads
 from runtime.engines.job import LayerDone, Sampled, Work
 from runtime.engines.kv_cache import KvCache
 from runtime.engines.malloc import keep_what_is_freed
@@ -29,7 +30,8 @@ class TorchRunner:
             return await trio.to_thread.run_sync(self.compute, works)
         # In the order of the calls, and before what the thread returns.
         soon = trio.lowlevel.current_trio_token().run_sync_soon
-        return await trio.to_thread.run_sync(self.compute, works, lambda layer: soon(layer_done, layer))
+        now = clock_for_threads()
+        return await trio.to_thread.run_sync(self.compute, works, lambda layer: soon(layer_done, layer, now()))
 
     def compute(self, works: Seq[Work], written: Callable[[int], None] | None = None) -> list[Sampled | None]:
         # Those with one token by the size of their contexts: neighbours attend together.

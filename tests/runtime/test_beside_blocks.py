@@ -16,6 +16,7 @@ from pdflow.protocol.events import PrefillBegun, PrefillFinished, Received, Sour
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code, Register
 from runtime.decode_node import DecodeLeg
+from runtime.diary import TOKEN, Passed
 from runtime.engines.job import Sampling
 from runtime.models import TorchModel
 from runtime.prefill_node import PrefillLeg
@@ -190,6 +191,32 @@ async def test_layers_of_a_chunk_leave_while_the_next_are_computed(keys: tuple[s
         # Three steps of four layers each.
         assert len(posted) == 12
         assert posted[3] < told.index(PrefillFinished)
+
+
+@pytest.mark.trio
+async def test_a_prefill_is_over_when_its_last_layer_is_there(model: TorchModel) -> None:
+    """D may have answered, and P's leg been taken back, before P's step has ended: the stamp was late, or lacking."""
+    async with house(cluster("transfer.method=cpu-staged"), model) as home:
+        runner, answered = home.p.engine._runner, trio.Event()
+        step = runner.step
+
+        async def slow(works: Any, layer_done: Any = None) -> Any:
+            results = await step(works, layer_done)
+            await answered.wait()
+            return results
+
+        runner.step = slow  # type: ignore[method-assign]
+        prompts = home.p.begin("r", "x-r", prompt(100))
+        leg = home.d.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(100), GREEDY)
+        assert (await said(leg)).code is Code.NONE
+        home.p.abort(prompts)
+        answered.set()
+        await empty(home)
+        stages = [noted for noted in home.p.diary.kept if isinstance(noted, Passed)]
+        ends = {noted.stage: noted.t for noted in stages}
+        assert len(stages) == len(ends), "each once"
+        (token,) = (noted.t for noted in home.d.diary.kept if isinstance(noted, Passed) and noted.stage == TOKEN)
+        assert ends["p_queue"] < ends["prefill"] < token
 
 
 @pytest.mark.trio
