@@ -1,4 +1,4 @@
-"""The router's HTTP side beside uvicorn with aiohttp: python benchmarks/router_speed.py [--peer-python PYTHON]
+"""The router's HTTP side beside uvicorn with aiohttp: python -m benchmarks.router_speed [--peer-python PYTHON]
 
 Backends are stubs (router_parts.py), everything is on loopback, each part is a process. CPU is the router's process
 alone, by its own count. Chunks are relayed at 20 ms each; requests are of 1 KiB with 32 chunks that come at once, over
@@ -23,6 +23,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.runtime.support.tied import tied
 
 HERE = Path(__file__).resolve().parent
 END = b"0\r\n\r\n"
@@ -167,8 +169,8 @@ def quantile(ordered: Sequence[int], q: float) -> int:
 
 @contextlib.contextmanager
 def process(*command: str) -> Iterator[int]:
-    """Its port, while it runs."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as running:
+    """Its port, while it runs, and no longer than we do."""
+    with subprocess.Popen(tied(*command), stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as running:
         assert running.stdout
         try:
             yield int(running.stdout.readline())

@@ -16,6 +16,7 @@ import msgspec
 
 from runtime.http.client import HttpClient
 from runtime.http.messages import JSON
+from tests.runtime.support.tied import tied
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -77,14 +78,14 @@ class Served:
 def served(
     folder: Path, scenario: Path, *overrides: str, events: Path | None = None, out: Path | None = None
 ) -> Iterator[Served]:
-    """`events`: where everything is written; `out`: where rows and results are, and nothing more."""
+    """It ends with us. `events`: where everything is written; `out`: where rows and results are, and nothing more."""
     said = [arg for override in overrides for arg in ("--set", override)]
     said += [] if events is None else ["--out", str(events), "--events", "--timeline"]
     said += [] if out is None else ["--out", str(out)]
     log = folder / "serve.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pdflow", "serve", str(scenario), "--port", "0", *said],
+            tied(sys.executable, "-m", "pdflow", "serve", str(scenario), "--port", "0", *said),
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

@@ -1,0 +1,74 @@
+"""Nothing of a cluster outlives what has started it, however that ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
+
+from tests.runtime.calibrate.test_probe import SYNTHETIC
+from tests.runtime.support.served import ROOT, served
+
+QUICKSTART = ROOT / "examples/serve-quickstart.toml"
+PARTS = ("runtime.front", "prefill-0", "decode-0")
+PATIENCE_S = 60
+BENCHMARK = f"""
+import time
+from pathlib import Path
+from tests.runtime.support.served import served
+from tests.runtime.test_orphans import PARTS, QUICKSTART, SYNTHETIC
+with served(Path("{{folder}}"), QUICKSTART, *SYNTHETIC) as cluster:
+    print(cluster.process.pid, *map(cluster.pid_of, PARTS), flush=True)
+    time.sleep({PATIENCE_S})
+"""
+
+
+def is_there(pid: int) -> bool:
+    """What nobody has waited for is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def left_of(pids: Iterable[int]) -> list[str]:
+    """Processes, and files in shared memory, that are there still when all has had its time to end."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        left = [str(pid) for pid in pids if is_there(pid)]
+        left += [file.name for pid in pids for file in Path("/dev/shm").glob(f"pdflow-{pid}-*")]
+        if not left:
+            break
+        time.sleep(0.05)
+    return left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_benchmark_that_is_killed_leaves_no_cluster(killed_by: signal.Signals, tmp_path: Path) -> None:
+    said = BENCHMARK.format(folder=tmp_path)
+    with subprocess.Popen([sys.executable, "-c", said], stdout=subprocess.PIPE, text=True, cwd=ROOT) as benchmark:
+        assert benchmark.stdout is not None
+        pids = [int(pid) for pid in benchmark.stdout.readline().split()]
+        assert len(pids) == len(PARTS) + 1
+        assert all(map(is_there, pids))
+        benchmark.send_signal(killed_by)
+    assert left_of(pids) == []
+
+
+@pytest.mark.slow
+def test_parts_notice_that_whoever_started_them_is_gone(tmp_path: Path) -> None:
+    with served(tmp_path, QUICKSTART, *SYNTHETIC) as cluster:
+        pids = [cluster.pid_of(part) for part in PARTS]
+        os.kill(cluster.process.pid, signal.SIGKILL)
+        cluster.process.wait()
+        assert left_of(pids) == []
+    assert cluster.log.read_text().count("whoever started this has let go of it") == len(PARTS)
