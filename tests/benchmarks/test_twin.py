@@ -21,10 +21,10 @@ def test_a_run_is_as_itself_and_slower_engines_are_seen(tmp_path: Path, capsys: 
     again = scenario.with_({"workload": as_it_came(one, tmp_path / "came.csv")})
     same = compare(one, pdflow.simulate(again).records)
     assert same["TTFT"].error < 1e-6
-    assert report(same, same, same)
+    assert report(same, same, same, same)
     slower = compare(one, pdflow.simulate(again.with_({"pool.prefill.gpu": {"preset": "cpu", "ec": 0.3}})).records)
     assert slower["prefill"].error > 0.15
-    assert not report(slower, same, same)
+    assert not report(slower, same, same, same)
     assert "NOT MET" in capsys.readouterr().out
 
 
