@@ -23,7 +23,7 @@ from pdflow.protocol.values import MS, EngineId
 from pdflow.results.steps import Steps
 from pdflow.scenario.costs import api_server_ns, step_cost
 from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.fit import kv_shape_of
+from pdflow.scenario.fit import HIDDEN_BYTES_PER_VALUE, kv_shape_of, stored_hidden_bytes
 from pdflow.scenario.plan import plan_of
 from pdflow.scenario.scale_schema import most_engines
 from pdflow.scenario.schema import Pool, Scenario
@@ -64,10 +64,6 @@ def incarnation_of(index: int, life: int = 0) -> int:
     return 0x5EED_0000 + index + (life << 32)
 
 
-HIDDEN_BYTES_PER_VALUE = 2
-"""Hidden states of the V0 connectors, in 16 bits."""
-
-
 @attrs.frozen
 class Place:
     """Where an engine stands, whatever its life: all that a new life is made from."""
@@ -104,12 +100,9 @@ class Builder(EngineWiring):
         self.incarnations = incarnations or {}
         self.world = World()
         self.world.recorder = recorder
-        says = scenario.transfer
         self.hidden_bytes = scenario.model.hidden_size * HIDDEN_BYTES_PER_VALUE
-        hidden = self.method.stores and (says.store_hidden_states or self.conduct.hidden_states)
-        self.stored_hidden_bytes = self.hidden_bytes if hidden else 0
-        """Of one token, beside its KV."""
-        if hidden:
+        self.stored_hidden_bytes = stored_hidden_bytes(scenario.transfer, scenario.model)
+        if self.stored_hidden_bytes:
             self.geometry = HiddenStates(self.geometry, self.stored_hidden_bytes)
         workload = scenario.workload
         self.named = any(source is not None for source in (workload.trace, workload.like, workload.sessions))

@@ -5,7 +5,12 @@ from __future__ import annotations
 from pdflow.cost.capacity import kv_capacity_tokens
 from pdflow.cost.specs import ModelSpec
 from pdflow.layout.shapes import KvShape, MlaDims
+from pdflow.methods.catalogue import METHODS
 from pdflow.scenario.schema import Pool
+from pdflow.scenario.transfer_schema import Transfer
+
+HIDDEN_BYTES_PER_VALUE = 2
+"""Hidden states of the V0 connectors, in 16 bits."""
 
 
 def kv_tokens_of(model: ModelSpec, pool: Pool) -> int:
@@ -33,3 +38,16 @@ def kv_shape_of(model: ModelSpec, pool: Pool) -> KvShape:
         block_size=pool.block_size,
         mla=mla,
     )
+
+
+def stored_hidden_bytes(transfer: Transfer, model: ModelSpec) -> int:
+    """Of one token at one rank: what a store keeps beside its KV."""
+    method = METHODS[transfer.method]
+    hidden = transfer.store_hidden_states or method.conduct(transfer.dialect).hidden_states
+    return model.hidden_size * HIDDEN_BYTES_PER_VALUE if method.stores and hidden else 0
+
+
+def store_block_bytes(model: ModelSpec, pool: Pool, hidden_bytes: int) -> int:
+    """What a node of a store gives for one block of this pool, with so much of each token beside its KV."""
+    token_bytes = kv_shape_of(model, pool).engine_bytes_per_token(pool.tp) + hidden_bytes * pool.tp
+    return token_bytes * pool.block_size

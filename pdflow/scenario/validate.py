@@ -23,7 +23,7 @@ from pdflow.scenario.network_schema import Network
 from pdflow.scenario.schema import Pool
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.validate_faults import check_faults
-from pdflow.scenario.validate_memory import check_memory
+from pdflow.scenario.validate_memory import check_memory, check_store
 from pdflow.scenario.validate_router import check_router, check_scales
 from pdflow.scenario.validate_workload import check_longest_request, check_workload
 
@@ -55,6 +55,7 @@ def check(parts: Parts) -> Iterator[Complaint]:
                 fitting.append((path, pool))
         if parts.transfer is not None:
             yield from _pairs(parts.model, parts.transfer, fitting)
+            yield from check_store(parts.transfer, parts.model, fitting)
         if parts.workload is not None:
             yield from check_longest_request(parts.model, parts.workload, [pool for _, pool in fitting])
     if parts.network is not None:

@@ -1,14 +1,17 @@
-"""What a method keeps in GPU memory outside the engine's share must fit there: NCCL groups, and buffers of tensors."""
+"""What a method keeps in GPU memory outside the engine's share must fit there: NCCL groups, and buffers of tensors. And
+what a store keeps must be something."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+from pdflow.cost.specs import ModelSpec
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.method import Memory
 from pdflow.methods.nccl_groups import bytes_per_gpu, most_peers
 from pdflow.scenario.convert import Complaint
+from pdflow.scenario.fit import store_block_bytes, stored_hidden_bytes
 from pdflow.scenario.locate import KeyPath
 from pdflow.scenario.scale_schema import Scale, most_engines
 from pdflow.scenario.schema import Pool
@@ -43,3 +46,14 @@ def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]], scales: 
                 f"{kept} peers take {need / 1e9:.1f} GB of it{beside} (nccl_num_channels {channels}); expected less, "
                 f"or at most {most} {'peers' if kept == peers else 'groups (nccl_max_groups)'}",
             )
+
+
+def check_store(transfer: Transfer, model: ModelSpec, pools: list[tuple[KeyPath, Pool]]) -> Iterator[Complaint]:
+    """In a node without room for a block no prompt ever fits, and each would be refused for itself."""
+    pool = next((pool for _, pool in pools if pool.role == "decode"), None)
+    if pool is None or not METHODS[transfer.method].stores:
+        return
+    block = store_block_bytes(model, pool, stored_hidden_bytes(transfer, model))
+    if transfer.store_bytes < block:
+        one = f"one block of {pool.block_size} tokens (pool {pool.name})"
+        yield Complaint(("transfer", "store_bytes"), f"is {transfer.store_bytes:,}, expected at least {block:,}: {one}")

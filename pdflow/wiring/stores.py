@@ -17,7 +17,7 @@ from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.fit import kv_shape_of
+from pdflow.scenario.fit import store_block_bytes
 
 if TYPE_CHECKING:
     from pdflow.protocol.values import EngineId, Xid
@@ -73,9 +73,7 @@ class StoreWiring:
         self.engines = engines
         self.transfer = transfer = engines.scenario.transfer
         self.shards = Shards(pool.tp, 1, pool.block_size)
-        shape = kv_shape_of(engines.scenario.model, pool)
-        token_bytes = shape.engine_bytes_per_token(pool.tp) + hidden_bytes * pool.tp
-        self.blocks = transfer.store_bytes // (token_bytes * pool.block_size)
+        self.blocks = transfer.store_bytes // store_block_bytes(engines.scenario.model, pool, hidden_bytes)
         """Of one node."""
 
     def unit_tokens(self, name_tokens: int) -> int:

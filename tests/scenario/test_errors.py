@@ -172,6 +172,20 @@ def test_block_sizes_by_method_and_dialect(tmp_path: Path) -> None:
     assert not sound(64, 16, "nixl-pull", "vllm-compat")
 
 
+def test_a_store_without_room_for_a_block(tmp_path: Path) -> None:
+    """Each prompt was refused for itself, with every other one."""
+    block = 16 * 128 * 1024
+    store = ("transfer.method=kv-store", "model.preset=llama-3.1-8b", "pool.decode.tp=1", "pool.prefill.tp=1")
+    assert problems(tmp_path, GOOD, overrides=(*store, f"transfer.store_bytes={block}")) == []
+    assert problems(tmp_path, GOOD, overrides=(*store, f"transfer.store_bytes={block - 1}")) == [
+        f"--set transfer.store_bytes={block - 1}: transfer.store_bytes: is 2,097,151, expected at least 2,097,152: "
+        "one block of 16 tokens (pool decode)"
+    ]
+    hidden = ("transfer.store_hidden_states=true", f"transfer.store_bytes={block}")
+    assert "expected at least 2,228,224" in problems(tmp_path, GOOD, overrides=(*store, *hidden))[0]
+    assert problems(tmp_path, GOOD, overrides=("transfer.store_bytes=1",)) == [], "there is no store"
+
+
 def test_malformed_lines_of_a_trace_are_told_with_the_rest(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(
         '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}\n'
