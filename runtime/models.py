@@ -12,6 +12,7 @@ import msgspec
 
 from pdflow.errors import MissingBackendError, Problem, ScenarioError
 from pdflow.layout.shapes import KvShape
+from pdflow.protocol.wire.limits import MAX_BLOCKS
 from pdflow.scenario.costs import step_cost
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
 from pdflow.scenario.schema import Pool, Scenario
@@ -161,7 +162,8 @@ def open_prompts(scenario: Scenario) -> Prompts:
     """The model's tokenizer, without its weights: all that a router needs."""
     if is_synthetic(scenario):
         context = min(kv_tokens_of(scenario.model, pool) for pool in scenario.pools)
-        return Prompts(scenario.model.name, ByteTokens(), scenario.model.vocab_size, context)
+        vocab_size, most = scenario.model.vocab_size, handed_over(scenario)
+        return Prompts(scenario.model.name, ByteTokens(), vocab_size, context, most)
     folder = folder_of(scenario)
     return prompts_of(scenario, folder, config_of(scenario, folder))
 
@@ -172,7 +174,15 @@ def prompts_of(scenario: Scenario, folder: Path, config: ModelConfig) -> Prompts
         from runtime.engines.tokenizer import Tokenizer
     except ImportError:
         raise MissingBackendError(f"a model's tokenizer needs tokenizers and jinja2: {INSTALL}") from None
-    return Prompts(scenario.model.name, Tokenizer(folder), config.vocab_size, config.max_position_embeddings)
+    context, most = config.max_position_embeddings, handed_over(scenario)
+    return Prompts(scenario.model.name, Tokenizer(folder), config.vocab_size, context, most)
+
+
+def handed_over(scenario: Scenario) -> int | None:
+    """Tokens of the longest prompt whose blocks a registration can name, at whichever engine; None where nobody hands
+    anything over."""
+    sizes = [pool.block_size for pool in scenario.pools if pool.role != "aggregated"]
+    return MAX_BLOCKS * min(sizes) if sizes else None
 
 
 def weights_of(folder: Path, dtype: str) -> int:

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from runtime.http.errors import OpenAIError
 from runtime.http.openai.chat import ChatRequest
 from runtime.http.openai.completion import CompletionRequest
-from runtime.http.openai.models import too_long
+from runtime.http.openai.models import too_long, too_long_a_prompt
 
 
 class Tokens(Protocol):
@@ -20,12 +20,16 @@ class Tokens(Protocol):
 
 
 class Prompts:
-    """Args: the model's name, tokenizer, number of token ids, and longest context in tokens."""
+    """Args: the model's name, tokenizer, number of token ids, and longest context in tokens; `prompt_tokens`: of the
+    longest prompt that engines can hand over, if they do."""
 
-    def __init__(self, model: str, tokens: Tokens, vocab_size: int, context_tokens: int) -> None:
+    def __init__(
+        self, model: str, tokens: Tokens, vocab_size: int, context_tokens: int, prompt_tokens: int | None = None
+    ) -> None:
         self.model: Final = model
         self.vocab_size: Final = vocab_size
         self.context_tokens: Final = context_tokens
+        self.prompt_tokens: Final = prompt_tokens
         self._tokens: Final = tokens
 
     def of_completion(self, asked: CompletionRequest) -> list[int]:
@@ -58,6 +62,9 @@ class Prompts:
         return self._tokens.decode(tokens)
 
     def check_length(self, prompt_tokens: int, answer_tokens: int) -> None:
-        """OpenAIError if the two together are more than the model's context."""
+        """OpenAIError if the two together are more than the model's context, or the prompt is more than a registration
+        can name blocks of."""
         if prompt_tokens + answer_tokens > self.context_tokens:
             raise too_long(prompt_tokens, answer_tokens, self.context_tokens)
+        if self.prompt_tokens is not None and prompt_tokens > self.prompt_tokens:
+            raise too_long_a_prompt(prompt_tokens, self.prompt_tokens)

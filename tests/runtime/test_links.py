@@ -6,16 +6,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
 from pdflow.protocol.effects import Fence, Handshake, Send
 from pdflow.protocol.events import HandshakeEnded, PeerLost, Received
-from pdflow.protocol.ids import Reg
-from pdflow.protocol.messages import Cancel, Release
-from pdflow.protocol.values import Instant
-from pdflow.protocol.wire.strict import Hello, encode_frame
+from pdflow.protocol.ids import Reg, Shards
+from pdflow.protocol.messages import Cancel, Register, Release
+from pdflow.protocol.values import Allocation, Instant
+from pdflow.protocol.wire.limits import MAX_BLOCKS
+from pdflow.protocol.wire.strict import VERSION, Hello, encode_frame
 from runtime.links import Links
 from runtime.node import Node, Port
 
@@ -157,13 +159,21 @@ async def test_a_stranger_is_hung_up_on_and_nobody_else_notices(said: bytes) -> 
         assert not [event for event in p.heard.events if type(event) is PeerLost]
 
 
+def many_blocks() -> bytes:
+    """A registration of more blocks than any may have, as no peer of ours can make it."""
+    target = Allocation(1, tuple(range(MAX_BLOCKS + 1)))
+    body = msgspec.msgpack.encode(Register(CANCEL.reg, "x", 0, Shards(1, 1, 1), target, 0, MAX_BLOCKS + 1, 0, 0, 0))
+    return (1 + len(body)).to_bytes(4, "big") + bytes((VERSION,)) + body
+
+
+@pytest.mark.parametrize("nonsense", [b"\xff" * 50, many_blocks()], ids=["no frame", "too many blocks"])
 @pytest.mark.trio
-async def test_nonsense_behind_hello_ends_that_stream_alone() -> None:
+async def test_nonsense_behind_hello_ends_that_stream_alone(nonsense: bytes) -> None:
     async with sides("d", "p") as (d, p):
         await met(d, p)
         other = await trio.open_tcp_stream("127.0.0.1", p.tcp)
         async with other:
-            await other.send_all(encode_frame(Hello("other.r0", 7, 1, 0, "p.r0")) + encode_frame(CANCEL) + b"\xff" * 50)
+            await other.send_all(encode_frame(Hello("other.r0", 7, 1, 0, "p.r0")) + encode_frame(CANCEL) + nonsense)
             with trio.fail_after(10):
                 while await other.receive_some():
                     pass

@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
+from pdflow.protocol.wire.limits import MAX_BLOCKS
+from runtime.http.errors import OpenAIError
 from runtime.models import TorchModel, folder_of, open_prompts
 from tests.runtime.support.house import cluster
 
@@ -34,3 +36,15 @@ def test_another_shape_is_refused_before_its_weights_are_read(folder: Path) -> N
     for opened in (TorchModel, open_prompts):
         with pytest.raises(PdflowError, match=r"model\.num_layers: is 3"):
             opened(other)
+
+
+def test_a_prompt_of_more_blocks_than_a_registration_names_is_refused_to_whoever_sends_it() -> None:
+    """D's process ended when it was to be registered."""
+    engines = [f"pool.{pool}.engine=synthetic" for pool in ("prefill", "decode")]
+    room = [f"pool.{pool}.kv_tokens=200_000" for pool in ("prefill", "decode")]
+    prompts = open_prompts(cluster(*engines, *room, "pool.prefill.block_size=1", "pool.decode.block_size=1"))
+    prompts.check_length(MAX_BLOCKS, 20)
+    with pytest.raises(OpenAIError, match="may have 65536 tokens here") as refused:
+        prompts.check_length(MAX_BLOCKS + 1, 20)
+    assert refused.value.status == 400
+    open_prompts(cluster(*engines, *room)).check_length(190_000, 20)

@@ -38,3 +38,12 @@ def too_long(prompt_tokens: int, answer_tokens: int, context_tokens: int) -> Ope
         "Please reduce the length of the prompt or of the completion."
     )
     return OpenAIError(400, message, code="context_length_exceeded")
+
+
+def too_long_a_prompt(prompt_tokens: int, most_tokens: int) -> OpenAIError:
+    """For a prompt that fits the model, and whose blocks are more than engines can tell each other of at once."""
+    message = (
+        f"A prompt may have {most_tokens} tokens here: engines hand no more blocks over at once. However, you "
+        f"requested {prompt_tokens} tokens in the prompt. Please reduce its length."
+    )
+    return OpenAIError(400, message, code="context_length_exceeded")
