@@ -44,7 +44,8 @@ READ_BYTES: Final = 65_536
 MAX_HELLO_BYTES: Final = MAX_HANDSHAKE_BYTES + 4096
 """A HELLO that brings all that it may."""
 MAX_STRANGERS: Final = 1024
-"""Streams on which no HELLO has come yet; more are hung up on. Who begins anew hears from all ranks at once."""
+"""Streams on which no HELLO has come yet. Who begins anew hears from all ranks at once. One more, and the oldest gives
+way: a peer says at once who it is, so whoever holds places and says nothing keeps none out."""
 
 
 class Link:
@@ -120,7 +121,8 @@ class Links:
         self.ranks: Final = ranks
         self.secret: Secret | None = None
         self.tls: Tls | None = None
-        self._strangers = 0
+        self._strangers: dict[trio.CancelScope, None] = {}
+        """In the order of their coming."""
         self.book: dict[EngineId, tuple[str, int]] = {}
         """Where engines hear, as far as requests have said."""
         self._unreached: dict[EngineId, set[tuple[Port, Address]]] = {}
@@ -236,18 +238,23 @@ class Links:
             raise ValueError(f"{hello.address} answers there")
 
     async def _accepted(self, stream: trio.SocketStream) -> None:
-        if self._strangers >= MAX_STRANGERS:
-            return
-        self._strangers += 1
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
+        place = trio.CancelScope()
+        self._strangers[place] = None
         link = Link(stream if self.tls is None else self.tls.accepted(stream), self.secret)
         try:
-            with trio.fail_after(PATIENCE_S):
+            with place, trio.fail_after(PATIENCE_S):
                 await self._welcome(link)
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
             log.warning("%s: a stream is refused: %s", self.node.name, told(error))
             return
         finally:
-            self._strangers -= 1
+            self._strangers.pop(place, None)
+        if place.cancelled_caught:
+            return
         self._adopt(link)
         await self._serve(link)
 

@@ -18,6 +18,7 @@ from pdflow.protocol.messages import Cancel, Register, Release
 from pdflow.protocol.values import Allocation, Instant
 from pdflow.protocol.wire.limits import MAX_BLOCKS
 from pdflow.protocol.wire.strict import VERSION, Hello, encode_frame
+from runtime import links
 from runtime.links import Links
 from runtime.node import Node, Port
 
@@ -157,6 +158,25 @@ async def test_a_stranger_is_hung_up_on_and_nobody_else_notices(said: bytes) -> 
         d.links.send(d.port, Send("p.r0", CANCEL))
         assert await p.heard.get(Received) == [Received("d.r0", 100, CANCEL)]
         assert not [event for event in p.heard.events if type(event) is PeerLost]
+
+
+@pytest.mark.trio
+async def test_strangers_who_say_nothing_keep_no_peer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever held all places was waited for, and every peer hung up on."""
+    monkeypatch.setattr(links, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(links, "PATIENCE_S", 3600)
+    async with sides("d", "p") as (d, p):
+        silent = [await trio.open_tcp_stream("127.0.0.1", p.tcp) for _ in range(4)]
+        with trio.fail_after(20):
+            await met(d, p)
+            assert not await silent[0].receive_some()
+            silent += [await trio.open_tcp_stream("127.0.0.1", p.tcp) for _ in range(5)]
+            for stream in silent[1:5]:
+                assert not await stream.receive_some()
+        d.links.send(d.port, Send("p.r0", CANCEL))
+        assert await p.heard.get(Received) == [Received("d.r0", 100, CANCEL)]
+        for stream in silent:
+            await stream.aclose()
 
 
 def many_blocks() -> bytes:

@@ -6,7 +6,7 @@ import os
 import random
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import msgspec
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.wire.malformed import Malformed
+from runtime.transports import host
 from runtime.transports.base import PeerGone, TransportError
 from runtime.transports.messages import (
     MAX_HELLO_BYTES,
@@ -83,6 +84,24 @@ async def closed(stream: trio.SocketStream) -> bytes:
         except trio.BrokenResourceError:
             pass
     return said
+
+
+@pytest.mark.trio
+async def test_strangers_who_say_nothing_keep_no_peer_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever held all places was waited for, and every peer hung up on."""
+    monkeypatch.setattr(host, "GREETING_S", 3600)
+    monkeypatch.setattr(host, "MAX_STRANGERS", 4)
+    async with agents(kind, "p.r0", "d.r0") as (p, d):
+        about = d.transport.describe()
+        with ExitStack() as held:
+            silent = [held.enter_context(stranger(about))[1] for _ in range(4)]
+            await p.transport.connect("d.r0", about)
+            assert await p.ended(p.write("d.r0", [(0, 0, 8)]))
+            assert await closed(silent[0]) == b""
+            silent += [held.enter_context(stranger(about))[1] for _ in range(5)]
+            for stream in silent[1:5]:
+                assert await closed(stream) == b""
+            assert await p.ended(p.write("d.r0", [(0, 0, 8)])), "who has said who it is gives way to nobody"
 
 
 @pytest.mark.trio
