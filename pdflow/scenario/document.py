@@ -7,7 +7,7 @@ about all others: the author sees every error at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeGuard, TypeVar
 
 import attrs
 
@@ -58,6 +58,8 @@ DTYPES: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = {
     "kv_dtype": ("kv_bytes_per_value", KV_DTYPES),
 }
 """Keys of [model] that say a size by its usual name."""
+LINKS_FILE: Final = ".toml"
+"""How the names of link presets end that are files."""
 
 
 @attrs.define
@@ -124,12 +126,19 @@ def _network(table: object, found: list[Complaint]) -> Network | None:
     if not isinstance(table, Mapping):
         return _part(table, Network, ("network",), found)
     name = table.get("preset", "rdma-400g")
+    if is_links_file(name):
+        return _part(table, Network, ("network",), found)
     values = _preset_values("links", name, ("network", "preset"), found)
     if values is None:
         name, values = "ideal", presets("links")["ideal"].values
         _part({**values, **table, "preset": name}, Network, ("network",), found)
         return None
     return _part({**values, **table}, Network, ("network",), found)
+
+
+def is_links_file(name: object) -> TypeGuard[str]:
+    """Whether a link preset is a file of the user's. Whoever reads it puts its values into the table."""
+    return isinstance(name, str) and name.endswith(LINKS_FILE)
 
 
 def _model(table: object, found: list[Complaint]) -> ModelSpec | None:

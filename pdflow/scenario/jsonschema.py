@@ -65,7 +65,7 @@ def _object(cls: type, *, tag: tuple[str, str] | None = None) -> dict[str, Any]:
             required.append(key_of(field))
     schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
     if cls is Network:
-        properties["preset"]["enum"] = list(presets("links"))
+        properties["preset"]["anyOf"] = [{"enum": list(presets("links"))}, {"pattern": r"\.toml$"}]
     if cls.__module__.startswith("pdflow.scenario") and cls.__doc__:
         schema["description"] = cls.__doc__.split("\n")[0]
     return schema | ({"required": required} if required else {})

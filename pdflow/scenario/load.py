@@ -18,7 +18,7 @@ import attrs
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.convert import Complaint, did_you_mean, shown
 from pdflow.scenario.costs import check_costs
-from pdflow.scenario.document import DTYPES, Parts, read_document
+from pdflow.scenario.document import DTYPES, Parts, is_links_file, read_document
 from pdflow.scenario.draft import Draft
 from pdflow.scenario.hf_config import HfConfigError, model_values
 from pdflow.scenario.locate import KeyPath, key_lines
@@ -65,7 +65,11 @@ def resolve(draft: Draft) -> Scenario:
     if config is not None:
         document = config.under(document)
         draft = attrs.evolve(draft, overridden={**draft.overridden, **_config_places(draft, config)})
+    document, of_links, links_places = _with_links(draft.file, document)
+    if links_places:
+        draft = attrs.evolve(draft, overridden={**links_places, **draft.overridden})
     parts, complaints = read_document(document)
+    complaints += of_links
     if of_model:
         # Whatever else is missing in [model] would have come from there.
         complaints = of_model + [complaint for complaint in complaints if complaint.path[:1] != ("model",)]
@@ -144,6 +148,41 @@ def _config_values(file: str, name: object, own: Mapping[str, Any]) -> tuple[dic
         if key in own:
             values.pop(DTYPES[key][0], None)
     return {"name": config_file.resolve().parent.name, **values}, []
+
+
+def _with_links(
+    file: str, document: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], list[Complaint], dict[KeyPath, str]]:
+    """The document with the values of a link preset of one's own put under what [network] says itself, and where these
+    stand. It has the form of those that come with pdflow; `pdflow calibrate` writes such a file."""
+    table = document.get("network")
+    name = table.get("preset") if isinstance(table, Mapping) else None
+    if not isinstance(table, Mapping) or not is_links_file(name):
+        return document, [], {}
+    links_file = Path(file).parent / name
+    where = os.path.normpath(links_file)
+    wrong = None
+    values: Any = None
+    try:
+        text = links_file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        values = _parse(where, text).get("values")
+        if not isinstance(values, Mapping):
+            wrong = "has no table [values], as a link preset must"
+    except ScenarioError as error:
+        wrong = "; ".join(str(problem) for problem in error.problems)
+    except UnicodeDecodeError:
+        wrong = "is not UTF-8 text, as TOML must be"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        wrong = f"cannot be read: {reason}; looked for {where}"
+    if wrong is not None:
+        own = {key: value for key, value in table.items() if key != "preset"}
+        return {**document, "network": own}, [Complaint(("network", "preset"), f'"{name}" {wrong}')], {}
+    lines = key_lines(text)
+    places: dict[KeyPath, str] = {
+        ("network", key): f"{where}:{lines['values', key]}" for key in values if key not in table
+    }
+    return {**document, "network": {**values, **table}}, [], places
 
 
 def _transfer_config(file: str, document: Mapping[str, Any]) -> tuple[TransferConfig | None, list[Complaint]]:

@@ -35,7 +35,10 @@ class LinkPath:
 class Network:
     """[network]: the NICs of each GPU, the control channel, and explicit links. A preset supplies what is not said."""
 
-    preset: str = field(default="rdma-400g", metadata=about("a link preset's name"))
+    preset: str = field(
+        default="rdma-400g",
+        metadata=about("a link preset's name, or the path of a .toml like them, as `pdflow calibrate` writes it"),
+    )
     bandwidth_bytes_per_s: int | None = field(
         metadata=about("each NIC, each direction; inf is unlimited (None)", AT_LEAST_ONE, preset=True, rate=True)
     )

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from pdflow.scenario.document import is_links_file
 from pdflow.scenario.workload_schema import MODELS
 
 
@@ -28,6 +29,9 @@ def _places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     tables += [(document.get("serve", {}), key) for key in ("model", "secret_file", "tls_cert", "tls_key", "tls_ca")]
     tables += [(pool["cost"], "path") for pool in document.get("pool", []) if "cost" in pool]
     yield from ((table, key) for table, key in tables if key in table)
+    network = document.get("network", {})
+    if is_links_file(network.get("preset")):
+        yield network, "preset"
     like = document.get("workload", {}).get("like")
     if like is not None and like not in MODELS:
         yield document["workload"], "like"
