@@ -22,7 +22,7 @@ import trio
 from runtime.http.errors import OpenAIError, UpstreamError
 from runtime.http.messages import JSON, Request
 from runtime.http.responder import Responder
-from runtime.places import EnginePlace, News, is_place
+from runtime.places import EnginePlace, Heard, News, is_place
 from runtime.router_node import RouterNode
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Admin:
         self.removed: set[str] = set()
         """Engines that are to end."""
         self._stops, self._to_stop = trio.open_memory_channel[str](len(self.members.seats))
-        node.left = self._left
+        node.left, self.members.ended = self._left, self._ended
 
     async def run(self) -> None:
         """Stop engines that have nothing to do any more and are to end."""
@@ -98,7 +98,7 @@ class Admin:
             raise OpenAIError(400, "an engine is at a HOST and a port of 1 to 65,535")
         if problem := self.members.hear(said):
             raise OpenAIError(409, problem)
-        return 200, b"{}"
+        return 200, msgspec.json.encode(Heard(said.engine in self.members.drained_by_order))
 
     def add(self, pool: str) -> str:
         """The name of the engine that is being started."""
@@ -115,7 +115,7 @@ class Admin:
 
     def change(self, name: str, up: bool) -> None:
         self._known(name)
-        (self.members.resume if up else self.members.drain)(name)
+        self.members.order(name, up)
 
     def remove(self, name: str) -> None:
         """It ends when nothing there is wanted any more; at once if it has left already."""
@@ -129,7 +129,7 @@ class Admin:
         if name in self.node.router.membership.left:
             self._left(name)
         else:
-            self.members.drain(name)
+            self.members.order(name, False)
 
     def _known(self, name: str) -> None:
         if name not in self.members.seats:
@@ -149,7 +149,12 @@ class Admin:
             except UpstreamError as error:
                 log.warning("%s is not told to end: %s", name, error)
         self.removed.discard(name)
+        self.members.drained_by_order.discard(name)
         self.members.leaving.add(name)
+        self._ended(name)
+
+    def _ended(self, name: str) -> None:
+        """It may be added again."""
         if name not in self.vacant:
             self.vacant.append(name)
 

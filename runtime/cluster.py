@@ -179,8 +179,9 @@ class Cluster:
         await part.process.wait()
         if self.stopping:
             return
-        await self._tell(EngineGone(part.name))
-        if part.process.returncode == 0:
+        for_good = part.process.returncode == 0
+        await self._tell(EngineGone(part.name, for_good=for_good))
+        if for_good:
             log.info("%s has ended", part.name)
             return
         log.error("%s has ended with %d", part.name, part.process.returncode)

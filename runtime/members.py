@@ -42,6 +42,12 @@ class Members:
         """Engines that are there, by name."""
         self.leaving: Final[set[str]] = set()
         """Engines of which one life ends, or has ended: the next one gets requests again."""
+        self.drained_by_order: Final[set[str]] = set()
+        """Engines that an operator has drained: they get nothing new in whatever life, until he says so."""
+        self.ended: Callable[[str], None] = lambda name: None
+        """Told of an engine that nobody starts again unasked."""
+        self._known_here: Final[set[str]] = set()
+        """Engines that this router has heard of, or an order about: what an earlier one was told counts no more."""
         self._put: Final = put
         self._let_go: Final = let_go
         self._stores: Final[dict[str, EnginePlace | None]] = dict.fromkeys(stores)
@@ -70,6 +76,16 @@ class Members:
         membership = self.router.membership
         return frozenset((*membership.leaving, *membership.left)) - self.leaving
 
+    def order(self, name: str, up: bool) -> None:
+        """An operator wants it to get something new, or nothing."""
+        self._known_here.add(name)
+        if up:
+            self.drained_by_order.discard(name)
+            self.resume(name)
+        else:
+            self.drained_by_order.add(name)
+            self.drain(name)
+
     def drain(self, name: str) -> None:
         self._put(EngineLeaves(name))
 
@@ -93,8 +109,11 @@ class Members:
                 if name not in self.drained:
                     self.leaving.add(name)
                     self.drain(name)
-            case EngineGone() if is_end_of(news, known):
-                self._lose(self.places[name])
+            case EngineGone():
+                if is_end_of(news, known):
+                    self._lose(self.places[name])
+                if news.for_good:
+                    self.ended(name)
         return ""
 
     def _up(self, place: EnginePlace, known: EnginePlace | None) -> str:
@@ -107,9 +126,13 @@ class Members:
             known = None
         if known is None:
             self.places[name] = place
+            log.info("%s is up at %s:%d", name, place.http.host, place.http.port)
             if name in self.leaving:
                 self.resume(name)
-            log.info("%s is up at %s:%d", name, place.http.host, place.http.port)
+            if place.drained and name not in self._known_here:
+                log.info("%s is drained: the router before this one was told so", name)
+                self.order(name, False)
+            self._known_here.add(name)
         if self.reports:
             role, number = self.seats[name]
             infos = self.router.prefill if role == "prefill" else self.router.decode

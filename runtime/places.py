@@ -53,6 +53,8 @@ class EnginePlace(msgspec.Struct, frozen=True, tag="up"):
     incarnation: int = 0
     born_ns: int = 0
     """When this life began, by its host's wall clock: of two that say that they are this engine, it is the younger."""
+    drained: bool = False
+    """What a router has answered its latest report: one that begins anew learns it from here."""
 
 
 class EngineLeaving(msgspec.Struct, frozen=True, tag="leaving"):
@@ -67,6 +69,14 @@ class EngineGone(msgspec.Struct, frozen=True, tag="gone"):
 
     engine: str
     incarnation: int | None = None
+    for_good: bool = False
+    """It was told to, and nobody starts it again unasked."""
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """What a report is answered."""
+
+    drained: bool = False
 
 
 class RouterPlace(msgspec.Struct, frozen=True, tag="router"):
@@ -77,4 +87,5 @@ class RouterPlace(msgspec.Struct, frozen=True, tag="router"):
 
 News = EnginePlace | EngineLeaving | EngineGone
 read_news = msgspec.json.Decoder(News).decode
+read_heard = msgspec.json.Decoder(Heard).decode
 read_router = msgspec.json.Decoder(RouterPlace).decode

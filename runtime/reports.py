@@ -1,7 +1,8 @@
 """An engine reports to the router that it is there, and where: when it comes up, again and again, and when it ends.
 
 No answer changes what an engine does: a router that is not there yet, or has begun anew, knows it after the next
-report. Who has not reported for too long is no member; that is decided in `pdflow.routing.heartbeats`.
+report. Whether it is drained stands in the answer, and the next report says so, too: a router that has begun anew has
+it from there. Who has not reported for too long is no member; that is decided in `pdflow.routing.heartbeats`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from runtime.http.client import HttpClient
 from runtime.http.errors import OpenAIError, UpstreamError
 from runtime.http.messages import JSON
 from runtime.kv_params import Coordinates
-from runtime.places import EngineGone, EngineLeaving, EnginePlace, News, reached_at
+from runtime.places import EngineGone, EngineLeaving, EnginePlace, News, reached_at, read_heard
 from runtime.signed import Signer
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Reporter:
     """Args: `place` is what this engine says of itself, every so often. It says nothing before it is told to whom."""
 
     def __init__(self, place: EnginePlace, signer: Signer, every_s: float) -> None:
-        self.place: Final = place
+        self.place = place
         self.router: Coordinates | None = None
         self._told: Final = trio.Event()
         self._signer: Final = signer
@@ -88,7 +89,9 @@ class Reporter:
                     answer = await response.read()
                     error = OpenAIError.heard(response.status, answer) if response.status != 200 else None
                     came_to = "" if response.status == 200 else str(error or response.status)
-        except UpstreamError as error:
+                    if not came_to:
+                        self.place = msgspec.structs.replace(self.place, drained=read_heard(answer).drained)
+        except (UpstreamError, msgspec.DecodeError) as error:
             came_to = str(error)
         if came_to != self._said:
             self._said = came_to

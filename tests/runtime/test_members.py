@@ -125,6 +125,23 @@ async def test_a_drained_engine_stays_so_whatever_life_it_reports_from(autojump_
 
 
 @pytest.mark.trio
+async def test_a_router_that_begins_anew_learns_from_engines_who_is_drained(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """They got requests again, though an operator had drained them, and nobody had said otherwise."""
+    built = reporting()
+    drained = msgspec.structs.replace(place("decode-0"), drained=True)
+    hear(built, place("prefill-0"), place("decode-1"), drained)
+    assert up(built) == ["prefill-0", "decode-1"]
+    assert built.node.members.drained == {"decode-0"}
+    built.front.admin.change("decode-0", True)
+    hear(built, drained)
+    assert up(built) == ["prefill-0", "decode-0", "decode-1"], "its report is older than the order"
+    hear(built, EngineGone("decode-0"), drained)
+    assert up(built) == ["prefill-0", "decode-0", "decode-1"]
+
+
+@pytest.mark.trio
 async def test_nodes_of_a_store_are_members_in_the_same_way(autojump_clock: trio.testing.MockClock) -> None:
     built = Town(10.0, SILENCE_NS, ["store-0", "store-1"])
     hear(built, *map(place, ENGINES), place("store-0"))
@@ -157,13 +174,15 @@ async def test_reports_come_evenly_and_heal_a_router_that_begins_anew() -> None:
     secret = Secret(b"what all parts of this cluster know")
     gate = Gate(secret, "router")
     heard: list[tuple[str, int]] = []
+    drained: list[bool] = []
     forgetful = False
 
     async def router(request: Request, responder: Responder) -> None:
         gate.check(request)
         news = msgspec.json.decode(request.body)
         heard.append((news["type"], news["incarnation"]))
-        await responder.reply(503 if forgetful else 200, (JSON,), b"{}")
+        drained.append(news.get("drained", True))
+        await responder.reply(503 if forgetful else 200, (JSON,), b'{"drained":true}')
 
     async with serving(router) as server, trio.open_nursery() as nursery:
         reporter = Reporter(place("decode-0", 9), Signer(secret), 0.05)
@@ -175,6 +194,7 @@ async def test_reports_come_evenly_and_heal_a_router_that_begins_anew() -> None:
             while len(heard) < 3:
                 await trio.sleep(0.005)
             assert set(heard) == {("up", 9)}
+            assert drained == [False, True, True], "what it was answered it says the next time"
             forgetful = True
             await reporter.leave()
             assert heard[-1] == ("leaving", 9)
@@ -251,7 +271,11 @@ async def test_reports_are_taken_where_engines_report() -> None:
     async with town() as built:
         assert (await admin(built, "POST", PATH, report))[0] == 409
     async with town(silence_ns=SILENCE_NS) as built:
-        assert (await admin(built, "POST", PATH, report))[0] == 200
+        assert await admin(built, "POST", PATH, report) == (200, b'{"drained":false}')
+        assert (await admin(built, "POST", f"{PATH}/decode-0/drain"))[0] == 200
+        assert await admin(built, "POST", PATH, report) == (200, b'{"drained":true}'), "it says so in its next report"
+        assert (await admin(built, "POST", f"{PATH}/decode-0/resume"))[0] == 200
+        assert await admin(built, "POST", PATH, report) == (200, b'{"drained":false}')
         assert (await admin(built, "POST", PATH, msgspec.json.encode(place("nobody-0"))))[0] == 409
         for wrong in (b"", b"[]", b'{"type":"up"}', b'{"type":"down","engine":"decode-0"}', b"\xff", b"[" * 100_000):
             assert (await admin(built, "POST", PATH, wrong))[0] == 400
@@ -302,3 +326,19 @@ async def test_engines_are_added_while_there_are_vacant_ones() -> None:
         nobody_starts = Admin(built.node, ["decode-1"], None)
         with pytest.raises(OpenAIError, match="pdflow serve --role"):
             nobody_starts.add("decode")
+
+
+@pytest.mark.trio
+async def test_an_engine_that_was_told_to_end_may_be_added_again() -> None:
+    """By whoever: it was started again by nobody, and could not be asked for."""
+    async with town() as built:
+        started: list[str] = []
+        built.front.admin = Admin(built.node, [], started.append)  # type: ignore[misc]
+        built.node.members.hear(EngineGone("decode-0"))
+        built.turn()
+        assert (await admin(built, "POST", PATH, b'{"pool": "decode"}'))[0] == 409, "it has died, and is started again"
+        built.node.members.hear(EngineGone("decode-1", for_good=True))
+        built.turn()
+        status, body = await admin(built, "POST", PATH, b'{"pool": "decode"}')
+        assert (status, body) == (202, b'{"engine":"decode-1"}')
+        assert started == ["decode-1"]

@@ -267,6 +267,10 @@ async def test_engines_are_added_and_removed_while_a_cluster_serves(tmp_path: Pa
         for _ in range(2):
             await asks()
         assert msgspec.json.decode((await cluster.exchange("GET", "/admin/state"))[1])["drained"] == []
+        os.kill(cluster.pid_of("decode-1"), signal.SIGTERM)
+        await until({"prefill-0": True, "decode-0": True})
+        assert (await cluster.exchange("POST", "/admin/engines", b'{"pool": "decode"}'))[1] == b'{"engine":"decode-1"}'
+        await until({"prefill-0": True, "decode-0": True, "decode-1": True})
     assert "Traceback" not in cluster.log.read_text()
     assert cluster.process.returncode == 0
 
