@@ -8,7 +8,6 @@ from typing import Final
 
 import msgspec
 
-from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
 from runtime.transports.base import Tell, TransportError
@@ -23,7 +22,6 @@ from runtime.transports.messages import (
     ReadWord,
     Word,
     frame,
-    pack,
     unpack_pieces,
     word_at,
 )
@@ -31,7 +29,7 @@ from runtime.transports.over_tcp import TcpStreams
 from runtime.transports.sockets import listening
 from runtime.transports.stream import Parcel, StreamBrokenError
 
-ANYWHERE: Final = 1 << 65
+ANYWHERE: Final = (1 << 64) - 1
 """The bound of a target that only the reader knows."""
 
 
@@ -77,8 +75,7 @@ class AskingAgent(TcpStreams):
 
     def _post_read(self, op: int, link: Link, pieces: Pieces) -> None:
         link.reads[op] = pieces
-        packed = pack(map(Descriptor, pieces.sources, pieces.targets, pieces.lengths))
-        if not link.stream.post(Parcel(frame(Read(op, packed)), op=op)):
+        if not link.stream.post(Parcel(frame(Read(op, pieces.packed())), op=op)):
             self._ended(link, op, False)
 
     def _post_word(self, op: int, link: Link, address: int) -> None:

@@ -3,16 +3,20 @@
 Whoever halts a copy must wait for its end all the same: only then does no byte of it land. Between two looks at
 `halted` some BATCH_BYTES are copied, or one piece.
 
+The KV of a prompt is the same list of pieces for each layer, at equal distances: so many layers of one block are one
+array with a stride on each side, and numpy copies them in one call. What is no such list goes piece by piece.
+
 Python's lock is kept but for large pieces. Giving it up for every piece lets an engine's thread that computes in Python
-take it for 5 ms each time, and a thousand pieces take seconds; kept, it is asked for and given between batches.
+take it for 5 ms each time, and a thousand pieces take seconds; kept, it is asked for and given between batches. numpy
+keeps it for arrays of up to 500 elements, however large each of them is.
 """
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Final
+from operator import add
+from typing import Any, Final
 
 import numpy as np
 import trio
@@ -26,17 +30,10 @@ BATCH_PIECES: Final = 16
 LARGE_BYTES: Final = 2 << 20
 """Of one piece, some 0.1 ms."""
 BATCH_BYTES: Final = BATCH_PIECES * LARGE_BYTES
-
-
-def _memmove(library: ctypes.CDLL) -> ctypes._NamedFuncPointer:
-    function = library.memmove
-    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-    function.restype = None
-    return function
-
-
-_memmove_unlocked: Final = _memmove(ctypes.CDLL(None))
-_memmove_locked: Final = _memmove(ctypes.PyDLL(None))
+WORTH_REPEATS: Final = 8
+"""Of a list of pieces, before one call for all of them is cheaper than one for each."""
+LOCKED_ELEMENTS: Final = 500
+"""numpy's own bound (NPY_BEGIN_THREADS_THRESHOLDED)."""
 
 
 class Memory:
@@ -90,10 +87,9 @@ class Copy(Motion):
     __slots__ = ("_pieces", "_source", "_target")
 
     def __init__(
-        self, owner: object, peer: str, generation: int, source: Memory, target: Memory, pieces: Pieces
+        self, owner: object, peer: str, generation: int, source: Mapped, target: Mapped, pieces: Pieces
     ) -> None:
         super().__init__(owner, peer, generation)
-        # Kept for as long as this lives, and with them the memory behind the addresses.
         self._source, self._target, self._pieces = source, target, pieces
 
     async def run(self) -> None:
@@ -103,19 +99,58 @@ class Copy(Motion):
             await trio.to_thread.run_sync(self.copy)
 
     def copy(self) -> None:
-        sources, targets, lengths, _ = self._pieces
-        from_address, to_address = self._source.address, self._target.address
+        count = repeats(self._pieces)
+        if count < WORTH_REPEATS or self._pieces.lengths.max() >= LARGE_BYTES:
+            self._copy_each()
+        else:
+            self._copy_repeated(count)
+
+    def _copy_each(self) -> None:
+        source, target = self._source.view, self._target.view
+        sources, targets, lengths = (column.tolist() for column in self._pieces[:3])
         for start in range(0, len(lengths), BATCH_PIECES):
             if self.halted:
                 return
             batch = slice(start, start + BATCH_PIECES)
-            sizes = lengths[batch]
-            at = [from_address + source for source in sources[batch]]
-            to = [to_address + target for target in targets[batch]]
+            at, to, sizes = sources[batch], targets[batch], lengths[batch]
             if max(sizes) < LARGE_BYTES:
-                deque(map(_memmove_locked, to, at, sizes), maxlen=0)
+                found = map(source.__getitem__, map(slice, at, map(add, at, sizes)))
+                deque(map(target.__setitem__, map(slice, to, map(add, to, sizes)), found), maxlen=0)
                 continue
-            for piece in zip(to, at, sizes, strict=True):
+            for here, there, size in zip(at, to, sizes, strict=True):
                 if self.halted:
                     return
-                _memmove_unlocked(*piece)
+                # Bytes are elements: numpy gives up the lock.
+                np.copyto(np.ndarray(size, np.uint8, target, there), np.ndarray(size, np.uint8, source, here))
+
+    def _copy_repeated(self, count: int) -> None:
+        """`count` times the same pieces."""
+        source, target = self._source.view, self._target.view
+        columns = [column.reshape(count, -1) for column in self._pieces[:3]]
+        source_stride, target_stride = (int(column[1, 0] - column[0, 0]) for column in columns[:2])
+        for at, to, size in zip(*(column[0].tolist() for column in columns), strict=True):
+            whole = np.dtype((np.void, size))
+            step = max(1, min(LOCKED_ELEMENTS, BATCH_BYTES // max(size, 1)))
+            for first in range(0, count, step):
+                if self.halted:
+                    return
+                shape = min(step, count - first)
+                here = np.ndarray(shape, whole, source, at + first * source_stride, source_stride)
+                there = np.ndarray(shape, whole, target, to + first * target_stride, target_stride)
+                np.copyto(there, here)
+
+
+def repeats(pieces: Pieces) -> int:
+    """How many times these are the same pieces, each time as much further on at either side; 1 if they are not."""
+    table: Any = np.stack(pieces[:3])
+    length = len(pieces.lengths)
+    periods = np.arange(1, length // WORTH_REPEATS + 1)
+    periods = periods[length % periods == 0]
+    first, second, third = table[:, :1], table[:, periods], table[:, 2 * periods]
+    for period in periods[(third - second == second - first).all(axis=0)].tolist():
+        lists = table.reshape(3, -1, period)
+        source_stride, target_stride, longer = further = lists[:, 1, 0] - lists[:, 0, 0]
+        forward = 0 < source_stride < 1 << 63 and 0 < target_stride < 1 << 63 and longer == 0
+        if forward and (np.diff(lists, axis=1) == further[:, None, None]).all():
+            return length // int(period)
+    return 1

@@ -13,10 +13,10 @@ import secrets
 from array import array
 from collections.abc import Iterable
 from itertools import chain
-from operator import add
-from typing import Annotated, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Value
@@ -172,12 +172,15 @@ def word_at(memory: memoryview, address: int) -> int | None:
 
 
 class Pieces(NamedTuple):
-    """A checked list of pieces, and how many bytes they are together."""
+    """A checked list of pieces, and how many bytes they are together. Columns are arrays of u64."""
 
-    sources: list[int]
-    targets: list[int]
-    lengths: list[int]
+    sources: Any
+    targets: Any
+    lengths: Any
     nbytes: int
+
+    def packed(self) -> bytes:
+        return np.stack(self[:NUMBERS_PER_PIECE], axis=1).tobytes()
 
 
 def pack(pieces: Iterable[Descriptor]) -> bytes:
@@ -187,14 +190,14 @@ def pack(pieces: Iterable[Descriptor]) -> bytes:
 
 def unpack_pieces(data: bytes, source_bytes: int, target_bytes: int) -> Pieces | Malformed:
     """The pieces, if every one lies within both regions."""
-    numbers = array("Q")
-    try:
-        numbers.frombytes(data)
-    except ValueError:
-        return malformed("a list of pieces that ends within a number")
-    if len(numbers) % NUMBERS_PER_PIECE:
+    if len(data) % (NUMBERS_PER_PIECE * WORD_BYTES):
         return malformed("a list of pieces that ends within a piece")
-    sources, targets, lengths = (numbers[column::NUMBERS_PER_PIECE].tolist() for column in range(NUMBERS_PER_PIECE))
-    if lengths and (max(map(add, sources, lengths)) > source_bytes or max(map(add, targets, lengths)) > target_bytes):
+    sources, targets, lengths = np.frombuffer(data, "<u8").reshape(-1, NUMBERS_PER_PIECE).T
+    if _beyond(sources, lengths, source_bytes) or _beyond(targets, lengths, target_bytes):
         return malformed(f"a piece beyond {source_bytes:,} bytes at its source or {target_bytes:,} at its target")
-    return Pieces(sources, targets, lengths, sum(lengths))
+    return Pieces(sources, targets, lengths, int(lengths.sum()))
+
+
+def _beyond(offsets: Any, lengths: Any, nbytes: int) -> bool:
+    """No sum is made: it could pass 64 bits, and look small."""
+    return len(lengths) > 0 and (int(lengths.max()) > nbytes or bool((offsets > nbytes - lengths).any()))

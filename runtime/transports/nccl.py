@@ -18,15 +18,17 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final
 
+import numpy as np
 import trio
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
 from runtime.transports.asking import AskingAgent
 from runtime.transports.base import Tell, TransportError
-from runtime.transports.copying import Copy, Mapped, Memory, Motion
+from runtime.transports.copying import Copy, Mapped, Motion
 from runtime.transports.groups import CHUNK_BYTES, CudaStaging, Group, HostStaging, Staging
 from runtime.transports.links import Guest, Link
 from runtime.transports.messages import VERSION, Data, Description, Hello, Pieces, Ready, Write, frame, unpack_pieces
@@ -83,7 +85,7 @@ class Landing(Motion):
     async def run(self) -> None:
         await self.over.wait()
 
-    async def scatter(self, staged: Memory, memory: Memory, pieces: Pieces) -> None:
+    async def scatter(self, staged: Mapped, memory: Mapped, pieces: Pieces) -> None:
         if self.halted:
             return
         self._copy = Copy(self, self.peer, self.generation, staged, memory, pieces)
@@ -121,7 +123,7 @@ class Bodies:
     def abort(self) -> None:
         self._group.abort()
 
-    async def run(self, stream: Stream, memory: Memory) -> None:
+    async def run(self, stream: Stream, memory: Mapped) -> None:
         """Returns when NCCL has failed, or either side has given up."""
         landing = None
         try:
@@ -141,7 +143,7 @@ class Bodies:
                     left.failed = not left.halted
                     left.over.set()
 
-    async def _move(self, what: Pieces | int, landing: Landing | None, stream: Stream, memory: Memory) -> None:
+    async def _move(self, what: Pieces | int, landing: Landing | None, stream: Stream, memory: Mapped) -> None:
         if self._staged is None:
             await self._guarded(self._open, stream)
             self._staged = self._group.staging.host
@@ -222,13 +224,13 @@ class NcclTransport(AskingAgent):
 
     async def _attend_link(self, link: Link) -> None:
         assert isinstance(link.remote, Bodies)
-        assert self._memory is not None
+        assert isinstance(self._memory, Mapped)
         await link.remote.run(link.stream, self._memory)
         self._lose(link)
 
     async def _accompany(self, guest: Guest) -> None:
         assert isinstance(guest.remote, Bodies)
-        assert self._memory is not None
+        assert isinstance(self._memory, Mapped)
         await guest.remote.run(guest.stream, self._memory)
         guest.stream.close()
 
@@ -280,23 +282,17 @@ class NcclTransport(AskingAgent):
         return Parcel(frame(Data(op, pieces.nbytes)))
 
 
-def cut(offsets: list[int], lengths: list[int]) -> Iterator[Pieces]:
+def cut(offsets: Any, lengths: Any) -> Iterator[Pieces]:
     """From these offsets in a region into the staging buffer, as much as it holds at once."""
-    at: list[int] = []
-    staged: list[int] = []
-    sizes: list[int] = []
-    filled = 0
-    for offset, length in zip(offsets, lengths, strict=True):
-        done = 0
-        while done < length:
-            size = min(length - done, CHUNK_BYTES - filled)
-            at.append(offset + done)
-            staged.append(filled)
-            sizes.append(size)
-            done += size
-            filled += size
-            if filled == CHUNK_BYTES:
-                yield Pieces(at, staged, sizes, filled)
-                at, staged, sizes, filled = [], [], [], 0
-    if filled:
-        yield Pieces(at, staged, sizes, filled)
+    ends = np.cumsum(lengths)
+    begins = ends - lengths
+    total = int(ends[-1]) if len(ends) else 0
+    borders = np.arange(0, total, CHUNK_BYTES, dtype=np.uint64)
+    cuts = np.union1d(begins[lengths > 0], borders)
+    sizes = np.diff(cuts, append=np.uint64(total))
+    piece = np.searchsorted(ends, cuts, "right")
+    sources = offsets[piece] + cuts - begins[piece]
+    chunks = np.append(np.searchsorted(cuts, borders), len(cuts)).tolist()
+    for first, last in pairwise(chunks):
+        chunk = slice(first, last)
+        yield Pieces(sources[chunk], cuts[chunk] % np.uint64(CHUNK_BYTES), sizes[chunk], int(sizes[chunk].sum()))

@@ -176,8 +176,9 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
             self._word_arrived(link, op, None)
             return
         self._last_slot = slot = (self._last_slot + 1) % WORDS
-        target = _table(DRAM, self._words.ctypes.data, [slot * WORD_BYTES], [WORD_BYTES])
-        source = _table(link.remote.place, link.remote.address, [address], [WORD_BYTES])
+        length = np.array([WORD_BYTES], np.uint64)
+        target = _table(DRAM, self._words.ctypes.data, length * np.uint64(slot), length)
+        source = _table(link.remote.place, link.remote.address, np.array([address], np.uint64), length)
         link.words.add(op)
         self._slots[op] = slot
         link.motions.append((op, self._fetch(link, link.peer, -1, link.remote, source, target)))
@@ -194,10 +195,9 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         super()._word_arrived(link, op, word)
 
 
-def _table(place: str, base: int, offsets: list[int], lengths: list[int]) -> Table:
-    table = np.zeros((len(lengths), 3), np.uint64)
-    table[:, 0] = offsets
-    table[:, 0] += np.uint64(base)
+def _table(place: str, base: int, offsets: Any, lengths: Any) -> Table:
+    table = np.empty((len(lengths), 3), np.uint64)
+    np.add(offsets, np.uint64(base), out=table[:, 0])
     table[:, 1] = lengths
     table[:, 2] = int(place or 0)
     return Table(place, table[table[:, 1] > 0])

@@ -127,7 +127,7 @@ class ShmTransport(FetchingAgent):
 
     def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: Pieces) -> Copy:
         assert isinstance(remote, Mapped)
-        assert self._memory is not None
+        assert isinstance(self._memory, Mapped)
         return Copy(owner, peer, generation, remote, self._memory, pieces)
 
     def _post_word(self, op: int, link: Link, address: int) -> None:

@@ -33,13 +33,11 @@ class TcpTransport(AskingAgent):
 
     def _payload(self, pieces: Pieces) -> Iterable[memoryview]:
         assert isinstance(self._memory, Mapped)
-        view = self._memory.view
-        return (view[at : at + length] for at, length in zip(pieces.sources, pieces.lengths, strict=True) if length)
+        return _views(self._memory.view, pieces.sources.tolist(), pieces.lengths.tolist())
 
     def _landing(self, pieces: Pieces) -> Iterable[memoryview]:
         assert isinstance(self._memory, Mapped)
-        view = self._memory.view
-        return (view[to : to + length] for to, length in zip(pieces.targets, pieces.lengths, strict=True) if length)
+        return _views(self._memory.view, pieces.targets.tolist(), pieces.lengths.tolist())
 
     async def _receive(self, guest: Guest, message: Write) -> bool:
         assert self._memory is not None
@@ -61,3 +59,7 @@ class TcpTransport(AskingAgent):
             await link.stream.discard(message.nbytes)
         elif await link.stream.fill(self._landing(pieces), lambda: link.reads.get(op) is pieces) and op in link.reads:
             self._ended(link, op, True)
+
+
+def _views(view: memoryview, offsets: list[int], lengths: list[int]) -> Iterable[memoryview]:
+    return (view[at : at + length] for at, length in zip(offsets, lengths, strict=True) if length)

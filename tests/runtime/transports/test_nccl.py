@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -83,7 +84,7 @@ def test_a_group_has_no_other_file_than_agents_make(path: str) -> None:
 @pytest.mark.parametrize("lengths", [[], [0], [1, 0, 2], [CHUNK_BYTES], [CHUNK_BYTES - 1, 2], [3 * CHUNK_BYTES + 5]])
 def test_bodies_are_cut_into_full_buffers(lengths: list[int]) -> None:
     offsets = [10_000 + sum(lengths[:at]) for at in range(len(lengths))]
-    chunks = list(cut(offsets, lengths))
+    chunks = list(cut(np.array(offsets, np.uint64), np.array(lengths, np.uint64)))
     assert all(chunk.nbytes == sum(chunk.lengths) == CHUNK_BYTES for chunk in chunks[:-1])
     assert sum(chunk.nbytes for chunk in chunks) == sum(lengths)
     at = 10_000
