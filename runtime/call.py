@@ -165,7 +165,7 @@ class Leg:
 
     def _asked(self, path: str, body: bytes) -> Exchange:
         at = self.place.http
-        signed = self.signer.sign(self.place.engine, "POST", path, body)
+        signed = self.signer.sign(self.place.engine, "POST", path, body, self.headers)
         return self.client.request("POST", at.host, at.port, path, (*self.headers, *signed), body)
 
     def _refused(self, status: int, answer: bytes) -> Code:

@@ -2,10 +2,10 @@
 
     authorization: PDFLOW <time> <nonce> <mac>
 
-The MAC is over whom the request is for, its method, path and body, the second in which it was signed, and a nonce. So
-none can be changed, sent to another part, or sent again: the receiver remembers nonces for as long as it believes
-times, and believes none from before its own life, when it remembered nothing. Hosts' clocks must agree within
-`WINDOW_S`.
+The MAC is over whom the request is for, its method, path and body, the headers that decide anything, the second in
+which it was signed, and a nonce. So none can be changed, sent to another part, or sent again: the receiver remembers
+nonces for as long as it believes times, and believes none from before its own life, when it remembered nothing. Hosts'
+clocks must agree within `WINDOW_S`.
 
 Answers are not signed, and nothing is encrypted. `authorization: Bearer SECRET` is believed as well, from operators:
 that sends the secret itself.
@@ -21,7 +21,7 @@ from typing import Final
 
 from runtime.clock import wall_s
 from runtime.http.errors import OpenAIError
-from runtime.http.messages import Headers, Request
+from runtime.http.messages import Headers, Request, first
 from runtime.secret import MAC_BYTES, VARIABLE, Secret
 
 WINDOW_S: Final = 30
@@ -32,6 +32,9 @@ NONCE_BYTES: Final = 16
 AUTHORIZATION: Final = b"authorization"
 ORIGIN: Final = b"origin"
 """Which browsers send along with whatever a page of another site asks."""
+DECIDING: Final = (b"x-request-id",)
+"""Headers that a part does not only pass on: under this name a leg is known to the protocol. `traceparent` and
+`x-session-id`, which go along, decide nothing where a signature is asked for."""
 _SCHEME: Final = b"PDFLOW"
 _FOR: Final = b"pdflow request"
 
@@ -45,12 +48,13 @@ class Signer:
         self._secret: Final = secret
         self._clock: Final = clock
 
-    def sign(self, to: str, method: str, path: str, body: bytes) -> Headers:
-        """What goes along with a request to the part of that name."""
+    def sign(self, to: str, method: str, path: str, body: bytes, headers: Headers = ()) -> Headers:
+        """What goes along with a request to the part of that name, beside these headers."""
         if self._secret is None:
             return ()
         signed_s, nonce = b"%d" % self._clock(), secrets.token_hex(NONCE_BYTES).encode()
-        mac = self._secret.mac(_FOR, to.encode(), method.encode(), path.encode(), signed_s, nonce, body)
+        about = (to.encode(), method.encode(), path.encode(), signed_s, nonce, body, *_deciding(headers))
+        mac = self._secret.mac(_FOR, *about)
         return ((AUTHORIZATION, b" ".join((_SCHEME, signed_s, nonce, mac.hex().encode()))),)
 
 
@@ -96,7 +100,8 @@ class Gate:
         signed, nonce, mac = words
         if not (signed.isdigit() and len(signed) <= 12 and len(nonce) == 2 * NONCE_BYTES and len(mac) == 2 * MAC_BYTES):
             return "the signature is malformed"
-        about = (self._me, request.method.encode(), request.path.encode(), signed, nonce, request.body)
+        asked = (request.method.encode(), request.path.encode())
+        about = (self._me, *asked, signed, nonce, request.body, *_deciding(request.headers))
         if not secret.is_mac(_bytes_of(mac), _FOR, *about):
             return "the signature is wrong: the secret is another one, or the request was meant for another part"
         return self._late(int(signed)) or self._again(nonce)
@@ -116,6 +121,11 @@ class Gate:
         self._nonces.add(nonce)
         self._by_time.append((now_s, nonce))
         return ""
+
+
+def _deciding(headers: Headers) -> tuple[bytes, ...]:
+    """The first of each name, as whoever asks for it has it."""
+    return tuple(first(headers, name) or b"" for name in DECIDING)
 
 
 def _bytes_of(text: bytes) -> bytes:

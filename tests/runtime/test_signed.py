@@ -91,6 +91,23 @@ def test_a_signature_is_of_one_request_to_one_part() -> None:
     assert why_not(gate, asked) == ""
 
 
+def test_a_signature_is_of_the_name_that_a_leg_has() -> None:
+    """Whoever could write into the network could have another request's leg be begun, or be in the way of one."""
+    clock = Clock()
+    gate = Gate(SECRET, "decode-0", clock)
+    named: Header = (b"x-request-id", b"r.1")
+    signature = Signer(SECRET, clock).sign("decode-0", "POST", "/v1/completions", b"{}", (named,))
+    others: tuple[tuple[Header, ...], ...] = (
+        (),
+        ((b"x-request-id", b"r.2"),),
+        ((b"x-request-id", b"r.2"), named),
+        ((b"x-request-id", b""),),
+    )
+    for headers in others:
+        assert why_not(gate, request(*signature, *headers)).startswith("the signature is wrong")
+    assert why_not(gate, request(*signature, (b"traceparent", b"00-1"), named)) == ""
+
+
 @pytest.mark.parametrize(("off_s", "told"), [(31, "31 s ahead"), (-31, "31 s behind")])
 def test_clocks_must_agree(off_s: int, told: str) -> None:
     ours, theirs = Clock(), Clock(1_000_000 + off_s)
