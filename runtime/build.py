@@ -44,10 +44,8 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
         wrong("transfer.kv_buffer_device", "is simulated only, so far")
     if transfer.store_hidden_states:
         wrong("transfer.store_hidden_states", "is simulated only, so far; D computes a prompt's last token")
-    if router.disaggregate_above_tokens == "auto" or router.hedge_after_s is not None:
-        wrong("router", "hedging and disaggregate_above_tokens = auto are simulated only, so far")
-    if router.first_token == "prefill":
-        wrong("router.first_token", "P's token is simulated only, so far; serve has decode")
+    if router.disaggregate_above_tokens == "auto":
+        wrong("router.disaggregate_above_tokens", "auto is simulated only, so far")
     if scenario.faults or scenario.scales:
         wrong("", "[[fault]] and [[scale]] are simulated only, so far")
     for index, pool in enumerate(scenario.pools):

@@ -23,6 +23,7 @@ from runtime.clock import now_ns
 from runtime.http.client import Exchange, HttpClient
 from runtime.http.errors import OpenAIError, UpstreamError
 from runtime.http.messages import JSON, Headers
+from runtime.http.openai.between import Between, FirstAnswer, FirstToken
 from runtime.http.openai.fields import Fields, rewritten
 from runtime.http.relay import relay
 from runtime.http.responder import Responder
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 EVENT: Final = b"data: "
 ERROR: Final = EVENT + b'{"error":'
 """How an engine's error begins in a stream of events. No text of an answer holds it: quotes are escaped there."""
-NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages")
+NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages", "pdflow")
 """What the router says itself, whatever the client does (PROTOCOL 7.3)."""
 
 
@@ -52,6 +53,7 @@ class Call:
         answered: Headers,
         responder: Responder,
         session: int = NO_SESSION,
+        one_token: bool = False,
     ) -> None:
         self.path: Final = path
         self.fields: Final = fields
@@ -60,6 +62,19 @@ class Call:
         self.answered: Final = answered
         self.responder: Final = responder
         self.session: Final = session
+        self.one_token: Final = one_token
+        """No more are wanted."""
+        self.streams: Final = bytes(fields.get("stream", b"")) == b"true"
+        self.told: FirstToken | None = None
+        """P's token: whatever becomes of that attempt, this answer begins with it."""
+        self.awaiting: dict[RequestId, EnginePlace] = {}
+        """Decode legs that are to be told P's token, and where they are."""
+        self.speaker: RequestId | None = None
+        """The attempt whose answer the client hears."""
+        self.whole = False
+        """The client has heard all of it."""
+        self.spoke: Callable[[RequestId], None] | None = None
+        """Told who the speaker is."""
         self.begun_ns: Final = now_ns()
         self.first: Callable[[bytes], None] | None = None
         """Told the first piece of the answer, and no other."""
@@ -97,14 +112,27 @@ class Call:
         heard = OpenAIError.heard(502, self._error[len(EVENT) :].partition(b"\n")[0])
         return Code.IO if heard is None else Code.__members__.get(str(heard.code), Code.IO)
 
+    def speaks(self, request_id: RequestId) -> bool:
+        """This attempt has an answer: whether the client hears it, and not another's."""
+        if self.speaker is not None:
+            return False
+        self.speaker = request_id
+        if self.spoke is not None:
+            self.spoke(request_id)
+        return True
+
     def prefill_body(self, params: dict[str, Any]) -> bytes:
+        """For KV alone."""
         said = {"prompt_token_ids": self.tokens, "max_tokens": 1, "kv_transfer_params": params}
         return msgspec.json.encode(said)
 
-    def decode_body(self, params: dict[str, Any] | None) -> bytes:
+    def decode_body(self, params: dict[str, Any] | None, between: Between | None = None) -> bytes:
+        """For the answer, or its first token."""
         said: dict[str, Any] = {"prompt_token_ids": self.tokens}
         if params is not None:
             said["kv_transfer_params"] = params
+        if between is not None:
+            said["pdflow"] = between
         return rewritten(self.fields, drop=NOT_FOR_ENGINES, put=said)
 
 
@@ -124,32 +152,48 @@ class Leg:
         self.call: Final = call
         self.client: Final = client
         self.place: Final = place
+        self.request_id: Final = request_id
+        self.goes_on = True
+        """Its answer is one behind P's token, if the client has that."""
         self.patience_s: Final = patience_s
         self.signer: Final = signer
         self.headers: Final = (JSON, (b"x-request-id", request_id.encode()), *call.headers)
 
-    async def prefill(self, body: bytes, method: str) -> tuple[KvParams | None, Code]:
-        """What P answers: where its KV is, or why there is none."""
-        asked = self._asked("/v1/completions", body)
+    async def prefill(
+        self, body: bytes, method: str, tells_first: bool = False
+    ) -> tuple[KvParams | None, FirstAnswer | None, Code]:
+        """What P answers: where its KV is, and the answer's first token; or why there is none."""
+        asked = self._asked(self.call.path if tells_first else "/v1/completions", body)
         answer = None
         try:
             with trio.move_on_after(self.patience_s):
                 async with asked as response:
                     answer = await response.read()
                     if response.status != 200:
-                        return None, self._refused(response.status, answer)
+                        return None, None, self._refused(response.status, answer)
         except UpstreamError:
-            return None, Code.UNREACHABLE
+            return None, None, Code.UNREACHABLE
         if answer is None:
-            return None, Code.DEADLINE
+            return None, None, Code.DEADLINE
         try:
-            params, _ = read_decode(method, msgspec.json.decode(answer, type=Answered).kv_transfer_params)
+            said = msgspec.json.decode(answer, type=Answered)
+            params, _ = read_decode(method, said.kv_transfer_params)
         except (msgspec.DecodeError, ParamsError):
-            return None, Code.IO
-        return params, Code.NONE
+            return None, None, Code.IO
+        if tells_first and said.pdflow is None:
+            return None, None, Code.IO
+        return params, said.pdflow, Code.NONE
 
-    async def decode(self, body: bytes) -> Code:
-        """Pass D's answer on to the client. NONE if all of it has been; else why not."""
+    async def tell(self, first: FirstToken) -> None:
+        """P's token, to a decode leg that waits for it. Without it that one fails, or is late."""
+        try:
+            async with self._asked("/first_token", msgspec.json.encode(first)) as response:
+                await response.read()
+        except UpstreamError as error:
+            log.debug("%s was not told of a first token: %s", self.place.engine, error)
+
+    async def decode(self, body: bytes) -> Code | None:
+        """Pass D's answer on to the client. NONE if all of it has been; else why not; None if it hears another's."""
         call = self.call
         asked = self._asked(call.path, body)
         try:
@@ -158,6 +202,10 @@ class Leg:
                     patience.deadline = math.inf
                     if response.status != 200:
                         return self._refused(response.status, await response.read())
+                    if call.told is not None and call.streams and not self.goes_on:
+                        return Code.CANCELLED
+                    if not call.speaks(self.request_id):
+                        return None
                     await relay(response, call.responder, call.answered, call.piece)
         except UpstreamError:
             return Code.UNREACHABLE
@@ -187,3 +235,4 @@ class Leg:
 
 class Answered(msgspec.Struct, frozen=True):
     kv_transfer_params: Any = None
+    pdflow: FirstAnswer | None = None

@@ -24,7 +24,7 @@ from runtime.http.responder import Responder
 from runtime.kv_params import Coordinates
 from runtime.processes import leaves
 
-REPLACED: Final = ("prompt", "messages", "prompt_token_ids", "n", "seed", "kv_transfer_params")
+REPLACED: Final = ("prompt", "messages", "prompt_token_ids", "n", "seed", "kv_transfer_params", "pdflow")
 MOST: Final = 256
 """Answers to one request."""
 

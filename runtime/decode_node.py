@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
+import attrs
 import trio
 
 from pdflow.engine.sequence import Admitted, Dropped, Finished, NeverFitsError
@@ -25,6 +26,8 @@ from runtime.engines.loop import Told
 from runtime.node import Endpoint, Port
 from runtime.ranked_node import MakeTransport, Place
 
+UNKNOWN: Final = 0
+"""In the place of a token that is still to be told."""
 Said: TypeAlias = Token | Code
 """A token, or the end: NONE if all have come."""
 
@@ -32,9 +35,11 @@ Said: TypeAlias = Token | Code
 class DecodeLeg:
     """One request at D. `said` yields its tokens, then a Code."""
 
-    def __init__(self, request_id: RequestId, job: Job, alone: bool) -> None:
+    def __init__(self, request_id: RequestId, prompt: list[int], job: Job, alone: bool) -> None:
         self.request_id: Final = request_id
+        self.prompt: Final = prompt
         self.job: Final = job
+        """Of the prompt and, where P's token is the answer's first, of that: what D's first step computes."""
         self.begun_ns: Final = now_ns()
         self.step_ns = self.begun_ns
         """When its last stage ended."""
@@ -42,6 +47,10 @@ class DecodeLeg:
         """The protocol has been told of its blocks."""
         self.loaded = False
         """Its KV is here: the protocol is done with it."""
+        self.waits = False
+        """P's token is the answer's first, and is not known here yet."""
+        self.in_blocks = False
+        """Its KV is where the engine computes."""
         self.alone: Final = alone
         """Its prompt is computed here; the protocol knows nothing of it."""
         self.tell, self.said = trio.open_memory_channel[Said](math.inf)
@@ -74,16 +83,36 @@ class DecodeNode(EngineNode):
             }
         )
 
-    def begin(self, request_id: RequestId, params: KvParams, tokens: list[int], sampling: Sampling) -> DecodeLeg:
-        """A decode leg has come, whose KV a prefill engine has or will have."""
-        leg = self._leg(request_id, tokens, sampling, alone=False)
+    def begin(
+        self,
+        request_id: RequestId,
+        params: KvParams,
+        tokens: list[int],
+        sampling: Sampling,
+        first: int | None = None,
+        first_follows: bool = False,
+    ) -> DecodeLeg:
+        """A decode leg has come, whose KV a prefill engine has or will have. `first`: the answer's first token, which
+        P has told; one that follows is told by `tell_first`."""
+        leg = self._leg(request_id, tokens, sampling, False, UNKNOWN if first_follows else first)
+        leg.waits = first_follows
         blocks = -(-len(tokens) // self.place.info.shards.block_size)
         self.put(self.scheduler, DecodeQueued(request_id, params, blocks, 0))
         return leg
 
-    def begin_alone(self, request_id: RequestId, tokens: list[int], sampling: Sampling) -> DecodeLeg:
-        """The only leg of a request: its prompt is computed here. NeverFitsError if it can never be."""
-        leg = self._leg(request_id, tokens, sampling, alone=True)
+    def tell_first(self, leg: DecodeLeg, token: int) -> None:
+        """P has computed the answer's first token, and its client has it."""
+        leg.job.tokens = [*leg.prompt, token]
+        leg.waits = False
+        if leg.in_blocks and self.legs.get(leg.request_id) is leg:
+            self.engine.loaded(leg.job.seq)
+
+    def begin_alone(
+        self, request_id: RequestId, tokens: list[int], sampling: Sampling, first: int | None = None
+    ) -> DecodeLeg:
+        """The only leg of a request: its prompt is computed here, and so is the KV of a first token that a P has told
+        of its answer. NeverFitsError if it can never be."""
+        leg = self._leg(request_id, tokens, sampling, True, first)
         try:
             self.engine.submit(leg.job)
         except NeverFitsError:
@@ -91,18 +120,24 @@ class DecodeNode(EngineNode):
             raise
         return leg
 
-    def _leg(self, request_id: RequestId, tokens: list[int], sampling: Sampling, alone: bool) -> DecodeLeg:
+    def _leg(
+        self, request_id: RequestId, tokens: list[int], sampling: Sampling, alone: bool, first: int | None
+    ) -> DecodeLeg:
         if request_id in self.legs or request_id in self._cells:
             raise KeyError(f"request {request_id} is here already; every attempt needs an id of its own")
+        given = first is not None
+        if given:
+            sampling = attrs.evolve(sampling, max_tokens=max(1, sampling.max_tokens - 1))
+        known = tokens if first is None else [*tokens, first]
         seq = Seq(
             0,
-            len(tokens),
+            len(known),
             sampling.max_tokens,
             remote_kv=not alone,
             remote_tokens=0 if alone else len(tokens),
             prefix=self.engine.names(tokens),
         )
-        leg = DecodeLeg(request_id, Job(seq, tokens, sampling), alone)
+        leg = DecodeLeg(request_id, tokens, Job(seq, known, sampling, int(given)), alone)
         self.legs[request_id] = self.by_seq[id(seq)] = leg
         return leg
 
@@ -114,12 +149,15 @@ class DecodeNode(EngineNode):
         if not leg.alone and not leg.loaded:
             self.put(self.scheduler, DecodeAborted(leg.request_id, Code.CANCELLED))
             return
-        self.engine.drop(leg.job.seq)
+        if self.engine.drop(leg.job.seq) is Dropped.BLOCKS_ARE_YOURS:
+            # Its KV was all here, and P's token was not.
+            assert leg.job.seq.allocation is not None
+            self.engine.release(leg.job.seq.allocation)
         self._end(leg, Code.CANCELLED)
 
     def _end(self, leg: DecodeLeg, code: Code) -> None:
         self._forget(leg)
-        self.diary.generated(leg.request_id, leg.job.seq.generated)
+        self.diary.generated(leg.request_id, leg.job.given + leg.job.seq.generated)
         leg.tell.send_nowait(code)
 
     def _forget(self, leg: DecodeLeg) -> None:
@@ -142,7 +180,7 @@ class DecodeNode(EngineNode):
                 self.passed(leg, "d_admit")
                 assert seq.allocation is not None
                 leg.granted = True
-                tokens, here = leg.job.tokens, seq.cached_tokens
+                tokens, here = leg.prompt, seq.cached_tokens
                 digest = digest_of(tokens, self.place.weights)
                 self.feed(
                     self.scheduler,
@@ -188,7 +226,13 @@ class DecodeNode(EngineNode):
         leg = self.legs[effect.request_id]
         self.passed(leg, "transfer")
         leg.loaded = True
-        self.engine.loaded(leg.job.seq)
+        self.landed(leg)
+
+    def landed(self, leg: DecodeLeg) -> None:
+        """Its KV is in its blocks."""
+        leg.in_blocks = True
+        if not leg.waits:
+            self.engine.loaded(leg.job.seq)
 
     def resolve(self, port: Port, effect: Resolve) -> None:
         """The request is over; what remains of its blocks is the protocol's to give back."""

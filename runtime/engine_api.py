@@ -12,6 +12,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Final
 
+import msgspec
+import trio
+
 from pdflow.engine.sequence import NeverFitsError
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.messages import Code
@@ -19,24 +22,25 @@ from pdflow.protocol.wire.checks import id_problem
 from runtime.clock import wall_s
 from runtime.decode_node import DecodeLeg, DecodeNode
 from runtime.engine_node import EngineNode
-from runtime.engines.detokenize import Detokenizer
-from runtime.engines.job import Sampling, Token
+from runtime.engines.job import Logprobs, Sampling, Token
 from runtime.http.errors import OpenAIError
 from runtime.http.messages import EVENT_STREAM, JSON, Request
 from runtime.http.openai.answers import DONE, Answer, ChatAnswer, CompletionAnswer, Piece, error_event, usage
+from runtime.http.openai.between import Between, FirstAnswer, FirstToken, read_between
 from runtime.http.openai.chat import ChatRequest, read_chat
 from runtime.http.openai.completion import CompletionRequest, read_completion
-from runtime.http.openai.logprobs import TokenLogprob
+from runtime.http.openai.fields import decoded
 from runtime.http.openai.models import ModelCard, model_not_found, models_body
 from runtime.http.openai.sampling import Asked
 from runtime.http.responder import Responder
 from runtime.kv_params import Coordinates, decode_json, read_decode, read_prefill, read_stores
 from runtime.part_api import PartApi
-from runtime.prefill_node import PrefillNode
+from runtime.prefill_node import PrefillLeg, PrefillNode
 from runtime.prompts import Prompts
 from runtime.signed import Gate
 from runtime.state import EngineState, state_of
 from runtime.store_prefill_node import StorePrefillNode
+from runtime.words import Words
 
 STATUS: Final = {
     Code.REJECTED: 400,
@@ -46,6 +50,16 @@ STATUS: Final = {
     Code.PEER_RESTARTED: 503,
 }
 """Of a leg that ended without an answer; any other cause is a 502."""
+_first: Final = msgspec.json.Decoder(FirstToken)
+
+
+class FirstToCome:
+    """P's token and the decode leg that waits for it: either may be here first."""
+
+    def __init__(self, first: FirstToken | None = None) -> None:
+        self.first = first
+        self.leg: DecodeLeg | None = None
+        self.met: Final = trio.Event()
 
 
 class EngineApi(PartApi):
@@ -67,6 +81,8 @@ class EngineApi(PartApi):
         self.method: Final = method
         self.here: Final = here
         self.started_s: Final = wall_s()
+        self.to_come: dict[str, FirstToCome] = {}
+        """By the id of the attempt."""
 
     def state(self) -> EngineState:
         return state_of(self.node)
@@ -96,6 +112,8 @@ class EngineApi(PartApi):
             case "POST", "/v1/chat/completions":
                 chat = read_chat(request.body)
                 await self._complete(request, chat, self.prompts.of_chat(chat), ChatAnswer, responder)
+            case "POST", "/first_token" if isinstance(self.node, DecodeNode):
+                await self._hear_first(self.node, request, responder)
             case _:
                 raise OpenAIError(404, f"there is no {request.method} {request.path} here")
 
@@ -111,9 +129,7 @@ class EngineApi(PartApi):
             raise model_not_found(asked.model)
         if asked.asked.n > 1:
             raise OpenAIError(400, "n: an engine gives one answer; the router asks for each", param="n")
-        request_id = (request.header(b"x-request-id") or secrets.token_hex(8).encode()).decode("ascii", "replace")
-        if problem := id_problem(request_id):
-            raise OpenAIError(400, f"x-request-id: {problem}")
+        request_id = named(request)
         answer = form(request_id, wall_s(), self.prompts.model)
         try:
             if isinstance(self.node, PrefillNode):
@@ -137,12 +153,15 @@ class EngineApi(PartApi):
         responder: Responder,
     ) -> None:
         if asked.kv_transfer_params is None:
-            raise OpenAIError(400, "this engine computes prompts for others: kv_transfer_params is missing")
+            await self._prefill_alone(node, request_id, asked.asked, tokens, answer, responder)
+            return
+        between = self._between(asked)
         self.prompts.check_length(len(tokens), 1)
         xid = read_prefill(self.method, asked.kv_transfer_params)
         if isinstance(node, StorePrefillNode):
             node.stores = read_stores(self.method, asked.kv_transfer_params)
-        leg = node.begin(request_id, xid, tokens)
+        sampling = self._sampling(asked.asked, len(tokens)) if between.tells_first else None
+        leg = node.begin(request_id, xid, tokens, sampling)
         try:
             await leg.answered.wait()
         finally:
@@ -151,8 +170,81 @@ class EngineApi(PartApi):
         if leg.params is None:
             raise ended(leg.code)
         params = decode_json(leg.params, leg.at or self.here, self.method)
-        done = answer.whole([Piece(0, "", "length")], usage(len(tokens), 0), params)
+        if between.tells_first:
+            first = self._first_answer(leg, asked.asked, answer)
+            if first.ends and not between.decodes:
+                node.withdraw(leg.xid)
+            done = msgspec.json.encode({"kv_transfer_params": params, "pdflow": first})
+        else:
+            done = answer.whole([Piece(0, "", "length")], usage(len(tokens), 0), params)
         await responder.reply(200, (JSON,), done)
+
+    def _first_answer(self, leg: PrefillLeg, asked: Asked, answer: Answer) -> FirstAnswer:
+        """The beginning of an answer that goes on elsewhere, if it does."""
+        token = leg.token
+        assert token is not None, "it was to be told"
+        piece = Words(self.prompts, asked).piece(token.token, token.logprobs, token.ending)
+        ends = piece.ending is not None
+        used = usage(len(leg.job.tokens), 1)
+        if asked.stream:
+            said = answer.event(shown(piece, asked))
+            if ends:
+                said += (answer.usage_event(used) if asked.include_usage else b"") + DONE
+        else:
+            said = answer.whole([shown(piece, asked)], used) if ends else b""
+        if ends:
+            self.node.diary.generated(leg.request_id, 1)
+        top = () if token.logprobs is None else token.logprobs.top
+        chosen = None if token.logprobs is None else token.logprobs.chosen
+        return FirstAnswer(FirstToken(token.token, *answer.name, chosen, top), said.decode(), ends)
+
+    async def _prefill_alone(
+        self,
+        node: PrefillNode,
+        request_id: str,
+        asked: Asked,
+        tokens: list[int],
+        answer: Answer,
+        responder: Responder,
+    ) -> None:
+        """One token is wanted, which is P's: there is nothing to decode."""
+        if asked.max_tokens != 1:
+            raise OpenAIError(400, "this engine computes prompts for others: kv_transfer_params is missing")
+        leg = node.begin_alone(request_id, tokens, self._sampling(asked, len(tokens)))
+        try:
+            await leg.answered.wait()
+        finally:
+            if not leg.answered.is_set():
+                node.abort_alone(leg)
+        said = self._first_answer(leg, asked, answer).said.encode()
+        await responder.reply(200, (EVENT_STREAM if asked.stream else JSON,), said)
+
+    async def _hear_first(self, node: DecodeNode, request: Request, responder: Responder) -> None:
+        """P has told the first token of an attempt whose decode leg is here, or on its way."""
+        first = self._checked(decoded(_first, request.body))
+        request_id = named(request)
+        pair = self.to_come.setdefault(request_id, FirstToCome())
+        pair.first = first
+        try:
+            if pair.leg is None:
+                await pair.met.wait()
+            else:
+                node.tell_first(pair.leg, first.token)
+        finally:
+            if pair.leg is None:
+                del self.to_come[request_id]
+        await responder.reply(200, (JSON,), b"{}")
+
+    def _between(self, asked: CompletionRequest | ChatRequest) -> Between:
+        between = read_between(asked.pdflow)
+        if between.first is not None:
+            self._checked(between.first)
+        return between
+
+    def _checked(self, first: FirstToken) -> FirstToken:
+        if not 0 <= first.token < self.prompts.vocab_size:
+            raise OpenAIError(400, f"pdflow: the model has token ids below {self.prompts.vocab_size}", param="pdflow")
+        return first
 
     async def _decode(
         self,
@@ -164,17 +256,28 @@ class EngineApi(PartApi):
         responder: Responder,
     ) -> None:
         sampling = self._sampling(asked.asked, len(tokens))
+        between = self._between(asked)
+        pair = FirstToCome(between.first)
+        first = None if between.first is None else between.first.token
         if asked.kv_transfer_params is None:
-            leg = node.begin_alone(request_id, tokens, sampling)
+            leg = node.begin_alone(request_id, tokens, sampling, first)
         else:
             params, at = read_decode(self.method, asked.kv_transfer_params)
             await node.links.learn(params.prefill.engine, at.host, at.port)
-            leg = node.begin(request_id, params, tokens, sampling)
+            leg = node.begin(request_id, params, tokens, sampling, first, between.first_follows)
+            if between.first_follows:
+                pair = self.to_come.setdefault(request_id, pair)
+                pair.leg = leg
+                pair.met.set()
+                if pair.first is not None:
+                    node.tell_first(leg, pair.first.token)
         tell = self._stream if asked.asked.stream else self._whole
         try:
-            async with aclosing(self._pieces(leg, asked.asked)) as pieces:
-                await tell(pieces, leg, asked.asked, answer, responder)
+            async with aclosing(self._pieces(leg, asked.asked, pair)) as pieces:
+                await tell(pieces, pair, len(tokens), asked.asked, answer, responder)
         finally:
+            if between.first_follows:
+                del self.to_come[request_id]
             node.abort(leg)
 
     def _sampling(self, asked: Asked, prompt_tokens: int) -> Sampling:
@@ -193,20 +296,37 @@ class EngineApi(PartApi):
         )
 
     async def _stream(
-        self, pieces: AsyncIterator[Piece], leg: DecodeLeg, asked: Asked, answer: Answer, responder: Responder
+        self,
+        pieces: AsyncIterator[Piece],
+        pair: FirstToCome,
+        prompt_tokens: int,
+        asked: Asked,
+        answer: Answer,
+        responder: Responder,
     ) -> None:
         generated = 0
         async for piece in pieces:
+            generated += len(piece.token_ids or ())
+            if generated == 1 and pair.first is not None:
+                # The client has this from P.
+                answer.name = pair.first.id, pair.first.created
+                answer.event(shown(piece, asked))
+                continue
             if not responder.begun:
                 await responder.begin(200, (EVENT_STREAM,))
-            generated += len(piece.token_ids or ())
             await responder.send(answer.event(shown(piece, asked)))
-        last = answer.usage_event(usage(len(leg.job.tokens), generated)) if asked.include_usage else b""
+        last = answer.usage_event(usage(prompt_tokens, generated)) if asked.include_usage else b""
         await responder.send(last + DONE)
         await responder.end()
 
     async def _whole(
-        self, pieces: AsyncIterator[Piece], leg: DecodeLeg, asked: Asked, answer: Answer, responder: Responder
+        self,
+        pieces: AsyncIterator[Piece],
+        pair: FirstToCome,
+        prompt_tokens: int,
+        asked: Asked,
+        answer: Answer,
+        responder: Responder,
     ) -> None:
         parts = [piece async for piece in pieces]
         token_ids = [token for piece in parts for token in piece.token_ids or ()]
@@ -220,33 +340,33 @@ class EngineApi(PartApi):
             None if last.logprobs is None else logprobs,
             token_ids,
         )
-        done = answer.whole([shown(piece, asked)], usage(len(leg.job.tokens), len(token_ids)))
+        done = answer.whole([shown(piece, asked)], usage(prompt_tokens, len(token_ids)))
         await responder.reply(200, (JSON,), done)
 
-    async def _pieces(self, leg: DecodeLeg, asked: Asked) -> AsyncGenerator[Piece, None]:
-        """One for each token. OpenAIError if the leg ends without its last one."""
-        text = Detokenizer(self.prompts, asked.stop)
+    async def _pieces(self, leg: DecodeLeg, asked: Asked, pair: FirstToCome) -> AsyncGenerator[Piece, None]:
+        """One for each token, that of P included. OpenAIError if the leg ends without its last one."""
+        words = Words(self.prompts, asked)
+        before = True
         async for said in leg.said:
             if not isinstance(said, Token):
                 raise ended(said)
-            ending, reason = said.ending, None
-            # The token that says stop is no part of the text.
-            new = "" if ending == "stop" else text.push(said.token)
-            if text.stopped is not None:
-                ending, reason = "stop", text.stopped
-            elif ending is not None:
-                new += text.flush()
-            yield Piece(0, new, ending, reason, self._logprobs(said), [said.token])
-            if ending is not None:
+            if before and pair.first is not None:
+                first = pair.first
+                logprobs = None if first.logprob is None else Logprobs(first.logprob, first.top)
+                yield words.piece(first.token, logprobs, None)
+            before = False
+            piece = words.piece(said.token, said.logprobs, said.ending)
+            yield piece
+            if piece.ending is not None:
                 return
 
-    def _logprobs(self, said: Token) -> list[TokenLogprob] | None:
-        told = said.logprobs
-        if told is None:
-            return None
-        decode = self.prompts.decode
-        top = tuple((decode([token]), logprob) for token, logprob in told.top)
-        return [TokenLogprob(decode([said.token]), told.chosen, top)]
+
+def named(request: Request) -> str:
+    """The attempt's id; one of our own for whoever says none. OpenAIError."""
+    request_id = (request.header(b"x-request-id") or secrets.token_hex(8).encode()).decode("ascii", "replace")
+    if problem := id_problem(request_id):
+        raise OpenAIError(400, f"x-request-id: {problem}")
+    return request_id
 
 
 def shown(piece: Piece, asked: Asked) -> Piece:

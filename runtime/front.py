@@ -122,7 +122,9 @@ class Front:
         named = request.header(b"x-request-id")
         answered = () if named is None else ((b"x-request-id", named),)
         session = session_of(request, asked.fields)
-        await self.node.serve(Call(request.path, asked.fields, prompts[0], forwarded, answered, responder, session))
+        one_token = asked.asked.max_tokens == 1
+        about = (forwarded, answered, responder, session, one_token)
+        await self.node.serve(Call(request.path, asked.fields, prompts[0], *about))
 
     def healthy(self) -> bool:
         """Whether somebody computes prompts, and where engines do not do both somebody decodes; and where KV goes by a
@@ -143,7 +145,8 @@ async def front(scenario: Scenario, child: bool, record: Record) -> None:
     client = HttpClient()
     patience_s = scenario.transfer.deadline_s + LATER_S
     about = (scenario.transfer.method, client, patience_s, Signer(secret), stores_of(scenario))
-    node = RouterNode(governed_of(builder), prefill, decode, *about)
+    tells_first = scenario.router.first_token == "prefill"
+    node = RouterNode(governed_of(builder), prefill, decode, *about, tells_first=tells_first)
     named = engines_of(scenario.pools)
     spares = [name for name in node.members.seats if name not in named]
     app = Front(node, open_prompts(scenario), Admin(node, spares, order if child else None), gate)

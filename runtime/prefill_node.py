@@ -10,16 +10,16 @@ import trio
 from pdflow.engine.sequence import ChunkBegun, Dropped, NeverFitsError, Prefilled
 from pdflow.engine.sequence import Sequence as Seq
 from pdflow.protocol.effects import AnswerPrefill, BumpWord, PostWrite, ReleaseBlocks, StopWrite
-from pdflow.protocol.events import PrefillAborted, PrefillFinished, PrefillQueued
+from pdflow.protocol.events import PrefillAborted, PrefillFinished, PrefillQueued, SourceWithdrawn
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Allocation, Instant, RequestId, Xid
 from runtime.clock import now_ns
 from runtime.content import digest_of
-from runtime.diary import RELEASED
+from runtime.diary import RELEASED, TOKEN
 from runtime.engine_node import EngineNode, Known
-from runtime.engines.job import Job, Sampling
+from runtime.engines.job import GREEDY, Job, Sampling, Token
 from runtime.engines.loop import LayerComputed, Told
 from runtime.kv_params import Coordinates
 from runtime.node import Endpoint, Port
@@ -27,12 +27,17 @@ from runtime.ranked_node import MakeTransport, Place
 
 
 class PrefillLeg:
-    """One prompt at P. `answered` is set once there is `params`, or a `code` that says why there will be none."""
+    """One prompt at P. `answered` is set once there is `params`, or a `code` that says why there will be none; or, if
+    nobody comes for its KV, once there is its token."""
 
-    def __init__(self, request_id: RequestId, xid: Xid, job: Job) -> None:
+    def __init__(self, request_id: RequestId, xid: Xid, job: Job, keeps: bool = True) -> None:
         self.request_id: Final = request_id
         self.xid: Final = xid
         self.job = job
+        self.keeps: Final = keeps
+        """A decode leg comes for its KV."""
+        self.token: Token | None = None
+        """The answer's first, if it is to be told."""
         self.begun_ns: Final = now_ns()
         self.answered: Final = trio.Event()
         self.params: KvParams | None = None
@@ -76,21 +81,48 @@ class PrefillNode(EngineNode):
             }
         )
 
-    def begin(self, request_id: RequestId, xid: Xid, tokens: list[int]) -> PrefillLeg:
-        """A prefill leg has come. NeverFitsError if the prompt is too long for this engine, ever; KeyError if the leg
-        is here already."""
-        if request_id in self.by_request or xid in self.by_xid:
-            raise KeyError(f"request {request_id} is being prefilled already; every attempt needs an id of its own")
-        seq = Seq(0, len(tokens), prefill_only=True, prefix=self.engine.names(tokens))
-        leg = PrefillLeg(request_id, xid, Job(seq, tokens, Sampling(max_tokens=1)))
+    def begin(self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None = None) -> PrefillLeg:
+        """A prefill leg has come; with `sampling` the first token of its answer is told, too. NeverFitsError if the
+        prompt is too long for this engine, ever; KeyError if the leg is here already."""
+        leg = self._leg(request_id, xid, tokens, sampling, True)
         self.submit(leg)
-        self.by_request[request_id] = self.by_xid[xid] = self.by_seq[id(seq)] = leg
+        self._know(leg)
         self.put(self.scheduler, PrefillQueued(xid, request_id))
         return leg
+
+    def begin_alone(self, request_id: RequestId, tokens: list[int], sampling: Sampling) -> PrefillLeg:
+        """The only leg of a request that wants one token: nobody comes for the KV. Raises as `begin` does."""
+        leg = self._leg(request_id, request_id, tokens, sampling, False)
+        self.engine.submit(leg.job)
+        self._know(leg)
+        self.diary.passed(request_id, "route")
+        return leg
+
+    def _leg(
+        self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None, keeps: bool
+    ) -> PrefillLeg:
+        if request_id in self.by_request or xid in self.by_xid:
+            raise KeyError(f"request {request_id} is being prefilled already; every attempt needs an id of its own")
+        most = 1 if sampling is None else sampling.max_tokens
+        seq = Seq(0, len(tokens), most, prefill_only=True, prefix=self.engine.names(tokens))
+        job = Job(seq, tokens, sampling or GREEDY, tells_first=sampling is not None)
+        return PrefillLeg(request_id, xid, job, keeps)
+
+    def _know(self, leg: PrefillLeg) -> None:
+        self.by_request[leg.request_id] = self.by_xid[leg.xid] = self.by_seq[id(leg.job.seq)] = leg
 
     def submit(self, leg: PrefillLeg) -> None:
         """Into the engine's queue. NeverFitsError."""
         self.engine.submit(leg.job)
+
+    def withdraw(self, xid: Xid) -> None:
+        """Nobody is to come for its KV: were its lease waited for, so would be its blocks."""
+        self.put(self.scheduler, SourceWithdrawn(xid))
+
+    def abort_alone(self, leg: PrefillLeg) -> None:
+        """Whoever asked has gone, and nobody was to come for the KV."""
+        if self.engine.drop(leg.job.seq) is not Dropped.NOT_HERE:
+            del self.by_request[leg.request_id], self.by_xid[leg.xid], self.by_seq[id(leg.job.seq)]
 
     def abort(self, leg: PrefillLeg) -> None:
         """Whoever asked has gone. A finished prompt stays: its lease decides."""
@@ -100,14 +132,19 @@ class PrefillNode(EngineNode):
         self.put(self.scheduler, PrefillAborted(leg.xid, Code.CANCELLED))
 
     def came(self, outcome: Told) -> None:
-        """The engine has something to tell: of a prompt's token nothing, of its KV that it is there."""
+        """The engine has something to tell: a prompt's token, if it is wanted, and that its KV is there."""
         match outcome:
+            case Token(seq=seq):
+                told = self.by_seq.get(id(seq))
+                if told is not None:
+                    told.token = outcome
             case ChunkBegun(seq=seq):
                 leg = self.by_seq.get(id(seq))
                 if leg is not None:
                     if outcome.computed + outcome.new >= seq.prompt_tokens:
                         self.ending.append(leg)
-                    self.chunk_begun(leg, outcome)
+                    if leg.keeps:
+                        self.chunk_begun(leg, outcome)
             case LayerComputed(layer=layer, at_ns=at):
                 if layer == self.place.shape.num_layers - 1:
                     self._all_layers(at)
@@ -115,7 +152,10 @@ class PrefillNode(EngineNode):
             case Prefilled(seq=seq, at_ns=at):
                 leg = self.by_seq.pop(id(seq))
                 self._note_computed(leg, at)
-                self.computed(leg)
+                if leg.keeps:
+                    self.computed(leg)
+                else:
+                    self.done_here(leg)
 
     def chunk_begun(self, leg: PrefillLeg, chunk: ChunkBegun) -> None:
         """A step has begun that computes a part of this prompt."""
@@ -140,6 +180,14 @@ class PrefillNode(EngineNode):
         self.stage("prefill", start, at)
         self.diary.passed(leg.request_id, "p_queue", start)
         self.diary.passed(leg.request_id, "prefill", at)
+
+    def done_here(self, leg: PrefillLeg) -> None:
+        """P's token is all that was asked for."""
+        del self.by_request[leg.request_id], self.by_xid[leg.xid]
+        assert leg.job.seq.allocation is not None
+        self.engine.release(leg.job.seq.allocation)
+        self.diary.passed(leg.request_id, TOKEN)
+        leg.answered.set()
 
     def computed(self, leg: PrefillLeg) -> None:
         """All of a prompt's KV is in its blocks."""

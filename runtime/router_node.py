@@ -19,6 +19,7 @@ from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from pdflow.routing.governed import GovernedRouter
+from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.router import (
     AbortLeg,
     ClientGone,
@@ -30,6 +31,7 @@ from pdflow.routing.router import (
     EngineSilent,
     PrefillAnswered,
     Reply,
+    TokenCame,
 )
 from pdflow.wiring.stores import node_of
 from runtime.call import Call, Leg
@@ -37,7 +39,8 @@ from runtime.clock import now_ns
 from runtime.diary import LAST
 from runtime.http.client import HttpClient
 from runtime.http.errors import OpenAIError
-from runtime.http.messages import JSON
+from runtime.http.messages import EVENT_STREAM, JSON
+from runtime.http.openai.between import Between, FirstAnswer
 from runtime.http.relay import break_off
 from runtime.kv_params import Coordinates, decode_json, prefill_json
 from runtime.members import Members
@@ -57,7 +60,7 @@ NUMBERS: Final = 40
 
 class RouterNode(Node):
     """Args: the engines of each role, as the endpoint counts them; method is the scenario's; `stores` are the nodes of
-    its store, by number."""
+    its store, by number; `tells_first`: the client has its first token from P."""
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class RouterNode(Node):
         patience_s: float = math.inf,
         signer: Signer = UNSIGNED,
         stores: Sequence[str] = (),
+        tells_first: bool = False,
     ) -> None:
         super().__init__("router")
         self.router: Final = router
@@ -80,6 +84,8 @@ class RouterNode(Node):
         self.client: Final = client
         self.patience_s: Final = patience_s
         self.signer: Final = signer
+        self.tells_first: Final = tells_first
+        self.hedges: Final = isinstance(router, HedgingRouter)
         self.members: Final = Members(
             router, stores, partial(self.put, self.port), lambda place: client.forget(place.http.host, place.http.port)
         )
@@ -111,9 +117,12 @@ class RouterNode(Node):
         async with trio.open_nursery() as nursery:
             call.nursery = nursery
             call.first = lambda _: self._first(call, number)
+            if self.hedges:
+                call.spoke = self._spoke
             self.calls[number] = call
             self.meter.open.inc()
-            self.put(self.port, arrival(self.router, number, call.tokens, call.session))
+            alone = self.tells_first and call.one_token
+            self.put(self.port, arrival(self.router, number, call.tokens, call.session, alone))
             try:
                 await call.over.wait()
             finally:
@@ -131,6 +140,10 @@ class RouterNode(Node):
         self.meter.first_token(call.begun_ns)
         self.diary.heard(number)
 
+    def _spoke(self, request_id: RequestId) -> None:
+        """The client hears this attempt: no other is late, or wanted any more."""
+        self.put(self.port, TokenCame(request_id))
+
     # Effects.
 
     def dispatch_prefill(self, port: Port, effect: DispatchPrefill) -> None:
@@ -144,13 +157,45 @@ class RouterNode(Node):
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
         stores = tuple(NOT_UP if place is None else place.http for place in self.members.stores.values())
-        body = call.prefill_body(prefill_json(effect.xid, self.method, stores))
-        params, code = await leg.prefill(body, self.method)
-        self.put(self.port, PrefillAnswered(effect.request_id, params, code))
+        about = prefill_json(effect.xid, self.method, stores)
+        tells_first = self.tells_first and call.told is None
+        if tells_first:
+            between = Between(tells_first=True, decodes=self.router.dispatch == "concurrent")
+            body = call.decode_body(about, between)
+        else:
+            body = call.prefill_body(about)
+        params, first, code = await leg.prefill(body, self.method, tells_first)
+        ends = first is not None and await self._told(call, first, effect.request_id)
+        self.put(self.port, PrefillAnswered(effect.request_id, params, code, ends))
+
+    async def _told(self, call: Call, said: FirstAnswer, request_id: RequestId) -> bool:
+        """P has told the first token; whether it is the last one. What the client has heard before is kept to."""
+        if call.told is not None or call.speaker is not None:
+            return False
+        call.told = said.first
+        text, responder = said.said.encode(), call.responder
+        if said.ends:
+            call.speaks(request_id)
+            self.diary.passed(request_id, LAST)
+        if call.streams:
+            call.piece(text)
+            await responder.begin(200, (EVENT_STREAM, *call.answered))
+            responder.begin_now(text)
+            if said.ends:
+                await responder.end()
+        elif said.ends:
+            call.piece(text)
+            await responder.reply(200, (JSON, *call.answered), text)
+        call.whole = said.ends
+        for leg, place in () if said.ends else call.awaiting.items():
+            told = Leg(call, self.client, place, leg, self.patience_s, self.signer)
+            call.nursery.start_soon(told.tell, said.first)
+        call.awaiting.clear()
+        return said.ends
 
     async def _aggregated(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
         """A prefill leg that no other follows: its answer is the client's."""
-        code = await self._answer(call, leg, call.decode_body(None))
+        code = await self._answer(call, leg, self._alone_body(call, leg))
         if code is None:
             return
         info = self.prefill[effect.engine]
@@ -167,8 +212,13 @@ class RouterNode(Node):
         if call is None or place is None or source is None:
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
-        body = call.decode_body(self._params(effect.params, source.kv))
         leg = Leg(call, self.client, place, effect.request_id, self.patience_s, self.signer)
+        between = None
+        if self.tells_first:
+            between = Between(first=call.told, first_follows=call.told is None)
+            if call.told is None:
+                call.awaiting[effect.request_id] = place
+        body = call.decode_body(self._params(effect.params, source.kv), between)
         self._begin(call, "decode", effect.request_id, self._decode(call, leg, effect.request_id, body))
 
     def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
@@ -177,24 +227,40 @@ class RouterNode(Node):
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
         leg = Leg(call, self.client, place, effect.request_id, self.patience_s, self.signer)
-        body = call.decode_body(None)
+        body = self._alone_body(call, leg)
         self._begin(call, "decode", effect.request_id, self._decode(call, leg, effect.request_id, body))
 
     async def _decode(self, call: Call, leg: Leg, request_id: RequestId, body: bytes) -> None:
-        code = await self._answer(call, leg, body)
+        try:
+            code = await self._answer(call, leg, body)
+        finally:
+            call.awaiting.pop(request_id, None)
         if code is not None:
             self.put(self.port, DecodeEnded(request_id, code))
 
+    def _alone_body(self, call: Call, leg: Leg) -> bytes:
+        """For an engine that computes the prompt, too, and perhaps a token that the client has."""
+        leg.goes_on = call.told is not None
+        return call.decode_body(None, None if call.told is None else Between(first=call.told))
+
     async def _answer(self, call: Call, leg: Leg, body: bytes) -> Code | None:
         """How the leg ended whose answer is the client's; None if the client has heard a part that has no end."""
-        if call.responder.begun:
-            await self._break_off(call, Code.IO)
-            return None
-        code = await leg.decode(body)
-        if code is not Code.NONE and call.responder.begun:
+        code = await leg.decode(body) if call.speaker is None else None
+        if code is None:
+            await self._is_not_heard(call)
+        elif code is Code.NONE:
+            call.whole = True
+        elif call.speaker == leg.request_id:
             await self._break_off(call, code)
             return None
         return code
+
+    async def _is_not_heard(self, call: Call) -> None:
+        """The client hears another attempt: this one is taken back soon. If that one was, the answer has no end."""
+        scopes = [self.legs.get((role, call.speaker or "")) for role in ("prefill", "decode")]
+        if call.whole or any(scope is not None and not scope.cancel_called for scope in scopes):
+            await trio.sleep_forever()
+        await self._break_off(call, Code.IO)
 
     async def _break_off(self, call: Call, code: Code) -> None:
         """What the client has heard, of this attempt or of the one before, cannot be said again."""

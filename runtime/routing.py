@@ -65,11 +65,11 @@ def router_of(builder: Builder, changes: bool = False) -> Router:
     return router
 
 
-def arrival(router: Router, request: int, tokens: Seq[int], session: int) -> RequestArrived:
+def arrival(router: Router, request: int, tokens: Seq[int], session: int, prefill_only: bool = False) -> RequestArrived:
     """Prefixes have names only where somebody looks at them: 4,000 tokens take some 0.1 ms."""
     looks = isinstance(router.prefill_choice, PrefixAware) or isinstance(router.decode_choice, PrefixAware)
     names = block_names(tokens, SESSION_BLOCK_TOKENS) if looks else ()
-    return RequestArrived(request, False, len(tokens), names, session)
+    return RequestArrived(request, prefill_only, len(tokens), names, session)
 
 
 def session_of(request: Request, fields: Fields) -> int:

@@ -52,7 +52,7 @@ class StagedDecodeNode(DecodeNode):
     def enqueue(self, port: Port, effect: Enqueue) -> None:
         leg = self.legs[effect.request_id]
         try:
-            self.staging.want(leg.request_id, len(leg.job.tokens))
+            self.staging.want(leg.request_id, len(leg.prompt))
         except TooLargeError:
             self.put(self.scheduler, DecodeAborted(effect.request_id, Code.REJECTED))
             return
@@ -65,7 +65,7 @@ class StagedDecodeNode(DecodeNode):
             self.places[request_id] = place
             self.passed(leg, "d_admit")
             leg.granted = True
-            tokens, weights = leg.job.tokens, self.place.weights
+            tokens, weights = leg.prompt, self.place.weights
             digest = digest_of(tokens, weights)
             yield self.scheduler, DecodeAdmitted(request_id, place, 0, len(tokens), digest, weights)
 
@@ -107,15 +107,14 @@ class StagedDecodeNode(DecodeNode):
             super().came(outcome)
 
     def _load(self, leg: DecodeLeg) -> None:
-        seq = leg.job.seq
+        seq, tokens = leg.job.seq, len(leg.prompt)
         assert seq.allocation is not None
         blocks, place = self.table(seq.allocation).blocks, self.places.pop(leg.request_id)
         for rank in self.ranks.values():
             for layer in range(rank.memory.num_layers):
-                piece = Piece(layer, seq.cached_tokens, seq.prompt_tokens)
-                rank.copy_in(place, blocks, seq.prompt_tokens, piece)
+                rank.copy_in(place, blocks, tokens, Piece(layer, seq.cached_tokens, tokens))
         self.vacate(place)
-        self.engine.loaded(seq)
+        self.landed(leg)
 
     def abort(self, leg: DecodeLeg) -> None:
         self.settle()

@@ -15,11 +15,12 @@ from pdflow.methods.method import Conduct, Method
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import Staging
 from pdflow.protocol.effects import PostWrite, ReleaseBlocks
-from pdflow.protocol.events import PrefillAborted, PrefillBegun, PrefillFinished, SourceWithdrawn
+from pdflow.protocol.events import PrefillAborted, PrefillBegun, PrefillFinished
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Allocation, Xid
 from runtime.diary import RELEASED
+from runtime.engines.job import Sampling
 from runtime.node import Endpoint, Port
 from runtime.prefill_node import PrefillLeg, PrefillNode
 from runtime.ranked_node import MakeTransport, Place
@@ -53,10 +54,10 @@ class StagedPrefillNode(PrefillNode):
         self.to_copy: list[tuple[Departure, int, int]] = []
         """What of it goes as each layer comes: whose, from which token to which."""
 
-    def begin(self, request_id: str, xid: Xid, tokens: list[int]) -> PrefillLeg:
+    def begin(self, request_id: str, xid: Xid, tokens: list[int], sampling: Sampling | None = None) -> PrefillLeg:
         if not self.staging.fits_ever(len(tokens)):
             raise NeverFitsError(f"a prompt of {len(tokens)} tokens is too long for {self.method.p_memory.value}")
-        return super().begin(request_id, xid, tokens)
+        return super().begin(request_id, xid, tokens, sampling)
 
     def abort(self, leg: PrefillLeg) -> None:
         if self.engine.drop(leg.job.seq) is Dropped.NOT_HERE:
@@ -105,9 +106,6 @@ class StagedPrefillNode(PrefillNode):
         place = self.departures.outgoing[xid].place
         lies = place if self.method.pulls and place is not None else source
         return xid, lies, tokens, digest, weights
-
-    def withdraw(self, xid: Xid) -> None:
-        self.put(self.scheduler, SourceWithdrawn(xid))
 
     def layers_of(self, going: Departure, chunk: Any, before: int) -> None:
         last = chunk.computed + chunk.new

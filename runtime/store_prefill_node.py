@@ -31,14 +31,13 @@ from pdflow.protocol.events import (
     DecodeHit,
     DecodeQueued,
     PrefillAborted,
-    SourceWithdrawn,
 )
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId, Xid
 from pdflow.wiring.stores import Consumer, Producer, load_xid, node_name
 from runtime.content import digest_of
-from runtime.engines.job import Job
+from runtime.engines.job import Job, Sampling
 from runtime.engines.loop import Told
 from runtime.kv_params import Coordinates
 from runtime.node import Port
@@ -93,12 +92,12 @@ class StorePrefillNode(PrefillNode):
             }
         )
 
-    def begin(self, request_id: RequestId, xid: Xid, tokens: list[int]) -> PrefillLeg:
+    def begin(self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None = None) -> PrefillLeg:
         if request_id in self._load_cells:
             raise KeyError(f"request {request_id} is being loaded still; every attempt needs an id of its own")
         if not self.keys.fits(len(tokens)):
             raise NeverFitsError(f"a prompt of {len(tokens)} tokens is too long for a node of the store")
-        return super().begin(request_id, xid, tokens)
+        return super().begin(request_id, xid, tokens, sampling)
 
     def submit(self, leg: PrefillLeg) -> None:
         """Ask first, if there may be something to load."""
@@ -216,8 +215,8 @@ class StorePrefillNode(PrefillNode):
             return
         self.notes["store: prompts not loaded"] += 1
         del self.by_seq[id(seq)]
-        again = Seq(0, seq.prompt_tokens, prefill_only=True, prefix=seq.prefix)
-        leg.job = Job(again, leg.job.tokens, leg.job.sampling)
+        again = Seq(0, seq.prompt_tokens, seq.output_tokens, prefill_only=True, prefix=seq.prefix)
+        leg.job = Job(again, leg.job.tokens, leg.job.sampling, tells_first=leg.job.tells_first)
         self.by_seq[id(again)] = leg
         self._compute(leg)
 
@@ -251,7 +250,7 @@ class StorePrefillNode(PrefillNode):
         del self.putting[leg.request_id], self.by_request[leg.request_id]
         if found.params is None:
             # Nobody comes for it: were its lease waited for, so would be its blocks.
-            self.put(self.scheduler, SourceWithdrawn(leg.xid))
+            self.withdraw(leg.xid)
         leg.at = found.at
         leg.answer(found.params, found.code)
 

@@ -1,8 +1,9 @@
 """A second attempt beside the first, elsewhere, when the first one has been without a token for long.
 
 Both have ids and destination blocks of their own, so that nothing of one can be taken for the other's. The first to
-finish is the answer, and the other is taken back. A request is hedged once. If one of the two fails, the other goes on
-alone; only the failure of the last one is answered, or tried again if attempts are left: the hedge is none of those.
+finish is the answer, and the other is taken back; where a client hears the beginning of one, it hears that one to its
+end, and the other is taken back then. A request is hedged once. If one of the two fails, the other goes on alone; only
+the failure of the last one is answered, or tried again if attempts are left: the hedge is none of those.
 
 It is the one endpoint of the router that has deadlines. `TokenCame` tells it that a request has its first token, before
 the deadline is judged: a long answer is no late one.
@@ -169,9 +170,11 @@ class HedgingRouter(GovernedRouter):
 
     def _token_came(self, event: TokenCame) -> RouterEffects:
         attempt = self.attempts.get(event.request_id)
-        if attempt is not None:
-            self.deadlines.due.pop(attempt.request, None)
-        return ()
+        if attempt is None:
+            return ()
+        self.deadlines.due.pop(attempt.request, None)
+        pair = self.pairs.get(attempt.request)
+        return () if pair is None else self._close(pair[0] if pair[1] is attempt else pair[1])
 
     def _over(
         self, attempt: Attempt, outcome: Literal["completed", "failed", "cancelled"], code: Code

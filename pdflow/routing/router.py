@@ -45,6 +45,8 @@ class PrefillAnswered(Value, frozen=True, gc=False):
     request_id: RequestId
     params: KvParams | None
     code: Code = Code.NONE
+    ends: bool = False
+    """P's token, which the client has, is the last one: nothing is left to decode."""
 
 
 class DecodeEnded(Value, frozen=True, gc=False):
@@ -316,7 +318,7 @@ class Router:
             if attempt.d_open and self.reports_prefill:
                 effects = (ReportPrefill(attempt.d, attempt.request_id, False),)
             return effects + self._failed(attempt, event.code)
-        if self._alone(attempt):
+        if event.ends or self._alone(attempt):
             return self._over(attempt, "completed", Code.NONE)
         if attempt.d_open:
             return (ReportPrefill(attempt.d, attempt.request_id, True),) if self.reports_prefill else ()

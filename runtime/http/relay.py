@@ -36,7 +36,8 @@ HOP: Final = frozenset(
 async def relay(
     response: Response, responder: Responder, headers: Headers = (), tap: Callable[[bytes], None] | None = None
 ) -> None:
-    """Answer with that answer, and these headers more; `tap` is told each piece before the client is.
+    """Answer with that answer, and these headers more; `tap` is told each piece before the client is. Where the
+    responder has begun, that answer is the rest of a stream.
 
     UpstreamError where it breaks off; the responder has begun then, since the head was here.
     """
@@ -51,7 +52,10 @@ async def relay(
             tap(data)
         return responder.send_now(data, response.complete) and not response.complete
 
-    await responder.begin_verbatim(response.status, (*kept, *response.framing))
+    if responder.begun:
+        responder.go_on_verbatim()
+    else:
+        await responder.begin_verbatim(response.status, (*kept, *response.framing))
     try:
         while not response.complete:
             await response.carry(responder.pump, take)
@@ -76,7 +80,8 @@ async def break_off(responder: Responder, error: OpenAIError) -> None:
 async def _relay_decoded(
     response: Response, responder: Responder, headers: tuple[Header, ...], tap: Callable[[bytes], None] | None
 ) -> None:
-    await responder.begin(response.status, headers)
+    if not responder.begun:
+        await responder.begin(response.status, headers)
     async with aclosing(response.pieces()) as pieces:
         async for data in pieces:
             if tap:
@@ -87,6 +92,8 @@ async def _relay_decoded(
 
 def _can_pass(response: Response, responder: Responder) -> bool:
     """The body says where it ends, in a way that the client understands."""
+    if responder.begun:
+        return response.chunked and responder.framing
     return bool(response.framing) and (responder.chunked_ok or not response.chunked)
 
 

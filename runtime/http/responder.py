@@ -108,6 +108,18 @@ class Responder:
             data, self._held = self._held + data, b""
         await self._push(data)
 
+    def begin_now(self, data: bytes) -> None:
+        """The first piece of what `begin` has begun, as far as the client takes it at once: the rest leaves with the
+        next."""
+        stage, self._stage = self._stage, _Stage.VERBATIM
+        self.send_now(b"%x\r\n%b\r\n" % (len(data), data) if stage is _Stage.CHUNKS else data, False)
+        self._stage = stage
+
+    def go_on_verbatim(self) -> None:
+        """What is sent from here on is framed elsewhere, in chunks as all that was sent before."""
+        self._expect(_Stage.CHUNKS)
+        self._stage = _Stage.VERBATIM
+
     def send_now(self, data: bytes, last: bool) -> bool:
         """Pass these bytes on, verbatim, as far as the client takes them at once; False: `flush` owes it the rest.
 

@@ -62,6 +62,14 @@ def test_the_first_to_finish_is_the_answer_and_the_other_is_taken_back(hedged: A
     assert hedged.handle(DecodeEnded("r0.1"), 121) == ()
 
 
+def test_what_a_client_hears_the_beginning_of_is_gone_on_with(hedged: Any) -> None:
+    """The other could only say the same from its start: its legs and blocks are taken back at once."""
+    assert hedged.handle(TokenCame("r0.2"), 120) == (AbortLeg("prefill", 0, "r0.1"), AbortLeg("decode", 0, "r0.1"))
+    assert (hedged.pairs, list(hedged.attempts)) == ({}, ["r0.2"])
+    assert hedged.handle(TokenCame("r0.2"), 121) == hedged.handle(TokenCame("r0.1"), 122) == ()
+    assert hedged.handle(DecodeEnded("r0.2"), 130)[-1] == Reply(0, "completed", Code.NONE, 2)
+
+
 def test_a_request_is_hedged_once(hedged: Any) -> None:
     assert hedged.wake_at() is None
     assert hedged.handle(TimeReached(), 10 * AFTER) == ()

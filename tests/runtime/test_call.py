@@ -37,6 +37,6 @@ async def test_whose_fault_a_refusal_is(status: int, code: Code, told: bool) -> 
     async with serving(answer) as server:
         here = Coordinates(LOCAL, server.port)
         leg = Leg(call, client, EnginePlace("prefill-0", here, here), "r.1", 10.0, Signer(None))
-        assert await leg.prefill(b"{}", "nixl-push") == (None, code)
+        assert await leg.prefill(b"{}", "nixl-push") == (None, None, code)
     client.close()
     assert (call.refusal is not None) == told

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +16,9 @@ import trio.testing
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.messages import Code
 from pdflow.routing.governed import GovernedRouter, Rules
+from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.policy import Choice
+from pdflow.routing.router import Dispatch
 from runtime.admin import Admin
 from runtime.call import Call
 from runtime.clock import now_ns
@@ -41,20 +44,39 @@ ASK = msgspec.json.encode({"prompt": "x", "max_tokens": 4, "stream": True})
 class Town:
     """A router in front of engines that begin answers, if at all, and end none."""
 
-    def __init__(self, patience_s: float, silence_ns: int | None, stores: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        patience_s: float = math.inf,
+        silence_ns: int | None = None,
+        stores: Sequence[str] = (),
+        hedge_after_ns: int | None = None,
+        dispatch: Dispatch = "concurrent",
+        tells_first: bool = False,
+    ) -> None:
         infos = {name: EngineInfo(name, Shards(1, 1, 16)) for name in ENGINES}
         prefill, decode = ([infos[f"{role}-{number}"] for number in (0, 1)] for role in ("prefill", "decode"))
         self.client = HttpClient()
         choices = Choice("round-robin", 2), Choice("round-robin", 2)
-        router = GovernedRouter(tuple(prefill), tuple(decode), "concurrent", choices, Rules(silence_ns=silence_ns), 2)
-        self.node = RouterNode(router, prefill, decode, "nixl-push", self.client, patience_s, stores=stores)
+        about = (tuple(prefill), tuple(decode), dispatch, choices, Rules(silence_ns=silence_ns), 2)
+        if hedge_after_ns is None:
+            router = GovernedRouter(*about)
+        else:
+            router = HedgingRouter(*about, hedge_after_ns=hedge_after_ns)
+        told = {"stores": stores, "tells_first": tells_first}
+        self.node = RouterNode(router, prefill, decode, "nixl-push", self.client, patience_s, **told)
         prompts = Prompts("tiny", ByteTokens(), 512, 4096)
         self.front = Front(self.node, prompts, Admin(self.node, [], None), Gate(None, "router"))
         self.up = [router.prefill_choice.up, router.decode_choice.up]
         self.says: dict[str, list[bytes]] = {}
         """Whole answers, in pieces, by the engine that gives them."""
+        self.replies: dict[str, list[tuple[int, bytes]]] = {}
+        """Whole answers that are none of a client's, by the engine that gives them, one to each request."""
         self.asked: list[str] = []
         """Engines that were, in order."""
+        self.bodies: dict[str, list[dict[str, Any]]] = {}
+        """What they were asked."""
+        self.left: list[str] = []
+        """Engines that were hung up on, in order."""
         self.stopped: list[str] = []
         """Engines that were told to end."""
         self.places: dict[str, EnginePlace] = {}
@@ -72,9 +94,9 @@ class Town:
 
 
 @asynccontextmanager
-async def town(*speakers: str, patience_s: float = math.inf, silence_ns: int | None = None) -> AsyncIterator[Town]:
+async def town(*speakers: str, **options: Any) -> AsyncIterator[Town]:
     """`speakers` are engines that begin to answer. The router's node takes no turn but those that it is given."""
-    built = Town(patience_s, silence_ns)
+    built = Town(**options)
 
     async def engine(name: str, nursery: trio.Nursery) -> None:
         async def answer(request: Request, responder: Responder) -> None:
@@ -84,6 +106,11 @@ async def town(*speakers: str, patience_s: float = math.inf, silence_ns: int | N
                 await responder.reply(200)
                 return
             built.asked.append(name)
+            built.bodies.setdefault(name, []).append(msgspec.json.decode(request.body))
+            if built.replies.get(name):
+                status, body = built.replies[name].pop(0)
+                await responder.reply(status, (JSON,), body)
+                return
             if name in speakers or name in built.says:
                 await responder.begin(200, (EVENT_STREAM,))
                 for piece in built.says.get(name, [b"data: {}\n\n"]):
@@ -92,7 +119,10 @@ async def town(*speakers: str, patience_s: float = math.inf, silence_ns: int | N
             if name in built.says:
                 await responder.end()
                 return
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                built.left.append(name)
 
         async with serving(answer) as server:
             here = Coordinates(LOCAL, server.port)

@@ -154,7 +154,6 @@ async def test_a_client_says_what_its_session_is() -> None:
     assert none == [NO_SESSION] * 2
 
 
-@pytest.mark.parametrize("said", ["router.hedge_after_s=1", "router.disaggregate_above_tokens=auto"])
-def test_what_is_not_served_is_refused(said: str) -> None:
+def test_what_is_not_served_is_refused() -> None:
     with pytest.raises(ScenarioError, match="simulated only"):
-        scenario(said)
+        scenario("router.disaggregate_above_tokens=auto")

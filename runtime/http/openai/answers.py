@@ -54,6 +54,9 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None 
 class Answer(Protocol):
     """One answer, of either API."""
 
+    name: tuple[str, int]
+    """Its id, and when it was begun, in seconds."""
+
     def event(self, piece: Piece) -> bytes:
         """A stream's next event, or events."""
         ...
@@ -72,8 +75,7 @@ def error_event(error: OpenAIError) -> bytes:
 
 class CompletionAnswer:
     def __init__(self, request_id: str, created_s: int, model: str) -> None:
-        self._id = f"cmpl-{request_id}"
-        self._created = created_s
+        self.name = f"cmpl-{request_id}", created_s
         self._model = model
         self._told: dict[int, int] = {}
         """Characters of each choice's text so far."""
@@ -87,11 +89,11 @@ class CompletionAnswer:
     def whole(self, pieces: Seq[Piece], usage: Usage, kv_transfer_params: Any = None) -> bytes:
         choices = tuple(self._choice(piece) for piece in pieces)
         return _encode(
-            _Completion(self._id, self._created, self._model, choices, usage, _given(kv_transfer_params)),
+            _Completion(*self.name, self._model, choices, usage, _given(kv_transfer_params)),
         )
 
     def _event(self, choices: tuple[_CompletionChoice, ...], usage: Usage | UnsetType = UNSET) -> bytes:
-        return b"data: %b\n\n" % _encode(_Completion(self._id, self._created, self._model, choices, usage))
+        return b"data: %b\n\n" % _encode(_Completion(*self.name, self._model, choices, usage))
 
     def _choice(self, piece: Piece) -> _CompletionChoice:
         logprobs = None
@@ -112,8 +114,7 @@ class CompletionAnswer:
 
 class ChatAnswer:
     def __init__(self, request_id: str, created_s: int, model: str) -> None:
-        self._id = f"chatcmpl-{request_id}"
-        self._created = created_s
+        self.name = f"chatcmpl-{request_id}", created_s
         self._model = model
         self._opened: set[int] = set()
         """Choices whose role the stream has told."""
@@ -152,9 +153,9 @@ class ChatAnswer:
         prompt = _given(pieces[0].prompt_token_ids) if pieces else UNSET
         return _encode(
             _Chat(
-                self._id,
+                self.name[0],
                 "chat.completion",
-                self._created,
+                self.name[1],
                 self._model,
                 choices,
                 usage,
@@ -167,7 +168,7 @@ class ChatAnswer:
         self, choices: tuple[_ChatChoice, ...], usage: Usage | UnsetType = UNSET, first: Piece | None = None
     ) -> bytes:
         prompt = UNSET if first is None else _given(first.prompt_token_ids)
-        chunk = _Chat(self._id, "chat.completion.chunk", self._created, self._model, choices, usage, prompt)
+        chunk = _Chat(self.name[0], "chat.completion.chunk", self.name[1], self._model, choices, usage, prompt)
         return b"data: %b\n\n" % _encode(chunk)
 
 

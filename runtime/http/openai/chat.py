@@ -36,6 +36,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt that somebody has made of the messages already."""
     asked: Asked
     kv_transfer_params: Any
+    pdflow: Any
+    """What a router says besides (`between`)."""
     fields: Fields
 
 
@@ -75,6 +77,7 @@ def read_chat(body: bytes) -> ChatRequest:
         prompt_tokens=None if tokens is None else checked_prompt_tokens("prompt_token_ids", tokens),
         asked=asked(said, newer or most, _logprobs(said)),
         kv_transfer_params=said.kv_transfer_params,
+        pdflow=said.pdflow,
         fields=fields,
     )
 

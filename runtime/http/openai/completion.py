@@ -31,6 +31,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """At least one; each is answered with `asked.n` choices, in order."""
     asked: Asked
     kv_transfer_params: Any
+    pdflow: Any
+    """What a router says besides (`between`)."""
     fields: Fields
 
 
@@ -53,6 +55,7 @@ def read_completion(body: bytes) -> CompletionRequest:
         prompts=_prompts(said),
         asked=asked(said, most, checked_logprobs("logprobs", said.logprobs)),
         kv_transfer_params=said.kv_transfer_params,
+        pdflow=said.pdflow,
         fields=fields,
     )
 

@@ -77,6 +77,7 @@ class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     prompt_token_ids: list[int] | None = None
     kv_transfer_params: Any = None
+    pdflow: Any = None
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

@@ -89,6 +89,8 @@ class House:
         for node in (p, d):
             node.observe = self.observe
         self.store: StoreNode | None = None
+        self.store_at: Coordinates
+        """Where it takes requests."""
         if builder.method.stores:
             self.store = store_node(builder, "store-0")
             self.store.observe = self.observe
@@ -153,7 +155,7 @@ async def house(scenario: Scenario, model: Model, transport: str = "shm") -> Asy
                 await nursery.start(node.serve, (await trio.open_tcp_listeners(0, host=LOCAL))[0])
             built.d.links.book["prefill-0"] = (LOCAL, built.p.port)
             if built.store is not None:
-                await open_store(built.store, [built.p], nursery)
+                built.store_at = await open_store(built.store, [built.p], nursery)
             yield built
             nursery.cancel_scope.cancel()
     finally:
@@ -161,10 +163,11 @@ async def house(scenario: Scenario, model: Model, transport: str = "shm") -> Asy
             await node.aclose()
 
 
-async def open_store(store: StoreNode, engines: list[PrefillNode], nursery: trio.Nursery) -> None:
+async def open_store(store: StoreNode, engines: list[PrefillNode], nursery: trio.Nursery) -> Coordinates:
     """From now on these may put there."""
     api = StoreApi(store, Coordinates(LOCAL, store.port), Gate(None, store.name), nursery.cancel_scope.cancel)
     server = await nursery.start(serve_http, listen(LOCAL, 0), api)
     for engine in engines:
         assert isinstance(engine, StorePrefillNode)
         engine.stores = (Coordinates(LOCAL, server.port),)
+    return Coordinates(LOCAL, server.port)

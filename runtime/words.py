@@ -1,0 +1,39 @@
+"""From an engine's tokens to the pieces of an answer: their text, how likely they were, and whether the answer ends."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runtime.engines.detokenize import Detokenizer
+from runtime.engines.job import Ending, Logprobs
+from runtime.http.openai.answers import Piece
+from runtime.http.openai.logprobs import TokenLogprob
+from runtime.http.openai.sampling import Asked
+from runtime.prompts import Prompts
+
+
+class Words:
+    """Of one answer, token by token."""
+
+    def __init__(self, prompts: Prompts, asked: Asked) -> None:
+        self._prompts: Final = prompts
+        self._text: Final = Detokenizer(prompts, asked.stop)
+
+    def piece(self, token: int, logprobs: Logprobs | None, ending: Ending | None) -> Piece:
+        """The next token's. `ending`: the engine's reason why it is the last one; a stop string is found here."""
+        text = self._text
+        # The token that says stop is no part of the text.
+        new = "" if ending == "stop" else text.push(token)
+        reason = None
+        if text.stopped is not None:
+            ending, reason = "stop", text.stopped
+        elif ending is not None:
+            new += text.flush()
+        return Piece(0, new, ending, reason, self._likely(token, logprobs), [token])
+
+    def _likely(self, token: int, told: Logprobs | None) -> list[TokenLogprob] | None:
+        if told is None:
+            return None
+        decode = self._prompts.decode
+        top = tuple((decode([other]), logprob) for other, logprob in told.top)
+        return [TokenLogprob(decode([token]), told.chosen, top)]

@@ -1,0 +1,99 @@
+"""Live engines and the router before them in one process, and clients that ask over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+import trio
+
+from pdflow.scenario.schema import Scenario
+from runtime.admin import Admin
+from runtime.build import Builder
+from runtime.engine_api import EngineApi
+from runtime.engine_node import EngineNode
+from runtime.front import Front
+from runtime.http.client import HttpClient
+from runtime.http.messages import JSON
+from runtime.kv_params import Coordinates
+from runtime.models import Model
+from runtime.places import EnginePlace
+from runtime.router_node import RouterNode
+from runtime.routing import governed_of, seats_of
+from runtime.signed import Gate
+from runtime.store_build import stores_of
+from runtime.transports.named import transport_named
+from tests.runtime.http.world import LOCAL, serving
+from tests.runtime.support.house import House, house
+
+
+class Fronted:
+    """`alone` is the port of an engine that the router does not know: what it answers is right."""
+
+    def __init__(self, home: House, node: RouterNode, port: int, alone: int, client: HttpClient) -> None:
+        self.home = home
+        self.node = node
+        self.port = port
+        self.alone = alone
+        self.client = client
+
+    async def ask(self, port: int, path: str, said: dict[str, Any]) -> list[Any]:
+        """The events of an answer, or all of it; without the name and the time of it, which are the same throughout."""
+        body = msgspec.json.encode(said)
+        async with self.client.request("POST", LOCAL, port, path, (JSON,), body) as response:
+            answer = await response.read()
+        if not said.get("stream"):
+            events = [msgspec.json.decode(answer)]
+        else:
+            *lines, done, rest = answer.split(b"\n\n")
+            assert (done, rest) == (b"data: [DONE]", b""), answer
+            events = [msgspec.json.decode(line.removeprefix(b"data: ")) for line in lines]
+        names = {(event.pop("id", None), event.pop("created", None)) for event in events}
+        assert len(names) == 1, names
+        return events
+
+    async def same(self, path: str = "/v1/completions", **said: Any) -> list[Any]:
+        """As one engine alone answers."""
+        told = await self.ask(self.port, path, said)
+        assert told == await self.ask(self.alone, path, said), said
+        return told
+
+
+@asynccontextmanager
+async def fronted(scenario: Scenario, model: Model, transport: str = "shm") -> AsyncIterator[Fronted]:
+    """One P and one D behind a router, as the scenario says, and one engine more."""
+    method = scenario.transfer.method
+    async with house(scenario, model, transport) as home, AsyncExitStack() as stack:
+
+        async def opened(node: EngineNode) -> EnginePlace:
+            ranks = Coordinates(LOCAL, node.port)
+            api = EngineApi(node, model.prompts, method, ranks, Gate(None, node.name), lambda: None)
+            server = await stack.enter_async_context(serving(api))
+            return EnginePlace(node.name, Coordinates(LOCAL, server.port), ranks)
+
+        places = [await opened(node) for node in (home.p, home.d, home.alone)]
+        builder = Builder(scenario, transport_named(transport))
+        prefill, decode = (
+            [builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode")
+        )
+        client = HttpClient()
+        tells_first = scenario.router.first_token == "prefill"
+        stores = stores_of(scenario)
+        about = (governed_of(builder), prefill, decode, method, client)
+        node = RouterNode(*about, stores=stores, tells_first=tells_first)
+        for place in places[:2]:
+            node.members.hear(place)
+        if home.store is not None:
+            node.members.hear(EnginePlace(stores[0], home.store_at, Coordinates(LOCAL, home.store.port)))
+        front = Front(node, model.prompts, Admin(node, [], None), Gate(None, "router"))
+        server = await stack.enter_async_context(serving(front))
+        front.here = Coordinates(LOCAL, server.port)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(node.run)
+                yield Fronted(home, node, server.port, places[2].http.port, client)
+                nursery.cancel_scope.cancel()
+        finally:
+            client.close()

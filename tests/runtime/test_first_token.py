@@ -1,0 +1,111 @@
+"""P's token given to the client: what it hears, and what is left of it, is as if one engine had answered alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
+
+from pdflow.methods.catalogue import METHODS
+from runtime.models import TorchModel
+from tests.runtime.support.fronted import Fronted, fronted
+from tests.runtime.support.house import cluster
+
+LENGTHS = (1, 15, 16, 17, 100)
+"""Where a prompt fills its last block, the first token needs another."""
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [(seed * 101 + at * 37) % 500 + 5 for at in range(length)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return TorchModel(cluster())
+
+
+def with_first(*overrides: str) -> Any:
+    return cluster("router.first_token=prefill", *overrides)
+
+
+async def quiet(town: Fronted) -> None:
+    await town.home.quiet()
+    assert not town.node.calls
+    assert not town.node.legs
+
+
+@pytest.mark.parametrize(
+    ("method", "dispatch"), [*((method, "concurrent") for method in METHODS), ("nixl-push", "sequential")]
+)
+@pytest.mark.trio
+async def test_the_answers_are_those_of_one_engine_alone(method: str, dispatch: str, model: TorchModel) -> None:
+    says = with_first(f"transfer.method={method}", f"router.dispatch={dispatch}")
+    async with fronted(says, model) as town, trio.open_nursery() as nursery:
+
+        async def ask(length: int, stream: bool) -> None:
+            said: dict[str, Any] = {"prompt": prompt(length, length), "max_tokens": 6, "ignore_eos": True}
+            await town.same(**said, temperature=0, stream=stream, return_token_ids=True)
+
+        for length in LENGTHS:
+            for stream in (False, True):
+                nursery.start_soon(ask, length, stream)
+        await town.same(prompt=prompt(40), max_tokens=1, temperature=0)
+    assert town.home.d.engine.prompt_tokens_computed == 2 * len(LENGTHS), "D computes P's token, and no prompt"
+
+
+@pytest.mark.parametrize("dispatch", ["sequential", "concurrent"])
+@pytest.mark.trio
+async def test_whatever_a_client_asks_for(dispatch: str, model: TorchModel) -> None:
+    """Of chats, too: texts, likelihoods, usage, stop strings that begin in P's token or are in it."""
+    async with fronted(with_first(f"router.dispatch={dispatch}"), model) as town:
+        text: dict[str, Any] = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
+        (plain,) = await town.same(**text, max_tokens=12, logprobs=2)
+        words = plain["choices"][0]["text"]
+        for stream in (False, True):
+            how: dict[str, Any] = {"stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})
+            for more in (
+                {"max_tokens": 1},
+                {"max_tokens": 2, "logprobs": 3},
+                {"max_tokens": 12, "logprobs": 0, "return_token_ids": True},
+                {"max_tokens": 12, "stop": words[0]},
+                {"max_tokens": 12, "stop": words[:2]},
+                {"max_tokens": 12, "stop": [words[1:4], words[:5]]},
+                {"max_tokens": 12, "temperature": 1.3, "seed": 5},
+            ):
+                await town.same(**(text | how | more))
+            chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
+            await town.same("/v1/chat/completions", **chat, **how, max_tokens=8, logprobs=True, top_logprobs=2)
+            await town.same("/v1/chat/completions", **chat, **how, max_tokens=1)
+        await quiet(town)
+
+
+@pytest.mark.parametrize("dispatch", ["sequential", "concurrent"])
+@pytest.mark.trio
+async def test_an_answer_that_ends_with_its_first_token_holds_no_blocks(dispatch: str, model: TorchModel) -> None:
+    """Its lease would be 30 s."""
+    async with fronted(with_first(f"router.dispatch={dispatch}"), model) as town:
+        said: dict[str, Any] = {"prompt": prompt(40), "temperature": 0, "ignore_eos": True}
+        (one,) = await town.same(**said, max_tokens=1, return_token_ids=True)
+        token = one["choices"][0]["token_ids"]
+        for stream in (False, True):
+            events = await town.same(**said, max_tokens=9, stop_token_ids=token, stream=stream)
+            assert events[-1]["choices"][0]["finish_reason"] == "stop"
+        await quiet(town)
+
+
+@pytest.mark.trio
+async def test_who_hangs_up_leaves_nothing_behind(model: TorchModel) -> None:
+    async with fronted(with_first("router.dispatch=concurrent"), model) as town:
+        for pause_s in (0.0, 0.005, 0.02, 0.1):
+            async with trio.open_nursery() as nursery:
+                for number in range(4):
+                    said = {"prompt": prompt(700, number), "max_tokens": 500, "ignore_eos": True, "stream": True}
+                    nursery.start_soon(town.ask, town.port, "/v1/completions", said)
+                await trio.sleep(pause_s)
+                nursery.cancel_scope.cancel()
+        await quiet(town)

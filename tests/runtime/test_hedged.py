@@ -1,0 +1,214 @@
+"""The live router that hedges, and the one whose clients have their first token from P, before engines that answer by
+heart: a client hears one answer, whichever legs have a part in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from pdflow.protocol.ids import EngineInfo, KvParams, Shards
+from runtime.http.openai.answers import DONE
+from runtime.http.openai.between import FirstAnswer, FirstToken
+from runtime.kv_params import Coordinates, decode_json
+from tests.runtime.http.world import LOCAL
+from tests.runtime.test_router_node import Town, counted, heard_of_one_request, settled, town
+
+SOON = 1
+FIRST = FirstToken(17, "cmpl-a", 5)
+
+
+def event(text: str) -> bytes:
+    return b"data: %b\n\n" % msgspec.json.encode({"text": text})
+
+
+def told(said: bytes, ends: bool = False) -> tuple[int, bytes]:
+    """P's answer, with its token."""
+    params = KvParams(EngineInfo("prefill-0", Shards(1, 1, 16)), "x", "r", 3)
+    about = decode_json(params, Coordinates(LOCAL, 1), "nixl-push")
+    first = FirstAnswer(FIRST, said.decode(), ends)
+    return 200, msgspec.json.encode({"kv_transfer_params": about, "pdflow": first})
+
+
+async def heard(built: Town, turns: int = 6) -> bytes:
+    """What one client hears, where it comes to an end."""
+    heard: list[bytes] = []
+
+    async def ask() -> None:
+        heard.append(await heard_of_one_request(built))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        for _ in range(turns):
+            await settled()
+            built.turn()
+        nursery.cancel_scope.cancel()
+    await settled()
+    built.turn()
+    assert not built.node.calls
+    return b"".join(heard)
+
+
+def texts(answer: bytes) -> list[Any]:
+    """Of a stream that is whole."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"200 OK" in head, answer
+    assert head.count(b"content-type") == 1
+    chunks = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        chunks.append(body[: int(size, 16)])
+        body = body[int(size, 16) + 2 :]
+    assert chunks.pop() == b"", "the last chunk is the end"
+    events = b"".join(chunks).split(b"\n\n")
+    assert events.pop() == b""
+    assert events.pop() == b"data: [DONE]"
+    return [msgspec.json.decode(said.removeprefix(b"data: ")) for said in events]
+
+
+@pytest.mark.trio
+async def test_a_late_request_has_a_second_attempt_and_the_first_to_speak_is_the_answer() -> None:
+    """Both legs of the other are hung up on, long before the answer has ended."""
+    async with town(hedge_after_ns=SOON) as built:
+        built.says["decode-1"] = [event("a"), event("b") + DONE]
+        assert texts(await heard(built)) == [{"text": "a"}, {"text": "b"}]
+        assert sorted(built.asked) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
+        assert sorted(built.left) == ["decode-0", "prefill-0", "prefill-1"]
+        assert counted(built, "completed", "none") == 1
+
+
+@pytest.mark.trio
+async def test_who_speaks_is_not_late() -> None:
+    async with town("decode-0", hedge_after_ns=10**18) as built, trio.open_nursery() as nursery:
+        nursery.start_soon(built.ask)
+        await settled()
+        built.turn()
+        await settled()
+        assert list(built.node.router.deadlines.due)  # type: ignore[attr-defined]
+        built.turn()
+        assert not built.node.router.deadlines.due  # type: ignore[attr-defined]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_of_two_that_speak_at_once_one_is_heard() -> None:
+    async with town(hedge_after_ns=SOON) as built:
+        both = [event("a"), event("b") + DONE]
+        built.says.update({"decode-0": both, "decode-1": both})
+        assert texts(await heard(built)) == [{"text": "a"}, {"text": "b"}]
+        assert counted(built, "completed", "none") == 1
+        assert not built.node.broken
+
+
+@pytest.mark.trio
+async def test_if_one_of_two_fails_the_other_is_waited_for() -> None:
+    async with town(hedge_after_ns=SOON) as built:
+        built.replies["decode-0"] = [(503, b"{}")]
+        built.says["decode-1"] = [event("a") + DONE]
+        assert texts(await heard(built)) == [{"text": "a"}]
+
+
+@pytest.mark.trio
+async def test_who_hangs_up_leaves_neither_of_two() -> None:
+    async with town(hedge_after_ns=SOON) as built:
+        assert await heard(built, turns=3) == b""
+        assert sorted(built.left) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
+
+
+@pytest.mark.trio
+async def test_ps_token_is_given_at_once_and_d_goes_on_behind_it() -> None:
+    async with town(dispatch="sequential", tells_first=True) as built:
+        built.replies["prefill-0"] = [told(event("P"))]
+        async with await trio.open_tcp_stream(LOCAL, built.port) as stream, trio.open_nursery() as nursery:
+            heard_so_far = bytearray()
+
+            async def hear() -> None:
+                async for piece in stream:
+                    heard_so_far.extend(piece)
+
+            body = msgspec.json.encode({"prompt": "x", "max_tokens": 4, "stream": True})
+            await stream.send_all(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            )
+            nursery.start_soon(hear)
+            await settled()
+            built.turn()
+            await settled()
+            assert event("P") in heard_so_far, "D has not been asked yet"
+            assert built.asked == ["prefill-0"]
+            nursery.cancel_scope.cancel()
+        (asked,) = built.bodies["prefill-0"]
+        assert asked["pdflow"]["tells_first"]
+        assert (asked["max_tokens"], asked["stream"]) == (4, True), "P makes of its token what D would have"
+
+
+@pytest.mark.parametrize("dispatch", ["sequential", "concurrent"])
+@pytest.mark.trio
+async def test_an_attempt_that_fails_behind_ps_token_is_made_anew_and_begins_with_it(dispatch: str) -> None:
+    """Whatever the other P would have said."""
+    async with town(dispatch=dispatch, tells_first=True) as built:
+        built.replies["prefill-0"] = [told(event("P"))]
+        built.replies["prefill-1"] = [told(event("Q"))]
+        if dispatch == "sequential":
+            built.replies["decode-0"] = [(503, b"{}")]
+        built.says["decode-1"] = [event("D") + DONE]
+        answers: list[bytes] = []
+
+        async def ask() -> None:
+            answers.append(await heard_of_one_request(built))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            for number in range(8):
+                await settled()
+                built.turn()
+                if number == 3 and dispatch == "concurrent":
+                    told_by_hand = [body for body in built.bodies["decode-0"] if body.get("token") == FIRST.token]
+                    assert told_by_hand, "D waits for P's token, and is told"
+                    # And then its process ends.
+                    for connection in tuple(built.servers["decode-0"].connections):
+                        connection._sock.shutdown(2)
+            nursery.cancel_scope.cancel()
+        assert texts(answers[0]) == [{"text": "P"}, {"text": "D"}]
+        (again,) = built.bodies["prefill-1"]
+        assert "pdflow" not in again, "nobody wants its token"
+        (behind,) = [body for body in built.bodies["decode-1"] if "prompt_token_ids" in body]
+        assert behind["pdflow"]["first"]["token"] == FIRST.token
+        assert counted(built, "completed", "none") == 1
+
+
+@pytest.mark.trio
+async def test_an_answer_that_nobody_goes_on_with_is_ended_with_an_error() -> None:
+    async with town(dispatch="sequential", tells_first=True) as built:
+        built.replies["prefill-0"] = [told(event("P"))]
+        built.replies["decode-0"] = [(503, b"{}")]
+        built.replies["prefill-1"] = [(503, b"{}")]
+        *heard_before, error = texts(await heard(built, turns=8))
+        assert heard_before == [{"text": "P"}]
+        assert error["error"]["message"] == "the answer broke off"
+        assert counted(built, "failed", "io") == 1
+
+
+@pytest.mark.parametrize("dispatch", ["sequential", "concurrent"])
+@pytest.mark.trio
+async def test_an_answer_that_ends_with_ps_token_needs_no_d(dispatch: str) -> None:
+    async with town(dispatch=dispatch, tells_first=True) as built:
+        built.replies["prefill-0"] = [told(event("P") + DONE, ends=True)]
+        assert texts(await heard(built)) == [{"text": "P"}]
+        assert built.left == (["decode-0"] if dispatch == "concurrent" else [])
+        assert counted(built, "completed", "none") == 1
+
+
+@pytest.mark.trio
+async def test_a_hedge_goes_on_behind_the_token_that_the_client_has() -> None:
+    """One P has told its token; the other attempt's is not even asked for one."""
+    async with town(dispatch="sequential", tells_first=True, hedge_after_ns=SOON) as built:
+        built.replies["prefill-0"] = [told(event("P"))]
+        built.replies["prefill-1"] = [told(event("Q"))]
+        built.says["decode-1"] = [event("D") + DONE]
+        assert texts(await heard(built, turns=8)) in ([{"text": "P"}, {"text": "D"}], [{"text": "Q"}, {"text": "D"}])
+        assert built.left == ["decode-0"]
+        for name in ("decode-0", "decode-1"):
+            assert built.bodies[name][0]["pdflow"]["first"]["token"] == FIRST.token
