@@ -48,8 +48,10 @@ class KvSize(Value, frozen=True, gc=False):
 class Staging:
     """Who waits for room, and who has it. Subclasses say where the bytes lie."""
 
-    def __init__(self, size: KvSize) -> None:
+    def __init__(self, size: KvSize, evicts: bool = False) -> None:
         self.size = size
+        self.evicts = evicts
+        """Whoever is first in the queue has others leave."""
         self.waiting: OrderedDict[str, int] = OrderedDict()
         """Name -> tokens, in the order of their coming."""
         self.held: dict[int, tuple[str, tuple[int, ...]]] = {}
@@ -72,6 +74,14 @@ class Staging:
     def where(self, parts: tuple[int, ...]) -> tuple[int, ...]:
         """What peers are told of them."""
         return parts
+
+    def lacks(self, num_tokens: int) -> int:
+        """With `evicts`: by how much room is too little for so much; 0, or less, if nobody has to go."""
+        raise NotImplementedError
+
+    def brings(self, parts: tuple[int, ...]) -> int:
+        """How much of that comes back with these."""
+        raise NotImplementedError
 
     def fork(self) -> Staging:
         raise NotImplementedError
@@ -114,8 +124,18 @@ class Staging:
         return self.size.layers * self.size.bytes_per_token * num_tokens
 
     def victims(self) -> list[str]:
-        """Whose lease has to end so that the first in the queue may be served, where a method evicts."""
-        return []
+        """Whose lease has to end so that the first in the queue may be served, where a method evicts: those that are
+        first in `held`."""
+        names: list[str] = []
+        if not self.evicts or not self.waiting:
+            return names
+        lacking = self.lacks(next(iter(self.waiting.values())))
+        for name, parts in self.held.values():
+            if lacking <= 0:
+                break
+            names.append(name)
+            lacking -= self.brings(parts)
+        return names
 
     def copied_to(self, other: Staging) -> None:
         """The common part of a fork."""
@@ -231,9 +251,8 @@ class ThresholdStaging(Staging):
     """
 
     def __init__(self, size: KvSize, threshold_bytes: int, evicts: bool = False) -> None:
-        super().__init__(size)
+        super().__init__(size, evicts)
         self.threshold_bytes = threshold_bytes
-        self.evicts = evicts
         self.used_bytes = 0
 
     def fits_ever(self, num_tokens: int) -> bool:
@@ -250,17 +269,11 @@ class ThresholdStaging(Staging):
     def give_back(self, parts: tuple[int, ...]) -> None:
         self.used_bytes -= parts[0]
 
-    def victims(self) -> list[str]:
-        if not self.evicts or not self.waiting:
-            return []
-        need = self.used_bytes + self.bytes_of(next(iter(self.waiting.values()))) - self.threshold_bytes
-        names: list[str] = []
-        for name, parts in self.held.values():
-            if need <= 0:
-                break
-            names.append(name)
-            need -= parts[0]
-        return names
+    def lacks(self, num_tokens: int) -> int:
+        return self.used_bytes + self.bytes_of(num_tokens) - self.threshold_bytes
+
+    def brings(self, parts: tuple[int, ...]) -> int:
+        return parts[0]
 
     def touch(self, allocation: Allocation) -> None:
         """It was used just now."""
@@ -284,9 +297,8 @@ class PagedStaging(Staging):
     """
 
     def __init__(self, size: KvSize, block_size: int, num_pages: int, evicts: bool = False) -> None:
-        super().__init__(size)
+        super().__init__(size, evicts)
         self.block_size = block_size
-        self.evicts = evicts
         self.num_pages = num_pages
         self.free: deque[int] = deque(range(num_pages))
 
@@ -305,17 +317,11 @@ class PagedStaging(Staging):
     def give_back(self, parts: tuple[int, ...]) -> None:
         self.free.extend(parts)
 
-    def victims(self) -> list[str]:
-        if not self.evicts or not self.waiting:
-            return []
-        need = self.pages(next(iter(self.waiting.values()))) - len(self.free)
-        names: list[str] = []
-        for name, parts in self.held.values():
-            if need <= 0:
-                break
-            names.append(name)
-            need -= len(parts)
-        return names
+    def lacks(self, num_tokens: int) -> int:
+        return self.pages(num_tokens) - len(self.free)
+
+    def brings(self, parts: tuple[int, ...]) -> int:
+        return len(parts)
 
     def fork(self) -> PagedStaging:
         other = PagedStaging(self.size, self.block_size, self.num_pages, self.evicts)

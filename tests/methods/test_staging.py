@@ -72,9 +72,11 @@ class InTurn(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule()
     def evict(self) -> None:
-        """If a memory names victims, their leaving serves whoever is first."""
+        """If a memory names victims, their leaving serves whoever is first, and nobody's has been in vain."""
         victims = self.staging.victims()
+        assert victims == list(self.held)[: len(victims)]
         for name in victims:
+            assert self.staging.serve() is None
             self.staging.release(self.held.pop(name))
         before = len(self.waiting)
         self.serve()
