@@ -85,8 +85,8 @@ class StreamAgent(Host):
         """A connected socket. OSError, TransportError."""
 
     @abstractmethod
-    def _reach(self, about: Description) -> Remote | None:
-        """The memory of a peer that we have connected to. TransportError."""
+    def _reach(self, about: Description, hello: Hello) -> Remote | None:
+        """The memory of a peer that we have connected to, with this greeting. TransportError."""
 
     def _payload(self, pieces: Pieces) -> Iterable[memoryview]:
         """What follows a Write."""
@@ -174,11 +174,12 @@ class StreamAgent(Host):
         return link is not None and link.about.life == life
 
     async def _open(self, peer: Address, about: Description) -> None:
-        stream = await self._knock(peer, about)
+        hello = self._hello(about)
+        stream = await self._knock(peer, about, hello)
         try:
             if self._nursery is None:
                 raise TransportError("this agent is closing")
-            link = Link(peer, about, stream, self._reach(about))
+            link = Link(peer, about, stream, self._reach(about, hello))
         except TransportError as error:
             stream.close()
             raise TransportError(f"{peer} cannot be reached over {self.name}: {error}") from None
@@ -188,7 +189,7 @@ class StreamAgent(Host):
         self._links[peer] = link
         self._nursery.start_soon(self._run_link, link)
 
-    async def _knock(self, peer: Address, about: Description) -> Stream:
+    async def _knock(self, peer: Address, about: Description, hello: Hello) -> Stream:
         """Open a stream and be welcome on it. AgentGoneError, or another TransportError."""
         stream: Stream | None = None
         problem: type[TransportError] = TransportError
@@ -196,7 +197,7 @@ class StreamAgent(Host):
         try:
             with trio.move_on_after(GREETING_S):
                 stream = Stream(await self._dial(about))
-                stream.post(Parcel(frame(self._hello(about))))
+                stream.post(Parcel(frame(hello)))
                 answer = await stream.message(MAX_HELLO_BYTES)
                 if isinstance(answer, Welcome):
                     welcomed, stream = stream, None

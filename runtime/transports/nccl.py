@@ -35,10 +35,12 @@ from runtime.transports.messages import VERSION, Data, Description, Hello, Piece
 from runtime.transports.nccl_library import ID_BYTES, Library, gpus, real_library
 from runtime.transports.nccl_standin import StandIn
 from runtime.transports.sockets import is_whole, tune
-from runtime.transports.stream import Parcel, Stream, StreamBrokenError
+from runtime.transports.stream import MAX_PARCELS, Parcel, Stream, StreamBrokenError
 
 log = logging.getLogger(__name__)
 
+MAX_BODIES: Final = MAX_PARCELS
+"""Waiting to go through one group; beyond it the peer takes part in none of what it asks for or announces."""
 LOOK_S: Final = 0.02
 """Between two looks whether the other side of a body is still there."""
 
@@ -59,10 +61,6 @@ def caution() -> str:
             "no GPU is here: a stand-in for NCCL carries KV, in files under /dev/shm, which says nothing of its speed"
         )
     return f"KV goes over NCCL {library_here().ncclGetVersion()}; each engine needs a GPU of its own, of {gpus()} here"
-
-
-class GivenUpError(RuntimeError):
-    """As NCCL's own failures are."""
 
 
 class Landing(Motion):
@@ -107,16 +105,20 @@ class Bodies:
         self._staged: Mapped | None = None
         self._waiting: deque[tuple[Pieces | int, Landing | None]] = deque()
         self._bell = trio.Event()
+        self._called = trio.Event()
+        """Set while a thread waits for NCCL."""
         self._limiter: Final = trio.CapacityLimiter(1)
 
     def send(self, pieces: Pieces) -> None:
         self._put(pieces, None)
 
     def receive(self, nbytes: int, pieces: Pieces | None, landing: Landing | None) -> None:
-        """Into these pieces, or, where nobody wants them, nowhere."""
+        """Into these pieces, or, where nobody wants them, nowhere. StreamBrokenError, as `send`, if too many wait."""
         self._put(nbytes if pieces is None else pieces, landing)
 
     def _put(self, what: Pieces | int, landing: Landing | None) -> None:
+        if len(self._waiting) >= MAX_BODIES:
+            raise StreamBrokenError(f"{MAX_BODIES} bodies wait for it to take part in them")
         self._waiting.append((what, landing))
         self._bell.set()
 
@@ -125,64 +127,67 @@ class Bodies:
 
     async def run(self, stream: Stream, memory: Mapped) -> None:
         """Returns when NCCL has failed, or either side has given up."""
-        landing = None
+        why: object = "a side has ended the stream"
         try:
-            while True:
-                while self._waiting:
-                    what, landing = self._waiting.popleft()
-                    await self._move(what, landing, stream, memory)
-                    landing = None
-                self._bell = trio.Event()
-                await self._bell.wait()
-        except RuntimeError as error:
-            log.warning("%s: a body is lost: %s", self._label, error)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch, stream, nursery.cancel_scope)
+                try:
+                    await self._move_all(memory)
+                except RuntimeError as error:
+                    why = error
+                    nursery.cancel_scope.cancel()
+            log.warning("%s: a body is lost: %s", self._label, why)
         finally:
             self.abort()
-            for left in (landing, *(landing for _, landing in self._waiting)):
-                if left is not None:
-                    left.failed = not left.halted
-                    left.over.set()
+            for _, landing in self._waiting:
+                if landing is not None:
+                    landing.failed = not landing.halted
+                    landing.over.set()
 
-    async def _move(self, what: Pieces | int, landing: Landing | None, stream: Stream, memory: Mapped) -> None:
+    async def _move_all(self, memory: Mapped) -> None:
+        while True:
+            while self._waiting:
+                await self._move(*self._waiting[0], memory)
+                self._waiting.popleft()
+            self._bell = trio.Event()
+            await self._bell.wait()
+
+    async def _move(self, what: Pieces | int, landing: Landing | None, memory: Mapped) -> None:
         if self._staged is None:
-            await self._guarded(self._open, stream)
+            await self._call(self._open)
             self._staged = self._group.staging.host
         if isinstance(what, int):
             for begin in range(0, what, CHUNK_BYTES):
-                await self._guarded(partial(self._group.receive, min(CHUNK_BYTES, what - begin)), stream)
+                await self._call(partial(self._group.receive, min(CHUNK_BYTES, what - begin)))
         elif landing is None:
             for chunk in cut(what.sources, what.lengths):
                 await Copy(self, "", 0, memory, self._staged, chunk).run()
-                await self._guarded(partial(self._group.send, chunk.nbytes), stream)
+                await self._call(partial(self._group.send, chunk.nbytes))
         else:
             for sources, targets, lengths, nbytes in cut(what.targets, what.lengths):
-                await self._guarded(partial(self._group.receive, nbytes), stream)
+                await self._call(partial(self._group.receive, nbytes))
                 await landing.scatter(self._staged, memory, Pieces(targets, sources, lengths, nbytes))
             landing.over.set()
 
     def _open(self) -> None:
         self._group.open(self._stage())
 
-    async def _guarded(self, call: Callable[[], None], stream: Stream) -> None:
-        """Wait for NCCL, as long as neither side has ended the stream. RuntimeError."""
-        failed: RuntimeError | None = GivenUpError("a side has ended the stream")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, stream, nursery.cancel_scope)
-            try:
-                await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
-                failed = None
-            except RuntimeError as error:
-                failed = error
-            nursery.cancel_scope.cancel()
-        if failed is not None:
-            raise failed
+    async def _call(self, call: Callable[[], None]) -> None:
+        """Wait for NCCL. RuntimeError."""
+        self._called.set()
+        await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
+        self._called = trio.Event()
 
     async def _watch(self, stream: Stream, scope: trio.CancelScope) -> None:
         """NCCL may wait for ever for a rank that is gone, when it opens a group even after an abort."""
-        while is_whole(stream.sock):
-            await trio.sleep(LOOK_S)
-        self.abort()
-        scope.cancel()
+        while True:
+            await self._called.wait()
+            while self._called.is_set():
+                if not is_whole(stream.sock):
+                    self.abort()
+                    scope.cancel()
+                    return
+                await trio.sleep(LOOK_S)
 
 
 class NcclTransport(AskingAgent):
@@ -193,8 +198,6 @@ class NcclTransport(AskingAgent):
         super().__init__(me, tell, host)
         self._library: Final = library or library_here()
         self._stands_in: Final = isinstance(self._library, StandIn)
-        self._idents: dict[int, bytes] = {}
-        """Of groups with lives that we knock at."""
 
     @property
     def name(self) -> str:
@@ -206,11 +209,11 @@ class NcclTransport(AskingAgent):
 
     def _hello(self, about: Description) -> Hello:
         assert self._memory is not None
-        ident = self._idents[about.life] = bytes(self._library.ncclGetUniqueId().internal)
+        ident = bytes(self._library.ncclGetUniqueId().internal)
         return Hello(VERSION, self.me, self.life, about.life, about.token, "", self._memory.nbytes, 0, ident)
 
-    def _reach(self, about: Description) -> Bodies:
-        return self._bodies(about.nbytes, self._idents.pop(about.life), 0)
+    def _reach(self, about: Description, hello: Hello) -> Bodies:
+        return self._bodies(about.nbytes, hello.agent, 0)
 
     def _admit(self, hello: Hello, sock: socket.socket) -> Bodies:
         tune(sock)

@@ -38,7 +38,7 @@ class TcpStreams(StreamAgent):
                 if self._reached(link.peer, link.about.life):
                     return
                 try:
-                    stream = await self._knock(link.peer, link.about)
+                    stream = await self._knock(link.peer, link.about, self._hello(link.about))
                 except AgentGoneError:
                     return
                 except TransportError as error:

@@ -147,7 +147,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         nbytes, address = self._memory.nbytes, self._memory.address
         return Hello(VERSION, self.me, self.life, about.life, about.token, self._place, nbytes, address, self._about)
 
-    def _reach(self, about: Description) -> RemoteMemory:
+    def _reach(self, about: Description, hello: Hello) -> RemoteMemory:
         return self._remote(about)
 
     def _admit(self, hello: Hello, sock: socket.socket) -> RemoteMemory:

@@ -113,7 +113,7 @@ class ShmTransport(FetchingAgent):
         path, nbytes = str(self._region.path), self._region.nbytes
         return Hello(VERSION, self.me, self.life, about.life, about.token, path, nbytes)
 
-    def _reach(self, about: Description) -> Mapped:
+    def _reach(self, about: Description, hello: Hello) -> Mapped:
         return Mapped(map_region(about.memory, about.nbytes, self._folder))
 
     def _admit(self, hello: Hello, sock: socket.socket) -> Mapped:

@@ -25,7 +25,7 @@ from runtime.transports.stream import Parcel, StreamBrokenError
 class TcpTransport(AskingAgent):
     name: Final = "tcp"
 
-    def _reach(self, about: Description) -> None:
+    def _reach(self, about: Description, hello: Hello) -> None:
         return None
 
     def _admit(self, hello: Hello, sock: socket.socket) -> None:

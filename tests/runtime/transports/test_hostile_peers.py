@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.wire.malformed import Malformed
-from runtime.transports import host
+from runtime.transports import host, nccl
 from runtime.transports.base import PeerGone, TransportError
 from runtime.transports.messages import (
     MAX_HELLO_BYTES,
@@ -262,6 +262,22 @@ async def test_a_description_of_nobody_is_one_sentence(kind: str, about: bytes) 
             await d.transport.connect("x.r0", about)
         assert "x.r0" in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.trio
+async def test_bodies_in_which_the_peer_takes_no_part_are_not_kept_without_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nccl, "MAX_BODIES", 4)
+    async with agents("nccl", "d.r0", "x.r0") as (d, x):
+        with stranger(d.transport.describe()) as (_, stream, hello):
+            await stream.send_all(frame(hello) + b"".join(frame(Read(op, ONE)) for op in range(5)))
+            await closed(stream)
+        assert "the stream of x.r0 is closed: 4 bodies wait" in caplog.text
+        async with nonsense(x, b"".join(frame(Data(op, 8)) for op in range(5))) as about:
+            await d.transport.connect("x.r0", about)
+            await d.heard(PeerGone("x.r0"))
+        assert "the stream to x.r0 is closed: 4 bodies wait" in caplog.text
 
 
 @given(st.binary(max_size=200))
