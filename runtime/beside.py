@@ -40,6 +40,30 @@ def beside(wiring: EngineWiring, memory: Memory, pool: Pool) -> tuple[Staging, B
     return paged, lambda rank, at: Room("pages", _moved(rank, at, pages))
 
 
+class RoomState(msgspec.Struct, frozen=True):
+    """How it stands with it, at each rank."""
+
+    bytes: int
+    free: int
+    prompts: int
+    """That have room there."""
+    waiting: int
+    """That want some."""
+
+
+def room_state(staging: Staging) -> RoomState:
+    """For people: what a ring holds behind its oldest part is not free, though it may have been given back."""
+    match staging:
+        case RingStaging(ring=ring):
+            room, free = ring.capacity_bytes, ring.free_bytes
+        case PagedStaging(num_pages=pages):
+            page_bytes = staging.bytes_of(staging.block_size)
+            room, free = pages * page_bytes, len(staging.free) * page_bytes
+        case _:
+            raise AssertionError(f"no live engine has a {type(staging).__name__}")
+    return RoomState(room, free, len(staging.held), len(staging.waiting))
+
+
 def bytes_of(says: Transfer, memory: Memory) -> int:
     """What a scenario allows a rank."""
     return says.kv_buffer_size + (says.mem_pool_size_gb << 30 if memory is Memory.BUFFER else 0)

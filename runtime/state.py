@@ -9,8 +9,11 @@ import msgspec
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import S
+from runtime.beside import RoomState, room_state
 from runtime.clock import now_ns
 from runtime.engine_node import EngineNode
+from runtime.staged_decode_node import StagedDecodeNode
+from runtime.staged_prefill_node import StagedPrefillNode
 
 MOST: int = 50
 """Requests that are shown, the oldest first."""
@@ -37,6 +40,8 @@ class EngineState(msgspec.Struct, frozen=True):
     open: int
     """Requests that the protocol or the engine knows of."""
     requests: list[RequestState]
+    beside: RoomState | None = None
+    """What there is beside the blocks, where a method keeps anything there."""
 
 
 def state_of(node: EngineNode) -> EngineState:
@@ -61,6 +66,7 @@ def state_of(node: EngineNode) -> EngineState:
         engine.steps,
         len(known),
         shown,
+        room_state(node.staging) if isinstance(node, StagedPrefillNode | StagedDecodeNode) else None,
     )
 
 

@@ -33,7 +33,8 @@ class NoClusterError(PdflowError):
 def view(state: dict[str, Any]) -> Group:
     """Engines, and below them the requests that have been there for the longest."""
     table = Table(box=None, pad_edge=False)
-    for name in ("engine", "blocks", "used", "quar.", "wait", "load", "run", "open", "links", "steps"):
+    beside = ("beside",) if any(engine and engine.get("beside") for engine in state["engines"].values()) else ()
+    for name in ("engine", "blocks", "used", "quar.", *beside, "wait", "load", "run", "open", "links", "steps"):
         table.add_column(name, justify="left" if name == "engine" else "right")
     oldest: list[tuple[float, str, str, str]] = []
     for name, engine in state["engines"].items():
@@ -48,6 +49,7 @@ def view(state: dict[str, Any]) -> Group:
             f"{engine['blocks']:,}",
             f"{used / engine['blocks']:.0%}",
             f"{engine['quarantined']:,}",
+            *(room(engine.get("beside")) for _ in beside),
             *(f"{engine[key]:,}" for key in ("waiting", "loading", "running", "open", "links", "steps")),
         )
         oldest += [(said["age_s"], name, said["state"], said["request_id"]) for said in engine["requests"]]
@@ -59,6 +61,14 @@ def view(state: dict[str, Any]) -> Group:
         requests.add_row(request_id, name, phase, f"{age_s:.1f} s")
     head = Text(f"{state['open']:,} requests open at the router")
     return Group(head, Text(), table, Text(), requests) if oldest else Group(head, Text(), table)
+
+
+def room(beside: dict[str, Any] | None) -> str:
+    """What is beside an engine's blocks: how much of it is used, and who waits for some."""
+    if beside is None:
+        return ""
+    waiting = f" +{beside['waiting']:,}" if beside["waiting"] else ""
+    return f"{1 - beside['free'] / max(1, beside['bytes']):.0%}{waiting}"
 
 
 async def ask(client: HttpClient, host: str, port: int) -> dict[str, Any]:

@@ -8,13 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from rich.console import Console
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
 from pdflow.engine.sequence import NeverFitsError
+from pdflow.methods.staging import KvSize, RingStaging
 from pdflow.protocol.events import PrefillBegun, PrefillFinished, Received, SourceWithdrawn
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code, Register
+from runtime.beside import RoomState, room_state
 from runtime.decode_node import DecodeLeg
 from runtime.diary import TOKEN, Passed
 from runtime.engines.job import Sampling
@@ -23,6 +26,8 @@ from runtime.prefill_node import PrefillLeg
 from runtime.progressive_prefill_node import ProgressivePrefillNode
 from runtime.staged_decode_node import StagedDecodeNode
 from runtime.staged_prefill_node import StagedPrefillNode
+from runtime.state import state_of
+from runtime.top import view
 from tests.runtime.support.house import PATIENCE_S, Answer, House, cluster, house, said
 from tests.runtime.test_hand_over import prompt, same_tokens
 
@@ -119,6 +124,54 @@ async def test_an_engine_is_not_still_while_a_prompt_lies_beside_its_blocks(meth
         assert not home.p.is_still()
         home.p.put(home.p.scheduler, SourceWithdrawn("x-r"))
         await empty(home)
+
+
+@pytest.mark.parametrize("method", ["mooncake-v0", "p2p-nccl-get"])
+@pytest.mark.trio
+async def test_operators_see_what_is_beside_the_blocks(method: str, model: TorchModel) -> None:
+    async with house(cluster(*with_room(method, 256)), model) as home:
+
+        def shown() -> tuple[RoomState, str]:
+            said = state_of(home.p)
+            assert said.beside is not None
+            engines = {"prefill-0": msgspec.to_builtins(said), "decode-0": msgspec.to_builtins(state_of(home.alone))}
+            console = Console(width=120)
+            with console.capture() as drawn:
+                console.print(view({"open": 2, "drained": [], "silent": [], "engines": engines}))
+            return said.beside, drawn.get()
+
+        leg = home.p.begin("r", "x-r", prompt(250))
+        await leg.answered.wait()
+        assert isinstance(home.p, StagedPrefillNode)
+        home.p.staging.want("another", 100)
+        beside, drawn = shown()
+        assert (beside.prompts, beside.waiting) == (1, 1)
+        assert 0 <= beside.free <= beside.bytes - 250 * TOKEN_BYTES
+        assert beside.bytes <= 256 * TOKEN_BYTES
+        assert "beside" in drawn
+        assert "100% +1" in drawn
+        home.p.staging.forget("another")
+        home.p.put(home.p.scheduler, SourceWithdrawn("x-r"))
+        await empty(home)
+        beside, drawn = shown()
+        assert (beside.prompts, beside.free) == (0, beside.bytes)
+        assert state_of(home.alone).beside is None
+
+
+def test_what_a_ring_holds_behind_its_oldest_part_is_not_free() -> None:
+    staging = RingStaging.of_bytes(KvSize(2, 64), 4096, step_bytes=64)
+    places = []
+    for number in range(2):
+        staging.want(f"x{number}", 8)
+        served = staging.serve()
+        assert served is not None
+        places.append(served[1])
+    staging.want("large", 20)
+    assert room_state(staging) == RoomState(4096, 2048, 2, 1)
+    staging.release(places[1])
+    assert room_state(staging) == RoomState(4096, 2048, 1, 1)
+    staging.release(places[0])
+    assert room_state(staging) == RoomState(4096, 4096, 0, 1)
 
 
 @pytest.mark.trio
