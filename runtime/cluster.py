@@ -40,6 +40,7 @@ from runtime.processes import drain_on_signal, run_until_told
 from runtime.record import Record
 from runtime.secret import secret_of
 from runtime.store_build import stores_of
+from runtime.store_server import check_server
 from runtime.tls import tls_of
 from runtime.transports.named import caution_of, transport_named
 
@@ -236,6 +237,8 @@ def prepare(scenario: Scenario) -> None:
         config_of(scenario, folder_of(scenario))
     secret_of(scenario)
     tls_of(scenario)
+    if stores_of(scenario):
+        check_server(scenario)
     if not is_loopback(says.engine_host):
         problem = f"is {says.engine_host}, and all engines are on this host: pdflow serve --role starts one on each"
         raise ScenarioError([Problem(scenario.path, "serve.engine_host", problem)])

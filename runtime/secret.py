@@ -30,7 +30,7 @@ class Secret:
         self._text: Final = text
         self._key: Final = blake2b(text, digest_size=MAC_BYTES, person=b"pdflow secret").digest()
 
-    def mac(self, what_for: bytes, *parts: bytes) -> bytes:
+    def mac(self, what_for: bytes, *parts: bytes | memoryview) -> bytes:
         """[MAC_BYTES], of these parts in this order, for this purpose."""
         hashed = blake2b(key=self._key, digest_size=MAC_BYTES)
         for part in (what_for, *parts):
@@ -38,7 +38,7 @@ class Secret:
             hashed.update(part)
         return hashed.digest()
 
-    def is_mac(self, claimed: bytes, what_for: bytes, *parts: bytes) -> bool:
+    def is_mac(self, claimed: bytes | memoryview, what_for: bytes, *parts: bytes | memoryview) -> bool:
         """In a time that says nothing of how nearly it was right."""
         return hmac.compare_digest(claimed, self.mac(what_for, *parts))
 
@@ -62,16 +62,22 @@ def secret_of(scenario: Scenario) -> Secret | None:
     if named is None:
         text = os.environ.get(VARIABLE)
         return None if text is None else _checked(scenario, VARIABLE, os.fsencode(text))
+    return _checked(scenario, str(scenario.base_dir / named), private_text(scenario, "secret_file", named))
+
+
+def private_text(scenario: Scenario, key: str, named: str) -> bytes:
+    """What stands in the file that this key of [serve] names, no more than a byte over MOST_BYTES. ScenarioError if
+    others may read it."""
     path = scenario.base_dir / named
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            text_of_file = file.read(MOST_BYTES + 1)
+            text = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise _wrong(scenario, f"{path} cannot be read: {error.strerror}") from None
+        raise _wrong(scenario, f"{path} cannot be read: {error.strerror}", key) from None
     if mode & _OTHERS:
-        raise _wrong(scenario, f"{path} may be read by others than its owner: chmod 600 {path}")
-    return _checked(scenario, str(path), text_of_file)
+        raise _wrong(scenario, f"{path} may be read by others than its owner: chmod 600 {path}", key)
+    return text
 
 
 def _checked(scenario: Scenario, where: str, text: bytes) -> Secret:
@@ -82,5 +88,5 @@ def _checked(scenario: Scenario, where: str, text: bytes) -> Secret:
     return Secret(stripped)
 
 
-def _wrong(scenario: Scenario, message: str) -> ScenarioError:
-    return ScenarioError([Problem(scenario.path, "serve.secret_file", message)])
+def _wrong(scenario: Scenario, message: str, key: str = "secret_file") -> ScenarioError:
+    return ScenarioError([Problem(scenario.path, f"serve.{key}", message)])

@@ -80,6 +80,8 @@ class StoreApi(PartApi):
     async def _look(self, body: bytes) -> bytes:
         said = read(body, LookBody)
         items = tuple(Item(key, blocks) for key, blocks in said.objects)
+        if self.node.backing is not None:
+            await self.node.backing.fetch(items)
         try:
             call = self.node.look(said.request_id, said.xid, items, int(said.digest, 16), said.weights)
         except KeyError as error:

@@ -17,10 +17,14 @@ from pdflow.wiring.stores import Producer, StoreWiring, node_name, put_name
 from pdflow.wiring.stores import beside as pool_beside
 from runtime.ranked_node import Place
 from runtime.ranks import LayoutBook
+from runtime.secret import secret_of
+from runtime.store_backing import Backing
 from runtime.store_calls import StoreClient
 from runtime.store_keys import StoreKeys
 from runtime.store_node import StoreNode
 from runtime.store_prefill_node import StorePrefillNode
+from runtime.store_server import server_of
+from runtime.store_values import Cells, Form, layout_of
 
 if TYPE_CHECKING:
     from runtime.build import Builder
@@ -68,7 +72,21 @@ def store_node(builder: Builder, name: str) -> StoreNode:
     )
     memory = StoreMemory(wiring.blocks, says.store_keep, says.store_high_water)
     ends = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)
-    return StoreNode(name, place, *ends, memory, builder.transport)
+    node = StoreNode(name, place, *ends, memory, builder.transport)
+    node.backing = backing_of(builder.scenario, node, wiring.unit_tokens(1))
+    return node
+
+
+def backing_of(scenario: Scenario, node: StoreNode, unit_tokens: int) -> Backing | None:
+    """In the server that the scenario names, which need not be there now. ScenarioError, MissingBackendError."""
+    server = server_of(scenario)
+    if server is None:
+        return None
+    ranks = [(rank.view, rank.memory) for rank in node.ends[node.place.info.engine]]
+    cells = Cells(ranks)
+    layout = layout_of(scenario.model.name, node.place.shape, [memory for _, memory in ranks])
+    form = Form(layout, cells.block_bytes, secret_of(scenario))
+    return Backing(server, node.ledger, cells, form, unit_tokens, scenario.serve.store_ttl_s / 2)
 
 
 def store_prefill_node(builder: Builder, place: Place, ends: Producer) -> StorePrefillNode:

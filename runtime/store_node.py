@@ -33,6 +33,7 @@ from pdflow.wiring.stores import Consumer, Producer
 from runtime.clock import now_ns
 from runtime.node import Port
 from runtime.ranked_node import MakeTransport, Place, RankedNode
+from runtime.store_backing import Backing
 
 
 class StoreCall:
@@ -63,6 +64,8 @@ class StoreNode(RankedNode):
         self.ledger: Final = StoreLedger(memory, place.info.shards.block_size, self.count)
         self.calls: dict[Xid, StoreCall] = {}
         """By what they would be got as: puts that are not over, and all that can be got."""
+        self.backing: Backing | None = None
+        """Where what is here is kept, too."""
         self._put_cells = put[0].cells
         self.put_port: Final = self.add_end(place.info, *put)
         self.get_port: Final = self.add_end(get[0].engine, *get, over=list(self.ranks.values()))
@@ -81,6 +84,15 @@ class StoreNode(RankedNode):
                 StopWrite: self.stop_write,
             }
         )
+
+    def begin_all(self, nursery: trio.Nursery) -> None:
+        if self.backing is not None:
+            nursery.start_soon(self.backing.run)
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        if self.backing is not None:
+            self.backing.server.close()
 
     # What engines ask of it.
 
@@ -128,7 +140,10 @@ class StoreNode(RankedNode):
         return [(self.put_port, event) for event in self.ledger.granted(now)]
 
     def commit(self, port: Port, effect: Commit) -> None:
+        put = self.ledger.puts[effect.request_id]
         self._offer(self.ledger.commit(effect.request_id))
+        if self.backing is not None:
+            self.backing.save(put.items, put.tokens)
 
     def _offer(self, events: Offer) -> None:
         for event in events:
@@ -181,7 +196,8 @@ class StoreNode(RankedNode):
 
     def is_still(self) -> bool:
         """Nobody holds anything here, in whatever way; what is kept stays."""
-        return not (self.memory.held or self.memory.waiting or self.calls)
+        saved = self.backing is None or self.backing.is_still()
+        return saved and not (self.memory.held or self.memory.waiting or self.calls)
 
     def count(self, what: str, number: int) -> None:
         if number:

@@ -150,6 +150,20 @@ class StoreLedger:
         """Nobody can write to it any more."""
         self.memory.release(generation, now)
 
+    # What has been kept elsewhere, and comes back.
+
+    def bring(self, items: tuple[Item, ...], now: Instant) -> Allocation | None:
+        """Room for these, but for those of them that are here; None if there is none at once."""
+        evicted = self.memory.evicted
+        placed = self.memory.bring(items, now)
+        self.count("store: objects evicted", self.memory.evicted - evicted)
+        return None if placed is None else placed.target
+
+    def brought(self, generation: int, now: Instant) -> None:
+        """They are there, for others to find."""
+        self.memory.complete(generation)
+        self.memory.release(generation, now)
+
     # What being got from comes to.
 
     def release(self, xid: Xid, now: Instant) -> None:

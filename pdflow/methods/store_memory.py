@@ -122,6 +122,12 @@ class StoreMemory:
             served.append(placed)
         return served
 
+    def bring(self, items: tuple[Item, ...], now: Instant) -> Placed | None:
+        """Room for objects that somebody has whole, or None: who brings them neither waits nor overtakes who does."""
+        if self.waiting or not self.fits_ever(blocks_of(items)):
+            return None
+        return self._place("", items, now)
+
     def _place(self, name: str, items: tuple[Item, ...], now: Instant) -> Placed | None:
         objects = self._hold(self.find(items), items)
         found = len(objects)

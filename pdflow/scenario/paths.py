@@ -12,6 +12,9 @@ from typing import Any
 from pdflow.scenario.document import is_links_file
 from pdflow.scenario.workload_schema import MODELS
 
+SERVED = ("model", "secret_file", "store_password_file", "tls_cert", "tls_key", "tls_ca")
+"""Of [serve]."""
+
 
 def with_paths(document: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """A copy of a sound document with every path changed."""
@@ -26,7 +29,7 @@ def _places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     trace = document.get("workload", {}).get("trace", {})
     tables = [(trace, "path"), (trace, "dataset"), (document.get("model", {}), "hf_config")]
     tables += [(document.get("transfer", {}), "config")]
-    tables += [(document.get("serve", {}), key) for key in ("model", "secret_file", "tls_cert", "tls_key", "tls_ca")]
+    tables += [(document.get("serve", {}), key) for key in SERVED]
     tables += [(pool["cost"], "path") for pool in document.get("pool", []) if "cost" in pool]
     yield from ((table, key) for table, key in tables if key in table)
     network = document.get("network", {})

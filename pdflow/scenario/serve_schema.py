@@ -17,6 +17,8 @@ from pdflow.scenario.fields import AT_LEAST_ONE, NOT_EMPTY, TIMER, Bound, about
 TransportName: TypeAlias = Literal["shm", "tcp", "nixl", "mooncake", "nccl"]
 PORT = Bound(at_least=0, at_most=65_535)
 SPARES = Bound(at_least=0, at_most=1000)
+TTL = Bound(at_least=1, at_most=1e9)
+"""Seconds."""
 
 
 @attrs.frozen(kw_only=True)
@@ -75,6 +77,25 @@ class Serve:
             "what moves KV: memory that the engines of one host share, TCP, NIXL (UCX), Mooncake's Transfer Engine, or "
             "NCCL (without a GPU a stand-in)"
         ),
+    )
+    store_url: str | None = field(
+        default=None,
+        metadata=about(
+            "kv-store: a Valkey or Redis server, valkey://HOST:PORT, that keeps what the nodes of the store have, so "
+            "that it outlives them",
+            NOT_EMPTY,
+        ),
+    )
+    store_password_file: str | None = field(
+        default=None,
+        metadata=about(
+            "file of that server's password, relative to the scenario file; if absent the environment's "
+            "PDFLOW_STORE_PASSWORD, if that is there",
+            NOT_EMPTY,
+        ),
+    )
+    store_ttl_s: float = field(
+        default=86_400.0, metadata=about("what is kept in that server goes when it is so old", TTL)
     )
     model: str | None = field(
         default=None,

@@ -25,6 +25,7 @@ from pdflow.scenario.transfer_schema import Transfer
 from pdflow.scenario.validate_faults import check_faults
 from pdflow.scenario.validate_memory import check_memory, check_store
 from pdflow.scenario.validate_router import check_router, check_scales
+from pdflow.scenario.validate_serve import check_serve
 from pdflow.scenario.validate_workload import check_longest_request, check_workload
 
 NAME: Final = re.compile(r"[\w.+-]+")
@@ -63,6 +64,8 @@ def check(parts: Parts) -> Iterator[Complaint]:
     if parts.router is not None:
         yield from check_router(parts.router, parts.transfer, [pool for _, pool in pools] if complete else None)
     yield from check_scales(parts.scales, [pool for _, pool in pools] if complete else None)
+    if parts.serve is not None:
+        yield from check_serve(parts.serve, parts.transfer)
     yield from check_faults(parts, [pool for _, pool in pools] if complete else None)
 
 

@@ -178,6 +178,20 @@ class StoreMachine(RuleBasedStateMachine):
             assert len(found.blocks) == size * len(objects)
             self.held[found.generation] = (found.blocks, objects, True)
 
+    @rule(start=st.integers(0, 3), length=st.integers(1, 5), size=st.integers(1, 20))
+    def bring(self, start: int, length: int, size: int) -> None:
+        """At once, or not at all while others wait."""
+        items = tuple(Item(f"{size}{KEYS[start : start + place + 1]}", size) for place in range(length))
+        placed = None
+        if not self.naive.queue and size * length <= BLOCKS:
+            placed = self.naive.place(items, self.now)
+        given = self.real.bring(items, self.now)
+        assert (given is None) == (placed is None)
+        if given is not None and placed is not None:
+            assert len(given.target.blocks) == size * (length - placed[0])
+            generation = given.target.generation
+            self.held[generation] = (self.real.table(generation).blocks, placed[1], False)
+
     @rule(minutes=st.sampled_from([1, 10, 31]))
     def wait(self, minutes: int) -> None:
         self.now += minutes * MINUTE

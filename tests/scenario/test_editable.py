@@ -21,7 +21,7 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.scenario import load
 from pdflow.scenario.editable import Scenario
 from pdflow.scenario.jsonschema import schema_json
-from pdflow.scenario.paths import with_paths
+from pdflow.scenario.paths import SERVED, with_paths
 from pdflow.scenario.toml_text import toml_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,17 +131,17 @@ def test_every_path_of_the_schema_is_known() -> None:
         "workload": {"trace": {"path": "a", "dataset": "b"}, "like": "c.toml"},
         "model": {"hf_config": "d"},
         "transfer": {"config": "f"},
-        "serve": {"model": "g", "secret_file": "h", "tls_cert": "i", "tls_key": "j", "tls_ca": "k"},
+        "serve": dict.fromkeys(SERVED, "g"),
         "pool": [{"cost": {"model": "measured", "path": "e"}}],
     }
     moved = with_paths(document, lambda path: f"x/{path}")
-    assert json.dumps(moved).count("x/") == 11
+    assert json.dumps(moved).count("x/") == 6 + len(SERVED)
     assert with_paths({"workload": {"like": "azure-code"}}, lambda path: "x")["workload"]["like"] == "azure-code"
     words = ("relative to the scenario", "a file that", "beside the trace", "config.json")
     found = {
         key for key, what in _described(schema_json()) if any(word in what for word in words) and key != "scenario"
     }
-    named = {"path", "dataset", "like", "config", "model", "secret_file", "tls_cert", "tls_key", "tls_ca"}
+    named = {"path", "dataset", "like", "config", *SERVED}
     assert named <= found <= named | {"hf_config"}
 
 

@@ -1,0 +1,44 @@
+"""Where a store's nodes find the server that keeps KV for them, as [serve] says it.
+
+No password stands there: scenarios are printed, written beside results and sent to others.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import attrs
+
+PORT: Final = 6379
+MOST_PORT: Final = 65_535
+EXPECTED: Final = "expected valkey://HOST:PORT or redis://HOST:PORT, with USER@ before it or /DATABASE behind it"
+_URL: Final = re.compile(
+    r"(?P<scheme>valkey|redis)://(?:(?P<user>[^:@/?#\s]+)@)?(?P<host>[0-9A-Za-z._-]+|\[[0-9A-Fa-f:.]+\])"
+    r"(?::(?P<port>[0-9]{1,5}))?(?:/(?P<database>[0-9]{1,5})?)?"
+)
+
+
+@attrs.frozen
+class StoreUrl:
+    scheme: str
+    host: str
+    port: int
+    user: str | None
+    database: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}/{self.database}"
+
+
+def read_store_url(text: str) -> StoreUrl:
+    """ValueError, which repeats nothing that may be a password."""
+    before, at, _ = text.rpartition("@")
+    if at and ":" in before.partition("://")[2]:
+        raise ValueError("holds a password: say that in serve.store_password_file, or in PDFLOW_STORE_PASSWORD")
+    match = _URL.fullmatch(text)
+    if match is None or int(match["port"] or PORT) > MOST_PORT:
+        raise ValueError(f"is {text!r}, {EXPECTED}")
+    port, database = int(match["port"] or PORT), int(match["database"] or 0)
+    return StoreUrl(match["scheme"], match["host"].strip("[]"), port, match["user"], database)

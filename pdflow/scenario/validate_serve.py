@@ -1,0 +1,29 @@
+"""What [serve] may say, beside what each of its keys may by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pdflow.methods.catalogue import METHODS
+from pdflow.scenario.convert import Complaint
+from pdflow.scenario.serve_schema import Serve
+from pdflow.scenario.store_url import read_store_url
+from pdflow.scenario.transfer_schema import Transfer
+
+
+def check_serve(serve: Serve, transfer: Transfer | None) -> Iterator[Complaint]:
+    """A server keeps what is looked for later: blocks of prompts that stay. Methods without a store have no use for it,
+    as for anything else that is said of a store."""
+    if serve.store_url is None:
+        return
+    try:
+        read_store_url(serve.store_url)
+    except ValueError as error:
+        yield Complaint(("serve", "store_url"), str(error))
+    if transfer is None or not METHODS[transfer.method].stores:
+        return
+    needs = "serve.store_url: nothing else is ever looked for there"
+    if transfer.store_granularity != "block":
+        yield Complaint(("transfer", "store_granularity"), f'is "prompt", expected "block" with {needs}')
+    if not transfer.store_keep:
+        yield Complaint(("transfer", "store_keep"), f"is false, expected true with {needs}")

@@ -1,0 +1,274 @@
+"""What a store's node has in a server beside it (`store_server.py`), so that it outlives the node.
+
+What is put into the node is written there behind it; what is looked for and is not in the node is looked for there, and
+then found in the node like anything else. No request waits for the server longer than LOOKED_S, or fails by it: what
+cannot be written is written when it is put the next time, and what is not there in time, or is not what was put there,
+is computed.
+
+Whose room it takes is the node's memory's to say (`pdflow/methods/kv_store_ledger.py`); what a value is,
+`store_values.py`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias, TypeVar
+
+import msgspec
+import trio
+
+from pdflow.methods.kv_store_keys import Key
+from pdflow.methods.kv_store_ledger import StoreLedger
+from pdflow.methods.store_memory import Item
+from pdflow.protocol.values import Instant, S
+from runtime.clock import now_ns
+from runtime.store_server import RefusedError, ServerError, ValueServer
+from runtime.store_values import HEADER_BYTES, BadValueError, Cells, Form
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+LOOKED_S: Final = 1.0
+"""For all that one look asks for; whoever looks waits for twice as long (`store_calls.LOOK_S`)."""
+WATCHED_S: Final = 2.0
+"""Between two looks at whether the server is there; and how long nothing is sent to one that has refused."""
+MOST_WAITING: Final = 1 << 14
+"""Objects that are to be written. Names only: their bytes are in the node's memory."""
+BATCH_BYTES: Final = 8 << 20
+BATCH: Final = 64
+"""Objects that are asked for, or written, at once."""
+READERS: Final = 4
+"""Threads; one more writes."""
+
+Batch: TypeAlias = list[tuple[Key, bytearray]]
+
+
+class BackingState(msgspec.Struct, frozen=True):
+    """For people. `objects`: how many were saved, found, missed (looks that ended where nothing was), bad, dropped (not
+    saved: too many waited, or they were evicted first, or the server was gone), refused, late (looks that were)."""
+
+    server: str
+    up: bool
+    waiting: int
+    objects: dict[str, int]
+
+
+class Backing:
+    """Args: `server` is to have what `ledger` knows and `cells` hold: objects of `unit_tokens`. What is
+    written is written anew when `renew_s` are over, as it goes some time after."""
+
+    def __init__(
+        self,
+        server: ValueServer,
+        ledger: StoreLedger,
+        cells: Cells,
+        form: Form,
+        unit_tokens: int,
+        renew_s: float,
+    ) -> None:
+        self.name: Final = f"the store's server {server.name}"
+        self.server: Final = server
+        self.up = True
+        """As far as is known."""
+        self.counts: Final = Counter[str](saved=0, found=0, missed=0, bad=0, dropped=0, refused=0, late=0)
+        self._ledger: Final = ledger
+        self._cells: Final = cells
+        self._form: Final = form
+        self._unit_tokens: Final = unit_tokens
+        self._renew_ns: Final = int(renew_s * S)
+        self._saved: dict[Key, Instant] = {}
+        """What is written, or is going to be: until when that is so."""
+        self._waiting = 0
+        self._to_save, self._unsaved = trio.open_memory_channel[Key](MOST_WAITING)
+        self._refusing_until: Instant = 0
+        self._told: set[str] = set()
+        self._reading: Final = trio.CapacityLimiter(READERS)
+        self._writing: Final = trio.CapacityLimiter(1)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(self._write)
+
+    def state(self) -> BackingState:
+        return BackingState(self.server.name, self.up, self._waiting, dict(self.counts))
+
+    def is_still(self) -> bool:
+        """All that can be written is."""
+        return not self._waiting
+
+    # Whether it is there.
+
+    async def _watch(self) -> None:
+        life = None
+        while True:
+            try:
+                said = await self._call(self.server.life, self._reading)
+            except ServerError as error:
+                self._lost(error)
+            else:
+                if not self.up:
+                    log.info("%s is there again", self.name)
+                if life is not None and said != life:
+                    log.info("%s has been started again", self.name)
+                    self._saved.clear()
+                self.up, life = True, said
+            await trio.sleep(WATCHED_S)
+
+    def _lost(self, error: ServerError) -> None:
+        if self.up:
+            log.warning("%s does not serve: %s; requests go on without it", self.name, error)
+        self.up = False
+
+    async def _call(self, call: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+        """In a thread. Who is cancelled leaves it to end by itself, and its place in `limiter` taken until then."""
+        return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter)
+
+    def _tell_once(self, kind: str, text: str) -> None:
+        """Of its kind, until that is over: anybody may cause as many as he likes."""
+        if kind not in self._told:
+            self._told.add(kind)
+            log.warning("%s %s", self.name, text)
+
+    # Writing behind.
+
+    def save(self, items: tuple[Item, ...], tokens: int) -> None:
+        """These are complete in the node. What is left of a prompt behind its last unit is looked for by nobody."""
+        now = now_ns()
+        for item in items[: tokens // self._unit_tokens]:
+            if self._saved.get(item.key, 0) > now:
+                continue
+            try:
+                self._to_save.send_nowait(item.key)
+            except trio.WouldBlock:
+                self.counts["dropped"] += 1
+            else:
+                self._saved[item.key] = now + self._renew_ns
+                self._waiting += 1
+        if len(self._saved) > 2 * (len(self._ledger.memory.known) + MOST_WAITING):
+            known = self._ledger.memory.known
+            self._saved = {key: until for key, until in self._saved.items() if key in known}
+
+    async def _write(self) -> None:
+        async for key in self._unsaved:
+            batch = [(key, value)] if (value := self._copied(key)) is not None else []
+            while len(batch) < BATCH and sum(len(value) for _, value in batch) < BATCH_BYTES:
+                try:
+                    key = self._unsaved.receive_nowait()
+                except trio.WouldBlock:
+                    break
+                if (value := self._copied(key)) is not None:
+                    batch.append((key, value))
+            if batch:
+                await self._put(batch)
+
+    def _copied(self, key: Key) -> bytearray | None:
+        """Its value but for the header, if it can be written: what is in the memory may be evicted at any time."""
+        stored = self._ledger.memory.known.get(key)
+        refusing = self._refusing_until > now_ns()
+        if stored is None or not self.up or refusing:
+            self._not_saved([key], "refused" if refusing else "dropped")
+            return None
+        value = bytearray(self._form.nbytes(len(stored.own.blocks)))
+        self._cells.copy_out(stored.own.blocks, memoryview(value)[HEADER_BYTES:])
+        return value
+
+    async def _put(self, batch: Batch) -> None:
+        def put() -> None:
+            for key, value in batch:
+                self._form.seal(key, value)
+            self.server.put([(self._form.name(key), memoryview(value)) for key, value in batch])
+
+        keys = [key for key, _ in batch]
+        try:
+            await self._call(put, self._writing)
+        except RefusedError as error:
+            self._tell_once("refused", f"does not take what is put: {error}; requests go on without it")
+            self._refusing_until = now_ns() + int(WATCHED_S * S)
+            self._not_saved(keys, "refused")
+        except ServerError as error:
+            self._lost(error)
+            self._not_saved(keys, "dropped")
+        else:
+            self._told.discard("refused")
+            self._waiting -= len(keys)
+            self.counts["saved"] += len(keys)
+
+    def _not_saved(self, keys: Sequence[Key], why: str) -> None:
+        self._waiting -= len(keys)
+        self.counts[why] += len(keys)
+        for key in keys:
+            self._saved.pop(key, None)
+
+    # Looking for what the node has not.
+
+    async def fetch(self, items: tuple[Item, ...]) -> None:
+        """Bring what is missing of these into the node, from the first on, as far as it is there and there is room."""
+        memory = self._ledger.memory
+        at = memory.find(items)
+        with trio.move_on_after(LOOKED_S) as scope:
+            while self.up and at < len(items):
+                batch = self._next(items[at:])
+                try:
+                    found = await self._get(batch)
+                except ServerError as error:
+                    self._lost(error)
+                    return
+                if not self._bring(items[: at + len(found)], at, found) or len(found) < len(batch):
+                    return
+                at += len(batch)
+        self.counts["late"] += scope.cancelled_caught
+
+    def _next(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """So many of these as are asked for at once."""
+        count = size = 0
+        for item in items[:BATCH]:
+            size += self._form.nbytes(item.blocks)
+            if count and size > BATCH_BYTES:
+                break
+            count += 1
+        return items[:count]
+
+    async def _get(self, batch: tuple[Item, ...]) -> list[memoryview]:
+        """The KV of these, up to the first that is not there, or is not what was put there."""
+
+        def get() -> tuple[list[memoryview], str | None]:
+            values = self.server.get([(form.name(item.key), form.nbytes(item.blocks)) for item in batch])
+            found: list[memoryview] = []
+            for item, value in zip(batch, values, strict=True):
+                if not value:
+                    break
+                try:
+                    found.append(form.opened(item.key, item.blocks, value))
+                except BadValueError as error:
+                    return found, str(error)
+            return found, None
+
+        form = self._form
+        found, bad = await self._call(get, self._reading)
+        if bad is not None:
+            self.counts["bad"] += 1
+            self._tell_once(bad, f"has a value for {form.name(batch[len(found)].key)} that {bad}: it is not used")
+        elif len(found) < len(batch):
+            self.counts["missed"] += 1
+        return found
+
+    def _bring(self, items: tuple[Item, ...], at: int, found: Sequence[memoryview]) -> bool:
+        """Into the node: what follows the first `at` of these. False if there is no room."""
+        ledger, now = self._ledger, now_ns()
+        here = ledger.memory.find(items)
+        if here < at:
+            return False  # evicted meanwhile
+        room = ledger.bring(items, now)
+        if room is None:
+            return False
+        start = 0
+        for item, kv in zip(items[here:], found[here - at :], strict=True):
+            self._cells.copy_in(room.blocks[start : start + item.blocks], kv)
+            start += item.blocks
+            self._saved[item.key] = now + self._renew_ns
+        ledger.brought(room.generation, now)
+        self.counts["found"] += len(items) - here
+        return True

@@ -1,0 +1,171 @@
+"""A Valkey or Redis server, as a store's nodes use it: values by name, that go when they are old.
+
+Calls wait, and are for threads. By valkey-py (MIT, the Valkey project's own, without dependencies): a client on trio
+(coredis) was looked at, and would take apart replies of megabytes in the loop that moves KV.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Final, Protocol, TypeVar
+
+from pdflow.errors import MissingBackendError, Problem, ScenarioError
+from pdflow.scenario.schema import Scenario
+from pdflow.scenario.store_url import StoreUrl, read_store_url
+from runtime.places import is_loopback
+from runtime.secret import MOST_BYTES, private_text, secret_of
+
+T = TypeVar("T")
+VARIABLE: Final = "PDFLOW_STORE_PASSWORD"
+INSTALL: Final = "pip install 'pdflow[valkey]'"
+ANSWER_S: Final = 0.5
+"""For the next bytes of an answer; less than a look may take in all."""
+WORDS: Final = 200
+"""Of what a server says, that are repeated."""
+
+
+class ServerError(Exception):
+    """It is not there, or does not say what a server says."""
+
+
+class RefusedError(ServerError):
+    """It is there, and will not: it is full, or this user may not."""
+
+
+class ValueServer(Protocol):
+    """All calls raise ServerError."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    def life(self) -> str:
+        """Another one when it has been started again."""
+
+    def get(self, wanted: Sequence[tuple[str, int]]) -> list[bytes]:
+        """The values of these names, each no longer than a byte over what is said; b"" if there is none."""
+
+    def put(self, values: Sequence[tuple[str, memoryview]]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ValkeyServer:
+    """MissingBackendError without the client."""
+
+    def __init__(self, at: StoreUrl, password: str | None, ttl_s: float) -> None:
+        try:
+            self._library: Final[Any] = import_module("valkey")
+        except ImportError:
+            raise MissingBackendError(f"serve.store_url needs a client of Valkey: {INSTALL}") from None
+        self.name: Final = str(at)
+        self._ttl_ms: Final = int(ttl_s * 1000)
+        self._client: Final[Any] = self._library.Valkey(
+            host=at.host,
+            port=at.port,
+            db=at.database,
+            username=at.user,
+            password=password,
+            socket_timeout=ANSWER_S,
+            socket_connect_timeout=ANSWER_S,
+            lib_name=None,
+            lib_version=None,
+        )
+
+    def life(self) -> str:
+        def ask() -> str:
+            self._client.ping()
+            try:
+                return str(self._client.info("server").get("run_id", ""))
+            except self._library.ResponseError:
+                return ""  # a user who may not ask
+
+        return self._said(ask)
+
+    def get(self, wanted: Sequence[tuple[str, int]]) -> list[bytes]:
+        """By GETRANGE: nobody can make us read more than is expected, whatever he has put there."""
+
+        def ask() -> list[Any]:
+            lines = self._client.pipeline(transaction=False)
+            for name, nbytes in wanted:
+                lines.getrange(name, 0, nbytes)
+            answers: list[Any] = lines.execute(raise_on_error=False)
+            return answers
+
+        values: list[bytes] = []
+        for answer in self._said(ask):
+            if isinstance(answer, bytes):
+                values.append(answer)
+            elif "WRONGTYPE" in str(answer):
+                values.append(b"no text")
+            else:
+                raise RefusedError(_brief(answer))
+        return values
+
+    def put(self, values: Sequence[tuple[str, memoryview]]) -> None:
+        def ask() -> list[Any]:
+            lines = self._client.pipeline(transaction=False)
+            for name, value in values:
+                lines.set(name, value, px=self._ttl_ms)
+            answers: list[Any] = lines.execute(raise_on_error=False)
+            return answers
+
+        for answer in self._said(ask):
+            if answer is not True:
+                raise RefusedError(_brief(answer))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _said(self, ask: Callable[[], T]) -> T:
+        try:
+            return ask()
+        except self._library.ResponseError as error:
+            raise RefusedError(_brief(error)) from None
+        except Exception as error:
+            # Not only its own errors: what it makes of bytes that no server says may be any. It closes that connection.
+            raise ServerError(_brief(error)) from None
+
+
+def _brief(said: object) -> str:
+    """In one line, whatever it is."""
+    return " ".join(ascii(str(said))[1:-1].split())[:WORDS] or type(said).__name__
+
+
+def server_of(scenario: Scenario) -> ValkeyServer | None:
+    """The one that the scenario names, not reached yet. ScenarioError, MissingBackendError."""
+    said = scenario.serve.store_url
+    if said is None:
+        return None
+    at = read_store_url(said)
+    if not is_loopback(at.host) and secret_of(scenario) is None:
+        problem = "is beyond this host: whose values these are is known by a secret, serve.secret_file or PDFLOW_SECRET"
+        raise ScenarioError([Problem(scenario.path, "serve.store_url", problem)])
+    return ValkeyServer(at, _password(scenario), scenario.serve.store_ttl_s)
+
+
+def check_server(scenario: Scenario) -> None:
+    """ScenarioError if the server is not there, or will not let us in."""
+    server = server_of(scenario)
+    if server is None:
+        return
+    try:
+        server.life()
+    except ServerError as error:
+        problem = f"{scenario.serve.store_url} does not serve: {error}; start it, or leave the key out"
+        raise ScenarioError([Problem(scenario.path, "serve.store_url", problem)]) from None
+    finally:
+        server.close()
+
+
+def _password(scenario: Scenario) -> str | None:
+    named = scenario.serve.store_password_file
+    if named is None:
+        return os.environ.get(VARIABLE)
+    text = private_text(scenario, "store_password_file", named).strip()
+    if not 0 < len(text) <= MOST_BYTES:
+        problem = f"holds {len(text)} bytes, expected a password of 1 to {MOST_BYTES:,}"
+        raise ScenarioError([Problem(scenario.path, "serve.store_password_file", problem)])
+    return os.fsdecode(text)

@@ -1,0 +1,108 @@
+"""What a store's node keeps in a server beside it: one value for each object, a header and behind it the object's KV.
+
+The KV stands in an order of its own (rank, layer, K or V, block), so that it does not matter how a node's memory is
+laid out. What does matter, the layout within a block, stands in the value's name and in its header as a hash; weights
+and tokens are in the object's key. The header ends with a MAC over all that, the name and the bytes, by the cluster's
+secret. Without a secret it is no more than a checksum: whoever can write to the server can make one.
+
+Whatever a server answers is data. What is not exactly what was put there under that name is a BadValueError.
+
+    magic 4 | version 4 | length 8 | layout 16 | MAC 32 | KV
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from pdflow.layout.descriptors import RankMemory
+from pdflow.layout.shapes import KvShape
+from pdflow.methods.kv_store_keys import Key
+from runtime.secret import MAC_BYTES, Secret
+
+MAGIC: Final = b"pdkv"
+VERSION: Final = 1
+LAYOUT_BYTES: Final = 16
+PURPOSE: Final = b"pdflow object in a store"
+NO_SECRET: Final = Secret(b"no secret: whoever can write there can make this")
+_ABOUT: Final = struct.Struct(f">4sIQ{LAYOUT_BYTES}s")
+HEADER_BYTES: Final = _ABOUT.size + MAC_BYTES
+
+
+class BadValueError(ValueError):
+    """It is not what was put there; the text says by what one sees it, and holds nothing of it."""
+
+
+def layout_of(model: str, shape: KvShape, memories: Sequence[RankMemory]) -> bytes:
+    """[LAYOUT_BYTES]: the same for two nodes exactly if each can use the other's values."""
+    ranks = [(memory.num_layers, memory.tensors_per_layer, memory.num_heads, memory.order) for memory in memories]
+    said = msgspec.json.encode((model, shape, ranks))
+    return blake2b(said, digest_size=LAYOUT_BYTES, person=b"pdflow layout").digest()
+
+
+class Form:
+    """How the values of one layout are written and read. `block_bytes`: of one block, at all ranks together."""
+
+    def __init__(self, layout: bytes, block_bytes: int, secret: Secret | None) -> None:
+        self.layout: Final = layout
+        self.block_bytes: Final = block_bytes
+        self._secret: Final = secret or NO_SECRET
+
+    def name(self, key: Key) -> str:
+        return f"pdflow:kv{VERSION}:{self.layout.hex()}:{key}"
+
+    def nbytes(self, blocks: int) -> int:
+        """Of the value of an object of so many."""
+        return HEADER_BYTES + blocks * self.block_bytes
+
+    def seal(self, key: Key, value: bytearray) -> None:
+        """Write the header before the KV, which is there already."""
+        about = _ABOUT.pack(MAGIC, VERSION, len(value) - HEADER_BYTES, self.layout)
+        mac = self._secret.mac(PURPOSE, about, self.name(key).encode(), memoryview(value)[HEADER_BYTES:])
+        value[:HEADER_BYTES] = about + mac
+
+    def opened(self, key: Key, blocks: int, value: bytes) -> memoryview:
+        """The KV of an object of so many blocks. BadValueError."""
+        if len(value) != self.nbytes(blocks):
+            raise BadValueError("has another length")
+        view = memoryview(value)
+        about, mac, kv = view[: _ABOUT.size], view[_ABOUT.size : HEADER_BYTES], view[HEADER_BYTES:]
+        if about != _ABOUT.pack(MAGIC, VERSION, len(kv), self.layout):
+            raise BadValueError("has another header")
+        if not self._secret.is_mac(mac, PURPOSE, about, self.name(key).encode(), kv):
+            raise BadValueError("has bytes that were never put there, or not by who knows this cluster's secret")
+        return kv
+
+
+class Cells:
+    """The memories of a node's ranks, in the order in which values have them. Each is a view, and what lies where."""
+
+    def __init__(self, ranks: Sequence[tuple[memoryview, RankMemory]]) -> None:
+        self.ranks: Final = ranks
+        self.block_bytes: Final = sum(
+            memory.num_layers * memory.tensors_per_layer * memory.plane_bytes for _, memory in ranks
+        )
+
+    def copy_out(self, blocks: Sequence[int], target: memoryview) -> None:
+        at = 0
+        for view, place, length in self._planes(blocks):
+            target[at : at + length] = view[place : place + length]
+            at += length
+
+    def copy_in(self, blocks: Sequence[int], source: memoryview) -> None:
+        at = 0
+        for view, place, length in self._planes(blocks):
+            view[place : place + length] = source[at : at + length]
+            at += length
+
+    def _planes(self, blocks: Sequence[int]) -> Iterator[tuple[memoryview, int, int]]:
+        for view, memory in self.ranks:
+            length = memory.plane_bytes
+            for layer in range(memory.num_layers):
+                for tensor in range(memory.tensors_per_layer):
+                    for block in blocks:
+                        yield view, memory.plane_address(layer, tensor, block), length

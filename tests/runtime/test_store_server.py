@@ -1,0 +1,172 @@
+"""The client of a store's server: what is no answer of a server's is an error of one kind; and who cannot be served
+with what a scenario says hears it in one line, exit 2."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("valkey", reason="needs pip install 'pdflow[valkey]'")
+
+from pdflow.cli import cli
+from pdflow.errors import ScenarioError
+from pdflow.scenario.store_url import StoreUrl
+from runtime.http.sockets import listen
+from runtime.store_server import WORDS as WORDS_TOLD
+from runtime.store_server import RefusedError, ServerError, ValkeyServer, server_of
+from tests.runtime.support.house import cluster
+from tests.runtime.support.value_server import KINDS, kept_server
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/methods/kv-store.toml"
+STORE = ("transfer.method=kv-store", "transfer.store_granularity=block")
+
+
+def client(port: int) -> ValkeyServer:
+    return ValkeyServer(StoreUrl("valkey", "127.0.0.1", port, None, 0), None, 100)
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """The port of something that says this to whatever it hears, once, and hangs up."""
+
+    def run() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with closing(connection):
+                connection.settimeout(5)
+                connection.recv(65536)
+                connection.sendall(answer)
+
+    with listen("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+CALLS: list[Callable[[ValkeyServer], object]] = [
+    lambda server: server.get([("a", 10), ("b", 10)]),
+    lambda server: server.put([("a", memoryview(b"x"))]),
+    lambda server: server.life(),
+]
+WORDS = [b"$", b"*", b":", b"+", b"-", b"\r\n", b"2", b"-1", b"OK", b"abc", b"99999999999999999999", b"\xff"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@settings(max_examples=40, deadline=None)
+@given(answer=st.lists(st.sampled_from(WORDS), max_size=12).map(b"".join) | st.binary(max_size=30))
+def test_whatever_it_says_is_an_answer_or_an_error(call: Callable[[ValkeyServer], object], answer: bytes) -> None:
+    with answering(answer) as port:
+        told = ""
+        with closing(client(port)) as server:
+            try:
+                call(server)
+            except ServerError as error:
+                told = str(error)
+        assert "\n" not in told
+        assert len(told) <= WORDS_TOLD
+
+
+def test_a_web_server_is_none() -> None:
+    with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port, closing(client(port)) as server:
+        for call in CALLS:
+            with pytest.raises(ServerError):
+                call(server)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_real_one_keeps_what_it_is_given(kind: str, tmp_path: Path) -> None:
+    with kept_server(kind, tmp_path) as kept, closing(client(kept.port)) as server:
+        life = server.life()
+        assert server.get([("a", 4), ("b", 4)]) == [b"", b""]
+        server.put([("a", memoryview(bytearray(b"\0\xff\r\n"))), ("b", memoryview(b"123456"))])
+        assert server.get([("a", 4), ("b", 4)]) == [b"\0\xff\r\n", b"12345"]
+        assert server.life() == life
+        kept.kill()
+        with pytest.raises(ServerError):
+            server.life()
+        kept.start()
+        assert server.life() != life
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_may_do_little_is_refused_and_told_why(kind: str, tmp_path: Path) -> None:
+    """A user who may read: lives are not told to him, and nothing is taken from him."""
+    with kept_server(kind, tmp_path) as kept:
+        with kept.asked() as admin:
+            admin.execute_command("ACL", "SETUSER", "reader", "on", ">pw", "~*", "+ping", "+getrange")
+        with closing(ValkeyServer(StoreUrl("valkey", "127.0.0.1", kept.port, "reader", 0), "pw", 100)) as server:
+            assert server.life() == ""
+            assert server.get([("a", 4)]) == [b""]
+            with pytest.raises(RefusedError, match="no permissions"):
+                server.put([("a", memoryview(b"x"))])
+
+
+def test_beyond_this_host_values_are_known_by_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PDFLOW_SECRET", raising=False)
+    said = (*STORE, "serve.store_url=valkey://192.0.2.1")
+    with pytest.raises(ScenarioError, match="is beyond this host"):
+        server_of(cluster(*said))
+    file = tmp_path / "secret"
+    file.write_text("a secret of the tests, long enough")
+    file.chmod(0o600)
+    assert server_of(cluster(*said, f"serve.secret_file={file}")) is not None
+    assert server_of(cluster(*STORE)) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (["serve.store_url=valkey://127.0.0.1:{busy}"], "serve.store_url: valkey://127.0.0.1:{busy} does not serve:"),
+        (["serve.store_url=valkey://127.0.0.1:1"], "Connection refused"),
+        (["serve.store_url=valkey://127.0.0.1:1"], "start it, or leave the key out"),
+        (
+            ["serve.store_url=valkey://127.0.0.1", "serve.store_password_file=nowhere"],
+            "serve.store_password_file: {here}/nowhere cannot be read",
+        ),
+        (["serve.store_url=valkey://127.0.0.1", "serve.store_password_file={open}"], "may be read by others"),
+        (["serve.store_url=valkey://127.0.0.1", "serve.store_password_file={empty}"], "expected a password of 1 to"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_2(
+    said: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, mode in (("open", 0o644), ("empty", 0o600)):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(mode)
+    with closing(listen("127.0.0.1", 0)) as silent:
+        places = {"busy": silent.getsockname()[1], "here": EXAMPLE.parent}
+        places |= {name: tmp_path / name for name in ("open", "empty")}
+        assert told.format(**places) in line_of([word.format(**places) for word in said], monkeypatch)
+
+
+def test_without_its_client_one_hears_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "valkey", None)
+    told = line_of(["serve.store_url=valkey://127.0.0.1"], monkeypatch)
+    assert "serve.store_url needs a client of Valkey: pip install 'pdflow[valkey]'" in told
+
+
+def line_of(said: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What `pdflow serve` says then."""
+    monkeypatch.setattr("runtime.cluster.log_to_stderr", lambda who: None)
+    overrides = [arg for word in said for arg in ("--set", word)]
+    ran = CliRunner().invoke(cli, ["serve", str(EXAMPLE), *overrides])
+    lines = ran.stderr.splitlines()
+    assert ran.exit_code == 2, ran.stderr
+    assert len(lines) == 1, ran.stderr
+    return lines[0]
