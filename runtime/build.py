@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
+from typing import Final
 
 import attrs
 
@@ -13,7 +14,7 @@ from pdflow.memory.paged import PagedPool
 from pdflow.methods.method import Memory
 from pdflow.methods.staging import Staging
 from pdflow.protocol.ids import EngineInfo, Shards
-from pdflow.scenario.schema import Pool, Scenario
+from pdflow.scenario.schema import MeasuredCost, Pool, Scenario
 from pdflow.wiring.engines import EngineWiring
 from runtime.beside import beside
 from runtime.decode_node import DecodeNode
@@ -28,6 +29,11 @@ from runtime.ranks import LayoutBook
 from runtime.staged_decode_node import StagedDecodeNode
 from runtime.staged_prefill_node import StagedPrefillNode
 from runtime.store_build import store_prefill_node, stores_of
+
+UNMEASURED: Final = (
+    "and pool {}'s engines were not measured: serve without it, run `pdflow calibrate FILE -o measured` meanwhile, and "
+    "say it in measured/scenario.toml"
+)
 
 
 def refuse_what_is_not_served(scenario: Scenario) -> None:
@@ -45,7 +51,12 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
     if transfer.store_hidden_states:
         wrong("transfer.store_hidden_states", "is simulated only, so far; D computes a prompt's last token")
     if router.disaggregate_above_tokens == "auto":
-        wrong("router.disaggregate_above_tokens", "auto is simulated only, so far")
+        for pool in scenario.pools:
+            if pool.engine == "torch" and not isinstance(pool.cost, MeasuredCost):
+                wrong(
+                    "router.disaggregate_above_tokens", f"auto weighs what steps take, {UNMEASURED.format(pool.name)}"
+                )
+                break
     if scenario.faults or scenario.scales:
         wrong("", "[[fault]] and [[scale]] are simulated only, so far")
     for index, pool in enumerate(scenario.pools):

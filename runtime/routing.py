@@ -10,8 +10,10 @@ from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.policy import NO_SESSION
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import EngineChanged, RequestArrived, Router
+from pdflow.scenario.costs import step_cost
 from pdflow.scenario.schema import Scenario
-from pdflow.wiring.router import Cluster, Target
+from pdflow.scenario.ways import Crossover
+from pdflow.wiring.router import Cluster, Target, dispatch_of
 from pdflow.wiring.router import router_of as wired
 from pdflow.workload.request import SESSION_BLOCK_TOKENS
 from runtime.build import Builder, engines_of
@@ -57,12 +59,25 @@ def router_of(builder: Builder, changes: bool = False) -> Router:
             prefill=prefill,
             decode=decode,
             prefix_block_tokens=SESSION_BLOCK_TOKENS,
+            crossover=lambda position: crossover_of(builder).thresholds(decode[position].pool),
             changes=changes,
         )
     )
     for target in (*prefill, *decode):
         router.handle(EngineChanged(target.info.engine, False), 0)
     return router
+
+
+def crossover_of(builder: Builder) -> Crossover:
+    """Which prompts stay at D by what the scenario says that steps and ways take."""
+    scenario = builder.scenario
+    return Crossover(
+        scenario=scenario,
+        costs={pool.name: step_cost(scenario.model, pool, scenario.base_dir) for pool in scenario.pools},
+        initiator=builder.initiator,
+        rule=builder.rule,
+        sequential=dispatch_of(scenario, builder.method) == "sequential",
+    )
 
 
 def arrival(router: Router, request: int, tokens: Seq[int], session: int, prefill_only: bool = False) -> RequestArrived:

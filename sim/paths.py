@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from pdflow.cost.step import PS_PER_NS, to_ps
-from pdflow.layout.descriptors import DescriptorCounter, descriptor_counter, joints, rank_memory
-from pdflow.layout.ranks import Initiator, Pair, Rule, writers
+from pdflow.cost.step import to_ps
+from pdflow.layout.descriptors import DescriptorCounter, joints
+from pdflow.layout.ranks import Initiator, Rule
 from pdflow.layout.shapes import KvShape
 from pdflow.network.network import Network, PathId, ResourceId
 from pdflow.network.slices import queue_bytes_per_s, shares
@@ -23,6 +23,7 @@ from pdflow.protocol.values import Address, EngineId
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.network_schema import Network as NetworkTable
 from pdflow.scenario.schema import Pool
+from pdflow.scenario.ways import counters, latency_ns, links_between, posting_ns
 
 Nic: TypeAlias = tuple[Address, int]
 """A rank, and the number of a NIC near its GPU."""
@@ -85,10 +86,10 @@ class Route:
 
     def post_ns(self, num_tokens: int, joints: int = 0) -> int:
         """What the posting lane is busy with a transfer of that many tokens, rounded up."""
-        cost = self.per_message_ps
+        count = 0
         if self.per_descriptor_ps and self.counter is not None:
-            cost += self.per_descriptor_ps * self.counter.count(num_tokens, joints)
-        return -(-cost // PS_PER_NS)
+            count = self.counter.count(num_tokens, joints)
+        return posting_ns(self.per_message_ps, self.per_descriptor_ps, count)
 
 
 class Paths:
@@ -109,15 +110,10 @@ class Paths:
         self.shapes = shapes
         self.initiator: Initiator = initiator
         self.rule: Rule = rule
-        self.latency = seconds_to_ns(table.latency_s)
         self.queue_rate = queue_bytes_per_s(table.slice_bytes, table.per_slice_s)
-        if table.slice_bytes:
-            self.latency += seconds_to_ns(table.per_slice_s)  # the wire waits for the queue's first slice
         self.links: dict[str, ResourceId] = {}
-        self.link_latency: dict[str, int] = {}
         for link in table.links:
             self.links[link.name] = network.add_resource(link.name, link.bandwidth_bytes_per_s)
-            self.link_latency[link.name] = seconds_to_ns(link.latency_s)
         self.via = {(path.from_pool, path.to_pool): path.via for path in table.paths}
         self.nics: dict[tuple[Address, str, int], ResourceId] = {}
         self.lanes: dict[tuple[Address, str], PathId] = {}
@@ -197,7 +193,7 @@ class Paths:
         via = self.via.get((p_pool.name, d_pool.name), ())
         paths = self._between(source, target)
         rails = Rails(paths, self.table.slice_bytes) if self.table.nics_per_rank > 1 and self._bounded(via) else None
-        latency = self.latency + sum(self.link_latency[name] for name in via)
+        latency = latency_ns(self.table, links_between(self.table, p_pool, d_pool))
         counter = self._counter(p_pool, d_pool, rank_of(source), rank_of(target))
         path = paths[0] if paths and rails is None else None
         return Route(path, rails, latency, counter, d_pool.block_size, self.table)
@@ -253,18 +249,8 @@ class Paths:
 
     def _counter(self, p_pool: Pool, d_pool: Pool, p_rank: int, d_rank: int) -> DescriptorCounter | None:
         pools = (p_pool.name, d_pool.name)
-        counters = self.counters.get(pools)
-        if counters is None:
-            p_shape, d_shape = self.shapes[p_pool.name], self.shapes[d_pool.name]
-            pairs = writers(p_shape, p_pool.tp, p_pool.pp, d_pool.tp, initiator=self.initiator, rule=self.rule)
-            counters = self.counters[pools] = {
-                (pair.p_rank, pair.d_rank): _counter(pair, p_shape, d_shape, p_pool, d_pool) for pair in pairs
-            }
-        return counters.get((p_rank, d_rank))
-
-
-def _counter(pair: Pair, p_shape: KvShape, d_shape: KvShape, p_pool: Pool, d_pool: Pool) -> DescriptorCounter:
-    """Layer by layer, K and V apart, heads before tokens: the nesting that NIXL demands of vLLM (PROTOCOL 1.3)."""
-    source = rank_memory(p_shape, 1, p_pool.tp, p_pool.pp, pair.p_rank // p_pool.tp)
-    target = rank_memory(d_shape, 1, d_pool.tp)
-    return descriptor_counter(pair, source, target)
+        found = self.counters.get(pools)
+        if found is None:
+            source, target = ((pool, self.shapes[pool.name]) for pool in (p_pool, d_pool))
+            found = self.counters[pools] = counters(source, target, self.initiator, self.rule)
+        return found.get((p_rank, d_rank))

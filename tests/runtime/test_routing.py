@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
 import pytest
 import trio
@@ -16,6 +17,7 @@ from pdflow.errors import ScenarioError
 from pdflow.routing.policy import NO_SESSION
 from pdflow.routing.router import DispatchPrefill, RequestArrived
 from pdflow.scenario import Scenario, load
+from pdflow.scenario.schema import MeasuredCost
 from runtime.admin import Admin
 from runtime.build import Builder, refuse_what_is_not_served
 from runtime.front import Front
@@ -154,6 +156,11 @@ async def test_a_client_says_what_its_session_is() -> None:
     assert none == [NO_SESSION] * 2
 
 
-def test_what_is_not_served_is_refused() -> None:
-    with pytest.raises(ScenarioError, match="simulated only"):
-        scenario("router.disaggregate_above_tokens=auto")
+def test_what_steps_take_is_not_weighed_where_nobody_has_measured_it() -> None:
+    """Synthetic engines take what the scenario says; those that compute take what they take."""
+    says = scenario("router.disaggregate_above_tokens=auto")
+    torch = attrs.evolve(says, pools=tuple(attrs.evolve(pool, engine="torch") for pool in says.pools))
+    with pytest.raises(ScenarioError, match="pool p's engines were not measured: serve without it, run `pdflow calib"):
+        refuse_what_is_not_served(torch)
+    measured = tuple(attrs.evolve(pool, cost=MeasuredCost(path="cost.json")) for pool in torch.pools)
+    refuse_what_is_not_served(attrs.evolve(torch, pools=measured))

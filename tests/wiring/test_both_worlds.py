@@ -36,6 +36,7 @@ from sim.build import Builder as SimBuilder
 POLICIES = ("round-robin", "least-loaded", "two-choices", "prefix-aware", "session-affinity")
 ENGINES = ("p-0", "p-1", "p-2", "d-0", "d-1", "big-0")
 FILE = Path(__file__).parent / "wired.toml"
+SLOW = ("network.bandwidth_bytes_per_s=1e9", "network.per_descriptor_s=1e-6", "network.slice_bytes=65536")
 
 
 def scenario(*overrides: str) -> Scenario:
@@ -113,6 +114,8 @@ def test_the_routers_of_a_policy_are_equal(policy: str, method: str) -> None:
         (("router.dispatch=concurrent", "router.on_failure=retry"), Router),
         (("router.max_inflight=5", "router.max_queue_tokens=1000"), GovernedRouter),
         (("router.disaggregate_above_tokens=150", "router.decode_policy=prefix-aware"), GovernedRouter),
+        (("router.disaggregate_above_tokens=auto",), GovernedRouter),
+        (("router.disaggregate_above_tokens=auto", "router.dispatch=concurrent", *SLOW), GovernedRouter),
         (("router.on_failure=recompute", "router.max_attempts=3"), GovernedRouter),
         (("router.hedge_after_s=0.5",), HedgingRouter),
         (("router.heartbeat_s=1", "router.silent_after_s=4"), GovernedRouter),

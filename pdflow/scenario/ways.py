@@ -1,0 +1,107 @@
+"""What KV's way from a pool to another takes while nobody else is on it, and which prompts had better not be sent it.
+
+Latency, the slowest link, posting and control are what a scenario says of them, the same for a simulation's routes
+(`sim/paths.py`) and for a router's rule. How flows share links is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from pdflow.cost.crossover import Stage, Way, thresholds
+from pdflow.cost.step import PS_PER_NS, StepCost, to_ps
+from pdflow.layout.descriptors import DescriptorCounter, descriptor_counter, rank_memory
+from pdflow.layout.ranks import Initiator, Pair, Rule, writers
+from pdflow.layout.shapes import KvShape
+from pdflow.protocol.values import S
+from pdflow.scenario.costs import api_server_ns
+from pdflow.scenario.fields import seconds_to_ns
+from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
+from pdflow.scenario.network_schema import Link, Network
+from pdflow.scenario.schema import Pool, Scenario
+
+
+def links_between(network: Network, source: Pool, target: Pool) -> list[Link]:
+    """The explicit links on the way."""
+    names = next(
+        (path.via for path in network.paths if (path.from_pool, path.to_pool) == (source.name, target.name)), ()
+    )
+    by_name = {link.name: link for link in network.links}
+    return [by_name[name] for name in names]
+
+
+def latency_ns(network: Network, links: Iterable[Link]) -> int:
+    """Until the first byte is there."""
+    own = seconds_to_ns(network.latency_s)
+    if network.slice_bytes:
+        own += seconds_to_ns(network.per_slice_s)  # the wire waits for the queue's first slice
+    return own + sum(seconds_to_ns(link.latency_s) for link in links)
+
+
+def posting_ns(per_message_ps: int, per_descriptor_ps: int, descriptors: int) -> int:
+    """What the posting lane is busy with a transfer, rounded up."""
+    return -(-(per_message_ps + per_descriptor_ps * descriptors) // PS_PER_NS)
+
+
+def counters(
+    source: tuple[Pool, KvShape], target: tuple[Pool, KvShape], initiator: Initiator, rule: Rule
+) -> dict[tuple[int, int], DescriptorCounter]:
+    """By P rank and D rank, what counts the descriptors of a transfer between them."""
+    (p_pool, p_shape), (d_pool, d_shape) = source, target
+    pairs = writers(p_shape, p_pool.tp, p_pool.pp, d_pool.tp, initiator=initiator, rule=rule)
+    return {(pair.p_rank, pair.d_rank): _counter(pair, p_shape, d_shape, p_pool, d_pool) for pair in pairs}
+
+
+def _counter(pair: Pair, p_shape: KvShape, d_shape: KvShape, p_pool: Pool, d_pool: Pool) -> DescriptorCounter:
+    """Layer by layer, K and V apart, heads before tokens: the nesting that NIXL demands of vLLM (PROTOCOL 1.3)."""
+    source = rank_memory(p_shape, 1, p_pool.tp, p_pool.pp, pair.p_rank // p_pool.tp)
+    target = rank_memory(d_shape, 1, d_pool.tp)
+    return descriptor_counter(pair, source, target)
+
+
+@attrs.frozen(kw_only=True)
+class Crossover:
+    """From which length on prompts are better computed by a prefill engine: `thresholds` of each decode pool.
+    `sequential`: decode legs wait for P's answer."""
+
+    scenario: Scenario
+    costs: Mapping[str, StepCost]
+    """Of a step, by pool."""
+    initiator: Initiator
+    rule: Rule
+    sequential: bool
+
+    def thresholds(self, decode: Pool) -> tuple[int, ...]:
+        """The longest prompts that stay at an engine of that pool, by the legs that are open there."""
+        ways = [self.way(pool, decode) for pool in self.scenario.pools if pool.role == "prefill"]
+        most = kv_tokens_of(self.scenario.model, decode) // decode.block_size * decode.block_size
+        return thresholds(self.stage(decode), ways, decode.max_num_seqs, most)
+
+    def stage(self, pool: Pool) -> Stage:
+        return Stage(self.costs[pool.name], pool.step_tokens)
+
+    def way(self, p: Pool, d: Pool) -> Way:
+        """Through a prefill engine: its steps, and its KV's way from its first rank."""
+        scenario, network = self.scenario, self.scenario.network
+        lanes = min(p.tp * p.pp, d.tp) * network.nics_per_rank
+        links = links_between(network, p, d)
+        nic = network.bandwidth_bytes_per_s
+        rates = [] if nic is None else [nic * lanes]
+        rates += [link.bandwidth_bytes_per_s for link in links if link.bandwidth_bytes_per_s]
+        fixed_ns = latency_ns(network, links) + seconds_to_ns(network.control_latency_s)
+        if self.sequential:
+            # P's answer to the router, and the decode leg to D, which D's own prompts do not wait for.
+            fixed_ns += 2 * seconds_to_ns(network.http_latency_s) + api_server_ns(d)
+        shapes = [(pool, kv_shape_of(scenario.model, pool)) for pool in (p, d)]
+        counter = counters(shapes[0], shapes[1], self.initiator, self.rule).get((0, 0))
+        per_message, per_descriptor = to_ps(network.per_message_s), to_ps(network.per_descriptor_s)
+
+        def transfer_ns(tokens: int) -> int:
+            nbytes = scenario.model.kv_bytes_per_token * tokens
+            flow_ns = -(-nbytes * S // min(rates)) if rates else 0
+            count = counter.count(tokens, 0) if per_descriptor and counter is not None else 0
+            return fixed_ns + posting_ns(per_message, per_descriptor, count) + flow_ns
+
+        return Way(self.stage(p), transfer_ns)
