@@ -107,7 +107,9 @@ class _Table:
             case Passed(request_id=request_id, stage=stage):
                 self._marks[request_id][stage] = t
             case Generated(request_id=request_id, tokens=tokens) if request_id in self._legs:
-                records.output_tokens[self._legs[request_id]] = tokens
+                # Of two attempts at once, the one that was taken back may tell its part last.
+                row = self._legs[request_id]
+                records.output_tokens[row] = max(records.output_tokens[row], tokens)
             case Moved(request_id=request_id, nbytes=nbytes):
                 self._bytes[request_id] += nbytes
                 self.totals.bytes_moved += nbytes

@@ -1,19 +1,28 @@
-"""P's token given to the client: what it hears, and what is left of it, is as if one engine had answered alone."""
+"""P's token given to the client: what it hears, and what is left of it, is as if one engine had answered alone. With
+late requests hedged, too, in a cluster."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
 from pdflow.methods.catalogue import METHODS
+from pdflow.results.read import read_runs
+from pdflow.results.runs import OneRun
+from pdflow.scenario.load import load
 from runtime.models import TorchModel
+from sim.check.trace import follow
 from tests.runtime.support.fronted import Fronted, fronted
 from tests.runtime.support.house import cluster
+from tests.runtime.support.served import Completion, served
 
+QUICKSTART = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"
 LENGTHS = (1, 15, 16, 17, 100)
 """Where a prompt fills its last block, the first token needs another."""
 
@@ -96,6 +105,39 @@ async def test_an_answer_that_ends_with_its_first_token_holds_no_blocks(dispatch
             events = await town.same(**said, max_tokens=9, stop_token_ids=token, stream=stream)
             assert events[-1]["choices"][0]["finish_reason"] == "stop"
         await quiet(town)
+
+
+@pytest.mark.slow
+@pytest.mark.trio
+async def test_a_cluster_of_both_answers_right_and_holds_nothing(tmp_path: Path) -> None:
+    """Nearly every request is late, and has two attempts; the machine that is checked answers as it was answered."""
+    overrides = ("router.first_token=prefill", "router.hedge_after_s=0.005", "transfer.kv_lease_duration_s=300")
+    with served(tmp_path, QUICKSTART, *overrides, events=tmp_path / "run") as cluster:
+        said: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
+        alone = [await cluster.ask(prompt=prompt(300, number), **said) for number in range(8)]
+        together: dict[int, Completion] = {}
+
+        async def ask(number: int) -> None:
+            together[number] = await cluster.ask(prompt=prompt(300, number % 8), **said, stream=number % 2 == 0)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(24):
+                nursery.start_soon(ask, number)
+        for number, answer in together.items():
+            assert (answer.tokens, answer.text) == (alone[number % 8].tokens, alone[number % 8].text)
+        with trio.fail_after(20):
+            while True:
+                state = msgspec.json.decode((await cluster.exchange("GET", "/admin/state"))[1])
+                if all(engine["free"] == engine["blocks"] for engine in state["engines"].values()):
+                    break
+                await trio.sleep(0.1)
+    assert follow(load(QUICKSTART, overrides=overrides), tmp_path / "run/events.jsonl").events
+    run = read_runs(tmp_path / "run")
+    assert isinstance(run, OneRun)
+    assert run.records.outcome == ["completed"] * 32
+    assert run.records.output_tokens == [12] * 32
+    rows = (tmp_path / "run/requests.jsonl").read_bytes().splitlines()
+    assert max(msgspec.json.decode(row)["attempts"] for row in rows) == 2
 
 
 @pytest.mark.trio
