@@ -263,7 +263,7 @@ class StreamAgent(Host):
         checked = unpack_pieces(packed, *((ours, theirs) if writing else (theirs, ours)))
         if isinstance(checked, Pieces) and len(packed) <= MAX_MESSAGE_BYTES - MAX_NOTICE_BYTES - 64:
             return packed, checked
-        why = checked.reason if isinstance(checked, Malformed) else f"{len(checked.lengths)} pieces are too many"
+        why = checked.reason if isinstance(checked, Malformed) else f"{checked.number} pieces are too many"
         log.warning("%s: operation %d with %s is not posted: %s", self.label, op, link.peer, why)
         return None
 

@@ -75,7 +75,7 @@ class AskingAgent(TcpStreams):
 
     def _post_read(self, op: int, link: Link, pieces: Pieces) -> None:
         link.reads[op] = pieces
-        if not link.stream.post(Parcel(frame(Read(op, pieces.packed())), op=op)):
+        if not link.stream.post(Parcel(frame(Read(op, pieces.packed)), op=op)):
             self._ended(link, op, False)
 
     def _post_word(self, op: int, link: Link, address: int) -> None:

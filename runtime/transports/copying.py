@@ -16,12 +16,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from operator import add
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import trio
 
-from runtime.transports.messages import Pieces
+from runtime.transports.messages import FEW_PIECES, Pieces
 
 INLINE_BYTES: Final = 512 << 10
 INLINE_PIECES: Final = 256
@@ -93,21 +93,21 @@ class Copy(Motion):
         self._source, self._target, self._pieces = source, target, pieces
 
     async def run(self) -> None:
-        if self._pieces.nbytes <= INLINE_BYTES and len(self._pieces.lengths) <= INLINE_PIECES:
+        if self._pieces.nbytes <= INLINE_BYTES and self._pieces.number <= INLINE_PIECES:
             self.copy()
         else:
             await trio.to_thread.run_sync(self.copy)
 
     def copy(self) -> None:
         count = repeats(self._pieces)
-        if count < WORTH_REPEATS or self._pieces.lengths.max() >= LARGE_BYTES:
+        if count < WORTH_REPEATS:
             self._copy_each()
         else:
             self._copy_repeated(count)
 
     def _copy_each(self) -> None:
         source, target = self._source.view, self._target.view
-        sources, targets, lengths = (column.tolist() for column in self._pieces[:3])
+        sources, targets, lengths = self._pieces.lists()
         for start in range(0, len(lengths), BATCH_PIECES):
             if self.halted:
                 return
@@ -126,9 +126,9 @@ class Copy(Motion):
     def _copy_repeated(self, count: int) -> None:
         """`count` times the same pieces."""
         source, target = self._source.view, self._target.view
-        columns = [column.reshape(count, -1) for column in self._pieces[:3]]
-        source_stride, target_stride = (int(column[1, 0] - column[0, 0]) for column in columns[:2])
-        for at, to, size in zip(*(column[0].tolist() for column in columns), strict=True):
+        lists = self._pieces.columns().reshape(3, count, -1)
+        source_stride, target_stride = (lists[:2, 1, 0] - lists[:2, 0, 0]).tolist()
+        for at, to, size in zip(*lists[:, 0].tolist(), strict=True):
             whole = np.dtype((np.void, size))
             step = max(1, min(LOCKED_ELEMENTS, BATCH_BYTES // max(size, 1)))
             for first in range(0, count, step):
@@ -141,9 +141,14 @@ class Copy(Motion):
 
 
 def repeats(pieces: Pieces) -> int:
-    """How many times these are the same pieces, each time as much further on at either side; 1 if they are not."""
-    table: Any = np.stack(pieces[:3])
-    length = len(pieces.lengths)
+    """How many times these are the same pieces, each time as much further on at either side; 1 if they are not.
+
+    1 also where it would be of no use, for few pieces and large ones.
+    """
+    length = pieces.number
+    if length <= FEW_PIECES or pieces.nbytes >= length * LARGE_BYTES:
+        return 1
+    table = pieces.columns()
     periods = np.arange(1, length // WORTH_REPEATS + 1)
     periods = periods[length % periods == 0]
     first, second, third = table[:, :1], table[:, periods], table[:, 2 * periods]

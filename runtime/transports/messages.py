@@ -13,6 +13,7 @@ import secrets
 from array import array
 from collections.abc import Iterable
 from itertools import chain
+from operator import add
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -32,6 +33,9 @@ MAX_NOTICE_BYTES: Final = 64 << 10
 TOKEN_BYTES: Final = 16
 WORD_BYTES: Final = 8
 NUMBERS_PER_PIECE: Final = 3
+PIECE_BYTES: Final = NUMBERS_PER_PIECE * WORD_BYTES
+FEW_PIECES: Final = 32
+"""Up to here Python's own numbers are faster than arrays."""
 
 
 class Description(Value, frozen=True, gc=False, array_like=True):
@@ -172,15 +176,23 @@ def word_at(memory: memoryview, address: int) -> int | None:
 
 
 class Pieces(NamedTuple):
-    """A checked list of pieces, and how many bytes they are together. Columns are arrays of u64."""
+    """A checked list of pieces as it was packed, and how many bytes they are together."""
 
-    sources: Any
-    targets: Any
-    lengths: Any
+    packed: bytes
     nbytes: int
 
-    def packed(self) -> bytes:
-        return np.stack(self[:NUMBERS_PER_PIECE], axis=1).tobytes()
+    @property
+    def number(self) -> int:
+        return len(self.packed) // PIECE_BYTES
+
+    def lists(self) -> tuple[list[int], list[int], list[int]]:
+        """Sources, targets and lengths."""
+        numbers = array("Q", self.packed)
+        return numbers[0::3].tolist(), numbers[1::3].tolist(), numbers[2::3].tolist()
+
+    def columns(self) -> Any:
+        """The same as an array of u64, [3, number]."""
+        return np.frombuffer(self.packed, "<u8").reshape(-1, NUMBERS_PER_PIECE).T
 
 
 def pack(pieces: Iterable[Descriptor]) -> bytes:
@@ -190,14 +202,23 @@ def pack(pieces: Iterable[Descriptor]) -> bytes:
 
 def unpack_pieces(data: bytes, source_bytes: int, target_bytes: int) -> Pieces | Malformed:
     """The pieces, if every one lies within both regions."""
-    if len(data) % (NUMBERS_PER_PIECE * WORD_BYTES):
+    if len(data) % PIECE_BYTES:
         return malformed("a list of pieces that ends within a piece")
-    sources, targets, lengths = np.frombuffer(data, "<u8").reshape(-1, NUMBERS_PER_PIECE).T
-    if _beyond(sources, lengths, source_bytes) or _beyond(targets, lengths, target_bytes):
+    lengths: Any
+    if len(data) <= FEW_PIECES * PIECE_BYTES:
+        sources, targets, lengths = Pieces(data, 0).lists()
+        furthest = max(map(add, sources, lengths), default=0), max(map(add, targets, lengths), default=0)
+        beyond = furthest[0] > source_bytes or furthest[1] > target_bytes
+        nbytes = sum(lengths)
+    else:
+        sources, targets, lengths = Pieces(data, 0).columns()
+        beyond = _beyond(sources, lengths, source_bytes) or _beyond(targets, lengths, target_bytes)
+        nbytes = int(lengths.sum())
+    if beyond:
         return malformed(f"a piece beyond {source_bytes:,} bytes at its source or {target_bytes:,} at its target")
-    return Pieces(sources, targets, lengths, int(lengths.sum()))
+    return Pieces(data, nbytes)
 
 
 def _beyond(offsets: Any, lengths: Any, nbytes: int) -> bool:
     """No sum is made: it could pass 64 bits, and look small."""
-    return len(lengths) > 0 and (int(lengths.max()) > nbytes or bool((offsets > nbytes - lengths).any()))
+    return int(lengths.max()) > nbytes or bool((offsets > nbytes - lengths).any())

@@ -160,13 +160,15 @@ class Bodies:
             for begin in range(0, what, CHUNK_BYTES):
                 await self._call(partial(self._group.receive, min(CHUNK_BYTES, what - begin)))
         elif landing is None:
-            for chunk in cut(what.sources, what.lengths):
+            sources, _, lengths = what.columns()
+            for chunk in cut(sources, lengths):
                 await Copy(self, "", 0, memory, self._staged, chunk).run()
                 await self._call(partial(self._group.send, chunk.nbytes))
         else:
-            for sources, targets, lengths, nbytes in cut(what.targets, what.lengths):
-                await self._call(partial(self._group.receive, nbytes))
-                await landing.scatter(self._staged, memory, Pieces(targets, sources, lengths, nbytes))
+            _, targets, lengths = what.columns()
+            for chunk in cut(targets, lengths, into_region=True):
+                await self._call(partial(self._group.receive, chunk.nbytes))
+                await landing.scatter(self._staged, memory, chunk)
             landing.over.set()
 
     def _open(self) -> None:
@@ -285,8 +287,8 @@ class NcclTransport(AskingAgent):
         return Parcel(frame(Data(op, pieces.nbytes)))
 
 
-def cut(offsets: Any, lengths: Any) -> Iterator[Pieces]:
-    """From these offsets in a region into the staging buffer, as much as it holds at once."""
+def cut(offsets: Any, lengths: Any, *, into_region: bool = False) -> Iterator[Pieces]:
+    """From these offsets in a region into the staging buffer, or back, as much as it holds at once."""
     ends = np.cumsum(lengths)
     begins = ends - lengths
     total = int(ends[-1]) if len(ends) else 0
@@ -294,8 +296,9 @@ def cut(offsets: Any, lengths: Any) -> Iterator[Pieces]:
     cuts = np.union1d(begins[lengths > 0], borders)
     sizes = np.diff(cuts, append=np.uint64(total))
     piece = np.searchsorted(ends, cuts, "right")
-    sources = offsets[piece] + cuts - begins[piece]
+    places = [offsets[piece] + cuts - begins[piece], cuts % np.uint64(CHUNK_BYTES)]
+    rows = np.stack((*(reversed(places) if into_region else places), sizes), axis=1)
     chunks = np.append(np.searchsorted(cuts, borders), len(cuts)).tolist()
     for first, last in pairwise(chunks):
         chunk = slice(first, last)
-        yield Pieces(sources[chunk], cuts[chunk] % np.uint64(CHUNK_BYTES), sizes[chunk], int(sizes[chunk].sum()))
+        yield Pieces(rows[chunk].tobytes(), int(sizes[chunk].sum()))

@@ -164,9 +164,10 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
     def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: Pieces) -> Motion:
         assert isinstance(remote, RemoteMemory)
         assert self._memory is not None
-        sources = _table(remote.place, remote.address, pieces.sources, pieces.lengths)
-        targets = _table(self._place, self._memory.address, pieces.targets, pieces.lengths)
-        return self._fetch(owner, peer, generation, remote, sources, targets)
+        sources, targets, lengths = pieces.columns()
+        theirs = _table(remote.place, remote.address, sources, lengths)
+        ours = _table(self._place, self._memory.address, targets, lengths)
+        return self._fetch(owner, peer, generation, remote, theirs, ours)
 
     # Words are fetched like everything else, into a place of their own.
 

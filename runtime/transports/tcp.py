@@ -33,11 +33,13 @@ class TcpTransport(AskingAgent):
 
     def _payload(self, pieces: Pieces) -> Iterable[memoryview]:
         assert isinstance(self._memory, Mapped)
-        return _views(self._memory.view, pieces.sources.tolist(), pieces.lengths.tolist())
+        sources, _, lengths = pieces.lists()
+        return _views(self._memory.view, sources, lengths)
 
     def _landing(self, pieces: Pieces) -> Iterable[memoryview]:
         assert isinstance(self._memory, Mapped)
-        return _views(self._memory.view, pieces.targets.tolist(), pieces.lengths.tolist())
+        _, targets, lengths = pieces.lists()
+        return _views(self._memory.view, targets, lengths)
 
     async def _receive(self, guest: Guest, message: Write) -> bool:
         assert self._memory is not None

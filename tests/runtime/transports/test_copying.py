@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdflow.layout.descriptors import Descriptor
 from runtime.transports.copying import WORTH_REPEATS, Copy, Mapped, repeats
-from runtime.transports.messages import Pieces, pack, unpack_pieces
+from runtime.transports.messages import FEW_PIECES, Pieces, pack, unpack_pieces
 
 REGION_BYTES = 64 << 10
 SOURCE = Mapped(memoryview(random.Random(1).randbytes(REGION_BYTES)))
@@ -68,7 +68,7 @@ def test_what_arrives_is_what_single_pieces_would_bring(
 
 @pytest.mark.parametrize("count", [WORTH_REPEATS, 9, 32, 64])
 def test_layers_of_a_prompt_are_seen_to_repeat(count: int) -> None:
-    blocks = [(300, 0, 60), (0, 240, 120), (600, 60, 60)]
+    blocks = [(300, 0, 60), (0, 240, 120), (600, 60, 60), (360, 360, 60), (480, 600, 8)]
     assert repeats(checked(layers(blocks, count, 1000, 700))) == count
 
 
@@ -76,13 +76,14 @@ def test_layers_of_a_prompt_are_seen_to_repeat(count: int) -> None:
     "pieces",
     [
         [],
-        layers([(0, 0, 8), (16, 16, 8)], 7, 100, 100),
-        layers([(0, 0, 8)], 32, 0, 100),
-        layers([(0, 0, 8)], 32, 100, 0),
-        layers([(0, 0, 8), (16, 16, 8)], 32, 100, 100)[:-1],
-        [*layers([(0, 0, 8), (16, 16, 8)], 32, 100, 100)[:-1], Descriptor(50_000, 50_000, 8)],
-        [*layers([(0, 0, 8), (16, 16, 8)], 32, 100, 100)[:-1], Descriptor(3116, 3116, 7)],
-        layers([(0, 0, 8)], 32, 100, 100)[::-1],
+        layers([(0, 0, 8)], FEW_PIECES, 100, 100),
+        layers([(8 * number, 8 * number, 8) for number in range(6)], WORTH_REPEATS - 1, 100, 100),
+        layers([(0, 0, 8)], 64, 0, 100),
+        layers([(0, 0, 8)], 64, 100, 0),
+        layers([(0, 0, 8), (16, 16, 8)], 64, 100, 100)[:-1],
+        [*layers([(0, 0, 8), (16, 16, 8)], 64, 100, 100)[:-1], Descriptor(50_000, 50_000, 8)],
+        [*layers([(0, 0, 8), (16, 16, 8)], 64, 100, 100)[:-1], Descriptor(6316, 6316, 7)],
+        layers([(0, 0, 8)], 64, 100, 100)[::-1],
     ],
 )
 def test_what_does_not_repeat_is_not_taken_for_it(pieces: list[Descriptor]) -> None:

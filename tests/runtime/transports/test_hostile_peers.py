@@ -19,6 +19,7 @@ from pdflow.protocol.wire.malformed import Malformed
 from runtime.transports import host, nccl
 from runtime.transports.base import PeerGone, TransportError
 from runtime.transports.messages import (
+    FEW_PIECES,
     MAX_HELLO_BYTES,
     MAX_NOTICE_BYTES,
     VERSION,
@@ -290,11 +291,12 @@ piece = st.builds(Descriptor, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 
 near = st.builds(Descriptor, st.integers(0, 110), st.integers(0, 220), st.integers(0, 220))
 
 
-@given(st.lists(piece | near, max_size=5))
-def test_pieces_are_accepted_if_each_lies_within_both_regions(pieces: list[Descriptor]) -> None:
+@given(st.lists(piece | near, max_size=5), st.sampled_from([1, FEW_PIECES]))
+def test_pieces_are_accepted_if_each_lies_within_both_regions(pieces: list[Descriptor], times: int) -> None:
+    pieces = times * pieces
     found = unpack_pieces(pack(pieces), 100, 200)
     within = all(p.source_address + p.length <= 100 and p.target_address + p.length <= 200 for p in pieces)
     assert isinstance(found, Pieces if within else Malformed)
     if isinstance(found, Pieces):
-        assert list(map(Descriptor, *found[:3])) == pieces
+        assert list(map(Descriptor, *found.lists())) == pieces == list(map(Descriptor, *found.columns().tolist()))
         assert found.nbytes == sum(p.length for p in pieces)

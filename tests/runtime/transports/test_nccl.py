@@ -85,11 +85,11 @@ def test_a_group_has_no_other_file_than_agents_make(path: str) -> None:
 def test_bodies_are_cut_into_full_buffers(lengths: list[int]) -> None:
     offsets = [10_000 + sum(lengths[:at]) for at in range(len(lengths))]
     chunks = list(cut(np.array(offsets, np.uint64), np.array(lengths, np.uint64)))
-    assert all(chunk.nbytes == sum(chunk.lengths) == CHUNK_BYTES for chunk in chunks[:-1])
+    assert all(chunk.nbytes == sum(chunk.lists()[2]) == CHUNK_BYTES for chunk in chunks[:-1])
     assert sum(chunk.nbytes for chunk in chunks) == sum(lengths)
     at = 10_000
-    for sources, staged, sizes, _ in chunks:
-        for source, there, size in zip(sources, staged, sizes, strict=True):
+    for chunk in chunks:
+        for source, there, size in zip(*chunk.lists(), strict=True):
             assert (source, there) == (at, (at - 10_000) % CHUNK_BYTES)
             at += size
 
