@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 import trio
 
 from pdflow.protocol.values import Instant, S
 
 READINGS: Final = 16
+HELD_UP_S: Final = 0.5
+"""Whoever wakes up so long after a deadline did not run meanwhile."""
+
+T = TypeVar("T")
 
 
 def now_ns() -> Instant:
@@ -27,6 +31,18 @@ def clock_for_threads() -> Callable[[], Instant]:
 def deadline_of(at: Instant) -> float:
     """The same instant as trio counts it."""
     return at / S
+
+
+async def within(seconds: float, attempt: Callable[[], Awaitable[T]]) -> T:
+    """What comes of it, or TooSlowError. If it was this process that did not run, the time says nothing of others,
+    whose answer may lie here unread: then it is tried once more."""
+    until = trio.current_time() + seconds
+    with trio.move_on_at(until):
+        return await attempt()
+    if trio.current_time() - until < HELD_UP_S:
+        raise trio.TooSlowError
+    with trio.fail_after(seconds):
+        return await attempt()
 
 
 def wall_offset_ns() -> int:

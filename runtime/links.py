@@ -27,6 +27,7 @@ from pdflow.protocol.values import Address, EngineId
 from pdflow.protocol.wire.limits import MAX_HANDSHAKE_BYTES
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow.protocol.wire.strict import LENGTH_BYTES, Frame, FrameDecoder, Hello, encode_frame
+from runtime.clock import within
 from runtime.node import Node, Port
 from runtime.proving import MAGIC, Proof, prove_as_acceptor, prove_as_opener
 from runtime.ranks import Rank
@@ -207,26 +208,27 @@ class Links:
 
     async def _open(self, port: Port, peer: Address, host: str, tcp_port: int) -> None:
         """Reach a peer that hears there, and say how that went."""
-        link = None
-        adopted = False
         try:
-            with trio.fail_after(PATIENCE_S):
-                stream: trio.abc.Stream = await trio.open_tcp_stream(host, tcp_port)
-                link = Link(stream if self.tls is None else self.tls.opened(stream), self.secret)
-                link.port = port
-                await self._greet(link, peer)
-            self._adopt(link)
-            adopted = True
+            link = await within(PATIENCE_S, lambda: self._reached(port, peer, host, tcp_port))
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
             log.warning("%s: no stream to %s at %s:%d: %s", port.address, peer, host, tcp_port, told(error))
             self._unreached.setdefault(engine_of(peer), set()).add((port, peer))
             self.node.put(port, HandshakeEnded(peer, False, 0))
             return
-        finally:
-            if link is not None and not adopted:
-                await trio.aclose_forcefully(link.stream)
+        self._adopt(link)
         self._nursery.start_soon(self._serve, link)
         await self._meet(link)
+
+    async def _reached(self, port: Port, peer: Address, host: str, tcp_port: int) -> Link:
+        stream: trio.abc.Stream = await trio.open_tcp_stream(host, tcp_port)
+        try:
+            link = Link(stream if self.tls is None else self.tls.opened(stream), self.secret)
+            link.port = port
+            await self._greet(link, peer)
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return link
 
     async def _greet(self, link: Link, peer: Address) -> None:
         """The opener's half. ValueError if somebody else answers."""
@@ -284,8 +286,7 @@ class Links:
         rank, hello = self.ranks[link.port.address], link.hello
         ok = True
         try:
-            with trio.fail_after(PATIENCE_S):
-                await rank.meet(hello.address, hello.about)
+            await within(PATIENCE_S, lambda: rank.meet(hello.address, hello.about))
         except (OSError, trio.TooSlowError, TransportError, ValueError) as error:
             log.warning("%s: the memory of %s is not to be reached: %s", rank.address, hello.address, told(error))
             ok = False
