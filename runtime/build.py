@@ -47,7 +47,7 @@ def refuse_what_is_not_served(scenario: Scenario) -> None:
     if transfer.dialect != "strict":
         wrong("transfer.dialect", f"{transfer.dialect} is not served; strict is")
     if transfer.kv_buffer_device != "cuda":
-        wrong("transfer.kv_buffer_device", "is simulated only, so far")
+        wrong("transfer.kv_buffer_device", "is simulated only: KV goes from where the engines keep it; leave it out")
     if transfer.store_hidden_states:
         wrong("transfer.store_hidden_states", "is simulated only, so far; D computes a prompt's last token")
     if router.disaggregate_above_tokens == "auto":
