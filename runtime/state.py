@@ -14,6 +14,7 @@ from runtime.clock import now_ns
 from runtime.engine_node import EngineNode
 from runtime.staged_decode_node import StagedDecodeNode
 from runtime.staged_prefill_node import StagedPrefillNode
+from runtime.store_backing import BackingState
 
 MOST: int = 50
 """Requests that are shown, the oldest first."""
@@ -25,7 +26,7 @@ class RequestState(msgspec.Struct, frozen=True):
     age_s: float
 
 
-class EngineState(msgspec.Struct, frozen=True):
+class EngineState(msgspec.Struct, frozen=True, omit_defaults=True):
     engine: str
     role: str
     incarnation: str
@@ -42,6 +43,8 @@ class EngineState(msgspec.Struct, frozen=True):
     requests: list[RequestState]
     beside: RoomState | None = None
     """What there is beside the blocks, where a method keeps anything there."""
+    backing: BackingState | None = None
+    """Of a store's node that has one."""
 
 
 def state_of(node: EngineNode) -> EngineState:

@@ -33,6 +33,7 @@ def state_of(node: StoreNode) -> EngineState:
         steps=0,
         open=len(node.calls),
         requests=[RequestState(call.request_id, _state(node, call), (now - call.begun_ns) / S) for call in oldest],
+        backing=None if node.backing is None else node.backing.state(),
     )
 
 
@@ -61,6 +62,14 @@ class StoreCollector(Collector):
         }
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(name, what, value=value)
+        if node.backing is not None:
+            said = node.backing.state()
+            yield GaugeMetricFamily("pdflow_store_backing_up", "Whether the store's server serves", value=said.up)
+            yield GaugeMetricFamily("pdflow_store_backing_waiting", "Objects to be written there", value=said.waiting)
+            objects = CounterMetricFamily("pdflow_store_backing_objects", "And what became of others", labels=["what"])
+            for what, number in said.objects.items():
+                objects.add_metric([what], number)
+            yield objects
         notes = CounterMetricFamily("pdflow_notes", "Odd things, and what the store counts", labels=["note"])
         for note, times in node.notes.items():
             notes.add_metric([note], times)

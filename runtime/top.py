@@ -43,6 +43,8 @@ def view(state: dict[str, Any]) -> Group:
         if engine is None:
             table.add_row(Text(label, "red"), "no answer")
             continue
+        if not engine.get("backing", {"up": True})["up"]:
+            label += " (its server is gone)"
         used = engine["blocks"] - engine["free"]
         table.add_row(
             label,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +27,7 @@ from runtime.store_api import StoreApi, read
 from runtime.store_build import store_node
 from runtime.store_calls import PUSH, LookBody, PutBody, WithdrawBody
 from runtime.store_node import StoreNode
+from runtime.store_state import StoreCollector, state_of
 from runtime.transports.named import transport_named
 from tests.runtime.support.house import LOCAL, cluster
 
@@ -65,8 +66,9 @@ class Asked:
 
 
 @asynccontextmanager
-async def alone() -> AsyncIterator[Asked]:
-    builder = Builder(cluster("transfer.method=kv-store", "transfer.store_bytes=1_000_000"), transport_named("shm"))
+async def alone(*said: str) -> AsyncIterator[Asked]:
+    scenario = cluster("transfer.method=kv-store", "transfer.store_bytes=1_000_000", *said)
+    builder = Builder(scenario, transport_named("shm"))
     node = store_node(builder, "store-0")
     async with trio.open_nursery() as nursery:
         await nursery.start(node.serve, (await trio.open_tcp_listeners(0, host=LOCAL))[0])
@@ -166,3 +168,27 @@ async def test_a_put_by_ranks_that_nothing_can_come_from_fails_alone(shards: tup
             status, answer = await asked.ask("/put", put(shards=shards), Signer(SECRET))
         assert status >= 400, answer
         assert await asked.ask("/look", LOOK, Signer(SECRET)) == (200, {"kv_transfer_params": None})
+
+
+@pytest.mark.trio
+async def test_a_node_says_how_it_stands_with_its_server() -> None:
+    pytest.importorskip("valkey", reason="needs pip install 'pdflow[valkey]'")
+    with closing(listen(LOCAL, 0)) as nobody:
+        port = nobody.getsockname()[1]
+    said = ("transfer.store_granularity=block", f"serve.store_url=valkey://{LOCAL}:{port}")
+    async with alone(*said) as asked:
+        assert asked.node.backing is not None
+        with trio.fail_after(20):
+            while asked.node.backing.up:
+                await trio.sleep(0.01)
+            assert await asked.ask("/look", LOOK, Signer(SECRET)) == (200, {"kv_transfer_params": None})
+        backing = state_of(asked.node).backing
+        assert backing is not None
+        assert (backing.server, backing.up, backing.waiting) == (f"valkey://{LOCAL}:{port}/0", False, 0)
+        samples = {
+            sample.name: sample.value for metric in StoreCollector(asked.node).collect() for sample in metric.samples
+        }
+        assert samples["pdflow_store_backing_up"] == 0
+        assert "pdflow_store_backing_objects_total" in samples
+    async with alone() as asked:
+        assert b"backing" not in msgspec.json.encode(state_of(asked.node))

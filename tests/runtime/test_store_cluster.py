@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from runtime.models import TorchModel
 from sim.check.trace import follow
 from tests.runtime.support.house import house
 from tests.runtime.support.served import Completion, Served, served
+from tests.runtime.support.value_server import KINDS, KeptServer, kept_server, program
 from tests.runtime.test_cluster import QUICKSTART, prompt
 from tests.runtime.test_roles import Parts
 
@@ -88,9 +90,9 @@ async def computed(cluster: Served) -> float:
     return found
 
 
-async def states(cluster: Served) -> dict[str, dict[str, int | str] | None]:
+async def states(cluster: Served) -> dict[str, dict[str, Any] | None]:
     _, body = await cluster.exchange("GET", "/admin/state")
-    engines: dict[str, dict[str, int | str] | None] = msgspec.json.decode(body)["engines"]
+    engines: dict[str, dict[str, Any] | None] = msgspec.json.decode(body)["engines"]
     return engines
 
 
@@ -175,3 +177,67 @@ async def test_a_node_is_started_by_itself_as_an_engine_is(parts: Parts) -> None
         parts.signal(name, signal.SIGTERM)
     assert [await parts.ended(name) for name in names] == [0, 0, 0, 0]
     assert "Traceback" not in parts.logs()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptServer]:
+    """Of whichever kind there is; `test_store_outlived.py` has both."""
+    kind = next((kind for kind in KINDS if program(kind) is not None), KINDS[0])
+    with kept_server(kind, tmp_path_factory.mktemp("kept")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def backed(server: KeptServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("backed"), QUICKSTART, *STORE, f"serve.store_url={server.url}") as cluster:
+        yield cluster
+
+
+async def backings(cluster: Served) -> dict[str, Any]:
+    """Of the nodes that are up."""
+    return {
+        name: state["backing"]
+        for name, state in (await states(cluster)).items()
+        if state is not None and state["role"] == "store"
+    }
+
+
+@pytest.mark.trio
+async def test_killed_nodes_have_it_again_from_their_server(backed: Served, right: list[list[int]]) -> None:
+    assert [answer.tokens for answer in await answers(backed)] == right
+    await quiet(backed)
+    before = await computed(backed)
+    for name in ("store-0", "store-1"):
+        os.kill(backed.pid_of(name), signal.SIGKILL)
+    with trio.fail_after(120):
+        while len(await backings(backed)) < 2:
+            await trio.sleep(0.1)
+    for tokens, said in zip(PROMPTS, right, strict=True):
+        assert (await backed.ask(prompt=tokens, max_tokens=OUTPUT, ignore_eos=True)).tokens == said
+    # How much is there in time depends on the machine.
+    assert await computed(backed) - before < before / 2
+    assert sum(said["objects"]["found"] for said in (await backings(backed)).values()) > 0
+    await quiet(backed)
+    assert "Traceback" not in backed.log.read_text()
+
+
+@pytest.mark.trio
+async def test_no_request_fails_by_a_server_that_dies_and_comes_back(
+    backed: Served, server: KeptServer, right: list[list[int]]
+) -> None:
+    async def restart() -> None:
+        await trio.sleep(0.2)
+        server.kill()
+        await trio.sleep(1)
+        await trio.to_thread.run_sync(server.start)
+
+    for _ in range(2):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(restart)
+            found = await answers(backed)
+        assert [answer.tokens for answer in found] == right
+    with trio.fail_after(30):
+        while not all(said["up"] for said in (await backings(backed)).values()):
+            await trio.sleep(0.1)
+    await quiet(backed)
+    assert "Traceback" not in backed.log.read_text()
