@@ -37,12 +37,13 @@ class DictServer:
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.lives = 1
-        self.asked = self.puts = 0
+        self.asked = self.puts = self.looks = 0
         self.ails: ServerError | None = None
         self.answers = threading.Event()
         self.answers.set()
 
     def life(self) -> str:
+        self.looks += 1
         if self.ails is not None and not isinstance(self.ails, RefusedError):
             raise self.ails
         return str(self.lives)
@@ -327,7 +328,8 @@ async def test_what_it_has_forgotten_is_written_again(server: DictServer) -> Non
         await node.saved()
         server.values.clear()
         server.lives += 1
-        await trio.sleep(0.05)
+        looks = server.looks
+        await until(lambda: server.looks > looks + 2)
         node.put(chain(2))
         await node.saved()
         assert len(server.values) == 2
@@ -369,3 +371,16 @@ async def test_what_is_evicted_before_it_is_written_is_dropped(server: DictServe
     async with beside(server) as node:
         await node.backing.fetch(chain(2, "b"))
         assert node.has(chain(2, "b")) == 2
+
+
+@pytest.mark.trio
+async def test_what_is_noted_of_what_was_written_stays_small(
+    server: DictServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_backing, "MOST_WAITING", 4)
+    async with beside(server, blocks=4) as node:
+        for number in range(50):
+            node.put(chain(1, f"{number}."))
+            await node.saved()
+        assert node.backing.counts["saved"] == 50
+        assert len(node.backing._saved) <= 2 * (2 + 4) + 1
