@@ -5,6 +5,7 @@ Whoever receives fetches, by the library's READ. What the library is and how it 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import socket
 from abc import abstractmethod
@@ -114,6 +115,9 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
             whole = mmap.mmap(-1, words_at + 2 * WORDS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
+        with contextlib.suppress(OSError):  # A kernel without them.
+            # A READ of another process's memory has the kernel look up each page.
+            whole.madvise(mmap.MADV_HUGEPAGE)
         return self._over(memoryview(whole), Mapped(memoryview(whole)[:nbytes]), words_at)
 
     def join(self, owner: RegisteredAgent) -> memoryview:
