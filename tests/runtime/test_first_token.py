@@ -12,14 +12,17 @@ import trio
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
+from pdflow.engine.sequence import Phase
 from pdflow.methods.catalogue import METHODS
+from pdflow.protocol.ids import KvParams
 from pdflow.results.read import read_runs
 from pdflow.results.runs import OneRun
 from pdflow.scenario.load import load
+from runtime.engines.job import Sampling
 from runtime.models import TorchModel
 from sim.check.trace import follow
 from tests.runtime.support.fronted import Fronted, fronted
-from tests.runtime.support.house import cluster
+from tests.runtime.support.house import cluster, house, said
 from tests.runtime.support.served import Completion, served
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"
@@ -43,9 +46,10 @@ def with_first(*overrides: str) -> Any:
 
 
 async def quiet(town: Fronted) -> None:
+    with trio.fail_after(10):
+        while town.node.calls or town.node.legs:
+            await trio.sleep(0.01)
     await town.home.quiet()
-    assert not town.node.calls
-    assert not town.node.legs
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,51 @@ async def test_whatever_a_client_asks_for(dispatch: str, model: TorchModel) -> N
             chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
             await town.same("/v1/chat/completions", **chat, **how, max_tokens=8, logprobs=True, top_logprobs=2)
             await town.same("/v1/chat/completions", **chat, **how, max_tokens=1)
+        lie = {"first": {"token": 7, "id": "cmpl-mine", "created": 1}, "first_follows": True}
+        (answer,) = await town.ask(
+            town.port, "/v1/completions", {**text, "max_tokens": 12, "logprobs": 2, "pdflow": lie}
+        )
+        assert answer == plain, "what clients say of a first token is not passed on"
         await quiet(town)
+
+
+@pytest.mark.parametrize("method", ["nixl-push", "p2p-nccl-put"])
+@pytest.mark.trio
+async def test_kv_that_waits_for_ps_token_is_let_go_of_with_its_request(method: str, model: TorchModel) -> None:
+    async with house(with_first(f"transfer.method={method}"), model) as home:
+        sampling = Sampling(max_tokens=4, ignore_eos=True)
+        params = KvParams(home.p.place.info, "x-r", "r", 0)
+        for tells in (False, True):
+            prefill = home.p.begin("r", "x-r", prompt(100), sampling)
+            leg = home.d.begin("r", params, prompt(100), sampling, first_follows=True)
+            with trio.fail_after(20):
+                await prefill.answered.wait()
+                while not leg.in_blocks:
+                    await trio.sleep(0.01)
+            assert leg.job.seq.phase is Phase.LOADING, "its KV is here, and it does not decode yet"
+            if tells:
+                assert prefill.token is not None
+                home.d.tell_first(leg, prefill.token.token)
+                answer = await said(leg)
+                alone = await home.ask_alone("a", prompt(100), sampling)
+                assert [prefill.token.token, *answer.tokens] == alone.tokens
+            else:
+                home.d.abort(leg)
+            await home.quiet()
+            assert not home.d.known()
+
+
+@pytest.mark.trio
+async def test_a_token_that_the_model_has_not_is_refused_at_the_door(model: TorchModel) -> None:
+    """It would have ended the engine's steps."""
+    async with fronted(with_first(), model) as town:
+        for path, more in (
+            ("/first_token", {"token": 10**6, "id": "a", "created": 1}),
+            ("/v1/completions", {"prompt": prompt(9), "pdflow": {"first": {"token": -1, "id": "a", "created": 1}}}),
+            ("/v1/completions", {"prompt": prompt(9), "pdflow": {"first": 5}}),
+        ):
+            (refusal,) = await town.ask(town.alone, path, more)
+            assert refusal["error"]["message"].startswith("pdflow: "), refusal
 
 
 @pytest.mark.parametrize("dispatch", ["sequential", "concurrent"])
