@@ -201,6 +201,28 @@ async def test_the_memory_says_how_much_comes_back(server: DictServer) -> None:
 
 
 @pytest.mark.trio
+async def test_what_is_evicted_while_more_is_asked_for_is_no_harm(
+    server: DictServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with beside(server) as node:
+        node.put(chain(3))
+        await node.saved()
+    monkeypatch.setattr(store_backing, "BATCH", 1)
+    async with beside(server, blocks=6) as node:
+        get = server.get
+
+        def late(wanted: Sequence[tuple[str, int]]) -> list[bytes]:
+            if node.memory.known:
+                trio.from_thread.run_sync(node.put, chain(3, "b"))
+            return get(wanted)
+
+        monkeypatch.setattr(server, "get", late)
+        await node.backing.fetch(chain(3))
+        assert (node.has(chain(3)), node.has(chain(3, "b"))) == (0, 3)
+        await node.saved()
+
+
+@pytest.mark.trio
 async def test_two_may_look_for_the_same_at_once(server: DictServer) -> None:
     async with beside(server) as node:
         node.put(chain(4))
@@ -266,7 +288,7 @@ async def test_a_server_that_is_gone_is_done_without_until_it_is_back(
         asked = server.asked
         await node.backing.fetch(chain(4, "b"))
         assert server.asked == asked, "nobody waits for a server that is known to be gone"
-        assert node.backing.counts["dropped"] == 2
+        assert (node.backing.counts["dropped"], server.puts) == (2, 0)
         server.ails = None
         await until(lambda: node.backing.up)
         node.put(chain(2))
@@ -307,18 +329,32 @@ async def test_a_full_server_is_told_of_once_and_asked_again_later(
     server: DictServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with beside(server) as node:
+        for told in (1, 2):
+            server.ails = RefusedError("it is full")
+            for name in "abc":
+                node.put(chain(1, f"{name}{told}"))
+                await node.saved()
+            assert node.backing.counts["refused"] == 3 * told
+            assert node.backing.up
+            assert len([record for record in caplog.records if "it is full" in record.getMessage()]) == told
+            server.ails = None
+            await trio.sleep(0.02)
+            node.put(chain(1, f"a{told}"))
+            await node.saved()
+            assert len(server.values) == told
+
+
+@pytest.mark.trio
+async def test_nothing_is_sent_for_a_while_to_one_that_is_full(
+    server: DictServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_backing, "WATCHED_S", 1000)
+    async with beside(server) as node:
         server.ails = RefusedError("it is full")
         for name in "abc":
             node.put(chain(1, name))
             await node.saved()
-        assert node.backing.counts["refused"] == 3
-        assert node.backing.up
-        assert len([record for record in caplog.records if "it is full" in record.getMessage()]) == 1
-        server.ails = None
-        await trio.sleep(0.02)
-        node.put(chain(1, "a"))
-        await node.saved()
-        assert len(server.values) == 1
+        assert (node.backing.counts["refused"], server.puts) == (3, 1)
 
 
 @pytest.mark.trio
