@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Final, NoReturn
 
 import trio
 
@@ -65,6 +65,16 @@ def run_until_told(run: Callable[[], Awaitable[None]]) -> int:
     except* KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     return code
+
+
+def end_process(code: int) -> NoReturn:
+    """Leave as this code, without what native libraries do when a process exits: NIXL's libnl and the system's, where
+    libibverbs1 is installed, crash there, and who ends by a crash is started again."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def allow_many_files() -> None:

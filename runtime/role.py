@@ -10,11 +10,12 @@ import os
 import sys
 from typing import Any
 
-from pdflow.errors import EXIT_BAD_INPUT, PdflowError, Problem, ScenarioError
+from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, PdflowError, Problem, ScenarioError
 from pdflow.scenario.load import load
 from pdflow.scenario.schema import Scenario
 from runtime import front, worker
 from runtime.places import is_loopback
+from runtime.processes import end_process
 from runtime.record import Record
 from runtime.reports import ROUTER
 from runtime.routing import seats_of
@@ -35,7 +36,8 @@ def main(file: str, overrides: tuple[str, ...], role: str, name: str | None, **k
     os.environ["OMP_NUM_THREADS"] = str(scenario.serve.threads)
     if is_loopback(scenario.serve.engine_host):
         os.environ.setdefault("UCX_NET_DEVICES", "lo")
-    return worker.main([*said, "--name", name])
+    code = worker.main([*said, "--name", name])
+    return end_process(code) if code == EXIT_DONE else code
 
 
 def named(scenario: Scenario, role: str, name: str | None) -> str:

@@ -32,7 +32,7 @@ from runtime.kv_params import Coordinates
 from runtime.models import open_model
 from runtime.part import arguments, record_of, run_part
 from runtime.places import EnginePlace, is_loopback, reached_at, read_router
-from runtime.processes import drain_on_signal, hear_stdin
+from runtime.processes import drain_on_signal, end_process, hear_stdin
 from runtime.ranked_node import MakeTransport, RankedNode
 from runtime.record import Record
 from runtime.reports import Reporter, router_at
@@ -173,4 +173,4 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

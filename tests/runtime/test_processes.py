@@ -19,3 +19,9 @@ raise SystemExit(run_until_told(run))
 
 def test_a_part_may_open_as_many_files_as_the_system_lets_it() -> None:
     subprocess.run([sys.executable, "-c", LIMITED], check=True)
+
+
+def test_who_has_ended_well_does_not_crash_in_what_libraries_do_at_exit() -> None:
+    crashing = "import atexit, os, sys; from runtime.processes import end_process; atexit.register(os.abort);"
+    ended = subprocess.run([sys.executable, "-c", f"{crashing} print('said'); end_process(3)"], capture_output=True)
+    assert (ended.returncode, ended.stdout) == (3, b"said\n")
