@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.core_speed import OPEN, of_a_run, with_open_transfers
+from benchmarks.ends_speed import costs
 from benchmarks.sim_speed import CASES, measured
 from benchmarks.watch_speed import WAYS, took, written
 
@@ -17,6 +18,11 @@ def test_the_protocol_alone() -> None:
     assert min(event_s, sync_s) > 0
     per_request, event_s, request_s = of_a_run(20, 1)
     assert request_s == pytest.approx(per_request * event_s)
+
+
+def test_both_ends_of_a_simulation(tmp_path: Path) -> None:
+    assert min(costs(20, tmp_path).values()) > 0
+    assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == 20
 
 
 @pytest.mark.parametrize("title", CASES)

@@ -1,21 +1,11 @@
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 from pdflow.results.itls import itls_s
-from pdflow.results.metrics import measure
-from pdflow.results.records import STAGES, Records
+from pdflow.results.records import Records
 from pdflow.results.result import Result
 from pdflow.results.steps import Steps
-from pdflow.results.write import write_requests
-
-MS = 1_000_000
 
 
 def test_summary_has_the_headline_figures(result: Result) -> None:
@@ -71,38 +61,3 @@ def test_itls_are_the_waits_between_a_requests_tokens() -> None:
     records.add(0, 1, 9)
     ns = [[round(wait * 1e9) for wait in waits] for waits in itls_s(records, {"d0": log})]
     assert ns == [[5000, 7000, 9000], [7000], [16000, 7000], [5000, 36000], [1, 0], [], []]
-
-
-def large(requests: int) -> Records:
-    generator = np.random.default_rng(1)
-    records = Records(requests)
-    ends = np.cumsum(generator.integers(0, 10 * MS, (requests, len(STAGES))), axis=1).tolist()
-    for request in range(requests):
-        arrival = request * 100 * MS
-        records.arrival_ns[request] = arrival
-        for stage, column in enumerate(records.ends):
-            column[request] = arrival + ends[request][stage]
-        records.first_token_ns[request] = arrival + ends[request][-1]
-        records.last_token_ns[request] = records.first_token_ns[request] + 200 * 10 * MS
-        records.input_tokens[request], records.output_tokens[request], records.attempts[request] = 1024, 201, 1
-        records.prefill_engine[request], records.decode_engine[request] = "prefill-0", "decode-0"
-        records.outcome[request] = "completed"
-    return records
-
-
-def cpu_us(work: Callable[[], object], requests: int) -> float:
-    best = float("inf")
-    for _ in range(3):
-        gc.collect()
-        begin = time.process_time()
-        work()
-        best = min(best, time.process_time() - begin)
-    return best / requests * 1e6
-
-
-@pytest.mark.slow
-def test_summing_up_costs_little_per_request(tmp_path: Path) -> None:
-    """Measured: 1.2 and 2.3 us; the bounds leave room for a loaded machine."""
-    records = large(50_000)
-    assert cpu_us(lambda: measure(records, [], 10**13), len(records)) < 4
-    assert cpu_us(lambda: write_requests(tmp_path / "requests.jsonl", records), len(records)) < 8
