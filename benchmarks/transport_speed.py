@@ -37,6 +37,7 @@ import trio
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from benchmarks.transport_bare import BARE, CASES, LARGE_BYTES, Other, loop_in_c, pieces_of
 from pdflow.layout.descriptors import Descriptor
+from runtime.processes import end_process
 from runtime.transports.agent import StreamAgent
 from runtime.transports.base import Ended, TransportEvent
 from runtime.transports.mooncake import MooncakeTransport
@@ -227,3 +228,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # NIXL's libnl and libibverbs1's crash at exit.
+    end_process(0)

@@ -32,6 +32,7 @@ from runtime.node import Node, Port
 from runtime.proving import MAGIC, Proof, prove_as_acceptor, prove_as_opener
 from runtime.ranks import Rank
 from runtime.secret import MAC_BYTES, Secret
+from runtime.strangers import Strangers
 from runtime.tls import Tls
 from runtime.transports.base import TransportError
 
@@ -45,8 +46,7 @@ READ_BYTES: Final = 65_536
 MAX_HELLO_BYTES: Final = MAX_HANDSHAKE_BYTES + 4096
 """A HELLO that brings all that it may."""
 MAX_STRANGERS: Final = 1024
-"""Streams on which no HELLO has come yet. Who begins anew hears from all ranks at once. One more, and the oldest gives
-way: a peer says at once who it is, so whoever holds places and says nothing keeps none out."""
+"""Streams on which no HELLO has come yet. Who begins anew hears from all ranks at once."""
 
 
 class Link:
@@ -122,8 +122,7 @@ class Links:
         self.ranks: Final = ranks
         self.secret: Secret | None = None
         self.tls: Tls | None = None
-        self._strangers: dict[trio.CancelScope, None] = {}
-        """In the order of their coming."""
+        self._strangers: Final = Strangers(MAX_STRANGERS, trio.CancelScope.cancel)
         self.book: dict[EngineId, tuple[str, int]] = {}
         """Where engines hear, as far as requests have said."""
         self._unreached: dict[EngineId, set[tuple[Port, Address]]] = {}
@@ -240,12 +239,8 @@ class Links:
             raise ValueError(f"{hello.address} answers there")
 
     async def _accepted(self, stream: trio.SocketStream) -> None:
-        if len(self._strangers) >= MAX_STRANGERS:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.cancel()
         place = trio.CancelScope()
-        self._strangers[place] = None
+        self._strangers.add(place)
         link = Link(stream if self.tls is None else self.tls.accepted(stream), self.secret)
         try:
             with place, trio.fail_after(PATIENCE_S):
@@ -254,7 +249,7 @@ class Links:
             log.warning("%s: a stream is refused: %s", self.node.name, told(error))
             return
         finally:
-            self._strangers.pop(place, None)
+            self._strangers.leave(place)
         if place.cancelled_caught:
             return
         self._adopt(link)

@@ -161,20 +161,15 @@ def _with_links(
         return document, [], {}
     links_file = Path(file).parent / name
     where = os.path.normpath(links_file)
-    wrong = None
     values: Any = None
     try:
-        text = links_file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        text = _text_beside(links_file, "TOML")
         values = _parse(where, text).get("values")
-        if not isinstance(values, Mapping):
-            wrong = "has no table [values], as a link preset must"
+        wrong = None if isinstance(values, Mapping) else "has no table [values], as a link preset must"
+    except _UnreadableError as error:
+        wrong = str(error)
     except ScenarioError as error:
         wrong = "; ".join(str(problem) for problem in error.problems)
-    except UnicodeDecodeError:
-        wrong = "is not UTF-8 text, as TOML must be"
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        wrong = f"cannot be read: {reason}; looked for {where}"
     if wrong is not None:
         own = {key: value for key, value in table.items() if key != "preset"}
         return {**document, "network": own}, [Complaint(("network", "preset"), f'"{name}" {wrong}')], {}
@@ -183,6 +178,21 @@ def _with_links(
         ("network", key): f"{where}:{lines['values', key]}" for key in values if key not in table
     }
     return {**document, "network": {**values, **table}}, [], places
+
+
+class _UnreadableError(Exception):
+    """What is wrong with a file that a scenario names, to be said behind its name."""
+
+
+def _text_beside(path: Path, form: str) -> str:
+    """The text of a file that a scenario names, of that form. Raises _UnreadableError."""
+    try:
+        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        raise _UnreadableError(f"is not UTF-8 text, as {form} must be") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _UnreadableError(f"cannot be read: {reason}; looked for {os.path.normpath(path)}") from None
 
 
 def _transfer_config(file: str, document: Mapping[str, Any]) -> tuple[TransferConfig | None, list[Complaint]]:
@@ -196,15 +206,9 @@ def _transfer_config(file: str, document: Mapping[str, Any]) -> tuple[TransferCo
 
     config_file = Path(file).parent / name
     try:
-        text = config_file.read_bytes().decode("utf-8-sig")
-        return read_transfer_config(text, document).unsaid(document), []
-    except TransferConfigError as error:
+        return read_transfer_config(_text_beside(config_file, "JSON"), document).unsaid(document), []
+    except (TransferConfigError, _UnreadableError) as error:
         wrong = str(error)
-    except UnicodeDecodeError:
-        wrong = "is not UTF-8 text, as JSON must be"
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        wrong = f"cannot be read: {reason}; looked for {os.path.normpath(config_file)}"
     return None, [Complaint(("transfer", "config"), f'"{name}" {wrong}')]
 
 

@@ -20,6 +20,7 @@ import trio
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.limits import MAX_NAME_BYTES
+from runtime.strangers import Strangers
 from runtime.transports.base import Noticed, Tell, TransportError
 from runtime.transports.copying import Memory, Motion
 from runtime.transports.links import Guest, Remote
@@ -47,8 +48,7 @@ log = logging.getLogger(__name__)
 GREETING_S: Final = 5.0
 """For a stranger to say who it is, and for a peer to answer."""
 MAX_STRANGERS: Final = 64
-"""Streams that have not said who they are yet. One more, and the oldest gives way: a peer says at once who it is, so
-whoever holds places and says nothing keeps none out."""
+"""Streams that have not said who they are yet."""
 _OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -63,8 +63,7 @@ class Host(ABC):
         self._waits: Final = Waits(tell)
         self._memory: Memory | None = None
         self._guests: set[Guest] = set()
-        self._strangers: dict[Stream, None] = {}
-        """In the order of their coming."""
+        self._strangers: Final = Strangers(MAX_STRANGERS, Stream.close)
         self._motions: set[Motion] = set()
         """What we are bringing into our memory, for guests and for ourselves."""
         self._floors: dict[Address, int] = {}
@@ -107,12 +106,8 @@ class Host(ABC):
                     log.warning("%s: a stream cannot be accepted: %s", self.label, error.strerror)
                     await trio.sleep(0.1)
                 continue
-            if len(self._strangers) >= MAX_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                oldest.close()
             stream = Stream(sock)
-            self._strangers[stream] = None
+            self._strangers.add(stream)
             nursery.start_soon(self._serve, stream)
 
     async def _serve(self, stream: Stream) -> None:
@@ -143,7 +138,7 @@ class Host(ABC):
             with trio.move_on_after(GREETING_S) as patience:
                 hello = await stream.message(MAX_HELLO_BYTES)
         finally:
-            self._strangers.pop(stream, None)
+            self._strangers.leave(stream)
         if patience.cancelled_caught:
             raise StreamBrokenError(f"it has not said who it is within {GREETING_S:g} s")
         if not isinstance(hello, Hello) or hello.version != VERSION or not _is_name(hello.name):

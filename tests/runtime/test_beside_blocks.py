@@ -14,9 +14,9 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
 from pdflow.engine.sequence import NeverFitsError
 from pdflow.methods.staging import KvSize, RingStaging
-from pdflow.protocol.events import PrefillBegun, PrefillFinished, Received, SourceWithdrawn
+from pdflow.protocol.events import PrefillBegun, SourceWithdrawn
 from pdflow.protocol.ids import KvParams
-from pdflow.protocol.messages import Code, Register
+from pdflow.protocol.messages import Code
 from runtime.beside import RoomState, room_state
 from runtime.decode_node import DecodeLeg
 from runtime.diary import TOKEN, Passed
@@ -48,18 +48,6 @@ def with_room(method: str, tokens: int) -> tuple[str, ...]:
     if method == "progressive":
         return ("transfer.progressive=true",)
     return f"transfer.method={method}", *(key.format(tokens * TOKEN_BYTES) for key in ROOMS[method])
-
-
-def registers(event: Any) -> bool:
-    """Whether P hears with it where D wants KV."""
-    return isinstance(event, Received) and isinstance(event.message, Register)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return TorchModel(cluster())
 
 
 async def empty(home: House) -> None:
@@ -224,26 +212,32 @@ async def test_a_store_that_is_full_lets_go_of_its_oldest_prompt(model: TorchMod
 async def test_layers_of_a_chunk_leave_while_the_next_are_computed(keys: tuple[str, ...], model: TorchModel) -> None:
     async with house(cluster(*keys), model) as home:
         (rank,) = home.p.ranks.values()
-        posted: list[int] = []
-        write = rank.transport.write
+        runner, write = home.p.engine._runner, rank.transport.write
+        step = runner.step
+        posted, steps = 0, 0
 
         def watched(*about: Any) -> None:
-            posted.append(len(home.events))
+            nonlocal posted
+            posted += 1
             write(*about)
 
+        async def one_chunk_behind(works: Any, layer_done: Any = None) -> Any:
+            """The four layers of a chunk have left before the chunk after the next begins."""
+            nonlocal steps
+            while posted < 4 * (steps - 1):
+                await trio.sleep(0.001)
+            steps += 1
+            return await step(works, layer_done)
+
         rank.transport.write = watched  # type: ignore[method-assign, assignment]
-        # D has registered before P begins: otherwise a fast P is done before there is anywhere to write to.
+        runner.step = one_chunk_behind  # type: ignore[method-assign]
         leg = home.d.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(700), GREEDY)
-        with trio.fail_after(PATIENCE_S):
-            while not any(registers(event) for _, event in home.events):
-                await trio.sleep(0.005)
         home.p.begin("r", "x-r", prompt(700))
-        assert await said(leg) == await home.ask_alone("a", prompt(700), GREEDY)
-        told = [type(event) for _, event in home.events]
-        assert PrefillBegun in told
-        # Three steps of four layers each.
-        assert len(posted) == 12
-        assert posted[3] < told.index(PrefillFinished)
+        with trio.fail_after(PATIENCE_S):
+            answer = await said(leg)
+        assert answer == await home.ask_alone("a", prompt(700), GREEDY)
+        assert PrefillBegun in [type(event) for _, event in home.events]
+        assert (steps, posted) == (3, 12)
 
 
 @pytest.mark.trio

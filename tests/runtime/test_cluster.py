@@ -25,6 +25,7 @@ from pdflow.results.records import stage_durations_ns
 from pdflow.results.runs import OneRun
 from pdflow.scenario.load import load
 from sim.check.trace import follow
+from tests.runtime.support.house import prompt
 from tests.runtime.support.served import Completion, Served, served
 
 pytestmark = pytest.mark.slow
@@ -36,10 +37,6 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.to
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(tmp_path_factory.mktemp("served"), QUICKSTART, "router.on_failure=retry") as cluster:
         yield cluster
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return [(seed * 101 + at * 37) % 500 + 5 for at in range(length)]
 
 
 @pytest.mark.trio

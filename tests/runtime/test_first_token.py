@@ -22,23 +22,12 @@ from runtime.engines.job import Sampling
 from runtime.models import TorchModel
 from sim.check.trace import follow
 from tests.runtime.support.fronted import Fronted, fronted
-from tests.runtime.support.house import cluster, house, said
+from tests.runtime.support.house import cluster, house, prompt, said
 from tests.runtime.support.served import Completion, served
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"
 LENGTHS = (1, 15, 16, 17, 100)
 """Where a prompt fills its last block, the first token needs another."""
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return [(seed * 101 + at * 37) % 500 + 5 for at in range(length)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return TorchModel(cluster())
 
 
 def with_first(*overrides: str) -> Any:

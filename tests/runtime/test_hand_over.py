@@ -25,20 +25,9 @@ from runtime.models import TorchModel
 from runtime.signed import Gate
 from runtime.transports.agent import StreamAgent
 from runtime.transports.named import transport_named
-from tests.runtime.support.house import LOCAL, Answer, House, cluster, house, said
+from tests.runtime.support.house import LOCAL, Answer, House, cluster, house, prompt, said
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100, 700)
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return [(seed * 101 + at * 37) % 500 + 5 for at in range(length)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return TorchModel(cluster())
 
 
 async def same_tokens(home: House) -> None:

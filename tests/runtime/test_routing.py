@@ -32,6 +32,7 @@ from runtime.routing import governed_of, seats_of
 from runtime.signed import Gate
 from runtime.transports.named import transport_named
 from tests.runtime.http.world import LOCAL, serving
+from tests.runtime.support.house import prompt
 
 WIRED = Path(__file__).parents[1] / "wiring/wired.toml"
 
@@ -40,10 +41,6 @@ def scenario(*overrides: str) -> Scenario:
     says = load(WIRED, overrides=overrides)
     refuse_what_is_not_served(says)
     return says
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    return [(seed * 101 + at * 37) % 500 + 5 for at in range(length)]
 
 
 class Asked:

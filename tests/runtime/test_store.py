@@ -24,22 +24,11 @@ from runtime.prefill_node import PrefillLeg
 from runtime.store_keys import StoreKeys
 from runtime.store_prefill_node import StorePrefillNode
 from runtime.transports.named import transport_named
-from tests.runtime.support.house import LOCAL, House, cluster, house
+from tests.runtime.support.house import LOCAL, House, cluster, house, prompt
 
 STORE = ("transfer.method=kv-store", "pool.prefill.enable_prefix_caching=false")
 BY_BLOCK = (*STORE, "transfer.store_granularity=block")
 SAMPLING = Sampling(max_tokens=8, ignore_eos=True)
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return [(seed * 101 + at * 37) % 500 + 5 for at in range(length)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return TorchModel(cluster())
 
 
 def putting(home: House) -> StorePrefillNode:

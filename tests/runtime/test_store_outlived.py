@@ -25,13 +25,6 @@ LOADED = 500 - 16 * KEPT
 """What is computed of it when these are found."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return TorchModel(cluster())
-
-
 @pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KeptServer]:
     with kept_server(request.param, tmp_path) as server:

@@ -64,6 +64,11 @@ def cluster(*overrides: str) -> Scenario:
     return resolve(draft)
 
 
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Tokens that no other seed begins with."""
+    return [(seed * 101 + at * 37) % 500 + 5 for at in range(length)]
+
+
 PATIENCE_S: Final = 300
 """For an answer: a machine may be busy, and a benchmark ask for much."""
 

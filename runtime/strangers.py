@@ -1,0 +1,33 @@
+"""Streams that have not said who they are yet: a place for each, and never more than so many.
+
+One more, and the oldest gives way: a peer says at once who it is, so whoever holds places and says nothing keeps none
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Strangers(Generic[T]):
+    """Args: most, the places; give_way, which ends a stream that must leave its own."""
+
+    def __init__(self, most: int, give_way: Callable[[T], None]) -> None:
+        self.most: Final = most
+        self._give_way: Final = give_way
+        self._places: Final[dict[T, None]] = {}
+        """In the order of their coming."""
+
+    def add(self, stranger: T) -> None:
+        if len(self._places) >= self.most:
+            oldest = next(iter(self._places))
+            del self._places[oldest]
+            self._give_way(oldest)
+        self._places[stranger] = None
+
+    def leave(self, stranger: T) -> None:
+        """It has said who it is, or is over; nothing happens if it has no place any more."""
+        self._places.pop(stranger, None)
