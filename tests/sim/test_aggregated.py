@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.errors import ScenarioError
 from pdflow.results.records import FIRST_DECODE, stage_durations_ns
-from tests.sim.support.worlds import RELAXED, both_modes_agree, costs, disturbances, everything_ends, scenarios
+from tests.sim.support.worlds import both_modes_agree, costs, disturbances, everything_ends, random_worlds, scenarios
 from tests.sim.test_queueing_theory import lindley, ttfts
 
 HERE = Path(__file__).parent
@@ -75,7 +75,7 @@ def mixed(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, Any]
     return drawn
 
 
-@settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(150)
 @given(overrides=mixed(scenarios))
 def test_exact_and_fast_are_the_same(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
@@ -83,7 +83,7 @@ def test_exact_and_fast_are_the_same(
     both_modes_agree(overrides, partial(play, file=MIXED), lines)
 
 
-@settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(150)
 @given(disturbed=mixed(disturbances))
 def test_everything_ends(disturbed: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:
     everything_ends(disturbed, partial(play, file=MIXED), lines)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import RELAXED
+from tests.sim.support.worlds import RELAXED, random_worlds
 
 
 def everything_ends(overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> Any:
@@ -30,7 +30,7 @@ def everything_ends(overrides: dict[str, Any], play: Callable[..., Any], lines: 
     return world
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(200)
 @given(overrides=disturbed_scenarios())
 def test_whatever_goes_wrong_everything_ends(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]

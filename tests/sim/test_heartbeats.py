@@ -13,7 +13,7 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.messages import Code
 from sim.world import REASONS
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import RELAXED
+from tests.sim.support.worlds import RELAXED, random_worlds
 from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
 
 Play = Callable[..., Any]
@@ -171,7 +171,7 @@ def reporting(draw: st.DrawFn) -> dict[str, Any]:
     return overrides
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(40)
 @given(overrides=reporting())
 def test_whatever_goes_wrong_everything_ends(overrides: dict[str, Any], play: Play, lines: Lines) -> None:
     ends_under_faults(overrides, play, lines)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.world import World
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import RELAXED, disturb, disturbances, scenarios
+from tests.sim.support.worlds import disturb, disturbances, random_worlds, scenarios
 
 Play = Callable[..., World]
 STORE = {"transfer.method": "kv-store", "router.dispatch": "sequential"}
@@ -96,7 +96,7 @@ def both_modes(
     return fast
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(60)
 @given(overrides=undisturbed())
 def test_by_a_store_every_request_completes(
     overrides: dict[str, Any], play: Play, lines: Callable[[Any], bytes]
@@ -105,14 +105,14 @@ def test_by_a_store_every_request_completes(
     assert set(world.records.outcome) == {"completed"}, world.records.reason
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(60)
 @given(how=disturbed())
 def test_by_a_store_every_request_ends(how: dict[str, Any], play: Play, lines: Callable[[Any], bytes]) -> None:
     more = dict(how)
     both_modes(more.pop("overrides"), play, lines, lambda world: disturb(world, **more))
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(60)
 @given(overrides=hindered())
 def test_whatever_goes_wrong_around_a_store_everything_ends(
     overrides: dict[str, Any], play: Play, lines: Callable[[Any], bytes]

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.methods.nccl_table import Groups
 from sim.narration import Narrator
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import RELAXED, scenarios
+from tests.sim.support.worlds import random_worlds, scenarios
 
 Play = Callable[..., Any]
 Lines = Callable[[Any], bytes]
@@ -168,13 +168,13 @@ def holds(about: tuple[dict[str, Any], int], play: Play, lines: Lines) -> Any:
     return world
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(60)
 @given(about=grouped(scenarios))
 def test_in_random_worlds_every_request_completes(about: tuple[dict[str, Any], int], play: Play, lines: Lines) -> None:
     assert set(holds(about, play, lines).records.outcome) == {"completed"}
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(40)
 @given(about=grouped(disturbed_scenarios))
 def test_whatever_goes_wrong_every_group_is_let_go_of(
     about: tuple[dict[str, Any], int], play: Play, lines: Lines

@@ -17,7 +17,15 @@ from pdflow.results.bench_json import bench_json
 from pdflow.scenario import Scenario
 from pdflow.workload.build import requests
 from sim.run import simulate
-from tests.sim.support.worlds import RELAXED, both_modes_agree, costs, disturbances, everything_ends, scenarios
+from tests.sim.support.worlds import (
+    RELAXED,
+    both_modes_agree,
+    costs,
+    disturbances,
+    everything_ends,
+    random_worlds,
+    scenarios,
+)
 
 HERE = Path(__file__).parent
 TRACE = HERE / "../../../shared/data/traces/mooncake_conversation_first2000.jsonl"
@@ -232,7 +240,7 @@ def alike(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, Any]
     return drawn, rows
 
 
-@settings(max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(100)
 @given(drawn=alike(scenarios))
 def test_exact_and_fast_are_the_same(
     drawn: tuple[dict[str, Any], list[Row]], play: Play, lines: Callable[[Any], bytes], trace: Traced
@@ -251,7 +259,7 @@ def test_exact_and_fast_are_the_same_at_night(
     both_modes_agree({**trace(rows), **overrides}, partial(play, file=MIXED), lines)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(100)
 @given(drawn=alike(disturbances))
 def test_everything_ends(
     drawn: tuple[dict[str, Any], list[Row]], play: Play, lines: Callable[[Any], bytes], trace: Traced

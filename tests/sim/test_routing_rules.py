@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pdflow.routing.router import Reply
 from sim.run import Options, conclude, prepare, run
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import RELAXED, both_modes_agree, scenarios
+from tests.sim.support.worlds import RELAXED, both_modes_agree, random_worlds, scenarios
 from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
 
 Play = Callable[..., Any]
@@ -255,13 +255,13 @@ def ruled(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, Any]
     return drawn
 
 
-@settings(max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(100)
 @given(overrides=ruled(scenarios, sheds=False))
 def test_exact_and_fast_are_the_same(overrides: dict[str, Any], play: Play, lines: Lines) -> None:
     both_modes_agree(overrides, play, lines)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(100)
 @given(overrides=ruled(disturbed_scenarios, sheds=True))
 def test_whatever_goes_wrong_everything_ends(overrides: dict[str, Any], play: Play, lines: Lines) -> None:
     ends_under_faults(overrides, play, lines)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sim.run import Options, conclude, prepare, run
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import RELAXED, both_modes_agree, scenarios
+from tests.sim.support.worlds import RELAXED, both_modes_agree, random_worlds, scenarios
 from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
 
 Play = Callable[..., Any]
@@ -186,13 +186,13 @@ def changing(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, A
     return overrides
 
 
-@settings(max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(100)
 @given(overrides=changing(scenarios))
 def test_exact_and_fast_are_the_same(overrides: dict[str, Any], play: Play, lines: Lines) -> None:
     both_modes_agree(overrides, play, lines)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(100)
 @given(overrides=changing(disturbed_scenarios))
 def test_whatever_goes_wrong_everything_ends(overrides: dict[str, Any], play: Play, lines: Lines) -> None:
     ends_under_faults(overrides, play, lines)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pdflow.scenario import Scenario
 from pdflow.workload.sessions import Session, sessions
-from tests.sim.support.worlds import RELAXED, scenarios
+from tests.sim.support.worlds import RELAXED, random_worlds, scenarios
 from tests.sim.test_determinism import simulate
 
 HERE = Path(__file__).parent
@@ -211,7 +211,7 @@ def all_is_well(overrides: dict[str, Any], play: Play, lay: Lay, lines: Callable
     assert lines(exact).splitlines() == lines(world).splitlines()
 
 
-@settings(max_examples=80, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(80)
 @given(overrides=talks())
 def test_exact_and_fast_are_the_same(
     overrides: dict[str, Any], play: Play, lay: Lay, lines: Callable[[Any], bytes]
@@ -219,7 +219,7 @@ def test_exact_and_fast_are_the_same(
     all_is_well(overrides, play, lay, lines)
 
 
-@settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED)
+@random_worlds(40)
 @given(overrides=talks())
 def test_beside_an_engine_that_does_both(
     overrides: dict[str, Any], play: Play, lay: Lay, lines: Callable[[Any], bytes]

@@ -8,12 +8,22 @@ from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 MS = 1_000_000
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+WHOLE = 100
+"""The examples of a profile that draws as many worlds as a test asks for."""
 GRID = st.sampled_from([0.0, 0.001, 0.002, 0.005])
+
+
+def random_worlds(count: int) -> settings:
+    """So many, the same every time; of a profile with fewer examples than most as much smaller a share."""
+    share = min(settings.default.max_examples, WHOLE) / WHOLE  # type: ignore[union-attr]
+    return settings(
+        max_examples=round(count * share), derandomize=True, deadline=None, database=None, suppress_health_check=RELAXED
+    )
 
 
 @st.composite
