@@ -1,7 +1,8 @@
 """Nothing but the optional compilation; all else is in pyproject.toml.
 
 `PDFLOW_COMPILE=1 pip install .` has mypyc turn the rooms that a run spends its time in into C, from the same source and
-types, which simulates nearly twice as fast. It needs a C compiler, and a minute.
+types, which simulates nearly twice as fast. It needs a C compiler, and three minutes; two with
+PDFLOW_COMPILE_LEVEL=0, for whoever wants to see that it works and not that it is fast.
 """
 
 import os
@@ -74,7 +75,7 @@ elif "editable_wheel" in sys.argv:
 elif "bdist_wheel" in sys.argv:
     from mypyc.build import mypycify
 
-    setup(ext_modules=mypycify(modules(), opt_level="3", debug_level="0"))
+    setup(ext_modules=mypycify(modules(), opt_level=os.environ.get("PDFLOW_COMPILE_LEVEL", "3"), debug_level="0"))
 else:
     # mypyc is part of mypy, and reads the types of whatever is imported.
     project = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))["project"]
