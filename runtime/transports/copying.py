@@ -1,4 +1,5 @@
-"""Copying pieces between two mapped regions, in a thread where it is long, so that it can be halted.
+"""Copying pieces between two mapped regions, in a thread where it is long, so that it can be halted; in two where
+pieces are large, since one core moves less than memory bears.
 
 Whoever halts a copy must wait for its end all the same: only then does no byte of it land. Between two looks at
 `halted` some BATCH_BYTES are copied, or one piece.
@@ -13,6 +14,7 @@ keeps it for arrays of up to 500 elements, however large each of them is.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from operator import add
@@ -29,6 +31,8 @@ INLINE_PIECES: Final = 256
 BATCH_PIECES: Final = 16
 LARGE_BYTES: Final = 2 << 20
 """Of one piece, some 0.1 ms."""
+HANDS: Final = min(2, os.cpu_count() or 1)
+"""Threads that share large pieces."""
 BATCH_BYTES: Final = BATCH_PIECES * LARGE_BYTES
 WORTH_REPEATS: Final = 8
 """Of a list of pieces, before one call for all of them is cheaper than one for each."""
@@ -95,6 +99,10 @@ class Copy(Motion):
     async def run(self) -> None:
         if self._pieces.nbytes <= INLINE_BYTES and self._pieces.number <= INLINE_PIECES:
             self.copy()
+        elif self._pieces.nbytes >= self._pieces.number * LARGE_BYTES:
+            async with trio.open_nursery() as nursery:
+                for hand in range(HANDS):
+                    nursery.start_soon(trio.to_thread.run_sync, self._copy_share, hand)
         else:
             await trio.to_thread.run_sync(self.copy)
 
@@ -117,11 +125,22 @@ class Copy(Motion):
                 found = map(source.__getitem__, map(slice, at, map(add, at, sizes)))
                 deque(map(target.__setitem__, map(slice, to, map(add, to, sizes)), found), maxlen=0)
                 continue
-            for here, there, size in zip(at, to, sizes, strict=True):
+            for piece in zip(at, to, sizes, strict=True):
                 if self.halted:
                     return
-                # Bytes are elements: numpy gives up the lock.
-                np.copyto(np.ndarray(size, np.uint8, target, there), np.ndarray(size, np.uint8, source, here))
+                self._copy_large(*piece)
+
+    def _copy_share(self, hand: int) -> None:
+        """Of each piece, which are large, the part of one of HANDS threads."""
+        for at, to, size in zip(*self._pieces.lists(), strict=True):
+            if self.halted:
+                return
+            begin, end = size * hand // HANDS, size * (hand + 1) // HANDS
+            self._copy_large(at + begin, to + begin, end - begin)
+
+    def _copy_large(self, at: int, to: int, size: int) -> None:
+        """Bytes are elements: numpy gives up the lock."""
+        np.copyto(np.ndarray(size, np.uint8, self._target.view, to), np.ndarray(size, np.uint8, self._source.view, at))
 
     def _copy_repeated(self, count: int) -> None:
         """`count` times the same pieces."""

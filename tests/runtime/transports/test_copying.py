@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.layout.descriptors import Descriptor
+from runtime.transports import copying
 from runtime.transports.copying import WORTH_REPEATS, Copy, Mapped, repeats
 from runtime.transports.messages import FEW_PIECES, Pieces, pack, unpack_pieces
 
@@ -119,4 +120,31 @@ def test_between_batches_a_copy_can_be_halted(repeated: bool) -> None:
     arrived = np.frombuffer(target.view, np.uint8) != 0
     batch = 32 if repeated else 16
     assert 0 < arrived.sum() <= 3 * batch * 60
+    assert not copy.landed
+
+
+LARGE = [Descriptor(0, 5, 10_000), Descriptor(20_001, 20_002, 1001), Descriptor(30_000, 40_000, 1000)]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("hands", [1, 2, 3])
+async def test_large_pieces_are_shared_by_threads(hands: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LARGE_BYTES", 1000), ("INLINE_BYTES", 0), ("HANDS", hands)):
+        monkeypatch.setattr(copying, name, value)
+    target = Mapped(memoryview(bytearray(REGION_BYTES)))
+    copy = Copy(None, "", 0, SOURCE, target, checked(LARGE))
+    await copy.run()
+    assert copy.landed
+    assert target.view.tobytes() == one_by_one(LARGE)
+
+
+@pytest.mark.trio
+async def test_between_large_pieces_a_copy_can_be_halted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LARGE_BYTES", 1000), ("INLINE_BYTES", 0), ("HANDS", 1)):
+        monkeypatch.setattr(copying, name, value)
+    target = Mapped(memoryview(bytearray(REGION_BYTES)))
+    copy = Halting(None, "", 0, SOURCE, target, checked(LARGE))
+    copy.looks = 1
+    await copy.run()
+    assert target.view.tobytes() == one_by_one(LARGE[:1])
     assert not copy.landed
