@@ -38,6 +38,7 @@ LARGE_BYTES = 64 << 20
 LAYERS = 32
 """Each with a plane of K and one of V."""
 CASES = {"1 piece": LARGE_BYTES, "1,024": 64 << 10, "8,192": 8 << 10, "8,192, no order": 8 << 10}
+SMALL = "16 KiB in 4 pieces"
 POSTED = 256
 """Pieces that Mooncake takes at once without failing."""
 IOV_MAX = 1024
@@ -58,6 +59,8 @@ def cut(nbytes: int, piece: int) -> list[Descriptor]:
 
 
 def pieces_of(case: str) -> list[Descriptor]:
+    if case == SMALL:
+        return [Descriptor(at, 2 * at, 4096) for at in range(0, 16_384, 4096)]
     pieces = cut(LARGE_BYTES, CASES[case])
     if "no order" not in case:
         return pieces
@@ -155,7 +158,7 @@ def bare_copy(pieces: list[Descriptor]) -> Bare:
 
 def bare_socket(pieces: list[Descriptor]) -> Bare:
     """A loop of sendmsg to one of recvmsg_into."""
-    other = Other("sink", next(case for case in CASES if pieces_of(case) == pieces))
+    other = Other("sink", next(case for case in (*CASES, SMALL) if pieces_of(case) == pieces))
     sock = socket.create_connection(("127.0.0.1", int(other.first)))
     payload = memoryview(random.Random(1).randbytes(1 << 16) * (LARGE_BYTES >> 16))
     views = [payload[piece.source_address :][: piece.length] for piece in pieces]

@@ -35,7 +35,7 @@ from pathlib import Path
 import trio
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from benchmarks.transport_bare import BARE, CASES, LARGE_BYTES, Other, loop_in_c, pieces_of
+from benchmarks.transport_bare import BARE, CASES, LARGE_BYTES, SMALL, Other, loop_in_c, pieces_of
 from pdflow.layout.descriptors import Descriptor
 from runtime.processes import end_process
 from runtime.transports.agent import StreamAgent
@@ -56,8 +56,7 @@ KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]]
     "nccl stand-in": partial(NcclTransport, library=StandIn()),
 }
 ROUNDS = 60
-SMALL_BYTES = 16 << 10
-SMALL = 3000
+SMALL_ROUNDS = 3000
 IDLE_S = 3.0
 
 
@@ -177,7 +176,7 @@ def in_a_line(kind: str, case: str, ours: Side, bare: list[Side]) -> str:
 async def small(kind: str, writer: Writer, other: Other, count: int) -> list[str]:
     """One after the other, then 32 at once."""
     lines = []
-    pieces = [Descriptor(at, 2 * at, SMALL_BYTES // 4) for at in range(0, SMALL_BYTES, SMALL_BYTES // 4)]
+    pieces = pieces_of(SMALL)
     for at_once in (1, 32):
         before = cpu_s() + other.cpu_s()
         begin = time.perf_counter()
@@ -188,13 +187,27 @@ async def small(kind: str, writer: Writer, other: Other, count: int) -> list[str
         spent = cpu_s() + other.cpu_s() - before
         done = count // at_once * at_once
         lines.append(
-            f"{kind}  16 KiB in 4 pieces, {at_once:2} at once  {spent / done * 1e6:6.0f} us of CPU  "
+            f"{kind}  {SMALL}, {at_once:2} at once  {spent / done * 1e6:6.0f} us of CPU  "
             f"{took / done * 1e6:6.0f} us each"
         )
+    if kind != "nccl stand-in":
+        lines[0] += f"; bare: {bare_small_us(kind, count):.0f} us of CPU"
     return lines
 
 
-async def measured(kind: str, rounds: int = ROUNDS, count: int = SMALL) -> list[str]:
+def bare_small_us(kind: str, count: int) -> float:
+    """CPU of both sides for each such transfer."""
+    bare = BARE[kind](pieces_of(SMALL))
+    bare.once()
+    before = cpu_s() + bare.other_cpu_s()
+    for _ in range(count):
+        bare.once()
+    spent = cpu_s() + bare.other_cpu_s() - before
+    bare.end()
+    return spent / count * 1e6
+
+
+async def measured(kind: str, rounds: int = ROUNDS, count: int = SMALL_ROUNDS) -> list[str]:
     other = Other("owner", kind, str(LARGE_BYTES), script=__file__)
     writer = Writer(kind, "p.r0", LARGE_BYTES)
     writer.memory[:] = random.Random(1).randbytes(1 << 16) * (LARGE_BYTES >> 16)
