@@ -22,7 +22,7 @@ def test_a_seed_is_a_draw() -> None:
     assert shuffled(1)[:10] == shuffled(1)[:10] != shuffled(2)[:10]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_mypy_refuses_is_not_drawn(tmp_path: Path) -> None:
     copied(tmp_path)
     source = (tmp_path / CORE / "lease.py").read_bytes()

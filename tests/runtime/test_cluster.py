@@ -197,19 +197,22 @@ async def test_a_stop_in_the_middle_of_streams_loses_none(tmp_path: Path) -> Non
     with served(tmp_path, QUICKSTART, *small, events=tmp_path / "run") as cluster:
         for what in ("drain", "resume"):
             assert (await cluster.exchange("POST", f"/admin/engines/decode-0/{what}"))[0] == 200
-        begun = 0
         answers: list[Completion] = []
 
+        async def open_streams() -> int:
+            _, state = await cluster.exchange("GET", "/admin/state")
+            return int(msgspec.json.decode(state)["open"])
+
         async def ask(number: int) -> None:
-            nonlocal begun
-            begun += 1
             said = {"prompt": prompt(50, number), "max_tokens": 100, "ignore_eos": True, "stream": True}
             answers.append(await cluster.ask(**said))
 
         async with trio.open_nursery() as nursery:
             for number in range(100):
                 nursery.start_soon(ask, number)
-            await trio.sleep(1.0)
+            while len(answers) + await open_streams() < 100:
+                await trio.sleep(0.1)
+            assert len(answers) < 50, "it is in their middle"
             cluster.process.send_signal(signal.SIGTERM)
         assert [len(answer.tokens) for answer in answers] == [100] * 100
         with trio.fail_after(30):
