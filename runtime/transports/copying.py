@@ -99,7 +99,7 @@ class Copy(Motion):
     async def run(self) -> None:
         if self._pieces.nbytes <= INLINE_BYTES and self._pieces.number <= INLINE_PIECES:
             self.copy()
-        elif self._pieces.nbytes >= self._pieces.number * LARGE_BYTES:
+        elif are_large(self._pieces):
             async with trio.open_nursery() as nursery:
                 for hand in range(HANDS):
                     nursery.start_soon(trio.to_thread.run_sync, self._copy_share, hand)
@@ -159,13 +159,18 @@ class Copy(Motion):
                 np.copyto(there, here)
 
 
+def are_large(pieces: Pieces) -> bool:
+    """On average."""
+    return pieces.nbytes >= pieces.number * LARGE_BYTES
+
+
 def repeats(pieces: Pieces) -> int:
     """How many times these are the same pieces, each time as much further on at either side; 1 if they are not.
 
     1 also where it would be of no use, for few pieces and large ones.
     """
     length = pieces.number
-    if length <= FEW_PIECES or pieces.nbytes >= length * LARGE_BYTES:
+    if length <= FEW_PIECES or are_large(pieces):
         return 1
     table = pieces.columns()
     periods = np.arange(1, length // WORTH_REPEATS + 1)
