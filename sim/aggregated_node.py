@@ -8,66 +8,89 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pdflow.engine.engine import Engine
-from pdflow.engine.sequence import Dropped, Finished, NeverFitsError, Sequence
+from pdflow.engine.sequence import Finished, Sequence
+from pdflow.protocol.effects import Enqueue
 from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import RequestId
+from pdflow.protocol.values import Instant, RequestId
 from pdflow.results.records import NOTIFY, P_QUEUE, PREFILL, ROUTE
 from pdflow.routing.router import DispatchPrefill, PrefillAnswered
+from pdflow.serving.batch import drop, enqueue
+from pdflow.serving.decode import DecodeCore
+from pdflow.serving.effects import Drop, EndDecode
+from pdflow.serving.events import AloneRequested, EngineFinished, RequestAborted
+from pdflow.serving.landing import Landing
 from sim.engine_node import EngineNode
+from sim.node import Port
+from sim.prefill_node import WEIGHTS
 
 if TYPE_CHECKING:
     from sim.world import World
 
 
 class AggregatedLeg:
-    __slots__ = ("request", "request_id", "seq", "xid")
+    __slots__ = ("finished_ns", "request", "request_id", "seq", "xid")
 
     def __init__(self, dispatch: DispatchPrefill, seq: Sequence) -> None:
         self.request = dispatch.request
         self.request_id = dispatch.request_id
         self.xid = dispatch.xid
         self.seq = seq
+        self.finished_ns: Instant = 0
 
 
 class AggregatedNode(EngineNode):
     """One engine that serves requests alone."""
 
     def __init__(self, world: World, index: int, info: EngineInfo, engine: Engine, block_bytes: int) -> None:
-        super().__init__(world, index, info.engine, engine, block_bytes)
+        core = DecodeCore(WEIGHTS, Landing())
+        super().__init__(world, index, info.engine, engine, block_bytes, core)
         self.info = info
+        self.port = Port(self, info.engine, None, 0)
+        core.begin(self.port)
         self.by_request: dict[RequestId, AggregatedLeg] = {}
-        self.by_seq: dict[int, AggregatedLeg] = {}
-        """Under the identity of the sequence: two attempts of one request may meet at one engine."""
+        self.do.update({Enqueue: self.enqueue, Drop: self.drop, EndDecode: self.end})
 
     def accept(self, dispatch: DispatchPrefill) -> None:
         """A request has come over HTTP."""
-        now, request, records = self.env.now, dispatch.request, self.world.records
-        records.ends[ROUTE][request] = now
+        request, records, handle = dispatch.request, self.world.records, dispatch.request_id
+        records.ends[ROUTE][request] = self.env.now
         records.decode_engine[request] = self.name
         prefix = self.prefix_of(request)
-        seq = Sequence(request, records.input_tokens[request], records.output_tokens[request], prefix=prefix)
-        try:
-            self.engine.submit(seq, now)
-        except NeverFitsError:
-            self.world.router.later(PrefillAnswered(dispatch.request_id, None, Code.REJECTED))
-            return
-        self.by_request[dispatch.request_id] = self.by_seq[id(seq)] = AggregatedLeg(dispatch, seq)
-        self.rearm()
+        seq = Sequence(
+            request, records.input_tokens[request], records.output_tokens[request], prefix=prefix, handle=handle
+        )
+        self.by_request[handle] = AggregatedLeg(dispatch, seq)
+        self.feed(self.port, AloneRequested(handle))
 
     def abort(self, request_id: RequestId) -> None:
         """The router takes the request back."""
-        leg = self.by_request.get(request_id)
-        if leg is not None and self.engine.drop(leg.seq, self.env.now) is not Dropped.NOT_HERE:
-            del self.by_request[request_id], self.by_seq[id(leg.seq)]
-            self.rearm()
+        self.feed(self.port, RequestAborted(request_id))
 
     def came(self, outcome: object) -> None:
         """The engine has generated a request's last token."""
         assert type(outcome) is Finished
-        seq, world = outcome.seq, self.world
-        leg = self.by_seq.pop(id(seq))
-        del self.by_request[leg.request_id]
+        handle = outcome.seq.handle
+        self.by_request[handle].finished_ns = outcome.at_ns
+        self.feed(self.port, EngineFinished(handle))
+
+    def enqueue(self, port: Port, effect: Enqueue) -> None:
+        rejected = enqueue(self.engine, self.by_request[effect.request_id].seq, self.env.now)
+        if rejected is not None:
+            self.feed(port, rejected)
+        else:
+            self.rearm()
+
+    def drop(self, port: Port, effect: Drop) -> None:
+        self.feed(port, drop(self.engine, self.by_request[effect.handle].seq, self.env.now))
+        self.rearm()
+
+    def end(self, port: Port, effect: EndDecode) -> None:
+        leg, world = self.by_request.pop(effect.handle), self.world
+        if effect.code is not Code.NONE:
+            world.router.later(PrefillAnswered(leg.request_id, None, effect.code))
+            return
+        seq = leg.seq
         # What it found is another's, who may hold it still.
         own_tokens = seq.prompt_tokens + seq.output_tokens - 1 - seq.cached_tokens
         self.measure_pool(-(-own_tokens // self.engine.limits.block_size))
@@ -76,5 +99,8 @@ class AggregatedNode(EngineNode):
         # Its prefill yields the first token: between the two nothing is handed over, admitted or moved.
         for stage in range(PREFILL, NOTIFY + 1):
             ends[stage][leg.request] = seq.first_token_ns
-        self.decoded(leg.request_id, seq, outcome.at_ns)
+        self.decoded(leg.request_id, seq, leg.finished_ns)
         world.router.later(PrefillAnswered(leg.request_id, KvParams(self.info, leg.xid, leg.request_id, 0)))
+
+    def assert_empty(self) -> None:
+        self.core.assert_empty(self.name)

@@ -27,6 +27,9 @@ from pdflow.scenario.fit import HIDDEN_BYTES_PER_VALUE, kv_shape_of, stored_hidd
 from pdflow.scenario.plan import plan_of
 from pdflow.scenario.scale_schema import most_engines
 from pdflow.scenario.schema import Pool, Scenario
+from pdflow.serving.decode import DecodeCore
+from pdflow.serving.landing import Landing, StagedLanding
+from pdflow.serving.pieces import ListeningLanding, PieceLanding, QueueingLanding
 from pdflow.wiring.engines import EngineWiring
 from pdflow.wiring.router import heartbeat_ns
 from pdflow.wiring.stores import beside
@@ -40,12 +43,11 @@ from sim.fabric import Fabric
 from sim.faults import Faults
 from sim.grouped_shipping import GroupedShipping
 from sim.heartbeats import Heartbeats
-from sim.listening_decode_node import ListeningDecodeNode
 from sim.paths import Paths
 from sim.patience import Patience
-from sim.prefill_node import PrefillNode
+from sim.piecewise_decode_node import PiecewiseDecodeNode
+from sim.prefill_node import WEIGHTS, PrefillNode
 from sim.progressive_prefill_node import ProgressivePrefillNode
-from sim.queueing_decode_node import QueueingDecodeNode
 from sim.recording import RecordedEngine, Recorder
 from sim.routing import router_node
 from sim.scaling import Scaling
@@ -53,7 +55,6 @@ from sim.sessions import Sessions
 from sim.shipping import Shipping
 from sim.staged_decode_node import StagedDecodeNode
 from sim.staged_prefill_node import StagedPrefillNode
-from sim.store_decode_node import BatchDecodeNode
 from sim.store_prefill_node import StorePrefillNode
 from sim.stores import Stores
 from sim.world import World
@@ -261,18 +262,19 @@ class Builder(EngineWiring):
 
     def decode_node(self, place: Place, info: EngineInfo, engine: Engine, generation: int) -> DecodeNode:
         about = (self.world, place.index, info.engine, engine, place.block_bytes)
-        node = BatchDecodeNode(*about) if self.conduct.fails_whole_batches else DecodeNode(*about)
-        if self.method.staged_at_d:
-            by_pieces = self.method.takes_in_pieces(self.conduct)
-            staging = self.staging(self.method.d_memory, place.pool, generation, not by_pieces)
-            if by_pieces and self.conduct.receiving_lanes is not None:
-                node = ListeningDecodeNode(*about, self.method, staging)
-            elif by_pieces:
-                node = QueueingDecodeNode(*about, self.method, staging, self.most_layers(place.pool))
-            else:
-                node = StagedDecodeNode(*about, self.method, staging)
-        node.waits = self.conduct.decode_waits
-        return node
+        waits, together = self.conduct.decode_waits, self.conduct.fails_whole_batches
+        if not self.method.staged_at_d:
+            return DecodeNode(*about, DecodeCore(WEIGHTS, Landing(), waits, together))
+        by_pieces = self.method.takes_in_pieces(self.conduct)
+        staging = self.staging(self.method.d_memory, place.pool, generation, not by_pieces)
+        if not by_pieces:
+            return StagedDecodeNode(*about, DecodeCore(WEIGHTS, StagedLanding(staging), waits), self.method, staging)
+        landing: PieceLanding
+        if self.conduct.receiving_lanes is not None:
+            landing = ListeningLanding(staging)
+        else:
+            landing = QueueingLanding(staging, self.most_layers(place.pool))
+        return PiecewiseDecodeNode(*about, DecodeCore(WEIGHTS, landing, waits), self.method, landing)
 
     def staging(self, memory: Memory, pool: Pool, generation: int, reserves_whole: bool = True) -> Staging:
         """Memory beside the blocks of an engine of this pool; of its ranks that with the most layers."""

@@ -16,6 +16,7 @@ from pdflow.engine.sequence import Limits, Outcome, Sequence
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.protocol.values import EngineId, Instant, RequestId
+from pdflow.serving.core import Core
 from sim.clock import AFTER_ENGINES, ENGINE, POLL
 from sim.node import FAR, TIME_REACHED, Node, Port
 
@@ -102,8 +103,10 @@ class HostedEngine(Engine):
 class EngineNode(Node):
     """A node with a batch scheduler. `index` orders engines that act at one instant."""
 
-    def __init__(self, world: World, index: int, name: str, engine: Engine, block_bytes: int) -> None:
-        super().__init__(world)
+    def __init__(
+        self, world: World, index: int, name: str, engine: Engine, block_bytes: int, core: Core | None = None
+    ) -> None:
+        super().__init__(world, core)
         self.name = name
         self.engine = engine
         self.block_bytes = block_bytes

@@ -97,7 +97,7 @@ class Lives:
         new = self.enter(place, old, info, incarnation)
         new.busy_before_ps, new.peak_blocks = old.busy_before_ps, old.peak_blocks
         new.prefix_cache_before = old.prefix_cache()
-        new.observe = world.observe
+        new.watch(world.observe)
         new.clock = old.clock
         self.faults.hindrances.attach(new)
         if world.heartbeats is not None:

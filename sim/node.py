@@ -1,18 +1,21 @@
-"""A node: the endpoints of one engine, fed in order, their effects executed in order, a timer for each one's deadlines.
+"""A node: the core of one engine, handed its events in order, its effects executed in order, a timer for each endpoint's
+deadlines.
 
-What one endpoint tells another of the same engine goes through the node's queue, so that no endpoint is ever entered
-while an effect of its last turn is still to be executed.
+What executing an effect leads to goes through the node's queue, so that the core is never entered while an effect of
+its last turn is still to be executed.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from pdflow.protocol.effects import Fence, Handshake, Note, Send, Tell
+from pdflow.protocol.effects import Fence, Handshake, Note, Send
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import Address, Instant
+from pdflow.serving.core import Core, Endpoint
+from pdflow.serving.core import Port as CorePort
 from sim.clock import DEADLINE
 
 if TYPE_CHECKING:
@@ -22,45 +25,31 @@ TIME_REACHED = TimeReached()
 FAR: Instant = 1 << 62
 
 
-class Endpoint(Protocol):
-    """The doors of an endpoint that a carrier uses. Events and effects are typed by each endpoint itself."""
+class Port(CorePort):
+    """One endpoint at its node, and when its timer rings."""
 
-    timed: bool
-    """Whether it has `deadlines` at all."""
+    __slots__ = ("armed", "lane_free", "node")
 
-    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]: ...
-    def wake_at(self) -> Instant | None: ...
-
-
-class Port:
-    """One endpoint at its node: its address, its process's incarnation, and when its timer rings."""
-
-    __slots__ = ("address", "armed", "endpoint", "heap", "incarnation", "lane_free", "node")
-
-    def __init__(self, node: Node, address: Address, endpoint: Endpoint, incarnation: int) -> None:
+    def __init__(self, node: Node, address: Address, endpoint: Endpoint | None, incarnation: int) -> None:
+        super().__init__(address, endpoint, incarnation)
         self.node = node
-        self.address = address
-        self.endpoint = endpoint
-        self.incarnation = incarnation
         self.armed: Instant = FAR
-        self.heap: list[tuple[Instant, int, Any]] = cast(Any, endpoint).deadlines.heap if endpoint.timed else []
-        """The endpoint's own heap of deadlines: `wake_at` without the call, after every event."""
         self.lane_free: Instant = 0
         """When this rank has posted all that it was asked to post so far."""
 
 
 class Node:
-    """Feeds its endpoints. Subclasses add what their effects do."""
+    """Feeds its core. Subclasses add what the effects do. Args: `core`: the rules of its role, if it has any."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, core: Core | None = None) -> None:
         self.world = world
         self.env = world.env
-        self.ports: dict[Address, Port] = {}
+        self.core = core or Core()
+        self.ports: dict[Address, Port] = cast(Any, self.core.ports)
         self.queue: deque[tuple[Port, Any]] = deque()
         self.busy = False
         self.receive: Callable[[Port, Any], None] = self.feed
         """What has come over the fabric, and deadlines, go in here: at once, unless a kind of node polls for them."""
-        self.observe: Observer | None = None
         self.clock: Any = world.env
         """Where its endpoints see the time; not the world's, where a fault has it run wrong (`sim.skew`)."""
         self.do: dict[type, Callable[[Port, Any], None]] = {
@@ -71,36 +60,45 @@ class Node:
         }
 
     def add(self, address: Address, endpoint: Endpoint, incarnation: int) -> Port:
-        port = self.ports[address] = Port(self, address, endpoint, incarnation)
+        port = Port(self, address, endpoint, incarnation)
+        self.core.add(port)
         self.world.fabric.ports[address] = port
         return port
+
+    def watch(self, observe: Observer | None) -> None:
+        """Show every event into and effect out of every endpoint to `observe(node, event, effects, now)`."""
+        if observe is None:
+            self.core.observe = None
+            return
+
+        def turned(port: CorePort, event: Any, effects: tuple[Any, ...], _: Instant) -> None:
+            # By the world's clock, whatever this node's own says.
+            observe(port.address, event, effects, self.env.now)
+
+        self.core.observe = turned
 
     def newest_generation(self) -> int:
         """The last one of its pool so far, if it has blocks."""
         return 0
 
     def feed(self, port: Port, event: Any) -> None:
-        """Hand an event to an endpoint, and do all that follows from it."""
+        """Hand an event to the core, and do all that follows from it."""
         queue = self.queue
         if self.busy:
             queue.append((port, event))
             return
         self.busy = True
-        do, ports, observe = self.do, self.ports, self.observe
+        core, do = self.core, self.do
+        touched: list[Any] = core.touched
         now: Instant = self.clock.now
         while True:
-            effects = port.endpoint.handle(event, now)
-            if observe is not None:
-                observe(port.address, event, effects, self.env.now)
-            for effect in effects:
-                kind = type(effect)
-                if kind is Tell:
-                    queue.append((ports[effect.to], effect.event))
-                else:
-                    do[kind](port, effect)
-            heap = port.heap
-            if heap and heap[0][0] < port.armed:
-                self.arm(port, heap[0][0], now)
+            for by, effect in core.handle(port, event, now):
+                do[type(effect)](cast(Any, by), effect)
+            for end in touched:
+                heap = end.heap
+                if heap and heap[0][0] < end.armed:
+                    self.arm(end, heap[0][0], now)
+            touched.clear()
             if not queue:
                 break
             port, event = queue.popleft()

@@ -1,36 +1,34 @@
-"""A decode engine that has room for each piece of a prompt by itself, and for nothing before: as the originals do.
-
-It registers a prompt at once, whatever there is left of its memory. All ranks' memories are filled alike, so one stands
-for all: a piece has room when the first of its ranks' shares comes. What becomes of one that finds none is each
-original's own.
-"""
+"""A decode engine at which each piece of a prompt has room by itself (`pdflow/serving/pieces.py`), as `as-published`
+methods have it: who is told of that, and how pieces get into blocks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pdflow.engine.engine import Engine
 from pdflow.methods.method import Hop, Method
 from pdflow.methods.shipment import Piece
-from pdflow.methods.staging import Staging
-from pdflow.protocol.effects import Enqueue
-from pdflow.protocol.events import DecodeAdmitted
+from pdflow.methods.staging import BufferStaging
 from pdflow.protocol.values import Address, Allocation
-from pdflow.results.records import D_ADMIT
+from pdflow.serving.decode import DecodeCore
+from pdflow.serving.pieces import (
+    AcceptPiece,
+    ListeningLanding,
+    PieceArrived,
+    PieceLanding,
+    QueueingLanding,
+    TakePiece,
+    name_of,
+)
 from sim.node import Port
-from sim.prefill_node import WEIGHTS
 from sim.staged_decode_node import StagedDecodeNode
 
 if TYPE_CHECKING:
     from sim.world import World
 
-Part: TypeAlias = tuple[int, int]
-"""A piece, by the model's layer and its first token."""
-
 
 class PiecewiseDecodeNode(StagedDecodeNode):
-    """Args: staging is that of one rank, in which each piece has a name of its own."""
-
     def __init__(
         self,
         world: World,
@@ -38,52 +36,64 @@ class PiecewiseDecodeNode(StagedDecodeNode):
         name: str,
         engine: Engine,
         block_bytes: int,
+        core: DecodeCore,
         method: Method,
-        staging: Staging,
+        landing: PieceLanding,
     ) -> None:
-        super().__init__(world, index, name, engine, block_bytes, method, staging)
-        self.parts: dict[int, dict[Part, Allocation]] = {}
-        """By a prompt's generation: where its pieces lie."""
+        super().__init__(world, index, name, engine, block_bytes, core, method, landing.staging)
+        self.landing = landing
+        self.then: dict[str, list[Callable[[], None]]] = {}
+        """What goes on with pieces that wait for room."""
+        self.do[TakePiece] = self.take_piece
+        self.do[AcceptPiece] = self.accept_piece
 
-    def enqueue(self, port: Port, effect: Enqueue) -> None:
-        leg, records = self.legs[effect.request_id], self.world.records
-        self.staging.generation += 1
-        place = self.places[leg.request_id] = Allocation(self.staging.generation, ())
-        self.parts[place.generation] = {}
-        records.ends[D_ADMIT][leg.request] = self.env.now
-        tokens, digest = records.input_tokens[leg.request], self.world.digest(leg.request)
-        self.feed(self.scheduler, DecodeAdmitted(leg.request_id, place, 0, tokens, digest, WEIGHTS))
+    @property
+    def refuses(self) -> bool:
+        """Whether its listener takes a piece in only if there is room for it; otherwise pieces wait in turn."""
+        return isinstance(self.landing, ListeningLanding)
 
-    def has(self, generation: int, piece: Piece) -> bool:
-        """Whether this piece has room, or needs none any more."""
-        parts = self.parts.get(generation)
-        return parts is None or (piece.layer, piece.start) in parts
+    def takes(self, rank: Address, generation: int, piece: Piece) -> bool:
+        """Whether its listener has room for this piece, which it then has."""
+        landing = self.landing
+        assert isinstance(landing, ListeningLanding)
+        had = landing.has(generation, piece)
+        takes = landing.takes(generation, piece)
+        if takes and not had:
+            self.tell_of_room(rank, piece)
+        return takes
 
-    def put(self, rank: Address, generation: int, piece: Piece, part: Allocation) -> None:
-        """It has room from now on."""
-        self.parts[generation][piece.layer, piece.start] = part
+    def ask(self, rank: Address, generation: int, piece: Piece, then: Callable[[], None]) -> None:
+        """Go on when there is room for this piece."""
+        assert isinstance(self.landing, QueueingLanding)
+        self.then.setdefault(name_of(generation, piece), []).append(then)
+        self.feed(self.scheduler, PieceArrived(rank, generation, piece))
+
+    def take_piece(self, port: Port, effect: TakePiece) -> None:
+        self.tell_of_room(effect.rank, effect.piece)
+
+    def accept_piece(self, port: Port, effect: AcceptPiece) -> None:
+        for then in self.then.pop(effect.name):
+            then()
+
+    def tell_of_room(self, rank: Address, piece: Piece) -> None:
         if self.world.tell is not None:
             self.world.tell(rank, f"takes room for {words(piece)} in {self.method.d_memory.value}")
 
-    def vacate(self, allocation: Allocation) -> None:
-        parts = self.parts.pop(allocation.generation)
-        if self.world.tell is not None:
-            self.world.tell(self.name, f"gives back room in {self.method.d_memory.value}")
-        for part in parts.values():
-            self.staging.release(part)
-
     def ways(self, place: Allocation) -> list[tuple[Hop, int]]:
+        """What lies in the host's memory comes over PCIe."""
         assert self.method.loading is not None
-        return [(self.method.loading, len({layer for layer, _ in self.parts[place.generation]}))]
+        landing = self.landing
+        if not isinstance(landing, ListeningLanding):
+            return [(self.method.loading, landing.layers_of(place))]
+        staging = landing.staging
+        assert isinstance(staging, BufferStaging)
+        parts = landing.parts[place.generation]
+        spilled = sum(staging.spilled(part) for part in parts.values())
+        return [(self.method.loading, len(parts) - spilled), (Hop.H2D, spilled)]
 
     def assert_empty(self) -> None:
         super().assert_empty()
-        assert not self.parts, f"{self.name} still keeps {self.parts}"
-
-
-def name_of(generation: int, piece: Piece) -> str:
-    """As what a piece asks for room."""
-    return f"{generation}.{piece.layer}.{piece.start}"
+        assert not self.then, f"{self.name} still waits for {list(self.then)}"
 
 
 def words(piece: Piece) -> str:

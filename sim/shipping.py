@@ -28,8 +28,7 @@ from pdflow.protocol.values import Address, RequestId, Xid
 from pdflow.results.records import HANDSHAKE
 from sim.engine_node import EngineNode
 from sim.fabric import Flight
-from sim.listening_decode_node import ListeningDecodeNode
-from sim.queueing_decode_node import QueueingDecodeNode
+from sim.piecewise_decode_node import PiecewiseDecodeNode
 from sim.store_node import StoreNode
 
 if TYPE_CHECKING:
@@ -408,12 +407,12 @@ class Shipping:
         flight, piece = parcel.order.flight, parcel.piece
         node, rank = flight.d_port.node, flight.d_port.address
         piece = Piece(self.layers_of(flight.p_port.address)[piece.layer], piece.start, piece.stop)
-        if isinstance(node, QueueingDecodeNode):
+        assert isinstance(node, PiecewiseDecodeNode)
+        if not node.refuses:
             self.park(parcel)
             if not parcel.order.over:
                 node.ask(rank, flight.generation, piece, partial(self.unpark, parcel))
             return
-        assert isinstance(node, ListeningDecodeNode)
         if rank not in self.deaf:
             if node.takes(rank, flight.generation, piece):
                 parcel.go_on()

@@ -100,7 +100,7 @@ class World:
         """Show every event into and effect out of every endpoint to `observe(node, event, effects, now)`."""
         self.observe = observe
         for node in (self.router, *self.prefills, *self.stores, *self.decodes):
-            node.observe = observe
+            node.watch(observe)
 
     # Names.
 

@@ -68,7 +68,7 @@ class NeverFitsError(ValueError):
 
 
 class Sequence(msgspec.Struct, eq=False):
-    """One attempt at one engine. The caller sets the first eight fields; the engine owns the rest."""
+    """One attempt at one engine. The caller sets the first nine fields; the engine owns the rest."""
 
     index: int
     prompt_tokens: int
@@ -84,6 +84,8 @@ class Sequence(msgspec.Struct, eq=False):
     loaded_tokens: int = 0
     """With `remote_kv` and `prefill_only`: how many of the prompt's tokens, from its start on, are transferred. What
     follows is computed."""
+    handle: str = ""
+    """By which the caller's own rules know it."""
 
     phase: Phase = Phase.NEW
     allocation: Allocation | None = None

@@ -1,0 +1,118 @@
+"""The requests of a decode engine, and the few things that are done to one: it decodes, is dropped, ends.
+
+When each happens is decided in `decode.py` and, where it depends on where KV lands, in `landing.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import IntEnum
+from typing import Any
+
+from pdflow.protocol.effects import Commit
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Allocation
+from pdflow.serving.core import Core, Port
+from pdflow.serving.effects import Drop, EndDecode, HoldEngine, ResumeEngine
+from pdflow.serving.events import Handle
+
+
+class DecodeStage(IntEnum):
+    """How far a request has come at its decode engine."""
+
+    PENDING = 0
+    """The protocol has it, and it has no blocks and no room yet."""
+    ADMITTED = 1
+    """It has blocks, or room beside them, and its KV may come."""
+    LANDED = 2
+    """All KV is at this engine, and the protocol is done with the request."""
+    LOADED = 3
+    """Its KV is in its blocks, and P's token is not known here yet."""
+    DECODING = 4
+
+
+class DecodeRequest:
+    """One request at D."""
+
+    __slots__ = ("alone", "digest", "first_follows", "handle", "place", "prompt_tokens", "stage")
+
+    def __init__(self, handle: Handle, prompt_tokens: int, digest: int, alone: bool, first_follows: bool) -> None:
+        self.handle = handle
+        self.prompt_tokens = prompt_tokens
+        self.digest = digest
+        self.alone = alone
+        """Its prompt is computed here; the protocol knows nothing of it."""
+        self.first_follows = first_follows
+        """P's token is the answer's first, and is not known here yet."""
+        self.stage = DecodeStage.PENDING
+        self.place: Allocation | None = None
+        """Where it has room beside the blocks."""
+
+    def fork(self) -> DecodeRequest:
+        other = DecodeRequest(self.handle, self.prompt_tokens, self.digest, self.alone, self.first_follows)
+        other.stage, other.place = self.stage, self.place
+        return other
+
+    def fingerprint(self) -> Hashable:
+        return self.handle, self.alone, self.first_follows, int(self.stage), self.place
+
+
+class DecodeRequests:
+    """Those of one engine. Args: `core` delivers what they want done."""
+
+    __slots__ = ("awaited", "by_handle", "core", "dropping", "scheduler", "weights")
+
+    def __init__(self, core: Core, weights: int) -> None:
+        self.core = core
+        self.weights = weights
+        self.scheduler: Port
+        self.by_handle: dict[Handle, DecodeRequest] = {}
+        self.awaited: dict[Handle, None] = {}
+        """Whom the engine waits for before it begins another step."""
+        self.dropping: dict[Handle, bool] = {}
+        """Requests that the engine has been told to drop and has not answered for: whether the protocol frees their
+        blocks."""
+
+    def tell(self, event: Any) -> None:
+        """The protocol is told this next."""
+        self.core.queue.append((self.scheduler, event))
+
+    def want(self, effect: Any) -> None:
+        """The driver is to do this."""
+        self.core.out.append((self.scheduler, effect))
+
+    def loaded(self, request: DecodeRequest) -> None:
+        """Its KV is in its blocks: the engine goes on with it as soon as it knows from which token."""
+        request.stage = DecodeStage.LOADED
+        if not request.first_follows:
+            request.stage = DecodeStage.DECODING
+            self.want(Commit(request.handle))
+
+    def drop(self, request: DecodeRequest, protocol_frees: bool) -> None:
+        """`protocol_frees`: the protocol has been told of its blocks, and gives them back itself."""
+        self.dropping[request.handle] = protocol_frees
+        self.want(Drop(request.handle))
+
+    def end(self, request: DecodeRequest, code: Code) -> None:
+        del self.by_handle[request.handle]
+        self.want(EndDecode(request.handle, code))
+
+    def wait_for(self, handle: Handle) -> None:
+        """The engine begins no step before this one's KV is here."""
+        if not self.awaited:
+            self.want(HoldEngine())
+        self.awaited[handle] = None
+
+    def wait_no_more(self, handle: Handle) -> None:
+        if handle in self.awaited:
+            del self.awaited[handle]
+            if not self.awaited:
+                self.want(ResumeEngine())
+
+    def fingerprint(self) -> Hashable:
+        requests = tuple([request.fingerprint() for request in self.by_handle.values()])
+        return requests, tuple(self.awaited), tuple(self.dropping.items())
+
+    def assert_empty(self, whose: str) -> None:
+        kept = (self.awaited, self.dropping)
+        assert not any(kept), f"{whose} still keeps {kept}"

@@ -1,0 +1,210 @@
+"""Where the KV of a decode engine's requests lands: in the blocks of the engine, or in memory beside them.
+
+In blocks: the engine admits a request first, and what it registers are its blocks. Beside them: the request gets room
+in that memory first, which is what it registers, and asks the engine for blocks when all has landed; it is copied, and
+the room is free again. A transfer then needs no free blocks, and blocks are never reached from outside: what is in
+quarantine after a failure is a part of that memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from pdflow.methods.staging import Staging, TooLargeError
+from pdflow.protocol.effects import Enqueue, FreeBlocks, Quarantine
+from pdflow.protocol.events import DecodeAborted, DecodeAdmitted
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Allocation
+from pdflow.serving.decode_requests import DecodeRequest, DecodeRequests, DecodeStage
+from pdflow.serving.effects import Admit, AskForRoom, CopyIn, GiveBackRoom, Landed, TakeRoom
+from pdflow.serving.events import CopiedIn, EngineAdmitted, Handle, RoomDue
+
+
+class Landing:
+    """In the engine's blocks."""
+
+    def __init__(self) -> None:
+        self.requests: DecodeRequests
+
+    def begin(self, requests: DecodeRequests) -> None:
+        """It is this engine's from now on."""
+        self.requests = requests
+
+    def rejected(self, request: DecodeRequest) -> None:
+        """The engine can never have it."""
+        requests = self.requests
+        requests.tell(DecodeAborted(request.handle, Code.REJECTED))
+
+    def admitted(self, request: DecodeRequest, event: EngineAdmitted) -> None:
+        """The engine has given it blocks."""
+        self.grant(request, event.allocation, event.hit_tokens)
+
+    def grant(self, request: DecodeRequest, place: Allocation, hit_tokens: int) -> None:
+        """Its KV may come there, but for these first tokens of the prompt."""
+        requests, handle = self.requests, request.handle
+        request.stage = DecodeStage.ADMITTED
+        missing = request.prompt_tokens - hit_tokens
+        requests.want(Admit(handle))
+        granted = DecodeAdmitted(handle, place, hit_tokens, missing, request.digest, requests.weights)
+        requests.tell(granted)
+
+    def committed(self, request: DecodeRequest) -> None:
+        """All KV has landed."""
+        requests = self.requests
+        requests.want(Landed(request.handle))
+        requests.loaded(request)
+        requests.wait_no_more(request.handle)
+
+    def resolved(self, request: DecodeRequest) -> None:
+        """The protocol has ended it before its KV was here. Blocks of which the protocol knows nothing yet, since the
+        engine has given them in this very turn, are given back as the engine names them."""
+        self.requests.drop(request, request.stage is DecodeStage.ADMITTED)
+
+    def aborted(self, request: DecodeRequest) -> None:
+        """Its client has gone after its KV was here."""
+
+    def left(self, handle: Handle, allocation: Allocation) -> None:
+        """The engine has dropped it and left these blocks, which nobody writes to."""
+        requests = self.requests
+        requests.want(FreeBlocks(allocation))
+
+    def knows(self, handle: Handle) -> bool:
+        """Whether anything of a request that has ended is still under way."""
+        return False
+
+    def fingerprint(self) -> Hashable:
+        return ()
+
+    def assert_empty(self, whose: str) -> None:
+        """At rest: nothing is kept of any request."""
+
+
+class StagedLanding(Landing):
+    """Beside the blocks. Args: `staging` is the memory of one rank; the ranks' are filled alike."""
+
+    def __init__(self, staging: Staging) -> None:
+        super().__init__()
+        self.staging = staging
+        self.copying: dict[Handle, Allocation] = {}
+        """What is being copied into blocks, and where it lies."""
+        self.abandoned: dict[Handle, Allocation] = {}
+        """Blocks that are being copied into for nobody."""
+        self.asked = False
+
+    def begin(self, requests: DecodeRequests) -> None:
+        super().begin(requests)
+        requests.core.rules.update(
+            {
+                Enqueue: self.enqueue,
+                Quarantine: self.quarantine,
+                FreeBlocks: self.free,
+                RoomDue: self.serve,
+                CopiedIn: self.copied,
+            }
+        )
+
+    # Room to land in.
+
+    def enqueue(self, effect: Enqueue) -> None:
+        requests = self.requests
+        request = requests.by_handle[effect.request_id]
+        try:
+            self.staging.want(request.handle, request.prompt_tokens)
+        except TooLargeError:
+            super().rejected(request)
+            return
+        self.ask()
+
+    def ask(self) -> None:
+        """Whoever is next gets room once all that happens now has happened: it may be the end of who would be next."""
+        if not self.asked:
+            self.asked = True
+            self.requests.want(AskForRoom())
+
+    def serve(self, event: RoomDue) -> None:
+        """Whoever is next gets room, one after the other, each with all that follows from it."""
+        requests = self.requests
+        self.asked = False
+        served = self.staging.serve()
+        if served is None:
+            return
+        handle, place = served
+        request = requests.by_handle[handle]
+        request.place = place
+        requests.want(TakeRoom(handle, place))
+        self.grant(request, place, 0)
+        requests.tell(event)
+
+    def vacate(self, place: Allocation) -> None:
+        """Nothing lies there any more."""
+        self.requests.want(GiveBackRoom(place))
+        self.staging.release(place)
+        self.ask()
+
+    def quarantine(self, effect: Quarantine) -> None:
+        """Room that a writer may still reach stays taken."""
+
+    def free(self, effect: FreeBlocks) -> None:
+        self.vacate(effect.allocation)
+
+    def resolved(self, request: DecodeRequest) -> None:
+        """It is not in the engine's queue yet. The room that it has is the protocol's to give back."""
+        self.staging.forget(request.handle)
+        request.place = None
+        self.ask()
+
+    # Everything has landed: now the engine.
+
+    def committed(self, request: DecodeRequest) -> None:
+        requests = self.requests
+        request.stage = DecodeStage.LANDED
+        requests.want(Landed(request.handle))
+        requests.want(Enqueue(request.handle))
+
+    def rejected(self, request: DecodeRequest) -> None:
+        self.requests.end(request, Code.REJECTED)
+        self._leave(request)
+
+    def admitted(self, request: DecodeRequest, event: EngineAdmitted) -> None:
+        place = request.place
+        assert place is not None
+        request.place = None
+        self.copying[request.handle] = place
+        self.requests.want(CopyIn(request.handle, place, event.allocation, event.hit_tokens))
+
+    def copied(self, event: CopiedIn) -> None:
+        requests, handle = self.requests, event.handle
+        self.vacate(self.copying.pop(handle))
+        left = self.abandoned.pop(handle, None)
+        request = requests.by_handle.get(handle)
+        if left is not None:
+            requests.want(FreeBlocks(left))
+        elif request is not None:
+            requests.loaded(request)
+        requests.wait_no_more(handle)
+
+    def left(self, handle: Handle, allocation: Allocation) -> None:
+        """Blocks that are being copied into are free when they have been."""
+        if handle in self.copying:
+            self.abandoned[handle] = allocation
+        else:
+            super().left(handle, allocation)
+
+    def knows(self, handle: Handle) -> bool:
+        return handle in self.copying
+
+    def aborted(self, request: DecodeRequest) -> None:
+        self._leave(request)
+
+    def _leave(self, request: DecodeRequest) -> None:
+        place, request.place = request.place, None
+        if place is not None:
+            self.vacate(place)
+
+    def fingerprint(self) -> Hashable:
+        copying, abandoned = tuple(self.copying.items()), tuple(self.abandoned.items())
+        return self.staging.fingerprint(), copying, abandoned, self.asked
+
+    def assert_empty(self, whose: str) -> None:
+        kept = (self.staging.held, self.staging.waiting, self.copying, self.abandoned)
+        assert not any(kept), f"{whose} still keeps {kept}"

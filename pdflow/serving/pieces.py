@@ -1,0 +1,168 @@
+"""Landing beside the blocks as the originals do it: each piece of a prompt has room by itself, and nothing before.
+
+A request registers at once, whatever is left of the memory. All ranks' memories are filled alike, so one stands for
+all: a piece has room when the first of its ranks' shares arrives. A piece that finds none waits its turn (#18332, where
+all memory may then be parts of prompts of which none is whole), or is refused by the listener that takes it in
+(#18242). Only `as-published` lands so: it is simulated, and never served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TypeAlias
+
+from pdflow.methods.shipment import Piece
+from pdflow.methods.staging import Staging, TooLargeError
+from pdflow.protocol.effects import Enqueue
+from pdflow.protocol.values import Address, Allocation, Value
+from pdflow.serving.decode_requests import DecodeRequest, DecodeRequests
+from pdflow.serving.effects import GiveBackRoom
+from pdflow.serving.events import RoomDue
+from pdflow.serving.landing import Landing, StagedLanding
+
+Part: TypeAlias = tuple[int, int]
+"""A piece, by the model's layer and its first token."""
+
+
+class PieceArrived(Value, frozen=True, gc=False):
+    """A piece has come to this rank, and waits for room."""
+
+    rank: Address
+    generation: int
+    piece: Piece
+
+
+class TakePiece(Value, frozen=True, gc=False):
+    """This piece has room at this rank from now on."""
+
+    rank: Address
+    piece: Piece
+
+
+class AcceptPiece(Value, frozen=True, gc=False):
+    """Who waited for room for this piece goes on: it has some, or needs none any more."""
+
+    name: str
+
+
+class PieceLanding(StagedLanding):
+    """Args: `staging` is that of one rank, in which each piece has a name of its own."""
+
+    def __init__(self, staging: Staging) -> None:
+        super().__init__(staging)
+        self.parts: dict[int, dict[Part, Allocation]] = {}
+        """By a prompt's generation: where its pieces lie."""
+
+    def enqueue(self, effect: Enqueue) -> None:
+        request = self.requests.by_handle[effect.request_id]
+        self.staging.generation += 1
+        place = request.place = Allocation(self.staging.generation, ())
+        self.parts[place.generation] = {}
+        self.grant(request, place, 0)
+
+    def has(self, generation: int, piece: Piece) -> bool:
+        """Whether this piece has room, or needs none any more."""
+        parts = self.parts.get(generation)
+        return parts is None or (piece.layer, piece.start) in parts
+
+    def put(self, generation: int, piece: Piece, part: Allocation) -> None:
+        """It has room from now on."""
+        self.parts[generation][piece.layer, piece.start] = part
+
+    def layers_of(self, place: Allocation) -> int:
+        """How many of a prompt's layers have anything there."""
+        return len({layer for layer, _ in self.parts[place.generation]})
+
+    def vacate(self, place: Allocation) -> None:
+        parts = self.parts.pop(place.generation)
+        self.requests.want(GiveBackRoom(place))
+        for part in parts.values():
+            self.staging.release(part)
+
+    def resolved(self, request: DecodeRequest) -> None:
+        request.place = None
+
+    def fingerprint(self) -> Hashable:
+        return super().fingerprint(), tuple([(key, tuple(parts.items())) for key, parts in self.parts.items()])
+
+    def assert_empty(self, whose: str) -> None:
+        super().assert_empty(whose)
+        assert not self.parts, f"{whose} still keeps {self.parts}"
+
+
+class ListeningLanding(PieceLanding):
+    """What finds no room does not wait. Whether it is refused, or ends the listener that has it, is the sender's and the
+    listener's matter."""
+
+    def takes(self, generation: int, piece: Piece) -> bool:
+        """Whether there is room for this piece, which it then has."""
+        if self.has(generation, piece):
+            return True
+        name = name_of(generation, piece)
+        try:
+            self.staging.want(name, piece.stop - piece.start)
+        except TooLargeError:
+            return False
+        served = self.staging.serve()
+        if served is None:
+            self.staging.forget(name)
+            return False
+        self.put(generation, piece, served[1])
+        return True
+
+
+class QueueingLanding(PieceLanding):
+    """What finds no room waits in turn. Args: layers are those of a rank."""
+
+    def __init__(self, staging: Staging, layers: int) -> None:
+        super().__init__(staging)
+        self.layers = layers
+        self.waiting: dict[str, PieceArrived] = {}
+        """Pieces that wait for room, by their names in the memory."""
+
+    def begin(self, requests: DecodeRequests) -> None:
+        super().begin(requests)
+        requests.core.rules[PieceArrived] = self.arrived
+
+    def enqueue(self, effect: Enqueue) -> None:
+        request = self.requests.by_handle[effect.request_id]
+        if self.staging.fits_ever(self.layers * request.prompt_tokens):
+            super().enqueue(effect)
+        else:
+            Landing.rejected(self, request)
+
+    def arrived(self, event: PieceArrived) -> None:
+        name, piece = name_of(event.generation, event.piece), event.piece
+        if self.has(event.generation, piece):
+            self.requests.want(AcceptPiece(name))
+        elif name not in self.waiting:
+            self.waiting[name] = event
+            self.staging.want(name, piece.stop - piece.start)
+            self.ask()
+
+    def serve(self, event: RoomDue) -> None:
+        self.asked = False
+        requests = self.requests
+        while (served := self.staging.serve()) is not None:
+            name, part = served
+            waiting = self.waiting.pop(name)
+            self.put(waiting.generation, waiting.piece, part)
+            requests.want(TakePiece(waiting.rank, waiting.piece))
+            requests.want(AcceptPiece(name))
+
+    def vacate(self, place: Allocation) -> None:
+        super().vacate(place)
+        for name in [name for name, waits in self.waiting.items() if waits.generation == place.generation]:
+            del self.waiting[name]
+            self.staging.forget(name)
+            self.requests.want(AcceptPiece(name))
+        self.ask()
+
+    def assert_empty(self, whose: str) -> None:
+        super().assert_empty(whose)
+        assert not self.waiting, f"{whose} still waits for {list(self.waiting)}"
+
+
+def name_of(generation: int, piece: Piece) -> str:
+    """As what a piece asks for room."""
+    return f"{generation}.{piece.layer}.{piece.start}"
