@@ -39,6 +39,7 @@ COMPILED = [
     "pdflow/results/records.py",
     "pdflow/results/steps.py",
     "pdflow/routing/*.py",
+    "pdflow/serving/*.py",
     "sim/*_node.py",
     "sim/clock.py",
     "sim/fabric.py",
@@ -56,6 +57,9 @@ INTERPRETED = {
     "pdflow/engine/log.py",
     "pdflow/engine/sequence.py",
     "pdflow/engine/walk.py",
+    "pdflow/serving/decode_requests.py",
+    "pdflow/serving/effects.py",
+    "pdflow/serving/events.py",
     # A compiled class cannot extend that one.
     "pdflow/engine/named.py",
 }

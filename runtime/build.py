@@ -116,6 +116,7 @@ class Builder(EngineWiring):
             rank.orders.conduct = self.way()
         node.engine = LiveEngine(model.runner(node), limits, blocks_pool, node.came, model.eos)
         node.engine.stepped = node.diary.stepped
+        node.engine.settle = node.settle
         node.engine.reports_chunks = pool.role == "prefill" and self.conduct.early
         return node
 

@@ -1,4 +1,7 @@
-"""A decode engine, live: from a decode leg to its last token, and until nobody can write to its blocks any more."""
+"""A decode engine, live: from a decode leg to its last token, and until nobody can write to its blocks any more.
+
+What it does with a request is decided in `pdflow/serving/decode.py`. Here are its tokens, its records and its engine.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,32 @@ from typing import Final, TypeAlias
 import attrs
 import trio
 
-from pdflow.engine.sequence import Admitted, Dropped, Finished, NeverFitsError
+from pdflow.engine.sequence import Admitted, Finished
 from pdflow.engine.sequence import Sequence as Seq
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
-from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quarantine, ReadWord, Resolve
-from pdflow.protocol.events import DecodeAborted, DecodeAdmitted, DecodeQueued
+from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
+from pdflow.serving.batch import dropped
+from pdflow.serving.core import Endpoint, Port
+from pdflow.serving.decode import DecodeCore
+from pdflow.serving.effects import Admit, Drop, EndDecode, Landed
+from pdflow.serving.events import (
+    AloneRequested,
+    DecodeRequested,
+    EngineAdmitted,
+    EngineFinished,
+    FirstTokenKnown,
+    RequestAborted,
+)
+from pdflow.serving.landing import Landing
 from runtime.clock import now_ns
 from runtime.content import digest_of
 from runtime.diary import TOKEN
 from runtime.engine_node import EngineNode, Known
 from runtime.engines.job import Job, Sampling, Token
 from runtime.engines.loop import Told
-from runtime.node import Endpoint, Port
 from runtime.ranked_node import MakeTransport, Place
 
 UNKNOWN: Final = 0
@@ -43,22 +57,16 @@ class DecodeLeg:
         self.begun_ns: Final = now_ns()
         self.step_ns = self.begun_ns
         """When its last stage ended."""
-        self.granted = False
-        """The protocol has been told of its blocks."""
-        self.loaded = False
-        """Its KV is here: the protocol is done with it."""
-        self.waits = False
-        """P's token is the answer's first, and is not known here yet."""
-        self.in_blocks = False
-        """Its KV is where the engine computes."""
         self.alone: Final = alone
         """Its prompt is computed here; the protocol knows nothing of it."""
+        self.why = ""
+        """What the engine said, if it rejected it."""
         self.tell, self.said = trio.open_memory_channel[Said](math.inf)
         """Bounded by the tokens that it may generate."""
 
 
 class DecodeNode(EngineNode):
-    """One life of a decode engine."""
+    """One life of a decode engine. Args: `landing`: where KV lands."""
 
     def __init__(
         self,
@@ -66,22 +74,33 @@ class DecodeNode(EngineNode):
         scheduler: ConsumerScheduler,
         ranks: Sequence[Endpoint],
         transport: MakeTransport,
+        landing: Landing | None = None,
     ) -> None:
-        super().__init__(place, scheduler, ranks, transport)
+        self.decoding: Final = DecodeCore(place.weights, landing or Landing())
+        super().__init__(place, scheduler, ranks, transport, self.decoding)
         self._cells = scheduler.cells
         self.legs: dict[RequestId, DecodeLeg] = {}
-        self.by_seq: dict[int, DecodeLeg] = {}
         self.do.update(
             {
                 Enqueue: self.enqueue,
                 PostRead: self.post_read,
                 ReadWord: self.read_word,
-                Commit: self.commit,
-                Resolve: self.resolve,
                 Quarantine: self.quarantine,
                 FreeBlocks: self.free,
             }
         )
+        self.perform.update(
+            {
+                Enqueue: self.enqueue,
+                Drop: self.drop,
+                Admit: self.admit,
+                Landed: self.landed,
+                Commit: self.commit,
+                EndDecode: self.end,
+                FreeBlocks: self.free,
+            }
+        )
+        self.decoding.begin(self.scheduler)
 
     def begin(
         self,
@@ -95,35 +114,31 @@ class DecodeNode(EngineNode):
         """A decode leg has come, whose KV a prefill engine has or will have. `first`: the answer's first token, which
         P has told; one that follows is told by `tell_first`."""
         leg = self._leg(request_id, tokens, sampling, False, UNKNOWN if first_follows else first)
-        leg.waits = first_follows
         blocks = -(-len(tokens) // self.place.info.shards.block_size)
-        self.put(self.scheduler, DecodeQueued(request_id, params, blocks, 0))
+        digest = digest_of(tokens, self.place.weights)
+        asked = DecodeRequested(request_id, params, blocks, len(tokens), digest, first_follows)
+        self.put(self.role, asked)
         return leg
 
     def tell_first(self, leg: DecodeLeg, token: int) -> None:
         """P has computed the answer's first token, and its client has it."""
         leg.job.tokens = [*leg.prompt, token]
-        leg.waits = False
-        if leg.in_blocks and self.legs.get(leg.request_id) is leg:
-            self.engine.loaded(leg.job.seq)
+        if self.legs.get(leg.request_id) is leg:
+            self.put(self.role, FirstTokenKnown(leg.request_id))
 
     def begin_alone(
         self, request_id: RequestId, tokens: list[int], sampling: Sampling, first: int | None = None
     ) -> DecodeLeg:
         """The only leg of a request: its prompt is computed here, and so is the KV of a first token that a P has told
-        of its answer. NeverFitsError if it can never be."""
+        of its answer."""
         leg = self._leg(request_id, tokens, sampling, True, first)
-        try:
-            self.engine.submit(leg.job)
-        except NeverFitsError:
-            self._forget(leg)
-            raise
+        self.put(self.role, AloneRequested(request_id))
         return leg
 
     def _leg(
         self, request_id: RequestId, tokens: list[int], sampling: Sampling, alone: bool, first: int | None
     ) -> DecodeLeg:
-        if request_id in self.legs or request_id in self._cells:
+        if request_id in self.legs or request_id in self._cells or self.decoding.knows(request_id):
             raise KeyError(f"request {request_id} is here already; every attempt needs an id of its own")
         given = first is not None
         if given:
@@ -136,60 +151,60 @@ class DecodeNode(EngineNode):
             remote_kv=not alone,
             remote_tokens=0 if alone else len(tokens),
             prefix=self.engine.names(tokens),
+            handle=request_id,
         )
-        leg = DecodeLeg(request_id, tokens, Job(seq, known, sampling, int(given)), alone)
-        self.legs[request_id] = self.by_seq[id(seq)] = leg
+        leg = self.legs[request_id] = DecodeLeg(request_id, tokens, Job(seq, known, sampling, int(given)), alone)
         return leg
 
     def abort(self, leg: DecodeLeg) -> None:
-        """Whoever asked has gone: before it is loaded that is the protocol's business, after it the engine's."""
+        """Whoever asked has gone."""
         self.settle()
-        if self.legs.get(leg.request_id) is not leg:
-            return
-        if not leg.alone and not leg.loaded:
-            self.put(self.scheduler, DecodeAborted(leg.request_id, Code.CANCELLED))
-            return
-        if self.engine.drop(leg.job.seq) is Dropped.BLOCKS_ARE_YOURS:
-            # Its KV was all here, and P's token was not.
-            assert leg.job.seq.allocation is not None
-            self.engine.release(leg.job.seq.allocation)
-        self._end(leg, Code.CANCELLED)
+        if self.legs.get(leg.request_id) is leg:
+            self.feed(self.role, RequestAborted(leg.request_id))
 
-    def _end(self, leg: DecodeLeg, code: Code) -> None:
-        self._forget(leg)
-        self.diary.generated(leg.request_id, leg.job.given + leg.job.seq.generated)
-        leg.tell.send_nowait(code)
-
-    def _forget(self, leg: DecodeLeg) -> None:
-        del self.legs[leg.request_id], self.by_seq[id(leg.job.seq)]
+    # The engine.
 
     def came(self, outcome: Told) -> None:
         """The engine has something to tell."""
         match outcome:
             case Token(seq=seq):
-                leg = self.by_seq.get(id(seq))
-                if leg is not None:
-                    if seq.generated == 0:
-                        self.first(leg)
-                    leg.tell.send_nowait(outcome)
+                leg = self.legs[seq.handle]
+                if seq.generated == 0:
+                    self.first(leg)
+                leg.tell.send_nowait(outcome)
             case Admitted(seq=seq):
-                self.settle()
-                leg = self.by_seq.get(id(seq))
-                if leg is None:
-                    return  # it has ended meanwhile, and given back what it had just got
-                self.passed(leg, "d_admit")
                 assert seq.allocation is not None
-                leg.granted = True
-                tokens, here = leg.prompt, seq.cached_tokens
-                digest = digest_of(tokens, self.place.weights)
-                self.feed(
-                    self.scheduler,
-                    DecodeAdmitted(
-                        leg.request_id, seq.allocation, here, len(tokens) - here, digest, self.place.weights
-                    ),
-                )
+                self.feed(self.role, EngineAdmitted(seq.handle, seq.allocation, seq.cached_tokens))
             case Finished(seq=seq):
-                self._end(self.by_seq[id(seq)], Code.NONE)
+                self.feed(self.role, EngineFinished(seq.handle))
+
+    def enqueue(self, port: Port, effect: Enqueue) -> None:
+        leg = self.legs[effect.request_id]
+        rejected = self.engine.enqueue(leg.job)
+        if rejected is not None:
+            leg.why = rejected.reason
+            self.put(port, rejected)
+
+    def drop(self, port: Port, effect: Drop) -> None:
+        seq = self.legs[effect.handle].job.seq
+        self.put(port, dropped(seq, self.engine.drop(seq)))
+
+    def commit(self, port: Port, effect: Commit) -> None:
+        self.engine.loaded(self.legs[effect.request_id].job.seq)
+
+    def quarantine(self, port: Port, effect: Quarantine) -> None:
+        self.pool.quarantine(effect.allocation)
+
+    def free(self, port: Port, effect: FreeBlocks) -> None:
+        self.engine.release(effect.allocation)
+
+    # The record, and whoever asked.
+
+    def admit(self, port: Port, effect: Admit) -> None:
+        self.passed(self.legs[effect.handle], "d_admit")
+
+    def landed(self, port: Port, effect: Landed) -> None:
+        self.passed(self.legs[effect.handle], "transfer")
 
     def first(self, leg: DecodeLeg) -> None:
         """Its first token is here. Alone, its prompt has just been computed."""
@@ -200,6 +215,11 @@ class DecodeNode(EngineNode):
             self.passed(leg, "first_decode")
         self.diary.passed(leg.request_id, TOKEN)
 
+    def end(self, port: Port, effect: EndDecode) -> None:
+        leg = self.legs.pop(effect.handle)
+        self.diary.generated(leg.request_id, leg.job.given + leg.job.seq.generated)
+        leg.tell.send_nowait(effect.code)
+
     def passed(self, leg: DecodeLeg, stage: str) -> None:
         """It has come through this stage, too."""
         self.stage(stage, leg.step_ns)
@@ -208,46 +228,10 @@ class DecodeNode(EngineNode):
     def known(self) -> list[Known]:
         return [Known(leg.request_id, leg.request_id, leg.job.seq, leg.begun_ns) for leg in self.legs.values()]
 
-    # The protocol's effects.
-
-    def enqueue(self, port: Port, effect: Enqueue) -> None:
-        try:
-            self.engine.submit(self.legs[effect.request_id].job)
-        except NeverFitsError:
-            self.put(self.scheduler, DecodeAborted(effect.request_id, Code.REJECTED))
+    # Transfers.
 
     def post_read(self, port: Port, effect: PostRead) -> None:
         self.ranks[port.address].read(effect)
 
     def read_word(self, port: Port, effect: ReadWord) -> None:
         self.ranks[port.address].read_word(effect)
-
-    def commit(self, port: Port, effect: Commit) -> None:
-        leg = self.legs[effect.request_id]
-        self.passed(leg, "transfer")
-        leg.loaded = True
-        self.landed(leg)
-
-    def landed(self, leg: DecodeLeg) -> None:
-        """Its KV is in its blocks."""
-        leg.in_blocks = True
-        if not leg.waits:
-            self.engine.loaded(leg.job.seq)
-
-    def resolve(self, port: Port, effect: Resolve) -> None:
-        """The request is over; what remains of its blocks is the protocol's to give back."""
-        leg = self.legs[effect.request_id]
-        dropped = self.engine.drop(leg.job.seq)
-        assert dropped in (Dropped.NOT_HERE, Dropped.AT_ONCE, Dropped.BLOCKS_ARE_YOURS)
-        if dropped is Dropped.BLOCKS_ARE_YOURS and not leg.granted:
-            # The engine gave it blocks in this very turn: the protocol never heard of them.
-            allocation = leg.job.seq.allocation
-            assert allocation is not None
-            self.engine.release(allocation)
-        self._end(leg, effect.code)
-
-    def quarantine(self, port: Port, effect: Quarantine) -> None:
-        self.pool.quarantine(effect.allocation)
-
-    def free(self, port: Port, effect: FreeBlocks) -> None:
-        self.engine.release(effect.allocation)

@@ -349,7 +349,7 @@ class EngineApi(PartApi):
         before = True
         async for said in leg.said:
             if not isinstance(said, Token):
-                raise ended(said)
+                raise ended(said, leg.why)
             if before and pair.first is not None:
                 first = pair.first
                 logprobs = None if first.logprob is None else Logprobs(first.logprob, first.top)
@@ -378,6 +378,8 @@ def shown(piece: Piece, asked: Asked) -> Piece:
     )
 
 
-def ended(code: Code) -> OpenAIError:
-    """A leg that had no answer, with the protocol's word for why."""
+def ended(code: Code, why: str = "") -> OpenAIError:
+    """A leg that had no answer, with the protocol's word for why, or the engine's own."""
+    if why:
+        return OpenAIError(STATUS[Code.REJECTED], why, code="context_length_exceeded")
     return OpenAIError(STATUS.get(code, 502), f"no answer: {code.name.lower()}", code=code.name)

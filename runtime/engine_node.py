@@ -15,9 +15,9 @@ from pdflow.engine.sequence import Sequence as Seq
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.protocol.values import Allocation, Instant, RequestId
+from pdflow.serving.core import Core, Endpoint
 from runtime.engines.loop import LiveEngine, Told
 from runtime.meter import EngineCollector, Meter
-from runtime.node import Endpoint
 from runtime.ranked_node import MakeTransport, Place, RankedNode
 from runtime.ranks import Rank
 
@@ -41,8 +41,9 @@ class EngineNode(RankedNode):
         scheduler: Endpoint,
         rank_endpoints: Sequence[Endpoint],
         transport: MakeTransport,
+        core: Core | None = None,
     ) -> None:
-        super().__init__(place.info.engine, place, transport)
+        super().__init__(place.info.engine, place, transport, core)
         self.engine: LiveEngine
         self.scheduler: Final = self.add_end(place.info, scheduler, rank_endpoints)
 

@@ -27,8 +27,9 @@ from pdflow.protocol.values import Address, EngineId
 from pdflow.protocol.wire.limits import MAX_HANDSHAKE_BYTES
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow.protocol.wire.strict import LENGTH_BYTES, Frame, FrameDecoder, Hello, encode_frame
+from pdflow.serving.core import Port
 from runtime.clock import within
-from runtime.node import Node, Port
+from runtime.node import Node
 from runtime.proving import MAGIC, Proof, prove_as_acceptor, prove_as_opener
 from runtime.ranks import Rank
 from runtime.secret import MAC_BYTES, Secret

@@ -1,9 +1,8 @@
-"""A node: one engine's endpoints, owned by one task.
+"""A node: one engine's core, owned by one task.
 
-Whatever happens to them is put into one queue, and handled in its order; what an effect asks for is done at once and
-never waits. What one endpoint tells another of the same engine goes through the queue too, so that no endpoint is
-entered while an effect of its last turn is still to be done. Deadlines are judged when all that had come before has
-been handled (C11).
+Whatever happens to it is put into one queue, and handled in its order; what an effect asks for is done at once and
+never waits. What executing an effect leads to goes through the queue too, so that the core is not entered while an
+effect of its last turn is still to be done. Deadlines are judged when all that had come before has been handled (C11).
 
 The queue has two doors and a window. `put` is for what must not be refused: the engine's outcomes, the ends of
 operations, orders between endpoints; how many of those there can be is bounded by what was begun here. `offer` is for
@@ -18,13 +17,14 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import trio
 
-from pdflow.protocol.effects import Note, Tell
+from pdflow.protocol.effects import Note
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import Address, Instant
+from pdflow.serving.core import Core, Endpoint, Port
 from runtime.clock import deadline_of, now_ns
 from runtime.diary import Diary
 
@@ -35,49 +35,47 @@ MOST_FRAMES: Final = 256
 """Of peers, that wait to be handled; one turn takes them all."""
 
 
-class Endpoint(Protocol):
-    """The doors of an endpoint that a driver uses."""
-
-    timed: bool
-
-    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]: ...
-    def wake_at(self) -> Instant | None: ...
-
-
-class Port:
-    """One endpoint at its node, with its address and its process's incarnation."""
-
-    __slots__ = ("address", "endpoint", "incarnation")
-
-    def __init__(self, address: Address, endpoint: Endpoint, incarnation: int) -> None:
-        self.address: Final = address
-        self.endpoint: Final = endpoint
-        self.incarnation: Final = incarnation
-
-
 Observer = Callable[[Address, Any, tuple[Any, ...], Instant], None]
 
 
 class Node:
-    """Owns its endpoints for as long as `run` runs. Subclasses say what effects do, in `do`."""
+    """Owns its core for as long as `run` runs. Subclasses say what effects do, in `do`. Args: `core`: the rules of its
+    role, if it has any."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, core: Core | None = None) -> None:
         self.name: Final = name
-        self.ports: dict[Address, Port] = {}
-        self.do: dict[type, Callable[[Port, Any], None]] = {Note: self.note}
+        self.core: Final = core or Core()
+        self.ports: Final = self.core.ports
+        self.role: Final = self.core.role
+        self.do: Final[dict[type, Callable[[Port, Any], None]]] = {Note: self.note}
+        self.perform: Final = self.core.perform
+        self.core.do = self.do
         self.diary: Final = Diary(name)
-        self.observe: Observer | None = self.diary.turn
+        self.observe = self.diary.turn
         self.notes: Counter[str] = Counter()
-        self._queue: deque[tuple[Port, Any]] = deque()
+        self._queue: Final[deque[tuple[Any, Any]]] = self.core.queue
         self._bell = trio.Event()
         self._frames = trio.Semaphore(MOST_FRAMES)
         self._offered = 0
-        self._draining = False
         self._grants_due = False
 
     def add(self, address: Address, endpoint: Endpoint, incarnation: int) -> Port:
-        port = self.ports[address] = Port(address, endpoint, incarnation)
+        port = Port(address, endpoint, incarnation)
+        self.core.add(port)
         return port
+
+    @property
+    def observe(self) -> Observer | None:
+        """Shown every event into an endpoint with its effects."""
+        return self._observe
+
+    @observe.setter
+    def observe(self, observe: Observer | None) -> None:
+        self._observe = observe
+        if observe is None:
+            self.core.observe = None
+        else:
+            self.core.observe = lambda port, event, effects, now: observe(port.address, event, effects, now)
 
     def put(self, port: Port, event: Any) -> None:
         """Something has happened here. From the task's own effects, too."""
@@ -119,10 +117,7 @@ class Node:
 
     def wake_at(self) -> Instant | None:
         """The next deadline of all endpoints."""
-        ats = [
-            at for port in self.ports.values() if port.endpoint.timed and (at := port.endpoint.wake_at()) is not None
-        ]
-        return min(ats, default=None)
+        return min([at for port in self.ports.values() if (at := _wake_at(port)) is not None], default=None)
 
     def turn(self, now: Instant) -> None:
         """All that has come, and then the deadlines that are due, each with all that follows."""
@@ -131,33 +126,28 @@ class Node:
             self._frames.release()
         self._offered = 0
         for port in tuple(self.ports.values()):
-            if port.endpoint.timed and (at := port.endpoint.wake_at()) is not None and at <= now:
+            if (at := _wake_at(port)) is not None and at <= now:
                 self._queue.append((port, TIME_REACHED))
                 self._drain(now)
 
     def _drain(self, now: Instant) -> None:
-        assert not self._draining, "an effect may not feed: it puts"
-        self._draining = True
-        queue, do, ports, observe = self._queue, self.do, self.ports, self.observe
+        queue, core = self._queue, self.core
+        assert not core.busy, "an effect may not feed: it puts"
         while queue or self._grants_due:
             if not queue:
                 self._grants_due = False
                 queue.extend(self.grants(now))
                 continue
             port, event = queue.popleft()
-            effects = port.endpoint.handle(event, now)
-            if observe is not None:
-                observe(port.address, event, effects, now)
-            for effect in effects:
-                kind = type(effect)
-                if kind is Tell:
-                    queue.append((ports[effect.to], effect.event))
-                else:
-                    do[kind](port, effect)
-        self._draining = False
+            core.feed(port, event, now)
 
     def note(self, port: Port, effect: Note) -> None:
         """Counted always, told once of its kind: a peer may cause as many as it likes."""
         self.notes[effect.name] += 1
         if self.notes[effect.name] == 1:
             log.info("%s: %s", port.address, effect.name)
+
+
+def _wake_at(port: Port) -> Instant | None:
+    endpoint = port.endpoint
+    return endpoint.wake_at() if endpoint is not None and endpoint.timed else None

@@ -15,6 +15,7 @@ from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Allocation, Instant, RequestId, Xid
+from pdflow.serving.core import Endpoint, Port
 from runtime.clock import now_ns
 from runtime.content import digest_of
 from runtime.diary import RELEASED, TOKEN
@@ -22,7 +23,6 @@ from runtime.engine_node import EngineNode, Known
 from runtime.engines.job import GREEDY, Job, Sampling, Token
 from runtime.engines.loop import LayerComputed, Told
 from runtime.kv_params import Coordinates
-from runtime.node import Endpoint, Port
 from runtime.ranked_node import MakeTransport, Place
 
 

@@ -13,9 +13,9 @@ from pdflow.protocol.events import PrefillAborted, PrefillBegun
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Xid
+from pdflow.serving.core import Endpoint, Port
 from runtime.diary import RELEASED
 from runtime.engines.loop import Told
-from runtime.node import Endpoint, Port
 from runtime.prefill_node import PrefillLeg, PrefillNode
 from runtime.ranked_node import MakeTransport, Place
 

@@ -17,10 +17,11 @@ from pdflow.layout.shapes import KvShape
 from pdflow.protocol.effects import Fence, Flush, Handshake, Send
 from pdflow.protocol.ids import EngineInfo, rank_address
 from pdflow.protocol.values import Address, EngineId, Instant
+from pdflow.serving.core import Core, Endpoint, Port
 from runtime.clock import now_ns
 from runtime.links import Links
 from runtime.meter import Meter, TransferMeter
-from runtime.node import Endpoint, Node, Port
+from runtime.node import Node
 from runtime.ranks import Beside, LayoutBook, Rank
 from runtime.transports.base import Tell, Transport
 
@@ -48,8 +49,8 @@ class Place:
 class RankedNode(Node):
     """Subclasses add the ends of their names, and say what else runs, in `begin_all`."""
 
-    def __init__(self, name: str, place: Place, transport: MakeTransport) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, place: Place, transport: MakeTransport, core: Core | None = None) -> None:
+        super().__init__(name, core)
         self.place: Final = place
         self.transport: Final = transport
         self.meter: Meter | None = None

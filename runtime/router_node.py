@@ -33,6 +33,7 @@ from pdflow.routing.router import (
     Reply,
     TokenCame,
 )
+from pdflow.serving.core import Port
 from pdflow.wiring.stores import node_of
 from runtime.call import Call, Leg
 from runtime.clock import now_ns
@@ -45,7 +46,7 @@ from runtime.http.relay import break_off
 from runtime.kv_params import Coordinates, decode_json, prefill_json
 from runtime.members import Members
 from runtime.meter import RouterMeter
-from runtime.node import Node, Port
+from runtime.node import Node
 from runtime.routing import arrival
 from runtime.signed import UNSIGNED, Signer
 

@@ -19,9 +19,9 @@ from pdflow.protocol.events import PrefillAborted, PrefillBegun, PrefillFinished
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Allocation, Xid
+from pdflow.serving.core import Endpoint, Port
 from runtime.diary import RELEASED
 from runtime.engines.job import Sampling
-from runtime.node import Endpoint, Port
 from runtime.prefill_node import PrefillLeg, PrefillNode
 from runtime.ranked_node import MakeTransport, Place
 

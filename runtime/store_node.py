@@ -29,9 +29,9 @@ from pdflow.protocol.events import DecodeAborted
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Instant, RequestId, Xid
+from pdflow.serving.core import Port
 from pdflow.wiring.stores import Consumer, Producer
 from runtime.clock import now_ns
-from runtime.node import Port
 from runtime.ranked_node import MakeTransport, Place, RankedNode
 from runtime.store_backing import Backing
 

@@ -35,12 +35,12 @@ from pdflow.protocol.events import (
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId, Xid
+from pdflow.serving.core import Port
 from pdflow.wiring.stores import Consumer, Producer, load_xid, node_name
 from runtime.content import digest_of
 from runtime.engines.job import Job, Sampling
 from runtime.engines.loop import Told
 from runtime.kv_params import Coordinates
-from runtime.node import Port
 from runtime.prefill_node import PrefillLeg, PrefillNode
 from runtime.ranked_node import MakeTransport, Place
 from runtime.store_calls import Found, StoreClient

@@ -12,16 +12,16 @@ from pdflow.engine.sequence import Finished, Sequence
 from pdflow.protocol.effects import Enqueue
 from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Instant, RequestId
+from pdflow.protocol.values import RequestId
 from pdflow.results.records import NOTIFY, P_QUEUE, PREFILL, ROUTE
 from pdflow.routing.router import DispatchPrefill, PrefillAnswered
 from pdflow.serving.batch import drop, enqueue
+from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import Drop, EndDecode
 from pdflow.serving.events import AloneRequested, EngineFinished, RequestAborted
 from pdflow.serving.landing import Landing
 from sim.engine_node import EngineNode
-from sim.node import Port
 from sim.prefill_node import WEIGHTS
 
 if TYPE_CHECKING:
@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 
 
 class AggregatedLeg:
-    __slots__ = ("finished_ns", "request", "request_id", "seq", "xid")
+    __slots__ = ("request", "request_id", "seq", "xid")
 
     def __init__(self, dispatch: DispatchPrefill, seq: Sequence) -> None:
         self.request = dispatch.request
         self.request_id = dispatch.request_id
         self.xid = dispatch.xid
         self.seq = seq
-        self.finished_ns: Instant = 0
 
 
 class AggregatedNode(EngineNode):
@@ -46,10 +45,8 @@ class AggregatedNode(EngineNode):
         core = DecodeCore(WEIGHTS, Landing())
         super().__init__(world, index, info.engine, engine, block_bytes, core)
         self.info = info
-        self.port = Port(self, info.engine, None, 0)
-        core.begin(self.port)
         self.by_request: dict[RequestId, AggregatedLeg] = {}
-        self.do.update({Enqueue: self.enqueue, Drop: self.drop, EndDecode: self.end})
+        self.perform.update({Enqueue: self.enqueue, Drop: self.drop, EndDecode: self.end})
 
     def accept(self, dispatch: DispatchPrefill) -> None:
         """A request has come over HTTP."""
@@ -61,18 +58,16 @@ class AggregatedNode(EngineNode):
             request, records.input_tokens[request], records.output_tokens[request], prefix=prefix, handle=handle
         )
         self.by_request[handle] = AggregatedLeg(dispatch, seq)
-        self.feed(self.port, AloneRequested(handle))
+        self.feed(self.role, AloneRequested(handle))
 
     def abort(self, request_id: RequestId) -> None:
         """The router takes the request back."""
-        self.feed(self.port, RequestAborted(request_id))
+        self.feed(self.role, RequestAborted(request_id))
 
     def came(self, outcome: object) -> None:
         """The engine has generated a request's last token."""
         assert type(outcome) is Finished
-        handle = outcome.seq.handle
-        self.by_request[handle].finished_ns = outcome.at_ns
-        self.feed(self.port, EngineFinished(handle))
+        self.feed(self.role, EngineFinished(outcome.seq.handle))
 
     def enqueue(self, port: Port, effect: Enqueue) -> None:
         rejected = enqueue(self.engine, self.by_request[effect.request_id].seq, self.env.now)
@@ -99,7 +94,7 @@ class AggregatedNode(EngineNode):
         # Its prefill yields the first token: between the two nothing is handed over, admitted or moved.
         for stage in range(PREFILL, NOTIFY + 1):
             ends[stage][leg.request] = seq.first_token_ns
-        self.decoded(leg.request_id, seq, leg.finished_ns)
+        self.decoded(leg.request_id, seq, seq.finished_ns)
         world.router.later(PrefillAnswered(leg.request_id, KvParams(self.info, leg.xid, leg.request_id, 0)))
 
     def assert_empty(self) -> None:

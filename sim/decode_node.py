@@ -12,10 +12,11 @@ from pdflow.engine.sequence import Admitted, Finished, Sequence
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Instant, RequestId
+from pdflow.protocol.values import RequestId
 from pdflow.results.records import D_ADMIT, HANDOFF, NOTIFY, P_QUEUE, PREFILL, ROUTE
 from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchDecode, ReportPrefill
 from pdflow.serving.batch import drop, enqueue
+from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import Admit, Drop, EndDecode, HoldEngine, Landed, ResumeEngine
 from pdflow.serving.events import (
@@ -27,25 +28,10 @@ from pdflow.serving.events import (
     RequestAborted,
 )
 from sim.engine_node import EngineNode
-from sim.node import Port
+from sim.node import Port as SimPort
 
 if TYPE_CHECKING:
     from sim.world import World
-
-
-class DecodeLeg:
-    __slots__ = ("admitted_ns", "alone", "finished_ns", "request", "request_id", "seq", "strands")
-
-    def __init__(self, request: int, request_id: RequestId, seq: Sequence, alone: bool = False) -> None:
-        self.request = request
-        self.request_id = request_id
-        self.seq = seq
-        self.alone = alone
-        """Its prompt is computed here; the protocol knows nothing of it."""
-        self.strands = False
-        """Its blocks wait for its KV."""
-        self.admitted_ns: Instant = 0
-        self.finished_ns: Instant = 0
 
 
 class DecodeNode(EngineNode):
@@ -53,22 +39,28 @@ class DecodeNode(EngineNode):
 
     def __init__(self, world: World, index: int, name: str, engine: Engine, block_bytes: int, core: DecodeCore) -> None:
         super().__init__(world, index, name, engine, block_bytes, core)
-        self.scheduler: Port
-        self.legs: dict[RequestId, DecodeLeg] = {}
+        self.scheduler: SimPort
+        self.legs: dict[RequestId, Sequence] = {}
         self.do.update(
             {
                 Enqueue: self.enqueue,
-                Drop: self.drop,
                 PostRead: self.post_read,
                 ReadWord: self.read_word,
+                Quarantine: self.quarantine,
+                FreeBlocks: self.free,
+            }
+        )
+        self.perform.update(
+            {
+                Enqueue: self.enqueue,
+                Drop: self.drop,
                 Admit: self.admit,
                 Landed: self.landed,
                 Commit: self.commit,
                 EndDecode: self.end,
+                FreeBlocks: self.free,
                 HoldEngine: self.hold_engine,
                 ResumeEngine: self.resume_engine,
-                Quarantine: self.quarantine,
-                FreeBlocks: self.free,
             }
         )
 
@@ -82,10 +74,10 @@ class DecodeNode(EngineNode):
         # P's first token, if the client has it from there, is input to D's first step; its KV is nobody's yet.
         given = world.prefill_tokens
         output = records.output_tokens[request] - given
-        seq = Sequence(request, prompt + given, output, True, False, prompt, self.prefix_of(request), 0, handle)
-        self.legs[handle] = DecodeLeg(request, handle, seq)
+        prefix = self.prefix_of(request)
+        self.legs[handle] = Sequence(request, prompt + given, output, True, False, prompt, prefix, 0, handle)
         blocks = -(-prompt // self.engine.limits.block_size)
-        self.feed(self.scheduler, DecodeRequested(handle, dispatch.params, blocks, prompt, world.digest(request)))
+        self.feed(self.role, DecodeRequested(handle, dispatch.params, blocks, prompt, world.digest(request)))
 
     def accept_alone(self, dispatch: DispatchAlone) -> None:
         """The only leg of an attempt has come over HTTP."""
@@ -93,18 +85,17 @@ class DecodeNode(EngineNode):
         records.ends[ROUTE][request] = self.env.now
         records.prefill_engine[request] = self.name
         prefix = self.prefix_of(request)
-        seq = Sequence(
+        self.legs[handle] = Sequence(
             request, records.input_tokens[request], records.output_tokens[request], prefix=prefix, handle=handle
         )
-        self.legs[handle] = DecodeLeg(request, handle, seq, True)
-        self.feed(self.scheduler, AloneRequested(handle))
+        self.feed(self.role, AloneRequested(handle))
 
     def abort(self, request_id: RequestId) -> None:
         """The router takes the leg back."""
-        self.feed(self.scheduler, RequestAborted(request_id))
+        self.feed(self.role, RequestAborted(request_id))
 
     def report_prefill(self, effect: ReportPrefill) -> None:
-        self.feed(self.scheduler, PrefillReported(effect.request_id, effect.ok))
+        self.feed(self.role, PrefillReported(effect.request_id, effect.ok))
 
     # The engine.
 
@@ -113,28 +104,30 @@ class DecodeNode(EngineNode):
             seq = outcome.seq
             assert seq.allocation is not None
             self.measure_pool()
-            self.feed(self.scheduler, EngineAdmitted(seq.handle, seq.allocation, seq.cached_tokens))
+            self.feed(self.role, EngineAdmitted(seq.handle, seq.allocation, seq.cached_tokens))
         else:
             assert type(outcome) is Finished
-            handle = outcome.seq.handle
-            self.legs[handle].finished_ns = outcome.at_ns
-            self.feed(self.scheduler, EngineFinished(handle))
+            self.feed(self.role, EngineFinished(outcome.seq.handle))
 
     def enqueue(self, port: Port, effect: Enqueue) -> None:
-        rejected = enqueue(self.engine, self.legs[effect.request_id].seq, self.env.now)
+        rejected = enqueue(self.engine, self.legs[effect.request_id], self.env.now)
         if rejected is not None:
-            self.feed(port, rejected)
+            self.feed(self.role, rejected)
         else:
             self.rearm()
 
     def drop(self, port: Port, effect: Drop) -> None:
-        self.feed(port, drop(self.engine, self.legs[effect.handle].seq, self.env.now))
+        seq = self.legs[effect.handle]
+        dropped = drop(self.engine, seq, self.env.now)
+        if dropped.left is not None:
+            self.strand_own(seq)
+        self.feed(self.role, dropped)
         self.rearm()
 
     def commit(self, port: Port, effect: Commit) -> None:
-        leg = self.legs[effect.request_id]
-        self.strand_own(leg)
-        self.engine.loaded(leg.seq, self.env.now)
+        seq = self.legs[effect.request_id]
+        self.strand_own(seq)
+        self.engine.loaded(seq, self.env.now)
         self.rearm()
 
     def free(self, port: Port, effect: FreeBlocks) -> None:
@@ -153,32 +146,26 @@ class DecodeNode(EngineNode):
     # The record, and the router.
 
     def admit(self, port: Port, effect: Admit) -> None:
-        leg, now = self.legs[effect.handle], self.env.now
-        leg.admitted_ns = now
-        leg.strands = True
-        self.world.records.ends[D_ADMIT][leg.request] = now
+        self.world.records.ends[D_ADMIT][self.legs[effect.handle].index] = self.env.now
 
     def landed(self, port: Port, effect: Landed) -> None:
-        self.world.records.ends[NOTIFY][self.legs[effect.handle].request] = self.env.now
+        self.world.records.ends[NOTIFY][self.legs[effect.handle].index] = self.env.now
 
     def end(self, port: Port, effect: EndDecode) -> None:
         handle, world = effect.handle, self.world
-        leg = self.legs.pop(handle)
+        seq = self.legs.pop(handle)
         if effect.code is Code.NONE:
-            if leg.alone:
-                self.stamp_alone(leg.seq)
-            self.decoded(handle, leg.seq, leg.finished_ns)
+            if not seq.remote_kv:
+                self.stamp_alone(seq)
+            self.decoded(handle, seq, seq.finished_ns)
         elif world.shipping is not None:
             world.shipping.ended(handle)
-        self.strand_own(leg)
         world.router.later(DecodeEnded(handle, effect.code))
 
-    def strand_own(self, leg: DecodeLeg) -> None:
+    def strand_own(self, seq: Sequence) -> None:
         """Blocks that waited for its KV do no more. What it found here is counted with whoever had it sent."""
-        allocation = leg.seq.allocation
-        if leg.strands and allocation is not None:
-            leg.strands = False
-            self.strand(len(allocation.blocks), leg.admitted_ns)
+        assert seq.allocation is not None
+        self.strand(len(seq.allocation.blocks), seq.admitted_ns)
 
     def stamp_alone(self, seq: Sequence) -> None:
         """Its prefill yields the first token: between the two nothing is handed over, admitted or moved."""
@@ -191,10 +178,10 @@ class DecodeNode(EngineNode):
 
     # Transfers.
 
-    def post_read(self, port: Port, effect: PostRead) -> None:
+    def post_read(self, port: SimPort, effect: PostRead) -> None:
         self.world.fabric.read(port, effect, self.world.request_of(effect.op.reg.request_id))
 
-    def read_word(self, port: Port, effect: ReadWord) -> None:
+    def read_word(self, port: SimPort, effect: ReadWord) -> None:
         self.world.fabric.read_word(port, effect.op, effect.source, effect.index)
 
     def assert_empty(self) -> None:

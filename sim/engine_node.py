@@ -222,7 +222,7 @@ class EngineNode(Node):
 
     def pause(self, until: Instant) -> None:
         """Nothing is heard or done until then; only the running step goes on. Who is busy only queues."""
-        self.busy = True
+        self.core.busy = True
         self.timer = FAR
         self.paused_until = max(self.paused_until, until)
         self.stretch(self.paused_until)
@@ -237,9 +237,9 @@ class EngineNode(Node):
 
     def resume(self) -> None:
         """Whatever came is handled before any deadline is judged (C11)."""
-        self.busy = False
-        waiting = list(self.queue)
-        self.queue.clear()
+        self.core.busy = False
+        waiting = list(self.core.queue)
+        self.core.queue.clear()
         late = [item for item in waiting if item[1] is TIME_REACHED]
         for port, event in [item for item in waiting if item[1] is not TIME_REACHED] + late:
             self.feed(port, event)
@@ -249,7 +249,7 @@ class EngineNode(Node):
         """Every process of it is gone, with its memory. What still comes for it ends here."""
         self.busy_before_ps += self.engine.busy_ps(self.env.now)
         self.alive = False
-        self.busy = True
+        self.core.busy = True
         self.timer = FAR
         self.receive = self.ignore
 

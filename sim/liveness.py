@@ -94,9 +94,9 @@ def at_work(world: World, request: int) -> bool:
         prefill = world.prefills[attempt.p]
         return attempt.request_id in prefill.by_request and prefill.engine.running > 0
     decode = world.decodes[attempt.d]
-    leg = decode.legs.get(attempt.request_id)
+    seq = decode.legs.get(attempt.request_id)
     computes = decode.alive and decode.engine.running > 0
-    return leg is not None and computes and leg.seq.phase not in (Phase.LOADING, Phase.NEW)
+    return seq is not None and computes and seq.phase not in (Phase.LOADING, Phase.NEW)
 
 
 def in_line(world: World, request: int) -> bool:
@@ -129,20 +129,20 @@ def _missing_at_prefill(node: PrefillNode | AggregatedNode, attempt: Attempt) ->
 def _missing_at_decode(world: World, node: DecodeNode, attempt: Attempt) -> str:
     if not node.alive:
         return f"the router waits for {node.name}, which is down"
-    leg = node.legs.get(attempt.request_id)
-    if leg is None:
+    seq = node.legs.get(attempt.request_id)
+    if seq is None:
         return f"the router waits for {node.name}, which does not have it"
     scheduler: Any = node.scheduler.endpoint
     cell = scheduler.cells.get(attempt.request_id)
     if cell is None:
-        return f"its KV is there; it is {leg.seq.phase.name} in {node.name}, which {_doing(node)}"
+        return f"its KV is there; it is {seq.phase.name} in {node.name}, which {_doing(node)}"
     prefill = cell.params.prefill.engine
     if cell.phase is ConsumerPhase.HELD:
         return f"{node.name} keeps it out of its queue: {prefill} binds too many of its blocks, or is suspect"
     if cell.phase is ConsumerPhase.QUEUED:
         pool = node.engine.pool
         quarantined = f"{pool.quarantined:,} of {pool.num_blocks:,} KV blocks are in quarantine"
-        return f"it waits for {leg.seq.prompt_tokens} tokens' blocks in {node.name}'s queue; {quarantined}"
+        return f"it waits for {seq.prompt_tokens} tokens' blocks in {node.name}'s queue; {quarantined}"
     if not cell.pairs:
         return f"it is {cell.phase.name} at {node.name}"
     wanted = "data" if world.pulls else "DONE"
@@ -153,7 +153,7 @@ def _missing_at_decode(world: World, node: DecodeNode, attempt: Attempt) -> str:
     ]
     asked = "READ" if world.pulls else "registration"
     said = f"{prefill} last said {cell.best.name}" if cell.best else "no answer"
-    return f"{', '.join(waits)}; {asked} sent at {seconds(leg.admitted_ns)}, {said}"
+    return f"{', '.join(waits)}; {asked} sent at {seconds(seq.admitted_ns)}, {said}"
 
 
 def _doing(node: EngineNode) -> str:

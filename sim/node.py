@@ -1,5 +1,5 @@
-"""A node: the core of one engine, handed its events in order, its effects executed in order, a timer for each endpoint's
-deadlines.
+"""A node: the core of one engine, handed its events in order, its effects executed in order, with a timer for each of
+its endpoints.
 
 What executing an effect leads to goes through the node's queue, so that the core is never entered while an effect of
 its last turn is still to be executed.
@@ -7,13 +7,12 @@ its last turn is still to be executed.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from pdflow.protocol.effects import Fence, Handshake, Note, Send
 from pdflow.protocol.events import TimeReached
-from pdflow.protocol.values import Address, Instant
+from pdflow.protocol.values import NEVER, Address, Instant
 from pdflow.serving.core import Core, Endpoint
 from pdflow.serving.core import Port as CorePort
 from sim.clock import DEADLINE
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
     from sim.world import Observer, World
 
 TIME_REACHED = TimeReached()
-FAR: Instant = 1 << 62
+FAR: Instant = NEVER
 
 
 class Port(CorePort):
     """One endpoint at its node, and when its timer rings."""
 
-    __slots__ = ("armed", "lane_free", "node")
+    __slots__ = ("lane_free", "node")
 
-    def __init__(self, node: Node, address: Address, endpoint: Endpoint | None, incarnation: int) -> None:
+    def __init__(self, node: Node, address: Address, endpoint: Endpoint, incarnation: int) -> None:
         super().__init__(address, endpoint, incarnation)
         self.node = node
-        self.armed: Instant = FAR
+        self.armed = FAR
         self.lane_free: Instant = 0
         """When this rank has posted all that it was asked to post so far."""
 
@@ -45,19 +44,21 @@ class Node:
         self.world = world
         self.env = world.env
         self.core = core or Core()
+        self.role = self.core.role
         self.ports: dict[Address, Port] = cast(Any, self.core.ports)
-        self.queue: deque[tuple[Port, Any]] = deque()
-        self.busy = False
         self.receive: Callable[[Port, Any], None] = self.feed
         """What has come over the fabric, and deadlines, go in here: at once, unless a kind of node polls for them."""
         self.clock: Any = world.env
         """Where its endpoints see the time; not the world's, where a fault has it run wrong (`sim.skew`)."""
-        self.do: dict[type, Callable[[Port, Any], None]] = {
+        self.do: dict[type, Callable[[Any, Any], None]] = {
             Send: world.fabric.send,
             Handshake: self.handshake,
             Fence: self.fence,
             Note: self.note,
         }
+        self.core.do = self.do
+        self.perform: dict[type, Callable[[Any, Any], None]] = self.core.perform
+        self.core.arm = self.arm
 
     def add(self, address: Address, endpoint: Endpoint, incarnation: int) -> Port:
         port = Port(self, address, endpoint, incarnation)
@@ -71,7 +72,7 @@ class Node:
             self.core.observe = None
             return
 
-        def turned(port: CorePort, event: Any, effects: tuple[Any, ...], _: Instant) -> None:
+        def turned(port: Any, event: Any, effects: tuple[Any, ...], _: Instant) -> None:
             # By the world's clock, whatever this node's own says.
             observe(port.address, event, effects, self.env.now)
 
@@ -81,28 +82,9 @@ class Node:
         """The last one of its pool so far, if it has blocks."""
         return 0
 
-    def feed(self, port: Port, event: Any) -> None:
+    def feed(self, port: CorePort, event: Any) -> None:
         """Hand an event to the core, and do all that follows from it."""
-        queue = self.queue
-        if self.busy:
-            queue.append((port, event))
-            return
-        self.busy = True
-        core, do = self.core, self.do
-        touched: list[Any] = core.touched
-        now: Instant = self.clock.now
-        while True:
-            for by, effect in core.handle(port, event, now):
-                do[type(effect)](cast(Any, by), effect)
-            for end in touched:
-                heap = end.heap
-                if heap and heap[0][0] < end.armed:
-                    self.arm(end, heap[0][0], now)
-            touched.clear()
-            if not queue:
-                break
-            port, event = queue.popleft()
-        self.busy = False
+        self.core.feed(port, event, self.clock.now)
 
     def arm(self, port: Port, at: Instant, now: Instant) -> None:
         port.armed = at

@@ -67,6 +67,7 @@ def decoding(world: World, attempt: Attempt) -> Sequence | None:
     """Its sequence at the engine that generates its tokens."""
     if attempt.request_id in world.decoded:
         return world.decoded[attempt.request_id][0]
-    legs = world.decodes[attempt.d].legs if attempt.d_open else world.prefills[attempt.p].by_request
-    leg = legs.get(attempt.request_id)
+    if attempt.d_open:
+        return world.decodes[attempt.d].legs.get(attempt.request_id)
+    leg = world.prefills[attempt.p].by_request.get(attempt.request_id)
     return None if leg is None or leg.seq.prefill_only else leg.seq

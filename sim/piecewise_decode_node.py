@@ -11,17 +11,11 @@ from pdflow.methods.method import Hop, Method
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import BufferStaging
 from pdflow.protocol.values import Address, Allocation
+from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
-from pdflow.serving.pieces import (
-    AcceptPiece,
-    ListeningLanding,
-    PieceArrived,
-    PieceLanding,
-    QueueingLanding,
-    TakePiece,
-    name_of,
-)
-from sim.node import Port
+from pdflow.serving.effects import AcceptPiece, TakePiece
+from pdflow.serving.events import PieceArrived
+from pdflow.serving.pieces import ListeningLanding, PieceLanding, QueueingLanding, name_of
 from sim.staged_decode_node import StagedDecodeNode
 
 if TYPE_CHECKING:
@@ -44,8 +38,8 @@ class PiecewiseDecodeNode(StagedDecodeNode):
         self.landing = landing
         self.then: dict[str, list[Callable[[], None]]] = {}
         """What goes on with pieces that wait for room."""
-        self.do[TakePiece] = self.take_piece
-        self.do[AcceptPiece] = self.accept_piece
+        self.perform[TakePiece] = self.take_piece
+        self.perform[AcceptPiece] = self.accept_piece
 
     @property
     def refuses(self) -> bool:
@@ -66,7 +60,7 @@ class PiecewiseDecodeNode(StagedDecodeNode):
         """Go on when there is room for this piece."""
         assert isinstance(self.landing, QueueingLanding)
         self.then.setdefault(name_of(generation, piece), []).append(then)
-        self.feed(self.scheduler, PieceArrived(rank, generation, piece))
+        self.feed(self.role, PieceArrived(rank, generation, piece))
 
     def take_piece(self, port: Port, effect: TakePiece) -> None:
         self.tell_of_room(effect.rank, effect.piece)

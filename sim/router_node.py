@@ -48,7 +48,7 @@ class RouterNode(Node):
             type(choice) is not Choice for choice in (router.prefill_choice, router.decode_choice)
         )
         """Whether the endpoint looks at what a request is."""
-        self.do: dict[type, Callable[[Port, Any], None]] = {
+        self.core.do = self.do = {
             DispatchPrefill: self.dispatch_prefill,
             DispatchDecode: self.dispatch_decode,
             DispatchAlone: self.dispatch_alone,

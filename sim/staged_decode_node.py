@@ -10,12 +10,12 @@ from pdflow.engine.engine import Engine
 from pdflow.methods.method import Hop, Method
 from pdflow.methods.staging import BufferStaging, Staging
 from pdflow.protocol.values import Allocation, RequestId
-from pdflow.results.records import D_ADMIT
+from pdflow.serving.batch import drop
+from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
-from pdflow.serving.effects import Admit, AskForRoom, CopyIn, GiveBackRoom, TakeRoom
+from pdflow.serving.effects import AskForRoom, CopyIn, Drop, GiveBackRoom, TakeRoom
 from pdflow.serving.events import CopiedIn, RoomDue
-from sim.decode_node import DecodeLeg, DecodeNode
-from sim.node import Port
+from sim.decode_node import DecodeNode
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -40,7 +40,7 @@ class StagedDecodeNode(DecodeNode):
         self.staging = staging
         self.loading: dict[RequestId, int] = {}
         """Copies under way."""
-        self.do.update(
+        self.perform.update(
             {
                 AskForRoom: self.ask_for_room,
                 TakeRoom: self.take_room,
@@ -52,11 +52,11 @@ class StagedDecodeNode(DecodeNode):
     # Room to land in.
 
     def ask_for_room(self, port: Port, effect: AskForRoom) -> None:
-        self.env.call(0, self.room_due, port)
+        self.env.call(0, self.room_due, None)
 
-    def room_due(self, port: Port) -> None:
+    def room_due(self, _: None) -> None:
         if self.alive:
-            self.feed(port, RoomDue())
+            self.feed(self.role, RoomDue())
 
     def take_room(self, port: Port, effect: TakeRoom) -> None:
         if self.world.tell is not None:
@@ -66,16 +66,11 @@ class StagedDecodeNode(DecodeNode):
         if self.world.tell is not None:
             self.world.tell(self.name, f"gives back room in {self.method.d_memory.value}")
 
-    def admit(self, port: Port, effect: Admit) -> None:
-        self.world.records.ends[D_ADMIT][self.legs[effect.handle].request] = self.env.now
-
     # The engine has made room.
 
     def copy_in(self, port: Port, effect: CopyIn) -> None:
-        leg = self.legs[effect.handle]
-        leg.admitted_ns = self.env.now
-        leg.strands = True
-        size, tokens = self.staging.size, self.world.records.input_tokens[leg.request] - effect.start
+        request = self.legs[effect.handle].index
+        size, tokens = self.staging.size, self.world.records.input_tokens[request] - effect.start
         ports = self.ranks()
         ways = [(hop, layers) for hop, layers in self.ways(effect.place) if layers]
         self.loading[effect.handle] = len(ports) * len(ways)
@@ -101,12 +96,12 @@ class StagedDecodeNode(DecodeNode):
         left = self.loading[handle] = self.loading[handle] - 1
         if not left:
             del self.loading[handle]
-            self.feed(self.scheduler, CopiedIn(handle))
+            self.feed(self.role, CopiedIn(handle))
 
-    def strand_own(self, leg: DecodeLeg) -> None:
-        """Blocks of whoever has gone are copied into to the end, for nobody: they are not counted."""
-        if leg.request_id not in self.loading:
-            super().strand_own(leg)
+    def drop(self, port: Port, effect: Drop) -> None:
+        """Blocks that are being copied into for nobody are not counted as stranded: no transfer waits for them."""
+        self.feed(self.role, drop(self.engine, self.legs[effect.handle], self.env.now))
+        self.rearm()
 
     def newest_generation(self) -> int:
         return max(super().newest_generation(), self.staging.generation)

@@ -124,6 +124,7 @@ ROOMS: Final = {
     "cost": "protocol",
     "routing": "protocol",
     "engine": "protocol memory cost",
+    "serving": "protocol methods engine",
     "workload": "protocol scenario",
     "faults": "protocol",
     "scenario": "protocol cost layout workload faults methods",

@@ -215,6 +215,7 @@ class Scheduler:
                     pool.release(seq.allocation)
                     seq.allocation = None
                 if not seq.dropping:
+                    seq.finished_ns = end_ns
                     outcomes.append(Finished(seq, end_ns))
         chunks = bool(self.chunks)
         if chunks:
@@ -249,6 +250,7 @@ class Scheduler:
             self._retire(seq)
             self._give_back(seq, 0)
             if not seq.dropping:
+                seq.finished_ns = end_ns
                 outcomes.append(Finished(seq, end_ns))
         self.chunks = []
 

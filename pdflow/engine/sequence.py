@@ -103,6 +103,8 @@ class Sequence(msgspec.Struct, eq=False):
     """When its first step here began."""
     first_token_ns: int = -1
     """End of the step that yields its first token; known, and perhaps in the future, once that step is planned."""
+    finished_ns: int = -1
+    """End of the step that yields its last token, once that has ended."""
     preemptions: int = 0
     token_runs: list[tuple[int, int]] = []
     """(first, last) engine step numbers, ends included, of the uninterrupted runs in which it got a token per step.

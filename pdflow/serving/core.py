@@ -1,15 +1,15 @@
 """One engine's turn: its endpoints fed in order, and between them the rules of its role.
 
-A driver hands `handle` one event: of the engine that computes, of a peer, of a client, of its clock. The core gives it
-to the endpoint or the rule that it concerns, then everything that follows from it inside this engine, and returns the
-effects that are left for the driver, in the order in which they are to be executed. What one endpoint tells another
-waits behind what was there before it, so no endpoint is entered twice at once. What an effect leads to at once (an
-engine that rejects a sequence as it is submitted) the driver hands in as an event of its own, behind the effects.
+A driver feeds one event: of the engine that computes, of a peer, of a client, of its clock. The core hands it to the
+endpoint or the rule that it concerns, then everything that follows from it inside this engine, and has the driver
+execute the effects, in order. What one endpoint tells another waits behind what was there before it, and so does what
+executing an effect leads to at once (an engine that rejects a sequence as it is enqueued): nothing is entered while an
+effect of its last turn is still to be executed.
 
 The order of a turn is part of the contract:
 
-- Whatever had arrived before an outcome of the engine is handed in before that outcome.
-- A deadline is handed in (`TimeReached`) when all that had arrived before it was handled (C11).
+- Whatever had arrived before an outcome of the engine is fed before that outcome.
+- A deadline is fed (`TimeReached`) when all that had arrived before it was handled (C11).
 
 Not decided here: what the events mean. That is each role's own (`decode.py`), and each endpoint's.
 """
@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeAlias, cast
 
 from pdflow.protocol.effects import Tell
-from pdflow.protocol.values import Address, Instant
+from pdflow.protocol.values import NEVER, Address, Instant
 
 
 class Endpoint(Protocol):
@@ -35,81 +35,98 @@ class Endpoint(Protocol):
 
 
 class Port:
-    """One endpoint of an engine, with its address and its process's incarnation."""
+    """One endpoint of an engine, with its address and its process's incarnation. Without an endpoint: the rules of the
+    engine's role."""
 
-    __slots__ = ("address", "endpoint", "heap", "incarnation")
+    __slots__ = ("address", "armed", "endpoint", "heap", "incarnation")
 
     def __init__(self, address: Address, endpoint: Endpoint | None, incarnation: int) -> None:
         self.address = address
         self.endpoint = endpoint
-        """None: the rules of the engine's role, where its requests are no protocol's business."""
         self.incarnation = incarnation
+        self.armed: Instant = NEVER
+        """When the driver's timer for it is due, if it keeps one."""
         timed = endpoint is not None and endpoint.timed
         self.heap: list[tuple[Instant, int, Any]] = cast(Any, endpoint).deadlines.heap if timed else []
         """The endpoint's own heap of deadlines, whose head is `wake_at`, without the call."""
 
 
-Observer: TypeAlias = Callable[[Port, Any, tuple[Any, ...], Instant], None]
-"""Shown every event into an endpoint with the effects of it, and when."""
-Due: TypeAlias = tuple[Port, Any]
-"""An effect that the driver is to execute, and the endpoint that wants it."""
+Execute: TypeAlias = Callable[[Any, Any], None]
+"""Does what an effect says: (the port that wants it, the effect)."""
+Observer: TypeAlias = Callable[[Any, Any, tuple[Any, ...], Instant], None]
+"""Shown every event into an endpoint: (its port, the event, the effects, when)."""
 
 
 class Core:
-    """The endpoints of one engine. A role's core adds rules: events and effects that it takes for itself."""
+    """The endpoints of one engine. A role's core adds rules: for its events, and for endpoints' effects."""
 
     def __init__(self) -> None:
         self.ports: dict[Address, Port] = {}
-        self.touched: list[Port] = []
-        """Endpoints that have been handed something since the driver last emptied this: whose deadlines may be nearer."""
-        self.observe: Observer | None = None
+        self.role = Port("", None, 0)
+        """Where events of the role go."""
         self.rules: dict[type, Callable[[Any], None]] = {}
-        """What this engine's role decides: of events, and of endpoints' effects."""
-        self.queue: deque[tuple[Port, Any]] = deque()
-        self.out: list[Due] = []
+        """What the role does with its events."""
+        self.wanted: list[Any] = []
+        """Effects of the rule that is being followed."""
+        self.queue: deque[tuple[Any, Any]] = deque()
+        """What is to be handled next: (its port, the event)."""
+        self.busy = False
+        """What is fed waits in the queue."""
+        self.do: dict[type, Execute] = {}
+        """What is done with endpoints' effects: by the driver, but for those that the role takes for itself."""
+        self.perform: dict[type, Execute] = {}
+        """What the driver does with the role's own effects."""
+        self.arm: Callable[[Any, Instant, Instant], None] | None = None
+        """Called with a port, its next deadline and now, when that is earlier than it was last told."""
+        self.observe: Observer | None = None
 
     def add(self, port: Port) -> None:
         self.ports[port.address] = port
 
-    def handle(self, port: Port, event: Any, now: Instant) -> list[Due]:
-        """One event, and all that follows from it inside this engine. `port` is the endpoint that it is for; an event
-        of this engine's role may name any."""
-        queue, rules, ports, touched, observe = self.queue, self.rules, self.ports, self.touched, self.observe
-        out: list[Due] = []
-        self.out = out
-        queue.append((port, event))
-        while queue:
-            port, event = queue.popleft()
-            rule = rules.get(type(event))
-            if rule is not None:
-                rule(event)
-                continue
+    def feed(self, port: Port, event: Any, now: Instant) -> None:
+        """One event, and all that follows from it."""
+        queue = self.queue
+        if self.busy:
+            queue.append((port, event))
+            return
+        self.busy = True
+        do, ports, wanted, arm, observe = self.do, self.ports, self.wanted, self.arm, self.observe
+        while True:
             endpoint = port.endpoint
-            assert endpoint is not None, f"{port.address} has no rule for {type(event).__name__}"
-            effects = endpoint.handle(event, now)
-            touched.append(port)
-            if observe is not None:
-                observe(port, event, effects, now)
-            for effect in effects:
-                kind = type(effect)
-                if kind is Tell:
-                    told = ports.get(effect.to)
-                    if told is None:
-                        # Of another process: the driver carries it there.
-                        out.append((port, effect))
+            if endpoint is None:
+                self.rules[type(event)](event)
+            else:
+                effects = endpoint.handle(event, now)
+                if observe is not None:
+                    observe(port, event, effects, now)
+                for effect in effects:
+                    kind = type(effect)
+                    if kind is Tell and effect.to in ports:
+                        queue.append((ports[effect.to], effect.event))
                     else:
-                        queue.append((told, effect.event))
-                    continue
-                rule = rules.get(kind)
-                if rule is None:
-                    out.append((port, effect))
-                else:
-                    rule(effect)
-        return out
+                        do[kind](port, effect)
+                        if wanted:
+                            self._execute()
+                heap = port.heap
+                if heap and heap[0][0] < port.armed and arm is not None:
+                    arm(port, heap[0][0], now)
+            if wanted:
+                self._execute()
+            if not queue:
+                break
+            port, event = queue.popleft()
+        self.busy = False
+
+    def _execute(self) -> None:
+        """Have the driver do what a rule wants. What comes of it waits in the queue."""
+        perform, role = self.perform, self.role
+        for effect in self.wanted:
+            perform[type(effect)](role, effect)
+        self.wanted.clear()
 
     def fingerprint(self) -> Hashable:
         """Two cores that answer every future event alike have the same one."""
-        return tuple([cast(Any, port.endpoint).fingerprint() for port in self.ports.values() if port.endpoint])
+        return tuple([cast(Any, port.endpoint).fingerprint() for port in self.ports.values()])
 
     def assert_empty(self, whose: str) -> None:
         """At rest: nothing is kept of any request."""

@@ -35,8 +35,8 @@ from pdflow.serving.landing import Landing
 
 
 class DecodeCore(Core):
-    """Args: `weights` names what the model computes with; `waits`: the engine stands still while the KV of those that it
-    has admitted is on its way (#12957); `fails_whole_batches`: and if one of these fails, so do the others."""
+    """Args: `weights` names what the model computes with; `waits`: the engine stands still while the KV of those that
+    it has admitted is on its way (#12957); `fails_whole_batches`: and if one of these fails, so do the others."""
 
     def __init__(self, weights: int, landing: Landing, waits: bool = False, fails_whole_batches: bool = False) -> None:
         super().__init__()
@@ -55,20 +55,27 @@ class DecodeCore(Core):
                 EngineAdmitted: self._admitted,
                 EngineDropped: self._dropped,
                 EngineFinished: self._finished,
-                Commit: self._commit,
-                Resolve: self._resolve,
             }
         )
         landing.begin(self.requests)
 
     def begin(self, scheduler: Port) -> None:
-        """Its scheduler's endpoint; or, where it serves every request alone, a port without one."""
+        """Its scheduler's endpoint, which it needs unless it serves every request alone. The driver has registered what
+        it does."""
         self.requests.scheduler = scheduler
+        self.do[Commit] = self._commit
+        self.do[Resolve] = self._resolve
+        self.landing.take_effects(self.do)
 
     def knows(self, handle: Handle) -> bool:
         """Whether this name is taken: a request with it would not be told from another."""
         requests = self.requests
         return handle in requests.by_handle or handle in requests.dropping or self.landing.knows(handle)
+
+    def stage_of(self, handle: Handle) -> DecodeStage | None:
+        """How far a request has come; None if it is not here."""
+        request = self.requests.by_handle.get(handle)
+        return None if request is None else request.stage
 
     # What is asked of this engine.
 
@@ -141,10 +148,10 @@ class DecodeCore(Core):
 
     # The protocol.
 
-    def _commit(self, effect: Commit) -> None:
+    def _commit(self, _: Port, effect: Commit) -> None:
         self.landing.committed(self.requests.by_handle[effect.request_id])
 
-    def _resolve(self, effect: Resolve) -> None:
+    def _resolve(self, _: Port, effect: Resolve) -> None:
         """The request is over; what remains of its blocks is the protocol's to give back."""
         handle, requests = effect.request_id, self.requests
         request = requests.by_handle[handle]

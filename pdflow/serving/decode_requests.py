@@ -5,9 +5,11 @@ When each happens is decided in `decode.py` and, where it depends on where KV la
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from enum import IntEnum
 from typing import Any
+
+import msgspec
 
 from pdflow.protocol.effects import Commit
 from pdflow.protocol.messages import Code
@@ -31,39 +33,30 @@ class DecodeStage(IntEnum):
     DECODING = 4
 
 
-class DecodeRequest:
+class DecodeRequest(msgspec.Struct, eq=False):
     """One request at D."""
 
-    __slots__ = ("alone", "digest", "first_follows", "handle", "place", "prompt_tokens", "stage")
-
-    def __init__(self, handle: Handle, prompt_tokens: int, digest: int, alone: bool, first_follows: bool) -> None:
-        self.handle = handle
-        self.prompt_tokens = prompt_tokens
-        self.digest = digest
-        self.alone = alone
-        """Its prompt is computed here; the protocol knows nothing of it."""
-        self.first_follows = first_follows
-        """P's token is the answer's first, and is not known here yet."""
-        self.stage = DecodeStage.PENDING
-        self.place: Allocation | None = None
-        """Where it has room beside the blocks."""
-
-    def fork(self) -> DecodeRequest:
-        other = DecodeRequest(self.handle, self.prompt_tokens, self.digest, self.alone, self.first_follows)
-        other.stage, other.place = self.stage, self.place
-        return other
-
-    def fingerprint(self) -> Hashable:
-        return self.handle, self.alone, self.first_follows, int(self.stage), self.place
+    handle: Handle
+    prompt_tokens: int
+    digest: int
+    alone: bool
+    """Its prompt is computed here; the protocol knows nothing of it."""
+    first_follows: bool
+    """P's token is the answer's first, and is not known here yet."""
+    stage: DecodeStage = DecodeStage.PENDING
+    place: Allocation | None = None
+    """Where it has room beside the blocks."""
 
 
 class DecodeRequests:
     """Those of one engine. Args: `core` delivers what they want done."""
 
-    __slots__ = ("awaited", "by_handle", "core", "dropping", "scheduler", "weights")
+    __slots__ = ("awaited", "by_handle", "core", "dropping", "scheduler", "want", "weights")
 
     def __init__(self, core: Core, weights: int) -> None:
         self.core = core
+        self.want: Callable[[Any], None] = core.wanted.append
+        """The driver is to do this."""
         self.weights = weights
         self.scheduler: Port
         self.by_handle: dict[Handle, DecodeRequest] = {}
@@ -76,10 +69,6 @@ class DecodeRequests:
     def tell(self, event: Any) -> None:
         """The protocol is told this next."""
         self.core.queue.append((self.scheduler, event))
-
-    def want(self, effect: Any) -> None:
-        """The driver is to do this."""
-        self.core.out.append((self.scheduler, effect))
 
     def loaded(self, request: DecodeRequest) -> None:
         """Its KV is in its blocks: the engine goes on with it as soon as it knows from which token."""
@@ -110,7 +99,7 @@ class DecodeRequests:
                 self.want(ResumeEngine())
 
     def fingerprint(self) -> Hashable:
-        requests = tuple([request.fingerprint() for request in self.by_handle.values()])
+        requests = tuple([msgspec.structs.astuple(request) for request in self.by_handle.values()])
         return requests, tuple(self.awaited), tuple(self.dropping.items())
 
     def assert_empty(self, whose: str) -> None:

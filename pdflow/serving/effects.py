@@ -7,8 +7,9 @@ the pool; Quarantine, keep these out of use.
 
 from __future__ import annotations
 
+from pdflow.methods.shipment import Piece
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Allocation, Value
+from pdflow.protocol.values import Address, Allocation, Value
 from pdflow.serving.events import Handle
 
 
@@ -69,3 +70,16 @@ class CopyIn(Value, frozen=True, gc=False):
     place: Allocation
     allocation: Allocation
     start: int
+
+
+class TakePiece(Value, frozen=True, gc=False):
+    """As published: this piece has room at this rank from now on."""
+
+    rank: Address
+    piece: Piece
+
+
+class AcceptPiece(Value, frozen=True, gc=False):
+    """As published: who waited for room for this piece goes on. It has some, or needs none any more."""
+
+    name: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from pdflow.methods.shipment import Piece
 from pdflow.protocol.ids import KvParams
-from pdflow.protocol.values import Allocation, Value
+from pdflow.protocol.values import Address, Allocation, Value
 
 Handle: TypeAlias = str
 
@@ -96,3 +97,12 @@ class CopiedIn(Value, frozen=True, gc=False):
     """Answer to CopyIn: its KV is in its blocks."""
 
     handle: Handle
+
+
+class PieceArrived(Value, frozen=True, gc=False):
+    """As published: a piece of a prompt has come to this rank, and waits for room."""
+
+    rank: Address
+    generation: int
+    """Of the prompt's place."""
+    piece: Piece

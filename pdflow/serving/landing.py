@@ -15,6 +15,7 @@ from pdflow.protocol.effects import Enqueue, FreeBlocks, Quarantine
 from pdflow.protocol.events import DecodeAborted, DecodeAdmitted
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation
+from pdflow.serving.core import Execute, Port
 from pdflow.serving.decode_requests import DecodeRequest, DecodeRequests, DecodeStage
 from pdflow.serving.effects import Admit, AskForRoom, CopyIn, GiveBackRoom, Landed, TakeRoom
 from pdflow.serving.events import CopiedIn, EngineAdmitted, Handle, RoomDue
@@ -29,6 +30,9 @@ class Landing:
     def begin(self, requests: DecodeRequests) -> None:
         """It is this engine's from now on."""
         self.requests = requests
+
+    def take_effects(self, do: dict[type, Execute]) -> None:
+        """Which effects of endpoints are not the driver's."""
 
     def rejected(self, request: DecodeRequest) -> None:
         """The engine can never have it."""
@@ -45,15 +49,15 @@ class Landing:
         request.stage = DecodeStage.ADMITTED
         missing = request.prompt_tokens - hit_tokens
         requests.want(Admit(handle))
-        granted = DecodeAdmitted(handle, place, hit_tokens, missing, request.digest, requests.weights)
-        requests.tell(granted)
+        requests.tell(DecodeAdmitted(handle, place, hit_tokens, missing, request.digest, requests.weights))
 
     def committed(self, request: DecodeRequest) -> None:
         """All KV has landed."""
         requests = self.requests
         requests.want(Landed(request.handle))
         requests.loaded(request)
-        requests.wait_no_more(request.handle)
+        if requests.awaited:
+            requests.wait_no_more(request.handle)
 
     def resolved(self, request: DecodeRequest) -> None:
         """The protocol has ended it before its KV was here. Blocks of which the protocol knows nothing yet, since the
@@ -63,12 +67,11 @@ class Landing:
     def aborted(self, request: DecodeRequest) -> None:
         """Its client has gone after its KV was here."""
 
-    def left(self, handle: Handle, allocation: Allocation) -> None:
+    def left(self, handle: Handle, allocation: Allocation) -> None:  # noqa: ARG002
         """The engine has dropped it and left these blocks, which nobody writes to."""
-        requests = self.requests
-        requests.want(FreeBlocks(allocation))
+        self.requests.want(FreeBlocks(allocation))
 
-    def knows(self, handle: Handle) -> bool:
+    def knows(self, handle: Handle) -> bool:  # noqa: ARG002
         """Whether anything of a request that has ended is still under way."""
         return False
 
@@ -95,17 +98,19 @@ class StagedLanding(Landing):
         super().begin(requests)
         requests.core.rules.update(
             {
-                Enqueue: self.enqueue,
-                Quarantine: self.quarantine,
-                FreeBlocks: self.free,
                 RoomDue: self.serve,
                 CopiedIn: self.copied,
             }
         )
 
+    def take_effects(self, do: dict[type, Execute]) -> None:
+        do[Enqueue] = self.enqueue
+        do[Quarantine] = self.quarantine
+        do[FreeBlocks] = self.free
+
     # Room to land in.
 
-    def enqueue(self, effect: Enqueue) -> None:
+    def enqueue(self, _: Port, effect: Enqueue) -> None:
         requests = self.requests
         request = requests.by_handle[effect.request_id]
         try:
@@ -133,7 +138,7 @@ class StagedLanding(Landing):
         request.place = place
         requests.want(TakeRoom(handle, place))
         self.grant(request, place, 0)
-        requests.tell(event)
+        requests.core.queue.append((requests.core.role, event))
 
     def vacate(self, place: Allocation) -> None:
         """Nothing lies there any more."""
@@ -141,10 +146,10 @@ class StagedLanding(Landing):
         self.staging.release(place)
         self.ask()
 
-    def quarantine(self, effect: Quarantine) -> None:
+    def quarantine(self, _: Port, effect: Quarantine) -> None:
         """Room that a writer may still reach stays taken."""
 
-    def free(self, effect: FreeBlocks) -> None:
+    def free(self, _: Port, effect: FreeBlocks) -> None:
         self.vacate(effect.allocation)
 
     def resolved(self, request: DecodeRequest) -> None:

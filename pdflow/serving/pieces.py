@@ -14,35 +14,15 @@ from typing import TypeAlias
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import Staging, TooLargeError
 from pdflow.protocol.effects import Enqueue
-from pdflow.protocol.values import Address, Allocation, Value
+from pdflow.protocol.values import Allocation
+from pdflow.serving.core import Port
 from pdflow.serving.decode_requests import DecodeRequest, DecodeRequests
-from pdflow.serving.effects import GiveBackRoom
-from pdflow.serving.events import RoomDue
+from pdflow.serving.effects import AcceptPiece, GiveBackRoom, TakePiece
+from pdflow.serving.events import PieceArrived, RoomDue
 from pdflow.serving.landing import Landing, StagedLanding
 
 Part: TypeAlias = tuple[int, int]
 """A piece, by the model's layer and its first token."""
-
-
-class PieceArrived(Value, frozen=True, gc=False):
-    """A piece has come to this rank, and waits for room."""
-
-    rank: Address
-    generation: int
-    piece: Piece
-
-
-class TakePiece(Value, frozen=True, gc=False):
-    """This piece has room at this rank from now on."""
-
-    rank: Address
-    piece: Piece
-
-
-class AcceptPiece(Value, frozen=True, gc=False):
-    """Who waited for room for this piece goes on: it has some, or needs none any more."""
-
-    name: str
 
 
 class PieceLanding(StagedLanding):
@@ -53,7 +33,7 @@ class PieceLanding(StagedLanding):
         self.parts: dict[int, dict[Part, Allocation]] = {}
         """By a prompt's generation: where its pieces lie."""
 
-    def enqueue(self, effect: Enqueue) -> None:
+    def enqueue(self, _: Port, effect: Enqueue) -> None:
         request = self.requests.by_handle[effect.request_id]
         self.staging.generation += 1
         place = request.place = Allocation(self.staging.generation, ())
@@ -91,8 +71,7 @@ class PieceLanding(StagedLanding):
 
 
 class ListeningLanding(PieceLanding):
-    """What finds no room does not wait. Whether it is refused, or ends the listener that has it, is the sender's and the
-    listener's matter."""
+    """What finds no room does not wait. Whether it is refused, or ends the listener that has it, is not for here."""
 
     def takes(self, generation: int, piece: Piece) -> bool:
         """Whether there is room for this piece, which it then has."""
@@ -124,10 +103,10 @@ class QueueingLanding(PieceLanding):
         super().begin(requests)
         requests.core.rules[PieceArrived] = self.arrived
 
-    def enqueue(self, effect: Enqueue) -> None:
+    def enqueue(self, port: Port, effect: Enqueue) -> None:
         request = self.requests.by_handle[effect.request_id]
         if self.staging.fits_ever(self.layers * request.prompt_tokens):
-            super().enqueue(effect)
+            super().enqueue(port, effect)
         else:
             Landing.rejected(self, request)
 
@@ -140,7 +119,7 @@ class QueueingLanding(PieceLanding):
             self.staging.want(name, piece.stop - piece.start)
             self.ask()
 
-    def serve(self, event: RoomDue) -> None:
+    def serve(self, _: RoomDue) -> None:
         self.asked = False
         requests = self.requests
         while (served := self.staging.serve()) is not None:

@@ -19,10 +19,11 @@ from pdflow.cost.step import PS_PER_NS
 from pdflow.engine import Dropped, Finished, Limits, Outcome, Prefilled, Sequence
 from pdflow.engine.named import NamedBatch
 from pdflow.engine.scheduler import Scheduler
-from pdflow.engine.sequence import ChunkBegun
+from pdflow.engine.sequence import ChunkBegun, NeverFitsError
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.protocol.values import Allocation, Instant, Value
+from pdflow.serving.events import EngineRejected
 from runtime.clock import now_ns
 from runtime.engines.job import Job, Runner, Sampled, Token, Want, Work
 from runtime.engines.prefix import block_names
@@ -80,6 +81,9 @@ class LiveEngine:
         """Whether ChunkBegun is told of each part of a prompt that is computed for others, and then LayerComputed."""
         self.stepped: Callable[[Seq[Work], Instant, int], None] | None = None
         """Told each step that is over, when it began, and how many blocks are not free."""
+        self.settle: Callable[[], None] | None = None
+        """Called before a step is composed or completed, for whatever has come before it to be handled before its
+        outcomes."""
 
     # What the driver tells.
 
@@ -91,6 +95,14 @@ class LiveEngine:
         self._scheduler.enqueue(seq, now_ns())
         self._answers[seq] = _Answer(job)
         self._bell.set()
+
+    def enqueue(self, job: Job) -> EngineRejected | None:
+        """Queue it. The answer, if it can never be computed here."""
+        try:
+            self.submit(job)
+        except NeverFitsError as error:
+            return EngineRejected(job.seq.handle, str(error))
+        return None
 
     def loaded(self, seq: Sequence) -> None:
         """The KV of an admitted remote sequence has arrived: it decodes from the next step on."""
@@ -181,6 +193,8 @@ class LiveEngine:
 
     def _compose(self) -> list[tuple[Sequence, Work]]:
         """Who is in the next step, with what. Nobody: there is nothing to do until the bell rings."""
+        if self.settle is not None:
+            self.settle()
         now = now_ns()
         outcomes: list[Outcome] = []
         scheduler = self._scheduler
@@ -226,6 +240,8 @@ class LiveEngine:
         return Work(tuple(answer.tokens[start:end]), start, answer.blocks, want, decodes, loaded)
 
     def _complete(self, works: list[tuple[Sequence, Work]], results: list[Sampled | None]) -> None:
+        if self.settle is not None:
+            self.settle()
         now = now_ns()
         for (seq, _), sampled in zip(works, results, strict=True):
             if sampled is not None and not seq.dropping:

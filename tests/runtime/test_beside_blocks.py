@@ -17,6 +17,7 @@ from pdflow.methods.staging import KvSize, RingStaging
 from pdflow.protocol.events import PrefillBegun, SourceWithdrawn
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
+from pdflow.serving.decode_requests import DecodeStage
 from runtime.beside import RoomState, room_state
 from runtime.decode_node import DecodeLeg
 from runtime.diary import TOKEN, Passed
@@ -172,10 +173,10 @@ async def test_whoever_is_late_to_hang_up_takes_no_room_from_the_next_of_its_nam
         before = node.begin("r", params, prompt(100), GREEDY)
         assert (await said(before)).code is Code.NONE
         after = node.begin("r", msgspec.structs.replace(params, xid="x-s"), prompt(100), GREEDY)
-        while "r" not in node.places:
+        while node.decoding.stage_of("r") is not DecodeStage.ADMITTED:
             await trio.sleep(0.01)
         node.abort(before)
-        assert "r" in node.places
+        assert node.decoding.stage_of("r") is DecodeStage.ADMITTED
         home.p.begin("r", "x-s", prompt(100))
         assert (await said(after)).code is Code.NONE
         await empty(home)

@@ -18,6 +18,7 @@ from pdflow.protocol.ids import KvParams
 from pdflow.results.read import read_runs
 from pdflow.results.runs import OneRun
 from pdflow.scenario.load import load
+from pdflow.serving.decode_requests import DecodeStage
 from runtime.engines.job import Sampling
 from runtime.models import TorchModel
 from sim.check.trace import follow
@@ -102,7 +103,7 @@ async def test_kv_that_waits_for_ps_token_is_let_go_of_with_its_request(method: 
             leg = home.d.begin("r", params, prompt(100), sampling, first_follows=True)
             with trio.fail_after(20):
                 await prefill.answered.wait()
-                while not leg.in_blocks:
+                while home.d.decoding.stage_of("r") is not DecodeStage.LOADED:
                     await trio.sleep(0.01)
             assert leg.job.seq.phase is Phase.LOADING, "its KV is here, and it does not decode yet"
             if tells:

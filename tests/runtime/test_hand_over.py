@@ -14,6 +14,7 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.events import Received
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code, Done
+from pdflow.serving.decode_requests import DecodeStage
 from runtime.clock import now_ns
 from runtime.decode_node import DecodeLeg
 from runtime.engine_api import EngineApi
@@ -202,7 +203,7 @@ async def test_a_request_whose_blocks_are_in_quarantine_is_here_still(model: Tor
         params = KvParams(home.p.place.info, "x-r", "r", 0)
         leg = home.d.begin("r", params, prompt(100), Sampling())
         with trio.fail_after(10):
-            while not leg.granted or not home.d.links.links:
+            while home.d.decoding.stage_of("r") is not DecodeStage.ADMITTED or not home.d.links.links:
                 await trio.sleep(0.001)
         home.d.abort(leg)
         home.d.settle()

@@ -18,9 +18,10 @@ from pdflow.protocol.messages import Cancel, Register, Release
 from pdflow.protocol.values import Allocation, Instant
 from pdflow.protocol.wire.limits import MAX_BLOCKS
 from pdflow.protocol.wire.strict import VERSION, Hello, encode_frame
+from pdflow.serving.core import Port
 from runtime import links
 from runtime.links import Links
-from runtime.node import Node, Port
+from runtime.node import Node
 
 
 class Heard:

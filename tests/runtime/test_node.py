@@ -13,8 +13,9 @@ from trio.testing import MockClock
 from pdflow.protocol.effects import Note, Tell
 from pdflow.protocol.events import PeerHeard, TimeReached
 from pdflow.protocol.values import Instant, S, Value
+from pdflow.serving.core import Port
 from runtime.clock import now_ns
-from runtime.node import MOST_FRAMES, Node, Port
+from runtime.node import MOST_FRAMES, Node
 
 
 class Do(Value, frozen=True, gc=False):

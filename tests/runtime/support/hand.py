@@ -48,6 +48,9 @@ class Hand:
     def submit(self, job: Job) -> None:
         self.waiting.append(job.seq)
 
+    def enqueue(self, job: Job) -> None:
+        self.submit(job)
+
     def loaded(self, seq: Sequence) -> None:
         _take(self.loading, seq)
         self.decoding.append(seq)

@@ -13,8 +13,9 @@ from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.effects import Fence, Handshake, Send
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.strict import Frame, FrameDecoder, Hello, encode_frame
+from pdflow.serving.core import Port
 from runtime.links import Links
-from runtime.node import Node, Port
+from runtime.node import Node
 from runtime.ranks import Rank
 from runtime.transports.base import Ended, Fenced, Flushed, Noticed, Stopped, Tell, WordArrived
 
