@@ -1,0 +1,386 @@
+"""What a decode engine does with a request: by whom it is aborted, who gives its blocks back, what is told in which
+order. The protocol and the engine are the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pdflow.methods.staging import KvSize, PagedStaging
+from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, Outcome, Quarantine, Resolve
+from pdflow.protocol.errors import LocalProtocolError
+from pdflow.protocol.events import DecodeAborted, DecodeAdmitted, DecodeQueued, PrefillLegEnded
+from pdflow.protocol.ids import EngineInfo, KvParams, Shards
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Allocation, Instant
+from pdflow.serving.core import Port
+from pdflow.serving.decode import DecodeCore
+from pdflow.serving.decode_requests import DecodeStage
+from pdflow.serving.effects import (
+    Admit,
+    AskForRoom,
+    CopyIn,
+    Drop,
+    EndDecode,
+    GiveBackRoom,
+    HoldEngine,
+    Landed,
+    ResumeEngine,
+    TakeRoom,
+)
+from pdflow.serving.events import (
+    AloneRequested,
+    CopiedIn,
+    DecodeRequested,
+    EngineAdmitted,
+    EngineDropped,
+    EngineFinished,
+    EngineRejected,
+    FirstTokenKnown,
+    PrefillReported,
+    RequestAborted,
+    RoomDue,
+)
+from pdflow.serving.landing import Landing, StagedLanding
+
+PARAMS = KvParams(EngineInfo("p", Shards(1, 1, 16)), "x", "r", 0)
+BLOCKS = Allocation(7, (1, 2))
+ROOM = Allocation(1, (0, 1, 2, 3, 4, 5, 6))
+OF_ENDPOINTS = (Enqueue, Quarantine, FreeBlocks)
+OF_THE_ROLE = (
+    *(Enqueue, Drop, Admit, Landed, Commit, EndDecode, FreeBlocks, HoldEngine, ResumeEngine),
+    *(AskForRoom, TakeRoom, GiveBackRoom, CopyIn),
+)
+
+
+class Scheduler:
+    """An endpoint that wants what a test says next, and keeps what it is told."""
+
+    timed = False
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.next: list[Any] = []
+
+    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
+        self.told.append(event)
+        effects, self.next = tuple(self.next), []
+        return effects
+
+    def wake_at(self) -> None:
+        return None
+
+
+class Bench:
+    """A core between that endpoint and a driver that keeps what it is to do."""
+
+    def __init__(self, landing: Landing | None = None, **how: bool) -> None:
+        self.core = DecodeCore(1, landing or Landing(), **how)
+        self.scheduler = Scheduler()
+        self.port = Port("d", self.scheduler, 1)
+        self.core.add(self.port)
+        self.done: list[Any] = []
+        for kind in OF_ENDPOINTS:
+            self.core.do[kind] = self.do
+        for kind in OF_THE_ROLE:
+            self.core.perform[kind] = self.do
+        self.core.begin(self.port)
+
+    def do(self, port: Port, effect: Any) -> None:
+        self.done.append(effect)
+
+    def role(self, event: Any) -> list[Any]:
+        """What it has done, once this has happened."""
+        self.done.clear()
+        self.core.feed(self.core.role, event, 0)
+        return self.done
+
+    def protocol(self, *effects: Any) -> list[Any]:
+        """The same, once the protocol has wanted this."""
+        self.done.clear()
+        self.scheduler.next = list(effects)
+        self.core.feed(self.port, "something", 0)
+        self.scheduler.told.remove("something")
+        return self.done
+
+    def told(self) -> list[Any]:
+        told, self.scheduler.told = self.scheduler.told, []
+        return told
+
+    def request(self, handle: str = "r", **how: bool) -> None:
+        self.role(DecodeRequested(handle, PARAMS, 7, 100, 42, **how))
+
+    def admitted(self, handle: str = "r", blocks: Allocation = BLOCKS) -> None:
+        self.request(handle)
+        self.protocol(Enqueue(handle))
+        self.role(EngineAdmitted(handle, blocks, 16))
+
+    def landed(self, handle: str = "r") -> None:
+        self.admitted(handle)
+        self.protocol(Commit(handle))
+        self.told()
+
+
+def staged() -> Bench:
+    """With room for 112 tokens beside the blocks."""
+    return Bench(StagedLanding(PagedStaging(KvSize(1, 1), 16, 7)))
+
+
+def with_room() -> Bench:
+    bench = staged()
+    bench.request()
+    assert bench.protocol(Enqueue("r")) == [AskForRoom()]
+    assert bench.role(RoomDue()) == [TakeRoom("r", ROOM), Admit("r")]
+    return bench
+
+
+def copying() -> Bench:
+    bench = with_room()
+    assert bench.protocol(Commit("r")) == [Landed("r"), Enqueue("r")]
+    assert bench.role(EngineAdmitted("r", BLOCKS, 16)) == [CopyIn("r", ROOM, BLOCKS, 16)]
+    bench.told()
+    return bench
+
+
+def test_a_request_is_admitted_loaded_and_ends_with_its_last_token() -> None:
+    bench = Bench()
+    bench.request()
+    assert bench.told() == [DecodeQueued("r", PARAMS, 7, 0)]
+    assert bench.protocol(Enqueue("r")) == [Enqueue("r")]
+    assert bench.role(EngineAdmitted("r", BLOCKS, 16)) == [Admit("r")]
+    assert bench.told() == [DecodeAdmitted("r", BLOCKS, 16, 84, 42, 1)]
+    assert bench.protocol(Commit("r")) == [Landed("r"), Commit("r")]
+    assert bench.role(EngineFinished("r")) == [EndDecode("r", Code.NONE)]
+    bench.core.assert_empty("d")
+    assert not bench.core.knows("r")
+
+
+def test_before_its_kv_is_here_the_protocol_aborts_it() -> None:
+    for stage in (DecodeStage.PENDING, DecodeStage.ADMITTED):
+        bench = Bench()
+        bench.request() if stage is DecodeStage.PENDING else bench.admitted()
+        assert bench.core.stage_of("r") is stage
+        bench.told()
+        assert bench.role(RequestAborted("r")) == []
+        assert bench.told() == [DecodeAborted("r", Code.CANCELLED)]
+
+
+def test_once_its_kv_is_here_the_engine_drops_it_whatever_it_does_with_it() -> None:
+    """A sequence that was preempted before its first token waits as a new one, and the protocol knows it no more."""
+    bench = Bench()
+    bench.landed()
+    assert bench.role(RequestAborted("r")) == [Drop("r"), EndDecode("r", Code.CANCELLED)]
+    assert bench.told() == []
+    assert bench.role(EngineDropped("r")) == []
+    bench.core.assert_empty("d")
+
+
+def test_an_abort_for_nobody_is_nothing() -> None:
+    bench = Bench()
+    assert bench.role(RequestAborted("r")) == []
+    assert bench.told() == []
+
+
+def test_blocks_of_which_the_protocol_knows_are_its_own_to_free() -> None:
+    bench = Bench()
+    bench.admitted()
+    resolve = Resolve("r", Outcome.FAILED, Code.PEER_DEAD)
+    assert bench.protocol(resolve, Quarantine(BLOCKS)) == [
+        Drop("r"),
+        EndDecode("r", Code.PEER_DEAD),
+        Quarantine(BLOCKS),
+    ]
+    assert bench.role(EngineDropped("r", BLOCKS)) == []
+    assert bench.protocol(FreeBlocks(BLOCKS)) == [FreeBlocks(BLOCKS)]
+
+
+def test_blocks_that_were_given_in_the_turn_of_its_end_are_given_back() -> None:
+    """RESOLVE before the grant was reported: the engine answers with blocks that nobody else will free, and its report
+    comes too late."""
+    bench = Bench()
+    bench.request()
+    bench.protocol(Enqueue("r"))
+    ended = [Drop("r"), EndDecode("r", Code.STALLED)]
+    assert bench.protocol(Resolve("r", Outcome.FAILED, Code.STALLED)) == ended
+    assert bench.role(EngineDropped("r", BLOCKS)) == [FreeBlocks(BLOCKS)]
+    bench.told()
+    assert bench.role(EngineAdmitted("r", BLOCKS)) == []
+    assert bench.told() == []
+
+
+def test_its_name_is_taken_until_the_engine_has_dropped_it() -> None:
+    bench = Bench()
+    bench.landed()
+    with pytest.raises(LocalProtocolError, match="is here already"):
+        bench.core.rules[DecodeRequested](DecodeRequested("r", PARAMS, 7, 100, 42))
+    bench.role(RequestAborted("r"))
+    with pytest.raises(LocalProtocolError, match="is here already"):
+        bench.core.rules[AloneRequested](AloneRequested("r"))
+    assert bench.told() == []
+    bench.role(EngineDropped("r"))
+    bench.request()
+    assert len(bench.told()) == 1
+
+
+def test_what_fits_no_engine_is_told_to_the_protocol() -> None:
+    bench = Bench()
+    bench.request()
+    bench.protocol(Enqueue("r"))
+    bench.told()
+    assert bench.role(EngineRejected("r", "too long")) == []
+    assert bench.told() == [DecodeAborted("r", Code.REJECTED)]
+
+
+def test_alone_a_request_is_the_engines_from_its_start() -> None:
+    bench = Bench()
+    assert bench.role(AloneRequested("r")) == [Enqueue("r")]
+    assert bench.role(EngineRejected("r", "too long")) == [EndDecode("r", Code.REJECTED)]
+    bench.role(AloneRequested("r"))
+    assert bench.role(RequestAborted("r")) == [Drop("r"), EndDecode("r", Code.CANCELLED)]
+    assert bench.role(EngineDropped("r")) == []
+    bench.role(AloneRequested("r"))
+    assert bench.role(EngineFinished("r")) == [EndDecode("r", Code.NONE)]
+    assert bench.told() == []
+
+
+def test_a_first_token_that_follows_is_waited_for() -> None:
+    bench = Bench()
+    bench.request(first_follows=True)
+    bench.protocol(Enqueue("r"))
+    bench.role(EngineAdmitted("r", BLOCKS))
+    assert bench.protocol(Commit("r")) == [Landed("r")]
+    assert bench.core.stage_of("r") is DecodeStage.LOADED
+    assert bench.role(FirstTokenKnown("r")) == [Commit("r")]
+    assert bench.role(FirstTokenKnown("r")) == []
+
+
+def test_a_first_token_may_be_here_before_the_kv() -> None:
+    bench = Bench()
+    bench.request(first_follows=True)
+    assert bench.role(FirstTokenKnown("r")) == []
+    bench.protocol(Enqueue("r"))
+    bench.role(EngineAdmitted("r", BLOCKS))
+    assert bench.protocol(Commit("r")) == [Landed("r"), Commit("r")]
+
+
+def test_aborted_while_it_waits_for_its_first_token_its_blocks_are_given_back() -> None:
+    """The protocol is done with them, and the engine takes them for still being written to."""
+    bench = Bench()
+    bench.request(first_follows=True)
+    bench.protocol(Enqueue("r"))
+    bench.role(EngineAdmitted("r", BLOCKS))
+    bench.protocol(Commit("r"))
+    assert bench.role(RequestAborted("r")) == [Drop("r"), EndDecode("r", Code.CANCELLED)]
+    assert bench.role(EngineDropped("r", BLOCKS)) == [FreeBlocks(BLOCKS)]
+
+
+def test_the_router_s_word_of_a_prefill_leg_goes_to_the_protocol() -> None:
+    bench = Bench()
+    bench.role(PrefillReported("r", False))
+    assert bench.told() == [PrefillLegEnded("r", False)]
+
+
+def test_an_engine_that_waits_stands_still_until_the_last_kv_is_here() -> None:
+    bench = Bench(waits=True)
+    for handle in ("a", "b"):
+        bench.request(handle)
+        bench.protocol(Enqueue(handle))
+    assert bench.role(EngineAdmitted("a", BLOCKS)) == [HoldEngine(), Admit("a")]
+    assert bench.role(EngineAdmitted("b", Allocation(8, (3,)))) == [Admit("b")]
+    assert ResumeEngine() not in bench.protocol(Commit("a"))
+    assert bench.protocol(Resolve("b", Outcome.FAILED, Code.STALLED))[-1] == ResumeEngine()
+
+
+def test_where_batches_fail_whole_the_others_are_aborted() -> None:
+    """#12957: what the engine waits for is one batch."""
+    bench = Bench(waits=True, fails_whole_batches=True)
+    for number, handle in enumerate("abc"):
+        bench.admitted(handle, Allocation(number, (number,)))
+    bench.told()
+    bench.protocol(Resolve("b", Outcome.FAILED, Code.STALLED))
+    assert bench.told() == [DecodeAborted("a", Code.STALLED), DecodeAborted("c", Code.STALLED)]
+    bench.protocol(Resolve("a", Outcome.CANCELLED, Code.CANCELLED))
+    assert bench.told() == []
+
+
+# Beside the blocks.
+
+
+def test_staged_a_request_has_room_first_and_blocks_when_all_has_landed() -> None:
+    bench = with_room()
+    assert bench.told() == [DecodeQueued("r", PARAMS, 7, 0), DecodeAdmitted("r", ROOM, 0, 100, 42, 1)]
+    bench.protocol(Commit("r"))
+    bench.role(EngineAdmitted("r", BLOCKS, 16))
+    assert bench.role(CopiedIn("r")) == [GiveBackRoom(ROOM), AskForRoom(), Commit("r")]
+    assert bench.role(EngineFinished("r")) == [EndDecode("r", Code.NONE)]
+    bench.core.assert_empty("d")
+
+
+def test_staged_whoever_waits_has_room_when_another_gives_it_back() -> None:
+    bench = copying()
+    bench.request("s")
+    assert bench.protocol(Enqueue("s")) == [AskForRoom()]
+    assert bench.role(RoomDue()) == []
+    bench.role(CopiedIn("r"))
+    assert bench.role(RoomDue())[0] == TakeRoom("s", Allocation(2, ROOM.blocks))
+
+
+def test_staged_what_no_memory_holds_is_rejected() -> None:
+    bench = staged()
+    bench.role(DecodeRequested("r", PARAMS, 8, 113, 42))
+    bench.told()
+    assert bench.protocol(Enqueue("r")) == []
+    assert bench.told() == [DecodeAborted("r", Code.REJECTED)]
+
+
+def test_staged_what_no_engine_holds_ends_and_gives_its_room_back() -> None:
+    bench = with_room()
+    bench.protocol(Commit("r"))
+    ended = [EndDecode("r", Code.REJECTED), GiveBackRoom(ROOM), AskForRoom()]
+    assert bench.role(EngineRejected("r", "too long")) == ended
+    bench.core.assert_empty("d")
+
+
+def test_staged_room_that_a_writer_may_reach_stays_taken() -> None:
+    bench = with_room()
+    failed = Resolve("r", Outcome.FAILED, Code.PEER_DEAD)
+    assert bench.protocol(failed, Quarantine(ROOM)) == [AskForRoom(), EndDecode("r", Code.PEER_DEAD)]
+    assert bench.core.landing.staging.held  # type: ignore[attr-defined]
+    assert bench.protocol(FreeBlocks(ROOM)) == [GiveBackRoom(ROOM)]
+    bench.core.assert_empty("d")
+
+
+def test_staged_aborted_in_the_engines_queue_it_gives_its_room_back() -> None:
+    bench = with_room()
+    bench.protocol(Commit("r"))
+    done = [Drop("r"), EndDecode("r", Code.CANCELLED), GiveBackRoom(ROOM), AskForRoom()]
+    assert bench.role(RequestAborted("r")) == done
+    bench.role(EngineDropped("r"))
+    bench.core.assert_empty("d")
+
+
+@pytest.mark.parametrize("order", [("dropped", "copied"), ("copied", "dropped")])
+def test_staged_aborted_while_it_is_copied_blocks_are_free_behind_the_copy(order: Sequence[str]) -> None:
+    bench = copying()
+    assert bench.role(RequestAborted("r")) == [Drop("r"), EndDecode("r", Code.CANCELLED)]
+    assert bench.core.knows("r"), "another of that name would be taken for it"
+    done = []
+    for what in order:
+        done += bench.role(EngineDropped("r", BLOCKS) if what == "dropped" else CopiedIn("r"))
+    assert done == [GiveBackRoom(ROOM), AskForRoom(), FreeBlocks(BLOCKS)]
+    bench.core.assert_empty("d")
+    assert not bench.core.knows("r")
+
+
+def test_what_it_keeps_is_in_its_fingerprint() -> None:
+    marks = set()
+    for bench in (Bench(), staged(), with_room(), copying()):
+        bench.core.ports.clear()
+        marks.add(bench.core.fingerprint())
+    bench = copying()
+    bench.role(RequestAborted("r"))
+    bench.core.ports.clear()
+    marks.add(bench.core.fingerprint())
+    assert len(marks) == 5
