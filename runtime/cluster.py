@@ -34,7 +34,7 @@ from runtime.clock import now_ns
 from runtime.front import listening
 from runtime.kv_params import Coordinates
 from runtime.logs import log_to_stderr
-from runtime.models import config_of, folder_of, is_synthetic
+from runtime.models import config_of, folder_of, is_synthetic, weights_bytes
 from runtime.places import EngineGone, EnginePlace, News, RouterPlace, is_loopback, reached_at
 from runtime.processes import drain_on_signal, run_until_told
 from runtime.record import Record
@@ -48,7 +48,9 @@ log = logging.getLogger(__name__)
 
 ROUTER: Final = "router"
 UP_S: Final = 120.0
-"""For a process to say that it is up."""
+"""For a process to say that it is up, besides the time to read and hash a model."""
+SLOWEST_BYTES_PER_S: Final = 100e6
+"""At which a model is read: a disk in a network."""
 AGAIN_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Between the end of a life and the beginning of the next, by how many have ended one after the other."""
 GOOD_LIFE_S: Final = 60.0
@@ -83,6 +85,8 @@ class Cluster:
         """Engines report to the router themselves, besides."""
         self.processes: dict[str, trio.Process] = {}
         """Everybody's latest."""
+        self.up_s: Final = UP_S + weights_bytes(scenario) / SLOWEST_BYTES_PER_S
+        """For a process to say that it is up."""
         self.stopping = False
         self._telling: Final = trio.Lock()
         """Two engines may end at once, and only one may write."""
@@ -157,7 +161,7 @@ class Cluster:
         self.processes[name] = process
         assert process.stdout is not None
         said = b""
-        with trio.move_on_after(UP_S):
+        with trio.move_on_after(self.up_s):
             while b"\n" not in said and (data := await process.stdout.receive_some()):
                 said += data
         if b"\n" not in said:

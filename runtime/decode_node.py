@@ -5,6 +5,7 @@ What it does with a request is decided in `pdflow/serving/decode.py`. Here are i
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Final, TypeAlias
@@ -18,7 +19,7 @@ from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import RequestId
+from pdflow.protocol.values import EngineId, RequestId
 from pdflow.serving.batch import dropped
 from pdflow.serving.core import Endpoint, Port
 from pdflow.serving.decode import DecodeCore
@@ -39,6 +40,8 @@ from runtime.engine_node import EngineNode, Known
 from runtime.engines.job import Job, Sampling, Token
 from runtime.engines.loop import Told
 from runtime.ranked_node import MakeTransport, Place
+
+log = logging.getLogger(__name__)
 
 UNKNOWN: Final = 0
 """In the place of a token that is still to be told."""
@@ -61,6 +64,8 @@ class DecodeLeg:
         """Its prompt is computed here; the protocol knows nothing of it."""
         self.why = ""
         """What the engine said, if it rejected it."""
+        self.source: EngineId | None = None
+        """Whose KV it decodes from: a prefill engine's, or a store's."""
         self.tell, self.said = trio.open_memory_channel[Said](math.inf)
         """Bounded by the tokens that it may generate."""
 
@@ -79,6 +84,8 @@ class DecodeNode(EngineNode):
         self.decoding: Final = DecodeCore(place.weights, landing or Landing())
         super().__init__(place, scheduler, ranks, transport, self.decoding)
         self._cells = scheduler.cells
+        self._other_weights: set[EngineId] = set()
+        """Of which the log has said that their KV is of other weights."""
         self.legs: dict[RequestId, DecodeLeg] = {}
         self.do.update(
             {
@@ -114,6 +121,7 @@ class DecodeNode(EngineNode):
         """A decode leg has come, whose KV a prefill engine has or will have. `first`: the answer's first token, which
         P has told; one that follows is told by `tell_first`."""
         leg = self._leg(request_id, tokens, sampling, False, UNKNOWN if first_follows else first)
+        leg.source = params.prefill.engine
         blocks = -(-len(tokens) // self.place.info.shards.block_size)
         digest = digest_of(tokens, self.place.weights)
         asked = DecodeRequested(request_id, params, blocks, len(tokens), digest, first_follows)
@@ -218,7 +226,19 @@ class DecodeNode(EngineNode):
     def end(self, port: Port, effect: EndDecode) -> None:
         leg = self.legs.pop(effect.handle)
         self.diary.generated(leg.request_id, leg.job.given + leg.job.seq.generated)
+        if effect.code is Code.WEIGHTS and leg.source is not None:
+            self._refused_weights(leg.source)
         leg.tell.send_nowait(effect.code)
+
+    def _refused_weights(self, source: EngineId) -> None:
+        """Said once of each peer: every request that it sends ends like this."""
+        if source not in self._other_weights:
+            self._other_weights.add(source)
+            log.error(
+                "%s: KV from %s is refused (WEIGHTS): it was computed with other weights, another config.json or in "
+                "another dtype than here, where weights are %016x; each engine logs its own at its start",
+                *(self.name, source, self.place.weights),
+            )
 
     def passed(self, leg: DecodeLeg, stage: str) -> None:
         """It has come through this stage, too."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+import attrs
 import msgspec
 
 from pdflow.errors import MissingBackendError, Problem, ScenarioError
@@ -24,11 +26,19 @@ if TYPE_CHECKING:
     from runtime.engine_node import EngineNode
     from runtime.engines.config import ModelConfig
 
+log = logging.getLogger(__name__)
+
 DTYPES: Final = {2: "bfloat16", 4: "float32", 8: "float64"}
 """By the bytes of a value in the KV cache, which is what the weights are computed in, too."""
 SPECIAL: Final = 2
 """Tokens before those of bytes."""
 INSTALL: Final = "pip install 'pdflow[live]'"
+WEIGHTS_SCHEME: Final = 2
+"""Of `weights_of`: to be counted up where the same model would get another number, so that a store that outlives its
+nodes has nothing under a number that means something else."""
+NOT_COMPUTED_WITH: Final = frozenset(("eos_token_ids", "max_position_embeddings", "dtype"))
+"""Of a model's configuration: when an answer ends, how long a prompt may be, and what the folder says of a dtype, which
+is not always what is computed in."""
 
 
 class Model(Protocol):
@@ -36,7 +46,7 @@ class Model(Protocol):
 
     prompts: Prompts
     weights: int
-    """Names all that tokens depend on: engines with other weights exchange no KV."""
+    """Identifies what KV and tokens are computed with: engines of which it differs exchange no KV (S4)."""
     eos: frozenset[int]
 
     def runner(self, node: EngineNode) -> Runner:
@@ -95,7 +105,7 @@ class TorchModel:
         self.config = config_of(scenario, folder)
         self.eos = self.config.eos_token_ids
         self._loaded = read_weights(folder, self.config, self.dtype)
-        self.weights = weights_of(folder, self.dtype)
+        self.weights = weights_of(folder, self.config, self.dtype)
         self.prompts = prompts_of(scenario, folder, self.config)
 
     def runner(self, node: EngineNode) -> Runner:
@@ -185,14 +195,28 @@ def handed_over(scenario: Scenario) -> int | None:
     return MAX_BLOCKS * min(sizes) if sizes else None
 
 
-def weights_of(folder: Path, dtype: str) -> int:
-    """63 bits over what the weights are, as far as their files say: names, sizes and heads of the files."""
-    hashed = blake2b(dtype.encode(), digest_size=8)
-    for file in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
-        with file.open("rb") as opened:
-            hashed.update(file.name.encode() + opened.read(1 << 20))
-        hashed.update(str(file.stat().st_size).encode())
-    return int.from_bytes(hashed.digest(), "little") >> 1
+def weights_of(folder: Path, config: ModelConfig, dtype: str) -> int:
+    """63 bits over all that KV and tokens are computed from: every tensor's name, dtype, shape and bytes, what
+    config.json says of the network (rotations, norms, heads), and the dtype of KV and of the computation. How tensors
+    are cut into files, and config.json's other keys, do not matter. ModelError if a file cannot be read."""
+    from runtime.engines.weight_hash import hash_weights
+
+    found = hash_weights(folder, cache() / "weights")
+    network = attrs.asdict(config, filter=lambda field, _: field.name not in NOT_COMPUTED_WITH)
+    said = msgspec.json.encode([WEIGHTS_SCHEME, dtype, sorted(network.items()), found.digest.hex()])
+    weights = int.from_bytes(blake2b(said, digest_size=8).digest(), "little") >> 1
+    log.info(
+        "%s: weights %016x, over %d tensors in %.3g GB, of which %.3g GB were hashed now, in %.1f s",
+        *(folder, weights, found.tensors, found.nbytes / 1e9, found.hashed_bytes / 1e9, found.elapsed_s),
+    )
+    return weights
+
+
+def weights_bytes(scenario: Scenario) -> int:
+    """Of the files that each engine reads at its start; 0 for a model that is made here, and for synthetic engines."""
+    if scenario.serve.model is None or is_synthetic(scenario):
+        return 0
+    return sum(path.stat().st_size for path in (scenario.base_dir / scenario.serve.model).glob("*.safetensors"))
 
 
 def config_of(scenario: Scenario, folder: Path) -> ModelConfig:

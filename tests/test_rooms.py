@@ -83,6 +83,7 @@ EXCEPTIONS: Final = {
     "pdflow/results/read.py": Permit("reads result files", touches_files=True),
     "pdflow/results/events.py": Permit("writes and reads events.jsonl", touches_files=True),
     "runtime/clock.py": Permit("reads the clocks", "time"),
+    "runtime/engines/weight_hash.py": Permit("hashes files by several threads", "concurrent"),
     "runtime/store_server.py": Permit("asks a server, by an extra", "valkey"),
     "sim/check/campaign.py": Permit("walks in processes, until the time is over", "concurrent multiprocessing time"),
     "sim/check/command.py": Permit(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import hash_speed
 from benchmarks.core_speed import OPEN, of_a_run, with_open_transfers
 from benchmarks.ends_speed import costs
 from benchmarks.sim_speed import CASES, measured
@@ -44,6 +45,11 @@ def test_a_timeline_that_is_written(tmp_path: Path) -> None:
     said = written(20, tmp_path)
     assert said["events"] > 20 * 10
     assert (tmp_path / "timeline.json.gz").stat().st_size > 0
+
+
+def test_the_hash_of_weights(tmp_path: Path) -> None:
+    hash_speed.write(tmp_path / "model.safetensors", 1)
+    assert min(hash_speed.speeds(tmp_path, tmp_path / "cache", 2, 1)) > 0
 
 
 @pytest.mark.nightly

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.protocol.wire.limits import MAX_BLOCKS
 from runtime.http.errors import OpenAIError
-from runtime.models import TorchModel, folder_of, open_prompts
+from runtime.models import TorchModel, folder_of, open_prompts, weights_bytes
 from tests.runtime.support.house import cluster
 
 
@@ -48,3 +48,8 @@ def test_a_prompt_of_more_blocks_than_a_registration_names_is_refused_to_whoever
         prompts.check_length(MAX_BLOCKS + 1, 20)
     assert refused.value.status == 400
     open_prompts(cluster(*engines, *room)).check_length(190_000, 20)
+
+
+def test_the_time_to_start_is_by_the_size_of_the_weights(folder: Path) -> None:
+    assert weights_bytes(cluster()) == 0
+    assert weights_bytes(cluster(f"serve.model={folder}")) == (folder / "model.safetensors").stat().st_size

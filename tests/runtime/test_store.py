@@ -82,6 +82,7 @@ async def another_engine(home: House, model: TorchModel, *overrides: str) -> Asy
     node = builder.node("prefill-1", model)
     assert isinstance(node, StorePrefillNode)
     node.stores = putting(home).stores
+    node.observe = home.observe
     async with trio.open_nursery() as nursery:
         await nursery.start(node.serve, (await trio.open_tcp_listeners(0, host=LOCAL))[0])
         home.p = node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import trio
 
@@ -78,12 +78,20 @@ class Answer(NamedTuple):
     code: Code
 
 
+Prefill: TypeAlias = tuple[Scenario, Model]
+"""What P is made from where it differs from D, as on a host of its own."""
+
+
 class House:
     """One P and two D, of which the second computes alone what the other's answers must be."""
 
-    def __init__(self, scenario: Scenario, model: Model, transport: MakeTransport) -> None:
+    def __init__(
+        self, scenario: Scenario, model: Model, transport: MakeTransport, prefill: Prefill | None = None
+    ) -> None:
         builder = Builder(scenario, transport)
-        p, d, alone = (builder.node(name, model) for name in ("prefill-0", "decode-0", "decode-1"))
+        of_p, p_model = (builder, model) if prefill is None else (Builder(prefill[0], transport), prefill[1])
+        p = of_p.node("prefill-0", p_model)
+        d, alone = (builder.node(name, model) for name in ("decode-0", "decode-1"))
         assert isinstance(p, PrefillNode)
         assert isinstance(d, DecodeNode)
         assert isinstance(alone, DecodeNode)
@@ -151,8 +159,10 @@ async def said(leg: DecodeLeg) -> Answer:
 
 
 @asynccontextmanager
-async def house(scenario: Scenario, model: Model, transport: str = "shm") -> AsyncIterator[House]:
-    built = House(scenario, model, transport_named(transport))
+async def house(
+    scenario: Scenario, model: Model, transport: str = "shm", prefill: Prefill | None = None
+) -> AsyncIterator[House]:
+    built = House(scenario, model, transport_named(transport), prefill)
     nodes = (*built.nodes(), built.alone)
     try:
         async with trio.open_nursery() as nursery:

@@ -1,0 +1,91 @@
+"""KV of other weights is refused, however late in the model they differ, and the log says so."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
+
+from safetensors.torch import load_file, save_file
+
+from pdflow.protocol.messages import Code
+from pdflow.scenario.schema import Scenario
+from runtime.engines.job import Sampling
+from runtime.models import TorchModel, folder_of
+from tests.runtime.support.house import Prefill, cluster, house, prompt
+from tests.runtime.test_store import another_engine
+
+SAMPLING = Sampling(max_tokens=8, ignore_eos=True)
+LATE = "model.layers.3.mlp.down_proj.weight"
+"""Of the last layer: no KV depends on it, and every token does."""
+
+
+def changed(folder: Path, name: str) -> None:
+    """One value of one tensor is another."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name][0, 0] += 1.0
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same model twice, but for a value of the last layer."""
+    base = tmp_path_factory.mktemp("weights")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(base / "cache"))
+        made = folder_of(cluster())
+    original, other = (Path(shutil.copytree(made, base / name)) for name in ("original", "other"))
+    changed(other, LATE)
+    return original, other
+
+
+@pytest.fixture
+def pair(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> tuple[Scenario, TorchModel, Prefill]:
+    """D's scenario and model, and P's. The parameter: what both scenarios say besides."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    d, p = (cluster(f"serve.model={folder}", *request.param) for folder in folders)
+    return d, TorchModel(d), (p, TorchModel(p))
+
+
+STORE = ("transfer.method=kv-store", "transfer.store_granularity=block", "pool.prefill.enable_prefix_caching=false")
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [("transfer.method=nixl-push",), ("transfer.method=nixl-pull",), STORE],
+    ids=["push", "pull", "store"],
+    indirect=True,
+)
+@pytest.mark.trio
+async def test_kv_of_a_model_that_differs_in_its_last_layer_is_refused_and_said(
+    pair: tuple[Scenario, TorchModel, Prefill], caplog: pytest.LogCaptureFixture
+) -> None:
+    scenario, model, prefill = pair
+    async with house(scenario, model, "tcp", prefill) as home:
+        for number in range(2):
+            assert await home.ask(f"r{number}", prompt(100, number), SAMPLING) == ([], Code.WEIGHTS)
+        await home.quiet()
+    said = [record.getMessage() for record in caplog.records if "other weights" in record.getMessage()]
+    assert len(said) == 1, "said once of each peer"
+    assert "decode-0" in said[0]
+    assert ("store-0" if home.store is not None else "prefill-0") in said[0]
+    assert f"{model.weights:016x}" in said[0]
+
+
+@pytest.mark.parametrize("pair", [STORE], indirect=True)
+@pytest.mark.trio
+async def test_nothing_in_a_store_is_found_by_an_engine_of_other_weights(
+    pair: tuple[Scenario, TorchModel, Prefill],
+) -> None:
+    scenario, model, (of_p, other) = pair
+    async with house(scenario, model) as home:
+        assert (await home.ask("a", prompt(500), SAMPLING)).code is Code.NONE
+        async with another_engine(home, other, *STORE, f"serve.model={of_p.serve.model}") as node:
+            assert await home.ask("b", prompt(500), SAMPLING) == ([], Code.WEIGHTS)
+            assert node.engine.prompt_tokens_computed == 500
+            await home.quiet()
