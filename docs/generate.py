@@ -124,7 +124,6 @@ WORDS = {
     "tie_embeddings": "whether the LM head is the embedding",
     "kv_bytes_per_value": "2 for bf16, 1 for fp8",
     "weight_dtype": "another way to say weight_bytes_per_param",
-    "kv_dtype": "another way to say kv_bytes_per_value",
     "mla": "latent attention, as DeepSeek has it, instead of KV heads",
     "moe": "experts instead of an MLP",
     "hf_config": "the config.json of any model on Hugging Face, relative to the scenario file, instead of a preset",

@@ -107,6 +107,7 @@ class Builder(EngineWiring):
             num_blocks=blocks,
             layouts=LayoutBook(shape, self.initiator, self.rule),
             weights=model.weights,
+            dtype=model.dtype,
             beside=room,
         )
         node = self.empty_node(pool, place, staging)

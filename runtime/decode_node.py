@@ -39,6 +39,7 @@ from runtime.diary import TOKEN
 from runtime.engine_node import EngineNode, Known
 from runtime.engines.job import Job, Sampling, Token
 from runtime.engines.loop import Told
+from runtime.models import weights_words
 from runtime.ranked_node import MakeTransport, Place
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ class DecodeLeg:
         """What the engine said, if it rejected it."""
         self.source: EngineId | None = None
         """Whose KV it decodes from: a prefill engine's, or a store's."""
+        self.source_weights = 0
+        """That KV's, if the request says it, as one does whose KV is read."""
         self.tell, self.said = trio.open_memory_channel[Said](math.inf)
         """Bounded by the tokens that it may generate."""
 
@@ -121,7 +124,7 @@ class DecodeNode(EngineNode):
         """A decode leg has come, whose KV a prefill engine has or will have. `first`: the answer's first token, which
         P has told; one that follows is told by `tell_first`."""
         leg = self._leg(request_id, tokens, sampling, False, UNKNOWN if first_follows else first)
-        leg.source = params.prefill.engine
+        leg.source, leg.source_weights = params.prefill.engine, params.weights
         blocks = -(-len(tokens) // self.place.info.shards.block_size)
         digest = digest_of(tokens, self.place.weights)
         asked = DecodeRequested(request_id, params, blocks, len(tokens), digest, first_follows)
@@ -227,17 +230,18 @@ class DecodeNode(EngineNode):
         leg = self.legs.pop(effect.handle)
         self.diary.generated(leg.request_id, leg.job.given + leg.job.seq.generated)
         if effect.code is Code.WEIGHTS and leg.source is not None:
-            self._refused_weights(leg.source)
+            self._refused_weights(leg.source, leg.source_weights)
         leg.tell.send_nowait(effect.code)
 
-    def _refused_weights(self, source: EngineId) -> None:
+    def _refused_weights(self, source: EngineId, weights: int) -> None:
         """Said once of each peer: every request that it sends ends like this."""
         if source not in self._other_weights:
             self._other_weights.add(source)
+            theirs = f" ({weights_words(weights)})" if weights else ""
             log.error(
-                "%s: KV from %s is refused (WEIGHTS): it was computed with other weights, another config.json or in "
-                "another dtype than here, where weights are %016x; each engine logs its own at its start",
-                *(self.name, source, self.place.weights),
+                "%s: KV from %s is refused (WEIGHTS): it was computed with other weights%s, another config.json or in "
+                "another dtype than here (%s); each engine logs its own at its start",
+                *(self.name, source, theirs, weights_words(self.place.weights)),
             )
 
     def passed(self, leg: DecodeLeg, stage: str) -> None:

@@ -17,6 +17,7 @@ from pdflow.layout.shapes import KvShape
 from pdflow.protocol.wire.limits import MAX_BLOCKS
 from pdflow.scenario.costs import step_cost
 from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
+from pdflow.scenario.hf_config import DTYPES as HF_DTYPES
 from pdflow.scenario.schema import Pool, Scenario
 from pdflow.version import version
 from runtime.engines.job import Runner
@@ -28,14 +29,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DTYPES: Final = {2: "bfloat16", 4: "float32", 8: "float64"}
-"""By the bytes of a value in the KV cache, which is what the weights are computed in, too."""
+DTYPES: Final = {short: name for name, short in HF_DTYPES.items()}
+"""Torch's names of what is computed in, by those of [model] kv_dtype."""
+OF_BYTES: Final = {2: "bfloat16", 4: "float32", 8: "float64"}
+"""What a model is made in that has no folder, by the bytes of a value in the KV cache."""
 SPECIAL: Final = 2
 """Tokens before those of bytes."""
 INSTALL: Final = "pip install 'pdflow[live]'"
 WEIGHTS_SCHEME: Final = 2
 """Of `weights_of`: to be counted up where the same model would get another number, so that a store that outlives its
 nodes has nothing under a number that means something else."""
+WEIGHTS_DTYPES: Final = ("float64", "float32", "bfloat16", "float16")
+"""By the last two bits of `weights_of`, so that a number of another engine says what it computes in."""
 NOT_COMPUTED_WITH: Final = frozenset(("eos_token_ids", "max_position_embeddings", "dtype"))
 """Of a model's configuration: when an answer ends, how long a prompt may be, and what the folder says of a dtype, which
 is not always what is computed in."""
@@ -47,6 +52,8 @@ class Model(Protocol):
     prompts: Prompts
     weights: int
     """Identifies what KV and tokens are computed with: engines of which it differs exchange no KV (S4)."""
+    dtype: str
+    """That is computed in, and KV kept in; "" if nothing is computed."""
     eos: frozenset[int]
 
     def runner(self, node: EngineNode) -> Runner:
@@ -101,8 +108,8 @@ class TorchModel:
         from runtime.engines.weights import read_weights
 
         folder = folder_of(scenario)
-        self.dtype = DTYPES[scenario.model.kv_bytes_per_value]
         self.config = config_of(scenario, folder)
+        self.dtype = dtype_of(scenario, folder, self.config)
         self.eos = self.config.eos_token_ids
         self._loaded = read_weights(folder, self.config, self.dtype)
         self.weights = weights_of(folder, self.config, self.dtype)
@@ -123,6 +130,7 @@ class SyntheticModel:
 
     eos: frozenset[int] = frozenset()
     weights = 1
+    dtype = ""
 
     def __init__(self, scenario: Scenario, pool: Pool) -> None:
         self.prompts = open_prompts(scenario)
@@ -196,20 +204,59 @@ def handed_over(scenario: Scenario) -> int | None:
 
 
 def weights_of(folder: Path, config: ModelConfig, dtype: str) -> int:
-    """63 bits over all that KV and tokens are computed from: every tensor's name, dtype, shape and bytes, what
-    config.json says of the network (rotations, norms, heads), and the dtype of KV and of the computation. How tensors
-    are cut into files, and config.json's other keys, do not matter. ModelError if a file cannot be read."""
+    """63 bits that identify all that KV and tokens are computed from: a hash over every tensor's name, dtype, shape and
+    bytes and what config.json says of the network (rotations, norms, heads), and two bits for the dtype of KV and of
+    the computation. How tensors are cut into files, and config.json's other keys, do not matter. ModelError if a file
+    cannot be read."""
     from runtime.engines.weight_hash import hash_weights
 
     found = hash_weights(folder, cache() / "weights")
     network = attrs.asdict(config, filter=lambda field, _: field.name not in NOT_COMPUTED_WITH)
-    said = msgspec.json.encode([WEIGHTS_SCHEME, dtype, sorted(network.items()), found.digest.hex()])
-    weights = int.from_bytes(blake2b(said, digest_size=8).digest(), "little") >> 1
+    said = msgspec.json.encode([WEIGHTS_SCHEME, sorted(network.items()), found.digest.hex()])
+    hashed = int.from_bytes(blake2b(said, digest_size=8).digest(), "little") >> 3
+    weights = hashed << 2 | WEIGHTS_DTYPES.index(dtype)
     log.info(
-        "%s: weights %016x, over %d tensors in %.3g GB, of which %.3g GB were hashed now, in %.1f s",
+        "%s: weights %016x, over %d tensors in %.3g GB, of which %.3g GB were hashed now, in %.1f s; stored in %s, "
+        "computed in %s, KV kept in %s",
         *(folder, weights, found.tensors, found.nbytes / 1e9, found.hashed_bytes / 1e9, found.elapsed_s),
+        *(" and ".join(found.dtypes), dtype, dtype),
     )
     return weights
+
+
+def weights_words(weights: int) -> str:
+    """A number of `weights_of`, for people."""
+    return f"weights {weights:016x} in {WEIGHTS_DTYPES[weights & 3]}"
+
+
+def dtype_of(scenario: Scenario, folder: Path, config: ModelConfig) -> str:
+    """What torch engines compute in and keep KV in: what `model.kv_dtype` says, which the loader has taken from the
+    folder's config.json if the scenario does not say it; else what the tensors have, if that is as wide as the
+    scenario's KV. ScenarioError if neither says it, or it is not computed in."""
+    spec = scenario.model
+    if spec.kv_dtype is not None and spec.kv_dtype in DTYPES:
+        return DTYPES[spec.kv_dtype]
+    known = ", ".join(DTYPES)
+    if spec.kv_dtype is not None:
+        problem = f"is {spec.kv_dtype}, and torch engines keep KV in what they compute in: one of {known}"
+        raise ScenarioError([Problem(scenario.path, "model.kv_dtype", problem)])
+    nbytes = spec.kv_bytes_per_value
+    if scenario.serve.model is None:
+        if nbytes in OF_BYTES:
+            return OF_BYTES[nbytes]
+        problem = f"is {nbytes}, and no torch engine computes in so many bytes: say model.kv_dtype, one of {known}"
+        raise ScenarioError([Problem(scenario.path, "model.kv_bytes_per_value", problem)])
+    from runtime.engines.config import BYTES
+    from runtime.engines.weight_hash import stored_dtype
+
+    dtype = config.dtype or stored_dtype(folder)
+    if dtype is None or BYTES[dtype] != nbytes:
+        theirs = "names no dtype, nor do its tensors have one alone" if dtype is None else f"is in {dtype}"
+        problem = (
+            f"is not said: KV has {nbytes} bytes a value by the scenario, and {folder} {theirs}; say one of {known}"
+        )
+        raise ScenarioError([Problem(scenario.path, "model.kv_dtype", problem)])
+    return dtype
 
 
 def weights_bytes(scenario: Scenario) -> int:

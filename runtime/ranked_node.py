@@ -40,6 +40,9 @@ class Place:
     layouts: LayoutBook
     weights: int
     """Names what the model computes with: engines of different weights exchange nothing (S4)."""
+    dtype: str = ""
+    """That KV is computed and kept in; "" if it is not known: KV of synthetic engines, or in a store whose scenario
+    does not say it."""
     beside: Beside | None = None
     """What a rank keeps beside its blocks."""
     leases: int | None = None
@@ -91,6 +94,7 @@ class RankedNode(Node):
             place.beside,
             place.leases,
             owner,
+            place.dtype,
         )
         rank.orders.diary = self.diary
         rank.lost = partial(self.links.lose, address)

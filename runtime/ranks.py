@@ -72,6 +72,8 @@ class About(msgspec.Struct, frozen=True, array_like=True):
     reach: bytes
     room: Room | None = None
     """Where its prompts are sent from, or land, unless that is in blocks."""
+    dtype: str = ""
+    """Of its KV; "" if it does not know."""
 
 
 _about: Final = msgspec.msgpack.Decoder(About)
@@ -101,7 +103,7 @@ class Rank:
     """Args: shape of the KV at this engine's block size; `transport` makes one that tells its events to what it is
     given; `put` hands an event to this rank's endpoint; `incarnation` is the engine's in this life;
     `beside`, what there is beside the blocks; `slots`, how many words there may be, unless blocks say so; `owner`, the
-    rank of this process whose memory this one's is, if it has none of its own."""
+    rank of this process whose memory this one's is, if it has none of its own; `dtype`, of its KV, if that is known."""
 
     def __init__(
         self,
@@ -116,6 +118,7 @@ class Rank:
         beside: Beside | None = None,
         slots: int | None = None,
         owner: Rank | None = None,
+        dtype: str = "",
     ) -> None:
         shards = engine.shards
         self.address: Final = rank_address(engine.engine, rank)
@@ -138,6 +141,7 @@ class Rank:
         self.meter: TransferMeter | None = None
         self.lost: Callable[[Address], None] = lambda peer: None
         """Told of whose memory is not to be reached any more."""
+        self._dtype = dtype
         self._layouts = layouts
         self._put = put
         self._numbers = count(1)
@@ -152,7 +156,9 @@ class Rank:
         """For a peer's `meet`."""
         reach = self.transport.describe()
         return msgspec.msgpack.encode(
-            About(self.memory, self.shards, self.words_at, self.slots, self.transport.name, reach, self.room)
+            About(
+                self.memory, self.shards, self.words_at, self.slots, self.transport.name, reach, self.room, self._dtype
+            )
         )
 
     async def meet(self, peer: Address, about: bytes) -> None:
@@ -163,11 +169,25 @@ class Rank:
             raise ValueError(f"{peer} does not say how its memory is reached: {cause}") from None
         if known.transport != self.transport.name:
             raise ValueError(f"{peer} moves KV over {known.transport}, {self.address} over {self.transport.name}")
+        self._check_dtype(peer, known)
         memories = [known.memory] if known.room is None else [known.memory, known.room.memory]
         if known.slots < 1 or shards_problem(known.shards) or not all(map(self._may_be, memories)):
             raise ValueError(f"{peer} describes a memory that no engine of this model has")
         await self.transport.connect(peer, known.reach)
         self.peers[peer] = known
+
+    def _check_dtype(self, peer: Address, theirs: About) -> None:
+        """ValueError if the peer's KV means something else than what is here, in words that say what to change."""
+        fix = "give all engines one model.kv_dtype, or folders whose config.json name one dtype"
+        if theirs.dtype and self._dtype and theirs.dtype != self._dtype:
+            raise ValueError(f"{peer} keeps KV in {theirs.dtype}, {self.address} in {self._dtype}: {fix}")
+        cells = theirs.memory.cell_bytes, self.memory.cell_bytes
+        if cells[0] != cells[1]:
+            in_dtypes = [f" ({dtype})" if dtype else "" for dtype in (theirs.dtype, self._dtype)]
+            raise ValueError(
+                f"{peer} keeps {cells[0]} bytes{in_dtypes[0]} of KV for each token and head, {self.address} {cells[1]}"
+                f"{in_dtypes[1]}: {fix}, and one head_dim"
+            )
 
     def _may_be(self, theirs: RankMemory) -> bool:
         """What layouts are worked out from. Addresses may be anything: a transport knows what lies in a region."""

@@ -15,6 +15,7 @@ from pdflow.scenario.schema import Scenario
 from pdflow.scenario.transfer_schema import Transfer
 from pdflow.wiring.stores import Producer, StoreWiring, node_name, put_name
 from pdflow.wiring.stores import beside as pool_beside
+from runtime.models import DTYPES
 from runtime.ranked_node import Place
 from runtime.ranks import LayoutBook
 from runtime.secret import secret_of
@@ -68,6 +69,7 @@ def store_node(builder: Builder, name: str) -> StoreNode:
         num_blocks=wiring.blocks,
         layouts=LayoutBook(shape, builder.initiator, builder.rule),
         weights=0,
+        dtype=DTYPES.get(builder.scenario.model.kv_dtype or "", ""),
         leases=LEASES,
     )
     memory = StoreMemory(wiring.blocks, says.store_keep, says.store_high_water)

@@ -69,6 +69,9 @@ class ModelSpec:
     embedding_bytes_per_param: float = attrs.field(default=2.0, validator=[_RATE, validators.le(8.0)])
     """Of the embedding and the LM head, which quantised checkpoints leave as they were."""
     kv_bytes_per_value: int = attrs.field(default=2, validator=_COUNT)
+    kv_dtype: Literal["fp64", "fp32", "bf16", "fp16", "fp8", "int8"] | None = None
+    """Another way to say kv_bytes_per_value; torch engines compute in it. If neither is said, it is the dtype in the
+    config.json of serve.model, else of hf_config."""
     activation_dtype: Literal["bf16", "fp16", "fp8", "int8"] = "bf16"
     """What matrix products compute in: 8-bit ones at the GPU's 8-bit rate."""
     gated_mlp: bool = True

@@ -57,7 +57,7 @@ DTYPES: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = {
     "weight_dtype": ("weight_bytes_per_param", WEIGHT_DTYPES),
     "kv_dtype": ("kv_bytes_per_value", KV_DTYPES),
 }
-"""Keys of [model] that say a size by its usual name."""
+"""Keys of [model] that say a size by its usual name. That of KV is kept beside the size: engines compute in it."""
 LINKS_FILE: Final = ".toml"
 """How the names of link presets end that are files."""
 
@@ -156,6 +156,8 @@ def _model(table: object, found: list[Complaint]) -> ModelSpec | None:
             found.append(Complaint(("model", key), str(one_of(dtype, sizes))))
         else:
             own[field] = sizes[dtype]
+            if key == "kv_dtype":
+                own[key] = dtype
     model = _specified(own, table.get("preset"), "models", ModelSpec, ("model",), found)
     return model if len(found) == before or model is None else _if_harmless(model, found[before:])
 

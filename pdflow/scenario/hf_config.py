@@ -20,6 +20,8 @@ UNGATED: Final = frozenset(("opt", "bloom", "gpt2", "gpt_neox", "falcon", "starc
 """Values of `model_type` whose MLPs have two matrices."""
 TIED_UNLESS_SAID: Final = frozenset(("opt", "bloom", "gpt2", "gemma", "gemma2", "gemma3_text"))
 """Those that tie embedding and LM head where the file does not say."""
+DTYPES: Final[Mapping[str, str]] = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""What [model] calls the dtypes that models are computed in, by torch's names."""
 EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -32,8 +34,8 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
     inner = config.get("text_config")
     if isinstance(inner, Mapping):
         # A multimodal model: what is served by tokens is its language model.
-        outer = {key: value for key, value in config.items() if key in ("quantization_config", "torch_dtype", "dtype")}
-        return model_values({**outer, **inner})
+        outer = {key: value for key, value in config.items() if key == "quantization_config"}
+        return model_values({**outer, **inner, "dtype": computed_dtype(config)})
     kind = str(config.get("model_type", ""))
     hidden = _whole(config, NAMES["hidden_size"])
     heads = _whole(config, NAMES["num_heads"])
@@ -62,6 +64,17 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def computed_dtype(config: Mapping[str, Any]) -> str | None:
+    """Torch's name of the dtype that the model is to be computed in, which is also that of its KV; None if the file
+    names none that anything is computed in. `dtype` is what newer files say for `torch_dtype`, and counts as
+    transformers has it; a multimodal model's is that of its language model."""
+    inner = config.get("text_config")
+    if isinstance(inner, Mapping) and (dtype := computed_dtype(inner)) is not None:
+        return dtype
+    said = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    return said if said in DTYPES else None
+
+
 def _whole(config: Mapping[str, Any], keys: tuple[str, ...], default: int | None = None) -> int:
     for key in keys:
         value = config.get(key)
@@ -87,10 +100,13 @@ def _experts(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _dtypes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What weights are stored and products computed in. Quantised checkpoints leave the embeddings in 16 bits."""
-    dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
-    wide = 4.0 if dtype == "float32" else 2.0
+    """What weights are stored, products computed and KV kept in. Quantised checkpoints leave the embeddings in 16
+    bits."""
+    dtype = computed_dtype(config)
+    wide = {"float64": 8.0, "float32": 4.0}.get(dtype or "bfloat16", 2.0)
     found: dict[str, Any] = {"weight_bytes_per_param": wide, "embedding_bytes_per_param": wide}
+    if dtype is not None:
+        found["kv_dtype"] = DTYPES[dtype]
     quantised = config.get("quantization_config")
     if not isinstance(quantised, Mapping):
         return found

@@ -20,7 +20,8 @@ from pdflow.scenario.convert import Complaint, did_you_mean, shown
 from pdflow.scenario.costs import check_costs
 from pdflow.scenario.document import DTYPES, Parts, is_links_file, read_document
 from pdflow.scenario.draft import Draft
-from pdflow.scenario.hf_config import HfConfigError, model_values
+from pdflow.scenario.hf_config import DTYPES as HF_DTYPES
+from pdflow.scenario.hf_config import HfConfigError, computed_dtype, model_values
 from pdflow.scenario.locate import KeyPath, key_lines
 from pdflow.scenario.schema import Scenario
 from pdflow.scenario.validate import check
@@ -60,7 +61,8 @@ def parse(file: str, text: str) -> Draft:
 
 def resolve(draft: Draft) -> Scenario:
     """What a draft says, presets and other files resolved; the draft stays as it is. Raises ScenarioError."""
-    file, (document, of_model) = draft.file, _with_config(draft.file, draft.document)
+    file = draft.file
+    document, of_model = _with_config(file, _with_served_dtype(file, draft.document))
     config, of_config = _transfer_config(file, document)
     if config is not None:
         document = config.under(document)
@@ -114,6 +116,27 @@ def _parse(file: str, text: str) -> dict[str, Any]:
         raise ScenarioError([problem]) from None
 
 
+def _with_served_dtype(file: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The document with the dtype of the folder in `serve.model`, which torch engines compute in and keep KV in, unless
+    [model] says what KV is. It counts before a preset's and `hf_config`'s, which may be of another copy of the model.
+
+    A folder that cannot be read says nothing here: whoever only simulates does not need it, and `serve` refuses it.
+    """
+    model, serve, pools = (document.get(table) for table in ("model", "serve", "pool"))
+    if not (isinstance(model, Mapping) and isinstance(serve, Mapping) and isinstance(pools, list)):
+        return document
+    folder = serve.get("model")
+    computed = any(isinstance(pool, Mapping) and pool.get("engine") == "torch" for pool in pools)
+    if not computed or not isinstance(folder, str) or not {"kv_dtype", "kv_bytes_per_value"}.isdisjoint(model):
+        return document
+    try:
+        config = json.loads((Path(file).parent / folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return document
+    dtype = computed_dtype(config) if isinstance(config, dict) else None
+    return document if dtype is None else {**document, "model": {**model, "kv_dtype": HF_DTYPES[dtype]}}
+
+
 def _with_config(file: str, document: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Complaint]]:
     """The document with what `hf_config` says put under what [model] says itself."""
     table = document.get("model")
@@ -144,9 +167,10 @@ def _config_values(file: str, name: object, own: Mapping[str, Any]) -> tuple[dic
         return {}, [Complaint(path, f'"{name}" {error}')]
     except (ValueError, RecursionError):
         return {}, [Complaint(path, f'"{name}" is not JSON')]
-    for key in DTYPES:
-        if key in own:
-            values.pop(DTYPES[key][0], None)
+    for key, (field, _) in DTYPES.items():
+        if key in own or field in own:
+            values.pop(key, None)
+            values.pop(field, None)
     return {"name": config_file.resolve().parent.name, **values}, []
 
 

@@ -101,7 +101,8 @@ class Serve:
         default=None,
         metadata=about(
             "folder of a model in the Hugging Face format, relative to the scenario file; if absent a small one of "
-            "[model]'s shape is made, with random weights",
+            "[model]'s shape is made, with random weights. Where [model] does not say what KV is kept in, the dtype in "
+            "its config.json is what torch engines compute in and keep KV in",
             NOT_EMPTY,
         ),
     )

@@ -13,6 +13,7 @@ import attrs
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.layout.shapes import KvShape
+from pdflow.scenario.hf_config import computed_dtype
 
 FAMILY: Final = ("llama", "mistral", "qwen2")
 """`model_type`s that are this one network; of qwen2, with biases on Q, K and V."""
@@ -50,7 +51,8 @@ class ModelConfig:
     rope_scaling: RopeScaling | None
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
-    dtype: str
+    dtype: str | None
+    """That config.json names, by torch's name; None if it names none that is computed in."""
 
     def kv_shape(self, block_size: int, dtype: str) -> KvShape:
         return KvShape(self.num_hidden_layers, self.num_key_value_heads, self.head_dim, BYTES[dtype], block_size)
@@ -103,7 +105,7 @@ def _config(raw: dict[str, Any], path: Path, eos: frozenset[int]) -> ModelConfig
         rope_scaling=_scaling(rope or raw.get("rope_scaling") or {}, path),
         tie_word_embeddings=raw.get("tie_word_embeddings", False),
         eos_token_ids=eos,
-        dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+        dtype=computed_dtype(raw),
     )
 
 

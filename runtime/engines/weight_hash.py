@@ -99,8 +99,21 @@ class WeightHash:
     """As they are stored, without repetition."""
 
 
+TORCH_DTYPES: Final = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""By safetensors' names."""
 _header: Final = msgspec.json.Decoder(dict[str, Any])
 _hashed_file: Final = msgspec.json.Decoder(HashedFile)
+
+
+def stored_dtype(folder: Path) -> str | None:
+    """Torch's name of the one dtype of all tensors; None if they have several, or one that is not computed in.
+    ModelError if a file cannot be read."""
+    found = set()
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb", buffering=0) as file:
+            header, _ = _read_header(path, file.fileno(), os.fstat(file.fileno()).st_size)
+        found |= {tensor.dtype for tensor in header.values()}
+    return TORCH_DTYPES.get(found.pop()) if len(found) == 1 else None
 
 
 def hash_weights(folder: Path, cache: Path) -> WeightHash:

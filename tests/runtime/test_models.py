@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.protocol.wire.limits import MAX_BLOCKS
@@ -53,3 +59,81 @@ def test_a_prompt_of_more_blocks_than_a_registration_names_is_refused_to_whoever
 def test_the_time_to_start_is_by_the_size_of_the_weights(folder: Path) -> None:
     assert weights_bytes(cluster()) == 0
     assert weights_bytes(cluster(f"serve.model={folder}")) == (folder / "model.safetensors").stat().st_size
+
+
+SIZED = """
+name = "sized"
+num_layers = 4
+hidden_size = 256
+intermediate_size = 688
+num_heads = 4
+num_kv_heads = 2
+head_dim = 64
+vocab_size = 512
+"""
+"""A [model] that says nothing of a dtype."""
+
+
+def stored_in(folder: Path, stored: torch.dtype, /, **keys: Any) -> None:
+    """The model's tensors are of that dtype; its config.json says these."""
+    path = folder / "model.safetensors"
+    save_file({name: tensor.to(stored) for name, tensor in load_file(path).items()}, path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["torch_dtype"]
+    (folder / "config.json").write_text(json.dumps(config | keys))
+
+
+@pytest.mark.parametrize(
+    ("stored", "keys", "says", "computed"),
+    [
+        ("float32", {"torch_dtype": "float32"}, "", "float32"),
+        ("float16", {"dtype": "float16"}, "", "float16"),
+        ("bfloat16", {"torch_dtype": "bfloat16"}, "", "bfloat16"),
+        ("bfloat16", {"torch_dtype": "float32"}, "", "float32"),
+        ("float32", {"torch_dtype": "float32"}, 'kv_dtype = "bf16"', "bfloat16"),
+        ("float32", {"torch_dtype": "float32"}, 'kv_dtype = "fp16"', "float16"),
+        ("float16", {}, "", "float16"),
+        ("float16", {"torch_dtype": "float16"}, "kv_bytes_per_value = 2", "float16"),
+        ("float32", {}, "kv_bytes_per_value = 4", "float32"),
+    ],
+)
+def test_what_is_computed_in_is_the_folders_or_the_scenarios_dtype(
+    stored: str, keys: dict[str, Any], says: str, computed: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    stored_in(folder, getattr(torch, stored), **keys)
+    model = TorchModel(cluster(f"serve.model={folder}", model=SIZED + says))
+    assert model.dtype == computed
+    assert model._loaded.dtype == getattr(torch, computed)
+    short = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[stored]
+    assert f"stored in {short}, computed in {computed}, KV kept in {computed}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        ("", "KV has 2 bytes a value by the scenario, and .* is in float32; say one of fp64, fp32, bf16, fp16"),
+        ('kv_dtype = "fp8"', "model.kv_dtype: is fp8, and torch engines keep KV in what they compute in"),
+    ],
+)
+def test_a_dtype_that_is_not_computed_in_is_refused(says: str, said: str, folder: Path) -> None:
+    stored_in(folder, torch.float32)
+    with pytest.raises(PdflowError, match=said):
+        TorchModel(cluster(f"serve.model={folder}", model=SIZED + says))
+
+
+def test_tensors_of_several_dtypes_do_not_say_one(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    stored_in(folder, torch.bfloat16)
+    tensors = load_file(path)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].float()
+    save_file(tensors, path)
+    with pytest.raises(PdflowError, match="names no dtype, nor do its tensors have one alone"):
+        TorchModel(cluster(f"serve.model={folder}", model=SIZED))
+
+
+def test_a_model_that_is_made_has_the_scenarios_dtype(folder: Path) -> None:
+    for says, dtype in (('kv_dtype = "fp16"', "float16"), ("", "bfloat16"), ("kv_bytes_per_value = 8", "float64")):
+        assert TorchModel(cluster(model=SIZED + says)).dtype == dtype
+    with pytest.raises(PdflowError, match="kv_bytes_per_value: is 3, and no torch engine computes in so many bytes"):
+        TorchModel(cluster(model=SIZED + "kv_bytes_per_value = 3"))

@@ -45,16 +45,20 @@ class Nowhere:
         self.written: list[int] = []
 
 
-def rank(put: Callable[[Any], None] = lambda event: None) -> Rank:
+def rank(put: Callable[[Any], None] = lambda event: None, dtype: str = "") -> Rank:
     layouts = LayoutBook(SHAPE, "push", "exactly-once")
     transport: Any = lambda address, tell: Nowhere()  # noqa: E731
-    return Rank(EngineInfo("e", Shards(1, 1, 16)), 0, SHAPE, 8, layouts, transport, put, 1)
+    return Rank(EngineInfo("e", Shards(1, 1, 16)), 0, SHAPE, 8, layouts, transport, put, 1, dtype=dtype)
 
 
 def described(
-    memory: RankMemory, room: Room | None = None, slots: int = 9, shards: tuple[int, int, int] = (1, 1, 16)
+    memory: RankMemory,
+    room: Room | None = None,
+    slots: int = 9,
+    shards: tuple[int, int, int] = (1, 1, 16),
+    dtype: str = "",
 ) -> bytes:
-    return msgspec.msgpack.encode(About(memory, Shards(*shards), 0, slots, "nowhere", b"", room))
+    return msgspec.msgpack.encode(About(memory, Shards(*shards), 0, slots, "nowhere", b"", room, dtype))
 
 
 WRONG: list[dict[str, Any]] = [
@@ -74,9 +78,23 @@ WRONG: list[dict[str, Any]] = [
 async def test_a_memory_that_cannot_be_is_refused(wrong: dict[str, Any], beside: bool) -> None:
     bad = msgspec.structs.replace(MEMORY, **wrong)
     here = rank()
-    with pytest.raises(ValueError, match="p describes a memory that no engine of this model has"):
+    said = "p describes a memory that no engine of this model has"
+    if "cell_bytes" in wrong and not beside:
+        said = r"p keeps 3 bytes of KV for each token and head, e\.r0 256: give all engines one model\.kv_dtype"
+    with pytest.raises(ValueError, match=said):
         await here.meet("p", described(MEMORY, Room("pages", bad)) if beside else described(bad))
     assert not here.peers
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("float16", "bfloat16"), ("float32", "bfloat16")])
+@pytest.mark.trio
+async def test_kv_in_another_dtype_is_refused_in_words_that_name_both(theirs: str, ours: str) -> None:
+    here = rank(dtype=ours)
+    with pytest.raises(ValueError, match=rf"p keeps KV in {theirs}, e\.r0 in {ours}: give all engines one model\.kv_"):
+        await here.meet("p", described(MEMORY, dtype=theirs))
+    await here.meet("p", described(MEMORY, dtype=ours))
+    await here.meet("q", described(MEMORY))
+    assert [*here.peers] == ["p", "q"], "one that does not say its dtype is known by its sizes"
 
 
 @pytest.mark.trio

@@ -1,7 +1,9 @@
-"""KV of other weights is refused, however late in the model they differ, and the log says so."""
+"""KV of other weights, or in another dtype, is refused, and the log says so: however late in the model weights differ,
+and though both dtypes may have the same size."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -89,3 +91,38 @@ async def test_nothing_in_a_store_is_found_by_an_engine_of_other_weights(
             assert await home.ask("b", prompt(500), SAMPLING) == ([], Code.WEIGHTS)
             assert node.engine.prompt_tokens_computed == 500
             await home.quiet()
+
+
+@pytest.mark.parametrize("p_dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("method", ["nixl-push", "nixl-pull", "kv-store"])
+@pytest.mark.trio
+async def test_engines_of_other_dtypes_refuse_each_other_in_words_that_name_both(
+    method: str, p_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    d, p = (cluster(f"transfer.method={method}", f"model.kv_dtype={dtype}") for dtype in ("bf16", p_dtype))
+    async with house(d, TorchModel(d), "tcp", (p, TorchModel(p))) as home:
+        # What is to be read is judged before its engine is met.
+        code = Code.WEIGHTS if method == "nixl-pull" else Code.UNREACHABLE
+        assert await home.ask("r", prompt(100), SAMPLING) == ([], code)
+    theirs = {"fp32": "float32", "fp16": "float16"}[p_dtype]
+    there = "decode-0.r0" if home.store is None else "store-0.put.r0"
+    said = f"prefill-0.r0 keeps KV in {theirs}, {there} in bfloat16: give all engines one model.kv_dtype"
+    if method == "nixl-pull":
+        said = rf"other weights \(weights \w+ in {theirs}\), .* than here \(weights \w+ in bfloat16\)"
+    assert re.search(said, caplog.text)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32", "fp64"])
+@pytest.mark.trio
+async def test_kv_goes_from_engine_to_engine_in_any_dtype(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    scenario = cluster(f"model.kv_dtype={dtype}")
+    async with house(scenario, TorchModel(scenario)) as home:
+        answer = await home.ask("r", prompt(40), SAMPLING)
+        assert answer.code is Code.NONE
+        assert len(set(answer.tokens)) > 4
+        assert answer == await home.ask_alone("alone", prompt(40), SAMPLING)
+        await home.quiet()

@@ -11,7 +11,7 @@ import pytest
 from pdflow.cost.specs import ModelSpec
 from pdflow.errors import ScenarioError
 from pdflow.scenario.convert import structure
-from pdflow.scenario.hf_config import HfConfigError, model_values
+from pdflow.scenario.hf_config import HfConfigError, computed_dtype, model_values
 from pdflow.scenario.load import load
 from pdflow.scenario.presets import presets
 
@@ -180,3 +180,85 @@ def test_a_wrong_config_is_told_once_and_where(tmp_path: Path, content: bytes | 
     assert str(caught.value).count("\n") == 0, str(caught.value)
     assert f"{file}:8: model.hf_config: " in str(caught.value)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("says", "dtype", "kv", "weights"),
+    [
+        ({"torch_dtype": "float32"}, "float32", "fp32", 4.0),
+        ({"torch_dtype": "float64"}, "float64", "fp64", 8.0),
+        ({"torch_dtype": "float16"}, "float16", "fp16", 2.0),
+        ({"dtype": "bfloat16"}, "bfloat16", "bf16", 2.0),
+        ({"dtype": "float32", "torch_dtype": "bfloat16"}, "float32", "fp32", 4.0),
+        ({"torch_dtype": "torch.float32"}, "float32", "fp32", 4.0),
+        ({"torch_dtype": None}, None, None, 2.0),
+        ({"torch_dtype": "float8_e4m3fn"}, None, None, 2.0),
+    ],
+)
+def test_kv_is_kept_in_what_a_model_is_computed_in(
+    says: dict[str, Any], dtype: str | None, kv: str | None, weights: float
+) -> None:
+    config = {**LLAMA, "torch_dtype": None, **says}
+    assert computed_dtype(config) == dtype
+    found = model_values(config)
+    assert (found.get("kv_dtype"), found["weight_bytes_per_param"]) == (kv, weights)
+    multimodal = {"model_type": "vision", "dtype": "float16", "text_config": config}
+    assert computed_dtype(multimodal) == (dtype or "float16")
+    assert model_values(multimodal)["kv_dtype"] == (kv or "fp16")
+
+
+SERVED = """
+[workload]
+requests = 10
+arrival = { process = "poisson", rate_rps = 1.0 }
+input_tokens = 100
+output_tokens = 10
+[model]
+MODEL
+[[pool]]
+name = "all"
+role = "aggregated"
+gpu = "cpu"
+engine = "ENGINE"
+kv_tokens = 8192
+[serve]
+model = "served"
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "kv_dtype", "kv_bytes"),
+    [
+        ('preset = "qwen3-8b"', "torch", "fp32", 4),
+        ('preset = "tiny"', "torch", "fp32", 4),
+        ('hf_config = "other/config.json"', "torch", "fp32", 4),
+        ('preset = "qwen3-8b"\nkv_dtype = "fp16"', "torch", "fp16", 2),
+        ('preset = "qwen3-8b"\nkv_bytes_per_value = 8', "torch", None, 8),
+        ('hf_config = "other/config.json"\nkv_dtype = "bf16"', "torch", "bf16", 2),
+        ('hf_config = "other/config.json"\nkv_bytes_per_value = 1', "torch", None, 1),
+        ('hf_config = "other/config.json"', "synthetic", "fp16", 2),
+        ('preset = "qwen3-8b"', "synthetic", None, 2),
+    ],
+)
+def test_the_dtype_of_a_served_folder_counts_unless_the_scenario_says_one(
+    model: str, engine: str, kv_dtype: str | None, kv_bytes: int, tmp_path: Path
+) -> None:
+    """Synthetic engines have nothing of the folder."""
+    for name, dtype in (("served", "float32"), ("other", "float16")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": dtype}))
+    file = tmp_path / "s.toml"
+    file.write_text(SERVED.replace("MODEL", model).replace("ENGINE", engine))
+    found = load(str(file)).model
+    assert (found.kv_dtype, found.kv_bytes_per_value) == (kv_dtype, kv_bytes)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"torch_dtype": 7}', "[" * 100_000])
+def test_a_served_folder_that_cannot_be_read_says_nothing(content: str | None, tmp_path: Path) -> None:
+    """`simulate` does not need it, and `serve` says what is wrong with it."""
+    if content is not None:
+        (tmp_path / "served").mkdir()
+        (tmp_path / "served/config.json").write_text(content)
+    file = tmp_path / "s.toml"
+    file.write_text(SERVED.replace("MODEL", 'preset = "qwen3-8b"').replace("ENGINE", "torch"))
+    assert load(str(file)).model.kv_dtype is None

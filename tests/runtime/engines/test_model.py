@@ -46,7 +46,7 @@ def logprobs(sampled: Sampled | None) -> list[float]:
     return [logprob for _, logprob in sorted(sampled.logprobs.top)]
 
 
-@pytest.mark.parametrize(("dtype", "near"), [("float64", 1e-5), ("float32", 1e-3), ("bfloat16", 0.5)])
+@pytest.mark.parametrize(("dtype", "near"), [("float64", 1e-5), ("float32", 1e-3), ("float16", 0.1), ("bfloat16", 0.5)])
 def test_it_computes_what_a_dense_forward_pass_computes(tiny: Path, dtype: str, near: float) -> None:
     model = support.load(tiny, dtype)
     tokens = prompt(150)

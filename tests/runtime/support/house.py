@@ -58,8 +58,9 @@ max_num_batched_tokens = 256
 """
 
 
-def cluster(*overrides: str) -> Scenario:
-    draft = parse("cluster.toml", CLUSTER)
+def cluster(*overrides: str, model: str = 'preset = "tiny"') -> Scenario:
+    """`model`: what stands under [model]."""
+    draft = parse("cluster.toml", CLUSTER.replace('preset = "tiny"', model))
     draft.override(overrides, None)
     return resolve(draft)
 
