@@ -47,13 +47,13 @@ QUIET_S = 90.0
 
 
 class Chaos:
-    """Args: how many requests, and where its randomness starts."""
+    """Args: how many requests, where its randomness starts, and how many prompts they choose from."""
 
-    def __init__(self, cluster: Served, requests: int, seed: int) -> None:
+    def __init__(self, cluster: Served, requests: int, seed: int, prompts: int = PROMPTS) -> None:
         self.cluster = cluster
         self.requests = requests
         self.random = random.Random(seed)
-        self.prompts = [self.prompt(number) for number in range(PROMPTS)]
+        self.prompts = [self.prompt(number) for number in range(prompts)]
         self.right: list[list[int]] = []
         self.outcomes: Counter[str] = Counter()
         self.deeds: Counter[str] = Counter()
@@ -92,7 +92,7 @@ class Chaos:
 
     async def client(self, left: Any) -> None:
         for _ in left:
-            number = self.random.randrange(PROMPTS)
+            number = self.random.randrange(len(self.prompts))
             patience = self.random.uniform(0, 0.3) if self.random.random() < 0.1 else None
             with trio.move_on_after(patience if patience is not None else DEADLINE_S) as scope:
                 await self.ask(number)

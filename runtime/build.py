@@ -24,11 +24,12 @@ from runtime.models import Model, shape_of
 from runtime.orders import Conduct
 from runtime.prefill_node import PrefillNode
 from runtime.progressive_prefill_node import ProgressivePrefillNode
-from runtime.ranked_node import MakeTransport, Place
+from runtime.ranked_node import Place
 from runtime.ranks import LayoutBook
 from runtime.staged_decode_node import StagedDecodeNode
 from runtime.staged_prefill_node import StagedPrefillNode
 from runtime.store_build import store_prefill_node, stores_of
+from runtime.transports.base import MakeTransport
 
 UNMEASURED: Final = (
     "and pool {}'s engines were not measured: serve without it, run `pdflow calibrate FILE -o measured` meanwhile, and "
@@ -74,10 +75,11 @@ def engines_of(pools: Iterable[Pool]) -> list[str]:
 
 
 class Builder(EngineWiring):
-    """Args: `transport` makes one rank's."""
+    """Args: `transport` makes one rank's, and declares what endpoints are configured by."""
 
     def __init__(self, scenario: Scenario, transport: MakeTransport) -> None:
-        super().__init__(scenario, {pool.name: shape_of(scenario, pool) for pool in scenario.pools})
+        shapes = {pool.name: shape_of(scenario, pool) for pool in scenario.pools}
+        super().__init__(scenario, shapes, transport.done_means == "remote")
         self.transport = transport
 
     def pool_of(self, engine: str) -> Pool:

@@ -40,7 +40,8 @@ from runtime.engine_node import EngineNode, Known
 from runtime.engines.job import Job, Sampling, Token
 from runtime.engines.loop import Told
 from runtime.models import weights_words
-from runtime.ranked_node import MakeTransport, Place
+from runtime.ranked_node import Place
+from runtime.transports.base import MakeTransport
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,9 @@ from pdflow.protocol.values import Allocation, Instant, RequestId
 from pdflow.serving.core import Core, Endpoint
 from runtime.engines.loop import LiveEngine, Told
 from runtime.meter import EngineCollector, Meter
-from runtime.ranked_node import MakeTransport, Place, RankedNode
+from runtime.ranked_node import Place, RankedNode
 from runtime.ranks import Rank
+from runtime.transports.base import MakeTransport
 
 
 class Known(NamedTuple):

@@ -267,7 +267,7 @@ class Links:
         await link.say_hello(self._hello(port, secrets.randbits(63) | 1, hello.nonce, hello.address))
 
     def _hello(self, port: Port, nonce: int, echo: int, to: Address) -> bytes:
-        return encode_frame(Hello(port.address, port.incarnation, nonce, echo, to, self.ranks[port.address].about()))
+        return encode_frame(Hello(port.address, port.incarnation, nonce, echo, to, self.ranks[port.address].about(to)))
 
     def _adopt(self, link: Link) -> None:
         """From now on this is the stream between the two."""
@@ -286,6 +286,8 @@ class Links:
         except (OSError, trio.TooSlowError, TransportError, ValueError) as error:
             log.warning("%s: the memory of %s is not to be reached: %s", rank.address, hello.address, told(error))
             ok = False
+            if rank.transport.fences == "close":
+                link.scope.cancel()  # its HELLO may be older than the peer's last fence, and void
         if self.incarnation_of(rank.address, hello.address) != hello.incarnation:
             ok = False  # its stream has ended meanwhile, and nothing would tell of that any more
         self.node.put(link.port, HandshakeEnded(hello.address, ok, hello.incarnation if ok else 0))

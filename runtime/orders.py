@@ -3,6 +3,10 @@
 An operation goes whole, or layer by layer. What P computes is sent as it is offered; of anything else all pieces are
 there from the start. So many pieces are under way at once as the rank has lanes; whose operation came first goes first.
 What may be posted next of one operation, and how it ends, `pdflow/methods/shipment.py` says, as in simulations.
+
+Where the transport's DONE is local, a piece counts as landed when a flush behind it has ended: otherwise the notice,
+which goes with the last piece, could arrive before the bytes of another. The last piece counts as landed at its DONE,
+since no notice follows it. What that DONE means the endpoint judges: it flushes before it says SENT.
 """
 
 from __future__ import annotations
@@ -68,13 +72,16 @@ class Order:
     posted_ns: Instant = 0
     nbytes: int = 0
     descriptors: int = 0
+    unproved: list[int] = attrs.field(factory=list)
+    """Pieces whose DONE was local, and that no flush has been begun for."""
+    flushing: bool = False
     cut_off: bool = False
     """Its peer was fenced, or is gone: it ends as failed unless all has landed."""
 
 
 class Orders:
     """Args: `numbers`: by which the transport knows operations; `put` hands an event to the rank's endpoint;
-    `incarnation` is its own."""
+    `incarnation` is its own; `flush` has the transport flush a peer, and calls back with how that ended."""
 
     def __init__(
         self,
@@ -83,6 +90,7 @@ class Orders:
         find_way: FindWay,
         put: Callable[[Any], None],
         incarnation: int,
+        flush: Callable[[Address, Callable[[bool], None]], None],
     ) -> None:
         self.conduct = Conduct()
         self.meter: TransferMeter | None = None
@@ -93,6 +101,7 @@ class Orders:
         self._put: Final = put
         self._incarnation: Final = incarnation
         self._numbers: Final = numbers
+        self._flush: Final = flush
         self._open: dict[Op, Order] = {}
         """In the order of their coming."""
         self._under_way: dict[int, tuple[Order, Piece]] = {}
@@ -176,15 +185,43 @@ class Orders:
 
     def ended(self, number: int, ok: bool) -> None:
         """What nobody waits for was ended by a fence before."""
-        known = self._under_way.pop(number, None)
+        known = self._under_way.get(number)
         if known is None:
             return
-        order, piece = known
-        if ok:
-            order.shipment.landed(piece)
+        order, _ = known
+        if ok and self._may_be_overtaken(order):
+            order.unproved.append(number)
+            self._prove(order)
         else:
-            order.shipment.lost()
-        self._judge(order)
+            self._ended_for_good([number], ok)
+
+    def _may_be_overtaken(self, order: Order) -> bool:
+        """Whether a piece that is done here may land behind a notice. The last one is posted alone, with the notice."""
+        local = self._transport.done_means == "local" and type(order.effect) is PostWrite
+        return local and not order.shipment.all_posted
+
+    def _prove(self, order: Order) -> None:
+        """One flush at a time: what ends meanwhile is the next one's."""
+        if order.flushing or not order.unproved:
+            return
+        order.flushing = True
+        numbers, order.unproved = order.unproved, []
+
+        def flushed(ok: bool) -> None:
+            order.flushing = False
+            self._ended_for_good(numbers, ok)
+            self._prove(order)
+
+        self._flush(order.peer, flushed)
+
+    def _ended_for_good(self, numbers: Iterable[int], ok: bool) -> None:
+        for number in numbers:
+            order, piece = self._under_way.pop(number)
+            if ok:
+                order.shipment.landed(piece)
+            else:
+                order.shipment.lost()
+            self._judge(order)
 
     def recalled(self, number: int) -> None:
         """None of it has moved, and none will."""
@@ -225,6 +262,7 @@ class Orders:
             return
         number = next(self._numbers)
         self._under_way[number] = (order, piece)
+        order.posted_ns = now_ns()  # the transport may tell of its end while it is told to begin
         order.nbytes += sum([piece.length for piece in pieces])
         order.descriptors += len(pieces)
         if type(effect) is PostWrite:

@@ -23,7 +23,8 @@ from runtime.engine_node import EngineNode, Known
 from runtime.engines.job import GREEDY, Job, Sampling, Token
 from runtime.engines.loop import LayerComputed, Told
 from runtime.kv_params import Coordinates
-from runtime.ranked_node import MakeTransport, Place
+from runtime.ranked_node import Place
+from runtime.transports.base import MakeTransport
 
 
 class PrefillLeg:

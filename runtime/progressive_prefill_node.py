@@ -17,7 +17,8 @@ from pdflow.serving.core import Endpoint, Port
 from runtime.diary import RELEASED
 from runtime.engines.loop import Told
 from runtime.prefill_node import PrefillLeg, PrefillNode
-from runtime.ranked_node import MakeTransport, Place
+from runtime.ranked_node import Place
+from runtime.transports.base import MakeTransport
 
 
 class ProgressivePrefillNode(PrefillNode):

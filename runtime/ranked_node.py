@@ -6,9 +6,9 @@ the first one's: whoever is kept out under one name is not under the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 import attrs
 import trio
@@ -16,6 +16,7 @@ import trio
 from pdflow.layout.shapes import KvShape
 from pdflow.protocol.effects import Fence, Flush, Handshake, Send
 from pdflow.protocol.ids import EngineInfo, rank_address
+from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.values import Address, EngineId, Instant
 from pdflow.serving.core import Core, Endpoint, Port
 from runtime.clock import now_ns
@@ -23,10 +24,7 @@ from runtime.links import Links
 from runtime.meter import Meter, TransferMeter
 from runtime.node import Node
 from runtime.ranks import Beside, LayoutBook, Rank
-from runtime.transports.base import Tell, Transport
-
-MakeTransport: TypeAlias = Callable[[Address, Tell], Transport]
-"""That of one rank: its address, and who is told its events."""
+from runtime.transports.base import MakeTransport
 
 
 @attrs.frozen(kw_only=True)
@@ -96,6 +94,9 @@ class RankedNode(Node):
             owner,
             place.dtype,
         )
+        if isinstance(endpoint, ProducerRank):
+            declared = rank.transport.done_means
+            assert endpoint.contexts[0].done_is_remote == (declared == "remote"), f"{address}: DONE is {declared}"
         rank.orders.diary = self.diary
         rank.lost = partial(self.links.lose, address)
         return rank
@@ -144,7 +145,7 @@ class RankedNode(Node):
         raise NotImplementedError
 
     def flush(self, port: Port, effect: Flush) -> None:
-        self.ranks[port.address].transport.flush(effect.peer)
+        self.ranks[port.address].flush(effect.peer)
 
     def is_still(self) -> bool:
         """Nobody holds any of its blocks, in whatever way."""

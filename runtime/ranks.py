@@ -13,6 +13,7 @@ many slots there are, and a lease whose slot another one takes is over.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -74,6 +75,9 @@ class About(msgspec.Struct, frozen=True, array_like=True):
     """Where its prompts are sent from, or land, unless that is in blocks."""
     dtype: str = ""
     """Of its KV; "" if it does not know."""
+    void_generation: int = -1
+    """The newest that the peer which reads this was fenced from: it posts no WRITE into that or an older one. Said
+    where the transport's fences close, as these do not refuse what is posted over a later connection."""
 
 
 _about: Final = msgspec.msgpack.Decoder(About)
@@ -145,19 +149,31 @@ class Rank:
         self._layouts = layouts
         self._put = put
         self._numbers = count(1)
+        self._flushes: dict[Address, deque[Callable[[bool], None]]] = {}
+        """Who has flushed a peer, in order, and is told how that ended."""
+        self._void: dict[Address, int] = {}
+        """By peer: see About. None where the transport refuses old generations itself."""
         self._words: dict[int, Op] = {}
         """Words that are being read, by the number that the transport knows."""
-        self.orders: Final = Orders(self.transport, self._numbers, self._way, put, incarnation)
+        self.orders: Final = Orders(self.transport, self._numbers, self._way, put, incarnation, self._flush)
 
     def measured_by(self, meter: TransferMeter) -> None:
         self.meter = self.orders.meter = meter
 
-    def about(self) -> bytes:
-        """For a peer's `meet`."""
+    def about(self, peer: Address) -> bytes:
+        """For this peer's `meet`."""
         reach = self.transport.describe()
         return msgspec.msgpack.encode(
             About(
-                self.memory, self.shards, self.words_at, self.slots, self.transport.name, reach, self.room, self._dtype
+                self.memory,
+                self.shards,
+                self.words_at,
+                self.slots,
+                self.transport.name,
+                reach,
+                self.room,
+                self._dtype,
+                self._void.get(peer, -1),
             )
         )
 
@@ -218,7 +234,18 @@ class Rank:
     def fence(self, peer: Address, newest_generation: int) -> None:
         """Nothing that was to be written there is written any more, nor anything from there into what was granted."""
         self.orders.cut_off(peer)
+        if self.transport.fences == "close":
+            self._void[peer] = max(newest_generation, self._void.get(peer, -1))
         self.transport.fence(peer, newest_generation)
+
+    def flush(self, peer: Address) -> None:
+        """FlushEnded, once what was posted there has landed or may not have."""
+        self._flush(peer, lambda ok: self._put(FlushEnded(peer, ok)))
+
+    def _flush(self, peer: Address, then: Callable[[bool], None]) -> None:
+        """The transport may tell of its end while it is told to begin."""
+        self._flushes.setdefault(peer, deque()).append(then)
+        self.transport.flush(peer)
 
     def expose(self, word: LeaseWord) -> None:
         """Readers find this word from now on."""
@@ -278,7 +305,7 @@ class Rank:
                 self.peers.pop(peer, None)
                 self._put(FenceEnded(peer))
             case Flushed(peer, ok):
-                self._put(FlushEnded(peer, ok))
+                self._flushes[peer].popleft()(ok)
             case PeerGone(peer):
                 self.peers.pop(peer, None)
                 # What waits for pieces or lanes must not go on into whatever life of it is met next.
@@ -304,6 +331,8 @@ class Rank:
         """See `orders.FindWay`. What is sent from beside the blocks may have its place only when it is sent."""
         start, stop = grant.token_start, grant.token_start + grant.num_tokens
         p_about, d_about = self._known(p), self._known(d)
+        if grant.target.generation <= d_about.void_generation:
+            raise LayoutError(f"{d} has fenced {p} since it granted generation {grant.target.generation}")
         pair = self._layouts.pair(p_about.shards, d_about.shards, op.p_rank, op.d_rank)
         target, to = within(d_about, grant.target.blocks, grant.num_tokens)
         placed = p == self.address and self.room is not None

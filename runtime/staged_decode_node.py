@@ -17,7 +17,8 @@ from pdflow.serving.effects import AskForRoom, CopyIn, GiveBackRoom, TakeRoom
 from pdflow.serving.events import CopiedIn, RoomDue
 from pdflow.serving.landing import StagedLanding
 from runtime.decode_node import DecodeNode
-from runtime.ranked_node import MakeTransport, Place
+from runtime.ranked_node import Place
+from runtime.transports.base import MakeTransport
 
 
 class StagedDecodeNode(DecodeNode):

@@ -23,7 +23,8 @@ from pdflow.serving.core import Endpoint, Port
 from runtime.diary import RELEASED
 from runtime.engines.job import Sampling
 from runtime.prefill_node import PrefillLeg, PrefillNode
-from runtime.ranked_node import MakeTransport, Place
+from runtime.ranked_node import Place
+from runtime.transports.base import MakeTransport
 
 
 class StagedPrefillNode(PrefillNode):

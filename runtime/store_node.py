@@ -32,8 +32,9 @@ from pdflow.protocol.values import Instant, RequestId, Xid
 from pdflow.serving.core import Port
 from pdflow.wiring.stores import Consumer, Producer
 from runtime.clock import now_ns
-from runtime.ranked_node import MakeTransport, Place, RankedNode
+from runtime.ranked_node import Place, RankedNode
 from runtime.store_backing import Backing
+from runtime.transports.base import MakeTransport
 
 
 class StoreCall:

@@ -42,9 +42,10 @@ from runtime.engines.job import Job, Sampling
 from runtime.engines.loop import Told
 from runtime.kv_params import Coordinates
 from runtime.prefill_node import PrefillLeg, PrefillNode
-from runtime.ranked_node import MakeTransport, Place
+from runtime.ranked_node import Place
 from runtime.store_calls import Found, StoreClient
 from runtime.store_keys import StoreKeys
+from runtime.transports.base import MakeTransport
 
 NOBODY: Final = Coordinates("", 0)
 

@@ -14,13 +14,14 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import attrs
 import msgspec
 import trio
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.protocol.values import S
+from pdflow.protocol.values import Address, S
 from pdflow.scenario.schema import Scenario
 from pdflow.wiring.router import heartbeat_ns
 from runtime.build import Builder, engines_of
@@ -33,7 +34,7 @@ from runtime.models import open_model
 from runtime.part import arguments, record_of, run_part
 from runtime.places import EnginePlace, is_loopback, reached_at, read_router
 from runtime.processes import drain_on_signal, end_process, hear_stdin
-from runtime.ranked_node import MakeTransport, RankedNode
+from runtime.ranked_node import RankedNode
 from runtime.record import Record
 from runtime.reports import Reporter, router_at
 from runtime.secret import secret_beyond_loopback
@@ -42,7 +43,7 @@ from runtime.store_api import StoreApi
 from runtime.store_build import store_node, stores_of
 from runtime.store_prefill_node import StorePrefillNode
 from runtime.tls import tls_of
-from runtime.transports.base import Transport
+from runtime.transports.base import DoneMeans, Fences, MakeTransport, Tell, Transport
 from runtime.transports.named import caution_of, transport_named
 from runtime.transports.nccl_library import gpus
 
@@ -149,14 +150,37 @@ def listening(scenario: Scenario) -> socket.socket:
 def transport_at(scenario: Scenario) -> MakeTransport:
     """The transport of the scenario's name, at this engine's address. ScenarioError."""
     says = scenario.serve
-    made: Callable[..., Transport] = transport_named(says.transport)
+    made = transport_named(says.transport)
     if is_loopback(says.engine_host):
         return made
     if says.transport == "shm" or (says.transport == "nccl" and not gpus()):
         what = "shm" if says.transport == "shm" else "nccl without a GPU, a stand-in,"
         problem = f"{what} is of one host, and engine_host is {says.engine_host}; between hosts go tcp, nixl, mooncake"
         raise ScenarioError([Problem(scenario.path, "serve.transport", problem)])
-    return partial(made, host=says.engine_host)
+    return AtHost(made, says.engine_host)
+
+
+@attrs.frozen
+class AtHost:
+    """A transport of this name, at an address of this machine."""
+
+    _make: Any
+    """A transport's class, which takes `host`."""
+    _host: str
+
+    @property
+    def done_means(self) -> DoneMeans:
+        means: DoneMeans = self._make.done_means
+        return means
+
+    @property
+    def fences(self) -> Fences:
+        fences: Fences = self._make.fences
+        return fences
+
+    def __call__(self, me: Address, tell: Tell, /) -> Transport:
+        made: Transport = self._make(me, tell, host=self._host)
+        return made
 
 
 async def still(node: RankedNode) -> None:

@@ -23,11 +23,16 @@ from pdflow.scenario.schema import Pool, Scenario
 
 
 class EngineWiring:
-    """How the engines of a scenario exchange KV. `shapes`: a pool's KV, by the pool's name."""
+    """How the engines of a scenario exchange KV.
 
-    def __init__(self, scenario: Scenario, shapes: dict[str, KvShape]) -> None:
+    Args: `shapes`: a pool's KV, by the pool's name; `done_is_remote`: whether a WRITE that the transport reports as
+    done has landed. If it has not, P flushes before it says SENT.
+    """
+
+    def __init__(self, scenario: Scenario, shapes: dict[str, KvShape], done_is_remote: bool = True) -> None:
         self.scenario = scenario
         self.shapes = shapes
+        self.done_is_remote = done_is_remote
         says = scenario.transfer
         through_host = says.kv_buffer_device == "cpu"
         self.method = METHODS[says.method].adapted(says.progressive, through_host, says.num_workers)
@@ -55,7 +60,7 @@ class EngineWiring:
 
     def producer(self, info: EngineInfo, incarnation: int) -> tuple[ProducerScheduler, list[ProducerRank]]:
         """One life of a prefill engine: its endpoints."""
-        about = (incarnation, self.dialect, self.timers, self.geometry)
+        about = (incarnation, self.dialect, self.timers, self.geometry, self.done_is_remote)
         pieces, staging = self.method.in_pieces, self.method.staged_at_d
         ranks = [
             ProducerRank(info, rank, *about, in_pieces=pieces, into_staging=staging)

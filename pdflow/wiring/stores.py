@@ -94,7 +94,7 @@ class StoreWiring:
         lease_ns = seconds_to_ns(self.transfer.store_lease_s)
         timers = msgspec.structs.replace(engines.timers, lease_ns=lease_ns)
         about = (incarnation, engines.dialect, timers, engines.geometry)
-        ranks = [ProducerRank(info, rank, *about) for rank in range(self.shards.ranks)]
+        ranks = [ProducerRank(info, rank, *about, engines.done_is_remote) for rank in range(self.shards.ranks)]
         return ProducerScheduler(info, incarnation, engines.dialect, True), ranks
 
     def loads(self, engine: EngineInfo, incarnation: int, blocks: int) -> Consumer | None:

@@ -11,14 +11,24 @@ import logging
 import socket
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+from typing import ClassVar
 
 import trio
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
-from runtime.transports.base import Ended, Flushed, PeerGone, Stopped, Tell, TransportError, WordArrived
+from runtime.transports.base import (
+    DoneMeans,
+    Ended,
+    Fences,
+    Flushed,
+    PeerGone,
+    Stopped,
+    Tell,
+    TransportError,
+    WordArrived,
+)
 from runtime.transports.host import GREETING_S, Host
 from runtime.transports.links import Link, Remote
 from runtime.transports.messages import (
@@ -53,8 +63,8 @@ class AgentGoneError(TransportError):
 class StreamAgent(Host):
     """Args: me, the name by which peers know this rank; tell, which takes note of what happened."""
 
-    done_means: Final[Literal["remote", "local"]] = "remote"
-    fences: Final[Literal["revoke", "close"]] = "revoke"
+    done_means: ClassVar[DoneMeans] = "remote"
+    fences: ClassVar[Fences] = "revoke"
 
     def __init__(self, me: Address, tell: Tell) -> None:
         super().__init__(me, tell)

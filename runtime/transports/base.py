@@ -8,10 +8,12 @@ The promises, which the conformance suite holds every transport to:
 - No call but `connect`, `run` and `aclose` waits. What became of an operation is told by an event, in trio's thread.
   `tell` must only take note of it: it may be called from within a call.
 - Each operation ends exactly once, in Ended, Stopped or WordArrived. Ended(ok=False) says nothing about bytes that are
-  still under way: a fence does.
+  still under way: a fence does. Nor does Ended(ok=True) of a WRITE where `done_means` is local: a flush does.
 - A notice is told to the peer after all bytes of its WRITE have landed, and not at all if some have not.
 - After Fenced(peer): no byte of that peer lands here by a WRITE into a generation up to the one given, nor by a READ
-  of ours posted before; and no WRITE of ours posted before lands there, or reads its source any more.
+  of ours posted before; and no WRITE of ours posted before lands there, or reads its source any more. Where `fences`
+  is close, the transport does not look at generations, so it holds this of connections that were made by what
+  `describe` said before the fence: they are ended, and no other one is accepted. The ranks keep it for later ones.
 - After PeerGone(peer): as after a fence of every generation, until it connects again.
 - Nothing a peer sends raises here, or harms anybody but that peer.
 
@@ -30,6 +32,21 @@ import trio
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address, Value
+
+DoneMeans: TypeAlias = Literal["remote", "local"]
+"""What Ended(ok=True) of a WRITE says.
+
+remote: its bytes have landed at the peer.
+local: its source may be reused. The bytes may land later, or never if the connection breaks. The endpoint flushes the
+peer before it reports the WRITE as sent, and no notice is posted behind other WRITEs before a flush has proved that
+these have landed."""
+Fences: TypeAlias = Literal["revoke", "close"]
+"""How the owner of memory keeps a peer from WRITEs that were granted before a fence.
+
+revoke: it refuses their generations, whenever they were posted. The connection stays.
+close: it ends the connection, and accepts no other one that this peer makes by an older description. What it grants
+later is told apart by the ranks: the owner's HELLO names the newest generation that the fence was about, and the writer
+posts no WRITE into that or an older one."""
 
 
 class TransportError(Exception):
@@ -72,7 +89,8 @@ class Fenced(Value, frozen=True, gc=False):
 
 
 class Flushed(Value, frozen=True, gc=False):
-    """Flushes of one peer end in their order. `ok` False: the connection broke first, or there was none."""
+    """Flushes of one peer end in their order. `ok`: every WRITE that was posted to this peer before the flush, behind
+    the last fence of it, and reported as done, has landed. False: one may not have, or there is no connection."""
 
     peer: Address
     ok: bool
@@ -98,12 +116,10 @@ class Transport(Protocol):
     def name(self) -> str: ...
 
     @property
-    def done_means(self) -> Literal["remote", "local"]:
-        """What Ended(ok=True) of a WRITE says: its bytes have landed there, or have only left here."""
+    def done_means(self) -> DoneMeans: ...
 
     @property
-    def fences(self) -> Literal["revoke", "close"]:
-        """How the owner of memory keeps a peer out: by refusing old generations, or by ending the connection."""
+    def fences(self) -> Fences: ...
 
     def allocate(self, nbytes: int) -> memoryview:
         """This agent's region, writable, from a page's start; once. It stays readable and writable after `aclose`.
@@ -138,7 +154,7 @@ class Transport(Protocol):
         """Post no more of it. It ends in Stopped if nothing had been posted, else as ever."""
 
     def flush(self, peer: Address) -> None:
-        """Flushed, once everything posted to this peer before has landed or been refused."""
+        """Flushed, once everything posted to this peer before has landed, been refused, or been lost."""
 
     def fence(self, peer: Address, newest_generation: int) -> None:
         """Fenced, once nothing moves between this peer and us that was posted before; see the promises above.
@@ -151,3 +167,18 @@ class Transport(Protocol):
 
     async def aclose(self) -> None:
         """End `run`, and give back whatever others could see of this agent. What is open fails."""
+
+
+class MakeTransport(Protocol):
+    """Makes the transport of one rank: its address, and who is told its events.
+
+    It declares what those that it makes declare, since endpoints are configured by that before any transport is made.
+    """
+
+    @property
+    def done_means(self) -> DoneMeans: ...
+
+    @property
+    def fences(self) -> Fences: ...
+
+    def __call__(self, me: Address, tell: Tell, /) -> Transport: ...

@@ -86,6 +86,10 @@ class Host(ABC):
     def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> Parcel | None:
         """What it asks for. StreamBrokenError if it may not."""
 
+    def _life_for(self, hello: Hello) -> int:
+        """The one that a peer must mean to be let in. It takes any other answer as proof that nothing of it moves."""
+        return self.life
+
     def _let_be(self, remote: Remote | None) -> None:  # noqa: B027 (most have nothing to do)
         """A stream is over that led to this memory."""
 
@@ -143,8 +147,9 @@ class Host(ABC):
             raise StreamBrokenError(f"it has not said who it is within {GREETING_S:g} s")
         if not isinstance(hello, Hello) or hello.version != VERSION or not _is_name(hello.name):
             raise StreamBrokenError("it does not begin as a peer does")
-        if hello.target_life != self.life:
-            stream.post(Parcel(frame(Refused(self.life))))
+        life = self._life_for(hello)
+        if hello.target_life != life:
+            stream.post(Parcel(frame(Refused(life))))
             raise StreamBrokenError("it looks for another agent, which was here before")
         if not same_token(hello.token, self.token):
             raise StreamBrokenError("it has not been told of this memory")

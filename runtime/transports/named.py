@@ -7,8 +7,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-from pdflow.protocol.values import Address
-from runtime.transports.base import Tell, Transport
+from runtime.transports.base import MakeTransport
 
 NAMED: Final = {
     "shm": "ShmTransport",
@@ -19,12 +18,12 @@ NAMED: Final = {
 }
 
 
-def transport_named(name: str) -> Callable[[Address, Tell], Transport]:
+def transport_named(name: str) -> MakeTransport:
     """Makes one rank's. MissingBackend if its library is not installed."""
     module = _module(name)
     if hasattr(module, "require"):
         module.require()
-    made: Callable[[Address, Tell], Transport] = getattr(module, NAMED[name])
+    made: MakeTransport = getattr(module, NAMED[name])
     return made
 
 

@@ -11,11 +11,12 @@ from runtime.transports.base import Fenced, Flushed, Tell
 
 
 class Wait:
-    __slots__ = ("of", "peer")
+    __slots__ = ("of", "ok", "peer")
 
     def __init__(self, peer: Address, of: Iterable[object]) -> None:
         self.peer: Final = peer
         self.of: Final = set(of)
+        self.ok = True
 
 
 class Waits:
@@ -42,20 +43,21 @@ class Waits:
         self._look()
 
     def broke(self, peer: Address, ops: Iterable[int]) -> None:
-        """The connection is gone on which these were open: flushes that wait for one of them have failed."""
-        flushes = self._flushes.get(peer, deque())
-        for flush in [flush for flush in flushes if not flush.of.isdisjoint(ops)]:
-            flushes.remove(flush)
-            self._tell(Flushed(peer, False))
+        """The connection is gone on which these were open: flushes that wait for one of them have failed. Whoever
+        flushes tells one from another by their order, so a flush that has failed waits for those before it."""
+        gone = set(ops)
+        for flush in self._flushes.get(peer, ()):
+            if not flush.of.isdisjoint(gone):
+                flush.ok = False
+                flush.of.difference_update(gone)
         self._look()
 
     def _look(self) -> None:
         for peer in tuple(self._flushes):
-            flushes = self._flushes[peer]
+            flushes = self._flushes.get(peer, deque())
             while flushes and not flushes[0].of:
-                flushes.popleft()
-                self._tell(Flushed(peer, True))
-            if not flushes:
+                self._tell(Flushed(peer, flushes.popleft().ok))
+            if not flushes and self._flushes.get(peer) is flushes:  # whoever is told may flush again at once
                 del self._flushes[peer]
         over = [fence for fence in self._fences if not fence.of]
         if over:

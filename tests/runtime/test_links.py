@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -51,9 +52,10 @@ class Memory:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.transport = SimpleNamespace(fences="revoke")
         self.met: list[tuple[str, bytes]] = []
 
-    def about(self) -> bytes:
+    def about(self, peer: str) -> bytes:
         return f"about {self.address}".encode()
 
     async def meet(self, peer: str, about: bytes) -> None:
@@ -269,6 +271,19 @@ async def test_a_stream_that_ends_while_memories_meet_is_no_handshake() -> None:
         await d.heard.get(PeerLost)
         go_on.set()
         assert await d.heard.get(HandshakeEnded) == [HandshakeEnded(p.address, False, 0)]
+
+
+@pytest.mark.parametrize("fences", ["close", "revoke"])
+@pytest.mark.trio
+async def test_a_hello_that_may_be_void_leads_nowhere_and_ends_its_stream(fences: str) -> None:
+    """Where fences close: it may have been said before one, and whoever tries it again would never get there."""
+    async with sides("unreachable", "p") as (d, p):
+        p.memory.transport.fences = fences
+        await met(d, p)
+        p.links.handshake(p.port, Handshake(d.address))
+        assert await p.heard.get(HandshakeEnded) == [HandshakeEnded(d.address, False, 0)]
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert bool([event for event in d.heard.events if event == PeerLost(p.address)]) == (fences == "close")
 
 
 @pytest.mark.trio

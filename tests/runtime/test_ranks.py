@@ -32,6 +32,8 @@ class Nowhere:
     """A transport that reaches everybody."""
 
     name = "nowhere"
+    done_means = "remote"
+    fences = "revoke"
 
     def allocate(self, nbytes: int) -> memoryview:
         return memoryview(bytearray(nbytes))

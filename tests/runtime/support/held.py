@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import attrs
 import trio
@@ -17,7 +17,7 @@ from pdflow.serving.core import Port
 from runtime.links import Links
 from runtime.node import Node
 from runtime.ranks import Rank
-from runtime.transports.base import Ended, Fenced, Flushed, Noticed, Stopped, Tell, WordArrived
+from runtime.transports.base import DoneMeans, Ended, Fenced, Fences, Flushed, Noticed, Stopped, Tell, WordArrived
 
 Where = Callable[[Address], "Held"]
 """The transport of a rank that lives now."""
@@ -69,10 +69,10 @@ class Held:
     """One rank's. What is asked of it stands in `posted`, in order, until somebody takes it."""
 
     name = "held"
-    done_means: Literal["remote"] = "remote"
-    fences: Literal["revoke"] = "revoke"
+    fences: Fences = "revoke"
 
-    def __init__(self, address: Address, tell: Tell, where: Where) -> None:
+    def __init__(self, address: Address, tell: Tell, where: Where, done_means: DoneMeans = "remote") -> None:
+        self.done_means: Final[DoneMeans] = done_means
         self.address: Final = address
         self.tell: Final = tell
         self.where: Final = where

@@ -21,12 +21,13 @@ from runtime.http.sockets import listen
 from runtime.kv_params import Coordinates
 from runtime.models import Model
 from runtime.prefill_node import PrefillLeg, PrefillNode
-from runtime.ranked_node import MakeTransport, RankedNode
+from runtime.ranked_node import RankedNode
 from runtime.signed import Gate
 from runtime.store_api import StoreApi
 from runtime.store_build import store_node
 from runtime.store_node import StoreNode
 from runtime.store_prefill_node import StorePrefillNode
+from runtime.transports.base import MakeTransport
 from runtime.transports.named import transport_named
 
 LOCAL: Final = "127.0.0.1"
@@ -98,7 +99,7 @@ class House:
         assert isinstance(alone, DecodeNode)
         self.p, self.d, self.alone = p, d, alone
         self.pulls: Final = builder.pulls
-        self.oracle: Final = Oracle(builder.geometry)
+        self.oracle: Final = Oracle(builder.geometry, builder.done_is_remote)
         self.events: list[tuple[str, Any]] = []
         for node in (p, d):
             node.observe = self.observe
@@ -161,9 +162,9 @@ async def said(leg: DecodeLeg) -> Answer:
 
 @asynccontextmanager
 async def house(
-    scenario: Scenario, model: Model, transport: str = "shm", prefill: Prefill | None = None
+    scenario: Scenario, model: Model, transport: str | MakeTransport = "shm", prefill: Prefill | None = None
 ) -> AsyncIterator[House]:
-    built = House(scenario, model, transport_named(transport), prefill)
+    built = House(scenario, model, transport_named(transport) if isinstance(transport, str) else transport, prefill)
     nodes = (*built.nodes(), built.alone)
     try:
         async with trio.open_nursery() as nursery:

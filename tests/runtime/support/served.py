@@ -74,11 +74,27 @@ class Served:
         raise LookupError(engine)
 
 
+def running(first: str, folder: Path) -> dict[str, str]:
+    """The environment in which every Python begins with this."""
+    if not first:
+        return {}
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(first)
+    return {"PYTHONPATH": os.pathsep.join((str(site), str(ROOT)))}
+
+
 @contextmanager
 def served(
-    folder: Path, scenario: Path, *overrides: str, events: Path | None = None, out: Path | None = None
+    folder: Path,
+    scenario: Path,
+    *overrides: str,
+    events: Path | None = None,
+    out: Path | None = None,
+    first: str = "",
 ) -> Iterator[Served]:
-    """It ends with us. `events`: where everything is written; `out`: where rows and results are, and nothing more."""
+    """It ends with us. `events`: where everything is written; `out`: where rows and results are, and nothing more;
+    `first`: Python that each of its processes runs before anything else."""
     said = [arg for override in overrides for arg in ("--set", override)]
     said += [] if events is None else ["--out", str(events), "--events", "--timeline"]
     said += [] if out is None else ["--out", str(out)]
@@ -90,7 +106,7 @@ def served(
             stderr=stderr,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
+            env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **running(first, folder)},
         )
     assert process.stdout is not None
     try:

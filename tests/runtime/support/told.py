@@ -34,6 +34,7 @@ from runtime.engines.job import Sampling
 from runtime.node import TIME_REACHED
 from runtime.prefill_node import PrefillLeg, PrefillNode
 from runtime.ranks import WORD_BYTES, LayoutBook
+from runtime.transports.base import Tell
 from sim.check import names
 from sim.check.cluster import DIGEST, FIRST_LIFE, SHAPE, WEIGHTS, role_of
 from sim.check.ghost import ENDED_OK, PIECE, Product, Stage
@@ -258,7 +259,7 @@ class Told:
             weights=WEIGHTS,
         )
         made = PrefillNode if role_of(engine) == "P" else DecodeNode
-        node: EngineNode = made(place, scheduler, ranks, lambda address, tell: Held(address, tell, self.transport))  # type: ignore[arg-type]
+        node: EngineNode = made(place, scheduler, ranks, self.make_transport)  # type: ignore[arg-type]
         node.engine = Hand(node)  # type: ignore[assignment]
         node.observe = self.observe
         self.nodes[engine] = node
@@ -269,6 +270,9 @@ class Told:
     async def run(node: EngineNode, scope: trio.CancelScope) -> None:
         with scope:
             await node.run()
+
+    def make_transport(self, address: Address, tell: Tell) -> Held:
+        return Held(address, tell, self.transport, "remote" if self.cluster.scope.done_is_remote else "local")
 
     def transport(self, address: Address) -> Held:
         found = self.nodes[engine_of(address)].ranks[address].transport
@@ -405,7 +409,7 @@ class Told:
 
     async def shake(self, name: Address, peer: Address) -> None:
         node, other = self.nodes[engine_of(name)], self.nodes[engine_of(peer)]
-        await node.ranks[name].meet(peer, other.ranks[peer].about())
+        await node.ranks[name].meet(peer, other.ranks[peer].about(name))
         node.put(node.ports[name], HandshakeEnded(peer, True, other.place.incarnation))
 
     def unreachable(self, i: int) -> None:

@@ -18,7 +18,7 @@ import trio
 
 from pdflow.layout.descriptors import Descriptor
 from runtime.transports.agent import StreamAgent
-from runtime.transports.base import Ended, Noticed, TransportEvent
+from runtime.transports.base import Ended, Flushed, Noticed, TransportEvent
 from runtime.transports.mooncake import INSTALL as INSTALL_MOONCAKE
 from runtime.transports.mooncake import MooncakeTransport
 from runtime.transports.nccl import NcclTransport
@@ -28,6 +28,7 @@ from runtime.transports.nixl import INSTALL as INSTALL_NIXL
 from runtime.transports.nixl import NixlTransport
 from runtime.transports.shm import ShmTransport
 from runtime.transports.tcp import TcpTransport
+from tests.runtime.support.local import ClosingTransport, LocalTransport
 from tests.runtime.transports.alone import is_alone
 
 REGION_BYTES = 8 << 20
@@ -42,9 +43,13 @@ KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]]
     "nixl, VRAM": NixlTransport,
     "mooncake": MooncakeTransport,
     "nccl": partial(NcclTransport, library=StandIn()),
+    "local": LocalTransport,
+    "closing": ClosingTransport,
     "nccl on GPUs": lambda me, tell: NcclTransport(me, tell, library=real_library()),
 }
 EMBEDDED = ("shm", "tcp", "nccl")
+UNLIKE_THEM = ("local", "closing")
+"""They declare what no other one does (support/local.py)."""
 NIXL = pytest.param(
     "nixl", marks=(pytest.mark.nixl, pytest.mark.skipif(find_spec("nixl") is None, reason=f"no NIXL: {INSTALL_NIXL}"))
 )
@@ -59,7 +64,7 @@ MOONCAKE = pytest.param(
 ADOPTED = pytest.param("nixl, adopted", marks=NIXL.marks)
 """A region that is torch's."""
 VRAM = pytest.param("nixl, VRAM", marks=(*NIXL.marks, pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no GPU")))
-ALL = [*EMBEDDED, NIXL, MOONCAKE, VRAM]
+ALL = [*EMBEDDED, *UNLIKE_THEM, NIXL, MOONCAKE, VRAM]
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 
@@ -109,6 +114,11 @@ class Agent:
         self.transport = KINDS[kind](name, self._tell)
         self.memory: Any = tensor_of(self.transport, nbytes) if "," in kind else self.transport.allocate(nbytes)
         self._last_op = 0
+        self._wrote_to: dict[int, str] = {}
+
+    @property
+    def done_is_local(self) -> bool:
+        return self.transport.done_means == "local"
 
     def _tell(self, event: TransportEvent) -> None:
         self.told.append(event)
@@ -130,10 +140,27 @@ class Agent:
                 self._news = trio.Event()
                 await self._news.wait()
 
+    async def landed(self, op: int) -> bool:
+        """Whether a WRITE has, by all that its transport has to say: where DONE is local, a flush's end, too."""
+        return await self.ended(op) and (not self.done_is_local or await self.flushed(self._wrote_to[op]))
+
+    async def flushed(self, peer: str) -> bool:
+        before = len(self._flushes(peer))
+        self.transport.flush(peer)
+        with trio.fail_after(PATIENCE_S):
+            while len(found := self._flushes(peer)) == before:
+                self._news = trio.Event()
+                await self._news.wait()
+        return found[before]
+
+    def _flushes(self, peer: str) -> list[bool]:
+        return [event.ok for event in self.told if isinstance(event, Flushed) and event.peer == peer]
+
     def write(
         self, peer: str, pieces: Sequence[tuple[int, int, int]], generation: int = 1, notice: bytes | None = None
     ) -> int:
         self._last_op += 1
+        self._wrote_to[self._last_op] = peer
         self.transport.write(self._last_op, peer, [Descriptor(*piece) for piece in pieces], generation, notice)
         return self._last_op
 

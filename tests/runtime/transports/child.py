@@ -27,7 +27,7 @@ async def main(*orders: str) -> None:
         say(agent.transport.describe().hex())
         if target:
             await agent.transport.connect("d.r0", bytes.fromhex(target[0]))
-            while await agent.ended(agent.write("d.r0", [(0, 0, REGION_BYTES)], notice=b"whole")):
+            while await agent.landed(agent.write("d.r0", [(0, 0, REGION_BYTES)], notice=b"whole")):
                 agent.told.clear()
             say("refused")
         await trio.to_thread.run_sync(sys.stdin.read)

@@ -52,7 +52,7 @@ async def test_a_target_that_is_killed_ends_every_write(kind: str) -> None:
             p.transport.fence("d.r0", 1)
             await p.heard(Fenced("d.r0"))
             assert sorted(event.op for event in p.told if isinstance(event, Ended)) == ops
-            assert not await p.ended(p.write("d.r0", [(0, 0, 8)]))
+            assert not await p.landed(p.write("d.r0", [(0, 0, 8)]))
 
 
 async def test_a_killed_target_is_reported_without_a_fence(kind: str) -> None:
@@ -88,7 +88,7 @@ async def test_a_writer_s_fence_waits_for_a_target_that_stands_still(kind: str) 
             await trio.testing.wait_all_tasks_blocked()
             p.transport.fence("d.r0", 1)
             await trio.testing.wait_all_tasks_blocked()
-            assert p.told == []
+            assert p.told == [Ended(op, True)] * p.done_is_local
             d.process.send_signal(signal.SIGCONT)
             await p.heard(Fenced("d.r0"))
             assert [event.op for event in p.told if isinstance(event, Ended)] == [op]
@@ -102,7 +102,7 @@ async def test_proof_of_death_ends_a_fence_that_waits(kind: str) -> None:
             p.write("d.r0", [(0, 0, REGION_BYTES)])
             p.transport.fence("d.r0", 1)
             p.transport.forget("d.r0")
-            assert p.told == [Ended(1, False), Fenced("d.r0")]
+            assert p.told == [Ended(1, p.done_is_local), Fenced("d.r0")]
 
 
 async def test_a_writer_that_wakes_up_behind_a_fence_changes_nothing(kind: str) -> None:

@@ -30,6 +30,7 @@ class Joined(Agent):
         self.transport = KINDS[kind](name, self._tell)
         self.memory = join(self.transport, owner.transport)
         self._last_op = 0
+        self._wrote_to = {}
 
 
 @asynccontextmanager
@@ -47,7 +48,7 @@ async def test_what_is_written_to_one_is_read_from_the_other(kind: str) -> None:
         await p.transport.connect("store.put.r0", put.transport.describe())
         await d.transport.connect("store.get.r0", get.transport.describe())
         p.memory[:100] = bytes(range(100))
-        assert await p.ended(p.write("store.put.r0", [(0, 5000, 100)], notice=b"done"))
+        assert await p.landed(p.write("store.put.r0", [(0, 5000, 100)], notice=b"done"))
         assert get.told == []
         assert await d.ended(d.read("store.get.r0", [(5000, 300, 100)]))
         assert d.memory[300:400] == bytes(range(100))
@@ -59,10 +60,10 @@ async def test_a_fence_of_one_keeps_no_peer_of_the_other_out(kind: str) -> None:
             await p.transport.connect(agent.transport.me, agent.transport.describe())
         get.transport.fence("p.r0", 7)
         await get.heard(Fenced("p.r0"))
-        assert not await p.ended(p.write("store.get.r0", [(0, 0, 8)], generation=7))
+        assert not await p.landed(p.write("store.get.r0", [(0, 0, 8)], generation=7))
         assert untouched(put)
         p.memory[:8] = b"12345678"
-        assert await p.ended(p.write("store.put.r0", [(0, 0, 8)], generation=7))
+        assert await p.landed(p.write("store.put.r0", [(0, 0, 8)], generation=7))
         assert bytes(get.memory[:8]) == b"12345678"
 
 
