@@ -26,7 +26,7 @@ from runtime.engines.config import ModelConfig
 from runtime.engines.kv_cache import KvCache
 from runtime.engines.weights import Layer, Weights
 
-ROWS: Final = 8
+ROWS: Final = 16
 TILE: Final = 128
 """Positions of context that are summed over at once."""
 QUERIES: Final = 256
