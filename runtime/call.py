@@ -71,17 +71,13 @@ class Call:
         """Decode legs that are to be told P's token, and where they are."""
         self.speaker: RequestId | None = None
         """The attempt whose answer the client hears."""
-        self.whole = False
-        """The client has heard all of it."""
+        self.answering: Final = trio.Lock()
+        """Held while the speaker's answer is passed on: one that was taken back may not have noticed it yet."""
         self.spoke: Callable[[RequestId], None] | None = None
         """Told who the speaker is."""
         self.begun_ns: Final = now_ns()
         self.first: Callable[[bytes], None] | None = None
         """Told the first piece of the answer, and no other."""
-        self.broke: Code | None = None
-        """Why its answer broke off."""
-        self.replied = False
-        """The router's endpoint has said how it ended."""
         self._error = b""
         """An engine's error in an answer that had begun, from where it begins."""
         self._tail = b""
@@ -206,7 +202,11 @@ class Leg:
                         return Code.CANCELLED
                     if not call.speaks(self.request_id):
                         return None
-                    await relay(response, call.responder, call.answered, call.piece)
+                    call.answering.acquire_nowait()
+                    try:
+                        await relay(response, call.responder, call.answered, call.piece)
+                    finally:
+                        call.answering.release()
         except UpstreamError:
             return Code.UNREACHABLE
         return Code.DEADLINE if patience.cancelled_caught else call.failure()

@@ -1,7 +1,8 @@
 """The router, live: its endpoint, which is the one that is simulated, and the legs that its effects are.
 
-The endpoint says which engines serve a request, in which order, and what follows from a failure. An answer of which the
-client has heard the beginning is not begun anew: its failure is the request's.
+The endpoint says which engines serve a request, in which order, and what follows from a failure. It is told when a
+client receives the start of an answer, because that decides whether another attempt may follow
+(`pdflow/routing/failure.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from pdflow.routing.governed import GovernedRouter
-from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.router import (
     AbortLeg,
     ClientGone,
@@ -86,13 +86,10 @@ class RouterNode(Node):
         self.patience_s: Final = patience_s
         self.signer: Final = signer
         self.tells_first: Final = tells_first
-        self.hedges: Final = isinstance(router, HedgingRouter)
         self.members: Final = Members(
             router, stores, partial(self.put, self.port), lambda place: client.forget(place.http.host, place.http.port)
         )
         self.calls: dict[int, Call] = {}
-        self.broken: dict[int, Code] = {}
-        """Requests whose answers broke off, and why, until the endpoint has closed them."""
         self.legs: dict[tuple[str, RequestId], trio.CancelScope] = {}
         """Those that may be taken back: under way, or about to be."""
         self.left: Callable[[str], None] = ignore
@@ -118,8 +115,7 @@ class RouterNode(Node):
         async with trio.open_nursery() as nursery:
             call.nursery = nursery
             call.first = lambda _: self._first(call, number)
-            if self.hedges:
-                call.spoke = self._spoke
+            call.spoke = lambda request_id: self.put(self.port, TokenCame(number, request_id))
             self.calls[number] = call
             self.meter.open.inc()
             alone = self.tells_first and call.one_token
@@ -131,8 +127,6 @@ class RouterNode(Node):
                 del self.calls[number]
                 self.meter.open.dec()
                 if not call.over.is_set():
-                    if call.broke is not None and not call.replied:
-                        self.broken[number] = call.broke
                     self.put(self.port, ClientGone(number))
             nursery.cancel_scope.cancel()
 
@@ -140,10 +134,6 @@ class RouterNode(Node):
         """The first piece of its answer is here."""
         self.meter.first_token(call.begun_ns)
         self.diary.heard(number)
-
-    def _spoke(self, request_id: RequestId) -> None:
-        """The client hears this attempt: no other is late, or wanted any more."""
-        self.put(self.port, TokenCame(request_id))
 
     # Effects.
 
@@ -187,7 +177,6 @@ class RouterNode(Node):
         elif said.ends:
             call.piece(text)
             await responder.reply(200, (JSON, *call.answered), text)
-        call.whole = said.ends
         for leg, place in () if said.ends else call.awaiting.items():
             told = Leg(call, self.client, place, leg, self.patience_s, self.signer)
             call.nursery.start_soon(told.tell, said.first)
@@ -197,8 +186,6 @@ class RouterNode(Node):
     async def _aggregated(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
         """A prefill leg that no other follows: its answer is the client's."""
         code = await self._answer(call, leg, self._alone_body(call, leg))
-        if code is None:
-            return
         info = self.prefill[effect.engine]
         params = KvParams(info, effect.xid, effect.request_id, 0) if code is Code.NONE else None
         if params is not None:
@@ -236,39 +223,20 @@ class RouterNode(Node):
             code = await self._answer(call, leg, body)
         finally:
             call.awaiting.pop(request_id, None)
-        if code is not None:
-            self.put(self.port, DecodeEnded(request_id, code))
+        self.put(self.port, DecodeEnded(request_id, code))
 
     def _alone_body(self, call: Call, leg: Leg) -> bytes:
         """For an engine that computes the prompt, too, and perhaps a token that the client has."""
         leg.goes_on = call.told is not None
         return call.decode_body(None, None if call.told is None else Between(first=call.told))
 
-    async def _answer(self, call: Call, leg: Leg, body: bytes) -> Code | None:
-        """How the leg ended whose answer is the client's; None if the client has heard a part that has no end."""
+    async def _answer(self, call: Call, leg: Leg, body: bytes) -> Code:
+        """How the leg ended whose answer is the client's. Where the client hears another attempt, this one does not
+        end: the endpoint takes it back, since it has been told of that attempt's first token."""
         code = await leg.decode(body) if call.speaker is None else None
         if code is None:
-            await self._is_not_heard(call)
-        elif code is Code.NONE:
-            call.whole = True
-        elif call.speaker == leg.request_id:
-            await self._break_off(call, code)
-            return None
-        return code
-
-    async def _is_not_heard(self, call: Call) -> None:
-        """The client hears another attempt: this one is taken back soon. If that one was, the answer has no end."""
-        scopes = [self.legs.get((role, call.speaker or "")) for role in ("prefill", "decode")]
-        if call.whole or any(scope is not None and not scope.cancel_called for scope in scopes):
             await trio.sleep_forever()
-        await self._break_off(call, Code.IO)
-
-    async def _break_off(self, call: Call, code: Code) -> None:
-        """What the client has heard, of this attempt or of the one before, cannot be said again."""
-        log.warning("an answer broke off: %s", code.name)
-        call.broke = code
-        await break_off(call.responder, OpenAIError(502, "the answer broke off", code=code.name))
-        call.nursery.cancel_scope.cancel()
+        return code
 
     def abort_leg(self, port: Port, effect: AbortLeg) -> None:
         scope = self.legs.get((effect.role, effect.request_id))
@@ -285,20 +253,21 @@ class RouterNode(Node):
     def reply(self, port: Port, effect: Reply) -> None:
         call = self.calls.get(effect.request)
         begun_ns = now_ns() if call is None else call.begun_ns
-        broke = self.broken.pop(effect.request, None)
-        outcome, code = (effect.outcome, effect.code) if broke is None else ("failed", broke)
-        self.meter.over(begun_ns, outcome, code.name.lower(), effect.attempts)
+        self.meter.over(begun_ns, effect.outcome, effect.code.name.lower(), effect.attempts)
         if call is None:
             return
-        call.replied = True
         if effect.outcome != "completed":
             call.nursery.start_soon(self._fail, call, effect)
         else:
             call.over.set()
 
     async def _fail(self, call: Call, effect: Reply) -> None:
+        """Tell the client. What it has received of an answer cannot be said again: that answer breaks off."""
         if call.responder.begun:
-            await self._break_off(call, effect.code)
+            log.warning("an answer broke off: %s", effect.code.name)
+            async with call.answering:
+                await break_off(call.responder, OpenAIError(502, "the answer broke off", code=effect.code.name))
+            call.over.set()
             return
         error = call.refusal or OpenAIError(
             429 if effect.reason else STATUS.get(effect.code, 503),

@@ -59,8 +59,13 @@ class Patience:
 
 def first_token_came(world: World, attempt: Attempt) -> bool:
     """Whether the client has a token of this attempt."""
+    return 0 <= first_token_ns(world, attempt) <= world.env.now - world.router.http_ns
+
+
+def first_token_ns(world: World, attempt: Attempt) -> Instant:
+    """When the engine that decodes it generates its first token; -1 if that is not known yet."""
     seq = decoding(world, attempt)
-    return seq is not None and 0 <= seq.first_token_ns <= world.env.now - world.router.http_ns
+    return -1 if seq is None else seq.first_token_ns
 
 
 def decoding(world: World, attempt: Attempt) -> Sequence | None:

@@ -1,11 +1,16 @@
-"""The router: its endpoint, and the HTTP hops between it and the engines. The client stands beside it."""
+"""The router: its endpoint, and the HTTP hops between it and the engines. The client stands beside it.
+
+Clients stream: a client has a token one hop after its engine has generated it. Tokens pass without the endpoint, which
+asks for the first one only when an attempt fails (`pdflow/routing/failure.py`). So it is reported then, ahead of
+whatever makes an attempt fail, and costs nothing otherwise.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pdflow.protocol.values import RequestId
+from pdflow.protocol.values import Instant, RequestId
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.policy import NO_SESSION, Choice
 from pdflow.routing.router import (
@@ -17,13 +22,16 @@ from pdflow.routing.router import (
     EngineLeft,
     EngineLost,
     EngineSilent,
+    PrefillAnswered,
     Reply,
     ReportPrefill,
     RequestArrived,
     Router,
     RouterEvent,
+    TokenCame,
 )
 from sim.node import Node, Port
+from sim.patience import first_token_came, first_token_ns
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -100,18 +108,38 @@ class RouterNode(Node):
 
     def answered(self, event: RouterEvent) -> None:
         self.world.answered(event, self.env.now)
+        if type(event) is PrefillAnswered and event.params is None:
+            attempt = self.attempts.get(event.request_id)
+            if attempt is not None and first_token_came(self.world, attempt):
+                self.tell_token(attempt, first_token_ns(self.world, attempt))
         self.feed(self.port, event)
 
     def breaks(self, leg: str, position: int) -> None:
-        """The connections to the engine there break: seen one hop later."""
-        self.env.call(self.http_ns, self.broken, (leg, position))
+        """The connections to the engine there break: seen one hop later, behind the tokens generated before."""
+        now = self.env.now
+        made = [(attempt, first_token_ns(self.world, attempt)) for attempt in self.at(leg, position)]
+        begun = [(attempt, at) for attempt, at in made if 0 <= at < now]
+        self.env.call(self.http_ns, self.broken, (leg, position, begun))
 
-    def broken(self, about: tuple[str, int]) -> None:
-        leg, position = about
+    def broken(self, about: tuple[str, int, Sequence[tuple[Attempt, Instant]]]) -> None:
+        leg, position, begun = about
         router = self.port.endpoint
         assert isinstance(router, Router)
         engines = router.decode if leg == "decode" else router.prefill
+        for attempt, at in begun:
+            if self.awaits(attempt.request_id):
+                self.tell_token(attempt, at)
         self.answered(EngineLost(engines[position].engine))
+
+    def at(self, leg: str, position: int) -> list[Attempt]:
+        """Attempts with such a leg at the engine there."""
+        if leg == "decode":
+            return [attempt for attempt in self.attempts.values() if attempt.d_open and attempt.d == position]
+        return [attempt for attempt in self.attempts.values() if attempt.p_open and attempt.p == position]
+
+    def tell_token(self, attempt: Attempt, at: Instant) -> None:
+        """The client has the first token of this attempt, which was generated then."""
+        self.feed(self.port, TokenCame(attempt.request, attempt.request_id))
 
     def dispatch_prefill(self, port: Port, effect: DispatchPrefill) -> None:
         world = self.world

@@ -24,6 +24,7 @@ class Attempt:
         "prefill_only",
         "request",
         "request_id",
+        "started",
         "xid",
     )
 
@@ -38,14 +39,17 @@ class Attempt:
         self.p_open = True
         self.d_open = False
         self.prefill_only = asked.prefill_only
+        self.started = False
+        """The client has received its first token."""
         self.avoid_d = avoid_d
         """Where the attempt before had its decode leg."""
 
     def fork(self) -> Attempt:
         other = Attempt(self.request, self.number, self.p, self.asked, self.avoid_d)
-        other.d, other.p_open, other.d_open = self.d, self.p_open, self.d_open
+        other.d, other.p_open, other.d_open, other.started = self.d, self.p_open, self.d_open, self.started
         return other
 
     def fingerprint(self) -> Hashable:
         avoid_d = self.avoid_d if self.d < 0 else None
-        return self.request_id, self.number, self.p, self.d, self.p_open, self.d_open, self.prefill_only, avoid_d
+        legs = self.p, self.d, self.p_open, self.d_open
+        return self.request_id, self.number, *legs, self.prefill_only, avoid_d, self.started

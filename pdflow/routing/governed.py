@@ -144,9 +144,9 @@ class GovernedRouter(Router):
         self._open(attempt)
         return (DispatchAlone(d, asked.request, attempt.request_id),)
 
-    def _failed(self, attempt: Attempt, code: Code) -> RouterEffects:
-        if not self.rules.recomputes or not self.decode or not self._may_retry(attempt, code):
-            return super()._failed(attempt, code)
+    def _retry(self, attempt: Attempt) -> RouterEffects:
+        if not self.rules.recomputes or not self.decode:
+            return super()._retry(attempt)
         blamed = None if attempt.d_open else attempt.d
         aborts = self._close(attempt)
         return aborts + self._begin_alone(attempt.asked, self._next_number(attempt), blamed)

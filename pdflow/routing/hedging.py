@@ -1,9 +1,9 @@
 """A second attempt beside the first, elsewhere, when the first one has been without a token for long.
 
-Both have ids and destination blocks of their own, so that nothing of one can be taken for the other's. The first to
-finish is the answer, and the other is taken back; where a client hears the beginning of one, it hears that one to its
-end, and the other is taken back then. A request is hedged once. If one of the two fails, the other goes on alone; only
-the failure of the last one is answered, or tried again if attempts are left: the hedge is none of those.
+Both have ids and destination blocks of their own, so that nothing of one can be taken for the other's. The first
+whose answer reaches the client is the answer, and the other is taken back then. A request is hedged once. If one of the
+two fails before, the other goes on alone; only the failure of the last one is answered, or tried again if attempts are
+left: the hedge is none of those.
 
 It is the one endpoint of the router that has deadlines. `TokenCame` tells it that a request has its first token, before
 the deadline is judged: a long answer is no late one.
@@ -21,6 +21,7 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Instant
 from pdflow.routing import governed
 from pdflow.routing.attempt import Attempt
+from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.governed import GovernedRouter, Rules
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import (
@@ -169,12 +170,10 @@ class HedgingRouter(GovernedRouter):
             self.pairs[attempt.request] = [other, attempt]
 
     def _token_came(self, event: TokenCame) -> RouterEffects:
-        attempt = self.attempts.get(event.request_id)
-        if attempt is None:
-            return ()
-        self.deadlines.due.pop(attempt.request, None)
-        pair = self.pairs.get(attempt.request)
-        return () if pair is None else self._close(pair[0] if pair[1] is attempt else pair[1])
+        effects = super()._token_came(event)
+        self.deadlines.due.pop(event.request, None)
+        pair = self.pairs.get(event.request)
+        return effects if pair is None else self._close(pair[0] if pair[1].started else pair[1])
 
     def _over(
         self, attempt: Attempt, outcome: Literal["completed", "failed", "cancelled"], code: Code
@@ -200,9 +199,10 @@ class HedgingRouter(GovernedRouter):
             self.by_request[attempt.request] = pair[0] if pair[1] is attempt else pair[1]
         return effects
 
-    def _may_retry(self, attempt: Attempt, code: Code) -> bool:
-        hedges = attempt.request in self.last
-        return code is not Code.REJECTED and self.last.get(attempt.request, attempt.number) < self.max_attempts + hedges
+    def _after_failure(self, attempt: Attempt, code: Code) -> AfterFailure:
+        """Attempts are counted as made, the hedge beside them."""
+        made, hedges = self.last.get(attempt.request, attempt.number), attempt.request in self.last
+        return after_failure(code, attempt.started, made, self.max_attempts + hedges)
 
     def _next_number(self, attempt: Attempt) -> int:
         if attempt.request not in self.last:

@@ -4,8 +4,9 @@ An attempt is a pair of legs with ids of its own: a retry never reuses a request
 former attempt can be matched by a later one (PROTOCOL App. B, R12). Sequential dispatch sends the decode leg when the
 prefill leg's answer has come; concurrent dispatch sends both, which push needs in order to overlap (PROTOCOL 1.2).
 
-It decides nothing about KV: what a leg says of it (`KvParams`) is handed on. Whom it does not serve, prompts that D
-computes itself, and engines that leave are in `governed`, second attempts beside the first in `hedging`.
+It decides nothing about KV: what a leg says of it (`KvParams`) is handed on. What follows a failed attempt is decided
+in `failure`. Whom it does not serve, prompts that D computes itself, and engines that leave are in `governed`, second
+attempts beside the first in `hedging`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Instant, RequestId, Value, Xid
 from pdflow.routing.attempt import Attempt
+from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.policy import NO_SESSION, Choice, Policy
 
 Dispatch: TypeAlias = Literal["sequential", "concurrent"]
@@ -50,7 +52,7 @@ class PrefillAnswered(Value, frozen=True, gc=False):
 
 
 class DecodeEnded(Value, frozen=True, gc=False):
-    """The decode leg ended: with all its tokens, or with a code before the first."""
+    """The decode leg ended: with all its tokens, or with a code that says why not."""
 
     request_id: RequestId
     code: Code = Code.NONE
@@ -96,8 +98,12 @@ class EngineReported(Value, frozen=True, gc=False):
 
 
 class TokenCame(Value, frozen=True, gc=False):
-    """The client has got the first token of this attempt."""
+    """The client has received the first token of this attempt from the engine that decodes it.
 
+    To be reported before the attempt's end, of one attempt of a request at most.
+    """
+
+    request: int
     request_id: RequestId
 
 
@@ -114,7 +120,8 @@ RouterEvent: TypeAlias = (
     | TokenCame
     | TimeReached
 )
-"""A router knows those that its rules are about: the plain one of this file none of the last five."""
+"""A router knows those that its rules are about: the plain one of this file neither EngineLeaves, EngineJoins nor
+EngineReported, and TimeReached only the one that hedges."""
 
 # What it wants done.
 
@@ -338,18 +345,44 @@ class Router:
         return self._failed(attempt, event.code)
 
     def _failed(self, attempt: Attempt, code: Code) -> RouterEffects:
-        """One leg failed: take the other one back, and try again elsewhere if that is still allowed."""
-        if not self._may_retry(attempt, code):
-            return self._over(attempt, "failed", code)
+        """One leg failed: take the other one back, and do what follows."""
+        match self._after_failure(attempt, code):
+            case AfterFailure.FAIL:
+                return self._over(attempt, "failed", code)
+            case AfterFailure.RETRY:
+                return self._retry(attempt)
+            case AfterFailure.RESUME:
+                return self._resume(attempt)
+
+    def _after_failure(self, attempt: Attempt, code: Code) -> AfterFailure:
+        return after_failure(code, attempt.started, attempt.number, self.max_attempts)
+
+    def _retry(self, attempt: Attempt) -> RouterEffects:
+        """Try again, elsewhere if there is an elsewhere."""
         aborts = self._close(attempt)
         return aborts + self._begin(attempt.asked, self._next_number(attempt), attempt)
 
-    def _may_retry(self, attempt: Attempt, code: Code) -> bool:
-        """What one engine refuses is the request's fault, and so another one would."""
-        return code is not Code.REJECTED and attempt.number < self.max_attempts
+    def _resume(self, attempt: Attempt) -> RouterEffects:
+        """Where an attempt that continues behind what the client has received is to be begun."""
+        raise AssertionError(f"{attempt.request_id} was to be resumed, and no rule says how")
 
     def _next_number(self, attempt: Attempt) -> int:
         return attempt.number + 1
+
+    def _token_came(self, event: TokenCame) -> RouterEffects:
+        attempt = self.attempts.get(event.request_id)
+        if attempt is None:
+            return self._token_came_late(event.request)
+        attempt.started = True
+        return ()
+
+    def _token_came_late(self, request: int) -> RouterEffects:
+        """The client has received a token of an attempt that has been taken back since. The attempts that are under way
+        would give it a second beginning, so the request fails."""
+        effects: RouterEffects = ()
+        while (attempt := self.by_request.get(request)) is not None and not attempt.started:
+            effects += self._over(attempt, "failed", Code.IO)
+        return effects
 
     def _client_gone(self, event: ClientGone) -> RouterEffects:
         attempt = self.by_request.get(event.request)
@@ -414,4 +447,5 @@ _ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
     ClientGone: Router._client_gone,
     EngineChanged: Router._engine_changed,
     EngineLost: Router._engine_lost,
+    TokenCame: Router._token_came,
 }

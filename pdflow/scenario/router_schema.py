@@ -86,7 +86,7 @@ class Router:
         default=None,
         metadata=about(
             "a request that has no token by then gets a second attempt beside the first, elsewhere; the first to "
-            "finish is the answer",
+            "stream a token is the answer",
             TIMER,
         ),
     )

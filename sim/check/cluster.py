@@ -80,6 +80,8 @@ class Cluster:
     """
 
     def __init__(self, scope: Scope) -> None:
+        if scope.streams and not scope.attempts:
+            raise ValueError("streams: only the router's endpoint is told of tokens")
         if scope.orphan and (scope.horizon or scope.attempts):
             raise ValueError("orphan: there is none where engines have clocks, or with the router's endpoint")
         self.method = METHODS[scope.method].adapted(scope.progressive, False) if scope.method else None

@@ -63,7 +63,8 @@ def amiss(world: Relation, state: State) -> Broken | None:
         failed += stage == Stage.FREED
     if not dead and (unanswered := world.unanswered(state)):
         return Broken("L1", f"{', '.join(unanswered)}, and waits for a timer")
-    if not spent.intersection(TOLD) and failed > had[Fault.ABORT] - left[Fault.ABORT]:
+    given_up = had[Fault.ABORT] - left[Fault.ABORT] + world.cut_short(state)
+    if not spent.intersection(TOLD) and failed > given_up:
         return Broken("L1", "a request has failed that nobody gave up, though nothing was lost")
     if Fault.UNREACHABLE in spent:
         return None

@@ -3,8 +3,9 @@ dispatched, taken back and tried again, and what D is told of a prefill leg's en
 
 What comes over HTTP means to an engine what it means to one in the simulated world (sim/prefill_node.py,
 sim/decode_node.py). Each leg has a connection of its own; decoding takes no time, so that a leg's end is under way as
-soon as its KV is committed. When an engine dies its connections break, which the router notices at some time: what the
-engine had answered arrives before that, or never. What the router sends reaches the engine that has started by then.
+soon as its KV is committed, and ahead of it the first token, where clients stream. When an engine dies its connections
+break, which the router notices at some time: what the engine had answered arrives before that, or never. What the
+router sends reaches the engine that has started by then.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pdflow.protocol.effects import AnswerPrefill, Commit, Resolve
 from pdflow.protocol.events import DecodeAborted, DecodeQueued, PrefillAborted, PrefillLegEnded, PrefillQueued
 from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer, TimerKind
-from pdflow.protocol.values import Address
+from pdflow.protocol.values import Address, RequestId, Value
 from pdflow.routing.router import (
     AbortLeg,
     ClientGone,
@@ -29,18 +30,27 @@ from pdflow.routing.router import (
     ReportPrefill,
     RequestArrived,
     Router,
+    TokenCame,
 )
 from sim.check.cluster import role_of
 from sim.check.ghost import Broken, Ghost, Product, Stage
 from sim.check.relation import Move, Relation
 from sim.check.routed_cluster import ROUTER, RoutedCluster
-from sim.check.routed_judge import D_OPEN, P_OPEN, Client, RoutedJudge
+from sim.check.routed_judge import D_OPEN, HEARD, P_OPEN, TOLD, Client, RoutedJudge
 from sim.check.scope import Fault, Scope
 from sim.check.timed import Timed
 from sim.check.world import Draft, State, Turn
 
 ROUTERS = frozenset({"decode", "abort"})
 """Moves that the router's endpoint decides here."""
+
+
+class TokenPassed(Value, frozen=True, gc=False):
+    """The client has a token, and the router's endpoint is told of it when its turn comes: live, the bytes pass beside
+    the queue of events. So what else ends the attempt may be handled in between."""
+
+    request: int
+    request_id: RequestId
 
 
 class Routed(Relation):
@@ -62,6 +72,8 @@ class Routed(Relation):
             ReportPrefill: self.report_arrives,
             PrefillAnswered: self.prefill_answered,
             DecodeEnded: self.decode_ended,
+            TokenCame: self.token_came,
+            TokenPassed: self.token_passed,
             EngineLost: self.engine_lost,
             EngineChanged: self.engine_changed,
         }
@@ -83,6 +95,16 @@ class Routed(Relation):
         if any(router.prefill_choice.loads + router.decode_choice.loads):
             words.append("the router counts a leg as open")
         return words
+
+    def cut_short(self, state: State) -> int:
+        """Attempts that the router took back because their client had the start of another one."""
+        ghost = self.ghost_of(state)
+        heard = [self.judge.heard(ghost, client) for client in range(self.scope.requests)]
+        others = [
+            heard[whose] not in ("", attempt)
+            for attempt, whose in zip(self.cluster.requests, self.cluster.client_of, strict=True)
+        ]
+        return sum(stage == Stage.FREED and other for stage, other in zip(ghost.stages, others, strict=True))
 
     def by_clocks(self, state: State, timer: Timer) -> bool:
         """A pull is wanted while its decode leg is being dispatched, too."""
@@ -127,26 +149,28 @@ class Routed(Relation):
         after, sends, batch = super()._turn(ends, first, event)
         http: dict[int, list[int]] = {}
         for node, effect, _ in self.batches.values[batch] if batch >= 0 else ():
-            found = self._over_http(node, effect)
-            if found is not None:
-                to, what = found
+            for to, what in self._over_http(node, effect):
                 slot = self.first_link + self.cluster.http[what.request_id, node, to]
                 http.setdefault(slot, []).append(self.frames.of(what))
         return after, (*sends, *((slot, tuple(frames)) for slot, frames in http.items())), batch
 
-    def _over_http(self, node: Address, effect: Any) -> tuple[Address, Any] | None:
-        """To whom, and what."""
+    def _over_http(self, node: Address, effect: Any) -> Iterator[tuple[Address, Any]]:
+        """To whom, and what, in this order."""
         if isinstance(effect, AnswerPrefill):
-            return ROUTER, PrefillAnswered(effect.request_id, self.judge.with_own_words(effect.params))
-        if isinstance(effect, Commit):
-            return ROUTER, DecodeEnded(effect.request_id)
-        if isinstance(effect, Resolve):
-            return ROUTER, DecodeEnded(effect.request_id, effect.code)
-        if not isinstance(effect, (DispatchPrefill, DispatchDecode, ReportPrefill, AbortLeg)):
-            return None
-        prefill, decode = self.cluster.ends_of(self.judge.attempt(effect.request_id))
-        to_prefill = isinstance(effect, DispatchPrefill) or (isinstance(effect, AbortLeg) and effect.role == "prefill")
-        return prefill if to_prefill else decode, effect
+            yield ROUTER, PrefillAnswered(effect.request_id, self.judge.with_own_words(effect.params))
+        elif isinstance(effect, Commit):
+            if self.scope.streams:
+                client = self.cluster.client_of[self.judge.attempt(effect.request_id)]
+                yield ROUTER, TokenCame(client, effect.request_id)
+            yield ROUTER, DecodeEnded(effect.request_id)
+        elif isinstance(effect, Resolve):
+            yield ROUTER, DecodeEnded(effect.request_id, effect.code)
+        elif isinstance(effect, (DispatchPrefill, DispatchDecode, ReportPrefill, AbortLeg)):
+            prefill, decode = self.cluster.ends_of(self.judge.attempt(effect.request_id))
+            to_prefill = isinstance(effect, DispatchPrefill) or (
+                isinstance(effect, AbortLeg) and effect.role == "prefill"
+            )
+            yield prefill if to_prefill else decode, effect
 
     def send(self, draft: Draft, link: int, *what: Any) -> None:
         slot = self.first_link + link
@@ -222,14 +246,40 @@ class Routed(Relation):
         self.event(draft, ROUTER, event)
 
     def decode_ended(self, draft: Draft, event: DecodeEnded) -> None:
-        self.ends_leg(draft, self.judge.attempt(event.request_id), D_OPEN)
+        """A whole answer that is not passed on, since the client has the start of another one, is no end."""
+        i = self.judge.attempt(event.request_id)
+        heard = self.judge.heard(self.ghost_of(draft), self.cluster.client_of[i])
+        if event.code is Code.NONE and heard not in ("", event.request_id):
+            return
+        self.ends_leg(draft, i, D_OPEN)
         self.event(draft, ROUTER, event)
+
+    def token_came(self, draft: Draft, event: TokenCame) -> None:
+        """It passes on to the client, if its leg has not been taken back and the client has no token of another one."""
+        i, ghost = self.judge.attempt(event.request_id), self.ghost_of(draft)
+        if not ghost.legs[i] & D_OPEN or self.judge.heard(ghost, event.request):
+            return
+        self.put_ghost(draft, "legs", i, ghost.legs[i] | HEARD)
+        link = self.cluster.http[event.request_id, self.cluster.d_of[i].engine, ROUTER]
+        slot = self.first_link + link
+        passed = self.frames.of(TokenPassed(event.request, event.request_id))
+        draft[slot] = self.chans.of((passed, *self.chans.values[draft[slot]]))
+
+    def token_passed(self, draft: Draft, event: TokenPassed) -> None:
+        i, ghost = self.judge.attempt(event.request_id), self.ghost_of(draft)
+        if not ghost.legs[i] & D_OPEN and ghost.clients[event.request] == Client.WAITING:
+            self.judge.goal("a token of a leg that was taken back")
+        self.put_ghost(draft, "legs", i, ghost.legs[i] | TOLD)
+        self.event(draft, ROUTER, TokenCame(event.request, event.request_id))
 
     def engine_lost(self, draft: Draft, event: EngineLost) -> None:
         """No leg ends with that: it may have reached, or yet reach, the engine that has started since."""
         for (_, sender, _), link in self.cluster.http.items():
             if sender == event.engine:
-                draft[self.first_link + link] = 0
+                slot = self.first_link + link
+                frames = self.chans.values[draft[slot]]
+                kept = tuple(frame for frame in frames if isinstance(self.frames.values[frame], TokenPassed))
+                draft[slot] = self.chans.of(kept)
         role = role_of(event.engine)
         leg = P_OPEN if role == "P" else D_OPEN
         mine = [event.engine in self.cluster.ends_of(i) for i in range(len(self.cluster.requests))]

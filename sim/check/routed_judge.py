@@ -1,5 +1,6 @@
 """What must hold of the router, whatever happens around it: every client is answered once, with what became of its
-request, and no leg is dispatched twice, or left alone.
+request, and no leg is dispatched twice, or left alone. No client receives two beginnings: none but the attempt of
+which it has a token completes its request, and once the endpoint knows of that token, no attempt is dispatched.
 
 A retry is an attempt with ids of its own (R12). When a client has been answered, or another attempt is begun, every leg
 of the attempts before has ended or has been taken back: otherwise engines work on for nobody, until a timer of theirs
@@ -15,7 +16,7 @@ from typing import Any
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.values import Address, RequestId
 from pdflow.routing.router import AbortLeg, DispatchDecode, DispatchPrefill, Reply
-from sim.check.ghost import Broken, Judge, Sketch, Stage
+from sim.check.ghost import Broken, Ghost, Judge, Sketch, Stage
 from sim.check.routed_cluster import RoutedCluster
 
 
@@ -38,9 +39,13 @@ class Leg(IntFlag):
     P_OPEN = 2
     D_SENT = 4
     D_OPEN = 8
+    HEARD = 16
+    """Its client has its first token."""
+    TOLD = 32
+    """And the router's endpoint knows."""
 
 
-P_SENT, P_OPEN, D_SENT, D_OPEN = (leg.value for leg in Leg)
+P_SENT, P_OPEN, D_SENT, D_OPEN, HEARD, TOLD = (leg.value for leg in Leg)
 OPEN = P_OPEN | D_OPEN
 OUTCOMES = {"completed": Client.COMPLETED, "failed": Client.FAILED, "cancelled": Client.CANCELLED}
 
@@ -88,8 +93,16 @@ class RoutedJudge(Judge):
             raise Broken("S6", f"{type(effect).__name__} {effect.request_id} a second time")
         if draft.clients[effect.request] != Client.WAITING:
             raise Broken("S6", f"{effect.request_id} is dispatched, and its client has been answered")
+        told = self.heard(draft, effect.request, TOLD)
+        if told:
+            raise Broken("S6", f"{effect.request_id} is dispatched, and its client has the start of {told}")
         _put_leg(draft, i, draft.legs[i] | sent | opened)
         return i
+
+    def heard(self, draft: Sketch | Ghost, request: int, flag: int = HEARD) -> RequestId:
+        """The attempt of whose answer a client has the start, or of which the endpoint knows so; "" if of none."""
+        mine = zip(self.cluster.requests, self.cluster.client_of, draft.legs, strict=True)
+        return next((attempt for attempt, whose, leg in mine if whose == request and leg & flag), "")
 
     def taken_back(self, draft: Sketch, effect: AbortLeg) -> None:
         i = self.attempt(effect.request_id)
@@ -105,6 +118,11 @@ class RoutedJudge(Judge):
         mine = [i for i, whose in enumerate(self.cluster.client_of) if whose == effect.request]
         if effect.outcome == "completed" and draft.stages[mine[effect.attempts - 1]] != Stage.COMMITTED:
             raise Broken("S6", f"{answer}, and attempt {effect.attempts} was never committed")
+        heard = self.heard(draft, effect.request)
+        if heard and effect.outcome == "completed" and heard != self.cluster.requests[mine[effect.attempts - 1]]:
+            raise Broken("S6", f"{answer} by attempt {effect.attempts}, and has the start of {heard}")
+        if heard and effect.outcome == "failed":
+            self.goal("broke off")
         self.over(draft, mine, answer)
         draft.clients = tuple(
             OUTCOMES[effect.outcome] if i == effect.request else now for i, now in enumerate(draft.clients)

@@ -11,6 +11,8 @@ ENDED = DELIVERED | {"completed", "cancelled", "taken back too late", "released 
 GIVEN_UP = ANSWERED | {"cancelled", "taken back too late"}
 RETRIED = ANSWERED | {"retried"}
 P_LOST, D_LOST = "a leg is lost with P", "a leg is lost with D"
+BEGUN_ANSWERS = frozenset({"failed", "broke off"})
+LATE_TOKEN = "a token of a leg that was taken back"
 COMPAT = VLLM_COMPAT
 
 ROUTED = (
@@ -133,6 +135,28 @@ ROUTED = (
         ANSWERED | {P_LOST},
         43296,
         122561,
+    ),
+    # Clients stream, and receive one beginning.
+    Named(
+        "router, no timer, pull, D starts again, clients stream",
+        Scope(attempts=2, pulls=True, d_restart=1, clocks=False, streams=True),
+        BEGUN_ANSWERS | {"completed", "cancelled", "retried", D_LOST, LATE_TOKEN},
+        7016,
+        20183,
+    ),
+    Named(
+        "router, no timer, P starts again, clients stream",
+        Scope(attempts=2, p_restart=1, abort=0, clocks=False, streams=True),
+        BEGUN_ANSWERS | {"completed", P_LOST},
+        5333,
+        18604,
+    ),
+    Named(
+        "router, compat pull, D starts again, clients stream",
+        Scope(dialect=COMPAT, attempts=2, pulls=True, d_restart=1, abort=0, streams=True),
+        BEGUN_ANSWERS | RETRIED | {D_LOST, LATE_TOKEN},
+        20767,
+        68063,
     ),
     # A retry goes elsewhere.
     Named(
@@ -271,6 +295,22 @@ ROUTED = (
         DELIVERED | {"completed", "retried", "delivered beside a death", D_LOST},
         297927,
         1752726,
+        nightly=True,
+    ),
+    Named(
+        "router, no timer, two P engines, one starts again, clients stream",
+        Scope(attempts=2, p_engines=2, p_restart=1, abort=0, clocks=False, streams=True),
+        DELIVERED | BEGUN_ANSWERS | {"completed", "retried", "delivered beside a death", P_LOST, LATE_TOKEN},
+        1471035,
+        8857799,
+        nightly=True,
+    ),
+    Named(
+        "router, no timer, two D engines, one starts again, clients stream",
+        Scope(attempts=2, d_engines=2, d_restart=1, abort=0, clocks=False, streams=True),
+        DELIVERED | BEGUN_ANSWERS | {"completed", "retried", "delivered beside a death", D_LOST, LATE_TOKEN},
+        651507,
+        4001576,
         nightly=True,
     ),
     Named(

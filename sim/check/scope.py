@@ -97,6 +97,8 @@ class Scope:
     attempts: int = attrs.field(default=0, validator=between(0, 3))
     """The router's endpoint is in the world, and makes so many attempts of a request (routed.py); 0: it is not, and
     what a router might do may happen at any moment."""
+    streams: bool = False
+    """With the router's endpoint: clients stream, so that D's first token reaches the router ahead of its leg's end."""
     horizon: int = attrs.field(default=0, validator=between(0, ENDLESS))
     """Engines have clocks (timed.py), those of a kind the same one, and P's stops after so many ticks, or never
     (ENDLESS); 0: there are none, an armed timer may fire at any moment."""

@@ -16,6 +16,7 @@ PLAIN |= {
     "pool": 0,
     "p_pool": 0,
     "progressive": False,
+    "streams": False,
     "pool_blocks": ENDLESS,
     "d_block": BLOCK_TOKENS,
     "hit_tokens": 0,

@@ -288,6 +288,10 @@ class World:
         """What a router has not ended, in words. Here there is none (routed.py)."""
         return []
 
+    def cut_short(self, state: State) -> int:
+        """How many attempts a router has taken back for what their client had received."""
+        return 0
+
 
 def _says_all(told: Any) -> bool:
     """Whether it is the order of a SYNC, whose lists the ghosts know."""

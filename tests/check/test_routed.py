@@ -11,6 +11,7 @@ from attrs import evolve
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from pdflow.protocol.messages import Code
 from pdflow.routing import router as routing
+from pdflow.routing.failure import after_failure
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import (
     AbortLeg,
@@ -30,10 +31,11 @@ from sim.check.ghost import Product
 from sim.check.live import settle
 from sim.check.names import find, name
 from sim.check.ordered import Worlds
+from sim.check.relation import Relation
 from sim.check.replay import lenient, named, record, strict
 from sim.check.routed import Routed
 from sim.check.routed_cluster import ROUTER
-from sim.check.routed_judge import Client
+from sim.check.routed_judge import HEARD, Client
 from sim.check.routed_scopes import ROUTED
 from sim.check.schedulers import node
 from sim.check.scope import Scope
@@ -117,6 +119,21 @@ def test_a_leg_that_is_taken_back_is_aborted_only_where_it_runs() -> None:
     world, state = told(scope, [*begun, "finish x0.1", *taken_back])
     assert world.body(state, "P.r0").cells, "its lease decides"
     assert "taken back too late" in world.judge.seen
+
+
+def test_a_token_is_ahead_of_its_legs_end_and_the_endpoint_is_told_behind_the_client() -> None:
+    world = Routed(Scope(attempts=2, pulls=True, streams=True, **PATIENT))
+    for state in settle(world, world.apply(world.start(), ("request", 0))):
+        under_way = waiting(world, state, "D", ROUTER)
+        assert under_way in ([], ["TokenCame", "DecodeEnded"], ["TokenPassed", "DecodeEnded"], ["DecodeEnded"])
+        assert bool(world.ghost_of(state).legs[0] & HEARD) == (
+            under_way in (["TokenPassed", "DecodeEnded"], ["DecodeEnded"]) or world.ghost_of(state).clients[0] > 1
+        )
+
+
+def test_only_a_router_hears_of_tokens() -> None:
+    with pytest.raises(ValueError, match="streams: only the router's endpoint"):
+        Relation(Scope(streams=True))
 
 
 @pytest.mark.parametrize("field", ["same_product", "same_base"])
@@ -210,7 +227,7 @@ def test_routers_of_one_fingerprint_do_the_same(scope: Scope) -> None:
 
 ROUGH: dict[str, int] = dict.fromkeys(("prefill_abort", "drop", "dup", "delay", "lose", "sync", "cancel"), 1)
 WALKED = (
-    Scope(attempts=2, requests=2, err=1, unreachable=1, p_restart=1, d_restart=1, **ROUGH),
+    Scope(attempts=2, requests=2, err=1, unreachable=1, p_restart=1, d_restart=1, streams=True, **ROUGH),
     Scope(attempts=2, concurrent=False, p_tp=2, lagging=True, chunks=2, p_restart=1, d_restart=1, **ROUGH),
     Scope(attempts=3, requests=2, pulls=True, pool=1, err=1, p_restart=1, d_restart=1, **ROUGH),
     Scope(dialect=VLLM_COMPAT, attempts=2, requests=2, drop=1, dup=1, err=1, p_restart=1, d_restart=1),
@@ -382,6 +399,15 @@ def never_gives_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Choice, "give_back", lambda self, engine: None)
 
 
+def forgets_the_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(routing, "after_failure", lambda code, started, *counts: after_failure(code, False, *counts))
+
+
+def hears_no_late_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Router, "_token_came_late", lambda self, request: ())
+
+
+STREAMS = Scope(attempts=2, pulls=True, d_restart=1, clocks=False, streams=True)
 COMPAT = VLLM_COMPAT
 PASSED = {named.scope for named in ROUTED}
 """By test_scopes.py."""
@@ -448,6 +474,18 @@ BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
         "L6",
         "r0.2 is tried at P0, and not elsewhere",
     ),
+    "a client that has the start of an answer gets another one": (
+        forgets_the_token,
+        STREAMS,
+        "S6",
+        "r0.2 is dispatched, and its client has the start of r0.1",
+    ),
+    "a token of an attempt that was taken back is nothing": (
+        hears_no_late_token,
+        STREAMS,
+        "S6",
+        "r0.2 is dispatched, and its client has the start of r0.1",
+    ),
     "loads are never given back": (never_gives_back, Scope(attempts=1, **PATIENT), "L", "counts a leg as open"),
 }
 
@@ -461,7 +499,7 @@ def test_a_router_that_is_broken_is_found_out(
     story = shortest(world)
     assert story is not None
     assert (story.broken.name, what in story.broken.what) == (invariant, True), story.broken
-    assert len(story.moves) <= 12
+    assert len(story.moves) <= (18 if scope is STREAMS else 12)
     again = lenient(relation(scope), named(world, story.moves))
     assert again.verdict is not None
     assert again.verdict.invariant == invariant

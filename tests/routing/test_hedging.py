@@ -64,10 +64,19 @@ def test_the_first_to_finish_is_the_answer_and_the_other_is_taken_back(hedged: A
 
 def test_what_a_client_hears_the_beginning_of_is_gone_on_with(hedged: Any) -> None:
     """The other could only say the same from its start: its legs and blocks are taken back at once."""
-    assert hedged.handle(TokenCame("r0.2"), 120) == (AbortLeg("prefill", 0, "r0.1"), AbortLeg("decode", 0, "r0.1"))
+    assert hedged.handle(TokenCame(0, "r0.2"), 120) == (AbortLeg("prefill", 0, "r0.1"), AbortLeg("decode", 0, "r0.1"))
     assert (hedged.pairs, list(hedged.attempts)) == ({}, ["r0.2"])
-    assert hedged.handle(TokenCame("r0.2"), 121) == hedged.handle(TokenCame("r0.1"), 122) == ()
+    assert hedged.handle(TokenCame(0, "r0.2"), 121) == hedged.handle(TokenCame(0, "r0.1"), 122) == ()
     assert hedged.handle(DecodeEnded("r0.2"), 130)[-1] == Reply(0, "completed", Code.NONE, 2)
+
+
+def test_a_token_of_the_attempt_that_was_taken_back_ends_the_request(hedged: Any) -> None:
+    """The client has it all the same, and neither of two attempts that were under way may begin the answer again."""
+    it = hedged
+    it.handle(DecodeEnded("r0.1", Code.STALLED), 110)
+    it.handle(RequestArrived(1), 111)
+    assert it.handle(TokenCame(0, "r0.1"), 120)[-1] == Reply(0, "failed", Code.IO, 2)
+    assert list(it.by_request) == [1]
 
 
 def test_a_request_is_hedged_once(hedged: Any) -> None:
@@ -99,7 +108,7 @@ def test_whoever_leaves_takes_both_along(hedged: Any) -> None:
     assert effects[-1] == Reply(0, "cancelled", Code.CANCELLED, 2)
 
 
-@pytest.mark.parametrize("event", [TokenCame("r0.1"), DecodeEnded("r0.1"), ClientGone(0)])
+@pytest.mark.parametrize("event", [TokenCame(0, "r0.1"), DecodeEnded("r0.1"), ClientGone(0)])
 def test_who_has_a_token_or_needs_none_is_not_hedged(governed: Make, event: Any) -> None:
     it = governed(hedge_after_ns=AFTER)
     it.handle(RequestArrived(0), 0)
@@ -150,7 +159,7 @@ EVENTS = st.one_of(
     st.builds(EngineLost, ENGINES),
     st.builds(EngineLeaves, ENGINES),
     st.builds(EngineJoins, ENGINES),
-    st.builds(TokenCame, IDS),
+    st.builds(lambda request, number: TokenCame(request, f"r{request}.{number}"), REQUESTS, st.integers(1, 4)),
     st.just(TimeReached()),
     st.just("answer"),
 )
@@ -178,6 +187,8 @@ class Played:
         self.prefills: list[DispatchPrefill] = []
         self.ids: set[tuple[type, str]] = set()
         self.replies: Counter[int] = Counter()
+        self.begun: dict[int, str] = {}
+        """By request: the attempt whose token its client has had."""
         self.arrived: set[int] = set()
 
     def do(self, event: Any) -> tuple[Any, ...]:
@@ -188,10 +199,17 @@ class Played:
             if event.request in self.arrived:
                 return ()
             self.arrived.add(event.request)
+        if isinstance(event, TokenCame):
+            attempt = (DispatchPrefill, event.request_id), (DispatchDecode, event.request_id)
+            known = any(leg in self.ids for leg in (*attempt, (DispatchAlone, event.request_id)))
+            if not known or event.request in self.begun or self.replies[event.request]:
+                return ()
+            self.begun[event.request] = event.request_id
         effects = self.it.handle(event, self.now)
         for effect in effects:
             if isinstance(effect, (DispatchPrefill, DispatchDecode, DispatchAlone)):
                 assert self.replies[effect.request] == 0
+                assert effect.request not in self.begun, "never two beginnings"
                 assert (type(effect), effect.request_id) not in self.ids, "a leg is dispatched once"
                 self.ids.add((type(effect), effect.request_id))
             if isinstance(effect, DispatchPrefill):
@@ -209,7 +227,7 @@ def test_any_order_of_events(governed: Make, answer: Make, options: Any, hedges:
     it = governed(p=2, d=3, **options, **hedges)
     played = Played(it, answer)
     for event in events:
-        if not isinstance(event, (TimeReached, TokenCame)) or hedges:
+        if not isinstance(event, TimeReached) or hedges:
             played.do(event)
         own = Counter(attempt.request for attempt in it.attempts.values())
         assert max(own.values(), default=0) <= (2 if hedges else 1)
@@ -239,11 +257,12 @@ def test_a_fork_goes_its_own_way_from_the_same_place(
     it = Played(governed(p=2, d=3, **options, **hedges), answer)
 
     def fits(events: list[Any]) -> list[Any]:
-        return [event for event in events if hedges or not isinstance(event, (TimeReached, TokenCame))]
+        return [event for event in events if hedges or not isinstance(event, TimeReached)]
 
     def forked() -> Played:
         other = Played(it.it.fork(), answer)
         other.now, other.prefills, other.arrived = it.now, it.prefills.copy(), it.arrived.copy()
+        other.ids, other.begun, other.replies = it.ids.copy(), it.begun.copy(), it.replies.copy()
         return other
 
     for event in fits(before):

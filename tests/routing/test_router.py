@@ -4,6 +4,7 @@ and whatever happens in whatever order, every request gets one reply and every l
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
 from pdflow.protocol.messages import Code
+from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import (
     AbortLeg,
@@ -28,6 +30,7 @@ from pdflow.routing.router import (
     ReportPrefill,
     RequestArrived,
     Router,
+    TokenCame,
 )
 
 
@@ -137,6 +140,61 @@ def test_a_retry_is_a_new_attempt_at_other_engines() -> None:
     assert it.handle(DecodeEnded("r0.2", Code.EXPIRED), 3)[-1] == Reply(0, "failed", Code.EXPIRED, 2)
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [DecodeEnded("r0.1", Code.EXPIRED), PrefillAnswered("r0.1", None, Code.IO), EngineLost("d-0"), EngineLost("p-0")],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_a_started_answer_is_not_begun_again(failure: Any) -> None:
+    """Its client would receive two beginnings; so the failure is the request's, whatever attempts are left."""
+    it = router(max_attempts=3)
+    it.handle(RequestArrived(0), 0)
+    assert it.handle(TokenCame(0, "r0.1"), 1) == ()
+    *aborts, reply = it.handle(failure, 2)
+    assert (reply.outcome, reply.attempts) == ("failed", 1)
+    assert all(isinstance(effect, AbortLeg) for effect in aborts)
+    assert it.attempts == {}
+
+
+def test_a_started_answer_ends_as_any_other() -> None:
+    it = router()
+    it.handle(RequestArrived(0), 0)
+    it.handle(TokenCame(0, "r0.1"), 1)
+    assert it.handle(DecodeEnded("r0.1"), 2)[-1] == Reply(0, "completed", Code.NONE, 1)
+    assert it.handle(TokenCame(0, "r0.1"), 3) == ()
+
+
+def test_a_token_of_an_attempt_that_was_taken_back_ends_the_request() -> None:
+    """It had reached the client before the router heard of the failure."""
+    it = router(max_attempts=3)
+    it.handle(RequestArrived(0), 0)
+    it.handle(DecodeEnded("r0.1", Code.EXPIRED), 1)
+    assert it.handle(TokenCame(0, "r0.1"), 2) == (
+        AbortLeg("prefill", 1, "r0.2"),
+        AbortLeg("decode", 1, "r0.2"),
+        Reply(0, "failed", Code.IO, 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "started", "attempts", "follows"),
+    [
+        (Code.EXPIRED, False, 1, AfterFailure.RETRY),
+        (Code.EXPIRED, False, 2, AfterFailure.FAIL),
+        (Code.EXPIRED, True, 1, AfterFailure.FAIL),
+        (Code.REJECTED, False, 1, AfterFailure.FAIL),
+        (Code.REJECTED, True, 1, AfterFailure.FAIL),
+    ],
+)
+def test_what_follows_a_failure(code: Code, started: bool, attempts: int, follows: AfterFailure) -> None:
+    assert after_failure(code, started, attempts, 2) is follows
+
+
+def test_nothing_decides_to_resume_yet() -> None:
+    ways = itertools.product(Code, (False, True), (1, 2), (1, 2))
+    assert {after_failure(*way) for way in ways} == {AfterFailure.FAIL, AfterFailure.RETRY}
+
+
 def test_what_an_engine_refuses_is_not_tried_again() -> None:
     """The request is at fault: another engine would say the same, and the client waits for it."""
     it = router(max_attempts=3)
@@ -237,6 +295,7 @@ EVENTS = st.one_of(
     st.builds(DecodeEnded, st.builds("r{}.{}".format, st.integers(0, 5), st.integers(1, 3)), st.sampled_from(Code)),
     st.builds(EngineChanged, st.sampled_from(["p-0", "p-1", "d-0", "d-1", "d-2"]), st.booleans()),
     st.builds(EngineLost, st.sampled_from(["p-0", "p-1", "d-0", "d-1", "d-2"])),
+    st.builds(lambda request, number: TokenCame(request, f"r{request}.{number}"), st.integers(0, 5), st.integers(1, 3)),
 )
 
 
@@ -298,10 +357,12 @@ def test_any_order_of_events(data: st.DataObject, policy: Any, dispatch: Any, ma
     ids: set[str] = set()
     prefills: list[DispatchPrefill] = []
     decodes: list[DispatchDecode] = []
+    begun: dict[int, str] = {}
     arrived = 0
 
     def feed(event: Any) -> None:
         for effect in it.handle(event, 0):
+            assert not isinstance(effect, (DispatchPrefill, DispatchDecode)) or effect.request not in begun
             if isinstance(effect, DispatchPrefill):
                 assert effect.request_id not in ids
                 assert effect.xid not in ids
@@ -318,7 +379,9 @@ def test_any_order_of_events(data: st.DataObject, policy: Any, dispatch: Any, ma
     code = st.sampled_from([Code.EXPIRED, Code.REJECTED, Code.UNREACHABLE])
     for _ in range(data.draw(st.integers(1, 40))):
         what = data.draw(
-            st.sampled_from(["arrive", "arrive", "prefill", "prefill", "decode", "decode", "gone", "engine", "lost"])
+            st.sampled_from(
+                ["arrive", "arrive", "prefill", "prefill", "decode", "decode", "gone", "engine", "lost", "token"]
+            )
         )
         well = data.draw(st.booleans())
         if what == "arrive":
@@ -329,6 +392,11 @@ def test_any_order_of_events(data: st.DataObject, policy: Any, dispatch: Any, ma
             feed(answer(leg) if well else PrefillAnswered(leg.request_id, None, data.draw(code)))
         elif what == "decode" and decodes:
             feed(DecodeEnded(data.draw(st.sampled_from(decodes)).request_id, Code.NONE if well else data.draw(code)))
+        elif what == "token" and decodes:
+            leg = data.draw(st.sampled_from(decodes))
+            if leg.request not in begun and not replies[leg.request]:
+                begun[leg.request] = leg.request_id
+                feed(TokenCame(leg.request, leg.request_id))
         elif what == "gone" and arrived:
             feed(ClientGone(data.draw(st.integers(0, arrived - 1))))
         elif what == "engine":

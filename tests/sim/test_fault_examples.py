@@ -76,10 +76,18 @@ def test_another_id_for_every_life() -> None:
 
 
 def test_a_crash_in_the_middle_is_retried() -> None:
-    for name in ("prefill-crash", "decode-crash", "transfer-times-out", "transfer-fails"):
+    for name in ("prefill-crash", "transfer-times-out", "transfer-fails"):
         found = attempts(run(name))
         assert sum(found.values()) == found[1, "completed"] + sum(found[n, "completed"] for n in range(2, 6))
         assert found[2, "completed"] > 0
+
+
+def test_what_a_dead_d_was_decoding_fails_and_what_it_was_loading_is_retried() -> None:
+    done = run("decode-crash")
+    found = attempts(done)
+    assert sum(found.values()) == found[1, "completed"] + found[1, "failed"] + found[2, "completed"]
+    assert min(found.values()) > 0
+    assert set(done.world.records.reason) == {None, "its engine, or its engine's peer, died"}
 
 
 @pytest.mark.parametrize("dialect", ["strict", "vllm-compat", "vllm-stock"])

@@ -182,6 +182,37 @@ def test_a_crash_loses_the_queue_and_the_router_tries_elsewhere(play: Play) -> N
     assert world.records.prefill_engine == ["p-1"]
 
 
+AGAIN = {"pool.d.replicas": 2, "router.max_attempts": 2}
+DIED = "its engine, or its engine's peer, died"
+
+
+@pytest.mark.parametrize("first_token", ["decode", "prefill"])
+def test_a_client_that_has_ds_token_gets_no_second_beginning(play: Play, first_token: str) -> None:
+    """D dies: before its first token another one computes the answer, after it the failure is the request's. P's token
+    is no such beginning, since the other D continues behind it."""
+    says = ONE | AGAIN | {"router.first_token": first_token, "router.dispatch": "sequential"}
+    before = play(says | fault('kind = "crash", engine = "d-0", at_s = 0.022'))
+    assert (before.records.outcome, before.records.attempts) == (["completed"], [2])
+    assert before.records.decode_engine == ["d-1"]
+    after = play(says | fault('kind = "crash", engine = "d-0", at_s = 0.027'))
+    assert (after.records.outcome, after.records.attempts) == (["failed"], [1])
+    assert after.records.reason == [DIED]
+
+
+def test_an_engine_that_is_back_at_once_has_sent_its_token_all_the_same(play: Play) -> None:
+    """Its next life knows nothing of it when the router sees the connection break, half a millisecond later."""
+    crash = 'kind = "crash", engine = "d-0", at_s = 0.027, restart_after_s = 0'
+    world = play(ONE | AGAIN | {"network.http_latency_s": 0.0005} | fault(crash))
+    assert (world.records.outcome, world.records.attempts) == (["failed"], [1])
+
+
+def test_an_engine_that_decodes_alone_has_started_the_answer_too(play: Play) -> None:
+    alone = AGAIN | {"router.disaggregate_above_tokens": 100}
+    for at_s, outcome in ((0.015, "completed"), (0.027, "failed")):
+        world = play(ONE | alone | fault(f'kind = "crash", engine = "d-0", at_s = {at_s}'))
+        assert world.records.outcome == [outcome]
+
+
 @pytest.mark.parametrize(("in_flight", "expected"), [("lands", (75, 85)), ("cut", None)])
 def test_what_a_nic_has_begun(play: Play, in_flight: str, expected: tuple[int, int] | None) -> None:
     crash = f'kind = "crash", engine = "p-0", at_s = 0.04, in_flight = "{in_flight}"'

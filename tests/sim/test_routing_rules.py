@@ -148,6 +148,18 @@ def test_a_hedge_saves_whom_a_stuck_engine_would_keep_waiting(play: Play) -> Non
     assert waits[0.5] < 1.0
 
 
+def test_of_two_attempts_the_first_to_stream_is_the_answer(play: Play) -> None:
+    """The first attempt has its first token at 25 ms, and then its D stands still. The second one, from 24 ms on, would
+    end at 59 ms, but the client has the start of the other answer."""
+    stops = '[{ kind = "pause", engine = "d-0", at_s = 0.027, for_s = 0.5 }]'
+    one = {"workload.requests": 1, "workload.input_tokens": 50, "workload.output_tokens": 3}
+    arrival = {"workload.arrival": '{ process = "closed", concurrency = 1 }'}
+    records = play(one | arrival | {"router.hedge_after_s": 0.024, "fault": stops}).records
+    assert (records.outcome, records.attempts) == (["completed"], [2])
+    assert records.first_token_ns == [25 * MS]
+    assert records.last_token_ns[0] > 500 * MS
+
+
 def test_who_has_a_token_is_not_hedged(play: Play) -> None:
     """However long the answer takes."""
     slow = '{ model = "constant", prefill_s = 0.0, decode_step_s = 0.2 }'
