@@ -268,8 +268,7 @@ class Departures:
         self.host.finish(going)
 
     def _forget(self, going: Departure) -> None:
-        if going.over and not going.in_blocks and not going.held:
-            self.outgoing.pop(going.xid, None)
+        if going.over and not going.in_blocks and not going.held and self.outgoing.pop(going.xid, None) is not None:
             self.host.forget(going.xid)
 
     def assert_empty(self, whose: str) -> None:

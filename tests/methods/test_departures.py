@@ -27,6 +27,8 @@ class Prompt:
         self.known = 0
         self.in_blocks = True
         self.begun = self.finished = self.posted = self.wanted_back = self.over = False
+        self.ended = False
+        """Its prefill has ended without all of its KV, and its blocks are the engine's."""
         self.there: set[tuple[int, int]] = set()
         """Layers of tokens that lie where they are sent from."""
 
@@ -60,7 +62,7 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
         """The engine computes a part of a prompt; what is early leaves layer by layer."""
-        xid = self.some(data, lambda prompt: prompt.known < prompt.tokens and not prompt.over)
+        xid = self.some(data, lambda prompt: prompt.known < prompt.tokens and not prompt.ended)
         if xid is None:
             return
         prompt = self.prompts[xid]
@@ -74,7 +76,7 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
         """The protocol posts a WRITE of what it holds, or D reads it."""
-        xid = self.some(data, lambda prompt: (prompt.begun or prompt.finished) and not prompt.posted)
+        xid = self.some(data, lambda prompt: (prompt.begun or prompt.finished) and not (prompt.posted or prompt.over))
         if xid is not None:
             self.prompts[xid].posted = True
             if not self.method.pulls:
@@ -83,10 +85,34 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         """What was posted has ended, all of it having gone, or a lease has; the protocol lets go."""
-        xid = self.some(data, lambda prompt: prompt.posted and self.has_gone(prompt))
+        xid = self.some(data, lambda prompt: prompt.posted and self.has_gone(prompt) and not prompt.over)
         if xid is not None:
             self.prompts[xid].over = True
             self.departures.released(xid)
+
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        """The protocol lets go of a prompt wherever it is: it may wait for room, or be computed still."""
+        xid = self.some(data, lambda prompt: (prompt.begun or prompt.finished) and not prompt.over)
+        if xid is not None:
+            self.prompts[xid].over = True
+            self.departures.released(xid)
+
+    @rule(data=st.data())
+    def end_early(self, data: st.DataObject) -> None:
+        """Its prefill is taken back. What the protocol holds of it is let go of later."""
+        xid = self.some(data, lambda prompt: prompt.known < prompt.tokens and not prompt.ended)
+        if xid is not None:
+            self.prompts[xid].in_blocks, self.prompts[xid].ended = False, True
+            self.departures.ended(xid)
+            self.departures.grant()
+
+    @invariant()
+    def nobody_waits_for_room_who_is_not_on_its_way(self) -> None:
+        if hasattr(self, "departures"):
+            waiting = self.departures.staging.waiting
+            assert set(waiting) <= set(self.departures.outgoing)
+            assert not any(self.departures.outgoing[xid].over for xid in waiting)
 
     def has_gone(self, prompt: Prompt) -> bool:
         return prompt.finished and (self.method.pulls or len(prompt.there) == LAYERS * prompt.tokens)
@@ -98,7 +124,7 @@ class World(RuleBasedStateMachine):
 
     def copied(self, going: Departure, piece: Piece | None) -> None:
         prompt: Prompt = going.leg
-        assert prompt.in_blocks, "its blocks were somebody else's"
+        assert prompt.in_blocks or prompt.ended, "its blocks were somebody else's"
         if going.xid in self.places:
             layers = range(LAYERS) if piece is None else (piece.layer,)
             first, last = (0, prompt.tokens) if piece is None else (piece.start, piece.stop)
@@ -170,7 +196,7 @@ class World(RuleBasedStateMachine):
     @invariant()
     def whoever_has_left_lies_where_it_is_sent_from(self) -> None:
         for prompt in getattr(self, "prompts", {}).values():
-            if not prompt.in_blocks and not prompt.over:
+            if not prompt.in_blocks and not prompt.over and not prompt.ended:
                 assert len(prompt.there) == LAYERS * prompt.tokens
 
     def teardown(self) -> None:
@@ -181,7 +207,11 @@ class World(RuleBasedStateMachine):
             while self.copies:
                 self.copied(*self.copies.pop())
             for xid, prompt in tuple(self.prompts.items()):
-                if prompt.known < prompt.tokens and not prompt.over:
+                if prompt.ended:
+                    if not prompt.over:
+                        prompt.over = True
+                        self.departures.released(xid)
+                elif prompt.known < prompt.tokens:
                     before, prompt.known = prompt.known, prompt.tokens
                     if self.method.strict.early and before < prompt.tokens:
                         self.departures.computing(prompt, xid, prompt.tokens, prompt.tokens, prompt.tokens)
@@ -215,6 +245,53 @@ def test_two_chunks_that_waited_for_room_are_both_copied_before_the_blocks_are_f
     world.departures.written("x")
     assert len(prompt.there) == LAYERS * 8
     assert not prompt.in_blocks
+
+
+@pytest.mark.parametrize("tokens", [29, 32], ids=["partial tail", "exact fit"])
+@pytest.mark.parametrize("name", ["cpu-staged", "p2p-nccl-put", "p2p-nccl-put-async"])
+def test_a_put_that_is_given_up_while_it_waits_for_room_is_over_once(name: str, tokens: int) -> None:
+    """Behind one that fills the memory: what comes free goes to the next one. It was forgotten twice."""
+    world = World()
+    world.build(name, at_once=True)
+    assert world.departures.room_with_write
+    for xid, its in (("first", tokens), ("given up", 4), ("next", 4)):
+        world.prompts[xid] = prompt = Prompt(its)
+        if world.method.strict.early:
+            world.departures.computing(prompt, xid, its, its, its)
+        prompt.known = its
+        world.departures.computed(prompt, xid, its)
+        prompt.posted = True
+        world.departures.written(xid)
+    assert list(world.places) == ["first"], "it fills the memory"
+    assert list(world.departures.staging.waiting) == ["given up", "next"]
+    world.prompts["given up"].over = True
+    world.departures.released("given up")
+    assert set(world.prompts) == {"first", "next"}
+    world.prompts["first"].over = True
+    world.departures.released("first")
+    assert list(world.places) == ["next"]
+    world.teardown()
+
+
+def test_a_prefill_that_is_taken_back_while_its_put_waits_for_room_leaves_the_queue() -> None:
+    """It was announced and is to be written while it is computed; what comes free then is none of its own."""
+    world = World()
+    world.build("cpu-staged", at_once=True)
+    for xid, its in (("first", 32), ("taken back", 8)):
+        world.prompts[xid] = prompt = Prompt(its)
+        prompt.known = its if xid == "first" else 4
+        world.departures.computing(prompt, xid, its, prompt.known, prompt.known)
+        if prompt.known == its:
+            world.departures.computed(prompt, xid, its)
+        prompt.posted = True
+        world.departures.written(xid)
+    assert list(world.departures.staging.waiting) == ["taken back"]
+    prompt.in_blocks, prompt.ended = False, True
+    world.departures.ended("taken back")
+    world.prompts["first"].over = True
+    world.departures.released("first")
+    assert not world.places, "it has no room, and gets none"
+    world.teardown()
 
 
 @pytest.mark.parametrize("name", STAGED)

@@ -16,16 +16,22 @@ from pdflow.protocol.values import Allocation
 
 SIZE = KvSize(2, 100)
 """Two layers, 100 bytes of a token in each."""
+PAGE_TOKENS, PAGES = 4, 8
 MEMORIES: dict[str, Callable[[], Staging]] = {
     "ring": lambda: RingStaging.of_bytes(SIZE, 4096, step_bytes=64),
     "ring of blocks": lambda: RingStaging.of_bytes(SIZE, 8192, step_bytes=64, block_size=4),
     "buffer and pool": lambda: staging_of(Memory.BUFFER, SIZE, 0, 3000, 4096),
     "tensors": lambda: staging_of(Memory.TENSORS, SIZE, 0, 0, 0),
     "store": lambda: staging_of(Memory.STORE, SIZE, 0, 4000, 0),
-    "pages": lambda: PagedStaging(SIZE, 4, 8),
-    "pages of a store": lambda: PagedStaging(SIZE, 4, 8, evicts=True),
+    "pages": lambda: PagedStaging(SIZE, PAGE_TOKENS, PAGES),
+    "pages of a store": lambda: PagedStaging(SIZE, PAGE_TOKENS, PAGES, evicts=True),
     "lookup buffer": lambda: staging_of(Memory.LOOKUP, SIZE, 0, 4000, 0),
 }
+
+
+def pages_of(tokens: int) -> int:
+    """Counted one by one."""
+    return len({token // PAGE_TOKENS for token in range(tokens)})
 
 
 class InTurn(RuleBasedStateMachine):
@@ -36,9 +42,10 @@ class InTurn(RuleBasedStateMachine):
         self.staging = MEMORIES[kind]()
         self.waiting: list[str] = []
         self.held: dict[str, Allocation] = {}
+        self.tokens: dict[str, int] = {}
         self.count = 0
 
-    @rule(tokens=st.integers(1, 30))
+    @rule(tokens=st.integers(1, 33))
     def want(self, tokens: int) -> None:
         self.count += 1
         name = f"x{self.count}"
@@ -48,6 +55,7 @@ class InTurn(RuleBasedStateMachine):
             assert not self.staging.fits_ever(tokens)
             return
         self.waiting.append(name)
+        self.tokens[name] = tokens
         self.serve()
 
     @precondition(lambda self: self.held)
@@ -88,6 +96,15 @@ class InTurn(RuleBasedStateMachine):
             assert name == self.waiting.pop(0), "somebody was overtaken"
             assert allocation.generation not in [other.generation for other in self.held.values()]
             self.held[name] = allocation
+        if self.waiting and isinstance(self.staging, PagedStaging):
+            taken = sum(pages_of(self.tokens[name]) for name in self.held)
+            assert pages_of(self.tokens[self.waiting[0]]) > PAGES - taken, "there was room"
+
+    @invariant()
+    def a_prompt_has_pages_for_its_last_tokens_too(self) -> None:
+        if isinstance(getattr(self, "staging", None), PagedStaging):
+            for name, allocation in self.held.items():
+                assert len(allocation.blocks) == pages_of(self.tokens[name])
 
     @invariant()
     def nobody_waits_at_an_empty_memory(self) -> None:
@@ -98,6 +115,8 @@ class InTurn(RuleBasedStateMachine):
     def no_byte_belongs_to_two(self) -> None:
         if hasattr(self, "staging"):
             parts = [part for allocation in self.held.values() for part in allocation.blocks]
+            if isinstance(self.staging, PagedStaging):
+                assert sorted([*parts, *self.staging.free]) == list(range(PAGES))
             if not isinstance(self.staging, RingStaging):
                 return
             assert len(parts) == len(set(parts)) == SIZE.layers * len(self.held)
@@ -127,6 +146,56 @@ def test_a_large_prompt_is_not_overtaken_for_ever(kind: str) -> None:
     staging.release(first)
     assert staging.serve() is not None
     assert "large" not in staging.waiting
+
+
+@pytest.mark.parametrize("evicts", [False, True])
+def test_pages_that_a_prompt_fills_exactly_and_one_that_it_only_begins(evicts: bool) -> None:
+    """Eight pages of four tokens: 32 tokens fit, and so do 29; behind nine tokens, 20 fit and 21 do not."""
+
+    def empty() -> PagedStaging:
+        return PagedStaging(SIZE, PAGE_TOKENS, PAGES, evicts)
+
+    def served(staging: Staging, tokens: int) -> int | None:
+        staging.want(f"of {tokens}", tokens)
+        found = staging.serve()
+        return None if found is None else len(found[1].blocks)
+
+    assert [served(empty(), tokens) for tokens in (1, 4, 5, 29, 32)] == [1, 1, 2, 8, 8]
+    with pytest.raises(TooLargeError, match="33 tokens"):
+        empty().want("x", 33)
+    staging = empty()
+    assert (served(staging, 9), served(staging, 20), served(staging, 1)) == (3, 5, None)
+    assert staging.victims() == (["of 9"] if evicts else [])
+    assert not staging.free
+    staging = empty()
+    assert (served(staging, 9), served(staging, 21)) == (3, None)
+    assert staging.victims() == (["of 9"] if evicts else [])
+    assert staging.forget("of 21")
+    assert served(staging, 20) == 5
+
+
+def test_no_more_have_to_go_than_the_first_needs() -> None:
+    """Three pages come back with nine tokens, which is what twelve take."""
+    staging = PagedStaging(SIZE, PAGE_TOKENS, PAGES, evicts=True)
+    for tokens in (9, 20):
+        staging.want(f"of {tokens}", tokens)
+        assert staging.serve() is not None
+    staging.want("next", 12)
+    assert staging.victims() == ["of 9"]
+
+
+def test_with_room_for_the_first_exactly_nobody_has_to_go() -> None:
+    staging = PagedStaging(SIZE, PAGE_TOKENS, PAGES, evicts=True)
+    staging.want("held", 9)
+    assert staging.serve() is not None
+    staging.want("fits", 20)
+    assert staging.victims() == []
+    assert staging.serve() is not None
+
+
+def test_a_part_of_a_ring_of_blocks_holds_all_of_its_last_block() -> None:
+    ring = RingStaging.of_bytes(SIZE, 8192, step_bytes=64, block_size=PAGE_TOKENS)
+    assert [ring.part(tokens) for tokens in (4, 5, 8)] == [448, 832, 832], "400 and 800 bytes, in steps of 64"
 
 
 def test_where_a_ring_has_room_can_be_said_however_often_it_has_been_gone_round() -> None:
