@@ -17,13 +17,14 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 from typing import Any, Final
 
 import trio
 
 from pdflow.protocol.effects import Note
 from pdflow.protocol.events import TimeReached
-from pdflow.protocol.values import Address, Instant
+from pdflow.protocol.values import NEVER, Address, Instant
 from pdflow.serving.core import Core, Endpoint, Port
 from runtime.clock import deadline_of, now_ns
 from runtime.diary import Diary
@@ -53,7 +54,12 @@ class Node:
         self.diary: Final = Diary(name)
         self.observe = self.diary.turn
         self.notes: Counter[str] = Counter()
-        self._queue: Final[deque[tuple[Any, Any]]] = self.core.queue
+        self.core.arm = self._arm
+        self._queue: Final[deque[tuple[Port, Any]]] = deque()
+        """What has arrived, and waits for its turn."""
+        self._timers: Final[list[tuple[Instant, int, int, Port]]] = []
+        """When endpoints want to be asked, a heap: (when, the endpoint's place, a number of its own, the endpoint)."""
+        self._armed = 0
         self._bell = trio.Event()
         self._frames = trio.Semaphore(MOST_FRAMES)
         self._offered = 0
@@ -78,8 +84,8 @@ class Node:
             self.core.observe = lambda port, event, effects, now: observe(port.address, event, effects, now)
 
     def put(self, port: Port, event: Any) -> None:
-        """Something has happened here. From the task's own effects, too."""
-        self._queue.append((port, event))
+        """Something has happened here. What executing an effect leads to belongs to the turn that wanted it."""
+        (self.core.queue if self.core.busy else self._queue).append((port, event))
         self._bell.set()
 
     def feed(self, port: Port, event: Any) -> None:
@@ -117,7 +123,15 @@ class Node:
 
     def wake_at(self) -> Instant | None:
         """The next deadline of all endpoints."""
-        return min([at for port in self.ports.values() if (at := _wake_at(port)) is not None], default=None)
+        timers = self._timers
+        while timers and timers[0][3].armed != timers[0][0]:
+            heappop(timers)
+        return timers[0][0] if timers else None
+
+    def _arm(self, port: Port, at: Instant, _: Instant) -> None:
+        self._armed += 1
+        port.armed = at
+        heappush(self._timers, (at, port.order, self._armed, port))
 
     def turn(self, now: Instant) -> None:
         """All that has come, and then the deadlines that are due, each with all that follows."""
@@ -125,10 +139,11 @@ class Node:
         for _ in range(self._offered):
             self._frames.release()
         self._offered = 0
-        for port in tuple(self.ports.values()):
-            if (at := _wake_at(port)) is not None and at <= now:
-                self._queue.append((port, TIME_REACHED))
-                self._drain(now)
+        while (at := self.wake_at()) is not None and at <= now:
+            port = heappop(self._timers)[3]
+            port.armed = NEVER
+            self._queue.append((port, TIME_REACHED))
+            self._drain(now)
 
     def _drain(self, now: Instant) -> None:
         queue, core = self._queue, self.core
@@ -146,8 +161,3 @@ class Node:
         self.notes[effect.name] += 1
         if self.notes[effect.name] == 1:
             log.info("%s: %s", port.address, effect.name)
-
-
-def _wake_at(port: Port) -> Instant | None:
-    endpoint = port.endpoint
-    return endpoint.wake_at() if endpoint is not None and endpoint.timed else None

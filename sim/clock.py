@@ -1,10 +1,10 @@
 """simpy's clock and queue, with a loop for plain callbacks, and the order of what happens at one instant.
 
 simpy orders equal times by priority, then by the order of scheduling. Messages and ends of flows come first, then
-polls by the engine's index, then deadlines (every input that had arrived is handled before a deadline is judged), then
-the engines, by index: an engine's own wake-ups differ between the exact mode and the fast one, and must not decide ties
-between anything else. Then whoever had to wait for the engines; and an engine that starts from standing still does so
-last of all, with everything known that happens at that instant.
+polls by the engine's index, then deadlines by the endpoint's place at its engine (every input that had arrived is
+handled before a deadline is judged), then the engines, by index: an engine's own wake-ups differ between the exact mode
+and the fast one, and must not decide ties between anything else. Then whoever had to wait for the engines; and an
+engine that starts from standing still does so last of all, with everything known that happens at that instant.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simpy.core import Environment
 INPUT = 1
 POLL = 2
 DEADLINE = 1 << 20
-ENGINE = DEADLINE + 1
+ENGINE = 1 << 21
 AFTER_ENGINES = 1 << 40
 
 Callback: TypeAlias = Callable[[Any], None]

@@ -91,7 +91,7 @@ class Node:
         wait = max(0, at - now)
         if self.clock is not self.env:
             wait = self.clock.real(wait)
-        self.env.call(wait, self.ring, (port, at), DEADLINE)
+        self.env.call(wait, self.ring, (port, at), DEADLINE + port.order)
 
     def ring(self, about: tuple[Port, Instant]) -> None:
         port, at = about

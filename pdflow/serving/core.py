@@ -9,7 +9,8 @@ effect of its last turn is still to be executed.
 The order of a turn is part of the contract:
 
 - Whatever had arrived before an outcome of the engine is fed before that outcome.
-- A deadline is fed (`TimeReached`) when all that had arrived before it was handled (C11).
+- A deadline is fed (`TimeReached`) when all that had arrived before it was handled (C11), and those of one instant in
+  the order of their endpoints.
 
 Not decided here: what the events mean. That is each role's own (`decode.py`), and each endpoint's.
 """
@@ -38,12 +39,14 @@ class Port:
     """One endpoint of an engine, with its address and its process's incarnation. Without an endpoint: the rules of the
     engine's role."""
 
-    __slots__ = ("address", "armed", "endpoint", "heap", "incarnation")
+    __slots__ = ("address", "armed", "endpoint", "heap", "incarnation", "order")
 
     def __init__(self, address: Address, endpoint: Endpoint | None, incarnation: int) -> None:
         self.address = address
         self.endpoint = endpoint
         self.incarnation = incarnation
+        self.order = 0
+        """Its place among those of its engine: deadlines of one instant are fed in this order."""
         self.armed: Instant = NEVER
         """When the driver's timer for it is due, if it keeps one."""
         timed = endpoint is not None and endpoint.timed
@@ -81,6 +84,7 @@ class Core:
         self.observe: Observer | None = None
 
     def add(self, port: Port) -> None:
+        port.order = len(self.ports)
         self.ports[port.address] = port
 
     def feed(self, port: Port, event: Any, now: Instant) -> None:

@@ -1,5 +1,5 @@
-"""The driver: order, deadlines behind everything that came before them, doors, and what is told of one endpoint to
-another. On a clock that the tests move."""
+"""The driver: order, deadlines behind everything that came before them, doors, and what follows from an event. On a
+clock that the tests move."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.effects import Note, Tell
 from pdflow.protocol.events import PeerHeard, TimeReached
+from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Instant, S, Value
 from pdflow.serving.core import Port
 from runtime.clock import now_ns
@@ -30,25 +32,29 @@ class Scripted:
     def __init__(self, answers: dict[Any, tuple[Any, ...]]) -> None:
         self.answers = answers
         self.heard: list[tuple[Any, Instant]] = []
-        self.at: Instant | None = None
+        self.deadlines = Deadlines()
 
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
         self.heard.append((event, now))
         if type(event) is TimeReached:
-            self.at = None
+            self.deadlines.heap.clear()
         return self.answers.get(event, ())
 
+    def due(self, at: Instant) -> None:
+        """With its next event it has this deadline."""
+        self.deadlines.push(at, Timer(TimerKind.SYNC, "p"))
+
     def wake_at(self) -> Instant | None:
-        return self.at
+        return self.deadlines.wake_at()
 
 
 class Made(Node):
     def __init__(self) -> None:
         super().__init__("n")
         self.done: list[tuple[str, str]] = []
-        self.do[Do] = self.perform
+        self.do[Do] = self.keep
 
-    def perform(self, port: Port, effect: Do) -> None:
+    def keep(self, port: Port, effect: Do) -> None:
         self.done.append((port.address, effect.what))
 
 
@@ -63,7 +69,9 @@ async def handled(node: Node, *endpoints: Scripted, count: int) -> None:
 
 
 @pytest.mark.trio
-async def test_effects_are_done_in_order_and_what_is_told_comes_behind_what_waited(autojump_clock: MockClock) -> None:
+async def test_effects_are_done_in_order_and_before_the_next_event(
+    autojump_clock: MockClock,
+) -> None:
     node = Made()
     one, two = PeerHeard("one"), PeerHeard("two")
     first = Scripted({one: (Do("a"), Tell("second", PeerHeard("told")), Do("b"))})
@@ -72,7 +80,7 @@ async def test_effects_are_done_in_order_and_what_is_told_comes_behind_what_wait
     node.put(a, one)
     node.put(b, two)
     await handled(node, first, second, count=3)
-    assert node.done == [("first", "a"), ("first", "b"), ("second", "c"), ("second", "d")]
+    assert node.done == [("first", "a"), ("first", "b"), ("second", "d"), ("second", "c")]
 
 
 @pytest.mark.trio
@@ -81,22 +89,23 @@ async def test_a_deadline_is_judged_behind_all_that_came_before_it(autojump_cloc
     node, late = Made(), PeerHeard("late")
     endpoint = Scripted({})
     port = node.add("e", endpoint, 1)
-    endpoint.at = now_ns() + S
-
+    endpoint.due(now_ns() + S)
+    node.feed(port, PeerHeard("early"))
     await trio.sleep(1.5)
     node.put(port, late)
-    await handled(node, endpoint, count=2)
-    assert [event for event, _ in endpoint.heard] == [late, TimeReached()]
+    await handled(node, endpoint, count=3)
+    assert [event for event, _ in endpoint.heard][1:] == [late, TimeReached()]
 
 
 @pytest.mark.trio
 async def test_deadlines_come_when_they_are_due(autojump_clock: MockClock) -> None:
     node, endpoint = Made(), Scripted({})
-    node.add("e", endpoint, 1)
-    endpoint.at = now_ns() + 7 * S
+    port = node.add("e", endpoint, 1)
     begun = now_ns()
-    await handled(node, endpoint, count=1)
-    ((event, when),) = endpoint.heard
+    endpoint.due(begun + 7 * S)
+    node.feed(port, PeerHeard("something"))
+    await handled(node, endpoint, count=2)
+    _, (event, when) = endpoint.heard
     assert event == TimeReached()
     assert 7 * S <= when - begun < 7.1 * S
 
@@ -109,7 +118,7 @@ async def test_a_deadline_that_comes_of_what_the_engine_did_is_not_slept_through
         def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
             answer = super().handle(event, now)
             if event == PeerHeard("computed"):
-                self.at = now + 7 * S
+                self.due(now + 7 * S)
             return answer
 
     node, endpoint = Made(), Leasing({})
