@@ -195,11 +195,11 @@ class DecodeNode(EngineNode):
         rejected = self.engine.enqueue(leg.job)
         if rejected is not None:
             leg.why = rejected.reason
-            self.put(port, rejected)
+            self.put(self.role, rejected)
 
     def drop(self, port: Port, effect: Drop) -> None:
         seq = self.legs[effect.handle].job.seq
-        self.put(port, dropped(seq, self.engine.drop(seq)))
+        self.put(self.role, dropped(seq, self.engine.drop(seq)))
 
     def commit(self, port: Port, effect: Commit) -> None:
         self.engine.loaded(self.legs[effect.request_id].job.seq)

@@ -64,4 +64,4 @@ class StagedDecodeNode(DecodeNode):
         for rank in self.ranks.values():
             for layer in range(rank.memory.num_layers):
                 rank.copy_in(effect.place, blocks, tokens, Piece(layer, effect.start, tokens))
-        self.put(port, CopiedIn(effect.handle))
+        self.put(self.role, CopiedIn(effect.handle))
