@@ -134,8 +134,9 @@ class Node:
         heappush(self._timers, (at, port.order, self._armed, port))
 
     def turn(self, now: Instant) -> None:
-        """All that has come, and then the deadlines that are due, each with all that follows."""
+        """All that has come, then who has room now, and then the deadlines that are due, each with all that follows."""
         self._drain(now)
+        self._grant(now)
         for _ in range(self._offered):
             self._frames.release()
         self._offered = 0
@@ -144,15 +145,18 @@ class Node:
             port.armed = NEVER
             self._queue.append((port, TIME_REACHED))
             self._drain(now)
+            self._grant(now)
+
+    def _grant(self, now: Instant) -> None:
+        while self._grants_due:
+            self._grants_due = False
+            self._queue.extend(self.grants(now))
+            self._drain(now)
 
     def _drain(self, now: Instant) -> None:
         queue, core = self._queue, self.core
         assert not core.busy, "an effect may not feed: it puts"
-        while queue or self._grants_due:
-            if not queue:
-                self._grants_due = False
-                queue.extend(self.grants(now))
-                continue
+        while queue:
             port, event = queue.popleft()
             core.feed(port, event, now)
 
