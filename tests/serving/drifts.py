@@ -1,0 +1,83 @@
+"""What the simulated node and the live one do differently today, each with what leaves it out of random scripts.
+
+Each drift has a strict xfail in `test_drifts.py`, which shows it by a script of a few steps. When one is gone, its
+xfail fails: remove it there and here. The list is to become empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pdflow.engine.sequence import Phase
+from tests.serving.play import Even, Pair
+from tests.serving.script import Abort, Call, Step
+from tests.serving.setting import Setting
+
+
+class Drift(NamedTuple):
+    """`where`: settings in which it shows. `forbids`: steps that would show it are not drawn. `even`: calls without
+    what it makes differ, where it would show in every script."""
+
+    name: str
+    reason: str
+    where: Callable[[Setting], bool]
+    forbids: Callable[[Pair, Step], bool] | None = None
+    even: Even | None = None
+
+
+def decodes(setting: Setting) -> bool:
+    return setting.role in ("decode", "aggregated")
+
+
+def phase(pair: Pair, r: int) -> Phase | None:
+    seq = pair.simulated.engine.seqs.get(r)
+    return None if seq is None else seq.phase
+
+
+# Aborts.
+
+
+def _abort_of_preempted(pair: Pair, step: Step) -> bool:
+    """A remote sequence that was loaded and preempted before its first token."""
+    if not isinstance(step, Abort) or phase(pair, step.r) is not Phase.WAITING:
+        return False
+    seq = pair.simulated.engine.seqs[step.r]
+    return seq.remote_kv and seq.local and not seq.generated
+
+
+def _abort_answered(calls: list[Call]) -> list[Call]:
+    """Without what is answered to a client that has hung up, once its request is the engine's."""
+    dropped = {call.subject for call in calls if call.kind == "drop"}
+    told = {call.subject for call in calls if call.kind == "tell"}
+    return [
+        call
+        for call in calls
+        if not (
+            call.kind == "answer"
+            and call.details[0] == "CANCELLED"
+            and call.subject.partition(".")[0] in dropped
+            and call.subject not in told
+        )
+    ]
+
+
+ABORT_AFTER_PREEMPTION = Drift(
+    "abort_between_preemption_and_first_token",
+    "simulated D asks for phase and generated tokens, and hands the abort to the protocol, which has nothing open: the "
+    "request decodes to its end; live D asks whether it was loaded, and drops it",
+    decodes,
+    forbids=_abort_of_preempted,
+)
+ABORT_ANSWERED = Drift(
+    "abort_of_a_loaded_request_is_answered",
+    "when the engine has dropped an aborted request, live D answers CANCELLED and simulated D says nothing",
+    decodes,
+    even=_abort_answered,
+)
+
+DRIFTS = (ABORT_AFTER_PREEMPTION, ABORT_ANSWERED)
+
+
+def drifts_of(setting: Setting) -> list[Drift]:
+    return [drift for drift in DRIFTS if drift.where(setting)]

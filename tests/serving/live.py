@@ -1,0 +1,349 @@
+"""The live node of a setting, with a scripted engine and a scripted host. All that is known here of `runtime/` is in
+this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import runtime.clock
+import runtime.ranked_node
+from pdflow.engine.sequence import ChunkBegun, Dropped, Finished, NeverFitsError, Outcome, Sequence
+from pdflow.layout.shapes import stage_layers
+from pdflow.methods.method import Memory
+from pdflow.methods.shipment import Piece
+from pdflow.protocol.effects import Fence, Handshake, PostRead, PostWrite, ReadWord, Send
+from pdflow.protocol.ids import EngineInfo, LeaseWord, Op, rank_address
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import MS, Address, Allocation, Instant, S, Xid
+from runtime.build import Builder
+from runtime.engines.job import Job, Sampling, Token
+from runtime.engines.loop import LayerComputed
+from runtime.node import Port
+from runtime.ranked_node import Place
+from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Together, Wait
+from tests.serving.scripted_engine import LAYER_NS, EngineModel
+from tests.serving.setting import (
+    BLOCK,
+    BLOCKS,
+    INCARNATION,
+    LAYERS,
+    REQUESTS,
+    SHAPE,
+    WEIGHTS,
+    Setting,
+    params_of,
+    prompt_of,
+    request_id_of,
+    xid_of,
+)
+from tests.serving.watched import Record, answer, recorded, staging_in, watch
+
+FIRST = 77
+"""P's token."""
+
+
+class Clock:
+    """What live nodes read in the place of trio's clock: exact, as `now_ns` multiplies seconds."""
+
+    def __init__(self) -> None:
+        self.now: Instant = 0
+
+    def current_time(self) -> Fraction:
+        return Fraction(self.now, S)
+
+
+class Engine:
+    """What live nodes call, passed on to the model."""
+
+    def __init__(self, model: EngineModel) -> None:
+        self.model = model
+        self.pool = model.pool
+
+    @property
+    def reports_chunks(self) -> bool:
+        return self.model.reports_chunks
+
+    @reports_chunks.setter
+    def reports_chunks(self, value: bool) -> None:
+        self.model.reports_chunks = value
+
+    def names(self, tokens: Any) -> tuple[int, ...]:
+        return ()
+
+    def submit(self, job: Job) -> None:
+        assert job.seq.prompt_tokens == len(job.tokens)
+        self.model.submit(job.tokens[0], job.seq)
+
+    def loaded(self, seq: Sequence) -> None:
+        self.model.loaded(seq)
+
+    def drop(self, seq: Sequence) -> Dropped:
+        return self.model.drop(seq)
+
+    def release(self, allocation: Allocation) -> None:
+        self.model.release(allocation)
+
+    def hold(self) -> None:
+        self.model.hold()
+
+    def let_go(self) -> None:
+        self.model.go_on()
+
+
+class Orders:
+    """One rank's operations in pieces, recorded."""
+
+    def __init__(self, address: Address, record: Record) -> None:
+        self.address = address
+        self.record = record
+        self.diary: Any = None
+        self.conduct: Any = None
+
+    def offer(self, xid: Xid, piece: Piece) -> None:
+        self.record(Call("offer", xid, (self.address, piece)))
+
+    def withdraw(self, xid: Xid) -> None:
+        self.record(Call("withdraw", xid, (self.address,)))
+
+    def stop(self, op: Op) -> None:
+        self.record(Call("stop", rank_address(op.reg.engine, op.d_rank), (op,)))
+
+
+class Rank:
+    """One rank's memory and transport, recorded."""
+
+    def __init__(self, record: Record, engine: EngineInfo, number: int) -> None:
+        shards = engine.shards
+        self.record = record
+        self.address = rank_address(engine.engine, number)
+        self.layers = stage_layers(LAYERS, shards.pp)[number // shards.tp]
+        self.memory = SimpleNamespace(num_layers=len(self.layers))
+        self.orders = Orders(self.address, record)
+        self.places: dict[Xid, Allocation] = {}
+        self.meter = None
+        self.lost: Callable[[Address], None] = lambda peer: None
+
+    def write(self, effect: PostWrite) -> None:
+        self.record(Call("write", self.address, (effect,)))
+
+    def read(self, effect: PostRead) -> None:
+        self.record(Call("read", self.address, (effect,)))
+
+    def read_word(self, effect: ReadWord) -> None:
+        self.record(Call("read word", self.address, (effect.op, effect.source, effect.index)))
+
+    def fence(self, peer: Address, newest_generation: int) -> None:
+        self.record(Call("fence", self.address, (peer,)))
+
+    def expose(self, word: LeaseWord) -> None:
+        self.record(Call("show word", self.address, (word.index, word.word)))
+
+    def bump(self, word: LeaseWord) -> None:
+        self.record(Call("bump word", self.address, (word.index,)))
+
+    def copy_in(self, place: Allocation, blocks: Any, tokens: int, piece: Piece) -> None:
+        self._copied(piece)
+
+    def copy_out(self, blocks: Any, place: Allocation, tokens: int, piece: Piece) -> None:
+        self._copied(piece)
+
+    def _copied(self, piece: Piece) -> None:
+        self.record(Call("copy", self.address))
+
+
+class Links:
+    """Streams to peers, recorded."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    def send(self, port: Port, effect: Send) -> None:
+        self.record(Call("send", port.address, (effect.to, effect.message)))
+
+    def handshake(self, port: Port, effect: Handshake) -> None:
+        self.record(Call("handshake", port.address, (effect.peer,)))
+
+    def fence(self, port: Port, effect: Fence) -> None:
+        """Its stream goes with the memory, which the rank's fence records."""
+
+    def lose(self, me: Address, peer: Address) -> None:
+        raise AssertionError("a scripted transport loses nobody")
+
+
+class Teller:
+    """The end of a decode leg that its client reads."""
+
+    def __init__(self, record: Record, request_id: str) -> None:
+        self.record = record
+        self.request_id = request_id
+
+    def send_nowait(self, said: Token | Code) -> None:
+        if isinstance(said, Code):
+            self.record(answer(self.request_id, said))
+
+
+class Answered:
+    """Set when a prefill leg has its answer."""
+
+    def __init__(self, record: Record, leg: Any) -> None:
+        self.record = record
+        self.leg = leg
+
+    def is_set(self) -> bool:
+        return False
+
+    def set(self) -> None:
+        leg = self.leg
+        self.record(answer(leg.request_id, leg.code, leg.params))
+
+
+class Live:
+    """See `sides.Side`."""
+
+    name = "live"
+
+    def __init__(self, setting: Setting) -> None:
+        self.calls: list[Call] = []
+        self.record: Record = self.calls.append
+        self.setting = setting
+        self.clock = Clock()
+        self.engine = EngineModel(self.record, BLOCKS, BLOCK, LAYERS)
+        self.legs: dict[int, Any] = {}
+        wiring = setting.wiring()
+        self.builder = Builder(setting.scenario, lambda address, tell: None)  # type: ignore[arg-type, return-value]
+        self.builder.shapes, self.builder.geometry = wiring.shapes, wiring.geometry
+        with self._patched():
+            self.node = self._node()
+        self.node.engine = Engine(self.engine)
+        early = self.builder.conduct.early
+        self.node.engine.reports_chunks = setting.role == "prefill" and early
+        self.node.observe = watch(self.record)
+
+    def _patched(self) -> Any:
+        """The clock of live nodes is the script's; their ranks and links are recorded."""
+        return patch.multiple("runtime.clock", trio=self.clock)
+
+    def _node(self) -> Any:
+        setting, builder, record = self.setting, self.builder, self.record
+        memory = {"prefill": builder.method.p_memory, "decode": builder.method.d_memory}.get(
+            setting.role, Memory.BLOCKS
+        )
+        staging = None
+        if memory is not Memory.BLOCKS:
+            staging = recorded(staging_in(memory, builder.method, setting.ranks), record)
+        place = Place(
+            info=setting.info,
+            incarnation=INCARNATION,
+            shape=SHAPE,
+            num_blocks=BLOCKS,
+            layouts=None,  # type: ignore[arg-type]
+            weights=WEIGHTS,
+        )
+
+        def rank(info: EngineInfo, number: int, *_: Any) -> Rank:
+            return Rank(record, info, number)
+
+        def links(*_: Any) -> Links:
+            return Links(record)
+
+        with patch.multiple(runtime.ranked_node, Rank=rank, Links=links):
+            return builder.empty_node(setting.pool, place, staging)
+
+    @property
+    def now(self) -> Instant:
+        return self.clock.now
+
+    async def step(self, step: Any) -> list[Call]:
+        """Play one, and say what the node did."""
+        with self._patched():
+            self._happen(step)
+            self.node.turn(self.now)
+        calls = self.calls.copy()
+        self.calls.clear()
+        return calls
+
+    def _happen(self, step: Any) -> None:
+        match step:
+            case Together(steps):
+                for one in steps:
+                    self._happen(one)
+            case Wait(ms):
+                self._run_until(self.now + ms * MS)
+            case Arrive():
+                self._arrive(step)
+            case Abort(r):
+                if (leg := self.legs.get(r)) is not None:
+                    self._abort(leg, r)
+            case FirstToken(r):
+                if (leg := self.legs.get(r)) is not None:
+                    self.node.tell_first(leg, FIRST)
+            case Event(address, event):
+                self.node.put(self.node.ports[address], event)
+            case Do():
+                self._do(step)
+
+    def _abort(self, leg: Any, r: int) -> None:
+        if self.setting.role == "prefill" and not leg.keeps:
+            self.node.abort_alone(leg)
+        else:
+            self.node.abort(leg)
+
+    def _arrive(self, step: Arrive) -> None:
+        try:
+            self.legs[step.r] = leg = self._begin(step)
+        except NeverFitsError:
+            # What the engine's API answers with the status of REJECTED.
+            self.record(answer(request_id_of(step.r), Code.REJECTED))
+            return
+        if self.setting.role == "prefill":
+            leg.answered = Answered(self.record, leg)
+        else:
+            leg.tell = Teller(self.record, leg.request_id)
+
+    def _begin(self, step: Arrive) -> Any:
+        node, r = self.node, step.r
+        request_id, tokens = request_id_of(r), prompt_of(r)
+        sampling = Sampling(max_tokens=REQUESTS[r].output)
+        if self.setting.role == "prefill":
+            if step.alone:
+                return node.begin_alone(request_id, tokens, Sampling(max_tokens=1))
+            return node.begin(request_id, xid_of(r), tokens)
+        if step.alone or self.setting.role == "aggregated":
+            return node.begin_alone(request_id, tokens, sampling)
+        params = params_of(self.setting, r, self.builder.pulls)
+        first = FIRST if step.first == "known" else None
+        return node.begin(request_id, params, tokens, sampling, first, step.first == "follows")
+
+    def _do(self, step: Do) -> None:
+        known = step in self.engine.possible()
+        if step.act == "layer" and known:
+            self._run_until(self.now + LAYER_NS)
+        outcomes = self.engine.do(step, self.now)
+        if known and step.act == "token":
+            self.node.came(Token(self.engine.seqs[step.r], 1, None, None))
+        if known and step.act == "layer":
+            self.node.came(LayerComputed(self.engine.layers_done - 1, self.now))
+        for outcome in outcomes:
+            self._tell(outcome)
+
+    def _tell(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Finished):
+            self.node.came(Token(outcome.seq, 1, None, "length"))
+        if isinstance(outcome, ChunkBegun) and not outcome.seq.prefill_only:
+            return
+        self.node.came(outcome)
+
+    def _run_until(self, until: Instant) -> None:
+        """All deadlines that are due by then."""
+        self.node.turn(self.now)
+        while (at := self.node.wake_at()) is not None and at <= until:
+            self.clock.now = max(self.clock.now, at)
+            self.node.turn(self.clock.now)
+        self.clock.now = until
+
+
+__all__ = ["Live", "runtime"]

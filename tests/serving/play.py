@@ -1,0 +1,143 @@
+"""Both sides of a setting, played step by step: after each step they must have made the same calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeAlias
+
+import trio
+
+from tests.serving.live import Live
+from tests.serving.peers import Peers
+from tests.serving.script import Abort, Arrive, Call, Do, FirstToken, Peer, Step, Together, Wait, two_columns
+from tests.serving.scripted_engine import EngineModel
+from tests.serving.setting import REQUESTS, Setting
+from tests.serving.simulated import Simulated
+
+Even: TypeAlias = Callable[[list[Call]], list[Call]]
+"""A known drift's: both sides' calls of one step without what it makes differ."""
+WAITS = (100, 1_000, 9_000, 16_000, 41_000)
+"""Milliseconds: a CANCEL again, a SYNC, a lease, a dead peer, a deadline."""
+
+
+class Side(Protocol):
+    """A node of one world."""
+
+    name: str
+    engine: EngineModel
+
+    async def step(self, step: Any) -> list[Call]:
+        """Play one, and say what the node did."""
+
+
+class Differ(AssertionError):  # noqa: N818 (what was found, not an error of ours)
+    """The first step at which the two sides' calls differ."""
+
+    def __init__(self, setting: Setting, played: list[Step], simulated: list[Call], live: list[Call]) -> None:
+        steps = "\n".join(f"    {step!r}," for step in played)
+        super().__init__(
+            f"{setting}: simulated and live differ at the last of these steps\n{steps}\n"
+            f"{two_columns(simulated, live)}"
+        )
+
+
+class Pair:
+    """Args: `evens` are those of the drifts that are left out of the comparison."""
+
+    def __init__(self, setting: Setting, evens: Iterable[Even] = ()) -> None:
+        self.setting = setting
+        self.simulated, self.live = Simulated(setting), Live(setting)
+        self.peers = Peers(setting)
+        self.evens = tuple(evens)
+        self.played: list[Step] = []
+        self.calls: list[Call] = []
+        """All of the simulated node's."""
+        self.arrived: dict[int, Arrive] = {}
+        self.told: set[int] = set()
+        self.pending: list[Call] = []
+
+    async def play(self, step: Step) -> None:
+        """One step on both sides. Differ if they did not do the same."""
+        self.played.append(step)
+        event = self._resolved(step)
+        if event is None:
+            return
+        ours, theirs = await self._both(event)
+        self.peers.hear(ours)
+        self.calls += ours
+        for even in self.evens:
+            ours, theirs = even(ours), even(theirs)
+        if ours != theirs:
+            raise Differ(self.setting, self.played, ours, theirs)
+
+    async def _both(self, event: Any) -> tuple[list[Call], list[Call]]:
+        """What one side raises is a call of its own: that a node cannot do something is worth seeing beside what the
+        other does."""
+        found = []
+        sides: tuple[Side, Side] = (self.simulated, self.live)
+        for side in sides:
+            try:
+                found.append(await side.step(event))
+            except (KeyError, ValueError, AssertionError) as error:
+                found.append([Call("raises", type(error).__name__, (str(error),))])
+        if any(call.kind == "raises" for calls in found for call in calls):
+            raise Differ(self.setting, self.played, *found)
+        return found[0], found[1]
+
+    def _resolved(self, step: Step) -> Any:
+        match step:
+            case Together(steps):
+                return Together(tuple(one for one in map(self._resolved, steps) if one is not None))
+            case Peer():
+                return self.peers.event(step)
+            case Arrive(r):
+                self.arrived[r] = step
+            case FirstToken(r):
+                self.told.add(r)
+        return step
+
+    # What may follow.
+
+    def possible(self) -> list[Step]:
+        """Steps that may be next. The engines are in the same state, so one is asked for both."""
+        found: list[Step] = [*self.simulated.engine.possible(), *self.peers.possible()]
+        for r in range(len(REQUESTS)):
+            if r not in self.arrived:
+                found += self._arrivals(r)
+            else:
+                found.append(Abort(r))
+                if self.arrived[r].first == "follows" and r not in self.told:
+                    found.append(FirstToken(r))
+        if not self.simulated.engine.step:
+            found += [Wait(ms) for ms in WAITS]
+        return found
+
+    def _arrivals(self, r: int) -> list[Step]:
+        if self.setting.role == "aggregated":
+            return [Arrive(r, alone=True)]
+        if self.setting.role == "decode" and self.setting.first_token == "prefill":
+            return [Arrive(r, first="known"), Arrive(r, first="follows")]
+        return [Arrive(r), Arrive(r, alone=True)]
+
+    # At the end.
+
+    def done(self) -> None:
+        """The pools hold the same."""
+        ours, theirs = self.simulated.engine.pool, self.live.engine.pool
+        assert (ours.free, ours.quarantined) == (theirs.free, theirs.quarantined)
+
+
+def play(setting: Setting, *steps: Step, evens: Iterable[Even] = ()) -> Pair:
+    """A script that somebody has written down. Differ at the first step at which the two sides do."""
+    pair = Pair(setting, evens)
+
+    async def all_of_it() -> None:
+        for step in steps:
+            await pair.play(step)
+        pair.done()
+
+    trio.run(all_of_it)
+    return pair
+
+
+__all__ = ["Abort", "Arrive", "Differ", "Do", "FirstToken", "Pair", "Peer", "Together", "Wait", "play"]

@@ -1,0 +1,113 @@
+"""Where a script is played: a method, a role, and the endpoints that the scenario of that method wires."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from pdflow.layout.shapes import KvShape
+from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
+from pdflow.scenario import Scenario, load
+from pdflow.scenario.schema import Pool
+from pdflow.wiring.engines import EngineWiring
+from runtime.content import digest_of
+from tests.serving.script import Lengths
+
+Role: TypeAlias = Literal["decode", "prefill", "aggregated", "store"]
+
+HERE: Final = Path(__file__).parent
+WEIGHTS: Final = 1
+"""The weight version that simulated engines have."""
+BLOCK: Final = 4
+LAYERS: Final = 3
+SHAPE: Final = KvShape(num_layers=LAYERS, num_kv_heads=2, head_dim=2, bytes_per_value=2, block_size=BLOCK)
+BLOCKS: Final = 8
+INCARNATION: Final = 7
+PEER_LIFE: Final = 40
+REQUESTS: Final = (Lengths(6, 4), Lengths(8, 3), Lengths(11, 5), Lengths(40, 2))
+"""The last one fits no engine."""
+
+
+class Setting(NamedTuple):
+    """One method with one of its roles. `ranks`: of the engine that is looked at, and of its peer."""
+
+    method: str
+    role: Role
+    progressive: bool = False
+    ranks: int = 1
+    first_token: str = "decode"
+
+    def __str__(self) -> str:
+        words = [self.method, self.role]
+        words += ["progressive"] * self.progressive + [f"{self.ranks} ranks"] * (self.ranks > 1)
+        return "-".join(words)
+
+    @property
+    def scenario(self) -> Scenario:
+        key = tuple(self)
+        if key not in _scenarios:
+            says = {
+                "transfer.method": self.method,
+                "transfer.progressive": str(self.progressive).lower(),
+                "router.first_token": self.first_token,
+                "pool.p.tp": self.ranks,
+                "pool.d.tp": self.ranks,
+            }
+            _scenarios[key] = load(HERE / "setting.toml", overrides=[f"{k}={v}" for k, v in says.items()])
+        return _scenarios[key]
+
+    def wiring(self) -> EngineWiring:
+        return EngineWiring(self.scenario, {pool.name: SHAPE for pool in self.scenario.pools})
+
+    @property
+    def pool(self) -> Pool:
+        return self.scenario.pools[1 if self.role == "decode" else 0]
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine that is looked at."""
+        return EngineInfo("d-0" if self.role == "decode" else "p-0", self.shards)
+
+    @property
+    def peer(self) -> EngineInfo:
+        """The one that its frames come from."""
+        return EngineInfo("p-0" if self.role == "decode" else "d-0", self.shards)
+
+    @property
+    def shards(self) -> Shards:
+        return Shards(self.ranks, 1, BLOCK)
+
+
+_scenarios: dict[tuple[object, ...], Scenario] = {}
+
+
+def prompt_of(r: int) -> list[int]:
+    """Its tokens: the first says whose they are."""
+    return [r, *range(100, 99 + REQUESTS[r].prompt)]
+
+
+def request_id_of(r: int) -> str:
+    return f"r{r}.0"
+
+
+def xid_of(r: int) -> str:
+    return f"x{r}"
+
+
+def digest(r: int) -> int:
+    return digest_of(prompt_of(r), WEIGHTS)
+
+
+def params_of(setting: Setting, r: int, pulls: bool) -> KvParams:
+    """What a decode leg of this request is told of the prefill leg."""
+    count = REQUESTS[r].prompt
+    if not pulls:
+        return KvParams(setting.peer, xid_of(r), request_id_of(r), count)
+    blocks = tuple(range(20 * r, 20 * r + -(-count // BLOCK)))
+    words = tuple(LeaseWord(5 + r, word_of(r, rank)) for rank in range(setting.ranks))
+    return KvParams(setting.peer, xid_of(r), request_id_of(r), count, blocks, words, digest(r), WEIGHTS)
+
+
+def word_of(r: int, rank: int) -> int:
+    """P's lease word of this request."""
+    return 900 + 10 * r + rank

@@ -1,0 +1,119 @@
+"""What both adapters look at in the same way: events that a node gives its endpoints, and memory beside the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from pdflow.methods.method import Memory, Method
+from pdflow.methods.staging import KvSize, PagedStaging, RingStaging, Staging
+from pdflow.protocol import events
+from pdflow.protocol.effects import (
+    AnswerPrefill,
+    BumpWord,
+    Commit,
+    Enqueue,
+    FreeBlocks,
+    PostRead,
+    PostWrite,
+    Quarantine,
+    ReadWord,
+    ReleaseBlocks,
+    Resolve,
+    StopWrite,
+)
+from pdflow.protocol.ids import KvParams
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Allocation, Instant
+from tests.serving.script import Call
+from tests.serving.setting import BLOCK, LAYERS
+
+Record: TypeAlias = Callable[[Call], None]
+
+STAGED_PROMPTS: Final = 2
+"""As many of the longest prompts have room beside the blocks."""
+TOLD: Final = (
+    events.DecodeQueued,
+    events.DecodeAdmitted,
+    events.DecodeHit,
+    events.DecodeAborted,
+    events.PrefillQueued,
+    events.PrefillBegun,
+    events.PrefillFinished,
+    events.PrefillAborted,
+    events.SourceWithdrawn,
+)
+"""What a node tells its schedulers' endpoints: everything else there comes from ranks and from time."""
+CARRIED_OUT: Final = (
+    AnswerPrefill,
+    BumpWord,
+    Commit,
+    Enqueue,
+    FreeBlocks,
+    PostRead,
+    PostWrite,
+    Quarantine,
+    ReadWord,
+    ReleaseBlocks,
+    Resolve,
+    StopWrite,
+)
+"""Effects whose meaning is a node's. They are no calls, but a diff without them is hard to read."""
+
+
+def watch(record: Record) -> Callable[[str, Any, tuple[Any, ...], Instant], None]:
+    """An observer of a node's endpoints."""
+
+    def observe(address: str, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
+        if isinstance(event, TOLD) and ".r" not in address:
+            fields = {name: getattr(event, name) for name in event.__struct_fields__}
+            subject = fields.pop("request_id", None) or fields.pop("xid")
+            record(Call("tell", str(subject), (type(event).__name__, *fields.values())))
+
+    return observe
+
+
+def staging_in(memory: Memory, method: Method, ranks: int) -> Staging:
+    """Memory beside the blocks of one rank: the same kind in both worlds, and small."""
+    size = KvSize(LAYERS, 16 // ranks)
+    pages = STAGED_PROMPTS * 3
+    if memory is Memory.RING:
+        part = size.bytes_per_token * BLOCK
+        return RingStaging.of_bytes(size, pages * LAYERS * part, part, BLOCK)
+    return PagedStaging(size, BLOCK, pages, evicts=memory is Memory.STORE)
+
+
+def recorded(staging: Staging, record: Record) -> Staging:
+    """The same memory, which records what is asked of it."""
+    owner: dict[int, str] = {}
+    want, serve, forget, release = staging.want, staging.serve, staging.forget, staging.release
+
+    def wanted(name: str, num_tokens: int) -> None:
+        record(Call("want room", name, (num_tokens,)))
+        want(name, num_tokens)
+
+    def served() -> tuple[str, Allocation] | None:
+        found = serve()
+        if found is not None:
+            owner[found[1].generation] = found[0]
+            record(Call("take room", found[0], (found[1].generation,)))
+        return found
+
+    def forgotten(name: str) -> bool:
+        waited = forget(name)
+        if waited:
+            record(Call("want no room", name))
+        return waited
+
+    def released(allocation: Allocation) -> None:
+        record(Call("give room back", owner.get(allocation.generation, "nobody"), (allocation.generation,)))
+        release(allocation)
+
+    staging.want, staging.serve = wanted, served  # type: ignore[method-assign]
+    staging.forget, staging.release = forgotten, released  # type: ignore[method-assign]
+    return staging
+
+
+def answer(request_id: str, code: Code, params: KvParams | None = None) -> Call:
+    """Who asked is told how its leg ended."""
+    return Call("answer", request_id, (code.name, *(() if params is None else (params,))))
