@@ -7,11 +7,12 @@ xfail fails: remove it there and here. The list is to become empty.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 from pdflow.engine.sequence import Phase
 from tests.serving.play import Even, Pair
-from tests.serving.script import Abort, Call, Step
+from tests.serving.script import Abort, Call, Do, Step, Together
 from tests.serving.setting import Setting
 
 
@@ -46,7 +47,7 @@ def _abort_of_preempted(pair: Pair, step: Step) -> bool:
     return seq.remote_kv and seq.local and not seq.generated
 
 
-def _abort_answered(calls: list[Call]) -> list[Call]:
+def _abort_answered(calls: list[Call], step: Step) -> list[Call]:
     """Without what is answered to a client that has hung up, once its request is the engine's."""
     dropped = {call.subject for call in calls if call.kind == "drop"}
     told = {call.subject for call in calls if call.kind == "tell"}
@@ -76,7 +77,40 @@ ABORT_ANSWERED = Drift(
     even=_abort_answered,
 )
 
-DRIFTS = (ABORT_AFTER_PREEMPTION, ABORT_ANSWERED)
+# Turns.
+
+
+def _of_several(pair: Pair, step: Step) -> bool:
+    """Steps of more than one request that arrive together."""
+    return isinstance(step, Together) and len({getattr(one, "r", None) for one in step.steps}) > 1
+
+
+TURN_ORDER = Drift(
+    "what_follows_from_one_input_comes_before_the_next",
+    "of two inputs that arrive together simulated nodes carry out all that follows from the first before they look at "
+    "the second; live nodes queue what follows from the first behind the second",
+    lambda setting: True,
+    forbids=_of_several,
+)
+
+
+def _outcome_behind(pair: Pair, step: Step) -> bool:
+    """What the engine does, behind something that the node has still to hear."""
+    if not isinstance(step, Together):
+        return False
+    return any(isinstance(after, Do) and not isinstance(before, Do) for before, after in pairwise(step.steps))
+
+
+OUTCOMES_OVERTAKE = Drift(
+    "resolved_before_the_grant_is_reported",
+    "a live engine's outcomes do not wait for what is queued before them: it may have given a request blocks when the "
+    "protocol, which was not told of them, resolves it; then the node gives them back. Simulated nodes hear everything "
+    "in its order",
+    lambda setting: True,
+    forbids=_outcome_behind,
+)
+
+DRIFTS = (ABORT_AFTER_PREEMPTION, ABORT_ANSWERED, TURN_ORDER, OUTCOMES_OVERTAKE)
 
 
 def drifts_of(setting: Setting) -> list[Drift]:
