@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from pdflow.engine.sequence import Phase
 from tests.serving.play import Even, Pair
-from tests.serving.script import Abort, Call, Do, Step, Together
-from tests.serving.setting import Setting
+from tests.serving.script import Abort, Arrive, Call, Do, Step, Together
+from tests.serving.setting import BLOCK, BLOCKS, REQUESTS, Setting
 
 
 class Drift(NamedTuple):
@@ -41,6 +41,8 @@ def phase(pair: Pair, r: int) -> Phase | None:
 
 def _abort_of_preempted(pair: Pair, step: Step) -> bool:
     """A remote sequence that was loaded and preempted before its first token."""
+    if isinstance(step, Together):
+        return {one.act if isinstance(one, Do) else type(one) for one in step.steps} == {"preempt", Abort}
     if not isinstance(step, Abort) or phase(pair, step.r) is not Phase.WAITING:
         return False
     seq = pair.simulated.engine.seqs[step.r]
@@ -77,12 +79,65 @@ ABORT_ANSWERED = Drift(
     even=_abort_answered,
 )
 
+def _waits_for_first(pair: Pair, step: Step) -> bool:
+    return isinstance(step, Arrive) and step.first == "follows"
+
+
+FIRST_TOKEN_AWAITED = Drift(
+    "p_first_token_is_awaited",
+    "where P's first token is D's first input, live D loads a request when both the KV and the token are here; "
+    "simulated D does not wait for the token, which is always there in time",
+    lambda setting: setting.role == "decode" and setting.first_token == "prefill",
+    forbids=_waits_for_first,
+)
+
+# Prompts at P.
+
+
+def prefills(setting: Setting) -> bool:
+    return setting.role == "prefill"
+
+
+def _never_fits(pair: Pair, step: Step) -> bool:
+    return isinstance(step, Arrive) and REQUESTS[step.r].prompt > BLOCK * BLOCKS and not step.alone
+
+
+def _queued_first(calls: list[Call], step: Step) -> list[Call]:
+    """What the protocol is told of a prompt that has arrived, before the engine is."""
+    found = [call for call in calls if not is_queued(call)]
+    for call in filter(is_queued, calls):
+        submit = [at for at, other in enumerate(found) if other.kind == "submit" and call.subject.startswith(other.subject)]
+        found.insert(submit[0] if submit else calls.index(call), call)
+    return found
+
+
+def is_queued(call: Call) -> bool:
+    return call.kind == "tell" and call.details[0] == "PrefillQueued"
+
+
+NEVER_FITS = Drift(
+    "a_prompt_that_never_fits_p",
+    "simulated P tells the protocol of it before it asks the engine, and then that it has ended, so that a registration "
+    "meets a tombstone; live P answers REJECTED and tells the protocol nothing",
+    prefills,
+    forbids=_never_fits,
+)
+QUEUED_ORDER = Drift(
+    "p_is_told_of_a_prompt_before_its_engine",
+    "simulated P tells the protocol of a prompt and then submits it; live P submits it first",
+    prefills,
+    even=_queued_first,
+)
+
 # Turns.
 
 
 def _of_several(pair: Pair, step: Step) -> bool:
-    """Steps of more than one request that arrive together."""
-    return isinstance(step, Together) and len({getattr(one, "r", None) for one in step.steps}) > 1
+    """Steps of more than one request that arrive together, or for which live P asks its engine at once."""
+    if not isinstance(step, Together):
+        return False
+    several = len({getattr(one, "r", None) for one in step.steps}) > 1
+    return several or (prefills(pair.setting) and any(isinstance(one, Arrive | Abort) for one in step.steps))
 
 
 TURN_ORDER = Drift(
@@ -110,7 +165,15 @@ OUTCOMES_OVERTAKE = Drift(
     forbids=_outcome_behind,
 )
 
-DRIFTS = (ABORT_AFTER_PREEMPTION, ABORT_ANSWERED, TURN_ORDER, OUTCOMES_OVERTAKE)
+DRIFTS = (
+    ABORT_AFTER_PREEMPTION,
+    ABORT_ANSWERED,
+    FIRST_TOKEN_AWAITED,
+    NEVER_FITS,
+    QUEUED_ORDER,
+    TURN_ORDER,
+    OUTCOMES_OVERTAKE,
+)
 
 
 def drifts_of(setting: Setting) -> list[Drift]:

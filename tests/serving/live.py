@@ -192,12 +192,13 @@ class Answered:
     def __init__(self, record: Record, leg: Any) -> None:
         self.record = record
         self.leg = leg
+        self.answered = False
 
     def is_set(self) -> bool:
-        return False
+        return self.answered
 
     def set(self) -> None:
-        leg = self.leg
+        leg, self.answered = self.leg, True
         self.record(answer(leg.request_id, leg.code, leg.params))
 
 
@@ -277,7 +278,7 @@ class Live:
                 self._arrive(step)
             case Abort(r):
                 if (leg := self.legs.get(r)) is not None:
-                    self._abort(leg, r)
+                    self._abort(leg)
             case FirstToken(r):
                 if (leg := self.legs.get(r)) is not None:
                     self.node.tell_first(leg, FIRST)
@@ -286,11 +287,12 @@ class Live:
             case Do():
                 self._do(step)
 
-    def _abort(self, leg: Any, r: int) -> None:
-        if self.setting.role == "prefill" and not leg.keeps:
-            self.node.abort_alone(leg)
-        else:
+    def _abort(self, leg: Any) -> None:
+        """As the engine's API does when whoever asked hangs up."""
+        if self.setting.role != "prefill":
             self.node.abort(leg)
+        elif not leg.answered.is_set():
+            (self.node.abort if leg.keeps else self.node.abort_alone)(leg)
 
     def _arrive(self, step: Arrive) -> None:
         try:

@@ -107,6 +107,8 @@ class Peers:
     # What may be said.
 
     def possible(self) -> list[Peer]:
+        if self.setting.role == "aggregated":
+            return []
         found = [Peer(what, NOBODY, rank) for rank in self.asked for what in ("connected", "unreachable")]
         found += [Peer("fenced", NOBODY, rank) for rank in self.fences]
         found += [Peer("lost", NOBODY, rank) for rank in sorted(self.met)]

@@ -55,7 +55,7 @@ class Pair:
         """All of the simulated node's."""
         self.arrived: dict[int, Arrive] = {}
         self.told: set[int] = set()
-        self.pending: list[Call] = []
+        self.aborted: set[int] = set()
 
     async def play(self, step: Step) -> None:
         """One step on both sides. Differ if they did not do the same."""
@@ -93,6 +93,8 @@ class Pair:
                 return self.peers.event(step)
             case Arrive(r):
                 self.arrived[r] = step
+            case Abort(r):
+                self.aborted.add(r)
             case FirstToken(r):
                 self.told.add(r)
         return step
@@ -111,7 +113,7 @@ class Pair:
             if r not in self.arrived:
                 found += self._arrivals(r)
             else:
-                found.append(Abort(r))
+                found += [Abort(r)] * (r not in self.aborted)
                 if self.arrived[r].first == "follows" and r not in self.told:
                     found.append(FirstToken(r))
         if not self.simulated.engine.step:

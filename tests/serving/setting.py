@@ -61,7 +61,7 @@ class Setting(NamedTuple):
 
     @property
     def pool(self) -> Pool:
-        return self.scenario.pools[1 if self.role == "decode" else 0]
+        return self.scenario.pools[0 if self.role == "prefill" else 1]
 
     @property
     def info(self) -> EngineInfo:

@@ -148,9 +148,12 @@ class Router:
 
     def __init__(self, record: Record) -> None:
         self.record = record
+        self.alone: set[str] = set()
+        """Legs that no KV comes from: their parameters say nothing, and live nodes have none."""
 
     def later(self, event: DecodeEnded | PrefillAnswered) -> None:
-        params = event.params if isinstance(event, PrefillAnswered) else None
+        kept = isinstance(event, PrefillAnswered) and event.request_id not in self.alone
+        params = event.params if kept else None
         self.record(answer(event.request_id, event.code, params))
 
 
@@ -248,7 +251,9 @@ class Simulated:
     def _arrive(self, step: Arrive) -> None:
         r, request_id = step.r, request_id_of(step.r)
         if self.setting.role != "decode":
-            keeps = not step.alone
+            if step.alone:
+                self.world.router.alone.add(request_id)  # type: ignore[attr-defined]
+            keeps = not step.alone or self.setting.role == "aggregated"
             self.node.accept(DispatchPrefill(0, r, request_id, xid_of(r), keeps))
         elif step.alone:
             self.node.accept_alone(DispatchAlone(0, r, request_id))
