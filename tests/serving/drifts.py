@@ -11,8 +11,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pdflow.engine.sequence import Phase
+from pdflow.methods.catalogue import METHODS
 from tests.serving.play import Even, Pair
-from tests.serving.script import Abort, Arrive, Call, Do, Step, Together
+from tests.serving.script import Abort, Arrive, Call, Do, Step, Together, Wait
 from tests.serving.setting import BLOCK, BLOCKS, REQUESTS, Setting
 
 
@@ -29,6 +30,10 @@ class Drift(NamedTuple):
 
 def decodes(setting: Setting) -> bool:
     return setting.role in ("decode", "aggregated")
+
+
+def staged_decode(setting: Setting) -> bool:
+    return setting.role == "decode" and METHODS[setting.method].staged_at_d
 
 
 def phase(pair: Pair, r: int) -> Phase | None:
@@ -69,7 +74,7 @@ ABORT_AFTER_PREEMPTION = Drift(
     "abort_between_preemption_and_first_token",
     "simulated D asks for phase and generated tokens, and hands the abort to the protocol, which has nothing open: the "
     "request decodes to its end; live D asks whether it was loaded, and drops it",
-    decodes,
+    lambda setting: decodes(setting) and not staged_decode(setting),
     forbids=_abort_of_preempted,
 )
 ABORT_ANSWERED = Drift(
@@ -89,6 +94,22 @@ FIRST_TOKEN_AWAITED = Drift(
     "simulated D does not wait for the token, which is always there in time",
     lambda setting: setting.role == "decode" and setting.first_token == "prefill",
     forbids=_waits_for_first,
+)
+
+# Room beside the blocks.
+
+
+def _room_at_once(calls: list[Call], step: Step) -> list[Call]:
+    taken = [call for call in calls if call.kind == "take room"]
+    return sorted(calls, key=str) if len(taken) > 1 else calls
+
+
+ROOM_AT_ONCE = Drift(
+    "several_get_room_at_once",
+    "when several prompts get room in staged D at once, simulated D tells the protocol of each before the next takes "
+    "its room; live D takes all of it first",
+    staged_decode,
+    even=_room_at_once,
 )
 
 # Prompts at P.
@@ -133,11 +154,12 @@ QUEUED_ORDER = Drift(
 
 
 def _of_several(pair: Pair, step: Step) -> bool:
-    """Steps of more than one request that arrive together, or for which live P asks its engine at once."""
+    """Steps of more than one request that arrive together, or of which a live node does a part at once."""
     if not isinstance(step, Together):
         return False
     several = len({getattr(one, "r", None) for one in step.steps}) > 1
-    return several or (prefills(pair.setting) and any(isinstance(one, Arrive | Abort) for one in step.steps))
+    at_once = prefills(pair.setting) or staged_decode(pair.setting)
+    return several or (at_once and any(isinstance(one, Arrive | Abort) for one in step.steps))
 
 
 TURN_ORDER = Drift(
@@ -165,14 +187,28 @@ OUTCOMES_OVERTAKE = Drift(
     forbids=_outcome_behind,
 )
 
+def _any_order_in_time(calls: list[Call], step: Step) -> list[Call]:
+    return sorted(calls, key=str) if isinstance(step, Wait) else calls
+
+
+DEADLINE_ORDER = Drift(
+    "deadlines_of_one_instant",
+    "deadlines of several endpoints that are due at one instant come in the order in which they were set in a simulated "
+    "node, and in the order of the endpoints in a live one",
+    lambda setting: setting.ranks > 1,
+    even=_any_order_in_time,
+)
+
 DRIFTS = (
     ABORT_AFTER_PREEMPTION,
     ABORT_ANSWERED,
     FIRST_TOKEN_AWAITED,
+    ROOM_AT_ONCE,
     NEVER_FITS,
     QUEUED_ORDER,
     TURN_ORDER,
     OUTCOMES_OVERTAKE,
+    DEADLINE_ORDER,
 )
 
 

@@ -66,6 +66,7 @@ class Pair:
         ours, theirs = await self._both(event)
         self.peers.hear(ours)
         self.calls += ours
+        ours, theirs = merged(ours), merged(theirs)
         for even in self.evens:
             ours, theirs = even(ours, step), even(theirs, step)
         if ours != theirs:
@@ -135,13 +136,32 @@ class Pair:
         assert (ours.free, ours.quarantined) == (theirs.free, theirs.quarantined)
 
 
-LEADS_ON = ("admit", "join", "computed", "layer", "compute", "connected", "done", "ended", "word", "register")
+def merged(calls: list[Call]) -> list[Call]:
+    """Copies of one rank, between which it offers at most what they have brought, count as one: a simulated copy is of
+    all layers, live ones are layer by layer."""
+    found: list[Call] = []
+    copies = ""
+    for call in calls:
+        if call.kind == "copy" and call.subject == copies:
+            continue
+        if call.kind == "copy":
+            copies = call.subject
+        elif call.kind != "offer" or call.details[0] != copies:
+            copies = ""
+        found.append(call)
+    return found
+
+
+LEADS_ON = ("admit", "join", "computed", "layer", "compute", "connected", "done", "ended", "word")
+
+
+ENDS = ("cancel", "release", "unreachable", "exited", "lost", "failed", "failed unflushed", "broken", "word gone")
 
 
 def _worth(step: Step) -> int:
     if isinstance(step, Do | Peer):
         name = step.act if isinstance(step, Do) else step.what
-        return 8 if name in LEADS_ON else 2
+        return 8 if name in LEADS_ON else 1 if name in ENDS else 3
     return {Arrive: 3, FirstToken: 4}.get(type(step), 1)
 
 
