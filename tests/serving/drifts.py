@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from pdflow.engine.sequence import Phase
 from pdflow.methods.catalogue import METHODS
-from tests.serving.play import Even, Pair
+from pdflow.protocol.ids import KvParams
+from pdflow.protocol.values import Allocation
+from tests.serving.play import Even, Pair, merged
 from tests.serving.script import Abort, Arrive, Call, Do, Step, Together, Wait
 from tests.serving.setting import BLOCK, BLOCKS, REQUESTS, Setting
 
@@ -30,6 +34,10 @@ class Drift(NamedTuple):
 
 def decodes(setting: Setting) -> bool:
     return setting.role in ("decode", "aggregated")
+
+
+def staged_prefill(setting: Setting) -> bool:
+    return setting.role == "prefill" and METHODS[setting.method].staged_at_p
 
 
 def staged_decode(setting: Setting) -> bool:
@@ -112,6 +120,57 @@ ROOM_AT_ONCE = Drift(
     even=_room_at_once,
 )
 
+def _pieces_last(calls: list[Call], step: Step) -> list[Call]:
+    """What is copied and offered in a step behind everything else."""
+    return merged(behind(calls, "copy", "offer"))
+
+
+def behind(calls: list[Call], *kinds: str) -> list[Call]:
+    last = [call for call in calls if call.kind in kinds]
+    return [*(call for call in calls if call.kind not in kinds), *last]
+
+
+PIECES_AT_ONCE = Drift(
+    "pieces_are_copied_before_their_write_is_posted",
+    "when a WRITE is posted for which P had no room so far, live P copies and offers at once what is computed already, "
+    "and then posts the WRITE; simulated P posts it first, and copies when all else of that instant has happened",
+    staged_prefill,
+    even=_pieces_last,
+)
+
+
+def _blocks_last(calls: list[Call], step: Step) -> list[Call]:
+    """What is given back to the pool in a step behind everything else."""
+    return behind(calls, "release blocks")
+
+
+FREED_BEFORE_TOLD = Drift(
+    "blocks_are_free_before_the_protocol_is_told",
+    "when the last copy of a prompt is made, simulated P tells the protocol that it is finished, and then gives back its "
+    "blocks; live P gives them back first, and queues what it tells",
+    staged_prefill,
+    even=_blocks_last,
+)
+
+def _nowhere(calls: list[Call], step: Step) -> list[Call]:
+    """Without where a prompt is said to lie."""
+    return [call._replace(details=tuple(map(_without_place, call.details))) for call in calls]
+
+
+def _without_place(detail: Any) -> Any:
+    if isinstance(detail, KvParams):
+        return msgspec.structs.replace(detail, blocks=())
+    return None if isinstance(detail, Allocation) else detail
+
+
+PULLED_PLACE = Drift(
+    "where_pulled_kv_lies",
+    "where D reads what P keeps beside its blocks, live P tells the protocol, and so D, where it lies there; simulated "
+    "P names the KV blocks that it was computed in",
+    lambda setting: staged_prefill(setting) and METHODS[setting.method].pulls,
+    even=_nowhere,
+)
+
 # Prompts at P.
 
 
@@ -158,6 +217,8 @@ def _of_several(pair: Pair, step: Step) -> bool:
     if not isinstance(step, Together):
         return False
     several = len({getattr(one, "r", None) for one in step.steps}) > 1
+    if staged_prefill(pair.setting):
+        return True
     at_once = prefills(pair.setting) or staged_decode(pair.setting)
     return several or (at_once and any(isinstance(one, Arrive | Abort) for one in step.steps))
 
@@ -204,6 +265,9 @@ DRIFTS = (
     ABORT_ANSWERED,
     FIRST_TOKEN_AWAITED,
     ROOM_AT_ONCE,
+    PIECES_AT_ONCE,
+    FREED_BEFORE_TOLD,
+    PULLED_PLACE,
     NEVER_FITS,
     QUEUED_ORDER,
     TURN_ORDER,

@@ -43,10 +43,11 @@ class Abort(NamedTuple):
 
 
 class Do(NamedTuple):
-    """The engine does something with a request. `n`: tokens that are cached here (admit), or computed (compute)."""
+    """The engine does something with a request. `n`: tokens that are cached here (admit), or computed (compute).
+    "layer" and "computed" are of the step that runs, whosever prompt that is: their request is -1."""
 
     act: EngineAct
-    r: int = 0
+    r: int = -1
     n: int = 0
 
 

@@ -135,7 +135,7 @@ class EngineModel:
         found = []
         if self.step:
             last = not self.reports_chunks or self.layers_done == self.layers
-            return [Do("computed") if last else Do("layer")]
+            return [Do("computed", -1) if last else Do("layer", -1)]
         if self.queue and self._fits(self.queue[0]):
             seq = self.queue[0]
             r = self.number(seq)
