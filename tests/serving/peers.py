@@ -64,6 +64,8 @@ class Peers:
         """By request and rank: operations under way."""
         self.stopping: set[Op] = set()
         self.words: dict[tuple[int, int], Op] = {}
+        self.registered: set[tuple[int, int]] = set()
+        """By request and rank: what the peer has registered, where it is D."""
 
     @property
     def wanted(self) -> range:
@@ -167,7 +169,9 @@ class Peers:
             case "word" | "word gone" if (r, rank) in self.words:
                 event = WordRead(self.words.pop((r, rank)), word_of(r, rank) if what == "word" else None)
             case _:
-                message = self._producer(what, r, rank) if self.setting.role == "decode" else self._consumer(what, r, rank)
+                message = (
+                    self._producer(what, r, rank) if self.setting.role == "decode" else self._consumer(what, r, rank)
+                )
                 event = None if message is None else Received(peer, self.life, message)
         return None if event is None else Event(me, event)
 
@@ -193,6 +197,8 @@ class Peers:
         """What a D rank sends to P's."""
         reg = Reg(self.setting.peer.engine, self.life, r + 1, request_id_of(r))
         tokens = REQUESTS[r].prompt
+        if what == "register":
+            self.registered.add((r, rank))
         blocks = tuple(range(10 * r, 10 * r + -(-tokens // BLOCK)))
         target = Allocation(50 + r, blocks)
         return {

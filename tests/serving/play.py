@@ -37,19 +37,22 @@ class Differ(AssertionError):  # noqa: N818 (what was found, not an error of our
     def __init__(self, setting: Setting, played: list[Step], simulated: list[Call], live: list[Call]) -> None:
         steps = "\n".join(f"    {step!r}," for step in played)
         super().__init__(
-            f"{setting}: simulated and live differ at the last of these steps\n{steps}\n"
-            f"{two_columns(simulated, live)}"
+            f"{setting}: simulated and live differ at the last of these steps\n{steps}\n{two_columns(simulated, live)}"
         )
 
 
 class Pair:
-    """Args: `evens` are those of the drifts that are left out of the comparison."""
+    """Args: `evens` and `ends` are those of the drifts that are left out of the comparison (`drifts.py`)."""
 
-    def __init__(self, setting: Setting, evens: Iterable[Even] = ()) -> None:
+    def __init__(
+        self, setting: Setting, evens: Iterable[Even] = (), ends: Iterable[Callable[[list[Call]], bool]] = ()
+    ) -> None:
         self.setting = setting
         self.simulated, self.live = Simulated(setting), Live(setting)
         self.peers = Peers(setting)
-        self.evens = tuple(evens)
+        self.evens, self.ends = tuple(evens), tuple(ends)
+        self.over = False
+        """Nothing more can be compared."""
         self.played: list[Step] = []
         self.calls: list[Call] = []
         """All of the simulated node's."""
@@ -66,6 +69,9 @@ class Pair:
         ours, theirs = await self._both(event)
         self.peers.hear(ours)
         self.calls += ours
+        if any(ends(ours) or ends(theirs) for ends in self.ends):
+            self.over = True
+            return
         ours, theirs = merged(ours), merged(theirs)
         for even in self.evens:
             ours, theirs = even(ours, step), even(theirs, step)
@@ -105,7 +111,18 @@ class Pair:
     def likely(self) -> list[Step]:
         """The same, each as often as it is worth: what leads on more often than what ends a request, as a long way goes
         through few steps."""
-        return [step for step in self.possible() for _ in range(_worth(step))]
+        return [step for step in self.possible() for _ in range(self._worth(step))]
+
+    def _worth(self, step: Step) -> int:
+        match step:
+            case Do(act):
+                return 8 if act in LEADS_ON else 2
+            case Peer(what, r, rank):
+                new = r in self.arrived and what == "register" and (r, rank) not in self.peers.registered
+                return 12 if what in LEADS_ON or new else 2 if what == "accepted" else 1
+            case Arrive():
+                return 2 if step.alone or step.r == len(REQUESTS) - 1 else 6
+        return 1
 
     def possible(self) -> list[Step]:
         """Steps that may be next. The engines are in the same state, so one is asked for both."""
@@ -132,6 +149,8 @@ class Pair:
 
     def done(self) -> None:
         """The pools hold the same."""
+        if self.over:
+            return
         ours, theirs = self.simulated.engine.pool, self.live.engine.pool
         assert (ours.free, ours.quarantined) == (theirs.free, theirs.quarantined)
 
@@ -153,16 +172,6 @@ def merged(calls: list[Call]) -> list[Call]:
 
 
 LEADS_ON = ("admit", "join", "computed", "layer", "compute", "connected", "done", "ended", "word")
-
-
-ENDS = ("cancel", "release", "unreachable", "exited", "lost", "failed", "failed unflushed", "broken", "word gone")
-
-
-def _worth(step: Step) -> int:
-    if isinstance(step, Do | Peer):
-        name = step.act if isinstance(step, Do) else step.what
-        return 8 if name in LEADS_ON else 1 if name in ENDS else 3
-    return {Arrive: 3, FirstToken: 4}.get(type(step), 1)
 
 
 def play(setting: Setting, *steps: Step, evens: Iterable[Even] = ()) -> Pair:

@@ -10,8 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from pdflow.engine.sequence import Admitted, ChunkBegun, Dropped, Finished, NeverFitsError, Outcome, Prefilled, Sequence
-from pdflow.engine.sequence import Phase as P
+from pdflow.engine.sequence import (
+    Admitted,
+    ChunkBegun,
+    Dropped,
+    Finished,
+    NeverFitsError,
+    Outcome,
+    Phase,
+    Prefilled,
+    Sequence,
+)
 from pdflow.memory.paged import PagedPool
 from pdflow.protocol.values import Allocation, Instant
 from tests.serving.script import Call, Do
@@ -76,8 +85,8 @@ class EngineModel:
         self.call("submit", r, f"{seq.prompt_tokens} in", kind, f"{remote} remote", "fits" if fits else "never fits")
         if not fits:
             raise NeverFitsError(f"r{r}")
-        assert seq.phase is P.NEW
-        seq.phase = P.WAITING
+        assert seq.phase is Phase.NEW
+        seq.phase = Phase.WAITING
         seq.local = not seq.remote_kv
         seq.target = seq.remote_tokens or seq.prompt_tokens
         self.seqs[r] = seq
@@ -88,8 +97,8 @@ class EngineModel:
 
     def loaded(self, seq: Sequence) -> None:
         self.call("loaded", self.number(seq))
-        assert seq.phase is P.LOADING, f"{seq.phase.name}, not LOADING"
-        seq.phase = P.READY
+        assert seq.phase is Phase.LOADING, f"{seq.phase.name}, not LOADING"
+        seq.phase = Phase.READY
 
     def drop(self, seq: Sequence) -> Dropped:
         answer = self._drop(seq)
@@ -99,17 +108,17 @@ class EngineModel:
 
     def _drop(self, seq: Sequence) -> Dropped:
         phase = seq.phase
-        if phase in (P.NEW, P.GONE) or seq.dropping:
+        if phase in (Phase.NEW, Phase.GONE) or seq.dropping:
             return Dropped.NOT_HERE
-        if phase is P.RUNNING:
+        if phase is Phase.RUNNING:
             seq.dropping = True
             self.leaving.append(seq)
             return Dropped.AFTER_STEP
-        seq.phase = P.GONE
-        if phase is P.WAITING:
+        seq.phase = Phase.GONE
+        if phase is Phase.WAITING:
             self.queue.remove(seq)
             return Dropped.AT_ONCE
-        if phase is P.LOADING:
+        if phase is Phase.LOADING:
             return Dropped.BLOCKS_ARE_YOURS
         self._give_back(seq)
         return Dropped.AT_ONCE
@@ -146,9 +155,9 @@ class EngineModel:
                 if not seq.local and seq.target > self.block_size:
                     found.append(Do("admit", r, self.block_size))
         for r, seq in self.seqs.items():
-            if seq.phase is P.READY:
+            if seq.phase is Phase.READY:
                 found.append(Do("join", r))
-            elif seq.phase is P.RUNNING and not seq.dropping:
+            elif seq.phase is Phase.RUNNING and not seq.dropping:
                 if seq.prefill_only:
                     found += self._chunks(r, seq)
                     continue
@@ -169,10 +178,10 @@ class EngineModel:
         """What comes of it. Nothing, if it is not possible."""
         if self.leaving and step.act != "layer":
             for gone in self.leaving:
-                if gone.phase is P.RUNNING and gone not in [seq for seq, _ in self.step]:
-                    gone.phase = P.GONE
+                if gone.phase is Phase.RUNNING and gone not in [seq for seq, _ in self.step]:
+                    gone.phase = Phase.GONE
                     self._give_back(gone)
-            self.leaving = [seq for seq in self.leaving if seq.phase is P.RUNNING]
+            self.leaving = [seq for seq in self.leaving if seq.phase is Phase.RUNNING]
         if step not in self.possible():
             return []
         acts: dict[str, Callable[..., list[Outcome]]] = {
@@ -190,7 +199,7 @@ class EngineModel:
     def _admit(self, step: Do, now: Instant) -> list[Outcome]:
         seq = self.queue.pop(0)
         self._take(seq, step.r, step.n)
-        seq.phase = P.RUNNING if seq.local else P.LOADING
+        seq.phase = Phase.RUNNING if seq.local else Phase.LOADING
         return [] if seq.local else [Admitted(seq, now)]
 
     def _take(self, seq: Sequence, r: int, here: int) -> None:
@@ -203,7 +212,7 @@ class EngineModel:
 
     def _join(self, step: Do, now: Instant) -> list[Outcome]:
         seq = self.seqs[step.r]
-        seq.phase = P.RUNNING
+        seq.phase = Phase.RUNNING
         seq.start_ns = now_or(seq.start_ns, now)
         if seq.prefill_only:
             seq.local = True
@@ -221,14 +230,14 @@ class EngineModel:
     def _finish(self, step: Do, now: Instant) -> list[Outcome]:
         seq = self.seqs[step.r]
         seq.first_token_ns = now_or(seq.first_token_ns, now)
-        seq.phase = P.GONE
+        seq.phase = Phase.GONE
         self._give_back(seq)
         return [Finished(seq, now)]
 
     def _preempt(self, step: Do, now: Instant) -> list[Outcome]:
         seq = self.seqs[step.r]
         self._give_back(seq)
-        seq.phase = P.WAITING
+        seq.phase = Phase.WAITING
         seq.local = True
         seq.generated = self.tokens[step.r]
         seq.target = seq.prompt_tokens + seq.generated
@@ -238,10 +247,10 @@ class EngineModel:
 
     def _compute(self, step: Do, now: Instant) -> list[Outcome]:
         seq = self.seqs[step.r]
-        if seq.phase is P.WAITING:
+        if seq.phase is Phase.WAITING:
             self.queue.remove(seq)
             self._take(seq, step.r, 0)
-            seq.phase = P.RUNNING
+            seq.phase = Phase.RUNNING
         seq.start_ns = now_or(seq.start_ns, now)
         self.step = [(seq, step.n)]
         self.layers_done = 0
@@ -257,7 +266,7 @@ class EngineModel:
         for seq, new in self.step:
             seq.computed += new
             if seq.dropping or seq.computed == seq.target:
-                seq.phase = P.GONE
+                seq.phase = Phase.GONE
                 if seq.dropping:
                     self._give_back(seq)
                 else:

@@ -40,6 +40,7 @@ class Setting(NamedTuple):
     def __str__(self) -> str:
         words = [self.method, self.role]
         words += ["progressive"] * self.progressive + [f"{self.ranks} ranks"] * (self.ranks > 1)
+        words += [f"first token of {self.first_token}"] * (self.first_token != "decode")
         return "-".join(words)
 
     @property

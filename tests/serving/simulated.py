@@ -13,7 +13,7 @@ from pdflow.engine.sequence import Dropped, Limits, Outcome, Sequence
 from pdflow.methods.method import Hop, Memory
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import Staging
-from pdflow.protocol.effects import Handshake, PostRead, PostWrite, Send
+from pdflow.protocol.effects import PostRead, PostWrite, Send
 from pdflow.protocol.ids import Op, rank_address
 from pdflow.protocol.values import MS, Address, Allocation, Instant, Xid
 from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchDecode, DispatchPrefill, PrefillAnswered

@@ -16,8 +16,20 @@ from tests.serving.script import Step, Together
 from tests.serving.setting import Setting
 
 STEPS = 30
-DECODE = ("nixl-push", "nixl-pull", "kv-store", "mooncake-v0", "mooncake-v1", "p2p-nccl-get")
-"""Methods whose KV lands in D's blocks."""
+EXAMPLES = max(5, settings().max_examples // 4)
+"""Of each setting: there are many of them."""
+METHODS = ("nixl-push", "nixl-pull", "cpu-staged", "p2p-nccl-put", "p2p-nccl-put-async", "p2p-nccl-get", "kv-store")
+MOONCAKE = ("mooncake-v0", "mooncake-v1")
+SETTINGS: list[Setting] = [
+    *(Setting(method, "decode") for method in (*METHODS, *MOONCAKE)),
+    *(Setting(method, "prefill") for method in (*METHODS, *MOONCAKE) if method != "kv-store"),
+    *(Setting(method, "prefill", progressive=True) for method in ("nixl-push", "mooncake-v1")),
+    *(Setting(method, "decode", ranks=2) for method in ("nixl-push", "nixl-pull", "cpu-staged")),
+    *(Setting(method, "prefill", ranks=2) for method in ("nixl-push", "cpu-staged", "p2p-nccl-get")),
+    Setting("mooncake-v1", "prefill", progressive=True, ranks=2),
+    *(Setting(method, "decode", first_token="prefill") for method in ("nixl-push", "cpu-staged")),
+    Setting("nixl-push", "aggregated"),
+]
 
 
 def kind(step: Step) -> tuple[object, ...]:
@@ -28,13 +40,16 @@ def kind(step: Step) -> tuple[object, ...]:
 async def drawn(setting: Setting, data: st.DataObject) -> None:
     """A random script, as far as the two sides agree."""
     drifts = drifts_of(setting)
-    pair = Pair(setting, [drift.even for drift in drifts if drift.even is not None])
+    evens = [drift.even for drift in drifts if drift.even is not None]
+    pair = Pair(setting, evens, [drift.ends for drift in drifts if drift.ends is not None])
     forbids = [drift.forbids for drift in drifts if drift.forbids is not None]
 
     def allowed(step: Step) -> bool:
         return not any(forbid(pair, step) for forbid in forbids)
 
     for _ in range(data.draw(st.integers(5, STEPS), label="steps")):
+        if pair.over:
+            return
         may = [step for step in pair.likely() if allowed(step)]
         step = data.draw(st.sampled_from(may), label="step")
         beside = [one for one in may if kind(one) != kind(step) and allowed(Together((step, one)))]
@@ -44,8 +59,8 @@ async def drawn(setting: Setting, data: st.DataObject) -> None:
     pair.done()
 
 
-@pytest.mark.parametrize("setting", [Setting(method, "decode") for method in DECODE], ids=str)
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
-def test_decode(setting: Setting, data: st.DataObject) -> None:
+def test_both_do_the_same(setting: Setting, data: st.DataObject) -> None:
     trio.run(drawn, setting, data)

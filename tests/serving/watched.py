@@ -30,8 +30,8 @@ from tests.serving.setting import BLOCK, LAYERS
 
 Record: TypeAlias = Callable[[Call], None]
 
-STAGED_PROMPTS: Final = 2
-"""As many of the longest prompts have room beside the blocks."""
+PAGES: Final = 4
+"""Beside the blocks, each as large as one: the longest prompt takes three, so others wait for it."""
 TOLD: Final = (
     events.DecodeQueued,
     events.DecodeAdmitted,
@@ -76,11 +76,10 @@ def watch(record: Record) -> Callable[[str, Any, tuple[Any, ...], Instant], None
 def staging_in(memory: Memory, method: Method, ranks: int) -> Staging:
     """Memory beside the blocks of one rank: the same kind in both worlds, and small."""
     size = KvSize(LAYERS, 16 // ranks)
-    pages = STAGED_PROMPTS * 3
     if memory is Memory.RING:
         part = size.bytes_per_token * BLOCK
-        return RingStaging.of_bytes(size, pages * LAYERS * part, part, BLOCK)
-    return PagedStaging(size, BLOCK, pages, evicts=memory is Memory.STORE)
+        return RingStaging.of_bytes(size, PAGES * LAYERS * part, part, BLOCK)
+    return PagedStaging(size, BLOCK, PAGES, evicts=memory is Memory.STORE)
 
 
 def recorded(staging: Staging, record: Record) -> Staging:

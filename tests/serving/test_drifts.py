@@ -1,0 +1,141 @@
+"""What drifts today, each by the script that shows it: strict xfails, to be removed one by one as nodes come to share
+what they do. `drifts.py` says what each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.serving.drifts import (
+    ABORT_AFTER_PREEMPTION,
+    ABORT_ANSWERED,
+    DEADLINE_ORDER,
+    DRIFTS,
+    FIRST_TOKEN_AWAITED,
+    FREED_BEFORE_TOLD,
+    NEVER_FITS,
+    OUTCOMES_OVERTAKE,
+    PIECES_AT_ONCE,
+    PULLED_PLACE,
+    QUEUED_ORDER,
+    ROOM_AT_ONCE,
+    TURN_ORDER,
+    Drift,
+    drifts_of,
+)
+from tests.serving.play import Differ, play
+from tests.serving.script import Abort, Arrive, Do, Peer, Step, Together, Wait
+from tests.serving.setting import Setting
+
+DECODE = Setting("nixl-push", "decode")
+STAGED_DECODE = Setting("cpu-staged", "decode")
+AWAITED = Setting("nixl-push", "decode", first_token="prefill")
+PREFILL = Setting("nixl-push", "prefill")
+STAGED_PREFILL = Setting("cpu-staged", "prefill")
+PULLED_FROM = Setting("p2p-nccl-get", "prefill")
+
+LONG = 3
+"""The request that fits no engine."""
+LOADED = (Arrive(0), Do("admit", 0), Peer("connected"), Peer("done", 0))
+"""A decode leg whose KV is here."""
+STAGED_LOADED = (Arrive(0), Peer("connected"), Peer("done", 0), Do("admit", 0))
+
+SCRIPTS: dict[str, tuple[Drift, Setting, tuple[Step, ...]]] = {
+    "of_a_loaded_request": (
+        ABORT_AFTER_PREEMPTION,
+        DECODE,
+        (*LOADED, Do("join", 0), Do("preempt", 0), Abort(0)),
+    ),
+    "of_a_decoding_request": (ABORT_ANSWERED, DECODE, (*LOADED, Do("join", 0), Do("token", 0), Abort(0))),
+    "of_a_ready_request_that_was_staged": (ABORT_ANSWERED, STAGED_DECODE, (*STAGED_LOADED, Abort(0))),
+    "of_an_aggregated_request": (
+        ABORT_ANSWERED,
+        Setting("nixl-push", "aggregated"),
+        (Arrive(0, alone=True), Abort(0)),
+    ),
+    "that_follows": (
+        FIRST_TOKEN_AWAITED,
+        AWAITED,
+        (Arrive(0, first="follows"), Do("admit", 0), Peer("connected"), Peer("done", 0)),
+    ),
+    "two_that_waited": (
+        ROOM_AT_ONCE,
+        STAGED_DECODE,
+        (Arrive(2), Arrive(0), Arrive(1), Peer("unreachable")),
+    ),
+    "of_a_late_write": (
+        PIECES_AT_ONCE,
+        STAGED_PREFILL,
+        (Peer("register", 0), Arrive(0), Do("compute", 0, 6), Do("layer"), Peer("connected")),
+    ),
+    "of_a_prompt_that_is_read": (FREED_BEFORE_TOLD, PULLED_FROM, (Arrive(0), Do("compute", 0, 6), Do("computed"))),
+    "in_a_store_of_p": (
+        PULLED_PLACE,
+        PULLED_FROM,
+        (
+            Arrive(1, alone=True),
+            Do("compute", 1, 8),
+            Do("computed"),
+            Arrive(0),
+            Do("compute", 0, 6),
+            Do("computed"),
+        ),
+    ),
+    "at_plain_p": (NEVER_FITS, PREFILL, (Arrive(LONG),)),
+    "at_progressive_p": (NEVER_FITS, Setting("mooncake-v1", "prefill", progressive=True), (Arrive(LONG),)),
+    "any": (QUEUED_ORDER, PREFILL, (Arrive(0),)),
+    "two_decode_legs": (TURN_ORDER, DECODE, (Together((Arrive(LONG), Arrive(0))),)),
+    "a_registration_and_an_abort": (
+        TURN_ORDER,
+        PREFILL,
+        (Peer("register", 1), Peer("connected"), Arrive(0), Together((Peer("register", 0), Abort(0)))),
+    ),
+    "an_abort_and_an_admission": (OUTCOMES_OVERTAKE, DECODE, (Arrive(0), Together((Abort(0), Do("admit", 0))))),
+    "a_landing_and_a_step": (
+        OUTCOMES_OVERTAKE,
+        DECODE,
+        (*LOADED[:3], Together((Peer("done", 0), Do("join", 0))), Abort(0)),
+    ),
+    "at_two_ranks": (
+        DEADLINE_ORDER,
+        Setting("nixl-push", "prefill", ranks=2),
+        (
+            Peer("register", 0, 1),
+            Peer("register", 1, 0),
+            Peer("connected", -1, 0),
+            Peer("connected", -1, 1),
+            Peer("register", 0, 1),
+            Peer("register", 1, 0),
+            Wait(41_000),
+        ),
+    ),
+}
+
+
+def cases() -> Iterator[object]:
+    for which, (drift, setting, script) in SCRIPTS.items():
+        mark = pytest.mark.xfail(raises=Differ, strict=True, reason=drift.reason)
+        yield pytest.param(drift, setting, script, id=f"{drift.name}: {which}", marks=mark)
+
+
+@pytest.mark.parametrize(("drift", "setting", "script"), list(cases()))
+def test_both_do_the_same(drift: Drift, setting: Setting, script: tuple[Step, ...]) -> None:
+    """Without what other drifts make differ. Today they do the same up to the script's last step."""
+    others = [other.even for other in drifts_of(setting) if other.even is not None and other is not drift]
+    try:
+        play(setting, *script[:-1], evens=others)
+    except Differ as error:
+        pytest.fail(f"before its last step: {error}")
+    play(setting, *script, evens=others)
+
+
+@pytest.mark.parametrize("which", [which for which, (drift, _, _) in SCRIPTS.items() if drift.even is not None])
+def test_what_is_left_out_is_all_that_differs(which: str) -> None:
+    _, setting, script = SCRIPTS[which]
+    play(setting, *script, evens=[other.even for other in drifts_of(setting) if other.even is not None])
+
+
+def test_every_drift_is_shown() -> None:
+    assert {drift.name for drift, _, _ in SCRIPTS.values()} == {drift.name for drift in DRIFTS}
+    assert all(drift.where(setting) for drift, setting, _ in SCRIPTS.values())
