@@ -17,8 +17,8 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.values import Allocation
 from tests.serving.play import Even, Pair, merged
-from tests.serving.script import Abort, Arrive, Call, Do, Step, Together, Wait
-from tests.serving.setting import BLOCK, BLOCKS, REQUESTS, Setting
+from tests.serving.script import Abort, Arrive, Call, Do, Step, Store, Together, Wait
+from tests.serving.setting import BLOCK, BLOCKS, REQUESTS, STORE, Setting, request_id_of
 
 
 class Drift(NamedTuple):
@@ -116,9 +116,10 @@ def _several_get_room(calls: list[Call]) -> bool:
 
 ROOM_AT_ONCE = Drift(
     "several_get_room_at_once",
-    "when several prompts get room in staged D at once, simulated D tells the protocol of each before the next takes "
-    "its room; live D takes all of it first",
-    staged_decode,
+    "when several prompts get room in staged D, or in a store, at once, simulated nodes carry out all that follows "
+    "for one before they tell the protocol of the next; live nodes tell it of all first. Simulated D does not even "
+    "give the next its room before",
+    lambda setting: staged_decode(setting) or setting.role == "store",
     ends=_several_get_room,
 )
 
@@ -153,6 +154,19 @@ FREED_BEFORE_TOLD = Drift(
     "its blocks; live P gives them back first, and queues what it tells",
     staged_prefill,
     even=_blocks_last,
+)
+
+
+def _several_evicted(calls: list[Call]) -> bool:
+    return sum(is_told(call, "SourceWithdrawn") for call in calls) > 1
+
+
+EVICTED_AT_ONCE = Drift(
+    "several_are_evicted_at_once",
+    "when several prompts have to go from P's memory for another, simulated P carries out all that follows for one "
+    "before it tells the protocol of the next; live P tells it of all of them first",
+    staged_prefill,
+    ends=_several_evicted,
 )
 
 
@@ -198,14 +212,18 @@ def _queued_first(calls: list[Call], step: Step) -> list[Call]:
 
 
 def is_queued(call: Call) -> bool:
-    return call.kind == "tell" and call.details[0] == "PrefillQueued"
+    return is_told(call, "PrefillQueued")
+
+
+def is_told(call: Call, event: str) -> bool:
+    return call.kind == "tell" and call.details[0] == event
 
 
 NEVER_FITS = Drift(
     "a_prompt_that_never_fits_p",
     "simulated P tells the protocol of it before it asks the engine, and then that it has ended, so that a "
     "registration meets a tombstone; live P answers REJECTED and tells the protocol nothing",
-    lambda setting: prefills(setting) and not staged_prefill(setting),
+    lambda setting: prefills(setting) and not staged_prefill(setting) and not store_prefill(setting),
     forbids=_never_fits,
 )
 QUEUED_ORDER = Drift(
@@ -213,6 +231,78 @@ QUEUED_ORDER = Drift(
     "simulated P tells the protocol of a prompt and then submits it; live P submits it first",
     prefills,
     even=_queued_first,
+)
+
+# Prompts at P, on their way into a store and from there.
+
+
+def store_prefill(setting: Setting) -> bool:
+    return prefills(setting) and METHODS[setting.method].stores
+
+
+def _end_answered(calls: list[Call], step: Step) -> list[Call]:
+    """Without the answer to who has hung up on a prefill that ends."""
+    ended = {call.subject.replace("x", "r") for call in calls if is_told(call, "PrefillAborted")}
+    return [call for call in calls if not (cancels(call) and call.subject.partition(".")[0] in ended)]
+
+
+def cancels(call: Call) -> bool:
+    return call.kind == "answer" and call.details[0] == "CANCELLED"
+
+
+ABORT_OF_LOAD_ANSWERED = Drift(
+    "abort_before_the_engine_has_it_is_answered",
+    "when a prompt is given up while the store is asked about it, or while it is loaded, live P answers CANCELLED to "
+    "who has hung up; simulated P says nothing, as both do at any other time",
+    store_prefill,
+    even=_end_answered,
+)
+
+
+def _put_answered(calls: list[Call], step: Step) -> list[Call]:
+    return [call for call in calls if not (call.kind == "answer" and of_store(call))]
+
+
+def of_store(call: Call) -> bool:
+    params = call.details[-1]
+    return isinstance(params, KvParams) and params.prefill.engine.startswith(STORE)
+
+
+PUT_ANSWERED = Drift(
+    "what_is_put_is_answered_by_p",
+    "when a store has a prompt, live P is told so and answers its leg; in simulations the store tells the router, and "
+    "P hears nothing",
+    store_prefill,
+    even=_put_answered,
+)
+
+
+def _refused(pair: Pair, step: Step) -> bool:
+    return isinstance(step, Store) and step.what == "refused"
+
+
+PUT_REFUSED = Drift(
+    "a_refused_put_is_withdrawn",
+    "when a store does not take a prompt, live P withdraws it from the protocol and answers why; simulated P is not "
+    "told, and keeps its blocks until the store's CANCEL or the end of the lease",
+    store_prefill,
+    forbids=_refused,
+)
+
+
+def _abort_of_put(pair: Pair, step: Step) -> bool:
+    if not isinstance(step, Abort):
+        return False
+    return any(call.kind == "store put" and call.subject == request_id_of(step.r) for call in pair.calls)
+
+
+ABORT_OF_PUT = Drift(
+    "abort_of_a_put",
+    "when a leg is taken back whose prompt is being put, simulated P withdraws it from the store, and does so still "
+    "when the store has it; live P hangs up on the store, withdraws the prompt from the protocol as well and answers "
+    "CANCELLED, and does nothing once the store has it",
+    store_prefill,
+    forbids=_abort_of_put,
 )
 
 # Turns.
@@ -223,7 +313,7 @@ def _of_several(pair: Pair, step: Step) -> bool:
     if not isinstance(step, Together):
         return False
     several = len({getattr(one, "r", None) for one in step.steps}) > 1
-    if staged_prefill(pair.setting):
+    if staged_prefill(pair.setting) or METHODS[pair.setting.method].stores:
         return True
     at_once = prefills(pair.setting) or staged_decode(pair.setting)
     return several or (at_once and any(isinstance(one, Arrive | Abort) for one in step.steps))
@@ -263,7 +353,7 @@ DEADLINE_ORDER = Drift(
     "deadlines_of_one_instant",
     "deadlines of several endpoints that are due at one instant come in the order in which they were set in a "
     "simulated node, and in the order of the endpoints in a live one",
-    lambda setting: setting.ranks > 1,
+    lambda setting: setting.ranks > 1 or len(setting.ends()) > 1,
     even=_any_order_in_time,
 )
 
@@ -275,8 +365,13 @@ DRIFTS = (
     PIECES_AT_ONCE,
     FREED_BEFORE_TOLD,
     PULLED_PLACE,
+    EVICTED_AT_ONCE,
     NEVER_FITS,
     QUEUED_ORDER,
+    ABORT_OF_LOAD_ANSWERED,
+    PUT_ANSWERED,
+    PUT_REFUSED,
+    ABORT_OF_PUT,
     TURN_ORDER,
     OUTCOMES_OVERTAKE,
     DEADLINE_ORDER,

@@ -9,22 +9,30 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import runtime.clock
+import attrs
+import trio
+import trio.testing
+
 import runtime.ranked_node
 from pdflow.engine.sequence import ChunkBegun, Dropped, Finished, NeverFitsError, Outcome, Sequence
 from pdflow.layout.shapes import stage_layers
 from pdflow.methods.method import Memory
 from pdflow.methods.shipment import Piece
+from pdflow.methods.store_memory import Item
 from pdflow.protocol.effects import Fence, Handshake, PostRead, PostWrite, ReadWord, Send
-from pdflow.protocol.ids import EngineInfo, LeaseWord, Op, rank_address
+from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Op, rank_address
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import MS, Address, Allocation, Instant, S, Xid
+from pdflow.protocol.values import MS, Address, Allocation, EngineId, Instant, S, Xid
+from pdflow.wiring.stores import load_xid, put_name
 from runtime.build import Builder
 from runtime.engines.job import Job, Sampling, Token
 from runtime.engines.loop import LayerComputed
+from runtime.kv_params import Coordinates
 from runtime.node import Port
 from runtime.ranked_node import Place
-from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Together, Wait
+from runtime.store_calls import Found
+from runtime.store_node import StoreNode
+from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Look, Store, Together, Wait
 from tests.serving.scripted_engine import LAYER_NS, EngineModel
 from tests.serving.setting import (
     BLOCK,
@@ -33,14 +41,21 @@ from tests.serving.setting import (
     LAYERS,
     REQUESTS,
     SHAPE,
+    STORE,
     WEIGHTS,
     Setting,
+    digest,
+    found_params,
+    items_of,
     params_of,
     prompt_of,
+    put_params,
     request_id_of,
+    store_memory,
+    store_wiring,
     xid_of,
 )
-from tests.serving.watched import Record, answer, recorded, staging_in, watch
+from tests.serving.watched import Record, answer, recorded, recorded_memory, staging_in, told_of_store, watch
 
 FIRST = 77
 """P's token."""
@@ -173,6 +188,65 @@ class Links:
     def lose(self, me: Address, peer: Address) -> None:
         raise AssertionError("a scripted transport loses nobody")
 
+    async def learn(self, engine: EngineId, host: str, tcp_port: int) -> None:
+        """Where peers hear is no matter here."""
+
+
+class StoreClient:
+    """What P says to a store's node, which answers when the script says so. A call that is taken back is a withdrawal:
+    over HTTP that is what hanging up means."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.answers: dict[tuple[str, str], Found] = {}
+        self.waiting: dict[tuple[str, str], trio.Event] = {}
+
+    async def look(self, node: str, at: Any, request_id: str, xid: Xid, items: Any, about: tuple[int, int]) -> Found:
+        self.record(Call("store look", request_id, (xid, items, *about)))
+        return await self._answer(("look", request_id))
+
+    async def put(self, node: str, at: Any, params: KvParams, port: int, items: Any) -> Found:
+        self.record(Call("store put", params.request_id, (params, items)))
+        try:
+            return await self._answer(("put", params.request_id))
+        except trio.Cancelled:
+            self.record(Call("store withdraw", params.request_id, (params.xid,)))
+            raise
+
+    async def withdraw(self, node: str, at: Any, request_id: str, xid: Xid) -> None:
+        self.record(Call("store withdraw", request_id, (xid,)))
+
+    async def _answer(self, call: tuple[str, str]) -> Found:
+        self.waiting[call] = trio.Event()
+        await self.waiting[call].wait()
+        return self.answers.pop(call)
+
+    def say(self, call: tuple[str, str], found: Found) -> None:
+        self.answers[call] = found
+        self.waiting.pop(call).set()
+
+    def close(self) -> None: ...
+
+
+class StoreKeys:
+    """Of one node."""
+
+    def fits(self, tokens: int) -> bool:
+        return -(-tokens // BLOCK) <= BLOCKS
+
+    def objects(self, tokens: list[int]) -> tuple[Item, ...]:
+        return items_of(tokens[0])
+
+    def home(self, items: Any) -> int:
+        return 0
+
+
+class Nursery:
+    """Where a node's tasks run: beside the script, so that what they raise is not taken for the script's."""
+
+    def start_soon(self, task: Callable[..., Any], *args: Any) -> None:
+        trio.lowlevel.spawn_system_task(task, *args)
+
 
 class Teller:
     """The end of a decode leg that its client reads."""
@@ -187,11 +261,12 @@ class Teller:
 
 
 class Answered:
-    """Set when a prefill leg has its answer."""
+    """Set when a prefill leg, or a call of a store, has its answer. `say` makes a call of it."""
 
-    def __init__(self, record: Record, leg: Any) -> None:
+    def __init__(self, record: Record, leg: Any, say: Callable[[Any], Call] | None = None) -> None:
         self.record = record
         self.leg = leg
+        self.say = say or (lambda leg: answer(leg.request_id, leg.code, leg.params))
         self.answered = False
 
     def is_set(self) -> bool:
@@ -199,7 +274,7 @@ class Answered:
 
     def set(self) -> None:
         leg, self.answered = self.leg, True
-        self.record(answer(leg.request_id, leg.code, leg.params))
+        self.record(self.say(leg))
 
 
 class Live:
@@ -219,9 +294,9 @@ class Live:
         self.builder.shapes, self.builder.geometry = wiring.shapes, wiring.geometry
         with self._patched():
             self.node = self._node()
-        self.node.engine = Engine(self.engine)
-        early = self.builder.conduct.early
-        self.node.engine.reports_chunks = setting.role == "prefill" and early
+        if setting.role != "store":
+            self.node.engine = Engine(self.engine)
+            self.node.engine.reports_chunks = setting.role == "prefill" and self.builder.conduct.early
         self.node.observe = watch(self.record)
 
     def _patched(self) -> Any:
@@ -252,7 +327,20 @@ class Live:
             return Links(record)
 
         with patch.multiple(runtime.ranked_node, Rank=rank, Links=links):
-            return builder.empty_node(setting.pool, place, staging)
+            if setting.role == "store":
+                return self._store(place)
+            node: Any = builder.empty_node(setting.pool, place, staging)
+        if builder.method.stores and setting.role == "prefill":
+            node.keys, node.client, node.nursery = StoreKeys(), StoreClient(record), Nursery()
+            node.stores = (Coordinates("store", 1),)
+        return node
+
+    def _store(self, place: Place) -> Any:
+        wiring = store_wiring(self.builder)
+        place = attrs.evolve(place, info=EngineInfo(put_name(STORE), self.setting.shards), leases=64)
+        ends = wiring.put_to(STORE, INCARNATION), wiring.got_from(STORE, INCARNATION)
+        memory = recorded_memory(store_memory(), self.record)
+        return StoreNode(STORE, place, *ends, memory, lambda address, tell: None)  # type: ignore[arg-type, return-value]
 
     @property
     def now(self) -> Instant:
@@ -263,6 +351,11 @@ class Live:
         with self._patched():
             self._happen(step)
             self.node.turn(self.now)
+            if self.builder.method.stores:
+                # What runs beside the node goes as far as it can.
+                await trio.testing.wait_all_tasks_blocked()
+                self.node.turn(self.now)
+                await trio.testing.wait_all_tasks_blocked()
         calls = self.calls.copy()
         self.calls.clear()
         return calls
@@ -282,6 +375,10 @@ class Live:
             case FirstToken(r):
                 if (leg := self.legs.get(r)) is not None:
                     self.node.tell_first(leg, FIRST)
+            case Store(what, r):
+                self._answered(what, request_id_of(r), r)
+            case Look(r):
+                self._look(r)
             case Event(address, event):
                 self.node.put(self.node.ports[address], event)
             case Do():
@@ -289,7 +386,9 @@ class Live:
 
     def _abort(self, leg: Any) -> None:
         """As the engine's API does when whoever asked hangs up."""
-        if self.setting.role != "prefill":
+        if self.setting.role == "store":
+            self.node.withdraw(leg.request_id, leg.xid)
+        elif self.setting.role != "prefill":
             self.node.abort(leg)
         elif not leg.answered.is_set():
             (self.node.abort if leg.keeps else self.node.abort_alone)(leg)
@@ -301,7 +400,7 @@ class Live:
             # What the engine's API answers with the status of REJECTED.
             self.record(answer(request_id_of(step.r), Code.REJECTED))
             return
-        if self.setting.role == "prefill":
+        if self.setting.role in ("prefill", "store"):
             leg.answered = Answered(self.record, leg)
         else:
             leg.tell = Teller(self.record, leg.request_id)
@@ -310,6 +409,8 @@ class Live:
         node, r = self.node, step.r
         request_id, tokens = request_id_of(r), prompt_of(r)
         sampling = Sampling(max_tokens=REQUESTS[r].output)
+        if self.setting.role == "store":
+            return node.start(put_params(self.setting, r), items_of(r))
         if self.setting.role == "prefill":
             if step.alone:
                 return node.begin_alone(request_id, tokens, Sampling(max_tokens=1))
@@ -319,6 +420,27 @@ class Live:
         params = params_of(self.setting, r, self.builder.pulls)
         first = FIRST if step.first == "known" else None
         return node.begin(request_id, params, tokens, sampling, first, step.first == "follows")
+
+    def _answered(self, what: str, request_id: str, r: int) -> None:
+        client: StoreClient = self.node.client
+        if what in ("found", "nothing"):
+            params = found_params(self.setting, r) if what == "found" else None
+            client.say(("look", request_id), Found(params, Coordinates("store", 1)))
+        else:
+            ok = what == "put"
+            params = found_params(self.setting, r) if ok else None
+            client.say(("put", request_id), Found(params, None, Code.NONE if ok else Code.REJECTED))
+
+    def _look(self, r: int) -> None:
+        def say(call: Any) -> Call:
+            return told_of_store(call.request_id, call.params)
+
+        about = (request_id_of(r), load_xid(xid_of(r)), items_of(r)[:-1], digest(r), WEIGHTS)
+        call = self.node.look(*about)
+        if call.answered.is_set():
+            self.record(say(call))
+        else:
+            call.answered = Answered(self.record, call, say)
 
     def _do(self, step: Do) -> None:
         known = step in self.engine.possible()
@@ -346,6 +468,3 @@ class Live:
             self.clock.now = max(self.clock.now, at)
             self.node.turn(self.clock.now)
         self.clock.now = until
-
-
-__all__ = ["Live", "runtime"]

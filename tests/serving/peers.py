@@ -20,7 +20,7 @@ from pdflow.protocol.events import (
     WriteEnded,
     WriteStopped,
 )
-from pdflow.protocol.ids import Op, Reg, rank_address, rank_of
+from pdflow.protocol.ids import Op, Reg, engine_of, rank_address, rank_of
 from pdflow.protocol.messages import (
     Cancel,
     CancelAck,
@@ -38,18 +38,29 @@ from pdflow.protocol.messages import (
 )
 from pdflow.protocol.values import Allocation
 from tests.serving.script import Call, Event, Peer
-from tests.serving.setting import BLOCK, PEER_LIFE, REQUESTS, WEIGHTS, Setting, digest, request_id_of, word_of, xid_of
+from tests.serving.setting import (
+    BLOCK,
+    PEER_LIFE,
+    REQUESTS,
+    WEIGHTS,
+    Ends,
+    Setting,
+    digest,
+    request_id_of,
+    word_of,
+    xid_of,
+)
 
 NOBODY: Final = -1
 
 
 class Peers:
-    """The engine at the other end: rank n of it speaks to rank n of the node. `wiring` knows how large a shard is."""
+    """The engine at the other end: rank n of it speaks to rank n of the node."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, ends: Ends) -> None:
         self.setting = setting
-        wiring = setting.wiring()
-        self.geometry, self.pulls = wiring.geometry, wiring.pulls
+        self.ends = ends
+        self.geometry = setting.wiring().geometry
         self.life = PEER_LIFE
         self.asked: list[int] = []
         """Ranks of the node that want a handshake."""
@@ -72,15 +83,19 @@ class Peers:
         return range(len(REQUESTS) - 1)
 
     def me(self, rank: int) -> str:
-        return rank_address(self.setting.info.engine, rank)
+        return rank_address(self.ends.me, rank)
 
     def peer(self, rank: int) -> str:
-        return rank_address(self.setting.peer.engine, rank)
+        return rank_address(self.ends.peer, rank)
 
     def hear(self, calls: list[Call]) -> None:
         """What a node has done in a step."""
         for call in calls:
             rank = rank_of(call.subject)
+            if call.kind == "stop":
+                self.stopping.add(call.details[0])
+            if engine_of(call.subject) != self.ends.me:
+                continue
             match call.kind:
                 case "handshake":
                     self.asked.append(rank)
@@ -91,8 +106,6 @@ class Peers:
                 case "write" | "read":
                     effect = call.details[0]
                     self.open[number_of(effect.op.reg.request_id), rank] = effect
-                case "stop":
-                    self.stopping.add(call.details[0])
                 case "read word":
                     op = call.details[0]
                     self.words[number_of(op.reg.request_id), rank] = op
@@ -109,8 +122,9 @@ class Peers:
     # What may be said.
 
     def possible(self) -> list[Peer]:
-        if self.setting.role == "aggregated":
-            return []
+        return [step._replace(side=self.ends.side) for step in self._possible()]
+
+    def _possible(self) -> list[Peer]:
         found = [Peer(what, NOBODY, rank) for rank in self.asked for what in ("connected", "unreachable")]
         found += [Peer("fenced", NOBODY, rank) for rank in self.fences]
         found += [Peer("lost", NOBODY, rank) for rank in sorted(self.met)]
@@ -120,7 +134,7 @@ class Peers:
             if effect.op in self.stopping:
                 found.append(Peer("stopped", r, rank))
         found += [Peer(what, r, rank) for r, rank in self.words for what in ("word", "word gone")]
-        return found + (self._of_producer() if self.setting.role == "decode" else self._of_consumer())
+        return found + (self._of_producer() if self.ends.produces else self._of_consumer())
 
     def _of_producer(self) -> list[Peer]:
         found = [
@@ -135,7 +149,7 @@ class Peers:
 
     def _of_consumer(self) -> list[Peer]:
         ranks = range(self.setting.ranks)
-        whats = ("taken", "release") if self.pulls else ("register", "cancel", "release")
+        whats = ("taken", "release") if self.ends.pulls else ("register", "cancel", "release")
         found = [Peer(what, r, rank) for r in self.wanted for rank in ranks for what in whats]
         return found + [Peer("exited", NOBODY, rank) for rank in sorted(self.met)]
 
@@ -143,7 +157,7 @@ class Peers:
 
     def event(self, step: Peer) -> Event | None:
         """The event that it is; None if there is nothing of which it could be said."""
-        what, r, rank = step
+        what, r, rank, _ = step
         me, peer = self.me(rank), self.peer(rank)
         event: Any = None
         match what:
@@ -169,9 +183,8 @@ class Peers:
             case "word" | "word gone" if (r, rank) in self.words:
                 event = WordRead(self.words.pop((r, rank)), word_of(r, rank) if what == "word" else None)
             case _:
-                message = (
-                    self._producer(what, r, rank) if self.setting.role == "decode" else self._consumer(what, r, rank)
-                )
+                says = self._producer if self.ends.produces else self._consumer
+                message = says(what, r, rank)
                 event = None if message is None else Received(peer, self.life, message)
         return None if event is None else Event(me, event)
 
@@ -195,7 +208,7 @@ class Peers:
 
     def _consumer(self, what: str, r: int, rank: int) -> Any:
         """What a D rank sends to P's."""
-        reg = Reg(self.setting.peer.engine, self.life, r + 1, request_id_of(r))
+        reg = Reg(self.ends.peer, self.life, r + 1, request_id_of(r))
         tokens = REQUESTS[r].prompt
         if what == "register":
             self.registered.add((r, rank))

@@ -1,4 +1,19 @@
-"""Both sides of a setting, played step by step: after each step they must have made the same calls."""
+"""Both sides of a setting, played step by step: after each step they must have made the same calls.
+
+What is no difference, and why; the adapters and `merged` see to it:
+
+- Copies take no time: live ones are made at once. Adjacent ones of a rank count as one, as a simulated copy is of all
+  layers.
+- Tokens are no calls: a simulated engine reports none.
+- A prompt that `begin` refuses is answered REJECTED: so the live engine's API answers it.
+- Where no KV comes from a prefill, its answer's parameters are not compared: nobody reads them.
+- An abort of a prefill leg that has its answer is not delivered live: its API does not hang up on itself.
+- To hang up on a store is to withdraw: that is what the store's API makes of it.
+- To hold an engine that is held is nothing.
+- Who moves bytes when (lanes) is not looked at: an operation is posted, offered to and stopped.
+- A step is composed when the node has been told of the end of the one before, as live ones are. A simulated engine
+  plans it first, and a node that waits postpones what it was told of it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +24,21 @@ import trio
 
 from pdflow.protocol.errors import LocalProtocolError
 from tests.serving.live import Live
-from tests.serving.peers import Peers
-from tests.serving.script import Abort, Arrive, Call, Do, FirstToken, Peer, Step, Together, Wait, two_columns
+from tests.serving.peers import Peers, number_of
+from tests.serving.script import (
+    Abort,
+    Arrive,
+    Call,
+    Do,
+    FirstToken,
+    Look,
+    Peer,
+    Step,
+    Store,
+    Together,
+    Wait,
+    two_columns,
+)
 from tests.serving.scripted_engine import EngineModel
 from tests.serving.setting import REQUESTS, Setting
 from tests.serving.simulated import Simulated
@@ -49,7 +77,10 @@ class Pair:
     ) -> None:
         self.setting = setting
         self.simulated, self.live = Simulated(setting), Live(setting)
-        self.peers = Peers(setting)
+        self.peers = {ends.side: Peers(setting, ends) for ends in setting.ends()}
+        self.asked: dict[str, list[int]] = {"look": [], "put": []}
+        """What P has asked a store, and has no answer to."""
+        self.looks: set[int] = set()
         self.evens, self.ends = tuple(evens), tuple(ends)
         self.over = False
         """Nothing more can be compared."""
@@ -67,7 +98,11 @@ class Pair:
         if event is None:
             return
         ours, theirs = await self._both(event)
-        self.peers.hear(ours)
+        for peers in self.peers.values():
+            peers.hear(ours)
+        for call in ours:
+            if call.kind in ("store look", "store put"):
+                self.asked[call.kind.removeprefix("store ")].append(number_of(call.subject))
         self.calls += ours
         if any(ends(ours) or ends(theirs) for ends in self.ends):
             self.over = True
@@ -97,7 +132,14 @@ class Pair:
             case Together(steps):
                 return Together(tuple(one for one in map(self._resolved, steps) if one is not None))
             case Peer():
-                return self.peers.event(step)
+                return self.peers[step.side].event(step)
+            case Store(what, r):
+                asked = self.asked["look" if what in ("found", "nothing") else "put"]
+                if r not in asked:
+                    return None
+                asked.remove(r)
+            case Look(r):
+                self.looks.add(r)
             case Arrive(r):
                 self.arrived[r] = step
             case Abort(r):
@@ -117,16 +159,22 @@ class Pair:
         match step:
             case Do(act):
                 return 8 if act in LEADS_ON else 2
-            case Peer(what, r, rank):
-                new = r in self.arrived and what == "register" and (r, rank) not in self.peers.registered
+            case Peer(what, r, rank, side):
+                new = r in self.arrived and what == "register" and (r, rank) not in self.peers[side].registered
                 return 12 if what in LEADS_ON or new else 2 if what == "accepted" else 1
+            case Store(what):
+                return 8 if what == "found" else 3
             case Arrive():
                 return 2 if step.alone or step.r == len(REQUESTS) - 1 else 6
         return 1
 
     def possible(self) -> list[Step]:
         """Steps that may be next. The engines are in the same state, so one is asked for both."""
-        found: list[Step] = [*self.simulated.engine.possible(), *self.peers.possible()]
+        found: list[Step] = [*self.simulated.engine.possible()]
+        for peers in self.peers.values():
+            found += peers.possible()
+        found += [Store(what, r) for r in self.asked["look"] for what in ("found", "nothing")]  # type: ignore[misc]
+        found += [Store(what, r) for r in self.asked["put"] for what in ("put", "refused")]  # type: ignore[misc]
         for r in range(len(REQUESTS)):
             if r not in self.arrived:
                 found += self._arrivals(r)
@@ -134,6 +182,8 @@ class Pair:
                 found += [Abort(r)] * (r not in self.aborted)
                 if self.arrived[r].first == "follows" and r not in self.told:
                     found.append(FirstToken(r))
+        if self.setting.role == "store":
+            found += [Look(r) for r in range(len(REQUESTS)) if r not in self.looks | self.arrived.keys()]
         if not self.simulated.engine.step:
             found += [Wait(ms) for ms in WAITS]
         return found
@@ -143,6 +193,8 @@ class Pair:
             return [Arrive(r, alone=True)]
         if self.setting.role == "decode" and self.setting.first_token == "prefill":
             return [Arrive(r, first="known"), Arrive(r, first="follows")]
+        if self.setting.role == "store":
+            return [Arrive(r)]
         return [Arrive(r), Arrive(r, alone=True)]
 
     # At the end.

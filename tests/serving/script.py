@@ -57,6 +57,21 @@ class Peer(NamedTuple):
     what: str
     r: int = -1
     rank: int = 0
+    side: str = ""
+    """Which of the node's names it is said to, where it has two."""
+
+
+class Store(NamedTuple):
+    """A store answers P: what it has of a prompt, or what became of a put."""
+
+    what: Literal["found", "nothing", "put", "refused"]
+    r: int
+
+
+class Look(NamedTuple):
+    """P asks a store's node what it has of a prompt."""
+
+    r: int
 
 
 class Wait(NamedTuple):
@@ -71,7 +86,7 @@ class Together(NamedTuple):
     steps: tuple[Step, ...]
 
 
-Step: TypeAlias = Arrive | FirstToken | Abort | Do | Peer | Wait | Together
+Step: TypeAlias = Arrive | FirstToken | Abort | Do | Peer | Store | Look | Wait | Together
 
 
 class Event(NamedTuple):

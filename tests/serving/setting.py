@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from pdflow.layout.shapes import KvShape
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.store_memory import Item, StoreMemory
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
 from pdflow.scenario import Scenario, load
 from pdflow.scenario.schema import Pool
 from pdflow.wiring.engines import EngineWiring
+from pdflow.wiring.stores import StoreWiring, get_name, load_name, load_xid, node_name, put_name
 from runtime.content import digest_of
 from tests.serving.script import Lengths
 
 Role: TypeAlias = Literal["decode", "prefill", "aggregated", "store"]
 
 HERE: Final = Path(__file__).parent
+STORE: Final = node_name(0)
 WEIGHTS: Final = 1
 """The weight version that simulated engines have."""
 BLOCK: Final = 4
@@ -26,6 +30,17 @@ INCARNATION: Final = 7
 PEER_LIFE: Final = 40
 REQUESTS: Final = (Lengths(6, 4), Lengths(8, 3), Lengths(11, 5), Lengths(40, 2))
 """The last one fits no engine."""
+
+
+class Ends(NamedTuple):
+    """A name of the node, and the engine whose ranks speak to its ranks. `produces`: that engine is P towards it.
+    `pulls`: D reads."""
+
+    side: str
+    me: str
+    peer: str
+    produces: bool
+    pulls: bool
 
 
 class Setting(NamedTuple):
@@ -51,6 +66,7 @@ class Setting(NamedTuple):
                 "transfer.method": self.method,
                 "transfer.progressive": str(self.progressive).lower(),
                 "router.first_token": self.first_token,
+                "transfer.store_granularity": "block",
                 "pool.p.tp": self.ranks,
                 "pool.d.tp": self.ranks,
             }
@@ -70,9 +86,28 @@ class Setting(NamedTuple):
         return EngineInfo("d-0" if self.role == "decode" else "p-0", self.shards)
 
     @property
-    def peer(self) -> EngineInfo:
-        """The one that its frames come from."""
-        return EngineInfo("p-0" if self.role == "decode" else "d-0", self.shards)
+    def prefill(self) -> EngineInfo:
+        """P, whose answer a decode leg brings."""
+        return EngineInfo("p-0", self.shards)
+
+    def ends(self) -> list[Ends]:
+        """Under which names its ranks speak, and to whom."""
+        pulls = METHODS[self.method].pulls
+        if self.role == "aggregated":
+            return []
+        if self.role == "store":
+            return [
+                Ends("put", put_name(STORE), "p-0", True, False),
+                Ends("get", get_name(STORE), "d-0", False, True),
+            ]
+        if self.role == "decode":
+            return [Ends("", "d-0", "p-0", True, pulls)]
+        if METHODS[self.method].stores:
+            return [
+                Ends("", "p-0", put_name(STORE), False, False),
+                Ends("load", load_name("p-0"), get_name(STORE), True, True),
+            ]
+        return [Ends("", "p-0", "d-0", False, pulls)]
 
     @property
     def shards(self) -> Shards:
@@ -103,12 +138,41 @@ def params_of(setting: Setting, r: int, pulls: bool) -> KvParams:
     """What a decode leg of this request is told of the prefill leg."""
     count = REQUESTS[r].prompt
     if not pulls:
-        return KvParams(setting.peer, xid_of(r), request_id_of(r), count)
+        return KvParams(setting.prefill, xid_of(r), request_id_of(r), count)
     blocks = tuple(range(20 * r, 20 * r + -(-count // BLOCK)))
     words = tuple(LeaseWord(5 + r, word_of(r, rank)) for rank in range(setting.ranks))
-    return KvParams(setting.peer, xid_of(r), request_id_of(r), count, blocks, words, digest(r), WEIGHTS)
+    return KvParams(setting.prefill, xid_of(r), request_id_of(r), count, blocks, words, digest(r), WEIGHTS)
 
 
 def word_of(r: int, rank: int) -> int:
     """P's lease word of this request."""
     return 900 + 10 * r + rank
+
+
+def items_of(r: int) -> tuple[Item, ...]:
+    """The objects of a prompt at a store: all begin with the same block."""
+    return (Item("shared", 1), Item(f"own {r}", -(-REQUESTS[r].prompt // BLOCK) - 1))
+
+
+def put_params(setting: Setting, r: int) -> KvParams:
+    """What P says of a prompt that it puts."""
+    count = REQUESTS[r].prompt
+    return KvParams(setting.prefill, xid_of(r), request_id_of(r), count, digest=digest(r), weights=WEIGHTS)
+
+
+def found_params(setting: Setting, r: int) -> KvParams:
+    """What a store says of the beginning of a prompt that it has."""
+    words = tuple(LeaseWord(5 + r, word_of(r, rank)) for rank in range(setting.ranks))
+    info = EngineInfo(get_name(STORE), setting.shards)
+    return KvParams(info, load_xid(xid_of(r)), request_id_of(r), BLOCK, (3,), words, digest(r), WEIGHTS)
+
+
+def store_wiring(wiring: EngineWiring) -> StoreWiring:
+    """Of a store whose nodes are as large as an engine."""
+    made = StoreWiring(wiring, wiring.scenario.pools[1])
+    made.blocks = BLOCKS
+    return made
+
+
+def store_memory() -> StoreMemory:
+    return StoreMemory(BLOCKS, keeps=True)

@@ -10,19 +10,23 @@ from typing import Any
 
 from pdflow.cost.step import StepCost
 from pdflow.engine.sequence import Dropped, Limits, Outcome, Sequence
+from pdflow.methods.kv_store_ledger import Lookup, Put
 from pdflow.methods.method import Hop, Memory
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import Staging
+from pdflow.methods.store_memory import Item
 from pdflow.protocol.effects import PostRead, PostWrite, Send
-from pdflow.protocol.ids import Op, rank_address
+from pdflow.protocol.ids import EngineInfo, KvParams, Op, rank_address
 from pdflow.protocol.values import MS, Address, Allocation, Instant, Xid
 from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchDecode, DispatchPrefill, PrefillAnswered
+from pdflow.wiring.stores import Consumer, load_xid
 from sim.aggregated_node import AggregatedNode
 from sim.build import Builder, Place
 from sim.engine_node import EngineNode, HostedEngine
 from sim.node import Port
-from sim.store_prefill_node import StorePrefillNode
-from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Together, Wait
+from sim.store_node import StoreNode
+from tests.serving.peers import number_of
+from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Look, Store, Together, Wait
 from tests.serving.scripted_engine import EngineModel
 from tests.serving.setting import (
     BLOCK,
@@ -30,13 +34,20 @@ from tests.serving.setting import (
     INCARNATION,
     LAYERS,
     REQUESTS,
+    STORE,
+    WEIGHTS,
     Setting,
     digest,
+    found_params,
+    items_of,
     params_of,
+    put_params,
     request_id_of,
+    store_memory,
+    store_wiring,
     xid_of,
 )
-from tests.serving.watched import Record, answer, recorded, staging_in, watch
+from tests.serving.watched import Record, answer, recorded, recorded_memory, staging_in, told_of_store, watch
 
 
 class Engine(HostedEngine):
@@ -119,6 +130,10 @@ class Words(dict[tuple[Address, int], int]):
         self.record(Call("show word", at[0], (at[1], word)))
         super().__setitem__(at, word)
 
+    def pop(self, at: tuple[Address, int], *default: Any) -> Any:
+        self.record(Call("bump word", at[0], (at[1],)))
+        return super().pop(at, *default)
+
 
 class Shipping:
     """What carries pieces and copies, recorded. A copy takes no time."""
@@ -157,6 +172,44 @@ class Router:
         self.record(answer(event.request_id, event.code, params))
 
 
+class ScriptedStore:
+    """A store's node, as P calls it."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.looks: dict[int, Lookup] = {}
+
+    def look(self, ask: Lookup) -> None:
+        self.looks[number_of(ask.request_id)] = ask
+        self.record(Call("store look", ask.request_id, (ask.xid, ask.items, ask.digest, ask.weights)))
+
+    def start(self, put: Put) -> None:
+        self.record(Call("store put", put.request_id, (put.params, put.items)))
+
+    def abort(self, about: tuple[str, Xid]) -> None:
+        self.record(Call("store withdraw", about[0], (about[1],)))
+
+
+class Stores:
+    """All of one node."""
+
+    def __init__(self, builder: Builder, record: Record) -> None:
+        self.node = ScriptedStore(record)
+        self.wiring = store_wiring(builder)
+
+    def fits(self, tokens: int) -> bool:
+        return self.wiring.fits(tokens)
+
+    def items(self, request: int, salt: int) -> tuple[Item, ...]:
+        return items_of(request)
+
+    def node_of(self, items: tuple[Item, ...]) -> ScriptedStore:
+        return self.node
+
+    def loads(self, engine: EngineInfo, blocks: int, incarnation: int) -> Consumer | None:
+        return self.wiring.loads(engine, incarnation, blocks)
+
+
 class ScriptedBuilder(Builder):
     """Chooses node classes as the simulator's does; what is around them is scripted."""
 
@@ -172,6 +225,8 @@ class ScriptedBuilder(Builder):
         world.shipping = Shipping(record) if self.method.is_carried(self.conduct) else None
         world.prefill_tokens = 1 if setting.first_token == "prefill" else 0
         world.digest = digest
+        if self.method.stores:
+            self.stores = Stores(self, record)  # type: ignore[assignment]
         for prompt, output in REQUESTS:
             world.records.add(0, prompt, output)
 
@@ -191,6 +246,7 @@ class Simulated:
         self.setting = setting
         self.builder = ScriptedBuilder(setting, record)
         self.world = self.builder.world
+        self.record: Record = record
         self.engine = EngineModel(record, BLOCKS, BLOCK, LAYERS)
         self.node = self._node(Engine(self.engine))
         self.node.observe = watch(record)
@@ -202,6 +258,13 @@ class Simulated:
         node: EngineNode
         if setting.role == "aggregated":
             return AggregatedNode(self.world, 0, info, engine, 1)
+        if setting.role == "store":
+            memory = recorded_memory(store_memory(), self.record)
+            store = StoreNode(self.world, STORE, memory)
+            wiring = store_wiring(builder)
+            ends = wiring.put_to(STORE, INCARNATION), wiring.got_from(STORE, INCARNATION)
+            store.make_ends(*ends, setting.shards, INCARNATION)
+            return store
         if setting.role == "decode":
             decode = builder.decode_node(place, info, engine, 0)
             scheduler, ranks = builder.consumer(info, INCARNATION, BLOCKS)
@@ -209,7 +272,6 @@ class Simulated:
             node = decode
         else:
             prefill = builder.prefill_node(place, info, engine, 0)
-            assert not isinstance(prefill, StorePrefillNode)
             produce, ranks = builder.producer(info, INCARNATION)  # type: ignore[assignment]
             prefill.make_scheduler(produce, INCARNATION)
             node = prefill
@@ -239,9 +301,15 @@ class Simulated:
             case Arrive():
                 self._arrive(step)
             case Abort(r):
-                self.node.abort(request_id_of(r))
+                request_id = request_id_of(r)
+                self.node.abort((request_id, xid_of(r)) if self.setting.role == "store" else request_id)
             case FirstToken():
                 pass
+            case Store(what, r):
+                self._answered(what, r)
+            case Look(r):
+                ask = Lookup(self._told, request_id_of(r), load_xid(xid_of(r)), items_of(r)[:-1], digest(r), WEIGHTS)
+                self.node.look(ask)
             case Event(address, event):
                 port = self.node.ports[address]
                 self.node.receive(port, event)
@@ -250,6 +318,10 @@ class Simulated:
 
     def _arrive(self, step: Arrive) -> None:
         r, request_id = step.r, request_id_of(step.r)
+        if self.setting.role == "store":
+            params = put_params(self.setting, r)
+            self.node.start(Put(r, request_id, params, items_of(r), params.digest, params.weights))
+            return
         if self.setting.role != "decode":
             if step.alone:
                 self.world.router.alone.add(request_id)  # type: ignore[attr-defined]
@@ -260,6 +332,16 @@ class Simulated:
         else:
             params = params_of(self.setting, r, self.builder.pulls)
             self.node.accept(DispatchDecode(0, r, request_id, params))
+
+    def _answered(self, what: str, r: int) -> None:
+        """A store answers P. What became of a put the router hears from the store."""
+        store = self.builder.stores.node
+        if what in ("found", "nothing"):
+            ask = store.looks.pop(r)
+            ask.whose((store, ask, found_params(self.setting, r) if what == "found" else None))
+
+    def _told(self, about: tuple[Any, Lookup, KvParams | None]) -> None:
+        self.record(told_of_store(about[1].request_id, about[2]))
 
     def _do(self, step: Do) -> None:
         if step.act == "layer" and step in self.engine.possible():

@@ -22,12 +22,14 @@ METHODS = ("nixl-push", "nixl-pull", "cpu-staged", "p2p-nccl-put", "p2p-nccl-put
 MOONCAKE = ("mooncake-v0", "mooncake-v1")
 SETTINGS: list[Setting] = [
     *(Setting(method, "decode") for method in (*METHODS, *MOONCAKE)),
-    *(Setting(method, "prefill") for method in (*METHODS, *MOONCAKE) if method != "kv-store"),
+    *(Setting(method, "prefill") for method in (*METHODS, *MOONCAKE)),
     *(Setting(method, "prefill", progressive=True) for method in ("nixl-push", "mooncake-v1")),
     *(Setting(method, "decode", ranks=2) for method in ("nixl-push", "nixl-pull", "cpu-staged")),
     *(Setting(method, "prefill", ranks=2) for method in ("nixl-push", "cpu-staged", "p2p-nccl-get")),
     Setting("mooncake-v1", "prefill", progressive=True, ranks=2),
     *(Setting(method, "decode", first_token="prefill") for method in ("nixl-push", "cpu-staged")),
+    Setting("kv-store", "store"),
+    *(Setting("kv-store", role, ranks=2) for role in ("prefill", "store")),
     Setting("nixl-push", "aggregated"),
 ]
 

@@ -10,14 +10,19 @@ import pytest
 from tests.serving.drifts import (
     ABORT_AFTER_PREEMPTION,
     ABORT_ANSWERED,
+    ABORT_OF_LOAD_ANSWERED,
+    ABORT_OF_PUT,
     DEADLINE_ORDER,
     DRIFTS,
+    EVICTED_AT_ONCE,
     FIRST_TOKEN_AWAITED,
     FREED_BEFORE_TOLD,
     NEVER_FITS,
     OUTCOMES_OVERTAKE,
     PIECES_AT_ONCE,
     PULLED_PLACE,
+    PUT_ANSWERED,
+    PUT_REFUSED,
     QUEUED_ORDER,
     ROOM_AT_ONCE,
     TURN_ORDER,
@@ -25,7 +30,7 @@ from tests.serving.drifts import (
     drifts_of,
 )
 from tests.serving.play import Differ, play
-from tests.serving.script import Abort, Arrive, Do, Peer, Step, Together, Wait
+from tests.serving.script import Abort, Arrive, Do, Peer, Step, Store, Together, Wait
 from tests.serving.setting import Setting
 
 DECODE = Setting("nixl-push", "decode")
@@ -33,6 +38,8 @@ STAGED_DECODE = Setting("cpu-staged", "decode")
 AWAITED = Setting("nixl-push", "decode", first_token="prefill")
 PREFILL = Setting("nixl-push", "prefill")
 STAGED_PREFILL = Setting("cpu-staged", "prefill")
+STORE_PREFILL = Setting("kv-store", "prefill")
+STORE_NODE = Setting("kv-store", "store")
 PULLED_FROM = Setting("p2p-nccl-get", "prefill")
 
 LONG = 3
@@ -40,6 +47,9 @@ LONG = 3
 LOADED = (Arrive(0), Do("admit", 0), Peer("connected"), Peer("done", 0))
 """A decode leg whose KV is here."""
 STAGED_LOADED = (Arrive(0), Peer("connected"), Peer("done", 0), Do("admit", 0))
+
+PUTTING = (Arrive(0), Store("nothing", 0), Do("compute", 0, 6), Do("computed"))
+"""A prompt that its store is to get."""
 
 SCRIPTS: dict[str, tuple[Drift, Setting, tuple[Step, ...]]] = {
     "of_a_loaded_request": (
@@ -58,6 +68,11 @@ SCRIPTS: dict[str, tuple[Drift, Setting, tuple[Step, ...]]] = {
         FIRST_TOKEN_AWAITED,
         AWAITED,
         (Arrive(0, first="follows"), Do("admit", 0), Peer("connected"), Peer("done", 0)),
+    ),
+    "two_that_waited_at_a_store": (
+        ROOM_AT_ONCE,
+        STORE_NODE,
+        (Arrive(0), Arrive(LONG), Arrive(1), Arrive(2), Peer("connected", side="put"), Peer("done", 0, side="put")),
     ),
     "two_that_waited": (
         ROOM_AT_ONCE,
@@ -96,6 +111,36 @@ SCRIPTS: dict[str, tuple[Drift, Setting, tuple[Step, ...]]] = {
         OUTCOMES_OVERTAKE,
         DECODE,
         (*LOADED[:3], Together((Peer("done", 0), Do("join", 0))), Abort(0)),
+    ),
+    "two_from_a_store_of_p": (
+        EVICTED_AT_ONCE,
+        PULLED_FROM,
+        (
+            *(Arrive(0), Do("compute", 0, 6), Do("computed")),
+            *(Arrive(1), Do("compute", 1, 8), Do("computed")),
+            *(Arrive(2), Do("compute", 2, 11), Do("computed")),
+        ),
+    ),
+    "while_the_store_is_asked": (ABORT_OF_LOAD_ANSWERED, STORE_PREFILL, (Arrive(0), Abort(0))),
+    "while_it_is_loaded": (
+        ABORT_OF_LOAD_ANSWERED,
+        STORE_PREFILL,
+        (Arrive(0), Store("found", 0), Do("admit", 0), Abort(0)),
+    ),
+    "by_its_store": (PUT_ANSWERED, STORE_PREFILL, (*PUTTING, Store("put", 0))),
+    "of_its_store": (PUT_REFUSED, STORE_PREFILL, (*PUTTING, Store("refused", 0))),
+    "that_is_under_way": (ABORT_OF_PUT, STORE_PREFILL, (*PUTTING, Abort(0))),
+    "that_is_over": (ABORT_OF_PUT, STORE_PREFILL, (*PUTTING, Store("put", 0), Abort(0))),
+    "of_two_names": (
+        DEADLINE_ORDER,
+        STORE_NODE,
+        (
+            Arrive(1),
+            Peer("connected", side="put"),
+            Arrive(0),
+            Peer("done", 0, side="put"),
+            Wait(16_000),
+        ),
     ),
     "at_two_ranks": (
         DEADLINE_ORDER,

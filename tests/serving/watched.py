@@ -7,21 +7,8 @@ from typing import Any, Final, TypeAlias
 
 from pdflow.methods.method import Memory, Method
 from pdflow.methods.staging import KvSize, PagedStaging, RingStaging, Staging
+from pdflow.methods.store_memory import Item, Placed, StoreMemory
 from pdflow.protocol import events
-from pdflow.protocol.effects import (
-    AnswerPrefill,
-    BumpWord,
-    Commit,
-    Enqueue,
-    FreeBlocks,
-    PostRead,
-    PostWrite,
-    Quarantine,
-    ReadWord,
-    ReleaseBlocks,
-    Resolve,
-    StopWrite,
-)
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation, Instant
@@ -44,21 +31,6 @@ TOLD: Final = (
     events.SourceWithdrawn,
 )
 """What a node tells its schedulers' endpoints: everything else there comes from ranks and from time."""
-CARRIED_OUT: Final = (
-    AnswerPrefill,
-    BumpWord,
-    Commit,
-    Enqueue,
-    FreeBlocks,
-    PostRead,
-    PostWrite,
-    Quarantine,
-    ReadWord,
-    ReleaseBlocks,
-    Resolve,
-    StopWrite,
-)
-"""Effects whose meaning is a node's. They are no calls, but a diff without them is hard to read."""
 
 
 def watch(record: Record) -> Callable[[str, Any, tuple[Any, ...], Instant], None]:
@@ -111,6 +83,42 @@ def recorded(staging: Staging, record: Record) -> Staging:
     staging.want, staging.serve = wanted, served  # type: ignore[method-assign]
     staging.forget, staging.release = forgotten, released  # type: ignore[method-assign]
     return staging
+
+
+def recorded_memory(memory: StoreMemory, record: Record) -> StoreMemory:
+    """A store's memory, which records what is asked of it."""
+    owner: dict[int, str] = {}
+    want, granted, forget, release = memory.want, memory.granted, memory.forget, memory.release
+
+    def wanted(name: str, items: tuple[Item, ...]) -> None:
+        record(Call("want room", name, tuple(item.key for item in items)))
+        want(name, items)
+
+    def served(now: Instant) -> list[Placed]:
+        found = granted(now)
+        for placed in found:
+            owner[placed.target.generation] = placed.name
+            record(Call("take room", placed.name, (placed.target.generation, placed.found_blocks)))
+        return found
+
+    def forgotten(name: str) -> bool:
+        waited = forget(name)
+        if waited:
+            record(Call("want no room", name))
+        return waited
+
+    def released(generation: int, now: Instant) -> None:
+        record(Call("give room back", owner.get(generation, "a look"), (generation,)))
+        release(generation, now)
+
+    memory.want, memory.granted = wanted, served  # type: ignore[method-assign]
+    memory.forget, memory.release = forgotten, released  # type: ignore[method-assign]
+    return memory
+
+
+def told_of_store(request_id: str, params: KvParams | None) -> Call:
+    """Who asked what a store has of a prompt hears it."""
+    return Call("found" if params is not None else "nothing found", request_id, () if params is None else (params,))
 
 
 def answer(request_id: str, code: Code, params: KvParams | None = None) -> Call:
