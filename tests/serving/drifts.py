@@ -24,7 +24,7 @@ from tests.serving.setting import BLOCK, BLOCKS, REQUESTS, STORE, Setting, reque
 class Drift(NamedTuple):
     """`where`: settings in which it shows. `forbids`: steps that would show it are not drawn. `even`: calls without
     what it makes differ, where it would show in every script. `ends`: a step with such calls is the last of a script,
-    as the nodes hold other memory from then on."""
+    as the nodes hold other memory from then on. `apart`: every step has an instant of its own."""
 
     name: str
     reason: str
@@ -32,6 +32,7 @@ class Drift(NamedTuple):
     forbids: Callable[[Pair, Step], bool] | None = None
     even: Even | None = None
     ends: Callable[[list[Call]], bool] | None = None
+    apart: bool = False
 
 
 def decodes(setting: Setting) -> bool:
@@ -346,6 +347,7 @@ OUTCOMES_OVERTAKE = Drift(
 
 
 def _any_order_in_time(calls: list[Call], step: Step) -> list[Call]:
+    """What one step sets for several ranks may still be due at one instant."""
     return sorted(calls, key=str) if isinstance(step, Wait) else calls
 
 
@@ -355,6 +357,7 @@ DEADLINE_ORDER = Drift(
     "simulated node, and in the order of the endpoints in a live one",
     lambda setting: setting.ranks > 1 or len(setting.ends()) > 1,
     even=_any_order_in_time,
+    apart=True,
 )
 
 DRIFTS = (

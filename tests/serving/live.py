@@ -42,6 +42,7 @@ from tests.serving.setting import (
     REQUESTS,
     SHAPE,
     STORE,
+    STORE_BLOCKS,
     WEIGHTS,
     Setting,
     digest,
@@ -232,7 +233,7 @@ class StoreKeys:
     """Of one node."""
 
     def fits(self, tokens: int) -> bool:
-        return -(-tokens // BLOCK) <= BLOCKS
+        return -(-tokens // BLOCK) <= STORE_BLOCKS
 
     def objects(self, tokens: list[int]) -> tuple[Item, ...]:
         return items_of(tokens[0])
@@ -365,8 +366,8 @@ class Live:
             case Together(steps):
                 for one in steps:
                     self._happen(one)
-            case Wait(ms):
-                self._run_until(self.now + ms * MS)
+            case Wait(ms, ns):
+                self._run_until(self.now + ms * MS + ns)
             case Arrive():
                 self._arrive(step)
             case Abort(r):

@@ -45,6 +45,7 @@ from tests.serving.simulated import Simulated
 
 Even: TypeAlias = Callable[[list[Call], Step], list[Call]]
 """A known drift's: a side's calls of a step without what the drift makes differ."""
+APART_NS = 1_001
 WAITS = (100, 1_000, 9_000, 16_000, 41_000)
 """Milliseconds: a CANCEL again, a SYNC, a lease, a dead peer, a deadline."""
 
@@ -70,10 +71,15 @@ class Differ(AssertionError):  # noqa: N818 (what was found, not an error of our
 
 
 class Pair:
-    """Args: `evens` and `ends` are those of the drifts that are left out of the comparison (`drifts.py`)."""
+    """Args: `evens` and `ends` are those of the drifts that are left out of the comparison (`drifts.py`); `apart`: time
+    passes before every step, so that no two deadlines that were set by different steps are due at one instant."""
 
     def __init__(
-        self, setting: Setting, evens: Iterable[Even] = (), ends: Iterable[Callable[[list[Call]], bool]] = ()
+        self,
+        setting: Setting,
+        evens: Iterable[Even] = (),
+        ends: Iterable[Callable[[list[Call]], bool]] = (),
+        apart: bool = False,
     ) -> None:
         self.setting = setting
         self.simulated, self.live = Simulated(setting), Live(setting)
@@ -82,6 +88,7 @@ class Pair:
         """What P has asked a store, and has no answer to."""
         self.looks: set[int] = set()
         self.evens, self.ends = tuple(evens), tuple(ends)
+        self.apart = apart
         self.over = False
         """Nothing more can be compared."""
         self.played: list[Step] = []
@@ -97,6 +104,8 @@ class Pair:
         event = self._resolved(step)
         if event is None:
             return
+        if self.apart:
+            event = Together((Wait(0, APART_NS), event))
         ours, theirs = await self._both(event)
         for peers in self.peers.values():
             peers.hear(ours)

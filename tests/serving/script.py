@@ -78,6 +78,7 @@ class Wait(NamedTuple):
     """Time passes."""
 
     ms: int
+    ns: int = 0
 
 
 class Together(NamedTuple):

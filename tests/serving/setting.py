@@ -26,6 +26,8 @@ BLOCK: Final = 4
 LAYERS: Final = 3
 SHAPE: Final = KvShape(num_layers=LAYERS, num_kv_heads=2, head_dim=2, bytes_per_value=2, block_size=BLOCK)
 BLOCKS: Final = 8
+STORE_BLOCKS: Final = 5
+"""Of a store's node: no two prompts have room there at once, unless they share what they begin with."""
 INCARNATION: Final = 7
 PEER_LIFE: Final = 40
 REQUESTS: Final = (Lengths(6, 4), Lengths(8, 3), Lengths(11, 5), Lengths(40, 2))
@@ -168,11 +170,11 @@ def found_params(setting: Setting, r: int) -> KvParams:
 
 
 def store_wiring(wiring: EngineWiring) -> StoreWiring:
-    """Of a store whose nodes are as large as an engine."""
+    """Of a store whose nodes are smaller than an engine."""
     made = StoreWiring(wiring, wiring.scenario.pools[1])
-    made.blocks = BLOCKS
+    made.blocks = STORE_BLOCKS
     return made
 
 
 def store_memory() -> StoreMemory:
-    return StoreMemory(BLOCKS, keeps=True)
+    return StoreMemory(STORE_BLOCKS, keeps=True)

@@ -296,8 +296,8 @@ class Simulated:
             case Together(steps):
                 for one in steps:
                     self._happen(one)
-            case Wait(ms):
-                self._run_until(self.now + ms * MS)
+            case Wait(ms, ns):
+                self._run_until(self.now + ms * MS + ns)
             case Arrive():
                 self._arrive(step)
             case Abort(r):

@@ -43,7 +43,8 @@ async def drawn(setting: Setting, data: st.DataObject) -> None:
     """A random script, as far as the two sides agree."""
     drifts = drifts_of(setting)
     evens = [drift.even for drift in drifts if drift.even is not None]
-    pair = Pair(setting, evens, [drift.ends for drift in drifts if drift.ends is not None])
+    ends = [drift.ends for drift in drifts if drift.ends is not None]
+    pair = Pair(setting, evens, ends, any(drift.apart for drift in drifts))
     forbids = [drift.forbids for drift in drifts if drift.forbids is not None]
 
     def allowed(step: Step) -> bool:
