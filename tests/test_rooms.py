@@ -271,7 +271,7 @@ def test_architecture_shows_the_rooms() -> None:
 
 
 def test_tests_mirror_rooms() -> None:
-    places = set(ROOMS) | {"check", "sim", "runtime", "docs", "benchmarks", "notebooks", "vllm"}
+    places = set(ROOMS) | {"check", "serving", "sim", "runtime", "docs", "benchmarks", "notebooks", "vllm"}
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")}
     assert folders <= places, f"tests of no room: {sorted(folders - places)}"
     bare = {*ROOMS, "sim"} - folders
