@@ -7,7 +7,6 @@ xfail fails: remove it there and here. The list is to become empty.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,22 +16,19 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.values import Allocation
 from tests.serving.play import Even, Pair, merged
-from tests.serving.script import Abort, Arrive, Call, Do, Step, Store, Together, Wait
+from tests.serving.script import Abort, Arrive, Call, Step, Store, Together
 from tests.serving.setting import BLOCK, BLOCKS, REQUESTS, STORE, Setting, request_id_of
 
 
 class Drift(NamedTuple):
     """`where`: settings in which it shows. `forbids`: steps that would show it are not drawn. `even`: calls without
-    what it makes differ, where it would show in every script. `ends`: a step with such calls is the last of a script,
-    as the nodes hold other memory from then on. `apart`: every step has an instant of its own."""
+    what it makes differ, where it would show in every script."""
 
     name: str
     reason: str
     where: Callable[[Setting], bool]
     forbids: Callable[[Pair, Step], bool] | None = None
     even: Even | None = None
-    ends: Callable[[list[Call]], bool] | None = None
-    apart: bool = False
 
 
 def decodes(setting: Setting) -> bool:
@@ -55,47 +51,6 @@ def phase(pair: Pair, r: int) -> Phase | None:
 # Aborts.
 
 
-def _abort_of_preempted(pair: Pair, step: Step) -> bool:
-    """A remote sequence that was loaded and preempted before its first token."""
-    if isinstance(step, Together):
-        return {one.act if isinstance(one, Do) else type(one) for one in step.steps} == {"preempt", Abort}
-    if not isinstance(step, Abort) or phase(pair, step.r) is not Phase.WAITING:
-        return False
-    seq = pair.simulated.engine.seqs[step.r]
-    return seq.remote_kv and seq.local and not seq.generated
-
-
-def _abort_answered(calls: list[Call], step: Step) -> list[Call]:
-    """Without what is answered to a client that has hung up, once its request is the engine's."""
-    dropped = {call.subject for call in calls if call.kind == "drop"}
-    told = {call.subject for call in calls if call.kind == "tell"}
-    return [
-        call
-        for call in calls
-        if not (
-            call.kind == "answer"
-            and call.details[0] == "CANCELLED"
-            and call.subject.partition(".")[0] in dropped
-            and call.subject not in told
-        )
-    ]
-
-
-ABORT_AFTER_PREEMPTION = Drift(
-    "abort_between_preemption_and_first_token",
-    "simulated D asks for phase and generated tokens, and hands the abort to the protocol, which has nothing open: the "
-    "request decodes to its end; live D asks whether it was loaded, and drops it",
-    lambda setting: decodes(setting) and not staged_decode(setting),
-    forbids=_abort_of_preempted,
-)
-ABORT_ANSWERED = Drift(
-    "abort_of_a_loaded_request_is_answered",
-    "when the engine has dropped an aborted request, live D answers CANCELLED and simulated D says nothing",
-    decodes,
-    even=_abort_answered,
-)
-
-
 def _waits_for_first(pair: Pair, step: Step) -> bool:
     return isinstance(step, Arrive) and step.first == "follows"
 
@@ -109,20 +64,6 @@ FIRST_TOKEN_AWAITED = Drift(
 )
 
 # Room beside the blocks.
-
-
-def _several_get_room(calls: list[Call]) -> bool:
-    return sum(call.kind == "take room" for call in calls) > 1
-
-
-ROOM_AT_ONCE = Drift(
-    "several_get_room_at_once",
-    "when several prompts get room in staged D, or in a store, at once, simulated nodes carry out all that follows "
-    "for one before they tell the protocol of the next; live nodes tell it of all first. Simulated D does not even "
-    "give the next its room before",
-    lambda setting: staged_decode(setting) or setting.role == "store",
-    ends=_several_get_room,
-)
 
 
 def _pieces_last(calls: list[Call], step: Step) -> list[Call]:
@@ -155,19 +96,6 @@ FREED_BEFORE_TOLD = Drift(
     "its blocks; live P gives them back first, and queues what it tells",
     staged_prefill,
     even=_blocks_last,
-)
-
-
-def _several_evicted(calls: list[Call]) -> bool:
-    return sum(is_told(call, "SourceWithdrawn") for call in calls) > 1
-
-
-EVICTED_AT_ONCE = Drift(
-    "several_are_evicted_at_once",
-    "when several prompts have to go from P's memory for another, simulated P carries out all that follows for one "
-    "before it tells the protocol of the next; live P tells it of all of them first",
-    staged_prefill,
-    ends=_several_evicted,
 )
 
 
@@ -324,51 +252,16 @@ TURN_ORDER = Drift(
     "what_follows_from_one_input_comes_before_the_next",
     "of two inputs that arrive together simulated nodes carry out all that follows from the first before they look at "
     "the second; live nodes queue what follows from the first behind the second",
-    lambda setting: True,
+    lambda setting: prefills(setting) or setting.role == "store",
     forbids=_of_several,
 )
 
 
-def _outcome_behind(pair: Pair, step: Step) -> bool:
-    """What the engine does, behind something that the node has still to hear."""
-    if not isinstance(step, Together):
-        return False
-    return any(isinstance(after, Do) and not isinstance(before, Do) for before, after in pairwise(step.steps))
-
-
-OUTCOMES_OVERTAKE = Drift(
-    "resolved_before_the_grant_is_reported",
-    "a live engine's outcomes do not wait for what is queued before them: it may have given a request blocks when the "
-    "protocol, which was not told of them, resolves it; then the node gives them back. Simulated nodes hear everything "
-    "in its order",
-    lambda setting: True,
-    forbids=_outcome_behind,
-)
-
-
-def _any_order_in_time(calls: list[Call], step: Step) -> list[Call]:
-    """What one step sets for several ranks may still be due at one instant."""
-    return sorted(calls, key=str) if isinstance(step, Wait) else calls
-
-
-DEADLINE_ORDER = Drift(
-    "deadlines_of_one_instant",
-    "deadlines of several endpoints that are due at one instant come in the order in which they were set in a "
-    "simulated node, and in the order of the endpoints in a live one",
-    lambda setting: setting.ranks > 1 or len(setting.ends()) > 1,
-    even=_any_order_in_time,
-    apart=True,
-)
-
 DRIFTS = (
-    ABORT_AFTER_PREEMPTION,
-    ABORT_ANSWERED,
     FIRST_TOKEN_AWAITED,
-    ROOM_AT_ONCE,
     PIECES_AT_ONCE,
     FREED_BEFORE_TOLD,
     PULLED_PLACE,
-    EVICTED_AT_ONCE,
     NEVER_FITS,
     QUEUED_ORDER,
     ABORT_OF_LOAD_ANSWERED,
@@ -376,8 +269,6 @@ DRIFTS = (
     PUT_REFUSED,
     ABORT_OF_PUT,
     TURN_ORDER,
-    OUTCOMES_OVERTAKE,
-    DEADLINE_ORDER,
 )
 
 

@@ -23,15 +23,17 @@ from pdflow.protocol.effects import Fence, Handshake, PostRead, PostWrite, ReadW
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Op, rank_address
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import MS, Address, Allocation, EngineId, Instant, S, Xid
+from pdflow.serving.core import Port
+from pdflow.serving.events import EngineRejected
 from pdflow.wiring.stores import load_xid, put_name
 from runtime.build import Builder
 from runtime.engines.job import Job, Sampling, Token
 from runtime.engines.loop import LayerComputed
 from runtime.kv_params import Coordinates
-from runtime.node import Port
 from runtime.ranked_node import Place
 from runtime.store_calls import Found
 from runtime.store_node import StoreNode
+from runtime.transports.base import DoneMeans, Fences, Tell, Transport
 from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Look, Store, Together, Wait
 from tests.serving.scripted_engine import LAYER_NS, EngineModel
 from tests.serving.setting import (
@@ -72,6 +74,16 @@ class Clock:
         return Fraction(self.now, S)
 
 
+class NoTransport:
+    """In the place of what makes transports: it says what the others do."""
+
+    done_means: DoneMeans = "remote"
+    fences: Fences = "revoke"
+
+    def __call__(self, me: Address, tell: Tell, /) -> Transport:
+        raise AssertionError("ranks are recorded, and have no transport")
+
+
 class Engine:
     """What live nodes call, passed on to the model."""
 
@@ -93,6 +105,13 @@ class Engine:
     def submit(self, job: Job) -> None:
         assert job.seq.prompt_tokens == len(job.tokens)
         self.model.submit(job.tokens[0], job.seq)
+
+    def enqueue(self, job: Job) -> EngineRejected | None:
+        try:
+            self.submit(job)
+        except NeverFitsError as error:
+            return EngineRejected(job.seq.handle, str(error))
+        return None
 
     def loaded(self, seq: Sequence) -> None:
         self.model.loaded(seq)
@@ -141,6 +160,7 @@ class Rank:
         self.orders = Orders(self.address, record)
         self.places: dict[Xid, Allocation] = {}
         self.meter = None
+        self.transport = NoTransport()
         self.lost: Callable[[Address], None] = lambda peer: None
 
     def write(self, effect: PostWrite) -> None:
@@ -291,7 +311,7 @@ class Live:
         self.engine = EngineModel(self.record, BLOCKS, BLOCK, LAYERS)
         self.legs: dict[int, Any] = {}
         wiring = setting.wiring()
-        self.builder = Builder(setting.scenario, lambda address, tell: None)  # type: ignore[arg-type, return-value]
+        self.builder = Builder(setting.scenario, NoTransport())
         self.builder.shapes, self.builder.geometry = wiring.shapes, wiring.geometry
         with self._patched():
             self.node = self._node()
@@ -341,7 +361,7 @@ class Live:
         place = attrs.evolve(place, info=EngineInfo(put_name(STORE), self.setting.shards), leases=64)
         ends = wiring.put_to(STORE, INCARNATION), wiring.got_from(STORE, INCARNATION)
         memory = recorded_memory(store_memory(), self.record)
-        return StoreNode(STORE, place, *ends, memory, lambda address, tell: None)  # type: ignore[arg-type, return-value]
+        return StoreNode(STORE, place, *ends, memory, NoTransport())
 
     @property
     def now(self) -> Instant:
@@ -444,6 +464,8 @@ class Live:
             call.answered = Answered(self.record, call, say)
 
     def _do(self, step: Do) -> None:
+        # As an engine does before it composes a step, or completes one.
+        self.node.settle()
         known = step in self.engine.possible()
         if step.act == "layer" and known:
             self._run_until(self.now + LAYER_NS)

@@ -45,7 +45,6 @@ from tests.serving.simulated import Simulated
 
 Even: TypeAlias = Callable[[list[Call], Step], list[Call]]
 """A known drift's: a side's calls of a step without what the drift makes differ."""
-APART_NS = 1_001
 WAITS = (100, 1_000, 9_000, 16_000, 41_000)
 """Milliseconds: a CANCEL again, a SYNC, a lease, a dead peer, a deadline."""
 
@@ -71,26 +70,16 @@ class Differ(AssertionError):  # noqa: N818 (what was found, not an error of our
 
 
 class Pair:
-    """Args: `evens` and `ends` are those of the drifts that are left out of the comparison (`drifts.py`); `apart`: time
-    passes before every step, so that no two deadlines that were set by different steps are due at one instant."""
+    """Args: `evens` are those of the drifts that are left out of the comparison (`drifts.py`)."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        evens: Iterable[Even] = (),
-        ends: Iterable[Callable[[list[Call]], bool]] = (),
-        apart: bool = False,
-    ) -> None:
+    def __init__(self, setting: Setting, evens: Iterable[Even] = ()) -> None:
         self.setting = setting
         self.simulated, self.live = Simulated(setting), Live(setting)
         self.peers = {ends.side: Peers(setting, ends) for ends in setting.ends()}
         self.asked: dict[str, list[int]] = {"look": [], "put": []}
         """What P has asked a store, and has no answer to."""
         self.looks: set[int] = set()
-        self.evens, self.ends = tuple(evens), tuple(ends)
-        self.apart = apart
-        self.over = False
-        """Nothing more can be compared."""
+        self.evens = tuple(evens)
         self.played: list[Step] = []
         self.calls: list[Call] = []
         """All of the simulated node's."""
@@ -104,8 +93,6 @@ class Pair:
         event = self._resolved(step)
         if event is None:
             return
-        if self.apart:
-            event = Together((Wait(0, APART_NS), event))
         ours, theirs = await self._both(event)
         for peers in self.peers.values():
             peers.hear(ours)
@@ -113,9 +100,6 @@ class Pair:
             if call.kind in ("store look", "store put"):
                 self.asked[call.kind.removeprefix("store ")].append(number_of(call.subject))
         self.calls += ours
-        if any(ends(ours) or ends(theirs) for ends in self.ends):
-            self.over = True
-            return
         ours, theirs = merged(ours), merged(theirs)
         for even in self.evens:
             ours, theirs = even(ours, step), even(theirs, step)
@@ -210,8 +194,6 @@ class Pair:
 
     def done(self) -> None:
         """The pools hold the same."""
-        if self.over:
-            return
         ours, theirs = self.simulated.engine.pool, self.live.engine.pool
         assert (ours.free, ours.quarantined) == (theirs.free, theirs.quarantined)
 

@@ -249,7 +249,7 @@ class Simulated:
         self.record: Record = record
         self.engine = EngineModel(record, BLOCKS, BLOCK, LAYERS)
         self.node = self._node(Engine(self.engine))
-        self.node.observe = watch(record)
+        self.node.watch(watch(record))
 
     def _node(self, engine: Engine) -> Any:
         builder, setting = self.builder, self.setting

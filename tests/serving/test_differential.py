@@ -43,16 +43,13 @@ async def drawn(setting: Setting, data: st.DataObject) -> None:
     """A random script, as far as the two sides agree."""
     drifts = drifts_of(setting)
     evens = [drift.even for drift in drifts if drift.even is not None]
-    ends = [drift.ends for drift in drifts if drift.ends is not None]
-    pair = Pair(setting, evens, ends, any(drift.apart for drift in drifts))
+    pair = Pair(setting, evens)
     forbids = [drift.forbids for drift in drifts if drift.forbids is not None]
 
     def allowed(step: Step) -> bool:
         return not any(forbid(pair, step) for forbid in forbids)
 
     for _ in range(data.draw(st.integers(5, STEPS), label="steps")):
-        if pair.over:
-            return
         may = [step for step in pair.likely() if allowed(step)]
         step = data.draw(st.sampled_from(may), label="step")
         beside = [one for one in may if kind(one) != kind(step) and allowed(Together((step, one)))]
