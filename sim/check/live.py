@@ -94,9 +94,10 @@ def _by_the_clock(world: Timed, state: State) -> Iterator[State]:
     state = world.put(state, world.left_ticks, ENDLESS)
     for _ in range(STEPS):
         moves = world.moves(state)
-        # Each clock in its turn: the one that is behind.
-        ticks = sorted((m for m in moves if m[0] == "tick"), key=lambda m: m[1] == (state[world.ahead] <= 0))
-        move = next((m for m in moves if m[0] != "tick"), None) or next(iter(ticks), None)
+        move = next((m for m in moves if m[0] != "tick"), None)
+        if move is None:
+            # Each clock in its turn: the one that is behind.
+            move = next(iter(sorted(moves, key=lambda m: m[1] == (state[world.ahead] <= 0))), None)
         if move is None or world.settled(state):
             return
         state = world.apply(state, move)

@@ -33,6 +33,8 @@ class OneSided(Changes):
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
+        self._notices: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._ends: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.split = scope.chunks > 1 or not scope.done_is_remote
         """Whether operations read and land piece by piece."""
 
@@ -90,11 +92,17 @@ class OneSided(Changes):
         self.put_flags(draft, i, self.ops_of(draft)[i][1] | ENDED_ERR)
 
     def notice(self, draft: Draft, i: int) -> None:
-        op, flags = self.ops_of(draft)[i]
-        node, life, effect = self.operations(op)
-        self.put_flags(draft, i, flags & ~NOTICE)
-        sender = self.cluster.orphans.get(node, node)
-        self.event(draft, other_end(effect), Received(sender, FIRST_LIFE[engine_of(sender)] + life, effect.notice))
+        key = (draft[self.op], i)
+        found = self._notices.get(key)
+        if found is None:
+            op, flags = self.ops_of(draft)[i]
+            node, life, effect = self.operations(op)
+            self.put_flags(draft, i, flags & ~NOTICE)
+            sender, at = self.cluster.orphans.get(node, node), self.cluster.at[other_end(effect)]
+            frame = Received(sender, FIRST_LIFE[engine_of(sender)] + life, effect.notice)
+            found = self._notices[key] = (draft[self.op], at, self.events.of((at, frame)))
+        draft[self.op], at, event = found
+        self.turn(draft, at, event)
 
     def lose_notice(self, draft: Draft, i: int) -> None:
         self.spend(draft, Fault.DROP)
@@ -102,6 +110,15 @@ class OneSided(Changes):
 
     def ended(self, draft: Draft, i: int) -> None:
         """Who posted it hears how its handle ended."""
+        key = (draft[self.op], i)
+        found = self._ends.get(key)
+        if found is None:
+            found = self._ends[key] = self._end(draft, i)
+        draft[self.op], at, event = found
+        self.turn(draft, at, event)
+
+    def _end(self, draft: Draft, i: int) -> tuple[int, int, int]:
+        """The operations afterwards, and who hears of it, and what: an event by its number."""
         op, flags = self.ops_of(draft)[i]
         node, _, effect = self.operations(op)
         ok = bool(flags & ENDED_OK)
@@ -113,7 +130,9 @@ class OneSided(Changes):
         else:
             left &= ~READING
         self.put_flags(draft, i, left)
-        self.event(draft, node, (WriteEnded if type(effect) is PostWrite else ReadEnded)(effect.op, ok))
+        at = self.cluster.at[node]
+        event = (WriteEnded if type(effect) is PostWrite else ReadEnded)(effect.op, ok)
+        return draft[self.op], at, self.events.of((at, event))
 
 
 def cut(flags: int) -> int:

@@ -43,6 +43,11 @@ class Timed(Relation):
         self.left_ticks = self.budget + 2
         self.do["tick"] = self.tick
         self._aged: dict[int, int] = {}
+        self._aged_ops: dict[tuple[int, int], int] = {}
+        self._due: dict[int, bool] = {}
+        self._overdue: dict[tuple[int, int], bool] = {}
+        nodes = self.cluster.nodes
+        self._slots = [[at for at, node in enumerate(nodes) if role_of(node) == name] for name in "PD"]
 
     def beginning(self) -> State:
         return (*super().beginning(), 0, self.scope.horizon)
@@ -68,14 +73,25 @@ class Timed(Relation):
 
     def _waited_for(self, state: State, engine: int) -> bool:
         """Whether something has to happen before this clock goes on: 0 is the P engines', 1 the D engines'."""
-        name = "PD"[engine]
-        for node, address in enumerate(self.cluster.nodes):
-            if role_of(address) == name and next(self._of_timers(node, state[node], 0), None):
+        for node in self._slots[engine]:
+            end = state[node]
+            due = self._due.get(end)
+            if due is None:
+                due = self._due[end] = next(self._of_timers(node, end, 0), None) is not None
+            if due:
                 return True
-        return self._undispatched(state) or any(
-            role_of(self.operations(op)[0]) == name and self._lands(flags) and flags >> AGE >= TRANSPORT_TICKS
-            for op, flags in self.ops_of(state)
-        )
+        if self._undispatched(state):
+            return True
+        key = (engine, state[self.op])
+        overdue = self._overdue.get(key)
+        if overdue is None:
+            overdue = self._overdue[key] = any(
+                role_of(self.operations(op)[0]) == "PD"[engine]
+                and self._lands(flags)
+                and flags >> AGE >= TRANSPORT_TICKS
+                for op, flags in self.ops_of(state)
+            )
+        return overdue
 
     @staticmethod
     def _lands(flags: int) -> bool:
@@ -83,8 +99,10 @@ class Timed(Relation):
 
     def _undispatched(self, state: State) -> bool:
         """A pull's decode leg follows its prefill leg at once: what a lease has lost by then D cannot know (C10)."""
+        if not self.scope.pulls:
+            return False
         ghost = self.ghost_of(state)
-        return self.scope.pulls and any(
+        return any(
             stage == Stage.UNBORN and ghost.products[product] == Product.HELD
             for stage, product in zip(ghost.stages, self.cluster.product_of, strict=True)
         )
@@ -99,22 +117,26 @@ class Timed(Relation):
             raise Broken("L", f"{timer.kind.name} is due at {self.cluster.nodes[node]}, and firing changes nothing")
 
     def tick(self, draft: Draft, engine: int) -> None:
-        name = "PD"[engine]
-        for node, address in enumerate(self.cluster.nodes):
-            if role_of(address) == name:
-                draft[node] = self._older(draft[node], address)
-        ops = []
-        for op, flags in self.ops_of(draft):
-            if role_of(self.operations(op)[0]) == name and flags & FLYING:
-                flags += 1 << AGE
-                if flags >> AGE > TRANSPORT_TICKS:
-                    # It has ended badly without landing, and never will.
-                    flags &= ~FLYING
-            ops.append((op, flags))
-        self.put_ops(draft, ops)
+        for node in self._slots[engine]:
+            draft[node] = self._older(draft[node], self.cluster.nodes[node])
+        key = (engine, draft[self.op])
+        older = self._aged_ops.get(key)
+        if older is None:
+            self.put_ops(draft, [(op, self._flown(engine, op, flags)) for op, flags in self.ops_of(draft)])
+            older = self._aged_ops[key] = draft[self.op]
+        draft[self.op] = older
         draft[self.ahead] += 1 - 2 * engine
         if engine == 0 and self.scope.horizon < ENDLESS:
             draft[self.left_ticks] -= 1
+
+    def _flown(self, engine: int, op: int, flags: int) -> int:
+        """An operation's flags one tick of this engine later."""
+        if role_of(self.operations(op)[0]) == "PD"[engine] and flags & FLYING:
+            flags += 1 << AGE
+            if flags >> AGE > TRANSPORT_TICKS:
+                # It has ended badly without landing, and never will.
+                flags &= ~FLYING
+        return flags
 
     def _older(self, end: int, address: str) -> int:
         found = self._aged.get(end)

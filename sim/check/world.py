@@ -50,6 +50,8 @@ class World:
         """(address, incarnation, fingerprint) of each; the endpoint itself in `bodies`."""
         self.bodies: list[Any] = []
         self.armed: list[tuple[Timer, ...]] = []
+        self.holding: list[bool] = []
+        """Whether each endpoint remembers a transfer."""
         self.frames = Interned()
         self.chans = Interned()
         self.bags = Interned()
@@ -66,6 +68,8 @@ class World:
         self.judged: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
         self.appended: dict[tuple[int, tuple[int, ...]], int] = {}
         self.arrivals: dict[tuple[int, int, tuple[int, int]], int] = {}
+        self._nothing_left: int | None = None
+        self._resolved: dict[tuple[int, int], bool] = {}
 
         count = len(cluster.nodes)
         self.first_link = count
@@ -88,6 +92,7 @@ class World:
         if found == len(self.bodies):
             self.bodies.append(body)
             self.armed.append(body.armed())
+            self.holding.append(bool(getattr(body, "cells", None)))
         return found
 
     def body(self, state: State | Draft, node: Address) -> Any:
@@ -125,7 +130,9 @@ class World:
 
     def spent(self, state: State) -> State:
         """The same state with faults over: nothing is left of any budget."""
-        return self.put(state, self.budget, self.budgets.of((0,) * len(self.scope.budget)))
+        if self._nothing_left is None:
+            self._nothing_left = self.budgets.of((0,) * len(self.scope.budget))
+        return self.put(state, self.budget, self._nothing_left)
 
     def start(self) -> State:
         """Every prompt is queued at P, and nothing else has happened."""
@@ -275,14 +282,18 @@ class World:
 
     def settled(self, state: State) -> bool:
         """Everything has an outcome, nothing is held or under way."""
-        ghost = self.ghost_of(state)
-        return (
-            all(product in (Product.ABSENT, Product.RELEASED, Product.DEAD) for product in ghost.products)
-            and all(stage in self.over for stage in ghost.stages)
-            and not self.ops_of(state)
-            and not any(getattr(self.bodies[end], "cells", None) for end in state[: self.living])
-            and not self.unanswered(state)
-        )
+        key = (state[self.ghost], state[self.op])
+        resolved = self._resolved.get(key)
+        if resolved is None:
+            ghost = self.ghost_of(state)
+            resolved = self._resolved[key] = (
+                all(product in (Product.ABSENT, Product.RELEASED, Product.DEAD) for product in ghost.products)
+                and all(stage in self.over for stage in ghost.stages)
+                and not self.ops_of(state)
+            )
+        if not resolved or any(self.holding[end] for end in state[: self.living]):
+            return False
+        return not self.unanswered(state)
 
     def unanswered(self, state: State) -> list[str]:
         """What a router has not ended, in words. Here there is none (routed.py)."""
