@@ -283,6 +283,12 @@ def calibrate(
 @click.option("--budget", type=float, metavar="SECONDS", help="Stop after so long; exit 3 if that came first.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes; as many as there are processors.")
 @click.option("--seed", type=int, default=1, metavar="N", help="Of random walks.")
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="So many random walks of each dialect, not as many as 30 s allow.",
+)
 @click.option("--out", type=click.Path(file_okay=False), default="check", metavar="DIR", help="Where stories go.")
 @click.option("--json", "as_json", is_flag=True, help="One object with a row per scope, race or mutant.")
 @click.option("--replay", type=click.Path(), metavar="FILE", help="Tell one story again, strictly.")

@@ -98,6 +98,20 @@ def test_mutants_and_walks(tmp_path: Path) -> None:
     assert "nothing broken" in ran.stdout
 
 
+def test_as_many_walks_as_are_asked_for() -> None:
+    ran = pdflow("walk", "--runs", "700", "--json", "--jobs", "1")
+    assert ran.exit_code == 0
+    assert [(row["dialect"], row["runs"]) for row in json.loads(ran.stdout)["walk"]] == [
+        ("strict", 700),
+        ("vllm-compat", 700),
+    ]
+
+
+def test_fewer_walks_than_were_asked_for_are_no_pass() -> None:
+    ran = pdflow("walk", "--runs", "1000000", "--budget", "0.1", "--dialect", "strict", "--jobs", "1")
+    assert ran.exit_code == 3
+
+
 def test_a_record_is_followed_by_the_same_machine(tmp_path: Path) -> None:
     runner = CliRunner()
     scenario = str(ROOT / "examples/conversation.toml")

@@ -22,6 +22,8 @@ class Options:
     budget_s: float | None = None
     jobs: int = 1
     seed: int = 1
+    runs: int | None = None
+    """Random walks of each dialect; None: as many as the time allows."""
     out: Path = Path("check")
     large: bool = False
     """The nightly scopes too."""

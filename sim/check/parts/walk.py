@@ -20,9 +20,9 @@ RUNS = 10_000_000
 
 
 def walk(options: Options, console: Console) -> Answer:
-    """As many seeds as the time allows, of each dialect in turn."""
+    """As many seeds as are asked for, or as the time allows, of each dialect in turn."""
     wanted = [DIALECTS[options.dialect]] if options.dialect else [STRICT, VLLM_COMPAT]
-    each_s = (options.budget_s or DEFAULT_S) / len(wanted)
+    each_s = (options.budget_s or (DEFAULT_S if options.runs is None else float("inf"))) / len(wanted)
     rows = []
     for dialect in wanted:
         walked = _walked(dialect, options, each_s)
@@ -48,7 +48,8 @@ def walk(options: Options, console: Console) -> Answer:
                 "stories": stories,
             }
         )
-    return answer(rows, not_so=any(row["broken"] for row in rows), stopped=False)
+    stopped = any(row["runs"] < (options.runs or 0) for row in rows)
+    return answer(rows, not_so=any(row["broken"] for row in rows), stopped=stopped)
 
 
 def _walked(dialect: Dialect, options: Options, each_s: float) -> Walked:
@@ -59,7 +60,7 @@ def _walked(dialect: Dialect, options: Options, each_s: float) -> Walked:
             counter.show(f"{found.runs:,} runs, {found.moves:,} moves, {len(found.broken)} invariants broken")
             return False
 
-        seeds = range(options.seed, options.seed + RUNS)
+        seeds = range(options.seed, options.seed + (options.runs or RUNS))
         return walks(Task(dialect=dialect), seeds, jobs=options.jobs, until_s=until_s, tick=tick)
 
 
