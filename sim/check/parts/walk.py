@@ -24,6 +24,7 @@ def walk(options: Options, console: Console) -> Answer:
     wanted = [DIALECTS[options.dialect]] if options.dialect else [STRICT, VLLM_COMPAT]
     each_s = (options.budget_s or (DEFAULT_S if options.runs is None else float("inf"))) / len(wanted)
     rows = []
+    stopped = False
     for dialect in wanted:
         walked = _walked(dialect, options, each_s)
         stories = {name: _told(failure, dialect, options) for name, failure in walked.failures.items()}
@@ -36,6 +37,7 @@ def walk(options: Options, console: Console) -> Answer:
         )
         for path in stories.values():
             console.print(f"pdflow check --diagram {path}", soft_wrap=True)
+        stopped |= walked.runs < (options.runs or 0)
         rows.append(
             {
                 "dialect": dialect.name,
@@ -48,7 +50,6 @@ def walk(options: Options, console: Console) -> Answer:
                 "stories": stories,
             }
         )
-    stopped = any(row["runs"] < (options.runs or 0) for row in rows)
     return answer(rows, not_so=any(row["broken"] for row in rows), stopped=stopped)
 
 
