@@ -35,8 +35,8 @@ STORE = (
     "pool.decode.replicas=1",
     "router.on_failure=recompute",
 )
-PROMPTS = [[*prompt(256, number % 3), *prompt(30 + number, number)] for number in range(24)]
-"""Of three beginnings."""
+PROMPTS = [[*prompt(256, number % 8), *prompt(30 + number, number)] for number in range(24)]
+"""Of eight beginnings: the node that has one follows from its hash, so that three may all be at one node."""
 OUTPUT = 12
 
 
