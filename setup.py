@@ -18,8 +18,6 @@ COMPILED = [
     "pdflow/engine/*.py",
     "pdflow/layout/*.py",
     "pdflow/memory/*.py",
-    "pdflow/methods/departures.py",
-    "pdflow/methods/in_place.py",
     "pdflow/methods/kv_store_*.py",
     "pdflow/methods/shipment.py",
     "pdflow/methods/staging.py",
@@ -60,6 +58,7 @@ INTERPRETED = {
     "pdflow/serving/decode_requests.py",
     "pdflow/serving/effects.py",
     "pdflow/serving/events.py",
+    "pdflow/serving/prefill_requests.py",
     # A compiled class cannot extend that one.
     "pdflow/engine/named.py",
 }

@@ -110,7 +110,7 @@ class Watch:
         return leg
 
     def of_d(self, seq: Sequence) -> None:
-        self.loaded[self.home.d.by_seq[id(seq)].request_id] = self.of(self.home.d, seq)
+        self.loaded[seq.handle] = self.of(self.home.d, seq)
         self.compare()
         self.load(seq)
 

@@ -15,19 +15,20 @@ from pdflow.methods.method import Memory
 from pdflow.methods.staging import Staging
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.scenario.schema import MeasuredCost, Pool, Scenario
+from pdflow.serving.sending import ProgressiveSending, Sending
+from pdflow.serving.staged_sending import StagedSending
 from pdflow.wiring.engines import EngineWiring
 from runtime.beside import beside
 from runtime.decode_node import DecodeNode
 from runtime.engine_node import EngineNode
 from runtime.engines.loop import LiveEngine
+from runtime.layered_prefill_node import LayeredPrefillNode
 from runtime.models import Model, shape_of
 from runtime.orders import Conduct
 from runtime.prefill_node import PrefillNode
-from runtime.progressive_prefill_node import ProgressivePrefillNode
 from runtime.ranked_node import Place
 from runtime.ranks import LayoutBook
 from runtime.staged_decode_node import StagedDecodeNode
-from runtime.staged_prefill_node import StagedPrefillNode
 from runtime.store_build import store_prefill_node, stores_of
 from runtime.transports.base import MakeTransport
 
@@ -130,13 +131,20 @@ class Builder(EngineWiring):
             ends = self.producer(info, place.incarnation)
             if self.method.stores:
                 return store_prefill_node(self, place, ends)
-            if staging is None:
-                return (ProgressivePrefillNode if self.conduct.early else PrefillNode)(place, *ends, transport)
-            return StagedPrefillNode(place, *ends, transport, self.method, self.conduct, staging)
+            if staging is None and not self.conduct.early:
+                return PrefillNode(place, *ends, transport)
+            return LayeredPrefillNode(place, *ends, transport, self.sending(place, staging), staging)
         scheduler, ranks = self.consumer(info, place.incarnation, place.num_blocks)
         if staging is None:
             return DecodeNode(place, scheduler, ranks, transport)
         return StagedDecodeNode(place, scheduler, ranks, transport, staging)
+
+    def sending(self, place: Place, staging: Staging | None) -> Sending:
+        """How prompts are sent layer by layer, from an engine's blocks or from memory beside them."""
+        layers, shards = place.shape.num_layers, place.info.shards
+        if staging is None:
+            return ProgressiveSending(layers)
+        return StagedSending(self.method, self.conduct, staging, layers, shards.tp, shards.ranks)
 
     def way(self) -> Conduct:
         """How ranks send and fetch. Who takes in what is sent takes one operation of each peer at a time anyway."""

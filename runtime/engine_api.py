@@ -15,7 +15,6 @@ from typing import Final
 import msgspec
 import trio
 
-from pdflow.engine.sequence import NeverFitsError
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.messages import Code
 from pdflow.protocol.wire.checks import id_problem
@@ -138,8 +137,6 @@ class EngineApi(PartApi):
                 await self._decode(self.node, request_id, asked, tokens, answer, responder)
         except ParamsError as error:
             raise OpenAIError(400, f"kv_transfer_params: {error}", param="kv_transfer_params") from None
-        except NeverFitsError as error:
-            raise OpenAIError(400, str(error), code="context_length_exceeded") from None
         except KeyError as error:
             raise OpenAIError(409, str(error.args[0])) from None
 
@@ -168,7 +165,7 @@ class EngineApi(PartApi):
             if not leg.answered.is_set():
                 node.abort(leg)
         if leg.params is None:
-            raise ended(leg.code)
+            raise ended(leg.code, leg.why)
         params = decode_json(leg.params, leg.at or self.here, self.method)
         if between.tells_first:
             first = self._first_answer(leg, asked.asked, answer)
@@ -215,7 +212,9 @@ class EngineApi(PartApi):
             await leg.answered.wait()
         finally:
             if not leg.answered.is_set():
-                node.abort_alone(leg)
+                node.abort(leg)
+        if leg.code is not Code.NONE:
+            raise ended(leg.code, leg.why)
         said = self._first_answer(leg, asked, answer).said.encode()
         await responder.reply(200, (EVENT_STREAM if asked.stream else JSON,), said)
 

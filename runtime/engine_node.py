@@ -14,6 +14,7 @@ import trio
 from pdflow.engine.sequence import Sequence as Seq
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
+from pdflow.methods.staging import Staging
 from pdflow.protocol.values import Allocation, Instant, RequestId
 from pdflow.serving.core import Core, Endpoint
 from runtime.engines.loop import LiveEngine, Told
@@ -46,6 +47,8 @@ class EngineNode(RankedNode):
     ) -> None:
         super().__init__(place.info.engine, place, transport, core)
         self.engine: LiveEngine
+        self.staging: Staging | None = None
+        """Memory beside the blocks of each rank, where a method keeps any."""
         self.scheduler: Final = self.add_end(place.info, scheduler, rank_endpoints)
 
     def measured_by(self, meter: Meter) -> None:

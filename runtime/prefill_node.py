@@ -1,4 +1,7 @@
-"""A prefill engine, live: from a prefill leg to the KV that lies ready, and until it is let go of."""
+"""A prefill engine, live: from a prefill leg to the KV that lies ready, and until it is released.
+
+What it does with a request is decided in `pdflow/serving/prefill.py`. Here are its tokens, its records and its engine.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,19 @@ from typing import Final
 
 import trio
 
-from pdflow.engine.sequence import ChunkBegun, Dropped, NeverFitsError, Prefilled
+from pdflow.engine.sequence import ChunkBegun, Prefilled
 from pdflow.engine.sequence import Sequence as Seq
-from pdflow.protocol.effects import AnswerPrefill, BumpWord, PostWrite, ReleaseBlocks, StopWrite
-from pdflow.protocol.events import PrefillAborted, PrefillFinished, PrefillQueued, SourceWithdrawn
+from pdflow.protocol.effects import AnswerPrefill, BumpWord, Enqueue, PostWrite, StopWrite
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Allocation, Instant, RequestId, Xid
+from pdflow.serving.batch import dropped
 from pdflow.serving.core import Endpoint, Port
+from pdflow.serving.effects import Computed, Drop, EndPrefill, Forget, FreePrompt, Released
+from pdflow.serving.events import PrefillRequested, PromptComputed, PromptWithdrawn, RequestAborted
+from pdflow.serving.prefill import PrefillCore
+from pdflow.serving.sending import Sending
 from runtime.clock import now_ns
 from runtime.content import digest_of
 from runtime.diary import RELEASED, TOKEN
@@ -40,11 +47,15 @@ class PrefillLeg:
         self.token: Token | None = None
         """The answer's first, if it is to be told."""
         self.begun_ns: Final = now_ns()
+        self.computed_ns: Instant = 0
+        """Since when all of its KV is in its blocks, once it is."""
         self.answered: Final = trio.Event()
         self.params: KvParams | None = None
         self.at: Coordinates | None = None
         """Where the ranks hear that have its KV, if these are not ours."""
         self.code = Code.NONE
+        self.why = ""
+        """For people, if it was rejected."""
         self.noted = False
         """Its stages in the engine are over."""
 
@@ -54,7 +65,7 @@ class PrefillLeg:
 
 
 class PrefillNode(EngineNode):
-    """One life of a prefill engine."""
+    """One life of a prefill engine. Args: `sending`: what it sends from."""
 
     def __init__(
         self,
@@ -62,101 +73,97 @@ class PrefillNode(EngineNode):
         scheduler: ProducerScheduler,
         ranks: Sequence[Endpoint],
         transport: MakeTransport,
+        sending: Sending | None = None,
     ) -> None:
-        super().__init__(place, scheduler, ranks, transport)
-        self.by_request: dict[RequestId, PrefillLeg] = {}
-        """Not answered yet."""
-        self.by_xid: dict[Xid, PrefillLeg] = {}
-        """Whose blocks are not free yet."""
-        self.by_seq: dict[int, PrefillLeg] = {}
-        """Being computed, under the identity of the sequence."""
+        self.prefilling: Final = PrefillCore(place.weights, sending or Sending())
+        super().__init__(place, scheduler, ranks, transport, self.prefilling)
+        self.legs: dict[Xid, PrefillLeg] = {}
+        """Of which anything is left here."""
         self.ending: list[PrefillLeg] = []
         """Whose last tokens are in the step that runs, where the engine reports chunks."""
         self.do.update(
             {
                 PostWrite: self.post_write,
                 StopWrite: self.stop_write,
-                AnswerPrefill: self.answer,
-                ReleaseBlocks: self.release,
                 BumpWord: self.bump,
             }
         )
+        self.perform.update(
+            {
+                Enqueue: self.enqueue,
+                Drop: self.drop,
+                Computed: self.computed,
+                AnswerPrefill: self.answer,
+                EndPrefill: self.end,
+                Released: self.released,
+                FreePrompt: self.free,
+                Forget: self.forget,
+            }
+        )
+        self.prefilling.begin(self.scheduler)
 
     def begin(self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None = None) -> PrefillLeg:
-        """A prefill leg has come; with `sampling` the first token of its answer is told, too. NeverFitsError if the
-        prompt is too long for this engine, ever; KeyError if the leg is here already."""
-        leg = self._leg(request_id, xid, tokens, sampling, True)
-        self.submit(leg)
-        self._know(leg)
-        self.put(self.scheduler, PrefillQueued(xid, request_id))
-        return leg
+        """A prefill leg has come; with `sampling` the first token of its answer is told, too. KeyError if the leg is
+        here already."""
+        return self._begin(request_id, xid, tokens, sampling, True)
 
     def begin_alone(self, request_id: RequestId, tokens: list[int], sampling: Sampling) -> PrefillLeg:
         """The only leg of a request that wants one token: nobody comes for the KV. Raises as `begin` does."""
-        leg = self._leg(request_id, request_id, tokens, sampling, False)
-        self.engine.submit(leg.job)
-        self._know(leg)
+        leg = self._begin(request_id, request_id, tokens, sampling, False)
         self.diary.passed(request_id, "route")
         return leg
 
-    def _leg(
+    def _begin(
         self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None, keeps: bool
     ) -> PrefillLeg:
-        if request_id in self.by_request or xid in self.by_xid:
+        unanswered = any(leg.request_id == request_id and not leg.answered.is_set() for leg in self.legs.values())
+        if unanswered or xid in self.legs:
             raise KeyError(f"request {request_id} is being prefilled already; every attempt needs an id of its own")
         most = 1 if sampling is None else sampling.max_tokens
-        seq = Seq(0, len(tokens), most, prefill_only=True, prefix=self.engine.names(tokens))
+        seq = Seq(0, len(tokens), most, prefill_only=True, prefix=self.engine.names(tokens), handle=xid)
         job = Job(seq, tokens, sampling or GREEDY, tells_first=sampling is not None)
-        return PrefillLeg(request_id, xid, job, keeps)
+        leg = self.legs[xid] = PrefillLeg(request_id, xid, job, keeps)
+        self.put(self.role, self.request(leg))
+        return leg
 
-    def _know(self, leg: PrefillLeg) -> None:
-        self.by_request[leg.request_id] = self.by_xid[leg.xid] = self.by_seq[id(leg.job.seq)] = leg
-
-    def submit(self, leg: PrefillLeg) -> None:
-        """Into the engine's queue. NeverFitsError."""
-        self.engine.submit(leg.job)
+    def request(self, leg: PrefillLeg) -> PrefillRequested:
+        tokens = leg.job.tokens
+        digest = digest_of(tokens, self.place.weights)
+        return PrefillRequested(leg.xid, leg.request_id, len(tokens), digest, leg.keeps)
 
     def withdraw(self, xid: Xid) -> None:
         """Nobody is to come for its KV: were its lease waited for, so would be its blocks."""
-        self.put(self.scheduler, SourceWithdrawn(xid))
-
-    def abort_alone(self, leg: PrefillLeg) -> None:
-        """Whoever asked has gone, and nobody was to come for the KV."""
-        if self.engine.drop(leg.job.seq) is not Dropped.NOT_HERE:
-            del self.by_request[leg.request_id], self.by_xid[leg.xid], self.by_seq[id(leg.job.seq)]
+        self.put(self.role, PromptWithdrawn(xid))
 
     def abort(self, leg: PrefillLeg) -> None:
-        """Whoever asked has gone. A finished prompt stays: its lease decides."""
-        if self.engine.drop(leg.job.seq) is Dropped.NOT_HERE:
-            return
-        del self.by_request[leg.request_id], self.by_xid[leg.xid], self.by_seq[id(leg.job.seq)]
-        self.put(self.scheduler, PrefillAborted(leg.xid, Code.CANCELLED))
+        """Whoever asked has gone."""
+        self.settle()
+        if self.legs.get(leg.xid) is leg:
+            self.feed(self.role, RequestAborted(leg.xid))
+
+    # The engine.
 
     def came(self, outcome: Told) -> None:
         """The engine has something to tell: a prompt's token, if it is wanted, and that its KV is there."""
         match outcome:
             case Token(seq=seq):
-                told = self.by_seq.get(id(seq))
+                told = self.legs.get(seq.handle)
                 if told is not None:
                     told.token = outcome
             case ChunkBegun(seq=seq):
-                leg = self.by_seq.get(id(seq))
+                leg = self.legs.get(seq.handle)
                 if leg is not None:
                     if outcome.computed + outcome.new >= seq.prompt_tokens:
                         self.ending.append(leg)
-                    if leg.keeps:
-                        self.chunk_begun(leg, outcome)
+                    self.chunk_begun(leg, outcome)
             case LayerComputed(layer=layer, at_ns=at):
                 if layer == self.place.shape.num_layers - 1:
                     self._all_layers(at)
                 self.layer_computed(layer)
             case Prefilled(seq=seq, at_ns=at):
-                leg = self.by_seq.pop(id(seq))
-                self._note_computed(leg, at)
-                if leg.keeps:
-                    self.computed(leg)
-                else:
-                    self.done_here(leg)
+                leg = self.legs[seq.handle]
+                leg.computed_ns = at
+                self.feed(self.role, PromptComputed(leg.xid, self.source(leg)))
 
     def chunk_begun(self, leg: PrefillLeg, chunk: ChunkBegun) -> None:
         """A step has begun that computes a part of this prompt."""
@@ -164,12 +171,42 @@ class PrefillNode(EngineNode):
     def layer_computed(self, layer: int) -> None:
         """That step has come so far."""
 
+    def source(self, leg: PrefillLeg) -> Allocation:
+        """Its blocks, shared ones included."""
+        assert leg.job.seq.allocation is not None
+        return self.table(leg.job.seq.allocation)
+
+    def enqueue(self, port: Port, effect: Enqueue) -> None:
+        self.submit(self.legs[effect.request_id])
+
+    def submit(self, leg: PrefillLeg) -> None:
+        """Into the engine's queue, if it can ever be computed here."""
+        rejected = self.engine.enqueue(leg.job)
+        if rejected is not None:
+            self.put(self.role, rejected)
+
+    def drop(self, port: Port, effect: Drop) -> None:
+        seq = self.legs[effect.handle].job.seq
+        self.put(self.role, dropped(seq, self.engine.drop(seq)))
+
+    def free(self, port: Port, effect: FreePrompt) -> None:
+        allocation = self.legs[effect.handle].job.seq.allocation
+        assert allocation is not None
+        self.engine.release(allocation)
+
+    # The record, and whoever asked.
+
     def _all_layers(self, at: Instant) -> None:
         """Where layers leave as they come, D may be done with a prompt before P's step has ended."""
         for leg in self.ending:
-            if self.by_seq.get(id(leg.job.seq)) is leg:
+            request = self.prefilling.request_of(leg.xid)
+            if self.legs.get(leg.xid) is leg and request is not None and not request.ended:
                 self._note_computed(leg, at)
         self.ending.clear()
+
+    def computed(self, port: Port, effect: Computed) -> None:
+        leg = self.legs[effect.handle]
+        self._note_computed(leg, leg.computed_ns)
 
     def _note_computed(self, leg: PrefillLeg, at: Instant) -> None:
         """All of its KV has been in its blocks since then."""
@@ -182,33 +219,33 @@ class PrefillNode(EngineNode):
         self.diary.passed(leg.request_id, "p_queue", start)
         self.diary.passed(leg.request_id, "prefill", at)
 
-    def done_here(self, leg: PrefillLeg) -> None:
-        """P's token is all that was asked for."""
-        del self.by_request[leg.request_id], self.by_xid[leg.xid]
-        assert leg.job.seq.allocation is not None
-        self.engine.release(leg.job.seq.allocation)
-        self.diary.passed(leg.request_id, TOKEN)
-        leg.answered.set()
-
-    def computed(self, leg: PrefillLeg) -> None:
-        """All of a prompt's KV is in its blocks."""
-        self.feed(self.scheduler, PrefillFinished(*self.about(leg)))
-
-    def about(self, leg: PrefillLeg) -> tuple[Xid, Allocation, int, int, int]:
-        """What the protocol is told of a prompt: where it lies, how long it is, what it was computed from."""
-        seq, weights = leg.job.seq, self.place.weights
-        assert seq.allocation is not None
-        return leg.xid, self.table(seq.allocation), seq.prompt_tokens, digest_of(leg.job.tokens, weights), weights
-
-    def known(self) -> list[Known]:
-        return [Known(leg.request_id, leg.xid, leg.job.seq, leg.begun_ns) for leg in self.by_xid.values()]
-
-    # The protocol's effects.
-
     def answer(self, port: Port, effect: AnswerPrefill) -> None:
         for rank, word in zip(self.ranks.values(), effect.params.words, strict=False):
             rank.expose(word)
-        self.by_request.pop(effect.request_id).answer(effect.params)
+        self.legs[effect.params.xid].answer(effect.params)
+
+    def end(self, port: Port, effect: EndPrefill) -> None:
+        """P's token is all that was asked for, or there is none."""
+        leg = self.legs[effect.handle]
+        if effect.code is Code.NONE:
+            self.diary.passed(leg.request_id, TOKEN)
+        leg.why = effect.reason
+        leg.answer(None, effect.code)
+
+    def released(self, port: Port, effect: Released) -> None:
+        self.diary.passed(self.legs[effect.handle].request_id, RELEASED)
+        if effect.code is Code.EXPIRED:
+            for rank in self.ranks.values():
+                if rank.meter is not None:
+                    rank.meter.expired()
+
+    def forget(self, port: Port, effect: Forget) -> None:
+        del self.legs[effect.handle]
+
+    def known(self) -> list[Known]:
+        return [Known(leg.request_id, leg.xid, leg.job.seq, leg.begun_ns) for leg in self.legs.values()]
+
+    # Transfers.
 
     def post_write(self, port: Port, effect: PostWrite) -> None:
         self.ranks[port.address].write(effect)
@@ -218,19 +255,3 @@ class PrefillNode(EngineNode):
 
     def bump(self, port: Port, effect: BumpWord) -> None:
         self.ranks[port.address].bump(effect.word)
-
-    def release(self, port: Port, effect: ReleaseBlocks) -> None:
-        leg = self.by_xid.pop(effect.xid)
-        self.diary.passed(leg.request_id, RELEASED)
-        self.note_expired(effect.code)
-        assert leg.job.seq.allocation is not None
-        self.engine.release(leg.job.seq.allocation)
-
-    def note_expired(self, code: Code) -> None:
-        if code is Code.EXPIRED:
-            for rank in self.ranks.values():
-                if rank.meter is not None:
-                    rank.meter.expired()
-
-
-__all__ = ["NeverFitsError", "PrefillLeg", "PrefillNode"]

@@ -33,7 +33,7 @@ class StagedDecodeNode(DecodeNode):
         staging: Staging,
     ) -> None:
         super().__init__(place, scheduler, ranks, transport, StagedLanding(staging))
-        self.staging = staging
+        self.staging: Staging = staging
         self.perform.update(
             {
                 AskForRoom: self.ask_for_room,

@@ -12,8 +12,6 @@ from pdflow.protocol.values import S
 from runtime.beside import RoomState, room_state
 from runtime.clock import now_ns
 from runtime.engine_node import EngineNode
-from runtime.staged_decode_node import StagedDecodeNode
-from runtime.staged_prefill_node import StagedPrefillNode
 from runtime.store_backing import BackingState
 
 MOST: int = 50
@@ -69,7 +67,7 @@ def state_of(node: EngineNode) -> EngineState:
         engine.steps,
         len(known),
         shown,
-        room_state(node.staging) if isinstance(node, StagedPrefillNode | StagedDecodeNode) else None,
+        None if node.staging is None else room_state(node.staging),
     )
 
 

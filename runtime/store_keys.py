@@ -32,8 +32,10 @@ class StoreKeys:
         unit = wiring.unit_tokens(1) if says.store_granularity == "block" else 0
         return cls(start, shards.block_size, blocks, unit, says.store_nodes)
 
-    def fits(self, tokens: int) -> bool:
-        return -(-tokens // self.block_size) <= self.blocks
+    @property
+    def most_tokens(self) -> int:
+        """Of one prompt, whose KV fits a node."""
+        return self.blocks * self.block_size
 
     def objects(self, tokens: Sequence[int]) -> tuple[Item, ...]:
         unit, count = self.unit_tokens, len(tokens)

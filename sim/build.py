@@ -30,6 +30,9 @@ from pdflow.scenario.schema import Pool, Scenario
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.landing import Landing, StagedLanding
 from pdflow.serving.pieces import ListeningLanding, PieceLanding, QueueingLanding
+from pdflow.serving.prefill import PrefillCore
+from pdflow.serving.sending import ProgressiveSending, Sending
+from pdflow.serving.staged_sending import StagedSending
 from pdflow.wiring.engines import EngineWiring
 from pdflow.wiring.router import heartbeat_ns
 from pdflow.wiring.stores import beside
@@ -43,18 +46,17 @@ from sim.fabric import Fabric
 from sim.faults import Faults
 from sim.grouped_shipping import GroupedShipping
 from sim.heartbeats import Heartbeats
+from sim.layered_prefill_node import LayeredPrefillNode
 from sim.paths import Paths
 from sim.patience import Patience
 from sim.piecewise_decode_node import PiecewiseDecodeNode
 from sim.prefill_node import WEIGHTS, PrefillNode
-from sim.progressive_prefill_node import ProgressivePrefillNode
 from sim.recording import RecordedEngine, Recorder
 from sim.routing import router_node
 from sim.scaling import Scaling
 from sim.sessions import Sessions
 from sim.shipping import Shipping
 from sim.staged_decode_node import StagedDecodeNode
-from sim.staged_prefill_node import StagedPrefillNode
 from sim.store_prefill_node import StorePrefillNode
 from sim.stores import Stores
 from sim.world import World
@@ -247,18 +249,24 @@ class Builder(EngineWiring):
         node.make_scheduler(scheduler, incarnation)
         for rank, endpoint in enumerate(ranks):
             node.add(rank_address(info.engine, rank), endpoint, incarnation)
+        if isinstance(node, StorePrefillNode):
+            node.make_loads(incarnation)
         return node
 
     def prefill_node(self, place: Place, info: EngineInfo, engine: Engine, generation: int) -> PrefillNode:
         about = (self.world, place.index, info.engine, engine, place.block_bytes)
         if self.method.stores:
             return StorePrefillNode(*about, self.stores, self.conduct)
+        if not self.method.staged_at_p and not self.method.in_pieces:
+            return PrefillNode(*about, PrefillCore(WEIGHTS, Sending()))
+        layers, ranks = self.most_layers(place.pool), info.shards.ranks
         if not self.method.staged_at_p:
-            if not self.method.in_pieces:
-                return PrefillNode(*about)
-            return ProgressivePrefillNode(*about, self.most_layers(place.pool))
+            core = PrefillCore(WEIGHTS, ProgressiveSending(layers))
+            return LayeredPrefillNode(*about, core, self.method, layers, True, None)
         staging = self.staging(self.method.p_memory, place.pool, generation)
-        return StagedPrefillNode(*about, self.method, self.conduct, staging, info.shards.ranks)
+        sending = StagedSending(self.method, self.conduct, staging, layers, ranks, ranks)
+        core = PrefillCore(WEIGHTS, sending)
+        return LayeredPrefillNode(*about, core, self.method, layers, self.conduct.early, staging)
 
     def decode_node(self, place: Place, info: EngineInfo, engine: Engine, generation: int) -> DecodeNode:
         about = (self.world, place.index, info.engine, engine, place.block_bytes)

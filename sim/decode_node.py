@@ -24,6 +24,7 @@ from pdflow.serving.events import (
     DecodeRequested,
     EngineAdmitted,
     EngineFinished,
+    FirstTokenKnown,
     PrefillReported,
     RequestAborted,
 )
@@ -71,13 +72,22 @@ class DecodeNode(EngineNode):
         records = world.records
         records.ends[HANDOFF][request] = self.env.now
         prompt = records.input_tokens[request]
-        # P's first token, if the client has it from there, is input to D's first step; its KV is nobody's yet.
+        # P's first token, if the client has it from there, is input to D's first step; its KV is nobody's yet. It may
+        # be known to the router only later.
         given = world.prefill_tokens
         output = records.output_tokens[request] - given
         prefix = self.prefix_of(request)
         self.legs[handle] = Sequence(request, prompt + given, output, True, False, prompt, prefix, 0, handle)
         blocks = -(-prompt // self.engine.limits.block_size)
-        self.feed(self.role, DecodeRequested(handle, dispatch.params, blocks, prompt, world.digest(request)))
+        follows = handle in world.router.first_follows
+        if follows:
+            world.router.first_follows.remove(handle)
+        digest = world.digest(request)
+        self.feed(self.role, DecodeRequested(handle, dispatch.params, blocks, prompt, digest, follows))
+
+    def first_token_known(self, request_id: RequestId) -> None:
+        """The router has the answer's first token from P."""
+        self.feed(self.role, FirstTokenKnown(request_id))
 
     def accept_alone(self, dispatch: DispatchAlone) -> None:
         """The only leg of an attempt has come over HTTP."""
@@ -136,12 +146,6 @@ class DecodeNode(EngineNode):
 
     def quarantine(self, port: Port, effect: Quarantine) -> None:
         self.engine.pool.quarantine(effect.allocation)
-
-    def hold_engine(self, port: Port, effect: HoldEngine) -> None:
-        self.hold()
-
-    def resume_engine(self, port: Port, effect: ResumeEngine) -> None:
-        self.let_go()
 
     # The record, and the router.
 

@@ -17,6 +17,8 @@ from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.protocol.values import EngineId, Instant, RequestId
 from pdflow.serving.core import Core
+from pdflow.serving.core import Port as CorePort
+from pdflow.serving.effects import HoldEngine, ResumeEngine
 from sim.clock import AFTER_ENGINES, ENGINE, POLL
 from sim.node import FAR, TIME_REACHED, Node, Port
 
@@ -120,8 +122,6 @@ class EngineNode(Node):
         """One that an earlier one has taken the place of, and that rings all the same: it may count again."""
         self.held = False
         """Its engine waits for something that is not computed here."""
-        self.awaited: dict[str, None] = {}
-        """What for, by name."""
         self.peak_blocks = 0
         self.alive = True
         self.paused_until: Instant = 0
@@ -211,14 +211,11 @@ class EngineNode(Node):
         engine.thaw(self.env.now)
         self.rearm()
 
-    def wait_for(self, name: str) -> None:
-        """The engine does not go on before this, as before whatever else it waits for."""
-        self.awaited[name] = None
+    def hold_engine(self, port: CorePort, effect: HoldEngine) -> None:
         self.hold()
 
-    def wait_no_more(self, name: str) -> None:
-        if self.awaited.pop(name, self) is None and not self.awaited:
-            self.let_go()
+    def resume_engine(self, port: CorePort, effect: ResumeEngine) -> None:
+        self.let_go()
 
     def pause(self, until: Instant) -> None:
         """Nothing is heard or done until then; only the running step goes on. Who is busy only queues."""

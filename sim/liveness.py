@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pdflow.engine.sequence import Phase
 from pdflow.protocol.errors import InvariantViolated
 from pdflow.protocol.ids import rank_address
 from pdflow.protocol.phases import ConsumerPhase
 from pdflow.protocol.values import Instant, S
 from pdflow.results.records import HANDOFF, P_QUEUE, PREFILL, ROUTE
 from pdflow.scenario.resolution import Resolution
+from pdflow.serving.batch import awaits_kv, is_queued
 
 if TYPE_CHECKING:
     from pdflow.routing.attempt import Attempt
@@ -96,14 +96,14 @@ def at_work(world: World, request: int) -> bool:
     decode = world.decodes[attempt.d]
     seq = decode.legs.get(attempt.request_id)
     computes = decode.alive and decode.engine.running > 0
-    return seq is not None and computes and seq.phase not in (Phase.LOADING, Phase.NEW)
+    return seq is not None and computes and not awaits_kv(seq)
 
 
 def in_line(world: World, request: int) -> bool:
     """Whether it is in the queue of a prefill engine, for blocks that others must give back first."""
     attempt = world.router.by_request[request]
     leg = world.prefills[attempt.p].by_request.get(attempt.request_id) if attempt.p_open else None
-    return leg is not None and leg.seq.phase is Phase.WAITING
+    return leg is not None and is_queued(leg.seq)
 
 
 def missing(world: World, request: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pdflow.protocol.values import Instant, RequestId
+from pdflow.protocol.values import Instant, RequestId, Value
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.policy import NO_SESSION, Choice
 from pdflow.routing.router import (
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     from sim.world import World
 
 
+class FirstTokenTold(Value, frozen=True, gc=False):
+    """P has computed the answer's first token, which the engine that decodes this attempt goes on from."""
+
+    engine: int
+    request_id: RequestId
+
+
 class RouterNode(Node):
     """Args:
     http_ns: one hop of HTTP, one way, between the router and an engine.
@@ -52,6 +59,10 @@ class RouterNode(Node):
         self.port = Port(self, "router", router, 0)
         self.attempts = router.attempts
         self.by_request = router.by_request
+        self.awaiting: dict[int, list[FirstTokenTold]] = {}
+        """By request: what its decode legs are told when P's first token is here, where that is the answer's."""
+        self.first_follows: set[RequestId] = set()
+        """Decode legs on their way that were sent before it was."""
         self.asks = type(router) is not Router or any(
             type(choice) is not Choice for choice in (router.prefill_choice, router.decode_choice)
         )
@@ -72,6 +83,7 @@ class RouterNode(Node):
             DispatchAlone: self.alone_arrived,
             AbortLeg: self.abort_arrived,
             ReportPrefill: self.report_arrived,
+            FirstTokenTold: self.first_token_arrived,
         }
         """What comes over HTTP to an engine, one hop after it was sent."""
 
@@ -112,7 +124,22 @@ class RouterNode(Node):
             attempt = self.attempts.get(event.request_id)
             if attempt is not None and first_token_came(self.world, attempt):
                 self.tell_token(attempt, first_token_ns(self.world, attempt))
+        if self.awaiting and type(event) is PrefillAnswered:
+            self.tell_first(self.world.request_of(event.request_id))
         self.feed(self.port, event)
+
+    def tell_first(self, request: int) -> None:
+        """The client has its first token from P, and those that decode the answer get it."""
+        if self.world.records.first_token_ns[request] >= 0:
+            for told in self.awaiting.pop(request, ()):
+                self.env.call(self.to_decode[told.engine], self.first_token_arrived, told)
+
+    def first_token_arrived(self, told: FirstTokenTold) -> None:
+        node = self.world.decodes[told.engine]
+        if node.door is None:
+            node.first_token_known(told.request_id)
+        else:
+            node.door(told)
 
     def breaks(self, leg: str, position: int) -> None:
         """The connections to the engine there break: seen one hop later, behind the tokens generated before."""
@@ -154,6 +181,11 @@ class RouterNode(Node):
             node.door(effect)
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
+        world = self.world
+        if world.prefill_tokens and world.records.first_token_ns[effect.request] < 0:
+            told = FirstTokenTold(effect.engine, effect.request_id)
+            self.awaiting.setdefault(effect.request, []).append(told)
+            self.first_follows.add(effect.request_id)
         self.env.call(self.to_decode[effect.engine], self.decode_arrived, effect)
 
     def decode_arrived(self, effect: DispatchDecode) -> None:
@@ -213,4 +245,6 @@ class RouterNode(Node):
         notes["engine fell silent"] = notes.get("engine fell silent", 0) + 1
 
     def reply(self, port: Port, effect: Reply) -> None:
+        for told in self.awaiting.pop(effect.request, ()):
+            self.first_follows.discard(told.request_id)
         self.world.replied(effect)

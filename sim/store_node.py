@@ -1,31 +1,23 @@
-"""A store's node: D towards the prefill engines, which put, and P towards the decode engines, which get.
+"""A store's node, simulated: D towards the prefill engines, which put, and P towards the decode engines, which get.
 
-It has the endpoints of both, under two names, over one memory. What goes in there, and what can be got, is
-`kv_store_ledger.py`'s to say, for both worlds. The router hears of what is complete as of P's answer.
-
-Calls of the store's own, like PutStart, take a control message's time and are never lost: as the router's are.
+What it does with a prompt is decided in `pdflow/serving/store.py`. Calls of the store's own, like PutStart, take a
+control message's time and are never lost: as the router's are. P answers its leg when a put is complete; that word
+takes no time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pdflow.methods.kv_store_ledger import Lookup, Offer, Put, StoreLedger
 from pdflow.methods.store_memory import StoreMemory
-from pdflow.protocol.effects import (
-    AnswerPrefill,
-    BumpWord,
-    Commit,
-    Enqueue,
-    FreeBlocks,
-    Quarantine,
-    ReleaseBlocks,
-    Resolve,
-)
-from pdflow.protocol.events import DecodeAborted
+from pdflow.protocol.effects import AnswerPrefill, BumpWord
 from pdflow.protocol.ids import Shards, rank_address
 from pdflow.protocol.values import Instant, RequestId, Xid
-from pdflow.routing.router import PrefillAnswered
+from pdflow.serving.core import Port as CorePort
+from pdflow.serving.effects import AnswerCall, AskForRoom, EndCall, Stored
+from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, RoomDue
+from pdflow.serving.store import StoreCore
 from pdflow.wiring.stores import Consumer, Producer, get_name, put_name
 from sim.node import Node, Port
 
@@ -34,123 +26,85 @@ if TYPE_CHECKING:
 
 
 class StoreNode(Node):
-    """Args: `name` is the node's; engines that put know it as "name.put", those that get as "name.get".
-
-    A lookup is its asker's callable: `whose((node, lookup, params))` hears of it.
-    """
+    """Args: `name` is the node's; engines that put know it as "name.put", those that get as "name.get"."""
 
     alive = True
     paused_until: Instant = 0
     """It never stands still; no fault happens to it yet, but to what comes and goes."""
 
-    def __init__(self, world: World, name: str, memory: StoreMemory) -> None:
-        super().__init__(world)
+    def __init__(self, world: World, name: str, memory: StoreMemory, block_size: int) -> None:
+        self.storing = StoreCore(memory, block_size, self.count)
+        super().__init__(world, self.storing)
         self.name = name
         self.memory = memory
-        self.put_port: Port
         self.get_port: Port
-        self.ledger: StoreLedger
-        self.granting = False
-        self.do.update(
+        self.calls: dict[Xid, tuple[Callable[[AnswerCall], None], bool]] = {}
+        """By what they would be got as: who is answered, and whether the answer takes a message's time."""
+        self.do[BumpWord] = self.bump
+        self.perform.update(
             {
-                Enqueue: self.enqueue,
-                Commit: self.commit,
-                Resolve: self.resolve,
-                Quarantine: self.quarantine,
-                FreeBlocks: self.free,
-                AnswerPrefill: self.answer,
-                ReleaseBlocks: self.release,
-                BumpWord: self.bump,
+                AskForRoom: self.ask_for_room,
+                AnswerPrefill: self.expose,
+                AnswerCall: self.answer,
+                EndCall: self.end_call,
+                Stored: self.stored,
             }
         )
 
     def make_ends(self, put: Consumer, get: Producer, shards: Shards, incarnation: int) -> None:
         """Its endpoints on either side."""
-        self.ledger = StoreLedger(self.memory, shards.block_size, self.count)
-        self.put_port = self.add(put_name(self.name), put[0], incarnation)
+        put_port = self.add(put_name(self.name), put[0], incarnation)
         self.get_port = self.add(get_name(self.name), get[0], incarnation)
         for rank in range(shards.ranks):
             self.add(rank_address(put_name(self.name), rank), put[1][rank], incarnation)
             self.add(rank_address(get_name(self.name), rank), get[1][rank], incarnation)
+        self.storing.begin(put_port, self.get_port)
 
     # What engines ask of it.
 
-    def start(self, put: Put) -> None:
-        """PutStart."""
-        self.feed(self.put_port, self.ledger.start(put))
+    def start(self, about: tuple[PutRequested, Callable[[AnswerCall], None]]) -> None:
+        """PutStart. Who puts is told at once when it has ended."""
+        put, told = about
+        self.calls[put.params.xid] = (told, False)
+        self.feed(self.role, put)
 
-    def look(self, ask: Lookup) -> None:
+    def look(self, about: tuple[LookupRequested, Callable[[AnswerCall], None]]) -> None:
         """GetReplicaList."""
-        found = self.ledger.look(ask)
-        if found is None:
-            self.env.call(self.world.fabric.control_ns, ask.whose, (self, ask, None))
-        else:
-            self.offer(found)
+        ask, told = about
+        self.calls[ask.xid] = (told, True)
+        self.feed(self.role, ask)
 
     def abort(self, about: tuple[RequestId, Xid]) -> None:
         """Nobody will come for it."""
-        event = self.ledger.abort(*about)
-        if event is not None:
-            self.feed(self.put_port if type(event) is DecodeAborted else self.get_port, event)
+        self.feed(self.role, CallWithdrawn(*about))
 
-    # Being written to.
+    def ask_for_room(self, port: CorePort, effect: AskForRoom) -> None:
+        self.env.call(0, self.room_due, RoomDue())
 
-    def enqueue(self, port: Port, effect: Enqueue) -> None:
-        never = self.ledger.enqueue(effect.request_id)
-        if never is None:
-            self.grant_soon()
+    def room_due(self, event: RoomDue) -> None:
+        self.feed(self.role, event)
+
+    def answer(self, port: CorePort, effect: AnswerCall) -> None:
+        told, takes_time = self.calls[effect.xid]
+        if takes_time:
+            self.env.call(self.world.fabric.control_ns, told, effect)
         else:
-            self.feed(port, never)
+            told(effect)
 
-    def grant_soon(self) -> None:
-        """When all that happens now has."""
-        if self.memory.waiting and not self.granting:
-            self.granting = True
-            self.env.call(0, self.grant, None)
+    def end_call(self, port: CorePort, effect: EndCall) -> None:
+        del self.calls[effect.xid]
 
-    def grant(self, _: None) -> None:
-        self.granting = False
-        for event in self.ledger.granted(self.env.now):
-            self.feed(self.put_port, event)
-
-    def commit(self, port: Port, effect: Commit) -> None:
-        self.offer(self.ledger.commit(effect.request_id))
-
-    def offer(self, events: Offer) -> None:
-        for event in events:
-            self.feed(self.get_port, event)
-
-    def resolve(self, port: Port, effect: Resolve) -> None:
-        """It could not be put: its request alone hears of it."""
-        self.ledger.failed(effect.request_id)
-        self.world.router.later(PrefillAnswered(effect.request_id, None, effect.code))
-        self.grant_soon()
-
-    def quarantine(self, port: Port, effect: Quarantine) -> None:
-        """What a writer may still reach stays held."""
-
-    def free(self, port: Port, effect: FreeBlocks) -> None:
-        self.ledger.free(effect.allocation.generation, self.env.now)
-        self.grant_soon()
+    def stored(self, port: CorePort, effect: Stored) -> None:
+        """For the record, which has nothing of it."""
 
     # Being read from.
 
-    def answer(self, port: Port, effect: AnswerPrefill) -> None:
-        params = effect.params
-        for rank, word in enumerate(params.words):
-            self.world.fabric.words[rank_address(port.address, rank), word.index] = word.word
-        offered = self.ledger.offered[params.xid]
-        if isinstance(offered, Lookup):
-            self.env.call(self.world.fabric.control_ns, offered.whose, (self, offered, params))
-        else:
-            self.world.router.later(PrefillAnswered(effect.request_id, params))
+    def expose(self, port: CorePort, effect: AnswerPrefill) -> None:
+        for rank, word in enumerate(effect.params.words):
+            self.world.fabric.words[rank_address(self.get_port.address, rank), word.index] = word.word
 
     def bump(self, port: Port, effect: BumpWord) -> None:
         self.world.fabric.words.pop((port.address, effect.word.index), None)
-
-    def release(self, port: Port, effect: ReleaseBlocks) -> None:
-        self.ledger.release(effect.xid, self.env.now)
-        self.grant_soon()
 
     # At the end.
 
@@ -164,4 +118,5 @@ class StoreNode(Node):
         return self.memory.pool.newest_generation
 
     def assert_empty(self) -> None:
-        self.ledger.assert_empty(self.name)
+        self.core.assert_empty(self.name)
+        assert not self.calls, f"{self.name} still keeps {list(self.calls)}"

@@ -46,16 +46,17 @@ class Stores:
         name = node_name(index)
         incarnation = self.incarnations.get(name) or INCARNATION + index
         memory = StoreMemory(wiring.blocks, transfer.store_keep, transfer.store_high_water)
-        node = StoreNode(self.world, name, memory)
+        node = StoreNode(self.world, name, memory, self.shards.block_size)
         ends = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)
         node.make_ends(*ends, self.shards, incarnation)
         for engine in (put_name(name), get_name(name)):
             self.world.fabric.paths.pool_of[engine] = beside
         return node
 
-    def fits(self, tokens: int) -> bool:
-        """Whether a prompt's KV fits a node at all."""
-        return self.wiring.fits(tokens)
+    @property
+    def most_tokens(self) -> int:
+        """Of one prompt, that a node can hold."""
+        return self.wiring.most_tokens
 
     def node_of(self, items: tuple[Item, ...]) -> StoreNode:
         return self.nodes[home(items[0].key, len(self.nodes))]

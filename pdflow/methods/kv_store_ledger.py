@@ -4,14 +4,13 @@ A put is a decode leg: the store registers room, P writes, and the commit makes 
 as a prefilled prompt is, and what was found is offered at once. So leases, cancelling, quarantine and incarnations are
 the protocol's, on either side.
 
-Calls answer with events for the node's endpoints: whoever has the node feeds them, in order. Who gets room is to be
-asked when all that happens now has: it may be among those that are given up at this very instant.
+Calls answer with events for the node's endpoints, which `pdflow/serving/store.py` tells them in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable
+from typing import TypeAlias
 
 from pdflow.memory.paged import PoolError
 from pdflow.methods.store_memory import Item, StoreMemory
@@ -35,13 +34,11 @@ Offer: TypeAlias = tuple[PrefillQueued, PrefillFinished]
 class Put:
     """One prompt on its way into the store, and then in it, until nobody holds it for its request."""
 
-    __slots__ = ("digest", "generation", "items", "params", "request_id", "tokens", "weights", "whose")
+    __slots__ = ("digest", "generation", "items", "params", "request_id", "tokens", "weights")
 
     def __init__(
-        self, whose: Any, request_id: RequestId, params: KvParams, items: tuple[Item, ...], digest: int, weights: int
+        self, request_id: RequestId, params: KvParams, items: tuple[Item, ...], digest: int, weights: int
     ) -> None:
-        self.whose = whose
-        """The host's."""
         self.request_id = request_id
         self.tokens = params.num_tokens
         self.params = params
@@ -57,12 +54,9 @@ class Put:
 class Lookup:
     """Somebody asks what is here of a prompt, to load it."""
 
-    __slots__ = ("digest", "generation", "items", "request_id", "tokens", "weights", "whose", "xid")
+    __slots__ = ("digest", "generation", "items", "request_id", "tokens", "weights", "xid")
 
-    def __init__(
-        self, whose: Any, request_id: RequestId, xid: Xid, items: tuple[Item, ...], digest: int, weights: int
-    ) -> None:
-        self.whose = whose
+    def __init__(self, request_id: RequestId, xid: Xid, items: tuple[Item, ...], digest: int, weights: int) -> None:
         self.request_id = request_id
         self.xid = xid
         self.items = items
@@ -175,6 +169,11 @@ class StoreLedger:
         self.offered[xid] = what
         finished = PrefillFinished(xid, source, what.tokens, what.digest, what.weights)
         return PrefillQueued(xid, what.request_id), finished
+
+    def fingerprint(self) -> Hashable:
+        puts = tuple([(name, put.params.xid, put.items, put.generation) for name, put in self.puts.items()])
+        offered = tuple([(xid, type(what) is Put, what.generation) for xid, what in self.offered.items()])
+        return self.memory.fingerprint(), puts, offered
 
     def assert_empty(self, name: str) -> None:
         assert not self.puts, f"{name} still waits for {list(self.puts)}"

@@ -17,6 +17,7 @@ When nothing can reach the bytes any more is the protocol's to say. Source: SEED
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from itertools import takewhile
 
 from pdflow.memory.paged import PagedPool, PoolError
@@ -235,6 +236,11 @@ class StoreMemory:
             self.idle.move_to_end(stored.key, last=False)
 
     # At the end.
+
+    def fingerprint(self) -> Hashable:
+        known = tuple([(key, one.own, one.holders, one.found, one.pinned_until) for key, one in self.known.items()])
+        held = tuple([(name, tuple([(one.key, one.own) for one in it.objects])) for name, it in self.held.items()])
+        return tuple(self.waiting.items()), held, known, tuple(self.idle), tuple(self.pinned), self.pool.free
 
     def assert_empty(self, name: str) -> None:
         """Nobody holds anything or waits, and what is there is what was kept."""

@@ -6,7 +6,7 @@ The only place outside the engines that knows how a scheduler says no, and whose
 from __future__ import annotations
 
 from pdflow.engine.engine import Engine
-from pdflow.engine.sequence import Dropped, NeverFitsError, Sequence
+from pdflow.engine.sequence import Dropped, NeverFitsError, Phase, Sequence
 from pdflow.protocol.values import Instant
 from pdflow.serving.events import EngineDropped, EngineRejected
 
@@ -29,3 +29,16 @@ def dropped(seq: Sequence, answer: Dropped) -> EngineDropped:
     """What a scheduler's answer means for the blocks."""
     left = seq.allocation if answer is Dropped.BLOCKS_ARE_YOURS else None
     return EngineDropped(seq.handle, left, answer is Dropped.NOT_HERE)
+
+
+# For displays.
+
+
+def is_queued(seq: Sequence) -> bool:
+    """Whether it waits for a seat and blocks."""
+    return seq.phase is Phase.WAITING
+
+
+def awaits_kv(seq: Sequence) -> bool:
+    """Whether its KV is on its way, or it has not come to the engine yet."""
+    return seq.phase in (Phase.NEW, Phase.LOADING)

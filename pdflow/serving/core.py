@@ -75,6 +75,8 @@ class Core:
         """What is to be handled next: (its port, the event)."""
         self.busy = False
         """What is fed waits in the queue."""
+        self.now: Instant = 0
+        """When the event that is handled was fed."""
         self.do: dict[type, Execute] = {}
         """What is done with endpoints' effects: by the driver, but for those that the role takes for itself."""
         self.perform: dict[type, Execute] = {}
@@ -94,6 +96,7 @@ class Core:
             queue.append((port, event))
             return
         self.busy = True
+        self.now = now
         do, ports, wanted, arm, observe = self.do, self.ports, self.wanted, self.arm, self.observe
         while True:
             endpoint = port.endpoint
@@ -110,18 +113,18 @@ class Core:
                     else:
                         do[kind](port, effect)
                         if wanted:
-                            self._execute()
+                            self.execute()
                 heap = port.heap
                 if heap and heap[0][0] < port.armed and arm is not None:
                     arm(port, heap[0][0], now)
             if wanted:
-                self._execute()
+                self.execute()
             if not queue:
                 break
             port, event = queue.popleft()
         self.busy = False
 
-    def _execute(self) -> None:
+    def execute(self) -> None:
         """Have the driver do what a rule wants. What comes of it waits in the queue."""
         perform, role = self.perform, self.role
         for effect in self.wanted:

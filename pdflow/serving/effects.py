@@ -8,8 +8,10 @@ the pool; Quarantine, keep these out of use.
 from __future__ import annotations
 
 from pdflow.methods.shipment import Piece
+from pdflow.methods.store_memory import Item
+from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Address, Allocation, Value
+from pdflow.protocol.values import Address, Allocation, Value, Xid
 from pdflow.serving.events import Handle
 
 
@@ -44,6 +46,136 @@ class EndDecode(Value, frozen=True, gc=False):
 
     handle: Handle
     code: Code
+
+
+class Computed(Value, frozen=True, gc=False):
+    """All of this prompt is computed, and is still wanted. For the record."""
+
+    handle: Handle
+
+
+class Released(Value, frozen=True, gc=False):
+    """The protocol has released this prompt. For the record."""
+
+    handle: Handle
+    code: Code
+
+
+class EndPrefill(Value, frozen=True, gc=False):
+    """Answer who asked for this prompt: no KV comes of it. NONE: its token is all that was asked for."""
+
+    handle: Handle
+    code: Code
+    reason: str = ""
+    """For people, where it was rejected."""
+
+
+class FreePrompt(Value, frozen=True, gc=False):
+    """The blocks of this prompt go back to the engine's pool."""
+
+    handle: Handle
+
+
+class Forget(Value, frozen=True, gc=False):
+    """Nothing is left of this prompt at P."""
+
+    handle: Handle
+
+
+class OfferPiece(Value, frozen=True, gc=False):
+    """WRITEs of this prompt may send this piece from now on. `rank` None: every rank that has the layer."""
+
+    handle: Handle
+    piece: Piece
+    rank: int | None = None
+
+
+class WithdrawPieces(Value, frozen=True, gc=False):
+    """Nothing of this prompt may be sent any more."""
+
+    handle: Handle
+
+
+class CopyOut(Value, frozen=True, gc=False):
+    """Copy this piece, or the whole prompt, to its place in the staging memory; each rank answers with CopiedOut."""
+
+    handle: Handle
+    place: Allocation
+    piece: Piece | None
+
+
+class AskStore(Value, frozen=True, gc=False):
+    """Ask the store for the beginning of this prompt; answer with StoreAnswered."""
+
+    handle: Handle
+
+
+class WithdrawFound(Value, frozen=True, gc=False):
+    """Tell the store that nobody will load what it has found."""
+
+    params: KvParams
+
+
+class EnqueueLoading(Value, frozen=True, gc=False):
+    """Queue this prompt, of which the first tokens are loaded into the blocks that it gets; or answer
+    EngineRejected."""
+
+    handle: Handle
+    loaded_tokens: int
+
+
+class ComputeAgain(Value, frozen=True, gc=False):
+    """Queue this prompt as one of which nothing is loaded; or answer EngineRejected."""
+
+    handle: Handle
+
+
+class StartPut(Value, frozen=True, gc=False):
+    """Tell the store that this prompt can be put; answer with PutEnded."""
+
+    handle: Handle
+    params: KvParams
+
+
+class WithdrawPut(Value, frozen=True, gc=False):
+    """Tell the store that this prompt is not to be put after all. No answer is needed."""
+
+    handle: Handle
+
+
+class AnswerStored(Value, frozen=True, gc=False):
+    """Answer who asked for this prompt: the store has it."""
+
+    handle: Handle
+    params: KvParams
+
+
+class AnswerCall(Value, frozen=True, gc=False):
+    """At a store: answer who has put this or asked for it. Without params there is nothing to get: `code` says why, or
+    NONE, if nothing was found."""
+
+    xid: Xid
+    params: KvParams | None
+    code: Code = Code.NONE
+
+
+class EndCall(Value, frozen=True, gc=False):
+    """At a store: nothing can be got by this name any more."""
+
+    xid: Xid
+
+
+class Stored(Value, frozen=True, gc=False):
+    """At a store: these objects are here, for others to find. For the record."""
+
+    items: tuple[Item, ...]
+    num_tokens: int
+
+
+class LeaveRoom(Value, frozen=True, gc=False):
+    """This prompt has no place in the staging memory any more."""
+
+    handle: Handle
 
 
 class AskForRoom(Value, frozen=True, gc=False):

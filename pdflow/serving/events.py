@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from pdflow.methods.shipment import Piece
+from pdflow.methods.store_memory import Item
 from pdflow.protocol.ids import KvParams
-from pdflow.protocol.values import Address, Allocation, Value
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Address, Allocation, RequestId, Value, Xid
 
 Handle: TypeAlias = str
 
@@ -31,6 +33,26 @@ class DecodeRequested(Value, frozen=True, gc=False):
 
 class AloneRequested(Value, frozen=True, gc=False):
     """A request that this engine serves alone: it computes the prompt, and no KV is transferred."""
+
+    handle: Handle
+
+
+class PrefillRequested(Value, frozen=True, gc=False):
+    """P: a prefill leg has arrived."""
+
+    handle: Handle
+    request_id: RequestId
+    prompt_tokens: int
+    digest: int
+    """Names the content of the prompt."""
+    keeps: bool = True
+    """A decode leg comes for the KV. Otherwise P's token is all that is asked for."""
+    lookup: bool = False
+    """Its beginning may be in the store, which is to be asked first."""
+
+
+class PromptWithdrawn(Value, frozen=True, gc=False):
+    """P: nobody is to come for the KV of this prompt."""
 
     handle: Handle
 
@@ -93,10 +115,90 @@ class EngineFinished(Value, frozen=True, gc=False):
     handle: Handle
 
 
+class ChunkStarted(Value, frozen=True, gc=False):
+    """P: a step has begun that computes this prompt up to `known` tokens. Only where KV is sent while a prompt is
+    computed."""
+
+    handle: Handle
+    source: Allocation
+    """Its blocks, shared ones included."""
+    known: int
+    step: int
+    """Names the step. `LayerReady` follows for each layer."""
+
+
+class LayerReady(Value, frozen=True, gc=False):
+    """P: this step has computed this layer of every chunk in it."""
+
+    step: int
+    layer: int
+
+
+class PromptComputed(Value, frozen=True, gc=False):
+    """P: all of a prompt's KV is in its blocks."""
+
+    handle: Handle
+    source: Allocation
+    """Its blocks, shared ones included."""
+
+
+class CopiedOut(Value, frozen=True, gc=False):
+    """P: one rank's share of a CopyOut is in the staging memory."""
+
+    handle: Handle
+    piece: Piece | None
+    rank: int
+
+
 class CopiedIn(Value, frozen=True, gc=False):
     """Answer to CopyIn: its KV is in its blocks."""
 
     handle: Handle
+
+
+class StoreAnswered(Value, frozen=True, gc=False):
+    """P: answer to AskStore. `params`: by which the beginning that the store has can be loaded; None if it has none."""
+
+    handle: Handle
+    params: KvParams | None
+
+
+class PutEnded(Value, frozen=True, gc=False):
+    """P: answer to StartPut. `params`: by which D gets the prompt from the store; None if it is not there."""
+
+    handle: Handle
+    params: KvParams | None
+    code: Code = Code.NONE
+
+
+# Of engines, at a store's node.
+
+
+class PutRequested(Value, frozen=True, gc=False):
+    """An engine would put this prompt: PutStart."""
+
+    params: KvParams
+    """Who has it."""
+    items: tuple[Item, ...]
+    """Its objects, from its start on."""
+
+
+class LookupRequested(Value, frozen=True, gc=False):
+    """An engine asks what is here of a prompt: GetReplicaList."""
+
+    request_id: RequestId
+    xid: Xid
+    """By which it would load what is found."""
+    items: tuple[Item, ...]
+    digest: int
+    weights: int
+
+
+class CallWithdrawn(Value, frozen=True, gc=False):
+    """Nobody will come for what was to be put, or was found."""
+
+    request_id: RequestId
+    xid: Xid
 
 
 class PieceArrived(Value, frozen=True, gc=False):

@@ -80,9 +80,10 @@ class StoreWiring:
         """Of an object within a prompt: it ends where a name does, and a block of whoever has it."""
         return lcm(name_tokens, *(pool.block_size for pool in self.engines.scenario.pools))
 
-    def fits(self, tokens: int) -> bool:
-        """Whether a prompt's KV fits a node at all."""
-        return -(-tokens // self.shards.block_size) <= self.blocks
+    @property
+    def most_tokens(self) -> int:
+        """Of one prompt, whose KV fits a node."""
+        return self.blocks * self.shards.block_size
 
     def put_to(self, node: str, incarnation: int) -> Consumer:
         """The endpoints of a node towards the engines that put."""

@@ -12,21 +12,19 @@ from rich.console import Console
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
-from pdflow.engine.sequence import NeverFitsError
 from pdflow.methods.staging import KvSize, RingStaging
 from pdflow.protocol.events import PrefillBegun, SourceWithdrawn
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.serving.decode_requests import DecodeStage
+from pdflow.serving.effects import HoldEngine
 from runtime.beside import RoomState, room_state
 from runtime.decode_node import DecodeLeg
 from runtime.diary import TOKEN, Passed
 from runtime.engines.job import Sampling
 from runtime.models import TorchModel
 from runtime.prefill_node import PrefillLeg
-from runtime.progressive_prefill_node import ProgressivePrefillNode
 from runtime.staged_decode_node import StagedDecodeNode
-from runtime.staged_prefill_node import StagedPrefillNode
 from runtime.state import state_of
 from runtime.top import view
 from tests.runtime.support.house import PATIENCE_S, Answer, House, cluster, house, said
@@ -56,16 +54,10 @@ async def empty(home: House) -> None:
     await home.quiet()
     with trio.fail_after(10):
         for node in (home.p, home.d):
-            while isinstance(node, StagedPrefillNode | StagedDecodeNode) and (
-                node.staging.held or node.staging.waiting
-            ):
+            while node.staging is not None and (node.staging.held or node.staging.waiting):
                 await trio.sleep(0.01)
-    if isinstance(home.p, StagedPrefillNode):
-        home.p.departures.assert_empty("P")
-        assert not home.p.awaited
-    if isinstance(home.p, ProgressivePrefillNode):
-        home.p.begun.assert_empty("P")
-    assert not home.p.by_xid
+    home.p.prefilling.assert_empty("P")
+    assert not home.p.legs
     for node in (home.p, home.d):
         for rank in node.ranks.values():
             assert not rank.places
@@ -98,8 +90,10 @@ async def test_prompts_wait_in_turn_for_room(method: str, model: TorchModel) -> 
 @pytest.mark.trio
 async def test_a_prompt_that_never_fits_there_is_refused_at_once(method: str, model: TorchModel) -> None:
     async with house(cluster(*with_room(method, 128)), model) as home:
-        with pytest.raises(NeverFitsError, match="700 tokens is too long for a"):
-            home.p.begin("r", "x-r", prompt(700))
+        leg = home.p.begin("r", "x-r", prompt(700))
+        await leg.answered.wait()
+        assert leg.code is Code.REJECTED
+        assert "700 tokens is too long for a" in leg.why
         assert (await home.ask("s", prompt(100), GREEDY)).code is Code.NONE
         await empty(home)
 
@@ -131,7 +125,7 @@ async def test_operators_see_what_is_beside_the_blocks(method: str, model: Torch
 
         leg = home.p.begin("r", "x-r", prompt(250))
         await leg.answered.wait()
-        assert isinstance(home.p, StagedPrefillNode)
+        assert home.p.staging is not None
         home.p.staging.want("another", 100)
         beside, drawn = shown()
         assert (beside.prompts, beside.waiting) == (1, 1)
@@ -271,14 +265,13 @@ async def test_a_prefill_is_over_when_its_last_layer_is_there(model: TorchModel)
 async def test_with_put_the_engine_begins_no_step_before_all_has_gone(model: TorchModel) -> None:
     async with house(cluster("transfer.method=p2p-nccl-put"), model) as home:
         node = home.p
-        assert isinstance(node, StagedPrefillNode)
         compose, held = node.engine._compose, []
-        node.engine._compose = lambda: (held.append(bool(node.awaited)), compose())[1]  # type: ignore[method-assign, func-returns-value]
-        waits = []
-        wait_for = node.wait_for
-        node.wait_for = lambda xid: (waits.append(xid), wait_for(xid))[1]  # type: ignore[method-assign, func-returns-value]
+        node.engine._compose = lambda: (held.append(bool(node.prefilling.requests.awaited)), compose())[1]  # type: ignore[method-assign, func-returns-value]
+        holds = []
+        hold = node.perform[HoldEngine]
+        node.perform[HoldEngine] = lambda port, effect: (holds.append(effect), hold(port, effect))[1]  # type: ignore[func-returns-value]
         await same_tokens(home)
-        assert len(waits) == 8
+        assert len(holds) == 8
         assert not any(held)
         await empty(home)
 
@@ -314,9 +307,9 @@ async def test_whoever_hangs_up_leaves_nothing_there(method: str, model: TorchMo
             if scope.cancelled_caught:
                 if isinstance(leg, DecodeLeg):
                     home.d.abort(leg)
-                here = home.p.by_request.get(f"r{number}")
-                if here is not None:
-                    home.p.abort(here)
+                for here in tuple(home.p.legs.values()):
+                    if here.request_id == f"r{number}" and not here.answered.is_set():
+                        home.p.abort(here)
 
         async with trio.open_nursery() as nursery:
             for number in range(24):
@@ -325,8 +318,8 @@ async def test_whoever_hangs_up_leaves_nothing_there(method: str, model: TorchMo
         assert Code.NONE in codes or method == "p2p-nccl-get"
         # What nobody comes for is kept for its lease, from when there is room for it on.
         with trio.fail_after(30):
-            while home.p.by_xid:
-                for xid in home.p.by_xid:
+            while home.p.legs:
+                for xid in home.p.legs:
                     home.p.put(home.p.scheduler, SourceWithdrawn(xid))
                 await trio.sleep(0.05)
         await empty(home)

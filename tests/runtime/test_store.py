@@ -12,7 +12,6 @@ import trio
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
-from pdflow.engine.sequence import NeverFitsError
 from pdflow.methods.store_memory import blocks_of
 from pdflow.protocol.effects import PostRead
 from pdflow.protocol.events import ReadEnded
@@ -161,8 +160,10 @@ async def test_prompts_wait_for_room(model: TorchModel) -> None:
             for number in range(12):
                 nursery.start_soon(ask, number)
         assert len(answers) == 12
-        with pytest.raises(NeverFitsError, match="too long for a node of the store"):
-            home.p.begin("long", "x-long", prompt(room + 1))
+        leg = home.p.begin("long", "x-long", prompt(room + 1))
+        await leg.answered.wait()
+        assert leg.code is Code.REJECTED
+        assert "too long for a node of the store" in leg.why
         await home.quiet()
 
 

@@ -252,8 +252,7 @@ class StoreClient:
 class StoreKeys:
     """Of one node."""
 
-    def fits(self, tokens: int) -> bool:
-        return -(-tokens // BLOCK) <= STORE_BLOCKS
+    most_tokens = STORE_BLOCKS * BLOCK
 
     def objects(self, tokens: list[int]) -> tuple[Item, ...]:
         return items_of(tokens[0])
@@ -409,18 +408,11 @@ class Live:
         """As the engine's API does when whoever asked hangs up."""
         if self.setting.role == "store":
             self.node.withdraw(leg.request_id, leg.xid)
-        elif self.setting.role != "prefill":
+        elif self.setting.role != "prefill" or not leg.answered.is_set():
             self.node.abort(leg)
-        elif not leg.answered.is_set():
-            (self.node.abort if leg.keeps else self.node.abort_alone)(leg)
 
     def _arrive(self, step: Arrive) -> None:
-        try:
-            self.legs[step.r] = leg = self._begin(step)
-        except NeverFitsError:
-            # What the engine's API answers with the status of REJECTED.
-            self.record(answer(request_id_of(step.r), Code.REJECTED))
-            return
+        self.legs[step.r] = leg = self._begin(step)
         if self.setting.role in ("prefill", "store"):
             leg.answered = Answered(self.record, leg)
         else:

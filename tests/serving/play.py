@@ -17,8 +17,7 @@ What is no difference, and why; the adapters and `merged` see to it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import trio
 
@@ -43,8 +42,6 @@ from tests.serving.scripted_engine import EngineModel
 from tests.serving.setting import REQUESTS, Setting
 from tests.serving.simulated import Simulated
 
-Even: TypeAlias = Callable[[list[Call], Step], list[Call]]
-"""A known drift's: a side's calls of a step without what the drift makes differ."""
 WAITS = (100, 1_000, 9_000, 16_000, 41_000)
 """Milliseconds: a CANCEL again, a SYNC, a lease, a dead peer, a deadline."""
 
@@ -70,16 +67,15 @@ class Differ(AssertionError):  # noqa: N818 (what was found, not an error of our
 
 
 class Pair:
-    """Args: `evens` are those of the drifts that are left out of the comparison (`drifts.py`)."""
+    """The two nodes of a setting, and who is around them."""
 
-    def __init__(self, setting: Setting, evens: Iterable[Even] = ()) -> None:
+    def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.simulated, self.live = Simulated(setting), Live(setting)
         self.peers = {ends.side: Peers(setting, ends) for ends in setting.ends()}
         self.asked: dict[str, list[int]] = {"look": [], "put": []}
         """What P has asked a store, and has no answer to."""
         self.looks: set[int] = set()
-        self.evens = tuple(evens)
         self.played: list[Step] = []
         self.calls: list[Call] = []
         """All of the simulated node's."""
@@ -100,9 +96,7 @@ class Pair:
             if call.kind in ("store look", "store put"):
                 self.asked[call.kind.removeprefix("store ")].append(number_of(call.subject))
         self.calls += ours
-        ours, theirs = merged(ours), merged(theirs)
-        for even in self.evens:
-            ours, theirs = even(ours, step), even(theirs, step)
+        ours, theirs = merged(calls_of_stores_last(ours)), merged(calls_of_stores_last(theirs))
         if ours != theirs:
             raise Differ(self.setting, self.played, ours, theirs)
 
@@ -198,6 +192,13 @@ class Pair:
         assert (ours.free, ours.quarantined) == (theirs.free, theirs.quarantined)
 
 
+def calls_of_stores_last(calls: list[Call]) -> list[Call]:
+    """What is said to a store reaches it some time later, and so does its answer, in whatever order beside what else
+    happens."""
+    said = [call for call in calls if call.kind.startswith("store ") or call.kind in ("found", "nothing found")]
+    return [*(call for call in calls if call not in said), *said]
+
+
 def merged(calls: list[Call]) -> list[Call]:
     """Copies of one rank, between which it offers at most what they have brought, count as one: a simulated copy is of
     all layers, live ones are layer by layer."""
@@ -217,9 +218,9 @@ def merged(calls: list[Call]) -> list[Call]:
 LEADS_ON = ("admit", "join", "computed", "layer", "compute", "connected", "done", "ended", "word")
 
 
-def play(setting: Setting, *steps: Step, evens: Iterable[Even] = ()) -> Pair:
+def play(setting: Setting, *steps: Step) -> Pair:
     """A script that somebody has written down. Differ at the first step at which the two sides do."""
-    pair = Pair(setting, evens)
+    pair = Pair(setting)
 
     async def all_of_it() -> None:
         for step in steps:

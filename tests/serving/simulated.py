@@ -10,21 +10,24 @@ from typing import Any
 
 from pdflow.cost.step import StepCost
 from pdflow.engine.sequence import Dropped, Limits, Outcome, Sequence
-from pdflow.methods.kv_store_ledger import Lookup, Put
 from pdflow.methods.method import Hop, Memory
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import Staging
 from pdflow.methods.store_memory import Item
 from pdflow.protocol.effects import PostRead, PostWrite, Send
-from pdflow.protocol.ids import EngineInfo, KvParams, Op, rank_address
+from pdflow.protocol.ids import EngineInfo, Op, rank_address
+from pdflow.protocol.messages import Code
 from pdflow.protocol.values import MS, Address, Allocation, Instant, Xid
 from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchDecode, DispatchPrefill, PrefillAnswered
+from pdflow.serving.effects import AnswerCall
+from pdflow.serving.events import LookupRequested, PutRequested
 from pdflow.wiring.stores import Consumer, load_xid
 from sim.aggregated_node import AggregatedNode
 from sim.build import Builder, Place
 from sim.engine_node import EngineNode, HostedEngine
 from sim.node import Port
 from sim.store_node import StoreNode
+from sim.store_prefill_node import StorePrefillNode
 from tests.serving.peers import number_of
 from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Look, Store, Together, Wait
 from tests.serving.scripted_engine import EngineModel
@@ -163,6 +166,7 @@ class Router:
 
     def __init__(self, record: Record) -> None:
         self.record = record
+        self.first_follows: set[str] = set()
         self.alone: set[str] = set()
         """Legs that no KV comes from: their parameters say nothing, and live nodes have none."""
 
@@ -175,16 +179,21 @@ class Router:
 class ScriptedStore:
     """A store's node, as P calls it."""
 
+    name = STORE
+
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.looks: dict[int, Lookup] = {}
+        self.looks: dict[int, Callable[[AnswerCall], None]] = {}
+        self.puts: dict[int, Callable[[AnswerCall], None]] = {}
 
-    def look(self, ask: Lookup) -> None:
-        self.looks[number_of(ask.request_id)] = ask
+    def look(self, about: tuple[LookupRequested, Callable[[AnswerCall], None]]) -> None:
+        ask, self.looks[number_of(about[0].request_id)] = about
         self.record(Call("store look", ask.request_id, (ask.xid, ask.items, ask.digest, ask.weights)))
 
-    def start(self, put: Put) -> None:
-        self.record(Call("store put", put.request_id, (put.params, put.items)))
+    def start(self, about: tuple[PutRequested, Callable[[AnswerCall], None]]) -> None:
+        put, told = about
+        self.puts[number_of(put.params.request_id)] = told
+        self.record(Call("store put", put.params.request_id, (put.params, put.items)))
 
     def abort(self, about: tuple[str, Xid]) -> None:
         self.record(Call("store withdraw", about[0], (about[1],)))
@@ -197,8 +206,13 @@ class Stores:
         self.node = ScriptedStore(record)
         self.wiring = store_wiring(builder)
 
-    def fits(self, tokens: int) -> bool:
-        return self.wiring.fits(tokens)
+    @property
+    def most_tokens(self) -> int:
+        return self.wiring.most_tokens
+
+    @property
+    def nodes(self) -> list[ScriptedStore]:
+        return [self.node]
 
     def items(self, request: int, salt: int) -> tuple[Item, ...]:
         return items_of(request)
@@ -260,7 +274,7 @@ class Simulated:
             return AggregatedNode(self.world, 0, info, engine, 1)
         if setting.role == "store":
             memory = recorded_memory(store_memory(), self.record)
-            store = StoreNode(self.world, STORE, memory)
+            store = StoreNode(self.world, STORE, memory, BLOCK)
             wiring = store_wiring(builder)
             ends = wiring.put_to(STORE, INCARNATION), wiring.got_from(STORE, INCARNATION)
             store.make_ends(*ends, setting.shards, INCARNATION)
@@ -277,6 +291,8 @@ class Simulated:
             node = prefill
         for number, endpoint in enumerate(ranks):
             node.add(rank_address(info.engine, number), endpoint, INCARNATION)
+        if isinstance(node, StorePrefillNode):
+            node.make_loads(INCARNATION)
         return node
 
     @property
@@ -303,13 +319,13 @@ class Simulated:
             case Abort(r):
                 request_id = request_id_of(r)
                 self.node.abort((request_id, xid_of(r)) if self.setting.role == "store" else request_id)
-            case FirstToken():
-                pass
+            case FirstToken(r):
+                self.node.first_token_known(request_id_of(r))
             case Store(what, r):
                 self._answered(what, r)
             case Look(r):
-                ask = Lookup(self._told, request_id_of(r), load_xid(xid_of(r)), items_of(r)[:-1], digest(r), WEIGHTS)
-                self.node.look(ask)
+                ask = LookupRequested(request_id_of(r), load_xid(xid_of(r)), items_of(r)[:-1], digest(r), WEIGHTS)
+                self.node.look((ask, partial(self._told, ask.request_id)))
             case Event(address, event):
                 port = self.node.ports[address]
                 self.node.receive(port, event)
@@ -320,7 +336,7 @@ class Simulated:
         r, request_id = step.r, request_id_of(step.r)
         if self.setting.role == "store":
             params = put_params(self.setting, r)
-            self.node.start(Put(r, request_id, params, items_of(r), params.digest, params.weights))
+            self.node.start((PutRequested(params, items_of(r)), partial(self._put, request_id)))
             return
         if self.setting.role != "decode":
             if step.alone:
@@ -331,17 +347,22 @@ class Simulated:
             self.node.accept_alone(DispatchAlone(0, r, request_id))
         else:
             params = params_of(self.setting, r, self.builder.pulls)
+            if step.first == "follows":
+                self.world.router.first_follows.add(request_id)
             self.node.accept(DispatchDecode(0, r, request_id, params))
 
     def _answered(self, what: str, r: int) -> None:
-        """A store answers P. What became of a put the router hears from the store."""
+        """A store answers P."""
         store = self.builder.stores.node
-        if what in ("found", "nothing"):
-            ask = store.looks.pop(r)
-            ask.whose((store, ask, found_params(self.setting, r) if what == "found" else None))
+        found = found_params(self.setting, r) if what in ("found", "put") else None
+        told = (store.looks if what in ("found", "nothing") else store.puts).pop(r)
+        told(AnswerCall(xid_of(r), found, Code.REJECTED if what == "refused" else Code.NONE))
 
-    def _told(self, about: tuple[Any, Lookup, KvParams | None]) -> None:
-        self.record(told_of_store(about[1].request_id, about[2]))
+    def _put(self, request_id: str, told: AnswerCall) -> None:
+        self.record(answer(request_id, told.code, told.params))
+
+    def _told(self, request_id: str, told: AnswerCall) -> None:
+        self.record(told_of_store(request_id, told.params))
 
     def _do(self, step: Do) -> None:
         if step.act == "layer" and step in self.engine.possible():

@@ -4,7 +4,6 @@ order. The protocol and the engine are the test's."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,7 @@ from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.events import DecodeAborted, DecodeAdmitted, DecodeQueued, PrefillLegEnded
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Allocation, Instant
-from pdflow.serving.core import Port
+from pdflow.protocol.values import Allocation
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.decode_requests import DecodeStage
 from pdflow.serving.effects import (
@@ -44,6 +42,7 @@ from pdflow.serving.events import (
     RoomDue,
 )
 from pdflow.serving.landing import Landing, StagedLanding
+from tests.serving.bench import Bench
 
 PARAMS = KvParams(EngineInfo("p", Shards(1, 1, 16)), "x", "r", 0)
 BLOCKS = Allocation(7, (1, 2))
@@ -55,59 +54,14 @@ OF_THE_ROLE = (
 )
 
 
-class Scheduler:
-    """An endpoint that wants what a test says next, and keeps what it is told."""
+class DecodeBench(Bench):
+    """A decode engine's core."""
 
-    timed = False
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-        self.next: list[Any] = []
-
-    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
-        self.told.append(event)
-        effects, self.next = tuple(self.next), []
-        return effects
-
-    def wake_at(self) -> None:
-        return None
-
-
-class Bench:
-    """A core between that endpoint and a driver that keeps what it is to do."""
+    core: DecodeCore
 
     def __init__(self, landing: Landing | None = None, **how: bool) -> None:
-        self.core = DecodeCore(1, landing or Landing(), **how)
-        self.scheduler = Scheduler()
-        self.port = Port("d", self.scheduler, 1)
-        self.core.add(self.port)
-        self.done: list[Any] = []
-        for kind in OF_ENDPOINTS:
-            self.core.do[kind] = self.do
-        for kind in OF_THE_ROLE:
-            self.core.perform[kind] = self.do
+        super().__init__(DecodeCore(1, landing or Landing(), **how), OF_ENDPOINTS, OF_THE_ROLE)
         self.core.begin(self.port)
-
-    def do(self, port: Port, effect: Any) -> None:
-        self.done.append(effect)
-
-    def role(self, event: Any) -> list[Any]:
-        """What it has done, once this has happened."""
-        self.done.clear()
-        self.core.feed(self.core.role, event, 0)
-        return self.done
-
-    def protocol(self, *effects: Any) -> list[Any]:
-        """The same, once the protocol has wanted this."""
-        self.done.clear()
-        self.scheduler.next = list(effects)
-        self.core.feed(self.port, "something", 0)
-        self.scheduler.told.remove("something")
-        return self.done
-
-    def told(self) -> list[Any]:
-        told, self.scheduler.told = self.scheduler.told, []
-        return told
 
     def request(self, handle: str = "r", **how: bool) -> None:
         self.role(DecodeRequested(handle, PARAMS, 7, 100, 42, **how))
@@ -123,12 +77,12 @@ class Bench:
         self.told()
 
 
-def staged() -> Bench:
+def staged() -> DecodeBench:
     """With room for 112 tokens beside the blocks."""
-    return Bench(StagedLanding(PagedStaging(KvSize(1, 1), 16, 7)))
+    return DecodeBench(StagedLanding(PagedStaging(KvSize(1, 1), 16, 7)))
 
 
-def with_room() -> Bench:
+def with_room() -> DecodeBench:
     bench = staged()
     bench.request()
     assert bench.protocol(Enqueue("r")) == [AskForRoom()]
@@ -136,7 +90,7 @@ def with_room() -> Bench:
     return bench
 
 
-def copying() -> Bench:
+def copying() -> DecodeBench:
     bench = with_room()
     assert bench.protocol(Commit("r")) == [Landed("r"), Enqueue("r")]
     assert bench.role(EngineAdmitted("r", BLOCKS, 16)) == [CopyIn("r", ROOM, BLOCKS, 16)]
@@ -145,7 +99,7 @@ def copying() -> Bench:
 
 
 def test_a_request_is_admitted_loaded_and_ends_with_its_last_token() -> None:
-    bench = Bench()
+    bench = DecodeBench()
     bench.request()
     assert bench.told() == [DecodeQueued("r", PARAMS, 7, 0)]
     assert bench.protocol(Enqueue("r")) == [Enqueue("r")]
@@ -159,7 +113,7 @@ def test_a_request_is_admitted_loaded_and_ends_with_its_last_token() -> None:
 
 def test_before_its_kv_is_here_the_protocol_aborts_it() -> None:
     for stage in (DecodeStage.PENDING, DecodeStage.ADMITTED):
-        bench = Bench()
+        bench = DecodeBench()
         bench.request() if stage is DecodeStage.PENDING else bench.admitted()
         assert bench.core.stage_of("r") is stage
         bench.told()
@@ -169,7 +123,7 @@ def test_before_its_kv_is_here_the_protocol_aborts_it() -> None:
 
 def test_once_its_kv_is_here_the_engine_drops_it_whatever_it_does_with_it() -> None:
     """A sequence that was preempted before its first token waits as a new one, and the protocol knows it no more."""
-    bench = Bench()
+    bench = DecodeBench()
     bench.landed()
     assert bench.role(RequestAborted("r")) == [Drop("r"), EndDecode("r", Code.CANCELLED)]
     assert bench.told() == []
@@ -178,13 +132,13 @@ def test_once_its_kv_is_here_the_engine_drops_it_whatever_it_does_with_it() -> N
 
 
 def test_an_abort_for_nobody_is_nothing() -> None:
-    bench = Bench()
+    bench = DecodeBench()
     assert bench.role(RequestAborted("r")) == []
     assert bench.told() == []
 
 
 def test_blocks_of_which_the_protocol_knows_are_its_own_to_free() -> None:
-    bench = Bench()
+    bench = DecodeBench()
     bench.admitted()
     resolve = Resolve("r", Outcome.FAILED, Code.PEER_DEAD)
     assert bench.protocol(resolve, Quarantine(BLOCKS)) == [
@@ -199,7 +153,7 @@ def test_blocks_of_which_the_protocol_knows_are_its_own_to_free() -> None:
 def test_blocks_that_were_given_in_the_turn_of_its_end_are_given_back() -> None:
     """RESOLVE before the grant was reported: the engine answers with blocks that nobody else will free, and its report
     comes too late."""
-    bench = Bench()
+    bench = DecodeBench()
     bench.request()
     bench.protocol(Enqueue("r"))
     ended = [Drop("r"), EndDecode("r", Code.STALLED)]
@@ -211,7 +165,7 @@ def test_blocks_that_were_given_in_the_turn_of_its_end_are_given_back() -> None:
 
 
 def test_its_name_is_taken_until_the_engine_has_dropped_it() -> None:
-    bench = Bench()
+    bench = DecodeBench()
     bench.landed()
     with pytest.raises(LocalProtocolError, match="is here already"):
         bench.core.rules[DecodeRequested](DecodeRequested("r", PARAMS, 7, 100, 42))
@@ -225,7 +179,7 @@ def test_its_name_is_taken_until_the_engine_has_dropped_it() -> None:
 
 
 def test_what_fits_no_engine_is_told_to_the_protocol() -> None:
-    bench = Bench()
+    bench = DecodeBench()
     bench.request()
     bench.protocol(Enqueue("r"))
     bench.told()
@@ -234,7 +188,7 @@ def test_what_fits_no_engine_is_told_to_the_protocol() -> None:
 
 
 def test_alone_a_request_is_the_engines_from_its_start() -> None:
-    bench = Bench()
+    bench = DecodeBench()
     assert bench.role(AloneRequested("r")) == [Enqueue("r")]
     assert bench.role(EngineRejected("r", "too long")) == [EndDecode("r", Code.REJECTED)]
     bench.role(AloneRequested("r"))
@@ -246,7 +200,7 @@ def test_alone_a_request_is_the_engines_from_its_start() -> None:
 
 
 def test_a_first_token_that_follows_is_waited_for() -> None:
-    bench = Bench()
+    bench = DecodeBench()
     bench.request(first_follows=True)
     bench.protocol(Enqueue("r"))
     bench.role(EngineAdmitted("r", BLOCKS))
@@ -257,7 +211,7 @@ def test_a_first_token_that_follows_is_waited_for() -> None:
 
 
 def test_a_first_token_may_be_here_before_the_kv() -> None:
-    bench = Bench()
+    bench = DecodeBench()
     bench.request(first_follows=True)
     assert bench.role(FirstTokenKnown("r")) == []
     bench.protocol(Enqueue("r"))
@@ -267,7 +221,7 @@ def test_a_first_token_may_be_here_before_the_kv() -> None:
 
 def test_aborted_while_it_waits_for_its_first_token_its_blocks_are_given_back() -> None:
     """The protocol is done with them, and the engine takes them for still being written to."""
-    bench = Bench()
+    bench = DecodeBench()
     bench.request(first_follows=True)
     bench.protocol(Enqueue("r"))
     bench.role(EngineAdmitted("r", BLOCKS))
@@ -277,13 +231,13 @@ def test_aborted_while_it_waits_for_its_first_token_its_blocks_are_given_back() 
 
 
 def test_the_router_s_word_of_a_prefill_leg_goes_to_the_protocol() -> None:
-    bench = Bench()
+    bench = DecodeBench()
     bench.role(PrefillReported("r", False))
     assert bench.told() == [PrefillLegEnded("r", False)]
 
 
 def test_an_engine_that_waits_stands_still_until_the_last_kv_is_here() -> None:
-    bench = Bench(waits=True)
+    bench = DecodeBench(waits=True)
     for handle in ("a", "b"):
         bench.request(handle)
         bench.protocol(Enqueue(handle))
@@ -295,7 +249,7 @@ def test_an_engine_that_waits_stands_still_until_the_last_kv_is_here() -> None:
 
 def test_where_batches_fail_whole_the_others_are_aborted() -> None:
     """#12957: what the engine waits for is one batch."""
-    bench = Bench(waits=True, fails_whole_batches=True)
+    bench = DecodeBench(waits=True, fails_whole_batches=True)
     for number, handle in enumerate("abc"):
         bench.admitted(handle, Allocation(number, (number,)))
     bench.told()
@@ -376,7 +330,7 @@ def test_staged_aborted_while_it_is_copied_blocks_are_free_behind_the_copy(order
 
 def test_what_it_keeps_is_in_its_fingerprint() -> None:
     marks = set()
-    for bench in (Bench(), staged(), with_room(), copying()):
+    for bench in (DecodeBench(), staged(), with_room(), copying()):
         bench.core.ports.clear()
         marks.add(bench.core.fingerprint())
     bench = copying()

@@ -1,30 +1,11 @@
-"""What drifts today, each by the script that shows it: strict xfails, to be removed one by one as nodes come to share
-what they do. `drifts.py` says what each of them is."""
+"""What the simulated node and the live one did differently once, each by the script that showed it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.serving.drifts import (
-    ABORT_OF_LOAD_ANSWERED,
-    ABORT_OF_PUT,
-    DRIFTS,
-    FIRST_TOKEN_AWAITED,
-    FREED_BEFORE_TOLD,
-    NEVER_FITS,
-    PIECES_AT_ONCE,
-    PULLED_PLACE,
-    PUT_ANSWERED,
-    PUT_REFUSED,
-    QUEUED_ORDER,
-    TURN_ORDER,
-    Drift,
-    drifts_of,
-)
-from tests.serving.play import Differ, play
-from tests.serving.script import Abort, Arrive, Do, Peer, Step, Store, Together, Wait
+from tests.serving.play import play
+from tests.serving.script import Abort, Arrive, Do, FirstToken, Peer, Step, Store, Together, Wait
 from tests.serving.setting import Setting
 
 DECODE = Setting("nixl-push", "decode")
@@ -100,23 +81,12 @@ SAME: dict[str, tuple[Setting, tuple[Step, ...]]] = {
             Wait(41_000),
         ),
     ),
-}
-"""What drifted once, and is decided in one place now."""
-
-SCRIPTS: dict[str, tuple[Drift, Setting, tuple[Step, ...]]] = {
-    "that_follows": (
-        FIRST_TOKEN_AWAITED,
-        AWAITED,
-        (Arrive(0, first="follows"), Do("admit", 0), Peer("connected"), Peer("done", 0)),
-    ),
     "of_a_late_write": (
-        PIECES_AT_ONCE,
         STAGED_PREFILL,
         (Peer("register", 0), Arrive(0), Do("compute", 0, 6), Do("layer"), Peer("connected")),
     ),
-    "of_a_prompt_that_is_read": (FREED_BEFORE_TOLD, PULLED_FROM, (Arrive(0), Do("compute", 0, 6), Do("computed"))),
+    "of_a_prompt_that_is_read": (PULLED_FROM, (Arrive(0), Do("compute", 0, 6), Do("computed"))),
     "in_a_store_of_p": (
-        PULLED_PLACE,
         PULLED_FROM,
         (
             Arrive(1, alone=True),
@@ -127,56 +97,31 @@ SCRIPTS: dict[str, tuple[Drift, Setting, tuple[Step, ...]]] = {
             Do("computed"),
         ),
     ),
-    "at_plain_p": (NEVER_FITS, PREFILL, (Arrive(LONG),)),
-    "at_progressive_p": (NEVER_FITS, Setting("mooncake-v1", "prefill", progressive=True), (Arrive(LONG),)),
-    "any": (QUEUED_ORDER, PREFILL, (Arrive(0),)),
+    "at_plain_p": (PREFILL, (Arrive(LONG),)),
+    "at_progressive_p": (Setting("mooncake-v1", "prefill", progressive=True), (Arrive(LONG),)),
+    "a_prompt_that_arrives": (PREFILL, (Arrive(0),)),
     "a_registration_and_an_abort": (
-        TURN_ORDER,
         PREFILL,
         (Peer("register", 1), Peer("connected"), Arrive(0), Together((Peer("register", 0), Abort(0)))),
     ),
-    "while_the_store_is_asked": (ABORT_OF_LOAD_ANSWERED, STORE_PREFILL, (Arrive(0), Abort(0))),
+    "while_the_store_is_asked": (STORE_PREFILL, (Arrive(0), Abort(0))),
     "while_it_is_loaded": (
-        ABORT_OF_LOAD_ANSWERED,
         STORE_PREFILL,
         (Arrive(0), Store("found", 0), Do("admit", 0), Abort(0)),
     ),
-    "by_its_store": (PUT_ANSWERED, STORE_PREFILL, (*PUTTING, Store("put", 0))),
-    "of_its_store": (PUT_REFUSED, STORE_PREFILL, (*PUTTING, Store("refused", 0))),
-    "that_is_under_way": (ABORT_OF_PUT, STORE_PREFILL, (*PUTTING, Abort(0))),
-    "that_is_over": (ABORT_OF_PUT, STORE_PREFILL, (*PUTTING, Store("put", 0), Abort(0))),
+    "put_by_its_store": (STORE_PREFILL, (*PUTTING, Store("put", 0))),
+    "refused_by_its_store": (STORE_PREFILL, (*PUTTING, Store("refused", 0))),
+    "that_is_under_way": (STORE_PREFILL, (*PUTTING, Abort(0))),
+    "that_is_over": (STORE_PREFILL, (*PUTTING, Store("put", 0), Abort(0))),
+    "a_first_token_that_follows": (
+        AWAITED,
+        (Arrive(0, first="follows"), Do("admit", 0), Peer("connected"), Peer("done", 0), FirstToken(0)),
+    ),
 }
-
-
-def cases() -> Iterator[object]:
-    for which, (drift, setting, script) in SCRIPTS.items():
-        mark = pytest.mark.xfail(raises=Differ, strict=True, reason=drift.reason)
-        yield pytest.param(drift, setting, script, id=f"{drift.name}: {which}", marks=mark)
-
-
-@pytest.mark.parametrize(("drift", "setting", "script"), list(cases()))
-def test_both_do_the_same(drift: Drift, setting: Setting, script: tuple[Step, ...]) -> None:
-    """Without what other drifts make differ. Today they do the same up to the script's last step."""
-    others = [other.even for other in drifts_of(setting) if other.even is not None and other is not drift]
-    try:
-        play(setting, *script[:-1], evens=others)
-    except Differ as error:
-        pytest.fail(f"before its last step: {error}")
-    play(setting, *script, evens=others)
+"""Each is decided in one place now."""
 
 
 @pytest.mark.parametrize("which", SAME)
 def test_what_drifted_once_is_the_same(which: str) -> None:
     setting, script = SAME[which]
-    play(setting, *script, evens=[drift.even for drift in drifts_of(setting) if drift.even is not None])
-
-
-@pytest.mark.parametrize("which", [which for which, (drift, _, _) in SCRIPTS.items() if drift.even is not None])
-def test_what_is_left_out_is_all_that_differs(which: str) -> None:
-    _, setting, script = SCRIPTS[which]
-    play(setting, *script, evens=[other.even for other in drifts_of(setting) if other.even is not None])
-
-
-def test_every_drift_is_shown() -> None:
-    assert {drift.name for drift, _, _ in SCRIPTS.values()} == {drift.name for drift in DRIFTS}
-    assert all(drift.where(setting) for drift, setting, _ in SCRIPTS.values())
+    play(setting, *script)

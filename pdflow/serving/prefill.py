@@ -1,0 +1,137 @@
+"""What a prefill engine does with a request, from its acceptance to the release of its last block.
+
+The protocol is told of a prompt before anything else happens to it, and of its end whatever that is, so that a
+registration finds an answer. Until all of a prompt is computed it is the engine's: aborting it is dropping it there.
+From then on it is the protocol's: a computed prompt stays when its client goes, since its lease decides.
+
+What P sends from, and when a prompt's blocks are free, is `sending.py`'s to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from pdflow.protocol.effects import AnswerPrefill, Enqueue, ReleaseBlocks
+from pdflow.protocol.errors import LocalProtocolError
+from pdflow.protocol.events import PrefillQueued, SourceWithdrawn
+from pdflow.protocol.messages import Code
+from pdflow.serving.core import Core, Port
+from pdflow.serving.effects import Computed, EndPrefill, Released
+from pdflow.serving.events import (
+    EngineDropped,
+    EngineRejected,
+    Handle,
+    PrefillRequested,
+    PromptComputed,
+    PromptWithdrawn,
+    RequestAborted,
+)
+from pdflow.serving.prefill_requests import PrefillRequest, PrefillRequests
+from pdflow.serving.sending import Sending
+
+
+class PrefillCore(Core):
+    """Args: `weights` names what the model computes with."""
+
+    def __init__(self, weights: int, sending: Sending) -> None:
+        super().__init__()
+        self.sending = sending
+        self.requests = PrefillRequests(self, weights)
+        self.rules.update(
+            {
+                PrefillRequested: self._requested,
+                RequestAborted: self._aborted,
+                PromptWithdrawn: self._withdrawn,
+                EngineRejected: self._rejected,
+                EngineDropped: self._dropped,
+                PromptComputed: self._computed,
+            }
+        )
+        sending.begin(self.requests)
+
+    def begin(self, scheduler: Port) -> None:
+        """Its scheduler's endpoint. The driver has registered what it does."""
+        self.requests.scheduler = scheduler
+        self.do[AnswerPrefill] = self._answer
+        self.do[ReleaseBlocks] = self._release
+        self.sending.take_effects(self.do)
+
+    def knows(self, handle: Handle) -> bool:
+        """Whether this name is taken: a prompt with it would not be told from another."""
+        return handle in self.requests.by_handle
+
+    def request_of(self, handle: Handle) -> PrefillRequest | None:
+        return self.requests.by_handle.get(handle)
+
+    # What is asked of this engine.
+
+    def _requested(self, event: PrefillRequested) -> None:
+        handle, requests = event.handle, self.requests
+        if handle in requests.by_handle:
+            raise LocalProtocolError(f"prompt {handle} is here already; every attempt needs an id of its own")
+        request = PrefillRequest(handle, event.request_id, event.prompt_tokens, event.digest, event.keeps)
+        requests.by_handle[handle] = request
+        if event.keeps:
+            requests.tell(PrefillQueued(handle, event.request_id))
+            refusal = self.sending.refusal(event.prompt_tokens)
+            if refusal:
+                self.sending.end(request, Code.REJECTED, refusal)
+                return
+        if event.lookup:
+            self.sending.look_up(request)
+        else:
+            requests.want(Enqueue(handle))
+
+    def _aborted(self, event: RequestAborted) -> None:
+        request = self.requests.by_handle.get(event.handle)
+        if request is not None and not request.ended:
+            self.sending.aborted(request)
+
+    def _withdrawn(self, event: PromptWithdrawn) -> None:
+        self.requests.tell(SourceWithdrawn(event.handle))
+
+    # The engine.
+
+    def _rejected(self, event: EngineRejected) -> None:
+        request = self.requests.by_handle.get(event.handle)
+        if request is not None:
+            self.sending.rejected(request, event.reason)
+
+    def _dropped(self, event: EngineDropped) -> None:
+        request = self.requests.by_handle.get(event.handle)
+        if request is not None:
+            request.dropping = False
+            self.sending.dropped(request, event)
+
+    def _computed(self, event: PromptComputed) -> None:
+        requests = self.requests
+        request = requests.by_handle[event.handle]
+        request.computed = True
+        if not request.ended:
+            requests.want(Computed(request.handle))
+        if request.keeps:
+            self.sending.computed(request, event.source)
+            return
+        requests.want(EndPrefill(request.handle, Code.NONE))
+        requests.free(request)
+        requests.forget(request)
+
+    # The protocol.
+
+    def _answer(self, _: Port, effect: AnswerPrefill) -> None:
+        self.sending.answer(self.requests.by_handle[effect.params.xid], effect)
+
+    def _release(self, _: Port, effect: ReleaseBlocks) -> None:
+        request = self.requests.by_handle[effect.xid]
+        request.held = False
+        self.requests.want(Released(request.handle, effect.code))
+        self.sending.released(request)
+
+    # As one value, for whoever explores.
+
+    def fingerprint(self) -> Hashable:
+        return super().fingerprint(), self.requests.fingerprint(), self.sending.fingerprint()
+
+    def assert_empty(self, whose: str) -> None:
+        self.requests.assert_empty(whose)
+        self.sending.assert_empty(whose)

@@ -1,0 +1,114 @@
+"""The requests of a prefill engine, and the few things that are done to one: its blocks are freed, it ends.
+
+When each happens is decided in `prefill.py` and, where it depends on what P sends from, in `sending.py` and
+`staged_sending.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import msgspec
+
+from pdflow.protocol.events import PrefillAborted, PrefillBegun, PrefillFinished
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Allocation, RequestId
+from pdflow.serving.core import Core, Port
+from pdflow.serving.effects import EndPrefill, Forget, FreePrompt, HoldEngine, ResumeEngine
+from pdflow.serving.events import Handle
+
+
+class PrefillRequest(msgspec.Struct, eq=False):
+    """One prompt at P."""
+
+    handle: Handle
+    request_id: RequestId
+    prompt_tokens: int
+    digest: int
+    keeps: bool
+    """A decode leg comes for the KV, so the protocol knows of it."""
+    computed: bool = False
+    """All of its KV is in blocks."""
+    dropping: bool = False
+    """The engine has been told to drop it and has not answered."""
+    ended: bool = False
+    """Nobody wants it any more, and the protocol has been told so."""
+    answering: bool = False
+    """The protocol has been told that it is finished, and has not answered its request."""
+    held: bool = False
+    """The protocol may send from it, until it releases it."""
+    freed: bool = False
+    """Its blocks are the engine's again."""
+    known: int = 0
+    """Sent while it is computed: up to which token it is computed, or will be with the running step."""
+
+
+class PrefillRequests:
+    """Those of one engine. Args: `core` delivers what they want done; `weights` names what the model computes with."""
+
+    __slots__ = ("awaited", "by_handle", "core", "scheduler", "want", "weights")
+
+    def __init__(self, core: Core, weights: int) -> None:
+        self.core = core
+        self.want: Callable[[Any], None] = core.wanted.append
+        """The driver is to do this."""
+        self.weights = weights
+        self.scheduler: Port
+        self.by_handle: dict[Handle, PrefillRequest] = {}
+        self.awaited: dict[Handle, None] = {}
+        """Prompts that the engine waits for before it begins another step."""
+
+    def tell(self, event: Any) -> None:
+        """The protocol is told this next."""
+        self.core.queue.append((self.scheduler, event))
+
+    def announce(self, request: PrefillRequest, source: Allocation) -> None:
+        """The protocol may send from it, though it is still being computed."""
+        request.held = True
+        about = (request.handle, source, request.prompt_tokens, request.digest, self.weights)
+        self.tell(PrefillBegun(*about))
+
+    def finish(self, request: PrefillRequest, source: Allocation) -> None:
+        """All of it may be sent from there."""
+        request.answering = True
+        about = (request.handle, source, request.prompt_tokens, request.digest, self.weights)
+        self.tell(PrefillFinished(*about))
+
+    def end(self, request: PrefillRequest, code: Code, reason: str = "") -> None:
+        """No KV comes of it. Who has aborted it needs no answer."""
+        request.ended = True
+        if request.keeps:
+            self.tell(PrefillAborted(request.handle, code))
+        if code is not Code.CANCELLED:
+            self.want(EndPrefill(request.handle, code, reason))
+
+    def free(self, request: PrefillRequest) -> None:
+        """Its blocks are needed no longer."""
+        request.freed = True
+        self.want(FreePrompt(request.handle))
+
+    def forget(self, request: PrefillRequest) -> None:
+        """Nothing is left of it."""
+        del self.by_handle[request.handle]
+        self.want(Forget(request.handle))
+
+    def wait_for(self, handle: Handle) -> None:
+        """The engine begins no step before this one has been sent."""
+        if not self.awaited:
+            self.want(HoldEngine())
+        self.awaited[handle] = None
+
+    def wait_no_more(self, handle: Handle) -> None:
+        if handle in self.awaited:
+            del self.awaited[handle]
+            if not self.awaited:
+                self.want(ResumeEngine())
+
+    def fingerprint(self) -> Hashable:
+        requests = tuple([msgspec.structs.astuple(request) for request in self.by_handle.values()])
+        return requests, tuple(self.awaited)
+
+    def assert_empty(self, whose: str) -> None:
+        kept = (self.by_handle, self.awaited)
+        assert not any(kept), f"{whose} still keeps {kept}"

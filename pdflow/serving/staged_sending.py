@@ -1,0 +1,304 @@
+"""Prompts that a prefill engine sends from memory beside its blocks: who asks for room when, what is copied when, from
+when on a prompt is the protocol's, and when its blocks are free.
+
+Where the method sends early, each layer of a chunk is copied and offered as it is computed; otherwise the whole prompt
+is, when all of it is. A prompt without room stays in blocks, and the engine goes on: were it to wait, so would those
+prompts that hold the room. The blocks come back as soon as they are copied; the lease is the prompt's, wherever it
+lies.
+
+When a prompt asks for room is `staging.py`'s to say. Where that is with the WRITE, it is announced without; where D
+reads, when it can be read, and D is told where it lies there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from pdflow.methods.method import Conduct, Grain, Memory, Method
+from pdflow.methods.shipment import Piece, whole
+from pdflow.methods.staging import Staging, comes_with_the_write
+from pdflow.protocol.effects import PostWrite
+from pdflow.protocol.events import SourceWithdrawn
+from pdflow.protocol.values import Allocation
+from pdflow.serving.core import Execute, Port
+from pdflow.serving.effects import CopyOut, LeaveRoom, OfferPiece, TakeRoom, WithdrawPieces
+from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady
+from pdflow.serving.prefill_requests import PrefillRequest, PrefillRequests
+from pdflow.serving.sending import Sending, Steps
+
+
+class Departure:
+    """One prompt on its way out of the blocks. `source`: its blocks."""
+
+    __slots__ = ("chunks", "copied", "copying", "finished", "in_blocks", "over", "place", "request", "source", "wanted")
+
+    def __init__(self, request: PrefillRequest, source: Allocation) -> None:
+        self.request = request
+        self.source = source
+        self.wanted = False
+        """Room was asked for."""
+        self.place: Allocation | None = None
+        """Where it has room."""
+        self.chunks: list[tuple[int, int]] = []
+        """Computed, or being computed, while it has none: in which step, up to which token."""
+        self.copied = 0
+        """Tokens whose copies have been ordered."""
+        self.copying = 0
+        """Ranks' shares of copies under way, or to come of a step that has begun."""
+        self.in_blocks = True
+        """Its blocks are still needed."""
+        self.finished = False
+        """The protocol has been told that all of it can be sent."""
+        self.over = False
+        """Nothing of it is sent any more."""
+
+    def state(self) -> tuple[Hashable, ...]:
+        """All but its request, for a fingerprint."""
+        room = (self.source, self.wanted, self.place, tuple(self.chunks))
+        return (*room, self.copied, self.copying, self.in_blocks, self.finished, self.over)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it waits for room."""
+        return self.place is None and not self.over
+
+
+class StagedSending(Sending):
+    """Args: `staging` is that of one rank. A layer is copied by so many of the `ranks`."""
+
+    def __init__(
+        self, method: Method, conduct: Conduct, staging: Staging, layers: int, ranks_per_layer: int, ranks: int
+    ) -> None:
+        super().__init__()
+        self.method = method
+        self.staging = staging
+        self.layers = layers
+        self.ranks_per_layer = ranks_per_layer
+        self.ranks = ranks
+        self.early = conduct.early
+        self.waits = conduct.prefill_waits
+        """The engine stands still while a prompt is on its way."""
+        self.room_with_write = comes_with_the_write(method, conduct)
+        self.steps = Steps(layers)
+        self.outgoing: dict[Handle, Departure] = {}
+
+    def begin(self, requests: PrefillRequests) -> None:
+        super().begin(requests)
+        rules: dict[type, Any] = {
+            ChunkStarted: self.chunk_started,
+            LayerReady: self.layer_ready,
+            CopiedOut: self.copied_out,
+        }
+        requests.core.rules.update(rules)
+
+    def take_effects(self, do: dict[type, Execute]) -> None:
+        post = do[PostWrite]
+
+        def post_write(port: Port, effect: PostWrite) -> None:
+            """Room comes first: what is computed is copied and offered before the WRITE of it is posted."""
+            self.written(effect.grant.xid)
+            self.requests.core.execute()
+            post(port, effect)
+
+        do[PostWrite] = post_write
+
+    def refusal(self, num_tokens: int) -> str:
+        if self.staging.fits_ever(num_tokens):
+            return ""
+        return f"a prompt of {num_tokens} tokens is too long for {self.method.p_memory.value}"
+
+    # What the engine does.
+
+    def chunk_started(self, event: ChunkStarted) -> None:
+        self.steps.begin(event.step)
+        request = self.requests.by_handle.get(event.handle)
+        if request is None or not request.keeps:
+            return
+        if self.method.grain is Grain.LAYER and event.known < request.prompt_tokens:
+            return  # All of a layer goes at once, with the step that computes the last of it.
+        going = self.outgoing.get(event.handle) or self._depart(request, event.source)
+        if going.over:
+            return
+        if going.place is None:
+            going.chunks.append((event.step, event.known))
+        else:
+            self._plan(going, event.step, event.known)
+
+    def layer_ready(self, event: LayerReady) -> None:
+        for handle, piece in self.steps.advance(event):
+            going = self.outgoing.get(handle)
+            if going is not None:
+                self._copy(going, piece)
+
+    def computed(self, request: PrefillRequest, source: Allocation) -> None:
+        going = self.outgoing.get(request.handle)
+        if going is None:
+            going = self._depart(request, source)
+        if self.room_with_write:
+            self._finish(going)
+        else:
+            if self.waits and not (self.early and going.stays):
+                self.requests.wait_for(request.handle)
+            if self.early and not going.stays:
+                self._finish(going)
+        self._settle(going)
+
+    def copied_out(self, event: CopiedOut) -> None:
+        going = self.outgoing.get(event.handle)
+        if going is None:
+            return
+        if going.place is not None and not self.method.pulls:
+            pieces = whole(self.layers, going.request.prompt_tokens) if event.piece is None else [event.piece]
+            for piece in pieces:
+                self.requests.want(OfferPiece(event.handle, piece, event.rank))
+        going.copying -= 1
+        self._settle(going)
+
+    def ended(self, request: PrefillRequest) -> None:
+        handle = request.handle
+        self.staging.forget(handle)
+        going = self.outgoing.get(handle)
+        if going is None:
+            self.requests.forget(request)
+        else:
+            going.over, going.in_blocks = True, False
+            self._forget(going)
+        self.requests.wait_no_more(handle)
+        self._grant()
+
+    # What the protocol does.
+
+    def written(self, handle: Handle) -> None:
+        """A WRITE of it is posted."""
+        going = self.outgoing[handle]
+        if not going.wanted and not going.over:
+            if self.waits:
+                self.requests.wait_for(handle)
+            self._want(going)
+
+    def released(self, request: PrefillRequest) -> None:
+        going = self.outgoing[request.handle]
+        going.over = True
+        self._vacate(going)
+        self.requests.want(WithdrawPieces(request.handle))
+        self._settle(going)
+        self._forget(going)
+        self.requests.wait_no_more(request.handle)
+        self._grant()
+
+    def settle(self, request: PrefillRequest) -> None:
+        going = self.outgoing.get(request.handle)
+        if going is not None:
+            self._settle(going)
+            self._forget(going)
+
+    # Room.
+
+    def _grant(self) -> None:
+        """Who has room now goes on."""
+        requests = self.requests
+        for handle in self.staging.victims():
+            requests.tell(SourceWithdrawn(handle))
+        while (served := self.staging.serve()) is not None:
+            handle, place = served
+            going = self.outgoing[handle]
+            going.place = place
+            requests.want(TakeRoom(handle, place))
+            if not self.early:
+                going.copying = self.ranks
+                requests.want(CopyOut(handle, place, None))
+                continue
+            if not going.request.held:
+                self._announce(going)
+            for step, known in going.chunks:
+                self._plan(going, step, known)
+            going.chunks.clear()
+            if going.request.computed and not self.room_with_write:
+                self._finish(going)
+            self._settle(going)
+
+    def _depart(self, request: PrefillRequest, source: Allocation) -> Departure:
+        """It is on its way from now on."""
+        going = self.outgoing[request.handle] = Departure(request, source)
+        if not self.room_with_write:
+            self._want(going)
+        elif self.early:
+            self._announce(going)
+        return going
+
+    def _want(self, going: Departure) -> None:
+        going.wanted = True
+        self.staging.want(going.request.handle, going.request.prompt_tokens)
+        self._grant()
+
+    def _vacate(self, going: Departure) -> None:
+        """It has no room any more, and wants none."""
+        place, going.place = going.place, None
+        if place is None:
+            self.staging.forget(going.request.handle)
+            return
+        self.requests.want(LeaveRoom(going.request.handle))
+        self.staging.release(place)
+
+    # Copies.
+
+    def _plan(self, going: Departure, step: int, known: int) -> None:
+        """A chunk is copied layer by layer, as far as its step has come, and with it from there on."""
+        start, going.copied = going.copied, known
+        going.copying += self.layers * self.ranks_per_layer
+        ready = self.steps.ready.get(step, self.layers)
+        if ready < self.layers:
+            self.steps.chunks[step].append((going.request.handle, start, known))
+        for layer in range(ready):
+            self._copy(going, Piece(layer, start, known))
+
+    def _copy(self, going: Departure, piece: Piece) -> None:
+        """This piece is computed. Who has lost its room meanwhile needs no copy."""
+        if going.place is not None:
+            self.requests.want(CopyOut(going.request.handle, going.place, piece))
+        else:
+            going.copying -= self.ranks_per_layer
+            self._settle(going)
+
+    def _settle(self, going: Departure) -> None:
+        """Behind the last copy of all the protocol is told, and then the blocks are free."""
+        request = going.request
+        if going.copying or not request.computed or not going.in_blocks or going.stays or request.answering:
+            return
+        if not going.finished:
+            self._finish(going)
+            return
+        going.in_blocks = False
+        if self.method.p_memory is not Memory.TENSORS:
+            self.requests.wait_no_more(request.handle)
+        self.requests.free(request)
+        self._forget(going)
+
+    # What the protocol is told.
+
+    def _announce(self, going: Departure) -> None:
+        self.requests.announce(going.request, self._lies(going))
+
+    def _finish(self, going: Departure) -> None:
+        going.finished = True
+        going.request.held = going.request.held or not going.over
+        self.requests.finish(going.request, self._lies(going))
+
+    def _lies(self, going: Departure) -> Allocation:
+        """Where D reads it is where it lies; where P writes, it goes by its blocks."""
+        return going.place if self.method.pulls and going.place is not None else going.source
+
+    def _forget(self, going: Departure) -> None:
+        request = going.request
+        done = going.over and not going.in_blocks and not request.held and not request.answering
+        if done and self.outgoing.pop(request.handle, None) is not None:
+            self.requests.forget(request)
+
+    def fingerprint(self) -> Hashable:
+        outgoing = tuple([(handle, *going.state()) for handle, going in self.outgoing.items()])
+        return self.staging.fingerprint(), self.steps.fingerprint(), outgoing
+
+    def assert_empty(self, whose: str) -> None:
+        kept = (self.staging.held, self.staging.waiting, self.outgoing)
+        assert not any(kept), f"{whose} still keeps {kept}"
