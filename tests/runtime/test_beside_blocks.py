@@ -17,7 +17,6 @@ from pdflow.protocol.events import PrefillBegun, SourceWithdrawn
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.serving.decode_requests import DecodeStage
-from pdflow.serving.effects import HoldEngine
 from runtime.beside import RoomState, room_state
 from runtime.decode_node import DecodeLeg
 from runtime.diary import TOKEN, Passed
@@ -267,11 +266,15 @@ async def test_with_put_the_engine_begins_no_step_before_all_has_gone(model: Tor
         node = home.p
         compose, held = node.engine._compose, []
         node.engine._compose = lambda: (held.append(bool(node.prefilling.requests.awaited)), compose())[1]  # type: ignore[method-assign, func-returns-value]
-        holds = []
-        hold = node.perform[HoldEngine]
-        node.perform[HoldEngine] = lambda port, effect: (holds.append(effect), hold(port, effect))[1]  # type: ignore[func-returns-value]
+        waits: set[str] = set()
+
+        def watch(address: str, event: object, effects: tuple[object, ...], now: int) -> None:
+            home.observe(address, event, effects, now)
+            waits.update(node.prefilling.requests.awaited)
+
+        node.observe = watch
         await same_tokens(home)
-        assert len(holds) == 8
+        assert len(waits) == 8
         assert not any(held)
         await empty(home)
 
