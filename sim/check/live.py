@@ -37,9 +37,11 @@ def live(world: Relation, states: Iterable[State], good: set[State] | None = Non
         return
     good = set() if good is None else good
     for state in states:
-        if state not in good:
-            # Only calm states may be remembered: one with budgets left is another state.
-            good.update(after for after in settle(world, state, good) if not any(world.left(after)))
+        # Of states that differ only in what is left of the budgets, one schedule is followed.
+        begin = calmed(world, state)
+        if begin not in good:
+            good.update(settle(world, state, good)[1:])
+            good.add(begin)
 
 
 def settle(world: Relation, state: State, good: set[State] | None = None) -> list[State]:
@@ -88,10 +90,15 @@ def missing(world: Relation, state: State) -> str:
     return ", ".join(words + world.unanswered(state))
 
 
+def calmed(world: Relation, state: State) -> State:
+    """The same state with faults over, and time without an end."""
+    state = world.spent(state)
+    return world.put(state, world.left_ticks, ENDLESS) if isinstance(world, Timed) else state
+
+
 def _by_the_clock(world: Timed, state: State) -> Iterator[State]:
     """The same with clocks: whatever may happen does, and when nothing may, time goes on."""
-    state = world.spent(state)
-    state = world.put(state, world.left_ticks, ENDLESS)
+    state = calmed(world, state)
     for _ in range(STEPS):
         moves = world.moves(state)
         move = next((m for m in moves if m[0] != "tick"), None)
@@ -109,7 +116,7 @@ def calm(world: Relation, state: State) -> Iterator[State]:
         yield from _by_the_clock(world, state)
         return
     ends = ENDS if world.scope.dialect.control_frames else ENDS | {TimerKind.DEADLINE}
-    state = world.spent(state)
+    state = calmed(world, state)
     for kinds in (REPAIRS, REPAIRS, REPAIRS, ends, REPAIRS, ends, REPAIRS, ends | REPAIRS, ends | REPAIRS):
         for _ in range(STEPS):
             move = next((move for move in world.moves(state) if move[0] != "timer"), None)
