@@ -39,6 +39,7 @@ from pdflow.routing.router import (
     TokenCame,
 )
 from pdflow.version import compiled
+from sim.uncollected import uncollected
 
 Make = Callable[..., Any]
 LATER = 1 << 40
@@ -158,13 +159,15 @@ def explored(router: Any, answer: Make, budget: tuple[int, ...]) -> int:
     asked = (RequestArrived(0, prompt_tokens=10), RequestArrived(1, prompt_tokens=90))
     first = State(router, frozenset(), frozenset(), (), frozenset(), asked, budget, frozenset())
     seen, todo = {first.key()}, [first]
-    while todo:
-        state = todo.pop()
-        for event, around in moves(state, answer):
-            found = after(state, event, around)
-            if found.key() not in seen:
-                seen.add(found.key())
-                todo.append(found)
+    with uncollected():
+        while todo:
+            state = todo.pop()
+            for event, around in moves(state, answer):
+                found = after(state, event, around)
+                key = found.key()
+                if key not in seen:
+                    seen.add(key)
+                    todo.append(found)
     return len(seen)
 
 
