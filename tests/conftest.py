@@ -7,6 +7,7 @@ longer, and anew each night.
 
 from __future__ import annotations
 
+import gc
 import os
 
 from hypothesis import settings
@@ -16,3 +17,9 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.register_profile("again", deadline=None, derandomize=True, print_blob=True, max_examples=20)
 settings.register_profile("nightly", deadline=None, max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected lives as long as the process: no search for cycles goes through it again."""
+    gc.collect()
+    gc.freeze()
