@@ -19,6 +19,7 @@ COMPILED = [
     "pdflow/layout/*.py",
     "pdflow/memory/*.py",
     "pdflow/methods/kv_store_*.py",
+    "pdflow/methods/lanes.py",
     "pdflow/methods/shipment.py",
     "pdflow/methods/staging.py",
     "pdflow/methods/store_memory.py",

@@ -11,6 +11,7 @@ import attrs
 from pdflow.errors import Problem, ScenarioError
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
+from pdflow.methods.lanes import lane_rules
 from pdflow.methods.method import Memory
 from pdflow.methods.staging import Staging
 from pdflow.protocol.ids import EngineInfo, Shards
@@ -24,7 +25,6 @@ from runtime.engine_node import EngineNode
 from runtime.engines.loop import LiveEngine
 from runtime.layered_prefill_node import LayeredPrefillNode
 from runtime.models import Model, shape_of
-from runtime.orders import Conduct
 from runtime.prefill_node import PrefillNode
 from runtime.ranked_node import Place
 from runtime.ranks import LayoutBook
@@ -117,7 +117,7 @@ class Builder(EngineWiring):
         limits = attrs.evolve(self.limits_of(pool), async_scheduling=False)
         blocks_pool = CachingPool(blocks, 1) if pool.enable_prefix_caching else PagedPool(blocks)
         for rank in node.ranks.values():
-            rank.orders.conduct = self.way()
+            rank.orders.adopt(lane_rules(self.method, self.conduct))
         node.engine = LiveEngine(model.runner(node), limits, blocks_pool, node.came, model.eos)
         node.engine.stepped = node.diary.stepped
         node.engine.settle = node.settle
@@ -145,12 +145,3 @@ class Builder(EngineWiring):
         if staging is None:
             return ProgressiveSending(layers)
         return StagedSending(self.method, self.conduct, staging, layers, shards.tp, shards.ranks)
-
-    def way(self) -> Conduct:
-        """How ranks send and fetch. Who takes in what is sent takes one operation of each peer at a time anyway."""
-        return Conduct(
-            in_layers=self.method.in_pieces,
-            as_offered=self.conduct.early or (self.method.staged_at_p and not self.pulls),
-            writing_lanes=self.conduct.sending_lanes,
-            reading_lanes=self.conduct.receiving_lanes,
-        )

@@ -1,8 +1,7 @@
-"""One rank's WRITEs and READs: in what pieces they go, which is posted next, and how each operation has ended.
+"""One rank's WRITEs and READs: their pieces are posted at the transport, and the endpoint is told how each has ended.
 
-An operation goes whole, or layer by layer. What P computes is sent as it is offered; of anything else all pieces are
-there from the start. So many pieces are under way at once as the rank has lanes; whose operation came first goes first.
-What may be posted next of one operation, and how it ends, `pdflow/methods/shipment.py` says, as in simulations.
+In what pieces an operation goes, which is posted next, and what a stop still cuts, `pdflow/methods/lanes.py` says, as
+in simulations.
 
 Where the transport's DONE is local, a piece counts as landed when a flush behind it has ended: otherwise the notice,
 which goes with the last piece, could arrive before the bytes of another. The last piece counts as landed at its DONE,
@@ -19,7 +18,8 @@ import attrs
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.layout.shapes import LayoutError
-from pdflow.methods.shipment import Ending, Piece, Shipment, whole
+from pdflow.methods.lanes import LaneRules, Lanes
+from pdflow.methods.shipment import Ending, Piece
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import ReadEnded, WriteEnded, WriteStopped
 from pdflow.protocol.ids import Op
@@ -50,16 +50,6 @@ FindWay: TypeAlias = Callable[[Op, Address, Address, Sequence[int], Register], W
 LayoutError if nothing can go between the two."""
 
 
-class Conduct(NamedTuple):
-    """How a method has a rank send and fetch."""
-
-    in_layers: bool = False
-    as_offered: bool = False
-    """WRITEs wait for `offer`."""
-    writing_lanes: int | None = None
-    reading_lanes: int | None = None
-
-
 @attrs.define(eq=False, kw_only=True)
 class Order:
     """One operation under way."""
@@ -67,7 +57,6 @@ class Order:
     effect: PostWrite | PostRead
     peer: Address
     way: Way
-    shipment: Shipment
     begun_ns: Instant
     posted_ns: Instant = 0
     nbytes: int = 0
@@ -92,7 +81,6 @@ class Orders:
         incarnation: int,
         flush: Callable[[Address, Callable[[bool], None]], None],
     ) -> None:
-        self.conduct = Conduct()
         self.meter: TransferMeter | None = None
         self.diary: Diary | None = None
         self.bytes_posted = 0
@@ -102,28 +90,33 @@ class Orders:
         self._incarnation: Final = incarnation
         self._numbers: Final = numbers
         self._flush: Final = flush
+        self._lanes: Lanes[Order] = Lanes(LaneRules())
         self._open: dict[Op, Order] = {}
-        """In the order of their coming."""
         self._under_way: dict[int, tuple[Order, Piece]] = {}
         """By the number that the transport knows."""
-        self._ready: dict[Xid, list[Piece]] = {}
-        """What can be sent of prompts whose pieces are offered."""
         self._pumping = self._look = False
 
     def __len__(self) -> int:
         """Operations under way."""
         return len(self._open)
 
+    @property
+    def rules(self) -> LaneRules:
+        return self._lanes.rules
+
+    def adopt(self, rules: LaneRules) -> None:
+        """How its method posts; before the first operation."""
+        assert not self._open
+        self._lanes = Lanes(rules)
+
     # The endpoint's effects.
 
     def write(self, effect: PostWrite, me: Address) -> None:
         assert isinstance(effect.notice, Done), "only strict is spoken here"
-        grant = effect.grant
-        offered = self._ready.get(grant.xid, ()) if self.conduct.as_offered else None
-        self._begin(effect, effect.to, (me, effect.to), effect.source.blocks, offered)
+        self._begin(effect, effect.to, (me, effect.to), effect.source.blocks)
 
     def read(self, effect: PostRead, me: Address) -> None:
-        self._begin(effect, effect.source, (effect.source, me), effect.blocks, None)
+        self._begin(effect, effect.source, (effect.source, me), effect.blocks)
 
     def _begin(
         self,
@@ -131,7 +124,6 @@ class Orders:
         peer: Address,
         ends: tuple[Address, Address],
         blocks: Sequence[int],
-        offered: Iterable[Piece] | None,
     ) -> None:
         grant = effect.grant
         try:
@@ -140,20 +132,18 @@ class Orders:
             log.warning("a transfer with %s cannot be posted: %s", peer, error)
             self._put(over(effect, False))
             return
-        layers = way.layers if self.conduct.in_layers else 1
-        stop = grant.token_start + grant.num_tokens
-        shipment = Shipment(layers, grant.token_start, stop)
-        order = Order(effect=effect, peer=peer, way=way, shipment=shipment, begun_ns=now_ns())
+        start, stop = grant.token_start, grant.token_start + grant.num_tokens
+        order = Order(effect=effect, peer=peer, way=way, begun_ns=now_ns())
         self._open[effect.op] = order
-        for piece in whole(layers, stop) if offered is None else offered:
-            shipment.offer(piece)
+        self._lanes.open(order, grant.xid, way.layers, start, stop, reads=type(effect) is PostRead)
+        self._lanes.begin(order)
         self._pump()
 
     def stop(self, op: Op) -> None:
         """Post no more of it."""
         order = self._open.get(op)
         if order is not None:
-            order.shipment.halt()
+            self._lanes.halt(order)
             for number, (other, _) in tuple(self._under_way.items()):
                 if other is order:
                     self._transport.stop(number)
@@ -161,25 +151,23 @@ class Orders:
 
     def cut_off(self, peer: Address) -> None:
         """Its fence comes next, or its memory is gone: post no more of what is between us."""
-        for order in tuple(self._open.values()):
-            if order.peer == peer:
-                order.cut_off = True
-                order.shipment.halt()
-                self._judge(order)
+        orders = [order for order in self._open.values() if order.peer == peer]
+        for order in orders:
+            order.cut_off = True
+            self._lanes.halt(order)
+        for order in orders:
+            self._judge(order)
 
     # What a prompt's node says.
 
     def offer(self, xid: Xid, piece: Piece) -> None:
         """This lies where it is sent from."""
-        self._ready.setdefault(xid, []).append(piece)
-        for order in self._open.values():
-            if order.effect.grant.xid == xid:
-                order.shipment.offer(piece)
+        self._lanes.offer(xid, piece)
         self._pump()
 
     def withdraw(self, xid: Xid) -> None:
         """Nothing of it does any more."""
-        self._ready.pop(xid, None)
+        self._lanes.withdraw(xid)
 
     # What the transport says of a number.
 
@@ -198,7 +186,7 @@ class Orders:
     def _may_be_overtaken(self, order: Order) -> bool:
         """Whether a piece that is done here may land behind a notice. The last one is posted alone, with the notice."""
         local = self._transport.done_means == "local" and type(order.effect) is PostWrite
-        return local and not order.shipment.all_posted
+        return local and not self._lanes.all_posted(order)
 
     def _prove(self, order: Order) -> None:
         """One flush at a time: what ends meanwhile is the next one's."""
@@ -218,15 +206,15 @@ class Orders:
         for number in numbers:
             order, piece = self._under_way.pop(number)
             if ok:
-                order.shipment.landed(piece)
+                self._lanes.landed(order, piece)
             else:
-                order.shipment.lost()
+                self._lanes.lost(order, piece)
             self._judge(order)
 
     def recalled(self, number: int) -> None:
         """None of it has moved, and none will."""
         order, piece = self._under_way.pop(number)
-        order.shipment.recall(piece)
+        self._lanes.recall(order, piece)
         self._judge(order)
 
     # Pieces.
@@ -239,25 +227,17 @@ class Orders:
         self._pumping = True
         while self._look:
             self._look = False
-            for order in tuple(self._open.values()):
-                while self._lane_is_free(order) and (piece := order.shipment.next()) is not None:
-                    self._post(order, piece)
+            while (found := self._lanes.next()) is not None:
+                self._post(*found)
         self._pumping = False
 
-    def _lane_is_free(self, order: Order) -> bool:
-        writes = type(order.effect) is PostWrite
-        width = self.conduct.writing_lanes if writes else self.conduct.reading_lanes
-        if width is None:
-            return True
-        return sum((type(other.effect) is PostWrite) == writes for other, _ in self._under_way.values()) < width
-
     def _post(self, order: Order, piece: Piece) -> None:
-        effect, shipment = order.effect, order.shipment
+        effect, is_last = order.effect, self._lanes.all_posted(order)
         try:
-            pieces = order.way.pieces(piece.layer if self.conduct.in_layers else None, piece.start, piece.stop)
+            pieces = order.way.pieces(piece.layer if self.rules.in_layers else None, piece.start, piece.stop)
         except (KeyError, LayoutError) as error:
             log.warning("%s cannot be posted: %s", words(order), error)
-            shipment.lost()
+            self._lanes.lost(order, piece)
             self._judge(order)
             return
         number = next(self._numbers)
@@ -267,11 +247,11 @@ class Orders:
         order.descriptors += len(pieces)
         if type(effect) is PostWrite:
             assert isinstance(effect.notice, Done)
-            notice = notice_of(self._incarnation, effect.notice) if shipment.all_posted else None
+            notice = notice_of(self._incarnation, effect.notice) if is_last else None
             self._transport.write(number, order.peer, pieces, effect.grant.target.generation, notice)
         else:
             self._transport.read(number, order.peer, pieces)
-        if shipment.all_posted:
+        if is_last:
             self._all_posted(order)
 
     def _all_posted(self, order: Order) -> None:
@@ -284,10 +264,11 @@ class Orders:
 
     def _judge(self, order: Order) -> None:
         """Tell how the operation ended, if it has. There may be a lane for another."""
-        ending = order.shipment.ending()
+        ending = self._lanes.ending(order)
         op = order.effect.op
-        if ending is not None and self._open.get(op) is order:
-            del self._open[op]
+        if ending is not None:
+            if self._open.get(op) is order:
+                del self._open[op]
             self._note_ended(order, ending is Ending.SENT)
             stopped = ending is Ending.STOPPED and not order.cut_off
             self._put(WriteStopped(op) if stopped else over(order.effect, ending is Ending.SENT))

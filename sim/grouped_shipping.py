@@ -75,11 +75,19 @@ class GroupedShipping(Shipping):
             p_rank, d_rank = use.group.ranks
             tell(p_rank, f"makes a group{' again' if use.again else ''}: {d_rank}")
 
-    def leave(self, parcel: Parcel, only: str = "") -> None:
+    def leave(self, parcel: Parcel) -> None:
+        self.let_go(parcel)
+        super().leave(parcel)
+
+    def sender_gone(self, parcel: Parcel) -> None:
+        self.let_go(parcel)
+        super().sender_gone(parcel)
+
+    def let_go(self, parcel: Parcel) -> None:
+        """Nothing of it goes over its group any more."""
         group = self.held.pop(parcel, None)
         if group is not None and self.groups.done(group):
             self.admit(group.ranks)
-        super().leave(parcel, only)
 
     def admit(self, ranks: Iterable[Address]) -> None:
         """These may have room."""

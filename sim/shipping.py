@@ -1,8 +1,11 @@
 """How operations of a method are carried that go in pieces, over several hops, or a few at a time.
 
-Which pieces there are, and which may go next, says `pdflow.methods.shipment`; this carries them. A piece takes its turn
-at its P rank, then at its D rank, is announced if the method asks, and passes its hops one after the other. What its
+Which piece a rank posts next, and what a stop still cuts, says `pdflow.methods.lanes`; this carries what is posted: it
+takes its turn at the other rank, is announced if the method asks, and passes its hops one after the other. What its
 operation comes to is told as if it had been one: by `Fabric.land` and `Fabric.fail`.
+
+The other rank's turns are no rule of who posts: D takes in so many pieces of what it is sent, and P serves so many of
+what is fetched from it, in the order in which they come.
 
 What becomes of a piece that does not land is `pdflow.methods.guards`' to say. One that is waited for without end stands
 still, with the lanes that it has, until its request has ended: a deadline is ours, the originals have none.
@@ -17,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from pdflow.cost.step import PS_PER_NS
 from pdflow.layout.shapes import stage_layers
 from pdflow.methods.guards import Loss, loss_of
-from pdflow.methods.method import Conduct, Grain, Hop, Method
+from pdflow.methods.lanes import Lanes, lane_rules
+from pdflow.methods.method import Conduct, Hop, Method
 from pdflow.methods.pages import misplaced
-from pdflow.methods.shipment import Ending, Piece, Shipment, whole
+from pdflow.methods.shipment import Ending, Piece
 from pdflow.methods.speech import When
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import WriteStopped
@@ -37,8 +41,8 @@ if TYPE_CHECKING:
     from sim.world import World
 
 
-class Lane:
-    """Room for so many at a time; who comes later waits in turn."""
+class Queue:
+    """What a rank takes in, or serves: so many pieces at a time; what comes later waits in turn."""
 
     __slots__ = ("free", "waiting")
 
@@ -63,15 +67,17 @@ class Lane:
 class Order:
     """One operation under way."""
 
-    __slots__ = ("flight", "layers", "over", "parked", "route", "shipment", "xid")
+    __slots__ = ("flight", "lanes", "layers", "over", "parked", "route", "tokens", "xid")
 
-    def __init__(self, flight: Flight, route: Route, xid: Xid, layers: int, shipment: Shipment) -> None:
+    def __init__(self, flight: Flight, route: Route, xid: Xid, layers: int, tokens: int, lanes: Lanes[Order]) -> None:
         self.flight = flight
         """The operation as a whole: what is told of its end."""
         self.route = route
         self.xid = xid
         self.layers = layers
-        self.shipment = shipment
+        self.tokens = tokens
+        self.lanes = lanes
+        """Of the rank that posts it."""
         self.parked: list[Parcel] = []
         """Pieces that stand still."""
         self.over = False
@@ -79,9 +85,9 @@ class Order:
 
 
 class Parcel:
-    """One piece on its way."""
+    """One piece on its way: it has been posted."""
 
-    __slots__ = ("lanes", "nbytes", "order", "piece", "shipping", "stages")
+    __slots__ = ("nbytes", "order", "piece", "queue", "shipping", "stages")
 
     def __init__(self, shipping: Shipping, order: Order, piece: Piece, nbytes: int) -> None:
         self.shipping = shipping
@@ -89,9 +95,9 @@ class Parcel:
         self.piece = piece
         self.nbytes = nbytes
         self.stages: deque[Any] = deque(shipping.stages)
-        """What it still has to go through: a lane's name, ASK, or a hop."""
-        self.lanes: dict[str, Lane] = {}
-        """In which it has, or waits for, its turn."""
+        """What it still has to go through: PEER, ASK and the like, or a hop."""
+        self.queue: Queue | None = None
+        """In which it has, or waits for, its turn at the other rank."""
 
     def go_on(self, _: None = None) -> None:
         """Through the next stage, or to the end. The dead begin nothing."""
@@ -117,7 +123,7 @@ class Parcel:
             self.shipping.lost(self)
 
 
-P_LANE, D_LANE, ASK, ROOM, BEHIND = "P", "D", "ask", "room", "behind"
+PEER, ASK, ROOM, BEHIND = "peer", "ask", "room", "behind"
 PICKLE, UNPICKLE = "pickle", "unpickle"
 UNNAMED = 2
 """An announcement and its answer, where the method has no words of its own for them."""
@@ -134,9 +140,11 @@ class Shipping:
         self.method = method
         self.conduct = conduct
         self.orders: dict[Op, Order] = {}
-        self.ready: dict[tuple[Address, Xid], list[Piece]] = {}
-        """What a P rank can send of a prompt, as long as it has it."""
-        self.by_prompt: dict[tuple[Address, Xid], list[Order]] = {}
+        self.rules = lane_rules(method, conduct)
+        self.lanes: dict[Address, Lanes[Order]] = {}
+        """Of each rank that posts."""
+        self.queues: dict[Address, Queue] = {}
+        """Of each rank that takes in, or serves."""
         self.evicted: set[tuple[Address, Xid]] = set()
         """What P has no more of what D may ask for and then goes without."""
         self.standing: dict[Order, None] = {}
@@ -145,12 +153,9 @@ class Shipping:
         """D ranks whose listener has ended."""
         self.misplaces = not conduct.guards.indexes_by_piece
         self.takes_in_pieces = method.takes_in_pieces(conduct)
-        self.lanes: dict[tuple[Address, str], Lane] = {}
-        stages: list[Any] = []
-        if conduct.sending_lanes is not None:
-            stages.append(P_LANE)
-        if conduct.receiving_lanes is not None:
-            stages.append(D_LANE)
+        self.serves = conduct.sending_lanes if method.pulls else conduct.receiving_lanes
+        """How many pieces the rank that does not post has in hand at once."""
+        stages: list[Any] = [] if self.serves is None else [PEER]
         self.asking, self.behind = conduct.speech.besides(When.PIECE), conduct.speech.besides(When.BEHIND)
         self.asks = len(self.asking) or UNNAMED * conduct.asks
         """Messages before each piece."""
@@ -175,46 +180,46 @@ class Shipping:
 
     # Operations.
 
+    def lanes_of(self, rank: Address) -> Lanes[Order]:
+        lanes = self.lanes.get(rank)
+        if lanes is None:
+            lanes = self.lanes[rank] = Lanes(self.rules)
+        return lanes
+
     def post(self, effect: PostWrite | PostRead, flight: Flight, route: Route, before_ns: int) -> None:
         """An operation begins: what can be sent of it is, when what is said before it has been."""
         grant = effect.grant
-        start = grant.token_start
-        stop = start + grant.num_tokens
-        rank = flight.p_port.address
-        layers = len(self.layers_of(rank)) if self.method.grain is not Grain.WHOLE else 1
-        order = self.orders[effect.op] = Order(flight, route, grant.xid, layers, Shipment(layers, start, stop))
+        start, tokens = grant.token_start, grant.num_tokens
+        layers = len(self.layers_of(flight.p_port.address)) if self.method.in_pieces else 1
+        lanes = self.lanes_of(flight.mover.address)
+        order = self.orders[effect.op] = Order(flight, route, grant.xid, layers, tokens, lanes)
         self.world.records.ends[HANDSHAKE][flight.request] = self.env.now
-        if type(effect) is PostWrite and (self.method.staged_at_p or self.conduct.early):
-            key = (rank, grant.xid)
-            self.by_prompt.setdefault(key, []).append(order)
-            pieces = self.ready.get(key, ())
-        else:
-            pieces = whole(layers, stop)
-        for piece in pieces:
-            order.shipment.offer(piece)
+        lanes.open(order, grant.xid, layers, start, start + tokens, reads=flight.reads)
         if before_ns:
-            self.env.call(before_ns, self.pump, order)
+            self.env.call(before_ns, self.begin, order)
         else:
-            self.pump(order)
+            self.begin(order)
+
+    def begin(self, order: Order) -> None:
+        order.lanes.begin(order)
+        self.pump(order.lanes)
 
     def offer(self, rank: Address, xid: Xid, piece: Piece) -> None:
         """A P rank can send this from now on."""
-        self.ready.setdefault((rank, xid), []).append(piece)
-        for order in self.by_prompt.get((rank, xid), ()):
-            order.shipment.offer(piece)
-            self.pump(order)
+        lanes = self.lanes_of(rank)
+        lanes.offer(xid, piece)
+        self.pump(lanes)
 
     def withdraw(self, rank: Address, xid: Xid) -> None:
         """It has nothing of this prompt any more."""
         if self.method.pulls and not self.conduct.guards.invalidates_lost:
             self.evicted.add((rank, xid))
-        self.ready.pop((rank, xid), None)
-        self.by_prompt.pop((rank, xid), None)
+        self.lanes_of(rank).withdraw(xid)
 
     def stop(self, op: Op) -> None:
         order = self.orders.get(op)
         if order is not None:
-            order.shipment.halt()
+            order.lanes.halt(order)
             self.give_up(order)
 
     def ended(self, request_id: RequestId) -> None:
@@ -232,7 +237,7 @@ class Shipping:
                 self.give_up(order)
             elif order.flight.p_port.node is node:
                 for parcel in order.parked:
-                    self.leave(parcel, only=P_LANE)
+                    self.sender_gone(parcel)
 
     def give_up(self, order: Order) -> None:
         """Nobody waits for what stands still of it."""
@@ -241,29 +246,26 @@ class Shipping:
         parked, order.parked = order.parked, []
         for parcel in parked:
             self.leave(parcel)
-            order.shipment.lost()
+            order.lanes.lost(order, parcel.piece)
         self.judge(order)
 
-    def pump(self, order: Order) -> None:
-        shipment = order.shipment
-        tokens = order.layers * (shipment.stop - shipment.start)
-        while (piece := shipment.next()) is not None:
+    def pump(self, lanes: Lanes[Order]) -> None:
+        """Send what may be posted now."""
+        while (found := lanes.next()) is not None:
+            order, piece = found
             part = piece.stop - piece.start
-            nbytes = order.flight.nbytes * part // tokens + self.hidden_bytes * part
+            nbytes = order.flight.nbytes * part // (order.layers * order.tokens) + self.hidden_bytes * part
             Parcel(self, order, piece, nbytes // self.conduct.tensors).go_on()
 
     def judge(self, order: Order) -> None:
-        """Tell how the operation ended, if it has."""
-        ending = order.shipment.ending()
+        """Something of it has ended: post what has a lane now, and tell how the operation ended, if it has."""
+        ending = order.lanes.ending(order)
+        self.pump(order.lanes)
         if ending is None:
-            self.pump(order)
             return
         flight = order.flight
         if self.orders.get(flight.op) is order:
             del self.orders[flight.op]
-        others = self.by_prompt.get((flight.p_port.address, order.xid))
-        if others is not None and order in others:
-            others.remove(order)
         fabric = self.world.fabric
         if ending is Ending.SENT and fabric.closing and not flight.reads:
             self.env.call(fabric.closing_ns, fabric.land, flight)
@@ -293,15 +295,13 @@ class Shipping:
             path = self.world.fabric.paths.thread(port.address, stage, self.pickle_bytes_per_s)
             self.world.fabric.copy(port, path, parcel.nbytes, 0, parcel.ended)
             return
-        sends = stage == P_LANE
-        rank = flight.p_port if sends else flight.d_port
-        width = self.conduct.sending_lanes if sends else self.conduct.receiving_lanes
-        assert width is not None
-        lane = self.lanes.get((rank.address, stage))
-        if lane is None:
-            lane = self.lanes[rank.address, stage] = Lane(width)
-        parcel.lanes[stage] = lane
-        lane.enter(parcel)
+        rank = flight.p_port if flight.reads else flight.d_port
+        queue = self.queues.get(rank.address)
+        if queue is None:
+            assert self.serves is not None
+            queue = self.queues[rank.address] = Queue(self.serves)
+        parcel.queue = queue
+        queue.enter(parcel)
 
     def hop(self, parcel: Parcel, hop: Hop) -> None:
         flight = parcel.order.flight
@@ -430,7 +430,7 @@ class Shipping:
         order = parcel.order
         if self.misplaces and misplaced(parcel.piece, self.conduct.guards):
             self.spoil(order)
-        order.shipment.landed(parcel.piece)
+        order.lanes.landed(order, parcel.piece)
         self.judge(order)
 
     def lost(self, parcel: Parcel) -> None:
@@ -439,16 +439,15 @@ class Shipping:
         receiver: Any = order.flight.d_port.node
         loss = loss_of(self.conduct.guards, not sender.alive) if receiver.alive else Loss.ENDS
         if loss is Loss.AWAITED:
-            # Its sender's turn is over with its sender.
-            self.leave(parcel, only=P_LANE)
+            self.sender_gone(parcel)
             self.park(parcel)
             return
         self.leave(parcel)
         if loss is Loss.SKIPPED:
             self.spoil(order)
-            order.shipment.skip(parcel.piece)
+            order.lanes.landed(order, parcel.piece)
         else:
-            order.shipment.lost()
+            order.lanes.lost(order, parcel.piece)
         self.judge(order)
 
     def park(self, parcel: Parcel) -> None:
@@ -472,10 +471,20 @@ class Shipping:
         """D will decode with other KV than its prompt's, and not know."""
         self.world.spoilt.add(order.flight.op.reg.request_id)
 
-    def leave(self, parcel: Parcel, only: str = "") -> None:
-        left = [only] if only else list(parcel.lanes)
-        for lane in [parcel.lanes.pop(name) for name in left if name in parcel.lanes]:
-            lane.leave()
+    def sender_gone(self, parcel: Parcel) -> None:
+        """Its sender's turn is over with its sender. Its receiver's is not."""
+        order = parcel.order
+        if order.flight.reads:
+            self.leave(parcel)
+        else:
+            order.lanes.vacate(order, parcel.piece)
+            self.pump(order.lanes)
+
+    def leave(self, parcel: Parcel) -> None:
+        """Its turn at the other rank is over."""
+        queue, parcel.queue = parcel.queue, None
+        if queue is not None:
+            queue.leave()
 
 
 def words(piece: Piece, layers: int) -> str:

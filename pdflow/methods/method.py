@@ -52,6 +52,13 @@ class Hop(Enum):
 Hops: TypeAlias = tuple[Hop, ...]
 
 
+class Turns(Enum):
+    """Whose piece takes the next free lane of a rank: `lanes.py`."""
+
+    OPERATION = "that of the operation which came first"
+    PIECE = "that which could be posted first"
+
+
 @attrs.frozen(kw_only=True)
 class Conduct:
     """Who waits for whom, in one dialect."""
@@ -65,7 +72,9 @@ class Conduct:
     sending_lanes: int | None = None
     """How many pieces a P rank has under way at most; None for any number."""
     receiving_lanes: int | None = None
-    """How many pieces a D rank takes in at once."""
+    """How many pieces a D rank takes in at once: of READs it posts no more, of what it is sent it takes no more."""
+    turns: Turns = Turns.OPERATION
+    """In what order pieces of several operations take a rank's lanes. PIECE: the original has one queue of pieces."""
     guards: Guards = attrs.field(factory=Guards)
     """What keeps faults away from the pieces' way."""
     asks: bool = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdflow.methods.method import Conduct, Hop, Memory, Method
+from pdflow.methods.method import Conduct, Hop, Memory, Method, Turns
 from pdflow.methods.speech import LEASE_WORD, UNASKED, Side, Speech, When, Word
 
 NUM_WORKERS: Final = 10
@@ -69,6 +69,7 @@ MOONCAKE_V0 = Method(
         decode_waits=True,
         sending_lanes=1,
         receiving_lanes=1,
+        turns=Turns.PIECE,
         tensors=3,
         in_stream=True,
         pickles=True,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import attrs
 
 from pdflow.methods.guards import Guards
-from pdflow.methods.method import Conduct, Grain, Hop, Memory, Method
+from pdflow.methods.method import Conduct, Grain, Hop, Memory, Method, Turns
 from pdflow.methods.speech import LEASE_WORD, UNASKED, Side, Speech, When, Word
 
 _LIMITS = "equal tensor-parallel sizes, no pipeline stages; a group of two for each pair of ranks, in GPU memory"
@@ -74,6 +74,7 @@ P2P_NCCL_PUT = Method(
         asks=True,
         sending_lanes=1,
         receiving_lanes=1,
+        turns=Turns.PIECE,
         guards=_PUBLISHED,
         speech=_PUT,
         heartbeat_s=_HEARTBEAT_S,
@@ -106,6 +107,7 @@ P2P_NCCL_GET = Method(
         asks=True,
         sending_lanes=1,
         receiving_lanes=1,
+        turns=Turns.PIECE,
         guards=_PUBLISHED,
         speech=_GET,
         heartbeat_s=_HEARTBEAT_S,

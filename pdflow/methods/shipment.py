@@ -5,7 +5,7 @@ cut; tokens that D has already are cut off. The last piece is posted when all ot
 is then behind all data, whatever way each piece took, and D need not count (S7). Once one has failed, or somebody has
 stopped it, nothing more is posted, and it is over when the pieces under way have ended.
 
-It does not decide how many pieces a rank may have under way (`lanes`), nor what an end means: that is the protocol's.
+It does not decide how many pieces a rank has under way (`lanes.py`), nor what an end means: that is the protocol's.
 """
 
 from __future__ import annotations
@@ -64,6 +64,16 @@ class Shipment:
         self._unposted -= piece.stop - piece.start
         self._flying += 1
         return piece
+
+    @property
+    def ready(self) -> int:
+        """How many pieces `next` would give, one after the other, before any other ends."""
+        count = len(self._queue)
+        if self._failed or self._stopped or not count:
+            return 0
+        # The last piece of all waits until the others have landed.
+        waits = count > 1 or bool(self._flying)
+        return count - (waits and sum([piece.stop - piece.start for piece in self._queue]) == self._unposted)
 
     @property
     def all_posted(self) -> bool:

@@ -169,7 +169,7 @@ async def test_a_prefill_rank_of_mooncake_writes_with_so_many_workers(model: Tor
 
         rank.transport.write = watched  # type: ignore[method-assign]
         await same_tokens(home)
-        assert most == rank.orders.conduct.writing_lanes == 1
+        assert most == rank.orders.rules.writes == 1
 
 
 @pytest.mark.trio

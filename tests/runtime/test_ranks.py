@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from pdflow.layout.descriptors import RankMemory, rank_memory
 from pdflow.layout.rooms import Room
 from pdflow.layout.shapes import KvShape
+from pdflow.methods.lanes import LaneRules
 from pdflow.methods.shipment import Piece
 from pdflow.protocol.effects import PostWrite
 from pdflow.protocol.events import WriteEnded
 from pdflow.protocol.ids import EngineInfo, Op, Reg, Shards
 from pdflow.protocol.messages import Done, Register
 from pdflow.protocol.values import Allocation
-from runtime.orders import Conduct
 from runtime.ranks import About, LayoutBook, Rank
 from runtime.transports.base import Ended, PeerGone
 
@@ -121,7 +121,7 @@ async def test_nor_one_that_is_cut_as_none_can_be(shards: tuple[int, int, int]) 
 async def test_what_waits_for_its_pieces_ends_with_its_peer_and_does_not_go_to_the_next_life() -> None:
     told: list[Any] = []
     here = rank(told.append)
-    here.orders.conduct = Conduct(in_layers=True, as_offered=True)
+    here.orders.adopt(LaneRules(in_layers=True, as_offered=True))
     reg, shards, weights = Reg("d", 7, 1, "r"), Shards(1, 1, 16), 1
     grant = Register(reg, "x", 0, shards, Allocation(5, (0,)), 0, 16, 0, weights, 0)
     op, done = Op(reg, 0, 0), Done(reg, 0, 5, 1, weights)

@@ -1,0 +1,270 @@
+"""Which piece a rank posts next, of all operations that it has open; so, what a stop still cuts.
+
+A rank has so many WRITEs under way at once, and so many READs, as its method has lanes for them. A piece counts as
+posted when it has a lane, not before: until then a stop cuts it. What of one operation may be posted, and how it ends,
+is `shipment.py`'s. Whose operation came first goes first; where the original queues piece by piece (`Turns.PIECE`),
+pieces go in the order in which they could be posted.
+
+A lane is free again when its piece has ended, or when its sender is gone (`vacate`): then the piece is still waited
+for, and has no lane. Each piece that has been posted ends once; another end of it changes nothing.
+
+What keeps a posted piece waiting besides (its receiver, a group, room at D) is the driver's to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeAlias, TypeVar
+
+from pdflow.methods.method import Conduct, Method, Turns
+from pdflow.methods.shipment import Ending, Piece, Shipment, whole
+from pdflow.protocol.values import Value, Xid
+
+K = TypeVar("K", bound=Hashable)
+
+
+class LaneRules(Value, frozen=True, kw_only=True):
+    """How the ranks of a method post. The defaults are those of a method whose operations go whole, all at once."""
+
+    in_layers: bool = False
+    """An operation is posted layer by layer. Otherwise all layers go in one piece."""
+    as_offered: bool = False
+    """Pieces of a WRITE are there when P offers them. Otherwise, and of a READ, all are there from the beginning."""
+    writes: int | None = None
+    """How many pieces of WRITEs a P rank has under way at once; None for any number."""
+    reads: int | None = None
+    """How many pieces of READs a D rank has under way at once."""
+    turns: Turns = Turns.OPERATION
+
+
+def lane_rules(method: Method, conduct: Conduct) -> LaneRules:
+    """By these rules all ranks post, P's as D's."""
+    return LaneRules(
+        in_layers=method.in_pieces,
+        as_offered=conduct.early or (method.staged_at_p and not method.pulls),
+        writes=conduct.sending_lanes,
+        reads=conduct.receiving_lanes,
+        turns=conduct.turns,
+    )
+
+
+class Operation(Generic[K]):
+    """One open WRITE or READ."""
+
+    __slots__ = ("begun", "key", "number", "posted", "reads", "shipment", "turns", "xid")
+
+    def __init__(self, key: K, number: int, xid: Xid, reads: bool, shipment: Shipment) -> None:
+        self.key = key
+        self.number = number
+        """In the order of their coming."""
+        self.xid = xid
+        self.reads = reads
+        self.shipment = shipment
+        self.begun = False
+        self.turns = 0
+        """How often it stands in line."""
+        self.posted: dict[Piece, bool] = {}
+        """Pieces that have not ended, and whether each has a lane."""
+
+
+Line: TypeAlias = list[tuple[int, Operation[K]]]
+"""A heap: operations that may have something to post, by their own number or by that of a turn."""
+
+
+class Lanes(Generic[K]):
+    """Of one rank. Operations go by keys that the driver chooses, each for one operation. A call costs O(log n)."""
+
+    __slots__ = ("_free", "_lines", "_number", "_of_prompt", "_open", "_ready", "rules")
+
+    def __init__(self, rules: LaneRules) -> None:
+        self.rules = rules
+        self._open: dict[K, Operation[K]] = {}
+        self._of_prompt: dict[Xid, list[Operation[K]]] = {}
+        """Those to which pieces are offered."""
+        self._ready: dict[Xid, list[Piece]] = {}
+        """What has been offered of each prompt, for operations that come later."""
+        self._lines: tuple[Line[K], Line[K]] = ([], [])
+        """Of WRITEs, and of READs."""
+        self._free: list[int | None] = [rules.writes, rules.reads]
+        self._number = 0
+
+    def __len__(self) -> int:
+        """Open operations."""
+        return len(self._open)
+
+    # Operations.
+
+    def open(self, key: K, xid: Xid, layers: int, start: int, stop: int, *, reads: bool = False) -> None:
+        """An operation comes: tokens `start` to `stop` of so many layers. It posts nothing before `begin`."""
+        assert key not in self._open
+        rules = self.rules
+        layers = layers if rules.in_layers else 1
+        self._number += 1
+        operation = Operation(key, self._number, xid, reads, Shipment(layers, start, stop))
+        self._open[key] = operation
+        if rules.as_offered and not reads:
+            self._of_prompt.setdefault(xid, []).append(operation)
+            pieces = self._ready.get(xid, [])
+        else:
+            pieces = whole(layers, stop)
+        for piece in pieces:
+            operation.shipment.offer(piece)
+
+    def begin(self, key: K) -> None:
+        """Its pieces may go. One that has ended meanwhile has none."""
+        operation = self._open.get(key)
+        if operation is not None:
+            operation.begun = True
+            self._line_up(operation)
+
+    def halt(self, key: K) -> None:
+        """Post nothing more of it, if it is open."""
+        operation = self._open.get(key)
+        if operation is not None:
+            operation.shipment.halt()
+
+    def ending(self, key: K) -> Ending | None:
+        """How an operation has ended, told once: then it is open no more. None if it has not, or is not open."""
+        operation = self._open.get(key)
+        if operation is None:
+            return None
+        ending = operation.shipment.ending()
+        if ending is not None:
+            del self._open[key]
+            others = self._of_prompt.get(operation.xid)
+            if others is not None and operation in others:
+                others.remove(operation)
+                if not others:
+                    del self._of_prompt[operation.xid]
+        return ending
+
+    def all_posted(self, key: K) -> bool:
+        """The piece of it that was posted last is its last one: the notification goes with it."""
+        return self._open[key].shipment.all_posted
+
+    # Prompts.
+
+    def offer(self, xid: Xid, piece: Piece) -> None:
+        """This piece can be sent from now on."""
+        self._ready.setdefault(xid, []).append(piece)
+        for operation in self._of_prompt.get(xid, ()):
+            operation.shipment.offer(piece)
+            self._line_up(operation)
+
+    def withdraw(self, xid: Xid) -> None:
+        """The rank has this prompt no more. What is open of it has what it was offered."""
+        self._ready.pop(xid, None)
+        self._of_prompt.pop(xid, None)
+
+    # Pieces.
+
+    def next(self) -> tuple[K, Piece] | None:
+        """The piece that is posted next, which has a lane and counts as posted from here on, and whose it is."""
+        for line, free in zip(self._lines, self._free, strict=True):
+            while line and free != 0:
+                operation = line[0][1]
+                piece = operation.shipment.next()
+                if piece is None or self.rules.turns is Turns.PIECE:
+                    heappop(line)
+                    operation.turns -= 1
+                if piece is not None:
+                    operation.posted[piece] = True
+                    self._count(operation, -1)
+                    return operation.key, piece
+        return None
+
+    def landed(self, key: K, piece: Piece) -> None:
+        """A posted piece has ended well, or is skipped: then it counts as if it had."""
+        operation = self._ended(key, piece)
+        if operation is not None:
+            operation.shipment.landed(piece)
+            self._line_up(operation)
+
+    def lost(self, key: K, piece: Piece) -> None:
+        """A posted piece has failed."""
+        operation = self._ended(key, piece)
+        if operation is not None:
+            operation.shipment.lost()
+
+    def recall(self, key: K, piece: Piece) -> None:
+        """A posted piece has not begun to move, and will not: it is as if it had not been posted."""
+        operation = self._ended(key, piece)
+        if operation is not None:
+            operation.shipment.recall(piece)
+            self._line_up(operation)
+
+    def vacate(self, key: K, piece: Piece) -> None:
+        """A posted piece has no lane any more. It has not ended."""
+        operation = self._open.get(key)
+        if operation is not None and operation.posted.get(piece):
+            operation.posted[piece] = False
+            self._count(operation, 1)
+
+    def _ended(self, key: K, piece: Piece) -> Operation[K] | None:
+        """Whose piece ends; None if it has ended before."""
+        operation = self._open.get(key)
+        if operation is None or piece not in operation.posted:
+            return None
+        if operation.posted.pop(piece):
+            self._count(operation, 1)
+        return operation
+
+    def _count(self, operation: Operation[K], lanes: int) -> None:
+        free = self._free[operation.reads]
+        if free is not None:
+            self._free[operation.reads] = free + lanes
+
+    def _line_up(self, operation: Operation[K]) -> None:
+        """It has its turn: one, or one for each piece that could be posted."""
+        if not operation.begun:
+            return
+        line = self._lines[operation.reads]
+        if self.rules.turns is Turns.PIECE:
+            for _ in range(operation.shipment.ready - operation.turns):
+                self._number += 1
+                operation.turns += 1
+                heappush(line, (self._number, operation))
+        elif not operation.turns:
+            operation.turns = 1
+            heappush(line, (operation.number, operation))
+
+    # For explorers.
+
+    def fork(self) -> Lanes[K]:
+        other: Lanes[K] = Lanes(self.rules)
+        other._open = {key: _forked(operation) for key, operation in self._open.items()}
+        other._of_prompt = {xid: [other._open[one.key] for one in them] for xid, them in self._of_prompt.items()}
+        other._ready = {xid: pieces.copy() for xid, pieces in self._ready.items()}
+        for ours, theirs in zip(self._lines, other._lines, strict=True):
+            theirs += [(turn, other._open[one.key]) for turn, one in ours if one.key in self._open]
+            heapify(theirs)
+        other._free, other._number = self._free.copy(), self._number
+        return other
+
+    def fingerprint(self) -> Hashable:
+        """Numbers count by their order alone."""
+        operations = [
+            (one.key, one.xid, one.reads, one.begun, one.shipment.fingerprint(), frozenset(one.posted.items()))
+            for one in self._open.values()
+        ]
+        ready = [(xid, tuple(pieces)) for xid, pieces in self._ready.items()]
+        offered = [(xid, tuple([one.key for one in them])) for xid, them in self._of_prompt.items()]
+        turns = self._turns() if self.rules.turns is Turns.PIECE else ()
+        return tuple(operations), frozenset(ready), frozenset(offered), turns
+
+    def _turns(self) -> tuple[tuple[K, ...], ...]:
+        """Whose turns come, of WRITEs and of READs."""
+        return tuple(
+            [tuple([one.key for _, one in sorted(line, key=_turn) if one.shipment.ready]) for line in self._lines]
+        )
+
+
+def _turn(stands: tuple[int, Operation[K]]) -> int:
+    return stands[0]
+
+
+def _forked(operation: Operation[K]) -> Operation[K]:
+    other = Operation(operation.key, operation.number, operation.xid, operation.reads, operation.shipment.fork())
+    other.begun, other.turns, other.posted = operation.begun, operation.turns, operation.posted.copy()
+    return other
