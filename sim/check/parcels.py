@@ -157,7 +157,8 @@ class Parcels(Relation):
         node, _, effect = self.operations(op)
         load = self.load_of(flags)
         self.judge.goal("stopped between two pieces" if load.posted else "stopped before the first piece")
-        self.put_flags(draft, i, flags & ~(READING | FLYING))
+        # What is in the air may land, whatever the handle says: nothing is, unless the Shipment is wrong.
+        self.put_flags(draft, i, flags & ~(READING if load.air else READING | FLYING))
         self.event(draft, node, WriteStopped(effect.op))
 
     # What else changes operations.

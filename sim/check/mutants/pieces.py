@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from pdflow.methods.lanes import Lanes, Operation
 from pdflow.methods.shipment import Piece, Shipment
 from pdflow.protocol.effects import NOTHING, Effects, ReleaseBlocks, Tell
 from pdflow.protocol.events import (
@@ -66,6 +69,20 @@ def _last_piece_at_once(self: Shipment) -> Piece | None:
     self._unposted -= piece.stop - piece.start
     self._flying += 1
     return piece
+
+
+# What a stop cuts.
+
+
+def _stops_nothing(self: Shipment) -> None: ...
+
+
+def _takes_no_lane(self: Lanes[Any], operation: Operation[Any], lanes: int) -> None: ...
+
+
+def _stops_what_is_posted(self: Shipment) -> None:
+    self._stopped = True
+    self._flying = 0
 
 
 # A prompt that is given up while it is computed.
@@ -168,6 +185,30 @@ PIECES: tuple[Mutant, ...] = (
         patches=(Swap(Shipment.next, _last_piece_at_once),),
         scope=Scope(method="p2p-nccl-put", abort=0),
         breaks="S3",
+    ),
+    Mutant(
+        name="a-stop-cuts-nothing",
+        drops="A stop cuts what has not been posted. What a prompt that was given up lacks would be waited for.",
+        source="pdflow/methods/lanes.py; 7.4 CANCEL; L1",
+        patches=(Swap(Shipment.halt, _stops_nothing),),
+        scope=GIVEN_UP,
+        breaks="L",
+    ),
+    Mutant(
+        name="a-stop-cuts-what-is-posted",
+        drops="A stop cuts nothing that has been posted. D would free blocks in which a piece may still land.",
+        source="pdflow/methods/lanes.py; 7.4 CANCEL; S1",
+        patches=(Swap(Shipment.halt, _stops_what_is_posted),),
+        scope=EARLY,
+        breaks="S1",
+    ),
+    Mutant(
+        name="posted-without-a-lane",
+        drops="A piece counts as posted when it has a lane. A stop would cut none of those that wait for one.",
+        source="pdflow/methods/lanes.py",
+        patches=(Swap(Lanes._count, _takes_no_lane),),
+        scope=EARLY,
+        survives="Any number of pieces is under way here, in any order. tests/wiring/test_lanes.py shows it.",
     ),
     Mutant(
         name="given-up-and-released-at-once",
