@@ -161,8 +161,8 @@ class Lanes(Generic[K]):
 
     def next(self) -> tuple[K, Piece] | None:
         """The piece that is posted next, which has a lane and counts as posted from here on, and whose it is."""
-        for line, free in zip(self._lines, self._free, strict=True):
-            while line and free != 0:
+        for reads, line in enumerate(self._lines):
+            while line and self._free[reads] != 0:
                 operation = line[0][1]
                 piece = operation.shipment.next()
                 if piece is None or self.rules.turns is Turns.PIECE:
@@ -217,15 +217,16 @@ class Lanes(Generic[K]):
 
     def _line_up(self, operation: Operation[K]) -> None:
         """It has its turn: one, or one for each piece that could be posted."""
-        if not operation.begun:
+        by_piece = self.rules.turns is Turns.PIECE
+        if not operation.begun or (operation.turns and not by_piece):
             return
-        line = self._lines[operation.reads]
-        if self.rules.turns is Turns.PIECE:
-            for _ in range(operation.shipment.ready - operation.turns):
+        line, ready = self._lines[operation.reads], operation.shipment.ready
+        if by_piece:
+            for _ in range(ready - operation.turns):
                 self._number += 1
                 operation.turns += 1
                 heappush(line, (self._number, operation))
-        elif not operation.turns:
+        elif ready:
             operation.turns = 1
             heappush(line, (operation.number, operation))
 
