@@ -251,6 +251,16 @@ def test_states_with_other_futures_are_told_apart() -> None:
     assert len(set(seen)) == len(seen)
 
 
+def test_lanes_of_a_fork_are_its_own() -> None:
+    lanes = opened(LaneRules(writes=1), 2, 1)
+    found = lanes.next()
+    assert found is not None
+    other = lanes.fork()
+    other.landed(*found)
+    assert other.next() is not None
+    assert lanes.next() is None
+
+
 def opened(rules: LaneRules, ops: int, layers: int) -> Lanes[str]:
     """Operations a, b, c, of 8 tokens, that have all begun."""
     lanes: Lanes[str] = Lanes(rules)
@@ -333,6 +343,16 @@ def test_what_is_recalled_waits_for_a_lane_again() -> None:
     assert posted(lanes) == "bb"
 
 
+@pytest.mark.parametrize("turns", Turns)
+def test_what_is_recalled_has_its_turn_where_nothing_else_was_left_to_post(turns: Turns) -> None:
+    lanes = opened(LaneRules(turns=turns), 1, 1)
+    only = lanes.next()
+    assert only is not None
+    assert lanes.next() is None
+    lanes.recall(*only)
+    assert lanes.next() == only
+
+
 def test_what_was_offered_is_there_for_whoever_comes_later_until_it_is_withdrawn() -> None:
     lanes: Lanes[str] = Lanes(LaneRules(in_layers=True, as_offered=True))
     lanes.offer("x", Piece(0, 0, 8))
@@ -341,6 +361,7 @@ def test_what_was_offered_is_there_for_whoever_comes_later_until_it_is_withdrawn
         lanes.begin(key)
         assert lanes.next() == (key, Piece(0, 0, 8))
         assert lanes.next() is None
+        lanes.landed(key, Piece(0, 0, 8))
     lanes.withdraw("x")
     lanes.offer("x", Piece(1, 0, 8))
     assert lanes.next() is None, "nothing of what comes now is of the same prompt"

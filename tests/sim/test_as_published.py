@@ -162,6 +162,24 @@ def test_a_receive_from_the_dead_has_no_end_but_the_deadline(play: Play, method:
     assert not published.records.wrong_kv
 
 
+def test_the_next_life_of_a_dead_sender_has_its_lane(play: Play) -> None:
+    """D still waits for a layer of the former life, which has P's only lane no more."""
+    restarts = {
+        "transfer.method": "p2p-nccl-put",
+        "network.bandwidth_bytes_per_s": 13_107_200,
+        "workload.requests": 3,
+        "workload.arrival": '{ process = "constant", rate_rps = 2.0 }',
+        "workload.input_tokens": 50,
+        "workload.output_tokens": 2,
+        "pool.p.replicas": 1,
+        "pool.d.replicas": 3,
+    } | fault('kind = "crash", engine = "p-0", at_s = 0.55, restart_after_s = 0.2')
+    records = play(SMALL | AS_PUBLISHED | restarts).records
+    first, lost, later = zip(records.arrival_ns, records.last_token_ns, records.reason, strict=True)
+    assert lost[2] == "peer restarted"
+    assert later[1] - later[0] == first[1] - first[0]
+
+
 def test_who_comes_behind_a_receive_that_does_not_end_waits_too(play: Play) -> None:
     """D has one listener, and P0 has died while it listened to it."""
     dies = {
