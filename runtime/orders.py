@@ -135,7 +135,7 @@ class Orders:
         start, stop = grant.token_start, grant.token_start + grant.num_tokens
         order = Order(effect=effect, peer=peer, way=way, begun_ns=now_ns())
         self._open[effect.op] = order
-        self._lanes.open(order, grant.xid, way.layers, start, stop, reads=type(effect) is PostRead)
+        self._lanes.add(order, grant.xid, way.layers, start, stop, reads=type(effect) is PostRead)
         self._lanes.begin(order)
         self._pump()
 

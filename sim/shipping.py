@@ -194,7 +194,7 @@ class Shipping:
         lanes = self.lanes_of(flight.mover.address)
         order = self.orders[effect.op] = Order(flight, route, grant.xid, layers, tokens, lanes)
         self.world.records.ends[HANDSHAKE][flight.request] = self.env.now
-        lanes.open(order, grant.xid, layers, start, start + tokens, reads=flight.reads)
+        lanes.add(order, grant.xid, layers, start, start + tokens, reads=flight.reads)
         if before_ns:
             self.env.call(before_ns, self.begin, order)
         else:

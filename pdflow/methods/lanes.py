@@ -95,7 +95,7 @@ class Lanes(Generic[K]):
 
     # Operations.
 
-    def open(self, key: K, xid: Xid, layers: int, start: int, stop: int, *, reads: bool = False) -> None:
+    def add(self, key: K, xid: Xid, layers: int, start: int, stop: int, *, reads: bool = False) -> None:
         """An operation comes: tokens `start` to `stop` of so many layers. It posts nothing before `begin`."""
         assert key not in self._open
         rules = self.rules

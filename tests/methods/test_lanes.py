@@ -146,7 +146,7 @@ class Schedule:
         offered = self.rules.as_offered and not reads
         for piece in self.model.ready.get(xid, []) if offered else whole(layers, 12):
             one.shipment.offer(piece)
-        self.lanes.open(key, xid, 3, start, 12, reads=reads)
+        self.lanes.add(key, xid, 3, start, 12, reads=reads)
 
     def begin(self) -> None:
         one = self.pick([one for one in self.model.known.values() if not one.begun])
@@ -244,7 +244,7 @@ def test_states_with_other_futures_are_told_apart() -> None:
     seen.append(lanes.fingerprint())
     other: Lanes[str] = Lanes(rules)
     for key in "ab":
-        other.open(key, key, 3, 0, 8)
+        other.add(key, key, 3, 0, 8)
     for key in "ba":
         other.begin(key)
     seen.append(other.fingerprint())
@@ -265,7 +265,7 @@ def opened(rules: LaneRules, ops: int, layers: int) -> Lanes[str]:
     """Operations a, b, c, of 8 tokens, that have all begun."""
     lanes: Lanes[str] = Lanes(rules)
     for key in "abcdef"[:ops]:
-        lanes.open(key, key, layers, 0, 8)
+        lanes.add(key, key, layers, 0, 8)
         lanes.begin(key)
     return lanes
 
@@ -357,7 +357,7 @@ def test_what_was_offered_is_there_for_whoever_comes_later_until_it_is_withdrawn
     lanes: Lanes[str] = Lanes(LaneRules(in_layers=True, as_offered=True))
     lanes.offer("x", Piece(0, 0, 8))
     for key in "ab":
-        lanes.open(key, "x", 2, 0, 8)
+        lanes.add(key, "x", 2, 0, 8)
         lanes.begin(key)
         assert lanes.next() == (key, Piece(0, 0, 8))
         assert lanes.next() is None
@@ -365,7 +365,7 @@ def test_what_was_offered_is_there_for_whoever_comes_later_until_it_is_withdrawn
     lanes.withdraw("x")
     lanes.offer("x", Piece(1, 0, 8))
     assert lanes.next() is None, "nothing of what comes now is of the same prompt"
-    lanes.open("c", "x", 2, 0, 8)
+    lanes.add("c", "x", 2, 0, 8)
     lanes.begin("c")
     assert lanes.next() == ("c", Piece(1, 0, 8))
     assert lanes.next() is None
