@@ -161,8 +161,11 @@ class Lanes(Generic[K]):
 
     def next(self) -> tuple[K, Piece] | None:
         """The piece that is posted next, which has a lane and counts as posted from here on, and whose it is."""
-        for reads, line in enumerate(self._lines):
-            while line and self._free[reads] != 0:
+        writes, reads = self._lines
+        if not writes and not reads:
+            return None
+        for line, free in ((writes, self._free[0]), (reads, self._free[1])):
+            while line and free != 0:
                 operation = line[0][1]
                 piece = operation.shipment.next()
                 if piece is None or self.rules.turns is Turns.PIECE:
@@ -170,7 +173,8 @@ class Lanes(Generic[K]):
                     operation.turns -= 1
                 if piece is not None:
                     operation.posted[piece] = True
-                    self._count(operation, -1)
+                    if free is not None:
+                        self._count(operation, -1)
                     return operation.key, piece
         return None
 
@@ -206,7 +210,7 @@ class Lanes(Generic[K]):
         operation = self._open.get(key)
         if operation is None or piece not in operation.posted:
             return None
-        if operation.posted.pop(piece):
+        if operation.posted.pop(piece) and self._free[operation.reads] is not None:
             self._count(operation, 1)
         return operation
 

@@ -71,9 +71,10 @@ class Shipment:
         count = len(self._queue)
         if self._failed or self._stopped or not count:
             return 0
+        if count == 1 and not self._flying:
+            return 1
         # The last piece of all waits until the others have landed.
-        waits = count > 1 or bool(self._flying)
-        return count - (waits and sum([piece.stop - piece.start for piece in self._queue]) == self._unposted)
+        return count - (sum([piece.stop - piece.start for piece in self._queue]) == self._unposted)
 
     @property
     def all_posted(self) -> bool:
