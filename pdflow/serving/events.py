@@ -142,6 +142,12 @@ class PromptComputed(Value, frozen=True, gc=False):
     """Its blocks, shared ones included."""
 
 
+class PrefillFailed(Value, frozen=True, gc=False):
+    """P: the engine has ended this prompt of its own accord, and computes no more of it."""
+
+    handle: Handle
+
+
 class CopiedOut(Value, frozen=True, gc=False):
     """P: one rank's share of a CopyOut is in the staging memory."""
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 
 from pdflow.methods.staging import Staging, TooLargeError
 from pdflow.protocol.effects import Enqueue, FreeBlocks, Quarantine
-from pdflow.protocol.events import DecodeAborted, DecodeAdmitted
+from pdflow.protocol.events import DecodeAborted, DecodeAdmitted, DecodeHit
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation
 from pdflow.serving.core import Execute, Port
@@ -49,7 +49,10 @@ class Landing:
         request.stage = DecodeStage.ADMITTED
         missing = request.prompt_tokens - hit_tokens
         requests.want(Admit(handle))
-        requests.tell(DecodeAdmitted(handle, place, hit_tokens, missing, request.digest, requests.weights))
+        if missing:
+            requests.tell(DecodeAdmitted(handle, place, hit_tokens, missing, request.digest, requests.weights))
+        else:
+            requests.tell(DecodeHit(handle))
 
     def committed(self, request: DecodeRequest) -> None:
         """All KV has landed."""

@@ -21,6 +21,7 @@ from pdflow.serving.events import (
     EngineDropped,
     EngineRejected,
     Handle,
+    PrefillFailed,
     PrefillRequested,
     PromptComputed,
     PromptWithdrawn,
@@ -45,6 +46,7 @@ class PrefillCore(Core):
                 EngineRejected: self._rejected,
                 EngineDropped: self._dropped,
                 PromptComputed: self._computed,
+                PrefillFailed: self._failed,
             }
         )
         sending.begin(self.requests)
@@ -115,6 +117,11 @@ class PrefillCore(Core):
         requests.want(EndPrefill(request.handle, Code.NONE))
         requests.free(request)
         requests.forget(request)
+
+    def _failed(self, event: PrefillFailed) -> None:
+        request = self.requests.by_handle.get(event.handle)
+        if request is not None:
+            self.sending.failed(request)
 
     # The protocol.
 

@@ -60,6 +60,10 @@ class Sending:
         """The engine can never have it."""
         self.end(request, Code.REJECTED, reason)
 
+    def failed(self, request: PrefillRequest) -> None:
+        """The engine computes no more of it."""
+        self.end(request, Code.PREFILL_ABORTED)
+
     def end(self, request: PrefillRequest, code: Code, reason: str = "") -> None:
         """The engine has nothing of it, and no KV comes of it."""
         self.requests.end(request, code, reason)
@@ -172,6 +176,16 @@ class ProgressiveSending(Sending):
             super().drop(request)
         else:
             self.requests.end(request, Code.CANCELLED)
+
+    def failed(self, request: PrefillRequest) -> None:
+        """A WRITE may read what is computed."""
+        if not request.known:
+            super().failed(request)
+            return
+        if not request.ended:
+            self.requests.end(request, Code.PREFILL_ABORTED)
+        request.computed = True
+        self.settle(request)
 
     def computed(self, request: PrefillRequest, source: Allocation) -> None:
         if not request.ended:

@@ -15,6 +15,7 @@ from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.timers import Timer, Timers
 from pdflow.protocol.values import Address, Allocation, EngineId
+from sim.check.roles import DecodeRole, PrefillRole, address_of
 from sim.check.scope import BLOCK_TOKENS, TOKENS, Scope
 
 SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=BLOCK_TOKENS)
@@ -22,7 +23,7 @@ FIRST_LIFE = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}
 """Incarnations of the engines' first processes; each restart adds one. An engine that is alone has no number."""
 SOURCE, TARGET = 10, 20
 """Generations of the first product's blocks and of the first request's."""
-DIGEST, WEIGHTS = 70, 1
+DIGEST = 70
 BOUNDED = (Memory.RING, Memory.STORE, Memory.LOOKUP)
 """Memories of P's that may have no room."""
 
@@ -102,7 +103,13 @@ class Cluster:
         self.ranks = {e.engine: [rank_address(e.engine, r) for r in range(e.shards.tp)] for e in (*self.ps, *self.ds)}
         self.p_ranks = [rank for info in self.ps for rank in self.ranks[info.engine]]
         self.d_ranks = [rank for info in self.ds for rank in self.ranks[info.engine]]
-        self.nodes = [node for engine in self.engines for node in (engine, *self.ranks[engine])]
+        self.roles = {} if self.method is not None else {engine: address_of(engine) for engine in self.engines}
+        """Where each engine's core is. Methods have their own in shipped.py still."""
+        self.nodes = [
+            node
+            for engine in self.engines
+            for node in (engine, *self.ranks[engine], *filter(None, (self.roles.get(engine),)))
+        ]
         self.orphans = {ORPHAN + rank: rank for rank in self.p_ranks} if scope.orphan else {}
         """Where a rank process of P's first life goes on, by whom it takes itself for."""
         self.nodes += self.orphans
@@ -161,8 +168,13 @@ class Cluster:
 
     def endpoints(self) -> list[Any]:
         """Of everybody's first life, in the order of `nodes`."""
-        bodies = [body for engine in self.engines for body in self.engine(engine, 0)]
+        bodies = [body for engine in self.engines for body in self.born(engine, 0)]
         return [*bodies, *(Nobody() for _ in self.orphans)]
+
+    def born(self, name: EngineId, life: int) -> list[Any]:
+        """The same, and its core."""
+        role = (PrefillRole if role_of(name) == "P" else DecodeRole)(name, self.scope)
+        return [*self.engine(name, life), role] if self.roles else self.engine(name, life)
 
     def engine(self, name: EngineId, life: int) -> list[Any]:
         """Its endpoints when it has started again so many times, in the order of `nodes`."""

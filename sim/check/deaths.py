@@ -49,7 +49,7 @@ class Deaths(Orders):
         first = cluster.at[name]
         born = self._born.get((engine, lives))
         if born is None:
-            bodies = cluster.engine(name, lives)
+            bodies = cluster.born(name, lives)
             born = [self.endpoint(cluster.nodes[slot], body) for slot, body in enumerate(bodies, first)]
             self._born[engine, lives] = born
         draft[first : first + len(born)] = born

@@ -30,9 +30,12 @@ def _plain(world: World, state: State) -> dict[str, Any]:
     nodes, links, frames = world.cluster.nodes, world.cluster.links, world.frames.values
     ghost = world.ghost_of(state)
     left = world.budgets.values[state[world.budget]]
+    ends = zip(nodes, state, strict=False)
+    # Of a core whose engine reports and ends at once the ghosts say all there is to say.
+    cores = frozenset() if world.scope.late or world.scope.decodes else frozenset(world.cluster.roles.values())
     return {
         **world.further(state),
-        "endpoints": [world.endpoints.values[end] for end in state[: world.first_link]],
+        "endpoints": [world.endpoints.values[end] for node, end in ends if node not in cores],
         "links": [
             [*link, *(frames[frame] for frame in world.chans.values[chan])]
             for link, chan in zip(links, state[world.first_link : world.bag], strict=True)

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pdflow.protocol.effects import AnswerPrefill, Commit, Resolve
-from pdflow.protocol.events import DecodeAborted, DecodeQueued, PrefillAborted, PrefillLegEnded, PrefillQueued
+from pdflow.protocol.effects import AnswerPrefill
+from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Address, RequestId, Value
@@ -32,6 +32,8 @@ from pdflow.routing.router import (
     Router,
     TokenCame,
 )
+from pdflow.serving.effects import EndDecode, EndPrefill
+from pdflow.serving.events import PrefillReported, RequestAborted
 from sim.check.cluster import role_of
 from sim.check.ghost import Broken, Ghost, Product, Stage
 from sim.check.relation import Move, Relation
@@ -150,7 +152,7 @@ class Routed(Relation):
         http: dict[int, list[int]] = {}
         for node, effect, _ in self.batches.values[batch] if batch >= 0 else ():
             for to, what in self._over_http(node, effect):
-                slot = self.first_link + self.cluster.http[what.request_id, node, to]
+                slot = self.first_link + self.cluster.http[what.request_id, engine_of(node), to]
                 http.setdefault(slot, []).append(self.frames.of(what))
         return after, (*sends, *((slot, tuple(frames)) for slot, frames in http.items())), batch
 
@@ -158,13 +160,14 @@ class Routed(Relation):
         """To whom, and what, in this order."""
         if isinstance(effect, AnswerPrefill):
             yield ROUTER, PrefillAnswered(effect.request_id, self.judge.with_own_words(effect.params))
-        elif isinstance(effect, Commit):
-            if self.scope.streams:
-                client = self.cluster.client_of[self.judge.attempt(effect.request_id)]
-                yield ROUTER, TokenCame(client, effect.request_id)
-            yield ROUTER, DecodeEnded(effect.request_id)
-        elif isinstance(effect, Resolve):
-            yield ROUTER, DecodeEnded(effect.request_id, effect.code)
+        elif isinstance(effect, EndDecode):
+            if self.scope.streams and effect.code is Code.NONE:
+                client = self.cluster.client_of[self.judge.attempt(effect.handle)]
+                yield ROUTER, TokenCame(client, effect.handle)
+            yield ROUTER, DecodeEnded(effect.handle, effect.code)
+        elif isinstance(effect, EndPrefill):
+            request_id = self.cluster.prefill_ids[self.cluster.xids.index(effect.handle)]
+            yield ROUTER, PrefillAnswered(request_id, None, effect.code)
         elif isinstance(effect, (DispatchPrefill, DispatchDecode, ReportPrefill, AbortLeg)):
             prefill, decode = self.cluster.ends_of(self.judge.attempt(effect.request_id))
             to_prefill = isinstance(effect, DispatchPrefill) or (
@@ -190,42 +193,33 @@ class Routed(Relation):
         if self.ghost_of(draft).products[i] != Product.ABSENT:
             raise Broken("S6", f"P is to compute {leg.xid} a second time")
         self.put_ghost(draft, "products", i, Product.QUEUED)
-        self.event(draft, self.cluster.p_of[i].engine, PrefillQueued(leg.xid, leg.request_id))
+        self.event(draft, *self.requested(i, leg.xid, leg.request_id))
 
     def decode_arrives(self, draft: Draft, leg: DispatchDecode) -> None:
         i = self.judge.attempt(leg.request_id)
         if self.ghost_of(draft).stages[i] != Stage.UNBORN:
             raise Broken("S6", f"D is to decode {leg.request_id} a second time")
         self.put_ghost(draft, "stages", i, Stage.KNOWN)
-        self.event(
-            draft, self.cluster.d_of[i].engine, DecodeQueued(leg.request_id, leg.params, self.cluster.d_blocks, 0)
-        )
+        self.requested_at_d(draft, i, leg.params)
 
     def abort_arrives(self, draft: Draft, effect: AbortLeg) -> None:
-        """A finished prompt stays, its lease decides; what is committed is no longer the protocol's."""
+        """What it comes to is the core's to say."""
         i = self.judge.attempt(effect.request_id)
-        ghost, (prefill, decode) = self.ghost_of(draft), self.cluster.ends_of(i)
-        if effect.role == "prefill":
-            if ghost.products[i] == Product.QUEUED:
-                self.put_ghost(draft, "products", i, Product.DEAD)
-                self.event(draft, prefill, PrefillAborted(self.cluster.xids[i], Code.CANCELLED))
-            elif ghost.products[i] == Product.HELD:
-                self.judge.goal("taken back too late")
-        elif Stage.KNOWN <= ghost.stages[i] <= Stage.ADMITTED:
-            self.event(draft, decode, DecodeAborted(effect.request_id, Code.CANCELLED))
+        if effect.role == "decode":
+            self.at_d(draft, i, RequestAborted(effect.request_id))
+            return
+        product = self.ghost_of(draft).products[i]
+        if product == Product.QUEUED:
+            self.put_ghost(draft, "products", i, Product.DEAD)
+        elif product == Product.HELD:
+            self.judge.goal("taken back too late")
+        self.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
 
     def report_arrives(self, draft: Draft, effect: ReportPrefill) -> None:
-        decode = self.cluster.d_of[self.judge.attempt(effect.request_id)]
-        self.event(draft, decode.engine, PrefillLegEnded(effect.request_id, effect.ok))
+        self.at_d(draft, self.judge.attempt(effect.request_id), PrefillReported(effect.request_id, effect.ok))
 
     def report(self, draft: Draft, product: int, ok: bool) -> None:
         """It is the router that reports, when it has heard of it."""
-
-    def abort_prefill(self, draft: Draft, i: int) -> None:
-        super().abort_prefill(draft, i)
-        request_id = self.cluster.requests[i]
-        link = self.cluster.http[request_id, self.cluster.p_of[i].engine, ROUTER]
-        self.send(draft, link, PrefillAnswered(request_id, None, Code.PREFILL_ABORTED))
 
     def restart(self, draft: Draft, engine: int) -> None:
         """Of HTTP nothing is lost yet. What was committed had been decoded."""

@@ -35,6 +35,7 @@ class Fault(IntEnum):
     STALL = 12
     DELAY = 13
     WITHDRAW = 14
+    PREEMPT = 15
 
 
 BUDGETED_TIMERS = {
@@ -86,6 +87,11 @@ class Scope:
     """How many tokens a block of D's holds. One of P's holds 16."""
     hit_tokens: int = attrs.field(default=0, validator=attrs.validators.in_((0, BLOCK_TOKENS, TOKENS)))
     """How many of a prompt's tokens D's prefix cache holds when the request is admitted; all: nothing is wanted."""
+    late: bool = False
+    """D's engine reports an admission some time after it has given the blocks."""
+    decodes: bool = False
+    """Decoding takes time, during which D's engine may take a request's blocks and compute it anew. Otherwise it has
+    ended as soon as its KV is there."""
     lagging: bool = False
     """What endpoints of one engine tell each other takes its time, each pair of them first in, first out."""
     concurrent: bool = True
@@ -120,6 +126,7 @@ class Scope:
     cancel: int = budget("repetitions of a CANCEL")
     deadline: int = budget("requests whose deadline comes", 1)
     stall: int = budget("transfers that are given up for showing no progress", 1)
+    preempt: int = budget("requests whose blocks D's engine takes while it decodes them")
     withdraw: int = budget("prompts that P's memory wants back for others")
     clocks: bool = True
     """Otherwise nothing takes as long as any timer: none fires, and none may be needed (prompt.py)."""

@@ -15,15 +15,26 @@ from pdflow.methods.method import Memory
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import KvSize, Staging, comes_with_the_write, staging_of
 from pdflow.protocol.effects import PostRead, Send
-from pdflow.protocol.events import PrefillAborted, PrefillBegun, SourceWithdrawn
+from pdflow.protocol.events import (
+    DecodeAborted,
+    DecodeAdmitted,
+    DecodeQueued,
+    PrefillAborted,
+    PrefillBegun,
+    PrefillFinished,
+    PrefillLegEnded,
+    SourceWithdrawn,
+)
 from pdflow.protocol.messages import Code, Progress, RegisterAck
 from pdflow.protocol.producer import ProducerCell
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.values import NEVER, Allocation
-from sim.check.cluster import DIGEST, WEIGHTS, role_of
+from pdflow.serving.events import DecodeRequested, PrefillReported
+from sim.check.cluster import DIGEST, role_of
 from sim.check.ghost import FLYING, PIECE, READING, Broken, Interned, Product, Stage
 from sim.check.parcels import Load, Parcels
 from sim.check.relation import Move
+from sim.check.roles import WEIGHTS, Admits, Computes
 from sim.check.scope import TOKENS, Fault, Scope
 from sim.check.world import Draft, State
 
@@ -73,10 +84,35 @@ class Shipped(Parcels):
         self._tidied: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.do |= {"want": self.want, "begin": self.begin, "withdraw": self.withdraw, "load": self.load}
         self.do = {verb: self._then_tidy(act) for verb, act in self.do.items()}
+        self._finished = [
+            PrefillFinished(xid, source, TOKENS, DIGEST + i, WEIGHTS)
+            for i, (xid, source) in enumerate(zip(cluster.xids, cluster.sources, strict=True))
+        ]
         self._begun = [
             PrefillBegun(xid, source, TOKENS, DIGEST + i, WEIGHTS)
             for i, (xid, source) in enumerate(zip(cluster.xids, cluster.sources, strict=True))
         ]
+
+    # What engines say to endpoints. The cores of methods are not in this world yet.
+
+    def at_p(self, draft: Draft, i: int, event: object) -> None:
+        xid = self.cluster.xids[i]
+        told = self._finished[i] if isinstance(event, Computes) else PrefillAborted(xid, Code.PREFILL_ABORTED)
+        self.event(draft, self.cluster.p_of[i].engine, told)
+
+    def at_d(self, draft: Draft, i: int, event: object) -> None:
+        name, product = self.cluster.requests[i], self.cluster.product_of[i]
+        told: Any
+        if isinstance(event, DecodeRequested):
+            told = DecodeQueued(name, event.params, event.num_blocks, 0)
+        elif isinstance(event, Admits):
+            about = (event.hit_tokens, TOKENS - event.hit_tokens, DIGEST + product, WEIGHTS)
+            told = DecodeAdmitted(name, event.allocation, *about)
+        elif isinstance(event, PrefillReported):
+            told = PrefillLegEnded(name, event.ok)
+        else:
+            told = DecodeAborted(name, Code.CANCELLED)
+        self.event(draft, self.cluster.d_of[i].engine, told)
 
     def _then_tidy(self, act: Callable[..., None]) -> Callable[..., None]:
         def done(draft: Draft, *about: int) -> None:

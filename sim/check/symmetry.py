@@ -26,6 +26,7 @@ from pdflow.protocol.messages import Sync, SyncReply
 from pdflow.protocol.values import Allocation, EngineId
 from sim.check.cluster import DIGEST, FIRST_LIFE, ORPHAN, Cluster
 from sim.check.ghost import ABOUT_OPERATIONS, WORD, Ghost
+from sim.check.roles import address_of
 from sim.check.world import World
 
 SYNCED = "synced"
@@ -95,6 +96,7 @@ class Names:
     def _engine(self, cluster: Cluster, old: EngineId, new: EngineId) -> bool:
         ranks = list(zip(cluster.ranks[old], cluster.ranks[new], strict=True))
         ranks += [(ORPHAN + one, ORPHAN + other) for one, other in ranks]
+        ranks += [(address_of(old), address_of(new))]
         lives = [(FIRST_LIFE[old] + life, FIRST_LIFE[new] + life) for life in range(LIVES)]
         return (
             (old == new or not cluster.scope.pulls)  # What P's lease words say depends on its incarnation.

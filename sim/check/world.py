@@ -19,11 +19,13 @@ from pdflow.protocol.events import FrameOrdered, HandshakeEnded, PrefillQueued, 
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.timers import Timer
-from pdflow.protocol.values import Address
-from sim.check.cluster import FIRST_LIFE, Cluster
+from pdflow.protocol.values import Address, RequestId, Xid
+from pdflow.serving.events import PrefillRequested
+from sim.check.cluster import DIGEST, FIRST_LIFE, Cluster
 from sim.check.former import heeds_former_life
 from sim.check.ghost import CRASH, Broken, Ghost, Interned, Judge, Product, Sketch, Stage
-from sim.check.scope import Scope
+from sim.check.roles import TAKEN
+from sim.check.scope import TOKENS, Scope
 from sim.check.wake import overslept
 
 HEARD = (Send, Tell)
@@ -64,6 +66,7 @@ class World:
         self.batches = Interned()
         """(address, effect, event) of effects that must be judged."""
         self.steps: dict[tuple[int, int], tuple[int, tuple[Any, ...]]] = {}
+        self.role_steps: dict[tuple[int, int], tuple[int, tuple[Any, ...]]] = {}
         self.turns: dict[tuple[int, ...], Turn] = {}
         self.judged: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
         self.appended: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -80,6 +83,11 @@ class World:
         engines = [engine_of(node) for node in cluster.nodes]
         self.span = [(engines.index(engine), count - engines[::-1].index(engine)) for engine in engines]
         """The slots of each node's engine."""
+        self.role_at = [cluster.at.get(cluster.roles.get(engine, ""), -1) for engine in engines]
+        """The slot of its core; -1: it has none."""
+        kinds = [engine[0] if at >= 0 else "" for engine, at in zip(engines, self.role_at, strict=True)]
+        self.core_takes = [TAKEN.get(kind, frozenset()) for kind in kinds]
+        """Effects of each node that its engine's core takes."""
         self.over: tuple[int, ...] = (Stage.COMMITTED, Stage.FREED)
         """Stages of requests that want nothing more."""
         self.chans.of(())
@@ -138,9 +146,16 @@ class World:
         """Every prompt is queued at P, and nothing else has happened."""
         state = self.beginning()
         cluster = self.cluster
-        for xid, prefill_id, p in zip(cluster.xids, cluster.prefill_ids, cluster.p_of, strict=True):
-            state = self.feed(state, p.engine, PrefillQueued(xid, prefill_id))
+        for i, (xid, prefill_id) in enumerate(zip(cluster.xids, cluster.prefill_ids, strict=True)):
+            state = self.feed(state, *self.requested(i, xid, prefill_id))
         return state
+
+    def requested(self, i: int, xid: Xid, request_id: RequestId) -> tuple[Address, Any]:
+        """A prefill leg reaches P: whom that is told, and how."""
+        engine = self.cluster.p_of[i].engine
+        if not self.cluster.roles:
+            return engine, PrefillQueued(xid, request_id)
+        return self.cluster.roles[engine], PrefillRequested(xid, request_id, TOKENS, DIGEST + i)
 
     def beginning(self) -> State:
         """Before that."""
@@ -215,10 +230,14 @@ class World:
         sends: dict[int, list[int]] = {}
         batch: list[tuple[Address, Any, Any]] = []
         queue = deque([event])
+        role_at, taken = self.role_at[first], self.core_takes[first]
         while queue:
             event = queue.popleft()
             at, what = self.events.values[event]
             node = nodes[at]
+            if at == role_at:
+                self._role_turn(after, first, event, queue, batch)
+                continue
             after[at - first], effects = self._step(after[at - first], event)
             if node in self.cluster.orphans:
                 effects = tuple(effect for effect in effects if type(effect) not in HEARD)
@@ -239,8 +258,33 @@ class World:
                         batch.append((node, effect, what))
                 elif kind is not Note:
                     batch.append((node, effect, what))
+                    if kind in taken and node not in self.cluster.orphans:
+                        self._role_turn(after, first, self.events.of((role_at, effect)), queue, batch)
         number = self.batches.of(tuple(batch)) if batch else -1
         return tuple(after), tuple((slot, tuple(frames)) for slot, frames in sends.items()), number
+
+    def _role_turn(
+        self, after: list[int], first: int, event: int, queue: deque[int], batch: list[tuple[Address, Any, Any]]
+    ) -> None:
+        """The core of the engine: what it tells its scheduler's endpoint is handled behind what is there already."""
+        at, what = self.events.values[event]
+        key = (after[at - first], event)
+        hit = self.role_steps.get(key)
+        if hit is None:
+            try:
+                body = self.bodies[key[0]].fork()
+                effects = body.handle(what, 0)
+                hit = self.role_steps[key] = (self.endpoint(self.cluster.nodes[at], body), effects)
+            except KeyError as error:
+                raise Broken("S6", f"{type(what).__name__} of {error}, which has ended at its engine") from error
+            except Exception as error:
+                raise Broken(CRASH, f"{type(error).__name__}: {error}") from error
+        after[at - first], effects = hit
+        for effect in effects:
+            if type(effect) is Tell:
+                queue.append(self.events.of((self.cluster.at[effect.to], effect.event)))
+            else:
+                batch.append((self.cluster.nodes[at], effect, what))
 
     def _step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
         hit = self.steps.get((end, event))

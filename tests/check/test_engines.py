@@ -39,7 +39,7 @@ def test_two_p_engines_feed_one_d_before_a_second_one_comes_in() -> None:
 
 
 def test_an_engine_that_is_alone_has_no_number() -> None:
-    assert Cluster(Scope()).nodes == ["P", "P.r0", "D", "D.r0"]
+    assert Cluster(Scope()).nodes == ["P", "P.r0", "P.role", "D", "D.r0", "D.role"]
 
 
 def test_engines_that_nobody_joins_have_no_link() -> None:

@@ -1,0 +1,330 @@
+"""What one engine does with its requests, as the endpoint of another kind that it is to the explorer: the real core of
+`pdflow/serving`, and a small engine behind it.
+
+All choice lies in what the engine does next, which is a move: it admits, computes, fails, reports. What a core asks of
+the engine is done at once, and answered in the same turn. A body is data; a core is made of it for one event, and the
+turn remembers what came of it (world.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import msgspec
+
+from pdflow.protocol.effects import (
+    AnswerPrefill,
+    Commit,
+    Enqueue,
+    FreeBlocks,
+    ReleaseBlocks,
+    Resolve,
+    Tell,
+)
+from pdflow.protocol.values import Address, Allocation, EngineId, Instant, Value
+from pdflow.serving.core import Core, Port
+from pdflow.serving.decode import DecodeCore
+from pdflow.serving.effects import (
+    Admit,
+    Computed,
+    Drop,
+    EndDecode,
+    EndPrefill,
+    Forget,
+    FreePrompt,
+    Landed,
+    Released,
+)
+from pdflow.serving.events import EngineAdmitted, EngineDropped, EngineFinished, Handle, PrefillFailed, PromptComputed
+from pdflow.serving.landing import Landing
+from pdflow.serving.prefill import PrefillCore
+from pdflow.serving.sending import Sending
+from sim.check.scope import Scope
+
+TAKEN: dict[str, frozenset[type]] = {
+    "P": frozenset({AnswerPrefill, ReleaseBlocks}),
+    "D": frozenset({Enqueue, Commit, Resolve, FreeBlocks}),
+}
+"""Effects of endpoints that mean something to the core, by the kind of engine."""
+WEIGHTS = 1
+"""What every model computes with."""
+QUEUED, LOADING, RUNNING, COMPUTED = 1, 2, 3, 4
+"""Where a sequence is in the engine. COMPUTED: its blocks are the protocol's."""
+Seq: TypeAlias = tuple[int, Allocation | None]
+"""Where it is, and the blocks that it has."""
+
+
+class Admits(Value, frozen=True, gc=False):
+    """D's engine gives a request blocks, and has the first tokens of its prompt."""
+
+    handle: Handle
+    allocation: Allocation
+    hit_tokens: int
+
+
+class Reports(Value, frozen=True, gc=False):
+    """And says so, where it does not at once."""
+
+    handle: Handle
+
+
+class Ends(Value, frozen=True, gc=False):
+    """D's engine has generated a request's last token."""
+
+    handle: Handle
+
+
+class Preempts(Value, frozen=True, gc=False):
+    """D's engine takes a request's blocks for others, and computes it anew when it has some again."""
+
+    handle: Handle
+
+
+class GivenBack(Value, frozen=True, gc=False):
+    """The core gives back blocks that the protocol has never heard of."""
+
+    allocation: Allocation
+
+
+class Computes(Value, frozen=True, gc=False):
+    """P's engine has computed a prompt."""
+
+    handle: Handle
+    source: Allocation
+
+
+class Fails(Value, frozen=True, gc=False):
+    """P's engine gives a prompt up of its own accord."""
+
+    handle: Handle
+
+
+class Heard:
+    """The scheduler's endpoint, as a core sees it here: what it is told is kept, what it has wanted is passed in."""
+
+    timed = False
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
+        if isinstance(event, Wanted):
+            return (event.effect,)
+        self.told.append(event)
+        return ()
+
+    def wake_at(self) -> Instant | None:
+        return None
+
+
+class Wanted:
+    """In the place of the event that made an endpoint want this."""
+
+    __slots__ = ("effect",)
+
+    def __init__(self, effect: Any) -> None:
+        self.effect = effect
+
+
+class Role:
+    """A body: the requests that the core knows, and the engine's sequences."""
+
+    __slots__ = ("awaited", "dropping", "engine", "requests", "scope", "seqs", "unreported")
+
+    def __init__(self, engine: EngineId, scope: Scope) -> None:
+        self.engine = engine
+        self.scope = scope
+        self.requests: dict[Handle, Any] = {}
+        self.awaited: dict[Handle, None] = {}
+        self.dropping: dict[Handle, bool] = {}
+        self.seqs: dict[Handle, Seq] = {}
+        self.unreported: tuple[tuple[Handle, int], ...] = ()
+        """Admissions that the engine has not told of, with the tokens that it has of each."""
+
+    @property
+    def cells(self) -> dict[Handle, Any]:
+        """What must be empty at rest."""
+        return {**self.seqs, **self.requests, **self.awaited}
+
+    def armed(self) -> tuple[Any, ...]:
+        return ()
+
+    def fork(self) -> Role:
+        other = type(self)(self.engine, self.scope)
+        other.requests = {handle: copy.copy(request) for handle, request in self.requests.items()}
+        other.awaited, other.dropping = self.awaited.copy(), self.dropping.copy()
+        other.seqs, other.unreported = self.seqs.copy(), self.unreported
+        return other
+
+    def fingerprint(self) -> tuple[Any, ...]:
+        """Requests in an order of their own: nothing that a core of this kind does depends on that of their coming."""
+        requests = tuple([msgspec.structs.astuple(self.requests[handle]) for handle in sorted(self.requests)])
+        kept = tuple(sorted(self.awaited)), tuple(sorted(self.dropping.items())), tuple(sorted(self.unreported))
+        return requests, *kept, tuple(sorted(self.seqs.items()))
+
+    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
+        """What the scheduler's endpoint is told, and what is said to whoever asked. Raises AssertionError for what an
+        engine would not bear."""
+        heard, said = Heard(), list[Any]()
+        port = Port(self.engine, heard, 1)
+        core = self.core(port, said)
+        move = self.moves().get(type(event))
+        if move is not None:
+            move(core, event)
+        elif type(event) in core.rules:
+            core.feed(core.role, event, now)
+        else:
+            core.feed(port, Wanted(event), now)
+        return (*(Tell(self.engine, told) for told in heard.told), *said)
+
+    # What subclasses say.
+
+    def core(self, port: Port, said: list[Any]) -> Core:
+        """A core of these requests."""
+        raise NotImplementedError
+
+    def moves(self) -> dict[type, Callable[[Any, Any], None]]:
+        """What the engine may do."""
+        raise NotImplementedError
+
+    # The engine.
+
+    def nothing(self, port: Port, effect: Any) -> None:
+        """Nothing of this world."""
+
+    def seq(self, handle: Handle, *where: int) -> Seq:
+        found = self.seqs.get(handle)
+        assert found is not None, f"the engine has no {handle}"
+        assert not where or found[0] in where, f"{handle} is in stage {found[0]} of the engine"
+        return found
+
+    def enqueue(self, port: Port, effect: Enqueue) -> None:
+        assert effect.request_id not in self.seqs, f"{effect.request_id} is enqueued twice"
+        self.seqs[effect.request_id] = (QUEUED, None)
+
+
+class DecodeRole(Role):
+    """D's."""
+
+    __slots__ = ()
+
+    def core(self, port: Port, said: list[Any]) -> DecodeCore:
+        core = DecodeCore(WEIGHTS, Landing())
+        core.add(port)
+        requests = core.requests
+        requests.by_handle, requests.awaited, requests.dropping = self.requests, self.awaited, self.dropping
+        core.do |= {Enqueue: self.enqueue, FreeBlocks: self.freed_by_protocol}
+        core.perform |= {
+            Enqueue: self.enqueue,
+            Commit: lambda port, effect: self.loaded(core, effect),
+            Drop: lambda port, effect: self.drop(core, effect),
+            FreeBlocks: lambda port, effect: said.append(GivenBack(effect.allocation)),
+            EndDecode: lambda port, effect: said.append(effect),
+            Admit: self.nothing,
+            Landed: self.nothing,
+        }
+        core.begin(port)
+        return core
+
+    def moves(self) -> dict[type, Callable[[Any, Any], None]]:
+        return {
+            Admits: self.admits,
+            Reports: self.reports,
+            Ends: self.ends,
+            Preempts: self.preempts,
+        }
+
+    def admits(self, core: Core, move: Admits) -> None:
+        self.seq(move.handle, QUEUED)
+        self.seqs[move.handle] = (LOADING, move.allocation)
+        self.unreported += ((move.handle, move.hit_tokens),)
+        if not self.scope.late:
+            self.reports(core, Reports(move.handle))
+
+    def reports(self, core: Core, move: Reports) -> None:
+        """It may have been dropped meanwhile."""
+        (hit_tokens,) = (here for handle, here in self.unreported if handle == move.handle)
+        self.unreported = tuple(one for one in self.unreported if one[0] != move.handle)
+        allocation = self.seq(move.handle, LOADING)[1]
+        assert allocation is not None
+        core.feed(core.role, EngineAdmitted(move.handle, allocation, hit_tokens), 0)
+
+    def loaded(self, core: Core, effect: Commit) -> None:
+        _, allocation = self.seq(effect.request_id, LOADING)
+        self.seqs[effect.request_id] = (RUNNING, allocation)
+        if not self.scope.decodes:
+            self.ends(core, Ends(effect.request_id))
+
+    def ends(self, core: Core, move: Ends) -> None:
+        self.seq(move.handle, RUNNING)
+        del self.seqs[move.handle]
+        core.feed(core.role, EngineFinished(move.handle), 0)
+
+    def preempts(self, core: Core, move: Preempts) -> None:
+        self.seq(move.handle, RUNNING)
+        self.seqs[move.handle] = (RUNNING, None)
+
+    def drop(self, core: Core, effect: Drop) -> None:
+        """Blocks of what is loading are left, since a WRITE may still land."""
+        phase, allocation = self.seqs.pop(effect.handle, (0, None))
+        self.unreported = tuple(one for one in self.unreported if one[0] != effect.handle)
+        left = allocation if phase == LOADING else None
+        core.feed(core.role, EngineDropped(effect.handle, left, not phase), 0)
+
+    def freed_by_protocol(self, port: Port, effect: FreeBlocks) -> None:
+        """Back in the pool."""
+        held = [handle for handle, (_, allocation) in self.seqs.items() if allocation == effect.allocation]
+        assert not held, f"blocks of {held} are given back while the engine has it"
+
+
+class PrefillRole(Role):
+    """P's."""
+
+    __slots__ = ()
+
+    def core(self, port: Port, said: list[Any]) -> PrefillCore:
+        core = PrefillCore(WEIGHTS, Sending())
+        core.add(port)
+        core.requests.by_handle, core.requests.awaited = self.requests, self.awaited
+        core.perform |= {
+            Enqueue: self.enqueue,
+            Drop: lambda port, effect: self.drop(core, effect),
+            FreePrompt: self.free,
+            EndPrefill: lambda port, effect: said.append(effect),
+            AnswerPrefill: self.nothing,
+            Computed: self.nothing,
+            Released: self.nothing,
+            Forget: self.nothing,
+        }
+        core.begin(port)
+        return core
+
+    def moves(self) -> dict[type, Callable[[Any, Any], None]]:
+        return {Computes: self.computes, Fails: self.fails}
+
+    def computes(self, core: Core, move: Computes) -> None:
+        self.seq(move.handle, QUEUED)
+        self.seqs[move.handle] = (COMPUTED, move.source)
+        core.feed(core.role, PromptComputed(move.handle, move.source), 0)
+
+    def fails(self, core: Core, move: Fails) -> None:
+        self.seq(move.handle, QUEUED)
+        del self.seqs[move.handle]
+        core.feed(core.role, PrefillFailed(move.handle), 0)
+
+    def drop(self, core: Core, effect: Drop) -> None:
+        phase, _ = self.seqs.get(effect.handle, (0, None))
+        if phase == QUEUED:
+            del self.seqs[effect.handle]
+        core.feed(core.role, EngineDropped(effect.handle, None, phase != QUEUED), 0)
+
+    def free(self, port: Port, effect: FreePrompt) -> None:
+        self.seq(effect.handle, COMPUTED)
+        del self.seqs[effect.handle]
+
+
+def address_of(engine: EngineId) -> Address:
+    """Of its role, among the explorer's nodes."""
+    return f"{engine}.role"
