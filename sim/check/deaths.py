@@ -14,7 +14,11 @@ from sim.check.orders import Orders
 from sim.check.scope import Fault, Scope
 from sim.check.world import Draft
 
-AFTER_P: dict[int, int] = {Product.HELD: Product.RELEASED, Product.QUEUED: Product.DEAD}
+AFTER_P: dict[int, int] = {
+    Product.HELD: Product.RELEASED,
+    Product.QUEUED: Product.DEAD,
+    Product.COMPUTED: Product.DEAD,
+}
 """What becomes of P's prompts."""
 
 
@@ -37,7 +41,7 @@ class Deaths(Orders):
         self.put_ops(draft, [(op, self._outliving(name, op, flags)) for op, flags in self.ops_of(draft)])
         for product, now in enumerate(self.ghost_of(draft).products):
             if cluster.p_of[product].engine == name:
-                if now == Product.QUEUED:
+                if now in (Product.QUEUED, Product.COMPUTED):
                     self.report(draft, product, False)
                 self.put_ghost(draft, "products", product, AFTER_P.get(now, now))
         for i, stage in enumerate(self.ghost_of(draft).stages):

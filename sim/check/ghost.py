@@ -34,7 +34,9 @@ from pdflow.protocol.events import DecodeQueued, FrameOrdered, Received
 from pdflow.protocol.ids import KvParams, LeaseWord, Reg, engine_of, rank_address, rank_of
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
+from pdflow.serving.effects import EndDecode, FreePrompt
 from sim.check.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster
+from sim.check.roles import GivenBack, Loads
 from sim.check.scope import TOKENS
 
 CRASH = "crash"
@@ -60,10 +62,12 @@ class Product(IntEnum):
     HELD = 2
     RELEASED = 3
     DEAD = 4
+    COMPUTED = 5
+    """And its engine has not said so."""
 
 
 class Stage(IntEnum):
-    """A request at D. RESOLVED still holds blocks, FREED none."""
+    """A request at D. RESOLVED still holds blocks, FREED none. From GIVEN on: only where its engine takes its time."""
 
     UNBORN = 0
     KNOWN = 1
@@ -72,10 +76,16 @@ class Stage(IntEnum):
     COMMITTED = 4
     RESOLVED = 5
     FREED = 6
+    GIVEN = 7
+    """It has blocks, and its engine has not said so."""
+    PREEMPTED = 8
+    """COMMITTED, and its blocks are others'."""
+    DECODED = 9
 
 
-BINDING = (Stage.ENQUEUED, Stage.ADMITTED, Stage.RESOLVED)
+BINDING = (Stage.ENQUEUED, Stage.GIVEN, Stage.ADMITTED, Stage.RESOLVED)
 """Blocks of D's pool are counted for it."""
+DECODING = (Stage.COMMITTED, Stage.PREEMPTED)
 OPEN = (Stage.KNOWN, *BINDING)
 """D has not done with it."""
 
@@ -400,12 +410,15 @@ class Judge:
 
     def resolved(self, draft: Sketch, node: Address, effect: Resolve, event: Any) -> None:
         i = self.cluster.requests.index(effect.request_id)
-        if draft.stages[i] not in (Stage.KNOWN, Stage.ENQUEUED, Stage.ADMITTED):
+        if draft.stages[i] not in (Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN, Stage.ADMITTED):
             raise Broken("S6", f"{effect.request_id} is resolved in stage {Stage(draft.stages[i]).name}")
         p_engine, _ = self.cluster.ends_of(i)
         if effect.code is Code.PEER_RESTARTED and not draft.lives[self.cluster.number[p_engine]]:
             raise Broken("L6", f"{effect.request_id} is given up for a death that was not its engine's")
-        draft.stages[i] = Stage.RESOLVED if draft.stages[i] == Stage.ADMITTED else Stage.FREED
+        if draft.stages[i] == Stage.GIVEN:
+            self.goal("resolved before its admission was reported")
+        holds = draft.stages[i] in (Stage.GIVEN, Stage.ADMITTED)
+        draft.stages[i] = Stage.RESOLVED if holds else Stage.FREED
         self.goal(f"resolved {effect.code.name}")
 
     def freed(self, draft: Sketch, node: Address, effect: FreeBlocks, event: Any) -> None:
@@ -416,15 +429,44 @@ class Judge:
             raise Broken("S1", f"{self.cluster.requests[i]} is freed while something may land in it")
         draft.stages[i] = Stage.FREED
 
+    # What cores say beside.
+
+    def given_back(self, draft: Sketch, node: Address, effect: GivenBack, event: Any) -> None:
+        """Nobody else gives these blocks back."""
+        self.freed(draft, node, FreeBlocks(effect.allocation), event)
+
+    def loads(self, draft: Sketch, node: Address, effect: Loads, event: Any) -> None:
+        i = self.cluster.requests.index(effect.handle)
+        if draft.stages[i] != Stage.COMMITTED:
+            raise Broken("S3", f"{effect.handle} is decoded in stage {Stage(draft.stages[i]).name}")
+
+    def prompt_freed(self, draft: Sketch, node: Address, effect: FreePrompt, event: Any) -> None:
+        product = self.cluster.xids.index(effect.handle)
+        if draft.products[product] != Product.RELEASED:
+            now = Product(draft.products[product]).name
+            raise Broken("S2", f"the blocks of {effect.handle} are freed, and it is {now}")
+
+    def decode_ended(self, draft: Sketch, node: Address, effect: EndDecode, event: Any) -> None:
+        i = self.cluster.requests.index(effect.handle)
+        if not self.cluster.scope.decodes or draft.stages[i] not in DECODING:
+            return
+        if draft.stages[i] == Stage.PREEMPTED:
+            self.goal("decoded after a preemption" if effect.code is Code.NONE else "aborted after a preemption")
+        draft.stages[i] = Stage.DECODED if effect.code is Code.NONE else Stage.FREED
+
 
 _ON: dict[type, Callable[[Judge, Sketch, Address, Any, Any], None]] = {
     AnswerPrefill: Judge.answered,
     Commit: Judge.committed,
+    EndDecode: Judge.decode_ended,
     Enqueue: Judge.enqueued,
     Fence: Judge.fenced,
     Flush: Judge.flushed,
     FreeBlocks: Judge.freed,
+    FreePrompt: Judge.prompt_freed,
+    GivenBack: Judge.given_back,
     Handshake: Judge.shook,
+    Loads: Judge.loads,
     PostRead: Judge.read,
     PostWrite: Judge.wrote,
     ReadWord: Judge.word_wanted,

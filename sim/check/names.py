@@ -20,9 +20,9 @@ from sim.check.world import State
 def name(world: Relation, state: State, move: Move) -> str:
     """Such as "deliver Register u0-d0000000 D.r0 -> P.r0"."""
     cluster, verb = world.cluster, move[0]
-    if verb in ("want", "begin", "finish", "abort prefill", "withdraw", "poison"):
+    if verb in ("want", "begin", "finish", "abort prefill", "cancel prefill", "withdraw", "poison"):
         return f"{verb} {cluster.xids[move[1]]}"
-    if verb in ("decode", "admit", "hit", "load", "abort"):
+    if verb in ("decode", "admit", "report", "hit", "load", "preempt", "end", "abort"):
         return f"{verb} {cluster.requests[move[1]]}"
     if verb in ("deliver", "drop", "delay", "duplicate", "check"):
         frame = world.chans.values[state[world.first_link + move[1]]][0]

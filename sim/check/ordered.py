@@ -24,6 +24,7 @@ FREE = len(Fault)
 PRICES = {
     "abort": Fault.ABORT,
     "abort prefill": Fault.PREFILL_ABORT,
+    "cancel prefill": Fault.ABORT,
     "delay": Fault.DELAY,
     "drop": Fault.DROP,
     "duplicate": Fault.DUP,
@@ -33,6 +34,7 @@ PRICES = {
     "lose": Fault.LOSE,
     "lose notice": Fault.DROP,
     "outlive": Fault.P_RESTART,
+    "preempt": Fault.PREEMPT,
     "unreachable": Fault.UNREACHABLE,
     "withdraw": Fault.WITHDRAW,
 }

@@ -20,7 +20,7 @@ from sim.check.relation import Relation
 from sim.check.scope import TOKENS, Fault
 from sim.check.world import State
 
-UNASKED = frozenset({"abort", "hang up", "lose", "restart", "outlive"})
+UNASKED = frozenset({"abort", "cancel prefill", "preempt", "hang up", "lose", "restart", "outlive"})
 """Moves that may always happen, for which nobody waits."""
 UNHEARD = (Fault.DROP, Fault.LOSE)
 SILENT = (*UNHEARD, Fault.P_RESTART, Fault.D_RESTART)

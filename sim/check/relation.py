@@ -14,13 +14,15 @@ from typing import Any, TypeAlias
 from sim.check.alarms import Alarms
 from sim.check.deaths import Deaths
 from sim.check.frames import Frames
-from sim.check.ghost import ENDED_ERR, ENDED_OK, FLYING, NOTICE, ORPHAN, PIECE, READING, TOLD, Product, Stage
+from sim.check.ghost import DECODING, ENDED_ERR, ENDED_OK, FLYING, NOTICE, ORPHAN, PIECE, READING, TOLD, Product, Stage
 from sim.check.onesided import OneSided
 from sim.check.scope import BUDGETED_TIMERS, TOKENS, Fault, Scope
 from sim.check.tasks import Tasks
 from sim.check.world import State
 
 Move: TypeAlias = tuple[Any, ...]
+ANSWERED = (Product.HELD, Product.RELEASED, Product.DEAD)
+"""P has said what became of the prompt."""
 
 
 class Relation(Frames, Tasks, OneSided, Alarms, Deaths):
@@ -28,12 +30,17 @@ class Relation(Frames, Tasks, OneSided, Alarms, Deaths):
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
+        self.abortable = (Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN, Stage.ADMITTED, *DECODING * scope.decodes)
         self._tail_moves: dict[State, tuple[Move, ...]] = {}
         self._chan_moves: dict[State, tuple[Move, ...]] = {}
         self._timer_moves: dict[tuple[int, int, int], tuple[Move, ...]] = {}
         self.do: dict[str, Callable[..., None]] = {
             "finish": self.finish,
             "abort prefill": self.abort_prefill,
+            "cancel prefill": self.cancel_prefill,
+            "report": self.tell_admitted,
+            "preempt": self.preempt,
+            "end": self.end,
             "decode": self.decode,
             "admit": self.admit,
             "hit": self.hit,
@@ -94,16 +101,26 @@ class Relation(Frames, Tasks, OneSided, Alarms, Deaths):
                 yield ("finish", i)
                 if left[Fault.PREFILL_ABORT]:
                     yield ("abort prefill", i)
+            elif product == Product.COMPUTED:
+                yield ("finish", i)
+            if self.scope.late and left[Fault.ABORT] and product in (Product.QUEUED, Product.COMPUTED):
+                yield ("cancel prefill", i)
         early = self.scope.concurrent and not self.scope.pulls
         for i, stage in enumerate(ghost.stages):
-            if stage == Stage.UNBORN and (ghost.products[cluster.product_of[i]] >= Product.HELD or early):
+            if stage == Stage.UNBORN and (ghost.products[cluster.product_of[i]] in ANSWERED or early):
                 yield ("decode", i)
             elif stage == Stage.ENQUEUED:
                 if self.scope.hit_tokens == TOKENS:
                     yield ("hit", i)
                 elif not self.scope.pool or not self.taken(ghost, i):
                     yield ("admit", i)
-            if left[Fault.ABORT] and Stage.KNOWN <= stage <= Stage.ADMITTED:
+            elif stage == Stage.GIVEN:
+                yield ("report", i)
+            elif self.scope.decodes and stage in DECODING:
+                yield ("end", i)
+                if left[Fault.PREEMPT] and stage == Stage.COMMITTED:
+                    yield ("preempt", i)
+            if left[Fault.ABORT] and stage in self.abortable:
                 yield ("abort", i)
         for i in range(len(self.bags.values[state[self.bag]])):
             yield ("late", i)

@@ -65,7 +65,7 @@ class Admits(Value, frozen=True, gc=False):
 
 
 class Reports(Value, frozen=True, gc=False):
-    """And says so, where it does not at once."""
+    """The engine says what it has done, where it does not at once: that it has admitted, or computed."""
 
     handle: Handle
 
@@ -78,6 +78,12 @@ class Ends(Value, frozen=True, gc=False):
 
 class Preempts(Value, frozen=True, gc=False):
     """D's engine takes a request's blocks for others, and computes it anew when it has some again."""
+
+    handle: Handle
+
+
+class Loads(Value, frozen=True, gc=False):
+    """The engine decodes from what has landed."""
 
     handle: Handle
 
@@ -218,7 +224,7 @@ class DecodeRole(Role):
         core.do |= {Enqueue: self.enqueue, FreeBlocks: self.freed_by_protocol}
         core.perform |= {
             Enqueue: self.enqueue,
-            Commit: lambda port, effect: self.loaded(core, effect),
+            Commit: lambda port, effect: self.loaded(core, said, effect),
             Drop: lambda port, effect: self.drop(core, effect),
             FreeBlocks: lambda port, effect: said.append(GivenBack(effect.allocation)),
             EndDecode: lambda port, effect: said.append(effect),
@@ -251,7 +257,8 @@ class DecodeRole(Role):
         assert allocation is not None
         core.feed(core.role, EngineAdmitted(move.handle, allocation, hit_tokens), 0)
 
-    def loaded(self, core: Core, effect: Commit) -> None:
+    def loaded(self, core: Core, said: list[Any], effect: Commit) -> None:
+        said.append(Loads(effect.request_id))
         _, allocation = self.seq(effect.request_id, LOADING)
         self.seqs[effect.request_id] = (RUNNING, allocation)
         if not self.scope.decodes:
@@ -291,7 +298,7 @@ class PrefillRole(Role):
         core.perform |= {
             Enqueue: self.enqueue,
             Drop: lambda port, effect: self.drop(core, effect),
-            FreePrompt: self.free,
+            FreePrompt: lambda port, effect: self.free(said, effect),
             EndPrefill: lambda port, effect: said.append(effect),
             AnswerPrefill: self.nothing,
             Computed: self.nothing,
@@ -302,12 +309,18 @@ class PrefillRole(Role):
         return core
 
     def moves(self) -> dict[type, Callable[[Any, Any], None]]:
-        return {Computes: self.computes, Fails: self.fails}
+        return {Computes: self.computes, Reports: self.reports, Fails: self.fails}
 
     def computes(self, core: Core, move: Computes) -> None:
         self.seq(move.handle, QUEUED)
         self.seqs[move.handle] = (COMPUTED, move.source)
-        core.feed(core.role, PromptComputed(move.handle, move.source), 0)
+        if not self.scope.late:
+            self.reports(core, Reports(move.handle))
+
+    def reports(self, core: Core, move: Reports) -> None:
+        source = self.seq(move.handle, COMPUTED)[1]
+        assert source is not None
+        core.feed(core.role, PromptComputed(move.handle, source), 0)
 
     def fails(self, core: Core, move: Fails) -> None:
         self.seq(move.handle, QUEUED)
@@ -320,7 +333,8 @@ class PrefillRole(Role):
             del self.seqs[effect.handle]
         core.feed(core.role, EngineDropped(effect.handle, None, phase != QUEUED), 0)
 
-    def free(self, port: Port, effect: FreePrompt) -> None:
+    def free(self, said: list[Any], effect: FreePrompt) -> None:
+        said.append(effect)
         self.seq(effect.handle, COMPUTED)
         del self.seqs[effect.handle]
 

@@ -17,7 +17,7 @@ from sim.check.routed_cluster import ROUTER
 from sim.check.world import State
 
 ON_OPERATIONS = frozenset({"read", "land", "error", "notice", "lose notice", "ended"})
-AT_P = frozenset({"want", "begin", "finish", "abort prefill", "withdraw"})
+AT_P = frozenset({"want", "begin", "finish", "abort prefill", "cancel prefill", "withdraw"})
 LENGTH = 12
 """About how many moves a request takes with one rank on each side: where PCT's change points may fall."""
 
@@ -42,7 +42,7 @@ def chain(world: Relation, state: State, move: Move) -> Hashable:
         return world.tasks_of(state)[move[1]]
     if verb == "late":
         return ("late", *world.bags.values[state[world.bag]][move[1]])
-    if verb in ("decode", "admit", "hit", "load", "abort"):
+    if verb in ("decode", "admit", "report", "hit", "load", "preempt", "end", "abort"):
         return ("request", move[1])
     return move
 

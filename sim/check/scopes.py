@@ -7,6 +7,7 @@ that a change of the space is noticed; the numbers depend on no hash seed.
 from __future__ import annotations
 
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
+from sim.check.core_scopes import CORES
 from sim.check.engine_scopes import ENGINES
 from sim.check.method_scopes import BY_METHOD
 from sim.check.named import DELIVERED, ENDS, EVERY_END, Named, resolved
@@ -328,6 +329,7 @@ SCOPES = (
         nightly=True,
     ),
     *ROUTED,
+    *CORES,
     *ENGINES,
     *ORPHANS,
     *BY_METHOD,

@@ -67,7 +67,7 @@ class Tasks(Changes):
             ends = engine_of(peer), engine_of(name)
             pair = cluster.bit.get((rank_of(peer), rank_of(name)), 0)
             for i, stage in enumerate(ghost.stages):
-                if stage >= Stage.ADMITTED and cluster.ends_of(i) == ends:
+                if Stage.ADMITTED <= stage <= Stage.FREED and cluster.ends_of(i) == ends:
                     self.put_ghost(draft, "barred", i, ghost.barred[i] | pair)
         self.event(draft, name, FenceEnded(peer))
 

@@ -88,7 +88,7 @@ class World:
         kinds = [engine[0] if at >= 0 else "" for engine, at in zip(engines, self.role_at, strict=True)]
         self.core_takes = [TAKEN.get(kind, frozenset()) for kind in kinds]
         """Effects of each node that its engine's core takes."""
-        self.over: tuple[int, ...] = (Stage.COMMITTED, Stage.FREED)
+        self.over: tuple[int, ...] = (Stage.DECODED if scope.decodes else Stage.COMMITTED, Stage.FREED)
         """Stages of requests that want nothing more."""
         self.chans.of(())
         self.bags.of(())
@@ -275,6 +275,8 @@ class World:
                 body = self.bodies[key[0]].fork()
                 effects = body.handle(what, 0)
                 hit = self.role_steps[key] = (self.endpoint(self.cluster.nodes[at], body), effects)
+            except AssertionError as error:
+                raise Broken("S6", str(error)) from error
             except KeyError as error:
                 raise Broken("S6", f"{type(what).__name__} of {error}, which has ended at its engine") from error
             except Exception as error:

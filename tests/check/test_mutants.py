@@ -11,6 +11,7 @@ from msgspec.structs import replace as changed
 
 import pdflow.methods
 import pdflow.protocol
+import pdflow.serving
 from pdflow.version import compiled
 from sim.check.mutants import mutant as patching
 from sim.check.mutants.catalogue import MUTANTS
@@ -87,7 +88,8 @@ def test_every_mutant_says_what_it_drops() -> None:
 def functions() -> dict[str, Any]:
     """Every function that the machine knows, by where it stands."""
     found: dict[str, Any] = {}
-    modules = (*vars(pdflow.protocol).values(), *vars(pdflow.methods).values())
+    packages = (pdflow.protocol, pdflow.methods, pdflow.serving)
+    modules = [module for package in packages for module in vars(package).values()]
     for module in [m for m in modules if isinstance(m, ModuleType)]:
         for name, value in vars(module).items():
             found[f"{module.__name__}.{name}"] = value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sim.check.mutants.blocks import BLOCKS
 from sim.check.mutants.compat import COMPAT
 from sim.check.mutants.completion import COMPLETION
+from sim.check.mutants.cores import CORES
 from sim.check.mutants.identity import IDENTITY
 from sim.check.mutants.leases import LEASES
 from sim.check.mutants.mutant import Mutant
@@ -20,6 +21,7 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "What is said, and said again": REPAIR,
     "What rests on clocks": TIMING,
     "What goes in pieces": PIECES,
+    "What an engine does with a request": CORES,
     "vllm-compat": COMPAT,
 }
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for group in GROUPS.values() for mutant in group}

@@ -37,9 +37,9 @@ from runtime.ranks import WORD_BYTES, LayoutBook
 from runtime.transports.base import Tell
 from sim.check import names
 from sim.check.cluster import DIGEST, FIRST_LIFE, SHAPE, role_of
-from sim.check.roles import WEIGHTS
 from sim.check.ghost import ENDED_OK, PIECE, Product, Stage
 from sim.check.relation import Move
+from sim.check.roles import WEIGHTS
 from sim.check.scope import TOKENS, Scope
 from sim.check.timed import kind
 from sim.check.world import Draft, State

@@ -1,0 +1,32 @@
+"""Named scopes of what engines do with requests, where they take their time: an admission or a computed prompt is
+reported some time after it has happened, decoding lasts, and D's engine takes blocks of what it decodes."""
+
+from __future__ import annotations
+
+from sim.check.named import DELIVERED, Named, resolved
+from sim.check.scope import Scope
+
+LATE = {"resolved before its admission was reported"}
+DECODED = DELIVERED | {"decoded after a preemption", "aborted after a preemption"}
+
+CORES = (
+    Named("late reports", Scope(late=True, drop=1), DELIVERED | LATE | resolved("CANCELLED", "DEADLINE"), 4317, 12863),
+    Named(
+        "late reports, aborted at P",
+        Scope(late=True, abort=2, prefill_abort=1, stall=0),
+        DELIVERED | LATE | {"taken back too late"},
+        2713,
+        7251,
+    ),
+    Named("late reports, pulled", Scope(late=True, pulls=True, err=1), DELIVERED | LATE, 175, 266),
+    Named("late reports, P starts again", Scope(late=True, p_restart=1, stall=0), DELIVERED | LATE, 2325, 7055),
+    Named("decoding takes time", Scope(decodes=True, preempt=1, drop=1), DECODED, 2674, 7944),
+    Named("decoding takes time, pulled", Scope(decodes=True, preempt=1, pulls=True, err=1), DECODED, 122, 188),
+    Named(
+        "two requests, one pool, late reports and decoding",
+        Scope(requests=2, pool=1, late=True, decodes=True, preempt=1, deadline=0, stall=0),
+        DECODED | LATE,
+        68163,
+        266104,
+    ),
+)

@@ -1,0 +1,187 @@
+"""What an engine does with a request: who ends it, who frees its blocks, and when the protocol is told what."""
+
+from __future__ import annotations
+
+from pdflow.protocol.dialect import VLLM_COMPAT
+from pdflow.protocol.effects import Commit, FreeBlocks, Resolve
+from pdflow.protocol.events import DecodeAborted
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Allocation
+from pdflow.serving.core import Port
+from pdflow.serving.decode import DecodeCore
+from pdflow.serving.decode_requests import DecodeRequest, DecodeRequests
+from pdflow.serving.events import EngineDropped, PrefillReported, RequestAborted
+from pdflow.serving.landing import Landing
+from pdflow.serving.prefill_requests import PrefillRequest, PrefillRequests
+from pdflow.serving.sending import Sending
+from sim.check.mutants.mutant import Mutant, Swap
+from sim.check.scope import Scope
+
+# At D.
+
+
+def _always_the_protocols(self: DecodeCore, event: RequestAborted) -> None:
+    if event.handle in self.requests.by_handle:
+        self.requests.tell(DecodeAborted(event.handle, Code.CANCELLED))
+
+
+def _always_the_engines(self: DecodeCore, event: RequestAborted) -> None:
+    request = self.requests.by_handle.get(event.handle)
+    if request is not None:
+        self.requests.drop(request, False)
+        self.requests.end(request, Code.CANCELLED)
+
+
+def _aborted_without_a_drop(self: DecodeRequests, request: DecodeRequest, protocol_frees: bool) -> None:
+    del request, protocol_frees
+
+
+def _left_to_nobody(self: DecodeCore, event: EngineDropped) -> None:
+    self.requests.dropping.pop(event.handle)
+
+
+def _always_given_back(self: DecodeCore, event: EngineDropped) -> None:
+    self.requests.dropping.pop(event.handle)
+    if event.left is not None:
+        self.requests.want(FreeBlocks(event.left))
+
+
+def _forgets_to_end(self: DecodeCore, _: Port, effect: Resolve) -> None:
+    self.landing.resolved(self.requests.by_handle[effect.request_id])
+
+
+def _decodes_at_once(self: Landing, request: DecodeRequest, place: Allocation, hit_tokens: int) -> None:
+    _granted(self, request, place, hit_tokens)
+    self.requests.want(Commit(request.handle))
+
+
+_granted = Landing.grant
+
+
+def _says_nothing(self: DecodeCore, event: PrefillReported) -> None:
+    del event
+
+
+# At P.
+
+
+def _freed_when_computed(self: Sending, request: PrefillRequest, source: Allocation) -> None:
+    request.held = True
+    self.requests.finish(request, source)
+    self.requests.free(request)
+
+
+def _never_freed(self: PrefillRequests, request: PrefillRequest) -> None:
+    request.freed = True
+
+
+def _dropped_all_the_same(self: Sending, request: PrefillRequest, event: EngineDropped) -> None:
+    self.end(request, Code.CANCELLED)
+
+
+def _dropped_when_computed(self: Sending, request: PrefillRequest) -> None:
+    self.end(request, Code.CANCELLED)
+
+
+def _forgotten_when_released(self: Sending, request: PrefillRequest) -> None:
+    self.requests.forget(request)
+
+
+CORES = (
+    Mutant(
+        name="abort-is-always-the-protocols",
+        drops="What has landed is the engine's to abort. The protocol has forgotten it, and it would be decoded on.",
+        source="issue 16: D's abort",
+        patches=(Swap(DecodeCore._aborted, _always_the_protocols),),
+        scope=Scope(decodes=True, preempt=1),
+        breaks="S6",
+    ),
+    Mutant(
+        name="abort-is-always-the-engines",
+        drops="What has not landed is the protocol's to abort. Its registration would find a request that is gone.",
+        source="issue 16: D's abort",
+        patches=(Swap(DecodeCore._aborted, _always_the_engines),),
+        breaks="S6",
+    ),
+    Mutant(
+        name="abort-leaves-the-engine",
+        drops="The engine drops what is aborted or resolved. It would keep blocks that are given back.",
+        source="issue 16: D's abort",
+        patches=(Swap(DecodeRequests.drop, _aborted_without_a_drop),),
+        breaks="S6",
+    ),
+    Mutant(
+        name="left-to-nobody",
+        drops="Blocks that were given, but not reported, are given back by the core. Nobody else knows of them.",
+        source="issue 16: RESOLVE before the grant",
+        patches=(Swap(DecodeCore._dropped, _left_to_nobody),),
+        scope=Scope(late=True, deadline=1, stall=0),
+        breaks="L",
+    ),
+    Mutant(
+        name="given-back-twice",
+        drops="Blocks that the protocol knows of are the protocol's to give back: a WRITE may still land in them.",
+        source="issue 16: RESOLVE before the grant; H6",
+        patches=(Swap(DecodeCore._dropped, _always_given_back),),
+        breaks="S1",
+    ),
+    Mutant(
+        name="resolved-and-not-ended",
+        drops="A request ends when the protocol has resolved it. Who asked would wait for ever.",
+        source="issue 16: the heard answer",
+        patches=(Swap(DecodeCore._resolve, _forgets_to_end),),
+        breaks="L",
+    ),
+    Mutant(
+        name="decoded-when-granted",
+        drops="A request is decoded when its KV has landed. It would be computed from what was in the blocks before.",
+        source="issue 16: staged D; S3",
+        patches=(Swap(Landing.grant, _decodes_at_once),),
+        breaks="S3",
+    ),
+    Mutant(
+        name="prefill-report-is-lost",
+        drops="vllm-compat's D is told how the prefill leg ended. It would wait for a prompt that failed.",
+        source="issue 16: the heard answer",
+        patches=(Swap(DecodeCore._prefill_reported, _says_nothing),),
+        scope=Scope(dialect=VLLM_COMPAT, prefill_abort=1),
+        breaks="L",
+    ),
+    Mutant(
+        name="freed-when-computed",
+        drops="P's blocks are the protocol's until it has released them. A WRITE would read another prompt's KV.",
+        source="issue 16: P's abort and its lease; S2",
+        patches=(Swap(Sending.computed, _freed_when_computed),),
+        breaks="S2",
+    ),
+    Mutant(
+        name="never-freed-at-p",
+        drops="P's blocks go back to its pool when the protocol has released them.",
+        source="issue 16: P's abort and its lease",
+        patches=(Swap(PrefillRequests.free, _never_freed),),
+        breaks="L",
+    ),
+    Mutant(
+        name="dropped-though-too-late",
+        drops="A prompt that is computed when it is dropped stays. Its outcome would find nothing.",
+        source="issue 16: P's abort",
+        patches=(Swap(Sending.dropped, _dropped_all_the_same),),
+        scope=Scope(late=True, abort=1, stall=0),
+        breaks="S6",
+    ),
+    Mutant(
+        name="abort-ends-what-is-computed",
+        drops="A computed prompt stays when its leg is taken back: its lease decides, since D may have it already.",
+        source="issue 16: P's abort and its lease",
+        patches=(Swap(Sending.aborted, _dropped_when_computed),),
+        scope=Scope(late=True, abort=1, stall=0),
+        breaks="S6",
+    ),
+    Mutant(
+        name="forgotten-with-its-blocks",
+        drops="What the protocol has released gives its blocks back before it is forgotten.",
+        source="issue 16: P's abort and its lease",
+        patches=(Swap(Sending.settle, _forgotten_when_released),),
+        breaks="S6",
+    ),
+)
