@@ -79,6 +79,10 @@ class ConsumerScheduler(ConsumerCells):
         peer = self.peers.get(info.engine)
         if peer is None:
             peer = self.peers[info.engine] = PrefillPeer(info)
+        if peer.sync_at is not None and peer.sync_at < now and not peer.requests:
+            # Overdue, since a driver may stand still while nothing is open. Judged behind this request, a silence in
+            # which P was never asked would be its death.
+            self._sync_due(peer, now)
         timers = self.context.timers
         wanted = event.deadline_ns or timers.deadline_ns
         dialect = self.context.dialect
