@@ -27,6 +27,7 @@ from pdflow.serving.events import (
     EngineDropped,
     EngineRejected,
     LayerReady,
+    PrefillFailed,
     PrefillRequested,
     PromptComputed,
     PromptWithdrawn,
@@ -195,6 +196,19 @@ def test_what_has_begun_is_computed_on_after_an_abort() -> None:
     assert bench.role(PromptComputed("x", BLOCKS)) == [FreePrompt("x"), Forget("x")]
     assert bench.told() == []
     bench.core.assert_empty("P")
+
+
+def test_what_has_begun_and_is_computed_no_more_is_free_when_it_is_released() -> None:
+    """vLLM aborts without asking, and keeps the blocks for as long as we say."""
+    for first in (RELEASE, None):
+        bench = begun()
+        assert bench.role(RequestAborted("x")) == []
+        done = list(bench.protocol(first)) if first is not None else []
+        done += bench.role(PrefillFailed("x"))
+        done += bench.protocol(RELEASE) if first is None else []
+        assert done == [Released("x", Code.NONE), WithdrawPieces("x"), FreePrompt("x"), Forget("x")]
+        assert bench.told() == [PrefillAborted("x", Code.CANCELLED)]
+        bench.core.assert_empty("P")
 
 
 def test_what_has_not_begun_is_dropped() -> None:

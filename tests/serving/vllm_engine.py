@@ -1,0 +1,377 @@
+"""vLLM v1's scheduler and workers as a KV connector sees them: which hook is called when, and with whose blocks.
+
+A model of `vllm/v1/core/sched/scheduler.py` (0.32), as far as a connector can tell: the order of hooks within a step,
+preemption, delayed frees, failed loads, and the assertions that stop EngineCore. It computes nothing. A step is
+`schedule`, the workers' hooks, `update_from_output`; with `async_scheduling` the next step is scheduled before the
+output of the one before is looked at. `defers_alloc`: `update_state_after_alloc` waits for the end of the step that was
+in flight (0.33).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, auto
+from typing import Any, Protocol
+
+LAYERS = ("layers.0", "layers.1")
+
+
+class Status(Enum):
+    WAITING = auto()
+    WAITING_FOR_REMOTE_KVS = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    FINISHED_LENGTH_CAPPED = auto()
+    FINISHED_ABORTED = auto()
+    FINISHED_ERROR = auto()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.name.startswith("FINISHED")
+
+
+class Request:
+    """Args: `cached_tokens` of its prompt are in the engine's prefix cache."""
+
+    def __init__(
+        self, request_id: str, num_prompt_tokens: int, max_tokens: int, params: Any = None, cached_tokens: int = 0
+    ) -> None:
+        self.request_id = request_id
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
+        self.kv_transfer_params = params
+        self.cached_tokens = cached_tokens
+        self.status = Status.WAITING
+        self.num_output_tokens = 0
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.block_ids: list[int] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens
+
+
+class BlockPool:
+    """Blocks with counted references. `given[block]` names the last time that it left the free list."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.references = [0] * num_blocks
+        self.given = [0] * num_blocks
+        self.free = deque(range(num_blocks))
+
+    def get_new_blocks(self, num_blocks: int) -> list[int]:
+        blocks = [self.free.popleft() for _ in range(num_blocks)]
+        for block in blocks:
+            self.given[block] += 1
+            self.references[block] = 1
+        return blocks
+
+    def touch(self, blocks: tuple[int, ...]) -> None:
+        for block in blocks:
+            assert self.references[block] > 0, f"block {block} is free"
+            self.references[block] += 1
+
+    def free_blocks(self, blocks: list[int] | tuple[int, ...]) -> None:
+        for block in blocks:
+            assert self.references[block] > 0, f"block {block} is freed twice"
+            self.references[block] -= 1
+            if not self.references[block]:
+                self.free.append(block)
+
+
+class SchedulerOutput:
+    def __init__(self) -> None:
+        self.num_scheduled_tokens: dict[str, int] = {}
+        self.preempted_req_ids: list[str] = []
+        self.finished_req_ids: tuple[str, ...] = ()
+        self.kv_connector_metadata: Any = None
+
+
+class ConnectorOutput:
+    """KVConnectorOutput, of all workers. A request has finished when every worker has said so."""
+
+    def __init__(self) -> None:
+        self.finished_sending: set[str] = set()
+        self.finished_recving: set[str] = set()
+        self.failed_recving: set[str] = set()
+        self.worker_meta: list[Any] = []
+
+
+class SchedulerHooks(Protocol):
+    """The half of a connector in EngineCore."""
+
+    def bind_gpu_block_pool(self, pool: BlockPool) -> None: ...
+    def on_new_request(self, request: Request) -> None: ...
+    def get_num_new_matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]: ...
+    def update_state_after_alloc(self, request: Request, blocks: list[int], external: int) -> None: ...
+    def build_connector_meta(self, output: SchedulerOutput) -> Any: ...
+    def update_connector_output(self, output: ConnectorOutput) -> None: ...
+    def request_finished(self, request: Request, blocks: list[int]) -> tuple[bool, Any]: ...
+    def has_pending_push_work(self) -> bool: ...
+
+
+class WorkerHooks(Protocol):
+    """The half of a connector in one worker."""
+
+    def handle_preemptions(self, preempted: list[str]) -> None: ...
+    def bind_connector_metadata(self, metadata: Any) -> None: ...
+    def wait_for_layer_load(self, layer: str) -> None: ...
+    def save_kv_layer(self, layer: str) -> None: ...
+    def start_load_kv(self) -> None: ...
+    def wait_for_save(self) -> None: ...
+    def get_finished(self, finished: tuple[str, ...]) -> tuple[set[str], set[str], set[str]]: ...
+    def build_connector_worker_meta(self) -> Any: ...
+    def clear_connector_metadata(self) -> None: ...
+
+
+class VllmEngine:
+    """Args: `recompute`: a prompt whose load has failed is computed here (kv_load_failure_policy), otherwise it fails.
+
+    `answers` has what became of each request that is over: its status, and the kv_transfer_params for its client.
+    """
+
+    def __init__(
+        self,
+        connector: SchedulerHooks,
+        workers: list[Any],
+        num_blocks: int = 64,
+        block_size: int = 16,
+        max_num_batched_tokens: int = 64,
+        recompute: bool = True,
+        async_scheduling: bool = False,
+        defers_alloc: bool = False,
+    ) -> None:
+        self.connector = connector
+        self.workers: list[WorkerHooks] = workers
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.recompute = recompute
+        self.async_scheduling = async_scheduling
+        self.defers_alloc = defers_alloc
+        self.requests: dict[str, Request] = {}
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.finished_recving: set[str] = set()
+        self.failed_recving: set[str] = set()
+        self.finished_req_ids: list[str] = []
+        self.in_flight: deque[tuple[SchedulerOutput, ConnectorOutput]] = deque()
+        self.deferred: list[tuple[Request, int]] = []
+        self.answers: dict[str, tuple[Status, Any]] = {}
+        connector.bind_gpu_block_pool(self.pool)
+
+    # What the API server asks.
+
+    def add_request(self, request: Request) -> None:
+        self.requests[request.request_id] = request
+        self.waiting.append(request)
+        self.connector.on_new_request(request)
+
+    def abort(self, request_id: str) -> None:
+        self.finish_requests([request_id], Status.FINISHED_ABORTED)
+
+    def finish_requests(self, request_ids: list[str], status: Status) -> None:
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is None or request.status.is_finished:
+                continue
+            if request in self.running:
+                self.running.remove(request)
+            else:
+                self.waiting.remove(request)
+            delay = False
+            if request.status is Status.WAITING_FOR_REMOTE_KVS:
+                unknown = any(other is request for other, _ in self.deferred)
+                delay = request_id not in self.finished_recving and not unknown
+                self.finished_recving.discard(request_id)
+                self.failed_recving.discard(request_id)
+            request.status = status
+            self._free_request(request, delay)
+
+    # A step.
+
+    def has_work(self) -> bool:
+        return bool(self.requests or self.finished_req_ids or self.connector.has_pending_push_work())
+
+    def parked(self) -> bool:
+        """Whether EngineCore waits for its next request, and calls no hook."""
+        return not self.has_work() and not self.in_flight
+
+    def step(self) -> None:
+        works = self.has_work()
+        if works:
+            output = self.schedule()
+            self.in_flight.append((output, self.execute(output)))
+        if len(self.in_flight) > (self.async_scheduling and works):
+            self.update_from_output(*self.in_flight.popleft())
+
+    def schedule(self) -> SchedulerOutput:
+        deferred, self.deferred = self.deferred, []
+        for request, external in deferred:
+            if not request.status.is_finished:
+                self.connector.update_state_after_alloc(request, list(request.block_ids), external)
+        output = SchedulerOutput()
+        budget = self.max_num_batched_tokens
+        for request in tuple(self.running):
+            if request not in self.running:
+                break
+            new = min(request.num_tokens - request.num_computed_tokens, budget)
+            if new <= 0:
+                continue
+            while not self._allocate(request, request.num_computed_tokens + new):
+                victim = self.running.pop()
+                self._preempt(victim)
+                output.preempted_req_ids.append(victim.request_id)
+                if victim is request:
+                    break
+            if request not in self.running:
+                break
+            output.num_scheduled_tokens[request.request_id] = new
+            budget -= new
+        if not output.preempted_req_ids:
+            self._schedule_waiting(output, budget)
+        for request_id, new in output.num_scheduled_tokens.items():
+            self.requests[request_id].num_computed_tokens += new
+        output.finished_req_ids, self.finished_req_ids = tuple(self.finished_req_ids), []
+        output.kv_connector_metadata = self.connector.build_connector_meta(output)
+        return output
+
+    def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
+        skipped: list[Request] = []
+        while self.waiting and budget > 0:
+            request = self.waiting[0]
+            if request.status is Status.WAITING_FOR_REMOTE_KVS and not self._is_ready(request):
+                skipped.append(self.waiting.popleft())
+                continue
+            external, loads = 0, False
+            computed = request.num_computed_tokens
+            if not computed:
+                matched, loads = self.connector.get_num_new_matched_tokens(request, request.cached_tokens)
+                if matched is None:
+                    skipped.append(self.waiting.popleft())
+                    continue
+                external = matched
+                computed = request.cached_tokens + external
+            assert not loads or external > 0
+            new = 0 if loads else min(request.num_tokens - computed, budget)
+            assert loads or new > 0
+            if not self._allocate(request, computed + new):
+                break
+            if loads and self.defers_alloc:
+                self.deferred.append((request, external))
+            else:
+                self.connector.update_state_after_alloc(request, list(request.block_ids), external)
+            self.waiting.popleft()
+            if loads:
+                request.status = Status.WAITING_FOR_REMOTE_KVS
+                skipped.append(request)
+                continue
+            request.status = Status.RUNNING
+            request.num_computed_tokens = computed
+            self.running.append(request)
+            output.num_scheduled_tokens[request.request_id] = new
+            budget -= new
+        self.waiting.extendleft(reversed(skipped))
+
+    def _is_ready(self, request: Request) -> bool:
+        """_update_waiting_for_remote_kv, and what becomes of a request that is."""
+        request_id = request.request_id
+        if request_id not in self.finished_recving:
+            return False
+        self.finished_recving.remove(request_id)
+        if request_id in self.failed_recving:
+            self.failed_recving.remove(request_id)
+            self._free_blocks_of(request)
+        else:
+            full = len(request.block_ids) * self.block_size
+            request.num_computed_tokens = min(full, request.num_tokens - 1)
+        request.status = Status.PREEMPTED if request.num_preemptions else Status.WAITING
+        return True
+
+    def _allocate(self, request: Request, num_tokens: int) -> bool:
+        missing = -(-num_tokens // self.block_size) - len(request.block_ids)
+        if missing > len(self.pool.free):
+            return False
+        request.block_ids += self.pool.get_new_blocks(max(0, missing))
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        assert request.status is Status.RUNNING
+        self._free_blocks_of(request)
+        request.status = Status.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.waiting.appendleft(request)
+
+    def execute(self, output: SchedulerOutput) -> ConnectorOutput:
+        result = ConnectorOutput()
+        sending, recving = [], []
+        for worker in self.workers:
+            worker.handle_preemptions(output.preempted_req_ids)
+            worker.bind_connector_metadata(output.kv_connector_metadata)
+            for layer in LAYERS if output.num_scheduled_tokens else ():
+                worker.wait_for_layer_load(layer)
+                worker.save_kv_layer(layer)
+            worker.start_load_kv()
+            worker.wait_for_save()
+            sent, received, failed = worker.get_finished(output.finished_req_ids)
+            sending.append(sent)
+            recving.append(received)
+            result.failed_recving |= failed
+            result.worker_meta.append(worker.build_connector_worker_meta())
+            worker.clear_connector_metadata()
+        result.finished_sending = set.intersection(*sending)
+        result.finished_recving = set.intersection(*recving)
+        return result
+
+    def update_from_output(self, output: SchedulerOutput, result: ConnectorOutput) -> None:
+        failed = [r for r in sorted(result.failed_recving) if self._awaits_kv(r)]
+        if self.recompute:
+            self.failed_recving.update(failed)
+        for request_id in output.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is None or request.status is not Status.RUNNING:
+                continue  # Finished or preempted while this step was in flight.
+            if request.num_computed_tokens < request.num_tokens:
+                continue
+            request.num_output_tokens += 1
+            if request.num_output_tokens == request.max_tokens:
+                request.status = Status.FINISHED_LENGTH_CAPPED
+                self.running.remove(request)
+                self._free_request(request)
+        if not self.recompute:
+            self.finish_requests(failed, Status.FINISHED_ERROR)
+        self._update_from_kv_xfer_finished(result)
+
+    def _awaits_kv(self, request_id: str) -> bool:
+        request = self.requests.get(request_id)
+        return request is not None and request.status is Status.WAITING_FOR_REMOTE_KVS
+
+    def _update_from_kv_xfer_finished(self, result: ConnectorOutput) -> None:
+        self.connector.update_connector_output(result)
+        for request_id in sorted(result.finished_recving):
+            request = self.requests[request_id]  # vLLM asserts that it is there, and EngineCore dies if it is not.
+            if request.status is Status.WAITING_FOR_REMOTE_KVS:
+                self.finished_recving.add(request_id)
+            else:
+                assert request.status.is_finished
+                self._free_blocks(request)
+        for request_id in sorted(result.finished_sending):
+            self._free_blocks(self.requests[request_id])
+
+    def _free_request(self, request: Request, delay: bool = False) -> None:
+        wants_delay, params = self.connector.request_finished(request, list(request.block_ids))
+        self.finished_req_ids.append(request.request_id)
+        self.answers[request.request_id] = (request.status, params)
+        if not delay and not wants_delay:
+            self._free_blocks(request)
+
+    def _free_blocks(self, request: Request) -> None:
+        assert request.status.is_finished
+        self._free_blocks_of(request)
+        del self.requests[request.request_id]
+
+    def _free_blocks_of(self, request: Request) -> None:
+        self.pool.free_blocks(request.block_ids)
+        request.block_ids = []
