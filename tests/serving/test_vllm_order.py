@@ -140,6 +140,7 @@ def test_p_s_prompt_is_aborted(steps: int) -> None:
         assert pair.p.requests == {}, "there is nothing to delay"
         assert pair.told("P")[1:] == ["request_finished: RequestAborted EngineDropped PrefillFailed"]
         assert not pair.prefill_side.core.knows("x")
+        assert not [e for e in pair.prefill_side.record if isinstance(e, EndPrefill)], "nobody waits for an answer"
     else:
         assert pair.told("P")[1:] == ["request_finished: PromptComputed"]
         assert list(pair.p.requests) == ["p-x"]
