@@ -90,6 +90,9 @@ class Engine(HostedEngine):
     def thaw(self, now: Instant) -> None:
         self.model.go_on()
 
+    def stretch(self, now: Instant, until: Instant) -> list[Outcome]:
+        return []
+
 
 class Fabric:
     """What goes between nodes, recorded."""

@@ -10,6 +10,10 @@ from sim.check.scope import Scope
 DRIVER = (
     "which input comes first is its driver's to say (C11); the machine takes one at a time, and any order is explored"
 )
+TURNS = (
+    "tests/serving/test_races.py::test_r28_simulated_what_had_arrived_is_handled_before_a_deadline",
+    "tests/serving/test_races.py::test_r28_live_what_had_arrived_is_handled_before_a_deadline",
+)
 POLLS = "who polls an idle engine is its driver's; here whatever has ended is told at some time"
 ONE_EVENT = "a handshake ends in one event, so that it is never half there"
 PARAMETERS = "parameters come as values; no room reads them from a client's request yet"
@@ -97,7 +101,7 @@ MISSING = (
         source="sglang #32267",
         stock=Unmodelled(DRIVER),
         compat=Unmodelled(DRIVER),
-        strict=Unmodelled(DRIVER),
+        strict=told_by(*TURNS),
     ),
     Race(
         number="R29",
@@ -106,7 +110,7 @@ MISSING = (
         source="#45880",
         stock=Unmodelled(POLLS),
         compat=Unmodelled(POLLS),
-        strict=Unmodelled(POLLS),
+        strict=told_by("tests/serving/test_races.py::test_r29_a_write_of_an_idle_engine_is_ended"),
     ),
     Race(
         number="R30",
@@ -126,7 +130,7 @@ MISSING = (
         source="by reading",
         stock=Unmodelled(ONE_EVENT),
         compat=Unmodelled(ONE_EVENT),
-        strict=Unmodelled(ONE_EVENT),
+        strict=told_by("tests/runtime/test_links.py::test_a_stream_that_ends_while_memories_meet_is_no_handshake"),
     ),
     Race(
         number="R38",
