@@ -9,6 +9,7 @@ import attrs
 
 from pdflow.cost.step import StepCost
 from pdflow.engine.engine import Engine
+from pdflow.engine.hosted import HostedEngine
 from pdflow.engine.sequence import Limits
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
@@ -41,7 +42,6 @@ from pdflow.workload.rng import Rng
 from pdflow.workload.sessions import sessions
 from sim.aggregated_node import AggregatedNode
 from sim.decode_node import DecodeNode
-from sim.engine_node import HostedEngine
 from sim.fabric import Fabric
 from sim.faults import Faults
 from sim.grouped_shipping import GroupedShipping

@@ -9,6 +9,7 @@ from collections import defaultdict
 
 from pdflow.cost.progression import boundary_after, span_of
 from pdflow.cost.step import PS_PER_NS, StepCost
+from pdflow.engine.hosted import HostedEngine
 from pdflow.engine.log import StepLog
 from pdflow.engine.sequence import Dropped, Limits, Outcome, Sequence
 from pdflow.memory.paged import PagedPool
@@ -16,7 +17,6 @@ from pdflow.network.network import ResourceId
 from pdflow.network.watched import WatchedNetwork
 from pdflow.protocol.values import Allocation, EngineId, Instant
 from pdflow.results.recording import Course, LinkCourse, Recording
-from sim.engine_node import HostedEngine
 
 
 class RecordedEngine(HostedEngine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import attrs
@@ -176,7 +177,7 @@ def test_what_has_changed_is_noticed() -> None:
 @pytest.mark.parametrize("test", sorted({test for shown in TOLD for test in shown.tests}))
 def test_tests_that_are_named_are_there(test: str) -> None:
     path, _, name = test.partition("::")
-    assert f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8")
+    assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_a_line_of_the_page() -> None:

@@ -9,6 +9,7 @@ from heapq import heappop
 from typing import Any
 
 from pdflow.cost.step import StepCost
+from pdflow.engine.hosted import HostedEngine
 from pdflow.engine.sequence import Dropped, Limits, Outcome, Sequence
 from pdflow.methods.method import Hop, Memory
 from pdflow.methods.shipment import Piece
@@ -24,7 +25,7 @@ from pdflow.serving.events import LookupRequested, PutRequested
 from pdflow.wiring.stores import Consumer, load_xid
 from sim.aggregated_node import AggregatedNode
 from sim.build import Builder, Place
-from sim.engine_node import EngineNode, HostedEngine
+from sim.engine_node import EngineNode
 from sim.node import Port
 from sim.store_node import StoreNode
 from sim.store_prefill_node import StorePrefillNode
