@@ -70,6 +70,10 @@ class DecodeRequests:
         """The protocol is told this next."""
         self.core.queue.append((self.scheduler, event))
 
+    def tell_granted(self, event: Any) -> None:
+        """The protocol is told this before anything else happens: what ends the request must find its blocks known."""
+        self.core.queue.appendleft((self.scheduler, event))
+
     def loaded(self, request: DecodeRequest) -> None:
         """Its KV is in its blocks: the engine goes on with it as soon as it knows from which token."""
         request.stage = DecodeStage.LOADED

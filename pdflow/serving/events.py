@@ -207,6 +207,12 @@ class CallWithdrawn(Value, frozen=True, gc=False):
     xid: Xid
 
 
+class EntryDue(Value, frozen=True, gc=False):
+    """D, as published: the protocol has let this request in, and has said all that it had to say with that."""
+
+    handle: Handle
+
+
 class PieceArrived(Value, frozen=True, gc=False):
     """As published: a piece of a prompt has come to this rank, and waits for room."""
 

@@ -50,9 +50,9 @@ class Landing:
         missing = request.prompt_tokens - hit_tokens
         requests.want(Admit(handle))
         if missing:
-            requests.tell(DecodeAdmitted(handle, place, hit_tokens, missing, request.digest, requests.weights))
+            requests.tell_granted(DecodeAdmitted(handle, place, hit_tokens, missing, request.digest, requests.weights))
         else:
-            requests.tell(DecodeHit(handle))
+            requests.tell_granted(DecodeHit(handle))
 
     def committed(self, request: DecodeRequest) -> None:
         """All KV has landed."""

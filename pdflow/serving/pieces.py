@@ -18,7 +18,7 @@ from pdflow.protocol.values import Allocation
 from pdflow.serving.core import Port
 from pdflow.serving.decode_requests import DecodeRequest, DecodeRequests
 from pdflow.serving.effects import AcceptPiece, GiveBackRoom, TakePiece
-from pdflow.serving.events import PieceArrived, RoomDue
+from pdflow.serving.events import EntryDue, PieceArrived, RoomDue
 from pdflow.serving.landing import Landing, StagedLanding
 
 Part: TypeAlias = tuple[int, int]
@@ -33,8 +33,19 @@ class PieceLanding(StagedLanding):
         self.parts: dict[int, dict[Part, Allocation]] = {}
         """By a prompt's generation: where its pieces lie."""
 
+    def begin(self, requests: DecodeRequests) -> None:
+        super().begin(requests)
+        requests.core.rules[EntryDue] = self.enter
+
     def enqueue(self, _: Port, effect: Enqueue) -> None:
-        request = self.requests.by_handle[effect.request_id]
+        """It is let in when the protocol has said all that it has to say: it may end the request at once."""
+        core = self.requests.core
+        core.queue.append((core.role, EntryDue(effect.request_id)))
+
+    def enter(self, event: EntryDue) -> None:
+        request = self.requests.by_handle.get(event.handle)
+        if request is None:
+            return
         self.staging.generation += 1
         place = request.place = Allocation(self.staging.generation, ())
         self.parts[place.generation] = {}

@@ -83,6 +83,10 @@ class Storing(Sending):
     def tell_load(self, event: object) -> None:
         self.requests.core.queue.append((self.scheduler, event))
 
+    def tell_granted(self, event: object) -> None:
+        """Before anything else happens: what ends the load must find its blocks known."""
+        self.requests.core.queue.appendleft((self.scheduler, event))
+
     # What the store has of it already.
 
     def look_up(self, request: PrefillRequest) -> None:
@@ -124,10 +128,10 @@ class Storing(Sending):
         load.granted = True
         here, there = event.hit_tokens, load.num_tokens
         if here >= there:
-            self.tell_load(DecodeHit(request.request_id))
+            self.tell_granted(DecodeHit(request.request_id))
         else:
             about = (there - here, request.digest, self.requests.weights)
-            self.tell_load(DecodeAdmitted(request.request_id, event.allocation, here, *about))
+            self.tell_granted(DecodeAdmitted(request.request_id, event.allocation, here, *about))
 
     def commit(self, _: Port, effect: Commit) -> None:
         load = self.loading.pop(effect.request_id)

@@ -328,6 +328,21 @@ def test_staged_aborted_while_it_is_copied_blocks_are_free_behind_the_copy(order
     assert not bench.core.knows("r")
 
 
+def test_a_grant_is_known_to_the_protocol_before_what_ends_the_request() -> None:
+    """Both have happened in one turn, the abort first: its blocks would be nobody's, or reported for nobody."""
+    bench = DecodeBench()
+    bench.request()
+    bench.told()
+
+    def both(_: object, effect: Enqueue) -> None:
+        bench.core.feed(bench.core.role, RequestAborted("r"), 0)
+        bench.core.feed(bench.core.role, EngineAdmitted("r", BLOCKS, 16), 0)
+
+    bench.core.do[Enqueue] = both
+    bench.protocol(Enqueue("r"))
+    assert [type(event) for event in bench.told()] == [DecodeAdmitted, DecodeAborted]
+
+
 def test_what_it_keeps_is_in_its_fingerprint() -> None:
     marks = set()
     for bench in (DecodeBench(), staged(), with_room(), copying()):
