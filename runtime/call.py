@@ -1,7 +1,7 @@
 """One client's request at the router: what was asked, and the legs of its attempts.
 
 A leg is an HTTP request to an engine, and lives in the nursery of its call: when the client hangs up, so do all legs.
-The first leg that has a piece of the answer is what the client hears; its bytes pass as they came.
+Which attempt streams the answer is decided in `pdflow/routing/answer.py`; its bytes pass as they came.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import trio
@@ -18,6 +18,7 @@ from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
+from pdflow.routing.answer import Answer, Piece
 from pdflow.routing.policy import NO_SESSION
 from runtime.clock import now_ns
 from runtime.http.client import Exchange, HttpClient
@@ -66,15 +67,15 @@ class Call:
         """No more are wanted."""
         self.streams: Final = bytes(fields.get("stream", b"")) == b"true"
         self.told: FirstToken | None = None
-        """P's token: whatever becomes of that attempt, this answer begins with it."""
-        self.awaiting: dict[RequestId, EnginePlace] = {}
-        """Decode legs that are to be told P's token, and where they are."""
-        self.speaker: RequestId | None = None
-        """The attempt whose answer the client hears."""
+        """P's first token, if the answer starts with it."""
+        self.answer: Answer
+        """Which attempt streams, and which legs await P's first token."""
+        self.decoding: Final[dict[RequestId, EnginePlace]] = {}
+        """Where the decode legs are that may await it."""
+        self.report: Callable[[RequestId], None]
+        """Called with the attempt that streams, once."""
         self.answering: Final = trio.Lock()
-        """Held while the speaker's answer is passed on: one that was taken back may not have noticed it yet."""
-        self.spoke: Callable[[RequestId], None] | None = None
-        """Told who the speaker is."""
+        """Held while an answer is passed on: a leg that was taken back may not have noticed it yet."""
         self.begun_ns: Final = now_ns()
         self.first: Callable[[bytes], None] | None = None
         """Told the first piece of the answer, and no other."""
@@ -108,14 +109,10 @@ class Call:
         heard = OpenAIError.heard(502, self._error[len(EVENT) :].partition(b"\n")[0])
         return Code.IO if heard is None else Code.__members__.get(str(heard.code), Code.IO)
 
-    def speaks(self, request_id: RequestId) -> bool:
-        """This attempt has an answer: whether the client hears it, and not another's."""
-        if self.speaker is not None:
-            return False
-        self.speaker = request_id
-        if self.spoke is not None:
-            self.spoke(request_id)
-        return True
+    def leg_ended(self, role: Literal["prefill", "decode"], request_id: RequestId) -> None:
+        self.answer.leg_ended(role, request_id)
+        if role == "decode":
+            self.decoding.pop(request_id, None)
 
     def prefill_body(self, params: dict[str, Any]) -> bytes:
         """For KV alone."""
@@ -149,8 +146,6 @@ class Leg:
         self.client: Final = client
         self.place: Final = place
         self.request_id: Final = request_id
-        self.goes_on = True
-        """Its answer is one behind P's token, if the client has that."""
         self.patience_s: Final = patience_s
         self.signer: Final = signer
         self.headers: Final = (JSON, (b"x-request-id", request_id.encode()), *call.headers)
@@ -189,7 +184,7 @@ class Leg:
             log.debug("%s was not told of a first token: %s", self.place.engine, error)
 
     async def decode(self, body: bytes) -> Code | None:
-        """Pass D's answer on to the client. NONE if all of it has been; else why not; None if it hears another's."""
+        """Pass the engine's answer on to the client. NONE if all of it has been, else why not; None if it is dropped."""
         call = self.call
         asked = self._asked(call.path, body)
         try:
@@ -198,10 +193,11 @@ class Leg:
                     patience.deadline = math.inf
                     if response.status != 200:
                         return self._refused(response.status, await response.read())
-                    if call.told is not None and call.streams and not self.goes_on:
-                        return Code.CANCELLED
-                    if not call.speaks(self.request_id):
+                    piece = call.answer.piece_came(self.request_id)
+                    if piece is Piece.DROP:
                         return None
+                    if piece is Piece.FIRST:
+                        call.report(self.request_id)
                     call.answering.acquire_nowait()
                     try:
                         await relay(response, call.responder, call.answered, call.piece)
@@ -209,7 +205,12 @@ class Leg:
                         call.answering.release()
         except UpstreamError:
             return Code.UNREACHABLE
-        return Code.DEADLINE if patience.cancelled_caught else call.failure()
+        if patience.cancelled_caught:
+            return Code.DEADLINE
+        code = call.failure()
+        if code is Code.NONE:
+            call.answer.whole(self.request_id)
+        return code
 
     def _asked(self, path: str, body: bytes) -> Exchange:
         at = self.place.http

@@ -1,8 +1,8 @@
 """The router, live: its endpoint, which is the one that is simulated, and the legs that its effects are.
 
-The endpoint says which engines serve a request, in which order, and what follows from a failure. It is told when a
-client receives the start of an answer, because that decides whether another attempt may follow
-(`pdflow/routing/failure.py`).
+The endpoint says which engines serve a request, in which order, and what follows from a failure. Which attempt streams
+the answer, and which decode legs are told P's first token, is decided in `pdflow/routing/answer.py`. The endpoint is
+told which attempt streams, because no other attempt may follow then (`pdflow/routing/failure.py`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import math
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import trio
 
 from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
+from pdflow.routing.answer import Answer, Ending
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.router import (
     AbortLeg,
@@ -115,7 +116,8 @@ class RouterNode(Node):
         async with trio.open_nursery() as nursery:
             call.nursery = nursery
             call.first = lambda _: self._first(call, number)
-            call.spoke = lambda request_id: self.put(self.port, TokenCame(number, request_id))
+            call.answer = Answer(call.streams, self.tells_first)
+            call.report = lambda request_id: self.put(self.port, TokenCame(number, request_id))
             self.calls[number] = call
             self.meter.open.inc()
             alone = self.tells_first and call.one_token
@@ -127,6 +129,7 @@ class RouterNode(Node):
                 del self.calls[number]
                 self.meter.open.dec()
                 if not call.over.is_set():
+                    call.answer.ended("cancelled")
                     self.put(self.port, ClientGone(number))
             nursery.cancel_scope.cancel()
 
@@ -143,30 +146,33 @@ class RouterNode(Node):
             self.put(self.port, PrefillAnswered(effect.request_id, None, Code.UNREACHABLE))
             return
         leg = Leg(call, self.client, place, effect.request_id, self.patience_s, self.signer)
-        sent = self._prefill(call, leg, effect) if effect.keeps else self._aggregated(call, leg, effect)
+        if effect.keeps:
+            sent = self._prefill(call, leg, effect, call.answer.prefill_dispatched())
+        else:
+            sent = self._aggregated(call, leg, effect, self._alone_body(call, effect.request_id))
         self._begin(call, "prefill", effect.request_id, sent)
 
-    async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
+    async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill, tells_first: bool) -> None:
         stores = tuple(NOT_UP if place is None else place.http for place in self.members.stores.values())
         about = prefill_json(effect.xid, self.method, stores)
-        tells_first = self.tells_first and call.told is None
         if tells_first:
             between = Between(tells_first=True, decodes=self.router.dispatch == "concurrent")
             body = call.decode_body(about, between)
         else:
             body = call.prefill_body(about)
         params, first, code = await leg.prefill(body, self.method, tells_first)
-        ends = first is not None and await self._told(call, first, effect.request_id)
+        ends = tells_first and first is not None and await self._first_token_told(call, first, effect.request_id)
         self.put(self.port, PrefillAnswered(effect.request_id, params, code, ends))
 
-    async def _told(self, call: Call, said: FirstAnswer, request_id: RequestId) -> bool:
-        """P has told the first token; whether it is the last one. What the client has heard before is kept to."""
-        if call.told is not None or call.speaker is not None:
+    async def _first_token_told(self, call: Call, said: FirstAnswer, request_id: RequestId) -> bool:
+        """P has told its first token. Whether the answer ends with it."""
+        use = call.answer.first_token_told(request_id, said.ends)
+        if use is None:
             return False
         call.told = said.first
         text, responder = said.said.encode(), call.responder
         if said.ends:
-            call.speaks(request_id)
+            call.report(request_id)
             self.diary.passed(request_id, LAST)
         if call.streams:
             call.piece(text)
@@ -177,15 +183,25 @@ class RouterNode(Node):
         elif said.ends:
             call.piece(text)
             await responder.reply(200, (JSON, *call.answered), text)
-        for leg, place in () if said.ends else call.awaiting.items():
-            told = Leg(call, self.client, place, leg, self.patience_s, self.signer)
-            call.nursery.start_soon(told.tell, said.first)
-        call.awaiting.clear()
+        for attempt in use.tell:
+            leg = Leg(call, self.client, call.decoding[attempt], attempt, self.patience_s, self.signer)
+            call.nursery.start_soon(leg.tell, said.first)
+        for attempt in use.cancel:
+            self._cancel_leg(attempt)
         return said.ends
 
-    async def _aggregated(self, call: Call, leg: Leg, effect: DispatchPrefill) -> None:
+    def _cancel_leg(self, attempt: RequestId) -> None:
+        """That of an engine that computes the prompt too: it fails."""
+        if ("decode", attempt) in self.legs:
+            self.legs["decode", attempt].cancel()
+            self.put(self.port, DecodeEnded(attempt, Code.CANCELLED))
+        else:
+            self.legs["prefill", attempt].cancel()
+            self.put(self.port, PrefillAnswered(attempt, None, Code.CANCELLED))
+
+    async def _aggregated(self, call: Call, leg: Leg, effect: DispatchPrefill, body: bytes) -> None:
         """A prefill leg that no other follows: its answer is the client's."""
-        code = await self._answer(call, leg, self._alone_body(call, leg))
+        code = await self._answer(leg, body)
         info = self.prefill[effect.engine]
         params = KvParams(info, effect.xid, effect.request_id, 0) if code is Code.NONE else None
         if params is not None:
@@ -203,11 +219,10 @@ class RouterNode(Node):
         leg = Leg(call, self.client, place, effect.request_id, self.patience_s, self.signer)
         between = None
         if self.tells_first:
-            between = Between(first=call.told, first_follows=call.told is None)
-            if call.told is None:
-                call.awaiting[effect.request_id] = place
+            call.decoding[effect.request_id] = place
+            between = Between(first=call.told, first_follows=call.answer.decode_dispatched(effect.request_id))
         body = call.decode_body(self._params(effect.params, source.kv), between)
-        self._begin(call, "decode", effect.request_id, self._decode(call, leg, effect.request_id, body))
+        self._begin(call, "decode", effect.request_id, self._decode(leg, body))
 
     def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
         call, place = self.calls.get(effect.request), self.members.places.get(self.decode[effect.engine].engine)
@@ -215,25 +230,19 @@ class RouterNode(Node):
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
         leg = Leg(call, self.client, place, effect.request_id, self.patience_s, self.signer)
-        body = self._alone_body(call, leg)
-        self._begin(call, "decode", effect.request_id, self._decode(call, leg, effect.request_id, body))
+        self._begin(call, "decode", effect.request_id, self._decode(leg, self._alone_body(call, effect.request_id)))
 
-    async def _decode(self, call: Call, leg: Leg, request_id: RequestId, body: bytes) -> None:
-        try:
-            code = await self._answer(call, leg, body)
-        finally:
-            call.awaiting.pop(request_id, None)
-        self.put(self.port, DecodeEnded(request_id, code))
+    async def _decode(self, leg: Leg, body: bytes) -> None:
+        self.put(self.port, DecodeEnded(leg.request_id, await self._answer(leg, body)))
 
-    def _alone_body(self, call: Call, leg: Leg) -> bytes:
+    def _alone_body(self, call: Call, request_id: RequestId) -> bytes:
         """For an engine that computes the prompt, too, and perhaps a token that the client has."""
-        leg.goes_on = call.told is not None
-        return call.decode_body(None, None if call.told is None else Between(first=call.told))
+        continues = call.answer.alone_dispatched(request_id)
+        return call.decode_body(None, Between(first=call.told) if continues else None)
 
-    async def _answer(self, call: Call, leg: Leg, body: bytes) -> Code:
-        """How the leg ended whose answer is the client's. Where the client hears another attempt, this one does not
-        end: the endpoint takes it back, since it has been told of that attempt's first token."""
-        code = await leg.decode(body) if call.speaker is None else None
+    async def _answer(self, leg: Leg, body: bytes) -> Code:
+        """How the leg ended that brings an answer. One whose answer is dropped waits until it is taken back."""
+        code = await leg.decode(body)
         if code is None:
             await trio.sleep_forever()
         return code
@@ -256,14 +265,15 @@ class RouterNode(Node):
         self.meter.over(begun_ns, effect.outcome, effect.code.name.lower(), effect.attempts)
         if call is None:
             return
-        if effect.outcome != "completed":
-            call.nursery.start_soon(self._fail, call, effect)
-        else:
+        ending = call.answer.ended(effect.outcome)
+        if ending is Ending.NOTHING:
             call.over.set()
+        else:
+            call.nursery.start_soon(self._fail, call, effect, ending)
 
-    async def _fail(self, call: Call, effect: Reply) -> None:
+    async def _fail(self, call: Call, effect: Reply, ending: Ending) -> None:
         """Tell the client. What it has received of an answer cannot be said again: that answer breaks off."""
-        if call.responder.begun:
+        if ending is Ending.BREAK_OFF:
             log.warning("an answer broke off: %s", effect.code.name)
             async with call.answering:
                 await break_off(call.responder, OpenAIError(502, "the answer broke off", code=effect.code.name))
@@ -280,18 +290,24 @@ class RouterNode(Node):
     def _params(self, params: KvParams, at: Coordinates) -> dict[str, object]:
         return decode_json(params, at, self.method)
 
-    def _begin(self, call: Call, role: str, request_id: RequestId, leg: Coroutine[Any, Any, None]) -> None:
-        """A leg, which may be taken back from now on: perhaps before its task has had its first turn."""
+    def _begin(
+        self, call: Call, role: Literal["prefill", "decode"], request_id: RequestId, leg: Coroutine[Any, Any, None]
+    ) -> None:
+        """A leg, which may be taken back from now on: perhaps before its task has had its first turn. One that the
+        answer cannot come from any more is not sent, and waits until it is taken back."""
         scope = self.legs[role, request_id] = trio.CancelScope()
 
         async def run() -> None:
             try:
                 with scope:
                     await trio.lowlevel.checkpoint_if_cancelled()
+                    if not call.answer.wants(request_id):
+                        await trio.sleep_forever()
                     await leg
             finally:
                 leg.close()
                 del self.legs[role, request_id]
+                call.leg_ended(role, request_id)
 
         call.nursery.start_soon(run)
 

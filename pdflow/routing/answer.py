@@ -1,0 +1,173 @@
+"""The answer to one client: which attempt streams it, and which decode legs await P's first token.
+
+Several attempts of a request may bring an answer: a hedge, a retry, an attempt that was taken back too late. The client
+receives one of them:
+
+- The first attempt whose answer begins to arrive is the attempt that streams. The answers of the others are dropped.
+- With first_token = "prefill" the first token that a P tells is the start of the answer, whichever attempt streams. A
+  decode leg that was dispatched before awaits that token, and is told it once. A later one is dispatched with it.
+- An engine that computes the prompt too starts an answer with a first token of its own. If a client that streams has
+  P's by then, that answer cannot be used, and its leg is cancelled.
+- When the answer is whole, or the request has ended, nothing more is passed on.
+
+The driver reports the attempt that streams to the router's endpoint (`TokenCame`), which takes the other attempts back.
+Whether another attempt follows a failure is decided there (`failure`): none does, once an attempt streams. A retry that
+was dispatched before the report was handled is not sent (`wants`).
+
+Legs are named by their attempt's request id: of one attempt, one leg brings the answer. Bytes, and what an engine's
+answer says, are the driver's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import Enum
+from typing import Literal
+
+from pdflow.protocol.errors import LocalProtocolError
+from pdflow.protocol.values import RequestId, Value
+
+
+class Piece(Enum):
+    """What is done with a piece of an attempt's answer."""
+
+    FIRST = "first"
+    """Pass it on, and report that this attempt streams."""
+    PASS = "pass"
+    """Pass it on."""
+    DROP = "drop"
+    """Drop it. The leg has not ended: the router's endpoint takes it back."""
+
+
+class Ending(Enum):
+    """What the client is told when its request has ended."""
+
+    NOTHING = "nothing"
+    """It has its whole answer, or has gone."""
+    ERROR = "error"
+    """It has received nothing: the error is its answer."""
+    BREAK_OFF = "break off"
+    """It has the start of an answer, which breaks off with the error."""
+
+
+class FirstTokenUse(Value, frozen=True, gc=False):
+    """What follows from P's first token, if the client's answer starts with it."""
+
+    tell: tuple[RequestId, ...]
+    """Decode legs that await it."""
+    cancel: tuple[RequestId, ...]
+    """Legs of engines that compute the prompt too, and would start the answer again: they fail with CANCELLED."""
+
+
+class Answer:
+    """Args: `streams`: the client receives the answer piece by piece, not whole; `first_from_prefill`: its first token
+    is P's (first_token = "prefill")."""
+
+    __slots__ = ("awaiting", "first_from_prefill", "first_told", "from_start", "over", "streaming", "streams")
+
+    def __init__(self, streams: bool, first_from_prefill: bool) -> None:
+        self.streams = streams
+        self.first_from_prefill = first_from_prefill
+        self.first_told = False
+        """P's first token is known, and the answer starts with it."""
+        self.streaming: RequestId | None = None
+        """The attempt that streams."""
+        self.awaiting: list[RequestId] = []
+        """Decode legs that were dispatched without P's first token."""
+        self.from_start: list[RequestId] = []
+        """Legs of engines that compute the prompt too, and a first token of their own."""
+        self.over = False
+        """Nothing more is passed on."""
+
+    def fork(self) -> Answer:
+        """An answer that goes on from here by itself."""
+        other = Answer(self.streams, self.first_from_prefill)
+        other.first_told, other.streaming, other.over = self.first_told, self.streaming, self.over
+        other.awaiting, other.from_start = self.awaiting.copy(), self.from_start.copy()
+        return other
+
+    def fingerprint(self) -> Hashable:
+        legs = tuple(self.awaiting), tuple(self.from_start)
+        return self.streams, self.first_from_prefill, self.first_told, self.streaming, self.over, *legs
+
+    @property
+    def started(self) -> bool:
+        """The client has received a part of it."""
+        return self.streaming is not None or (self.first_told and self.streams)
+
+    def wants(self, attempt: RequestId) -> bool:
+        """Whether the answer may still come from this attempt. If not, its legs need not be sent."""
+        if self.over or self._starts_again(attempt):
+            return False
+        return self.streaming is None or self.streaming == attempt
+
+    # Legs begin and end.
+
+    def prefill_dispatched(self) -> bool:
+        """A decode leg follows or has been dispatched. Whether P is asked for its first token."""
+        return self.first_from_prefill and not self.first_told
+
+    def decode_dispatched(self, attempt: RequestId) -> bool:
+        """Whether this leg awaits P's first token."""
+        if not self.first_from_prefill or self.first_told or not self.wants(attempt):
+            return False
+        self.awaiting.append(attempt)
+        return True
+
+    def alone_dispatched(self, attempt: RequestId) -> bool:
+        """To an engine that computes the prompt too. Whether it continues behind P's first token."""
+        if not self.first_told and self.first_from_prefill:
+            self.from_start.append(attempt)
+        return self.first_told
+
+    def leg_ended(self, role: Literal["prefill", "decode"], attempt: RequestId) -> None:
+        """A leg has been answered, has failed or was taken back."""
+        if role == "decode" and attempt in self.awaiting:
+            self.awaiting.remove(attempt)
+        if attempt in self.from_start:
+            self.from_start.remove(attempt)
+
+    # The answer arrives.
+
+    def first_token_told(self, attempt: RequestId, ends: bool) -> FirstTokenUse | None:
+        """P has told its first token, which `ends` the answer or not. None if the answer does not start with it.
+
+        If it ends the answer, that is whole, and the driver reports that this attempt streams.
+        """
+        if not self.first_from_prefill:
+            raise LocalProtocolError(f"{attempt}: P was not asked for its first token")
+        if self.over or self.first_told or self.streaming is not None:
+            return None
+        self.first_told = True
+        awaiting, self.awaiting = tuple(self.awaiting), []
+        if not ends:
+            return FirstTokenUse(awaiting, tuple(self.from_start) if self.streams else ())
+        self.streaming = attempt
+        self.over = True
+        return FirstTokenUse((), ())
+
+    def piece_came(self, attempt: RequestId) -> Piece:
+        """Of this attempt's answer. A driver that passes on whole streams asks for the first piece of each."""
+        if not self.wants(attempt):
+            return Piece.DROP
+        if self.streaming is not None:
+            return Piece.PASS
+        self.streaming = attempt
+        return Piece.FIRST
+
+    def whole(self, attempt: RequestId) -> None:
+        """The last piece of this attempt's answer has been passed on."""
+        if attempt != self.streaming:
+            raise LocalProtocolError(f"{attempt} has no whole answer: {self.streaming} streams")
+        self.over = True
+
+    def ended(self, outcome: Literal["completed", "failed", "cancelled"]) -> Ending:
+        """The request has ended so (`Reply`), or its client has gone."""
+        self.over = True
+        if outcome != "failed":
+            return Ending.NOTHING
+        return Ending.BREAK_OFF if self.started else Ending.ERROR
+
+    def _starts_again(self, attempt: RequestId) -> bool:
+        """Its first token would follow P's."""
+        return self.first_told and self.streams and attempt in self.from_start
