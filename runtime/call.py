@@ -184,7 +184,7 @@ class Leg:
             log.debug("%s was not told of a first token: %s", self.place.engine, error)
 
     async def decode(self, body: bytes) -> Code | None:
-        """Pass the engine's answer on to the client. NONE if all of it has been, else why not; None if it is dropped."""
+        """Pass the engine's answer on to the client. NONE if all of it was, else why not; None if it is dropped."""
         call = self.call
         asked = self._asked(call.path, body)
         try:

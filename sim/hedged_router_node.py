@@ -1,6 +1,6 @@
 """The router that hedges: its endpoint is told who has a token before it judges who is late, and which of two attempts
-had one first before it hears anything else of either. So the first to stream is the answer, as it is live; the other
-attempt is taken back at the next answer of the two.
+streams before it is told anything else of either. Tokens of the two are taken in the order in which they came to the
+client, so the first one's attempt streams, as it is live; the other is taken back at the next answer of the two.
 """
 
 from __future__ import annotations
@@ -29,31 +29,30 @@ class HedgedRouterNode(RouterNode):
         super().__init__(world, router, http_ns, api_server_ns)
         self.deadlines = router.deadlines
         self.pairs = router.pairs
-        self.receive = self.hear
+        self.receive = self.received
 
     def attempts_of(self, request: int) -> Sequence[Attempt]:
         return self.pairs.get(request) or super().attempts_of(request)
 
-    def hear(self, port: Port, event: Any) -> None:
-        """Tokens go to the client without the endpoint, so that it hears of the first one when that matters."""
+    def received(self, port: Port, event: Any) -> None:
+        """Tokens go to the client without the endpoint, which is told of the first one when that matters."""
         if event is TIME_REACHED:
             for request in self.deadlines.late(self.env.now):
                 for attempt in self.attempts_of(request):
                     if first_token_came(self.world, attempt):
-                        self.tell_token(attempt, first_token_ns(self.world, attempt))
+                        self.token_came(attempt, first_token_ns(self.world, attempt))
         self.feed(port, event)
 
     def answered(self, event: RouterEvent) -> None:
         if isinstance(event, (DecodeEnded, PrefillAnswered)):
             for attempt in self.pairs.get(self.world.request_of(event.request_id), ()):
                 if first_token_came(self.world, attempt):
-                    self.tell_token(attempt, first_token_ns(self.world, attempt))
-                    break
+                    self.token_came(attempt, first_token_ns(self.world, attempt))
         super().answered(event)
 
-    def tell_token(self, attempt: Attempt, at: Instant) -> None:
-        """Of two attempts, the one whose token the client had first."""
+    def token_came(self, attempt: Attempt, at: Instant) -> None:
+        """Behind the token of the other attempt, if that came first."""
         for other in self.pairs.get(attempt.request, ()):
             if first_token_came(self.world, other) and first_token_ns(self.world, other) < at:
-                attempt = other
-        super().tell_token(attempt, at)
+                super().token_came(other, first_token_ns(self.world, other))
+        super().token_came(attempt, at)

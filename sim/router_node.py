@@ -2,20 +2,24 @@
 
 Clients stream: a client has a token one hop after its engine has generated it. Tokens pass without the endpoint, which
 asks for the first one only when an attempt fails (`pdflow/routing/failure.py`). So it is reported then, ahead of
-whatever makes an attempt fail, and costs nothing otherwise.
+whatever makes an attempt fail, and costs nothing otherwise. Which attempt streams, and which decode legs are told P's
+first token, is decided in `pdflow/routing/answer.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Instant, RequestId, Value
+from pdflow.routing.answer import Answer, Piece
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.policy import NO_SESSION, Choice
 from pdflow.routing.router import (
     AbortLeg,
     ClientGone,
+    DecodeEnded,
     DispatchAlone,
     DispatchDecode,
     DispatchPrefill,
@@ -59,10 +63,10 @@ class RouterNode(Node):
         self.port = Port(self, "router", router, 0)
         self.attempts = router.attempts
         self.by_request = router.by_request
-        self.awaiting: dict[int, list[FirstTokenTold]] = {}
-        """By request: what its decode legs are told when P's first token is here, where that is the answer's."""
+        self.answers: dict[int, Answer] = {}
+        """Of open requests that have a streaming attempt, or whose first token is P's."""
         self.first_follows: set[RequestId] = set()
-        """Decode legs on their way that were sent before it was."""
+        """Decode legs on their way that await P's first token."""
         self.asks = type(router) is not Router or any(
             type(choice) is not Choice for choice in (router.prefill_choice, router.decode_choice)
         )
@@ -123,16 +127,52 @@ class RouterNode(Node):
         if type(event) is PrefillAnswered and event.params is None:
             attempt = self.attempts.get(event.request_id)
             if attempt is not None and first_token_came(self.world, attempt):
-                self.tell_token(attempt, first_token_ns(self.world, attempt))
-        if self.awaiting and type(event) is PrefillAnswered:
-            self.tell_first(self.world.request_of(event.request_id))
+                self.token_came(attempt, first_token_ns(self.world, attempt))
+        if self.answers and isinstance(event, (DecodeEnded, PrefillAnswered)):
+            self.leg_ended("decode" if isinstance(event, DecodeEnded) else "prefill", event.request_id)
+        if self.first_follows and isinstance(event, DecodeEnded):
+            # It may have been refused by an engine that is down, and then has not arrived there.
+            self.first_follows.discard(event.request_id)
         self.feed(self.port, event)
 
-    def tell_first(self, request: int) -> None:
-        """The client has its first token from P, and those that decode the answer get it."""
-        if self.world.records.first_token_ns[request] >= 0:
-            for told in self.awaiting.pop(request, ()):
-                self.env.call(self.to_decode[told.engine], self.first_token_arrived, told)
+    def answer_of(self, request: int) -> Answer:
+        answer = self.answers.get(request)
+        if answer is None:
+            answer = self.answers[request] = Answer(True, self.world.prefill_tokens > 0)
+        return answer
+
+    def leg_ended(self, role: Literal["prefill", "decode"], request_id: RequestId) -> None:
+        """It has been answered, or is taken back."""
+        answer = self.answers.get(self.world.request_of(request_id))
+        if answer is not None:
+            answer.leg_ended(role, request_id)
+
+    def first_token_told(self, request_id: RequestId) -> bool:
+        """P has told its first token. Whether the client's answer starts with it."""
+        attempt = self.attempts.get(request_id)
+        if attempt is None:
+            return False
+        use = self.answer_of(attempt.request).first_token_told(request_id, attempt.prefill_only)
+        if use is None:
+            return False
+        for leg in use.tell:
+            told = FirstTokenTold(self.attempts[leg].d, leg)
+            self.env.call(self.to_decode[told.engine], self.first_token_arrived, told)
+        for leg in use.cancel:
+            self.cancel_leg(self.attempts[leg])
+        if attempt.prefill_only:
+            self.feed(self.port, TokenCame(attempt.request, request_id))
+        return True
+
+    def cancel_leg(self, attempt: Attempt) -> None:
+        """That of an engine that computes the prompt too: it fails."""
+        request_id = attempt.request_id
+        if attempt.d_open:
+            self.abort_leg(self.port, AbortLeg("decode", attempt.d, request_id))
+            self.feed(self.port, DecodeEnded(request_id, Code.CANCELLED))
+        else:
+            self.abort_leg(self.port, AbortLeg("prefill", attempt.p, request_id))
+            self.feed(self.port, PrefillAnswered(request_id, None, Code.CANCELLED))
 
     def first_token_arrived(self, told: FirstTokenTold) -> None:
         node = self.world.decodes[told.engine]
@@ -155,7 +195,7 @@ class RouterNode(Node):
         engines = router.decode if leg == "decode" else router.prefill
         for attempt, at in begun:
             if self.awaits(attempt.request_id):
-                self.tell_token(attempt, at)
+                self.token_came(attempt, at)
         self.answered(EngineLost(engines[position].engine))
 
     def at(self, leg: str, position: int) -> list[Attempt]:
@@ -164,13 +204,16 @@ class RouterNode(Node):
             return [attempt for attempt in self.attempts.values() if attempt.d_open and attempt.d == position]
         return [attempt for attempt in self.attempts.values() if attempt.p_open and attempt.p == position]
 
-    def tell_token(self, attempt: Attempt, at: Instant) -> None:
-        """The client has the first token of this attempt, which was generated then."""
-        self.feed(self.port, TokenCame(attempt.request, attempt.request_id))
+    def token_came(self, attempt: Attempt, at: Instant) -> None:
+        """The first token of this attempt has come to the client, which was generated then."""
+        if self.answer_of(attempt.request).piece_came(attempt.request_id) is Piece.FIRST:
+            self.feed(self.port, TokenCame(attempt.request, attempt.request_id))
 
     def dispatch_prefill(self, port: Port, effect: DispatchPrefill) -> None:
         world = self.world
         world.attempted(effect)
+        if world.prefill_tokens and not effect.keeps:
+            self.answer_of(effect.request).alone_dispatched(effect.request_id)
         self.env.call(self.to_prefill[effect.engine], self.prefill_arrived, effect)
 
     def prefill_arrived(self, effect: DispatchPrefill) -> None:
@@ -181,10 +224,7 @@ class RouterNode(Node):
             node.door(effect)
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
-        world = self.world
-        if world.prefill_tokens and world.records.first_token_ns[effect.request] < 0:
-            told = FirstTokenTold(effect.engine, effect.request_id)
-            self.awaiting.setdefault(effect.request, []).append(told)
+        if self.world.prefill_tokens and self.answer_of(effect.request).decode_dispatched(effect.request_id):
             self.first_follows.add(effect.request_id)
         self.env.call(self.to_decode[effect.engine], self.decode_arrived, effect)
 
@@ -198,6 +238,8 @@ class RouterNode(Node):
 
     def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
         self.world.attempted_alone(effect)
+        if self.world.prefill_tokens:
+            self.answer_of(effect.request).alone_dispatched(effect.request_id)
         self.env.call(self.to_decode[effect.engine], self.alone_arrived, effect)
 
     def alone_arrived(self, effect: DispatchAlone) -> None:
@@ -209,6 +251,8 @@ class RouterNode(Node):
         node.accept_alone(effect)
 
     def abort_leg(self, port: Port, effect: AbortLeg) -> None:
+        if self.answers:
+            self.leg_ended(effect.role, effect.request_id)
         way = self.to_prefill if effect.role == "prefill" else self.to_decode
         self.env.call(way[effect.engine], self.abort_arrived, effect)
 
@@ -245,6 +289,5 @@ class RouterNode(Node):
         notes["engine fell silent"] = notes.get("engine fell silent", 0) + 1
 
     def reply(self, port: Port, effect: Reply) -> None:
-        for told in self.awaiting.pop(effect.request, ()):
-            self.first_follows.discard(told.request_id)
+        self.answers.pop(effect.request, None)
         self.world.replied(effect)

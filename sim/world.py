@@ -195,7 +195,7 @@ class World:
         elif self.prefill_tokens and type(event) is PrefillAnswered and event.params is not None:
             # With first_token = "prefill", the prefill leg's answer brings the client its first token.
             request = self.request_of(event.request_id)
-            if self.records.first_token_ns[request] < 0 and self.router.awaits(event.request_id):
+            if self.router.first_token_told(event.request_id):
                 self.records.first_token_ns[request] = now
                 self.records.last_token_ns[request] = now
 
