@@ -1,0 +1,427 @@
+"""One client's answer: one attempt streams it, whatever the others bring, and P's first token is told once to each
+decode leg that awaits it. By hand, and with the router's endpoint in any order of events: a report waits in a queue, as
+it does live, and legs that were taken back may answer once more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import attrs
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pdflow.protocol.errors import LocalProtocolError
+from pdflow.protocol.events import TimeReached
+from pdflow.protocol.ids import EngineInfo, KvParams, Shards
+from pdflow.protocol.messages import Code
+from pdflow.routing.answer import Answer, Ending, FirstTokenUse, Piece
+from pdflow.routing.conditional import Disaggregation
+from pdflow.routing.governed import Rules
+from pdflow.routing.hedging import HedgingRouter
+from pdflow.routing.policy import Choice
+from pdflow.routing.router import (
+    AbortLeg,
+    ClientGone,
+    DecodeEnded,
+    DispatchAlone,
+    DispatchDecode,
+    DispatchPrefill,
+    EngineChanged,
+    EngineLost,
+    PrefillAnswered,
+    Reply,
+    RequestArrived,
+    TokenCame,
+)
+
+A, B, C = "r0.1", "r0.2", "r0.3"
+
+
+def streamed(first_from_prefill: bool = False) -> Answer:
+    return Answer(True, first_from_prefill)
+
+
+def test_the_first_attempt_that_answers_streams_and_the_other_is_dropped() -> None:
+    it = streamed()
+    assert it.wants(A)
+    assert it.wants(B)
+    assert [it.piece_came(attempt) for attempt in (B, A, B, A)] == [Piece.FIRST, Piece.DROP, Piece.PASS, Piece.DROP]
+    assert it.wants(B)
+    assert not it.wants(A)
+
+
+def test_an_attempt_that_streamed_stays_the_one_when_its_leg_has_failed() -> None:
+    """Another attempt would start the answer again."""
+    it = streamed()
+    it.piece_came(A)
+    it.leg_ended("decode", A)
+    assert it.piece_came(B) is Piece.DROP
+    assert it.ended("failed") is Ending.BREAK_OFF
+
+
+@pytest.mark.parametrize("outcome", ["completed", "failed", "cancelled"])
+def test_nothing_follows_the_end(outcome: Any) -> None:
+    it = streamed(first_from_prefill=True)
+    ending = it.ended(outcome)
+    assert ending is (Ending.ERROR if outcome == "failed" else Ending.NOTHING)
+    assert it.piece_came(A) is Piece.DROP
+    assert it.first_token_told(A, False) is None
+    assert not it.decode_dispatched(A)
+
+
+def test_nothing_follows_a_whole_answer() -> None:
+    it = streamed()
+    it.piece_came(A)
+    it.whole(A)
+    assert it.piece_came(A) is it.piece_came(B) is Piece.DROP
+    assert not it.wants(A)
+
+
+def test_only_the_attempt_that_streams_has_a_whole_answer() -> None:
+    it = streamed()
+    it.piece_came(A)
+    before = it.fingerprint()
+    with pytest.raises(LocalProtocolError):
+        it.whole(B)
+    assert it.fingerprint() == before
+
+
+def test_decode_legs_that_were_dispatched_without_ps_token_are_told_it() -> None:
+    """Of a hedge, too: both go on behind it. One that has ended is not told, and a later one is dispatched with it."""
+    it = streamed(first_from_prefill=True)
+    assert it.prefill_dispatched()
+    assert it.decode_dispatched(A)
+    assert it.decode_dispatched(B)
+    assert it.decode_dispatched(C)
+    it.leg_ended("decode", B)
+    it.leg_ended("prefill", C)
+    assert it.first_token_told(A, False) == FirstTokenUse((A, C), ())
+    assert it.first_token_told(C, False) is None, "the answer starts with the other P's"
+    assert not it.prefill_dispatched()
+    assert not it.decode_dispatched("r0.4")
+
+
+def test_without_that_nobody_awaits_anything() -> None:
+    it = streamed()
+    assert not it.prefill_dispatched()
+    assert not it.decode_dispatched(A)
+    assert not it.alone_dispatched(B)
+    with pytest.raises(LocalProtocolError):
+        it.first_token_told(A, False)
+    assert it.piece_came(B) is Piece.FIRST
+
+
+def test_an_answer_that_ends_with_ps_token_is_whole() -> None:
+    it = streamed(first_from_prefill=True)
+    it.decode_dispatched(A)
+    assert it.first_token_told(A, True) == FirstTokenUse((), ())
+    assert it.streaming == A
+    assert it.piece_came(A) is Piece.DROP, "D was not told that it ended"
+    assert not it.wants(B)
+
+
+def test_ps_token_comes_too_late_for_an_answer_that_streams() -> None:
+    it = streamed(first_from_prefill=True)
+    it.alone_dispatched(A)
+    it.piece_came(A)
+    assert it.first_token_told(B, False) is None
+    assert it.piece_came(A) is Piece.PASS
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_an_engine_that_computes_the_prompt_too_does_not_start_an_answer_again(streams: bool) -> None:
+    """A client that does not stream has nothing of P's token yet."""
+    it = Answer(streams, True)
+    assert not it.alone_dispatched(A)
+    use = it.first_token_told(B, False)
+    assert use == FirstTokenUse((), (A,) if streams else ())
+    assert it.wants(A) is not streams
+    assert it.fork().piece_came(A) is (Piece.DROP if streams else Piece.FIRST)
+    assert it.alone_dispatched(C), "this one continues behind it"
+    assert it.piece_came(C) is Piece.FIRST
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_ps_token_is_received_at_once_by_clients_that_stream(streams: bool) -> None:
+    it = Answer(streams, True)
+    it.first_token_told(A, False)
+    assert it.started is streams
+    assert it.ended("failed") is (Ending.BREAK_OFF if streams else Ending.ERROR)
+
+
+Role = Literal["prefill", "decode"]
+
+
+@attrs.define(eq=False)
+class Leg:
+    """An HTTP request that the driver sends, or will."""
+
+    role: Role
+    attempt: str
+    answers: bool
+    """The client's answer comes from it."""
+    tells_first: bool = False
+    """It is asked for the first token."""
+    behind: bool = False
+    """It continues behind P's first token."""
+    awaits: bool = False
+    sent: bool = False
+    dropped: bool = False
+
+
+class Served(RuleBasedStateMachine):
+    """A client, the driver of its answer, and the router's endpoint, which is told of events later."""
+
+    @initialize(
+        streams=st.booleans(),
+        first=st.booleans(),
+        one_token=st.booleans(),
+        dispatch=st.sampled_from(["sequential", "concurrent"]),
+        aggregated=st.sampled_from([(), (1,)]),
+        keeps=st.booleans(),
+        recomputes=st.booleans(),
+    )
+    def arrive(
+        self,
+        streams: bool,
+        first: bool,
+        one_token: bool,
+        dispatch: Any,
+        aggregated: Sequence[int],
+        keeps: bool,
+        recomputes: bool,
+    ) -> None:
+        p, d = (tuple(EngineInfo(f"{role}-{i}", Shards(1, 1, 16)) for i in range(2)) for role in "pd")
+        rules = Rules(disaggregation=Disaggregation(((5,), (20,))) if keeps else None, recomputes=recomputes)
+        choices = Choice("least-loaded", 2), Choice("least-loaded", 2)
+        self.router = HedgingRouter(p, d, dispatch, choices, rules, 3, False, frozenset(aggregated), hedge_after_ns=1)
+        self.answer = Answer(streams, first)
+        self.now = 0
+        self.queue: deque[Any] = deque([RequestArrived(0, first and one_token, 10)])
+        self.legs: dict[tuple[Role, str], Leg] = {}
+        self.late: list[Leg] = []
+        """Taken back, which has not been noticed yet."""
+        self.received: list[str] = []
+        """By piece that the client has received: whose it is."""
+        self.has_first = False
+        """The client has P's first token."""
+        self.whole = False
+        self.told: Counter[str] = Counter()
+        self.reported: list[str] = []
+        self.reply: Reply | None = None
+        self.gone = False
+
+    def ask(self, event: str, *about: Any) -> Any:
+        """A fork decides the same, and leaves the answer as it is."""
+        fork, before = self.answer.fork(), self.answer.fingerprint()
+        assert fork.fingerprint() == before
+        other = getattr(fork, event)(*about)
+        assert self.answer.fingerprint() == before
+        said = getattr(self.answer, event)(*about)
+        assert (said, self.answer.fingerprint()) == (other, fork.fingerprint())
+        return said
+
+    # The router's endpoint, and its effects.
+
+    @precondition(lambda self: self.queue)
+    @rule()
+    def turn(self) -> None:
+        self.now += 1
+        for effect in self.router.handle(self.queue.popleft(), self.now):
+            if isinstance(effect, Reply):
+                assert self.reply is None
+                self.reply = effect
+                if not self.gone:
+                    self.ends(effect)
+            elif isinstance(effect, AbortLeg):
+                leg = self.legs.pop((effect.role, effect.request_id), None)
+                if leg is not None:
+                    self.late.append(leg)
+            elif isinstance(effect, (DispatchPrefill, DispatchDecode, DispatchAlone)):
+                self.dispatched(effect)
+
+    def ends(self, reply: Reply) -> None:
+        has_some = bool(self.received) or self.has_first
+        ending = self.ask("ended", reply.outcome)
+        if reply.outcome == "completed":
+            assert self.whole
+            assert ending is Ending.NOTHING
+        else:
+            assert ending is (Ending.BREAK_OFF if has_some else Ending.ERROR)
+
+    def dispatched(self, effect: DispatchPrefill | DispatchDecode | DispatchAlone) -> None:
+        attempt = effect.request_id
+        assert attempt in self.reported or not self.answered_to_router(), "a started answer is never retried"
+        leg = Leg("prefill" if isinstance(effect, DispatchPrefill) else "decode", attempt, True)
+        if self.gone:
+            self.end(leg, Code.UNREACHABLE)
+            return
+        if isinstance(effect, DispatchDecode):
+            leg.awaits = self.ask("decode_dispatched", attempt)
+            leg.behind = self.answer.first_told
+        elif isinstance(effect, DispatchPrefill) and effect.keeps:
+            leg.answers = False
+            leg.tells_first = self.ask("prefill_dispatched")
+        else:
+            leg.behind = self.ask("alone_dispatched", attempt)
+        self.legs[leg.role, attempt] = leg
+
+    def answered_to_router(self) -> bool:
+        """It has handled the report of an attempt that streams."""
+        return bool(self.reported) and not any(isinstance(event, TokenCame) for event in self.queue)
+
+    def end(self, leg: Leg, code: Code, ends: bool = False) -> None:
+        """The leg has ended: the endpoint will be told."""
+        if self.legs.pop((leg.role, leg.attempt), None) is not None:
+            self.ask("leg_ended", leg.role, leg.attempt)
+        if leg.role == "decode":
+            self.queue.append(DecodeEnded(leg.attempt, code))
+            return
+        info = EngineInfo("p-0", Shards(1, 1, 16))
+        params = KvParams(info, "x", leg.attempt, 3) if code is Code.NONE else None
+        self.queue.append(PrefillAnswered(leg.attempt, params, code, ends))
+
+    @precondition(lambda self: not self.gone)
+    @rule()
+    def late_request(self) -> None:
+        self.queue.append(TimeReached())
+
+    @rule(engine=st.sampled_from(["p-0", "p-1", "d-0", "d-1"]))
+    def lose(self, engine: str) -> None:
+        self.queue.extend([EngineLost(engine), EngineChanged(engine, True)])
+
+    @precondition(lambda self: not self.gone and self.reply is None)
+    @rule()
+    def hang_up(self) -> None:
+        self.gone = True
+        assert self.ask("ended", "cancelled") is Ending.NOTHING
+        self.queue.append(ClientGone(0))
+
+    # Legs, at engines.
+
+    def any_of(self, legs: Sequence[Leg], pick: int) -> Leg | None:
+        return legs[pick % len(legs)] if legs else None
+
+    @rule(pick=st.integers(0, 5))
+    def send(self, pick: int) -> None:
+        leg = self.any_of([leg for leg in self.legs.values() if not leg.sent], pick)
+        if leg is not None and self.answer.wants(leg.attempt):
+            assert set(self.received) <= {leg.attempt}, "the answer has started with another attempt"
+            assert not self.whole
+            leg.sent = True
+
+    @rule(pick=st.integers(0, 5), late=st.booleans(), last=st.booleans())
+    def piece(self, pick: int, late: bool, last: bool) -> None:
+        """A leg that has been taken back may have one on its way."""
+        legs = self.late if late else list(self.legs.values())
+        able = [leg for leg in legs if leg.answers and leg.sent and not leg.awaits and not leg.dropped]
+        leg = self.any_of(able, pick)
+        if leg is None:
+            return
+        piece = self.ask("piece_came", leg.attempt)
+        if piece is Piece.DROP:
+            leg.dropped = True
+            return
+        assert not any((self.whole, self.gone, self.reply)), "nothing follows the end"
+        assert leg.behind or not self.has_first, "never two first tokens"
+        assert (piece is Piece.FIRST) is (not self.received)
+        if piece is Piece.FIRST:
+            self.report(leg.attempt)
+        self.received.append(leg.attempt)
+        if not last and self.answer.streams:
+            return
+        self.ask("whole", leg.attempt)
+        self.whole = True
+        if not late:
+            self.end(leg, Code.NONE)
+
+    def report(self, attempt: str) -> None:
+        self.reported.append(attempt)
+        self.queue.append(TokenCame(0, attempt))
+
+    @rule(pick=st.integers(0, 5), ends=st.booleans())
+    def prefill_answers(self, pick: int, ends: bool) -> None:
+        leg = self.any_of([leg for leg in self.legs.values() if leg.sent and not leg.answers], pick)
+        if leg is None:
+            return
+        use = self.ask("first_token_told", leg.attempt, ends) if leg.tells_first else None
+        if use is not None:
+            assert not any((self.received, self.has_first, self.whole))
+            self.has_first = self.answer.streams
+            if ends:
+                self.report(leg.attempt)
+                self.received.append(leg.attempt)
+                self.whole = True
+            for attempt in use.tell:
+                self.tell(attempt)
+            for attempt in use.cancel:
+                self.cancel(attempt)
+        self.end(leg, Code.NONE, ends and use is not None)
+
+    def tell(self, attempt: str) -> None:
+        self.told[attempt] += 1
+        for leg in (*self.legs.values(), *self.late):
+            if (leg.role, leg.attempt) == ("decode", attempt):
+                assert leg.awaits
+                leg.awaits, leg.behind = False, True
+
+    def cancel(self, attempt: str) -> None:
+        leg = self.legs.get(("decode", attempt)) or self.legs.get(("prefill", attempt))
+        if leg is not None:
+            self.end(leg, Code.CANCELLED)
+            self.late.append(leg)
+
+    @rule(pick=st.integers(0, 5), code=st.sampled_from([Code.EXPIRED, Code.REJECTED]))
+    def fail(self, pick: int, code: Code) -> None:
+        leg = self.any_of([leg for leg in self.legs.values() if leg.sent and not leg.dropped], pick)
+        if leg is not None:
+            self.end(leg, code)
+
+    @precondition(lambda self: self.late)
+    @rule(pick=st.integers(0, 5))
+    def notice(self, pick: int) -> None:
+        leg = self.late.pop(pick % len(self.late))
+        self.ask("leg_ended", leg.role, leg.attempt)
+
+    # What holds at any time.
+
+    @invariant()
+    def one_attempt_reaches_the_client(self) -> None:
+        assert len(set(self.received)) <= 1
+        assert self.reported in ([], self.received[:1])
+        assert self.answer.started is (bool(self.received) or self.has_first)
+
+    @invariant()
+    def each_that_awaits_is_told_once(self) -> None:
+        assert not self.told or max(self.told.values()) == 1
+        if self.answer.first_told and not self.answer.over:
+            assert not any(leg.awaits for leg in self.legs.values())
+        assert set(self.told) & set(self.answer.awaiting) == set()
+
+    @invariant()
+    def somebody_is_at_work_until_the_end(self) -> None:
+        if self.reply is None and not self.queue:
+            assert any(self.answer.wants(leg.attempt) and not leg.dropped for leg in self.legs.values())
+
+    def teardown(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        if not self.gone and self.reply is None:
+            self.hang_up()
+        while self.queue:
+            self.turn()
+        assert self.reply is not None
+        assert (self.router.attempts, self.router.by_request, self.router.pairs) == ({}, {}, {})
+        assert not self.legs
+        for leg in self.late:
+            self.ask("leg_ended", leg.role, leg.attempt)
+        assert (self.answer.awaiting, self.answer.from_start) == ([], [])
+
+
+TestServed = Served.TestCase
+TestServed.settings = settings(max_examples=200, stateful_step_count=40, derandomize=True, deadline=None)
