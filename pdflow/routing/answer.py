@@ -121,7 +121,7 @@ class Answer:
         return self.first_told
 
     def leg_ended(self, role: Literal["prefill", "decode"], attempt: RequestId) -> None:
-        """A leg has been answered, has failed or was taken back."""
+        """A leg has been answered, has failed or was taken back: no piece of an answer comes from it any more."""
         if role == "decode" and attempt in self.awaiting:
             self.awaiting.remove(attempt)
         if attempt in self.from_start:

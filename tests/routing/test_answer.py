@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from random import Random
 from typing import Any, Literal
 
 import attrs
@@ -155,6 +156,9 @@ def test_ps_token_is_received_at_once_by_clients_that_stream(streams: bool) -> N
 
 
 Role = Literal["prefill", "decode"]
+PICK = st.integers(0, 5)
+SELDOM = st.sampled_from([False] * 7 + [True])
+OFTEN = st.sampled_from([True, True, False])
 
 
 @attrs.define(eq=False)
@@ -174,13 +178,17 @@ class Leg:
     dropped: bool = False
 
 
+def any_of(legs: Sequence[Leg], pick: int) -> Leg:
+    return legs[pick % len(legs)]
+
+
 class Served(RuleBasedStateMachine):
     """A client, the driver of its answer, and the router's endpoint, which is told of events later."""
 
     @initialize(
-        streams=st.booleans(),
-        first=st.booleans(),
-        one_token=st.booleans(),
+        streams=OFTEN,
+        first=OFTEN,
+        one_token=SELDOM,
         dispatch=st.sampled_from(["sequential", "concurrent"]),
         aggregated=st.sampled_from([(), (1,)]),
         keeps=st.booleans(),
@@ -215,6 +223,7 @@ class Served(RuleBasedStateMachine):
         self.reported: list[str] = []
         self.reply: Reply | None = None
         self.gone = False
+        self.turn(1, True)
 
     def ask(self, event: str, *about: Any) -> Any:
         """A fork decides the same, and leaves the answer as it is."""
@@ -229,10 +238,16 @@ class Served(RuleBasedStateMachine):
     # The router's endpoint, and its effects.
 
     @precondition(lambda self: self.queue)
-    @rule()
-    def turn(self) -> None:
+    @rule(events=st.integers(1, 3), sends=OFTEN)
+    def turn(self, events: int, sends: bool) -> None:
+        for _ in range(min(events, len(self.queue))):
+            self.handle(self.queue.popleft())
+        for leg in self.unsent() if sends else ():
+            self.send(leg)
+
+    def handle(self, event: Any) -> None:
         self.now += 1
-        for effect in self.router.handle(self.queue.popleft(), self.now):
+        for effect in self.router.handle(event, self.now):
             if isinstance(effect, Reply):
                 assert self.reply is None
                 self.reply = effect
@@ -279,6 +294,9 @@ class Served(RuleBasedStateMachine):
         """The leg has ended: the endpoint will be told."""
         if self.legs.pop((leg.role, leg.attempt), None) is not None:
             self.ask("leg_ended", leg.role, leg.attempt)
+        self.report_end(leg, code, ends)
+
+    def report_end(self, leg: Leg, code: Code, ends: bool = False) -> None:
         if leg.role == "decode":
             self.queue.append(DecodeEnded(leg.attempt, code))
             return
@@ -286,43 +304,55 @@ class Served(RuleBasedStateMachine):
         params = KvParams(info, "x", leg.attempt, 3) if code is Code.NONE else None
         self.queue.append(PrefillAnswered(leg.attempt, params, code, ends))
 
-    @precondition(lambda self: not self.gone)
+    @precondition(lambda self: self.router.wake_at() is not None and TimeReached() not in self.queue)
     @rule()
-    def late_request(self) -> None:
+    def hedge(self) -> None:
         self.queue.append(TimeReached())
 
-    @rule(engine=st.sampled_from(["p-0", "p-1", "d-0", "d-1"]))
-    def lose(self, engine: str) -> None:
-        self.queue.extend([EngineLost(engine), EngineChanged(engine, True)])
+    @rule(engine=st.sampled_from(["p-0", "p-1", "d-0", "d-1"]), dies=SELDOM)
+    def lose(self, engine: str, dies: bool) -> None:
+        if dies:
+            self.queue.extend([EngineLost(engine), EngineChanged(engine, True)])
 
     @precondition(lambda self: not self.gone and self.reply is None)
-    @rule()
-    def hang_up(self) -> None:
+    @rule(goes=SELDOM)
+    def hang_up(self, goes: bool) -> None:
+        if not goes:
+            return
         self.gone = True
         assert self.ask("ended", "cancelled") is Ending.NOTHING
         self.queue.append(ClientGone(0))
 
     # Legs, at engines.
 
-    def any_of(self, legs: Sequence[Leg], pick: int) -> Leg | None:
-        return legs[pick % len(legs)] if legs else None
+    def unsent(self) -> list[Leg]:
+        return [leg for leg in self.legs.values() if not leg.sent and self.answer.wants(leg.attempt)]
 
-    @rule(pick=st.integers(0, 5))
-    def send(self, pick: int) -> None:
-        leg = self.any_of([leg for leg in self.legs.values() if not leg.sent], pick)
-        if leg is not None and self.answer.wants(leg.attempt):
-            assert set(self.received) <= {leg.attempt}, "the answer has started with another attempt"
-            assert not self.whole
-            leg.sent = True
+    def answering(self) -> list[Leg]:
+        """A leg that has been taken back may have a piece on its way."""
+        legs = (*self.legs.values(), *self.late)
+        return [leg for leg in legs if leg.answers and leg.sent and not leg.awaits and not leg.dropped]
 
-    @rule(pick=st.integers(0, 5), late=st.booleans(), last=st.booleans())
-    def piece(self, pick: int, late: bool, last: bool) -> None:
-        """A leg that has been taken back may have one on its way."""
-        legs = self.late if late else list(self.legs.values())
-        able = [leg for leg in legs if leg.answers and leg.sent and not leg.awaits and not leg.dropped]
-        leg = self.any_of(able, pick)
-        if leg is None:
-            return
+    def prefilling(self) -> list[Leg]:
+        return [leg for leg in self.legs.values() if leg.sent and not leg.answers]
+
+    def failing(self) -> list[Leg]:
+        return [leg for leg in self.legs.values() if leg.sent and not leg.dropped]
+
+    @precondition(lambda self: self.unsent())
+    @rule(pick=PICK)
+    def send_one(self, pick: int) -> None:
+        self.send(any_of(self.unsent(), pick))
+
+    def send(self, leg: Leg) -> None:
+        assert set(self.received) <= {leg.attempt}, "the answer has started with another attempt"
+        assert not self.whole
+        leg.sent = True
+
+    @precondition(lambda self: self.answering())
+    @rule(pick=PICK, last=st.booleans())
+    def piece(self, pick: int, last: bool) -> None:
+        leg = any_of(self.answering(), pick)
         piece = self.ask("piece_came", leg.attempt)
         if piece is Piece.DROP:
             leg.dropped = True
@@ -337,18 +367,17 @@ class Served(RuleBasedStateMachine):
             return
         self.ask("whole", leg.attempt)
         self.whole = True
-        if not late:
+        if leg not in self.late:
             self.end(leg, Code.NONE)
 
     def report(self, attempt: str) -> None:
         self.reported.append(attempt)
         self.queue.append(TokenCame(0, attempt))
 
-    @rule(pick=st.integers(0, 5), ends=st.booleans())
+    @precondition(lambda self: self.prefilling())
+    @rule(pick=PICK, ends=SELDOM)
     def prefill_answers(self, pick: int, ends: bool) -> None:
-        leg = self.any_of([leg for leg in self.legs.values() if leg.sent and not leg.answers], pick)
-        if leg is None:
-            return
+        leg = any_of(self.prefilling(), pick)
         use = self.ask("first_token_told", leg.attempt, ends) if leg.tells_first else None
         if use is not None:
             assert not any((self.received, self.has_first, self.whole))
@@ -371,19 +400,18 @@ class Served(RuleBasedStateMachine):
                 leg.awaits, leg.behind = False, True
 
     def cancel(self, attempt: str) -> None:
-        leg = self.legs.get(("decode", attempt)) or self.legs.get(("prefill", attempt))
-        if leg is not None:
-            self.end(leg, Code.CANCELLED)
+        (leg,) = [leg for leg in (*self.legs.values(), *self.late) if leg.attempt == attempt and leg.answers]
+        if self.legs.pop((leg.role, attempt), None) is not None:
             self.late.append(leg)
+        self.report_end(leg, Code.CANCELLED)
 
-    @rule(pick=st.integers(0, 5), code=st.sampled_from([Code.EXPIRED, Code.REJECTED]))
-    def fail(self, pick: int, code: Code) -> None:
-        leg = self.any_of([leg for leg in self.legs.values() if leg.sent and not leg.dropped], pick)
-        if leg is not None:
-            self.end(leg, code)
+    @precondition(lambda self: self.failing())
+    @rule(pick=PICK, refused=SELDOM)
+    def fail(self, pick: int, refused: bool) -> None:
+        self.end(any_of(self.failing(), pick), Code.REJECTED if refused else Code.EXPIRED)
 
     @precondition(lambda self: self.late)
-    @rule(pick=st.integers(0, 5))
+    @rule(pick=PICK)
     def notice(self, pick: int) -> None:
         leg = self.late.pop(pick % len(self.late))
         self.ask("leg_ended", leg.role, leg.attempt)
@@ -412,9 +440,9 @@ class Served(RuleBasedStateMachine):
         if not hasattr(self, "queue"):
             return
         if not self.gone and self.reply is None:
-            self.hang_up()
+            self.hang_up(True)
         while self.queue:
-            self.turn()
+            self.turn(1, False)
         assert self.reply is not None
         assert (self.router.attempts, self.router.by_request, self.router.pairs) == ({}, {}, {})
         assert not self.legs
@@ -425,3 +453,47 @@ class Served(RuleBasedStateMachine):
 
 TestServed = Served.TestCase
 TestServed.settings = settings(max_examples=200, stateful_step_count=40, derandomize=True, deadline=None)
+
+
+def walk(seed: int) -> None:
+    """Longer than what Hypothesis draws, and with fewer deaths."""
+    rng = Random(seed)
+    it = Served()
+    chances = [rng.random() < often for often in (0.8, 0.8, 0.1)]
+    it.arrive(
+        *chances, rng.choice(["sequential", "concurrent"]), rng.choice([(), (1,)]), *rng.choices([True, False], k=2)
+    )
+    for _ in range(60):
+        pick, draw = rng.randrange(6), rng.random()
+        if draw < 0.35:
+            if it.queue:
+                it.turn(rng.randint(1, 3), rng.random() < 0.7)
+        elif draw < 0.55:
+            if it.answering():
+                it.piece(pick, rng.random() < 0.3)
+        elif draw < 0.75:
+            if it.prefilling():
+                it.prefill_answers(pick, rng.random() < 0.1)
+        elif draw < 0.82:
+            if it.failing():
+                it.fail(pick, rng.random() < 0.1)
+        elif draw < 0.9:
+            if it.router.wake_at() is not None:
+                it.hedge()
+        elif draw < 0.97:
+            if it.late:
+                it.notice(pick)
+        elif draw < 0.99:
+            it.lose(rng.choice(["p-0", "p-1", "d-0", "d-1"]), True)
+        elif it.reply is None and not it.gone:
+            it.hang_up(True)
+        it.one_attempt_reaches_the_client()
+        it.each_that_awaits_is_told_once()
+        it.somebody_is_at_work_until_the_end()
+    it.teardown()
+
+
+@pytest.mark.parametrize("first", range(0, 8000, 2000))
+def test_random_walks(first: int) -> None:
+    for seed in range(first, first + 2000):
+        walk(seed)
