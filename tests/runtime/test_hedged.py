@@ -10,6 +10,8 @@ import pytest
 import trio
 
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
+from pdflow.routing.conditional import Disaggregation
+from pdflow.routing.governed import Rules
 from runtime.http.openai.answers import DONE
 from runtime.http.openai.between import FirstAnswer, FirstToken
 from runtime.kv_params import Coordinates, decode_json
@@ -211,3 +213,16 @@ async def test_a_hedge_goes_on_behind_the_token_that_the_client_has() -> None:
         assert built.left == ["decode-0"]
         for name in ("decode-0", "decode-1"):
             assert built.bodies[name][0]["pdflow"]["first"]["token"] == FIRST.token
+
+
+@pytest.mark.trio
+async def test_an_engine_that_computes_the_prompt_itself_does_not_start_the_answer_again() -> None:
+    """It is asked first, and has no token when the hedge's P tells its own."""
+    async with town(dispatch="sequential", tells_first=True, hedge_after_ns=SOON) as built:
+        built.node.router.rules = Rules(disaggregation=Disaggregation(((100,), (0,))))
+        built.replies["prefill-0"] = [told(event("P"))]
+        built.says["decode-1"] = [event("D") + DONE]
+        assert texts(await heard(built, turns=8)) == [{"text": "P"}, {"text": "D"}]
+        assert built.asked == ["decode-0", "prefill-0", "decode-1"]
+        assert built.left == ["decode-0"]
+        assert counted(built, "completed", "none") == 1

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from pdflow.methods.catalogue import METHODS
+from pdflow.version import compiled
 from sim.decode_node import DecodeNode
 from sim.engine_node import EngineNode
 from sim.prefill_node import PrefillNode
 from sim.store_prefill_node import StorePrefillNode
+
+pytestmark = pytest.mark.skipif(compiled(), reason="what is compiled cannot be watched")
 
 FAULTS = Path(__file__).resolve().parents[2] / "examples" / "faults"
 SMALL: dict[str, Any] = {"workload.requests": 150, "pool.prefill.kv_tokens": 20_000, "pool.decode.kv_tokens": 12_000}
