@@ -56,10 +56,10 @@ INTERPRETED = {
     "pdflow/engine/log.py",
     "pdflow/engine/sequence.py",
     "pdflow/engine/walk.py",
-    "pdflow/serving/decode_requests.py",
+    "pdflow/serving/decode_request.py",
     "pdflow/serving/effects.py",
     "pdflow/serving/events.py",
-    "pdflow/serving/prefill_requests.py",
+    "pdflow/serving/prefill_request.py",
     # A compiled class cannot extend that one.
     "pdflow/engine/named.py",
 }

@@ -18,7 +18,8 @@ from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.events import DecodeAborted, DecodeQueued, PrefillLegEnded
 from pdflow.protocol.messages import Code
 from pdflow.serving.core import Core, Port
-from pdflow.serving.decode_requests import DecodeRequest, DecodeRequests, DecodeStage
+from pdflow.serving.decode_request import DecodeRequest, DecodeStage
+from pdflow.serving.decode_requests import DecodeRequests
 from pdflow.serving.events import (
     AloneRequested,
     DecodeRequested,

@@ -16,7 +16,8 @@ from pdflow.protocol.events import DecodeAborted, DecodeAdmitted, DecodeHit
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation
 from pdflow.serving.core import Execute, Port
-from pdflow.serving.decode_requests import DecodeRequest, DecodeRequests, DecodeStage
+from pdflow.serving.decode_request import DecodeRequest, DecodeStage
+from pdflow.serving.decode_requests import DecodeRequests
 from pdflow.serving.effects import Admit, AskForRoom, CopyIn, GiveBackRoom, Landed, TakeRoom
 from pdflow.serving.events import CopiedIn, EngineAdmitted, Handle, RoomDue
 

@@ -16,7 +16,8 @@ from pdflow.methods.staging import Staging, TooLargeError
 from pdflow.protocol.effects import Enqueue
 from pdflow.protocol.values import Allocation
 from pdflow.serving.core import Port
-from pdflow.serving.decode_requests import DecodeRequest, DecodeRequests
+from pdflow.serving.decode_request import DecodeRequest
+from pdflow.serving.decode_requests import DecodeRequests
 from pdflow.serving.effects import AcceptPiece, GiveBackRoom, TakePiece
 from pdflow.serving.events import EntryDue, PieceArrived, RoomDue
 from pdflow.serving.landing import Landing, StagedLanding

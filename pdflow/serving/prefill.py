@@ -27,7 +27,8 @@ from pdflow.serving.events import (
     PromptWithdrawn,
     RequestAborted,
 )
-from pdflow.serving.prefill_requests import PrefillRequest, PrefillRequests
+from pdflow.serving.prefill_request import PrefillRequest
+from pdflow.serving.prefill_requests import PrefillRequests
 from pdflow.serving.sending import Sending
 
 

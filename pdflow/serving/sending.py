@@ -18,7 +18,8 @@ from pdflow.protocol.values import Allocation
 from pdflow.serving.core import Execute
 from pdflow.serving.effects import Drop, OfferPiece, WithdrawPieces
 from pdflow.serving.events import ChunkStarted, EngineDropped, Handle, LayerReady
-from pdflow.serving.prefill_requests import PrefillRequest, PrefillRequests
+from pdflow.serving.prefill_request import PrefillRequest
+from pdflow.serving.prefill_requests import PrefillRequests
 
 
 class Sending:

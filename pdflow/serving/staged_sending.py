@@ -24,7 +24,8 @@ from pdflow.protocol.values import Allocation
 from pdflow.serving.core import Execute, Port
 from pdflow.serving.effects import CopyOut, LeaveRoom, OfferPiece, TakeRoom, WithdrawPieces
 from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady
-from pdflow.serving.prefill_requests import PrefillRequest, PrefillRequests
+from pdflow.serving.prefill_request import PrefillRequest
+from pdflow.serving.prefill_requests import PrefillRequests
 from pdflow.serving.sending import Sending, Steps
 
 

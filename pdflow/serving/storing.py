@@ -25,7 +25,8 @@ from pdflow.serving.effects import (
     WithdrawPut,
 )
 from pdflow.serving.events import EngineAdmitted, EngineDropped, Handle, PutEnded, StoreAnswered
-from pdflow.serving.prefill_requests import PrefillRequest, PrefillRequests
+from pdflow.serving.prefill_request import PrefillRequest
+from pdflow.serving.prefill_requests import PrefillRequests
 from pdflow.serving.sending import Sending
 
 

@@ -16,7 +16,7 @@ from pdflow.methods.staging import KvSize, RingStaging
 from pdflow.protocol.events import PrefillBegun, SourceWithdrawn
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
-from pdflow.serving.decode_requests import DecodeStage
+from pdflow.serving.decode_request import DecodeStage
 from runtime.beside import RoomState, room_state
 from runtime.decode_node import DecodeLeg
 from runtime.diary import TOKEN, Passed

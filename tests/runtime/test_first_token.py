@@ -18,7 +18,7 @@ from pdflow.protocol.ids import KvParams
 from pdflow.results.read import read_runs
 from pdflow.results.runs import OneRun
 from pdflow.scenario.load import load
-from pdflow.serving.decode_requests import DecodeStage
+from pdflow.serving.decode_request import DecodeStage
 from runtime.engines.job import Sampling
 from runtime.models import TorchModel
 from sim.check.trace import follow

@@ -14,7 +14,7 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.events import Received
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code, Done
-from pdflow.serving.decode_requests import DecodeStage
+from pdflow.serving.decode_request import DecodeStage
 from runtime.clock import now_ns
 from runtime.decode_node import DecodeLeg
 from runtime.engine_api import EngineApi

@@ -15,7 +15,7 @@ from pdflow.protocol.ids import EngineInfo, KvParams, Shards
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation
 from pdflow.serving.decode import DecodeCore
-from pdflow.serving.decode_requests import DecodeStage
+from pdflow.serving.decode_request import DecodeStage
 from pdflow.serving.effects import (
     Admit,
     AskForRoom,

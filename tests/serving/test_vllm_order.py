@@ -15,7 +15,7 @@ from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import MS, S
-from pdflow.serving.decode_requests import DecodeStage
+from pdflow.serving.decode_request import DecodeStage
 from pdflow.serving.effects import EndDecode, EndPrefill, Released
 from pdflow.serving.events import DecodeRequested
 from tests.serving.vllm_driver import RemoteDecode, RemotePrefill

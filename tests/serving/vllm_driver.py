@@ -21,7 +21,7 @@ from pdflow.protocol.ids import KvParams
 from pdflow.protocol.values import NEVER, Address, Allocation, Instant
 from pdflow.serving.core import Core, Port
 from pdflow.serving.decode import DecodeCore
-from pdflow.serving.decode_requests import DecodeStage
+from pdflow.serving.decode_request import DecodeStage
 from pdflow.serving.effects import (
     Admit,
     Computed,

@@ -9,10 +9,12 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation
 from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
-from pdflow.serving.decode_requests import DecodeRequest, DecodeRequests
+from pdflow.serving.decode_request import DecodeRequest
+from pdflow.serving.decode_requests import DecodeRequests
 from pdflow.serving.events import EngineDropped, PrefillReported, RequestAborted
 from pdflow.serving.landing import Landing
-from pdflow.serving.prefill_requests import PrefillRequest, PrefillRequests
+from pdflow.serving.prefill_request import PrefillRequest
+from pdflow.serving.prefill_requests import PrefillRequests
 from pdflow.serving.sending import Sending
 from sim.check.mutants.mutant import Mutant, Swap
 from sim.check.scope import Scope
