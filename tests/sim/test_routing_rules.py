@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdflow.routing.router import Reply
+from pdflow.protocol.messages import Code
+from pdflow.routing.router import DecodeEnded, PrefillAnswered, Reply
 from sim.run import Options, conclude, prepare, run
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.worlds import RELAXED, both_modes_agree, random_worlds, scenarios
@@ -21,6 +23,7 @@ from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
 Play = Callable[..., Any]
 Lines = Callable[[Any], bytes]
 MS = 1_000_000
+MIXED = Path(__file__).parent / "mixed.toml"
 
 GONE = {"fault": '[{ kind = "crash", engine = "p-*", at_s = 0.3 }]'}
 """All prefill engines, for good."""
@@ -158,6 +161,18 @@ def test_of_two_attempts_the_first_to_stream_is_the_answer(play: Play) -> None:
     assert (records.outcome, records.attempts) == (["completed"], [2])
     assert records.first_token_ns == [25 * MS]
     assert records.last_token_ns[0] > 500 * MS
+
+
+def test_an_engine_that_serves_alone_does_not_start_an_answer_again(play: Play) -> None:
+    """P tells its first token at 20 ms, when the hedge computes the prompt at an engine that would decode it, too."""
+    one = {"workload.requests": 1, "workload.arrival": '{ process = "closed", concurrency = 1 }'}
+    seen: list[Any] = []
+    rules = {"router.first_token": "prefill", "router.hedge_after_s": 0.01}
+    world = play(one | rules, file=MIXED, observe=lambda node, event, effects, now: seen.append(event))
+    assert PrefillAnswered("r0.2", None, Code.CANCELLED) in seen
+    assert (world.records.outcome, world.records.attempts) == (["completed"], [2])
+    assert world.records.first_token_ns == [20 * MS]
+    assert DecodeEnded("r0.1") in seen
 
 
 def test_who_has_a_token_is_not_hedged(play: Play) -> None:
