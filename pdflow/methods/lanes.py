@@ -236,6 +236,14 @@ class Lanes(Generic[K]):
 
     # For explorers.
 
+    def open(self) -> tuple[K, ...]:
+        """Operations that have not ended, in the order of their coming."""
+        return tuple(self._open)
+
+    def posted(self, key: K) -> tuple[Piece, ...]:
+        """Pieces of an open operation that have not ended."""
+        return tuple(self._open[key].posted)
+
     def fork(self) -> Lanes[K]:
         other: Lanes[K] = Lanes(self.rules)
         other._open = {key: _forked(operation) for key, operation in self._open.items()}

@@ -149,7 +149,7 @@ class StagedSending(Sending):
         going = self.outgoing.get(event.handle)
         if going is None:
             return
-        if going.place is not None and not self.method.pulls:
+        if going.place is not None and not going.over and not self.method.pulls:
             pieces = whole(self.layers, going.request.prompt_tokens) if event.piece is None else [event.piece]
             for piece in pieces:
                 self.requests.want(OfferPiece(event.handle, piece, event.rank))
@@ -255,8 +255,9 @@ class StagedSending(Sending):
             self._copy(going, Piece(layer, start, known))
 
     def _copy(self, going: Departure, piece: Piece) -> None:
-        """This piece is computed. Who has lost its room meanwhile needs no copy."""
-        if going.place is not None:
+        """This piece is computed. Who has lost its room meanwhile needs no copy, and whose prompt the engine has given
+        up has no blocks to copy from."""
+        if going.place is not None and not going.over:
             self.requests.want(CopyOut(going.request.handle, going.place, piece))
         else:
             going.copying -= self.ranks_per_layer

@@ -7,7 +7,7 @@ from typing import Any
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.shapes import KvShape
 from pdflow.methods.catalogue import METHODS
-from pdflow.methods.method import Memory, Method
+from pdflow.methods.method import Grain, Memory, Method
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
@@ -15,8 +15,11 @@ from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.timers import Timer, Timers
 from pdflow.protocol.values import Address, Allocation, EngineId
-from sim.check.roles import DecodeRole, PrefillRole, address_of
+from sim.check.layered_role import LayeredPrefillRole
+from sim.check.plan import Plan
+from sim.check.roles import DecodeRole, PrefillRole, Role, address_of
 from sim.check.scope import BLOCK_TOKENS, TOKENS, Scope
+from sim.check.staged_role import StagedDecodeRole
 
 SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=BLOCK_TOKENS)
 FIRST_LIFE = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}
@@ -103,13 +106,9 @@ class Cluster:
         self.ranks = {e.engine: [rank_address(e.engine, r) for r in range(e.shards.tp)] for e in (*self.ps, *self.ds)}
         self.p_ranks = [rank for info in self.ps for rank in self.ranks[info.engine]]
         self.d_ranks = [rank for info in self.ds for rank in self.ranks[info.engine]]
-        self.roles = {} if self.method is not None else {engine: address_of(engine) for engine in self.engines}
-        """Where each engine's core is. Methods have their own in shipped.py still."""
-        self.nodes = [
-            node
-            for engine in self.engines
-            for node in (engine, *self.ranks[engine], *filter(None, (self.roles.get(engine),)))
-        ]
+        self.roles = {engine: address_of(engine) for engine in self.engines}
+        """Where each engine's core is."""
+        self.nodes = [node for engine in self.engines for node in (engine, *self.ranks[engine], self.roles[engine])]
         self.orphans = {ORPHAN + rank: rank for rank in self.p_ranks} if scope.orphan else {}
         """Where a rank process of P's first life goes on, by whom it takes itself for."""
         self.nodes += self.orphans
@@ -133,6 +132,18 @@ class Cluster:
         """How many of its own D needs for a prompt."""
         wanted = self.d_blocks - scope.hit_tokens // scope.d_block
         self.targets = [Allocation(TARGET + i, self._blocks(i)[:wanted]) for i in range(len(self.requests))]
+        self.plan = None if self.method is None else self._plan(self.method)
+        self.decodes = scope.decodes or (self.method is not None and self.method.staged_at_d)
+        """After its KV has landed, D's engine has something to do still before a request is over."""
+
+    def _plan(self, method: Method) -> Plan:
+        """Two layers show what goes by layers, and one what goes by chunks too."""
+        places = dict(zip((*self.xids, *self.requests), (*self.sources, *self.targets), strict=True))
+        layers = 2 if method.grain is Grain.LAYER else 1
+        conduct = method.conduct(self.scope.dialect.name)
+        return Plan(
+            scope=self.scope, method=method, conduct=conduct, layers=layers, ranks=self.scope.p_tp, places=places
+        )
 
     def _name(self, scope: Scope) -> None:
         """Ids as vLLM makes them: what a client sent, and eight hexadecimal digits of the engine's own."""
@@ -173,8 +184,19 @@ class Cluster:
 
     def born(self, name: EngineId, life: int) -> list[Any]:
         """The same, and its core."""
-        role = (PrefillRole if role_of(name) == "P" else DecodeRole)(name, self.scope)
-        return [*self.engine(name, life), role] if self.roles else self.engine(name, life)
+        return [*self.engine(name, life), self.role(name)]
+
+    def role(self, name: EngineId) -> Role:
+        """The core of a new engine."""
+        scope, plan, prefills = self.scope, self.plan, role_of(name) == "P"
+        if plan is not None:
+            method = plan.method
+            if prefills and plan.layered:
+                room = plan.memory(method.p_memory, scope.p_pool or scope.requests) if method.staged_at_p else None
+                return LayeredPrefillRole(name, plan, room)
+            if not prefills and method.staged_at_d:
+                return StagedDecodeRole(name, plan, plan.memory(method.d_memory, scope.pool or scope.requests))
+        return PrefillRole(name, scope) if prefills else DecodeRole(name, scope)
 
     def engine(self, name: EngineId, life: int) -> list[Any]:
         """Its endpoints when it has started again so many times, in the order of `nodes`."""

@@ -20,13 +20,13 @@ CORES = (
     ),
     Named("late reports, pulled", Scope(late=True, pulls=True, err=1), DELIVERED | LATE, 175, 266),
     Named("late reports, P starts again", Scope(late=True, p_restart=1, stall=0), DELIVERED | LATE, 2325, 7055),
-    Named("decoding takes time", Scope(decodes=True, preempt=1, drop=1), DECODED, 2674, 7944),
-    Named("decoding takes time, pulled", Scope(decodes=True, preempt=1, pulls=True, err=1), DECODED, 122, 188),
+    Named("decoding takes time", Scope(decodes=True, preempt=1, drop=1), DECODED, 2676, 7944),
+    Named("decoding takes time, pulled", Scope(decodes=True, preempt=1, pulls=True, err=1), DECODED, 123, 188),
     Named(
         "two requests, one pool, late reports and decoding",
         Scope(requests=2, pool=1, late=True, decodes=True, preempt=1, deadline=0, stall=0),
         DECODED | LATE,
-        68163,
-        266104,
+        68447,
+        266708,
     ),
 )

@@ -291,7 +291,8 @@ def _notice(style: Style) -> Callable[[Recorder, State, Move], Shape]:
 _MOVES: dict[str, Callable[[Recorder, State, Move], Shape]] = {
     "request": lambda world, state, move: (Style.TOLD, CLIENT, ROUTER),
     "hang up": lambda world, state, move: (Style.TOLD, CLIENT, ROUTER),
-    "want": _at_p,
+    "room": lambda world, state, move: (Style.NOTE, world.cluster.engines[move[1]], None),
+    "copied": lambda world, state, move: (_at_p if move[1] else _at_d)(world, state, move[1:]),
     "begin": _at_p,
     "finish": _at_p,
     "withdraw": _at_p,

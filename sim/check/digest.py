@@ -32,7 +32,8 @@ def _plain(world: World, state: State) -> dict[str, Any]:
     left = world.budgets.values[state[world.budget]]
     ends = zip(nodes, state, strict=False)
     # Of a core whose engine reports and ends at once the ghosts say all there is to say.
-    cores = frozenset() if world.scope.late or world.scope.decodes else frozenset(world.cluster.roles.values())
+    told = world.scope.late or world.scope.decodes or world.cluster.method is not None
+    cores = frozenset() if told else frozenset(world.cluster.roles.values())
     return {
         **world.further(state),
         "endpoints": [world.endpoints.values[end] for node, end in ends if node not in cores],

@@ -34,9 +34,10 @@ from pdflow.protocol.events import DecodeQueued, FrameOrdered, Received
 from pdflow.protocol.ids import KvParams, LeaseWord, Reg, engine_of, rank_address, rank_of
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
-from pdflow.serving.effects import EndDecode, FreePrompt
-from sim.check.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster
-from sim.check.roles import GivenBack, Loads
+from pdflow.serving.effects import EndDecode, FreePrompt, GiveBackRoom, LeaveRoom, TakeRoom
+from sim.check.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster, role_of
+from sim.check.plan import Waits
+from sim.check.roles import GivenBack, Holds, Loads, Withdrawn
 from sim.check.scope import TOKENS
 
 CRASH = "crash"
@@ -47,11 +48,14 @@ class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of er
     """An invariant does not hold. `name` is S1 to S9, L6 (another engine's trouble), or L for liveness."""
 
     def __init__(self, name: str, what: str) -> None:
-        super().__init__(f"{name}: {what}")
+        super().__init__(name, what)
         self.name = name
         self.what = what
         self.state: tuple[int, ...] | None = None
         """From which state not everything ends, or ends well."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.what}"
 
 
 class Product(IntEnum):
@@ -81,6 +85,8 @@ class Stage(IntEnum):
     PREEMPTED = 8
     """COMMITTED, and its blocks are others'."""
     DECODED = 9
+    LEFT = 10
+    """Its client gave it up after its KV had landed."""
 
 
 BINDING = (Stage.ENQUEUED, Stage.GIVEN, Stage.ADMITTED, Stage.RESOLVED)
@@ -249,7 +255,7 @@ class Judge:
         for i, stage in enumerate(draft.stages):
             if cluster.ends_of(i) != ends:
                 continue
-            if stage in (Stage.KNOWN, Stage.ENQUEUED) or (scope.pulls and stage == Stage.ADMITTED):
+            if stage in (Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN) or (scope.pulls and stage == Stage.ADMITTED):
                 wanted.add(cluster.xids[cluster.product_of[i]])
             if stage in (Stage.ADMITTED, Stage.RESOLVED) and not scope.pulls:
                 held.add(cluster.requests[i])
@@ -262,7 +268,7 @@ class Judge:
         """Whether a former life of D registered this. vLLM's registrations do not say whose they are."""
         return reg.incarnation not in (0, FIRST_LIFE[reg.engine] + draft.lives[self.cluster.number[reg.engine]])
 
-    def life(self, draft: Sketch, node: Address) -> int:
+    def life(self, draft: Sketch | Ghost, node: Address) -> int:
         """How often the engine of this node has started again."""
         return 0 if node in self.cluster.orphans else draft.lives[self.cluster.number[engine_of(node)]]
 
@@ -440,19 +446,63 @@ class Judge:
         if draft.stages[i] != Stage.COMMITTED:
             raise Broken("S3", f"{effect.handle} is decoded in stage {Stage(draft.stages[i]).name}")
 
+    def held(self, draft: Sketch, node: Address, effect: Holds, event: Any) -> None:
+        """It is the protocol's from now on. What was told before all of it was computed may be over already."""
+        product = self.cluster.xids.index(effect.handle)
+        now = draft.products[product]
+        if now in (Product.QUEUED, Product.COMPUTED):
+            draft.products[product] = Product.HELD
+        elif now == Product.RELEASED and effect.all:
+            self.goal("lease ended while being computed")
+        elif now != Product.HELD:
+            raise Broken("S6", f"{effect.handle} can be sent, though it is {Product(now).name}")
+
     def prompt_freed(self, draft: Sketch, node: Address, effect: FreePrompt, event: Any) -> None:
+        """Where a prompt is sent from memory beside the blocks, they are free as soon as it lies there."""
+        if self.cluster.method is not None and self.cluster.method.staged_at_p:
+            return
         product = self.cluster.xids.index(effect.handle)
         if draft.products[product] != Product.RELEASED:
             now = Product(draft.products[product]).name
             raise Broken("S2", f"the blocks of {effect.handle} are freed, and it is {now}")
 
+    def room_left(self, draft: Sketch, node: Address, effect: LeaveRoom, event: Any) -> None:
+        """P sends others from it."""
+        product = self.cluster.xids.index(effect.handle)
+        if draft.products[product] == Product.HELD or self.reading(draft, product):
+            raise Broken("S2", f"the room of {effect.handle} is given back, and it may be sent")
+
+    def room_taken(self, draft: Sketch, node: Address, effect: TakeRoom, event: Any) -> None:
+        i = self.cluster.requests.index(effect.handle)
+        if draft.stages[i] != Stage.ENQUEUED:
+            raise Broken("S6", f"{effect.handle} is given room in stage {Stage(draft.stages[i]).name}")
+        draft.stages[i] = Stage.ADMITTED
+
+    def room_given_back(self, draft: Sketch, node: Address, effect: GiveBackRoom, event: Any) -> None:
+        """At D: others' KV comes there."""
+        i = effect.place.generation - TARGET
+        if self.flying(draft, i) or draft.stages[i] in (Stage.ADMITTED, Stage.RESOLVED):
+            raise Broken("S1", f"the room of {self.cluster.requests[i]} is given back while something may land there")
+
+    def waits(self, draft: Sketch, node: Address, effect: Waits, event: Any) -> None:
+        self.goal(f"waits for room at {role_of(node)}")
+
+    def withdrawn(self, draft: Sketch, node: Address, effect: Withdrawn, event: Any) -> None:
+        product = self.cluster.xids.index(effect.handle)
+        for op, flags in draft.ops:
+            posted = self.operations.values[op][2]
+            reads = type(posted) is PostRead
+            of = self.cluster.product_of[self.request_of(posted)] if reads else posted.source.generation - SOURCE
+            if flags & FLYING and flags & READING and of == product:
+                self.goal(f"withdrawn under a {'READ' if reads else 'WRITE'}")
+
     def decode_ended(self, draft: Sketch, node: Address, effect: EndDecode, event: Any) -> None:
         i = self.cluster.requests.index(effect.handle)
-        if not self.cluster.scope.decodes or draft.stages[i] not in DECODING:
+        if not self.cluster.decodes or draft.stages[i] not in DECODING:
             return
         if draft.stages[i] == Stage.PREEMPTED:
             self.goal("decoded after a preemption" if effect.code is Code.NONE else "aborted after a preemption")
-        draft.stages[i] = Stage.DECODED if effect.code is Code.NONE else Stage.FREED
+        draft.stages[i] = Stage.DECODED if effect.code is Code.NONE else Stage.LEFT
 
 
 _ON: dict[type, Callable[[Judge, Sketch, Address, Any, Any], None]] = {
@@ -464,8 +514,11 @@ _ON: dict[type, Callable[[Judge, Sketch, Address, Any, Any], None]] = {
     Flush: Judge.flushed,
     FreeBlocks: Judge.freed,
     FreePrompt: Judge.prompt_freed,
+    GiveBackRoom: Judge.room_given_back,
     GivenBack: Judge.given_back,
     Handshake: Judge.shook,
+    Holds: Judge.held,
+    LeaveRoom: Judge.room_left,
     Loads: Judge.loads,
     PostRead: Judge.read,
     PostWrite: Judge.wrote,
@@ -474,5 +527,8 @@ _ON: dict[type, Callable[[Judge, Sketch, Address, Any, Any], None]] = {
     Resolve: Judge.resolved,
     Send: Judge.sent,
     StopWrite: Judge.stop_wanted,
+    TakeRoom: Judge.room_taken,
     Tell: Judge.asked,
+    Waits: Judge.waits,
+    Withdrawn: Judge.withdrawn,
 }

@@ -3,8 +3,9 @@
 They are made from what a method is, so that one more has scopes as soon as it is in the catalogue. What is asked for:
 everything that may go wrong with one request; several ranks, where nothing may need a timer; engines that start again;
 two requests, with room for one in each memory that may be full, and where that is on both sides, no timer that would
-help. Where P says that something has landed before it has,
-and where two attempts share a prompt that is being computed, only methods to which that matters have a scope.
+help; engines that report late, copies that take time, and messages within an engine that do. Where P says that
+something has landed before it has, and where two attempts share a prompt that is being computed, only methods to which
+that matters have a scope.
 """
 
 from __future__ import annotations
@@ -24,44 +25,54 @@ EARLY = frozenset({"posted while being computed", "given up while being computed
 QUIET: dict[str, Any] = {"abort": 0, "deadline": 0, "stall": 0}
 COUNTS: dict[str, tuple[int, int]] = {
     "nixl-push, one request": (4291, 12905),
-    "nixl-push, two ranks": (2131, 6254),
+    "nixl-push, two ranks": (2026, 5842),
     "nixl-push, both start again": (415, 1138),
     "nixl-push, two requests": (4856, 15200),
-    "nixl-push, progressive, one request": (15273, 50967),
-    "nixl-push, progressive, two ranks": (9419, 30194),
-    "nixl-push, progressive, both start again": (911, 2615),
+    "nixl-push, progressive, one request": (14920, 49826),
+    "nixl-push, progressive, two ranks": (8566, 27298),
+    "nixl-push, progressive, both start again": (885, 2561),
     "nixl-push, progressive, two requests": (10417, 36848),
-    "nixl-push, progressive, done before it has landed": (15493, 53041),
-    "nixl-push, progressive, two attempts at one prompt": (7367, 20947),
-    "nixl-push, progressive, drop, SYNC and repeated CANCEL": (202333, 783769),
+    "nixl-push, progressive, engines that take their time": (20891, 76208),
+    "nixl-push, progressive, two requests, and copies that take time": (19358, 71710),
+    "nixl-push, progressive, done before it has landed": (14874, 50943),
+    "nixl-push, progressive, two attempts at one prompt": (6667, 18481),
+    "nixl-push, progressive, drop, SYNC and repeated CANCEL": (191676, 741278),
     "nixl-pull, one request": (152, 241),
     "nixl-pull, two ranks": (102, 191),
     "nixl-pull, both start again": (553, 1225),
     "nixl-pull, two requests": (1020, 2080),
-    "cpu-staged, one request": (15291, 51022),
-    "cpu-staged, two ranks": (9479, 30400),
-    "cpu-staged, both start again": (939, 2729),
-    "cpu-staged, two requests": (8807, 31218),
-    "cpu-staged, two requests and no timer": (1401, 4310),
-    "cpu-staged, done before it has landed": (15578, 53296),
-    "cpu-staged, two attempts at one prompt": (6217, 17961),
-    "cpu-staged, drop, SYNC and repeated CANCEL": (202527, 784440),
-    "p2p-nccl-put, one request": (8708, 28211),
-    "p2p-nccl-put, two ranks": (6374, 19713),
-    "p2p-nccl-put, both start again": (505, 1449),
-    "p2p-nccl-put, two requests": (5902, 19078),
-    "p2p-nccl-put, done before it has landed": (4482, 13338),
-    "p2p-nccl-put-async, one request": (15291, 51022),
-    "p2p-nccl-put-async, two ranks": (26508, 91476),
-    "p2p-nccl-put-async, both start again": (939, 2729),
-    "p2p-nccl-put-async, two requests": (10047, 36278),
-    "p2p-nccl-put-async, done before it has landed": (15578, 53296),
-    "p2p-nccl-put-async, two attempts at one prompt": (5973, 17377),
-    "p2p-nccl-put-async, drop, SYNC and repeated CANCEL": (202527, 784440),
+    "cpu-staged, one request": (29551, 111890),
+    "cpu-staged, two ranks": (9930, 32032),
+    "cpu-staged, both start again": (1079, 3280),
+    "cpu-staged, two requests": (11575, 42970),
+    "cpu-staged, two requests and no timer": (1917, 6288),
+    "cpu-staged, engines that take their time": (50523, 209893),
+    "cpu-staged, two requests, and copies that take time": (29820, 116904),
+    "cpu-staged, done before it has landed": (33464, 128476),
+    "cpu-staged, two attempts at one prompt": (7405, 21945),
+    "cpu-staged, drop, SYNC and repeated CANCEL": (387769, 1680539),
+    "p2p-nccl-put, one request": (16542, 60939),
+    "p2p-nccl-put, two ranks": (8143, 26646),
+    "p2p-nccl-put, both start again": (589, 1745),
+    "p2p-nccl-put, two requests": (6536, 20548),
+    "p2p-nccl-put, engines that take their time": (14328, 55401),
+    "p2p-nccl-put, two requests, and copies that take time": (11679, 39732),
+    "p2p-nccl-put, done before it has landed": (8301, 28541),
+    "p2p-nccl-put-async, one request": (29551, 111890),
+    "p2p-nccl-put-async, two ranks": (37680, 138904),
+    "p2p-nccl-put-async, both start again": (1079, 3280),
+    "p2p-nccl-put-async, two requests": (13632, 51488),
+    "p2p-nccl-put-async, engines that take their time": (50373, 209458),
+    "p2p-nccl-put-async, two requests, and copies that take time": (33653, 135578),
+    "p2p-nccl-put-async, done before it has landed": (33464, 128476),
+    "p2p-nccl-put-async, two attempts at one prompt": (5629, 16661),
+    "p2p-nccl-put-async, drop, SYNC and repeated CANCEL": (387769, 1680539),
     "p2p-nccl-get, one request": (308, 566),
     "p2p-nccl-get, two ranks": (687, 1509),
     "p2p-nccl-get, both start again": (1211, 2769),
-    "p2p-nccl-get, two requests": (920, 1600),
+    "p2p-nccl-get, two requests": (852, 1474),
+    "p2p-nccl-get, engines that take their time": (676, 1538),
+    "p2p-nccl-get, two requests, and copies that take time": (1067, 1900),
     "kv-store, one request": (248, 412),
     "kv-store, two ranks": (343, 725),
     "kv-store, both start again": (987, 2173),
@@ -70,18 +81,22 @@ COUNTS: dict[str, tuple[int, int]] = {
     "mooncake-v0, one request": (152, 241),
     "mooncake-v0, two ranks": (102, 191),
     "mooncake-v0, both start again": (553, 1225),
-    "mooncake-v0, two requests": (708, 1216),
+    "mooncake-v0, two requests": (668, 1146),
+    "mooncake-v0, engines that take their time": (238, 422),
+    "mooncake-v0, two requests, and copies that take time": (843, 1488),
     "mooncake-v1, one request": (4291, 12905),
-    "mooncake-v1, two ranks": (2131, 6254),
+    "mooncake-v1, two ranks": (2026, 5842),
     "mooncake-v1, both start again": (415, 1138),
     "mooncake-v1, two requests": (4856, 15200),
-    "mooncake-v1, progressive, one request": (15273, 50967),
-    "mooncake-v1, progressive, two ranks": (9419, 30194),
-    "mooncake-v1, progressive, both start again": (911, 2615),
+    "mooncake-v1, progressive, one request": (14920, 49826),
+    "mooncake-v1, progressive, two ranks": (8566, 27298),
+    "mooncake-v1, progressive, both start again": (885, 2561),
     "mooncake-v1, progressive, two requests": (10417, 36848),
-    "mooncake-v1, progressive, done before it has landed": (15493, 53041),
-    "mooncake-v1, progressive, two attempts at one prompt": (7367, 20947),
-    "mooncake-v1, progressive, drop, SYNC and repeated CANCEL": (202333, 783769),
+    "mooncake-v1, progressive, engines that take their time": (20891, 76208),
+    "mooncake-v1, progressive, two requests, and copies that take time": (19358, 71710),
+    "mooncake-v1, progressive, done before it has landed": (14874, 50943),
+    "mooncake-v1, progressive, two attempts at one prompt": (6667, 18481),
+    "mooncake-v1, progressive, drop, SYNC and repeated CANCEL": (191676, 741278),
 }
 """States and transitions of each. One that is not here is searched all the same."""
 
@@ -111,6 +126,14 @@ def scopes_of(method: Method, progressive: bool = False) -> Iterator[Named]:
     if len(waits) > 1:
         untimed = Scope(**of, **full, requests=2, clocks=False, abort=0)
         yield _named(f"{name}, two requests and no timer", untimed, DELIVERED | waits)
+
+    if early or method.staged_at_p:
+        decodes: dict[str, Any] = {"decodes": True, "preempt": 1} if method.staged_at_d else {}
+        own |= {"aborted after a preemption"} if decodes else frozenset()
+        slow = Scope(**of, **faults, **decodes, late=True, lagging=True, deadline=0, stall=0)
+        yield _named(f"{name}, engines that take their time", slow, DELIVERED | goals | own)
+        behind = Scope(**of, **full, requests=2, late=True, **QUIET)
+        yield _named(f"{name}, two requests, and copies that take time", behind, DELIVERED | waits)
 
     if method.in_pieces and not pulls:
         local = Scope(**of, **faults, done_is_remote=False, lagging=True, err=1, clocks=False)

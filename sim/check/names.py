@@ -20,7 +20,11 @@ from sim.check.world import State
 def name(world: Relation, state: State, move: Move) -> str:
     """Such as "deliver Register u0-d0000000 D.r0 -> P.r0"."""
     cluster, verb = world.cluster, move[0]
-    if verb in ("want", "begin", "finish", "abort prefill", "cancel prefill", "withdraw", "poison"):
+    if verb == "room":
+        return f"{verb} {cluster.engines[move[1]]}"
+    if verb == "copied":
+        return f"{verb} {(cluster.xids if move[1] else cluster.requests)[move[2]]}"
+    if verb in ("begin", "finish", "abort prefill", "cancel prefill", "withdraw", "poison"):
         return f"{verb} {cluster.xids[move[1]]}"
     if verb in ("decode", "admit", "report", "hit", "load", "preempt", "end", "abort"):
         return f"{verb} {cluster.requests[move[1]]}"
@@ -49,7 +53,7 @@ def name(world: Relation, state: State, move: Move) -> str:
         what = ends or _operation(world, about)
         return f"{kind if verb == 'task' else verb} {what}"
     op, flags = world.ops_of(state)[move[1]]
-    pieces = world.piece(flags, move) if verb in ("read", "land") else ""
+    pieces = world.piece(state, flags, move) if verb in ("read", "land") else ""
     return f"{verb} {_operation(world, op)}{pieces}"
 
 

@@ -23,7 +23,7 @@ from sim.check.ghost import (
     Product,
 )
 from sim.check.scope import Fault, Scope
-from sim.check.world import Draft
+from sim.check.world import Draft, State
 
 READ_PIECE, LANDED_PIECE = 1 << PIECE, 1 << (PIECE + 3)
 
@@ -38,7 +38,7 @@ class OneSided(Changes):
         self.split = scope.chunks > 1 or not scope.done_is_remote
         """Whether operations read and land piece by piece."""
 
-    def piece(self, flags: int, move: tuple[Any, ...]) -> str:
+    def piece(self, state: State, flags: int, move: tuple[Any, ...]) -> str:
         """Which piece a move reads or lands, in words; nothing where an operation has only one."""
         if not self.split:
             return ""

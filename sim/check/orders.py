@@ -22,7 +22,6 @@ class Orders(Changes):
             self.put_ghost(draft, "products", i, Product.COMPUTED)
             self.at_p(draft, i, Computes(cluster.xids[i], cluster.sources[i]))
             return
-        self.put_ghost(draft, "products", i, Product.HELD)
         said = Reports(cluster.xids[i]) if self.scope.late else Computes(cluster.xids[i], cluster.sources[i])
         self.at_p(draft, i, said)
         self.report(draft, i, True)

@@ -56,11 +56,11 @@ def amiss(world: Relation, state: State) -> Broken | None:
             continue
         if stage == Stage.RESOLVED:
             return Broken("L3", f"the blocks of {request} are free only when a timer has fired")
-        if stage == Stage.COMMITTED or _taken(world, ghost, i):
+        if stage == world.over[0] or _taken(world, ghost, i):
             continue
         if stage not in world.over:
             return Broken("L1", f"{request} is {Stage(stage).name}, and waits for a timer")
-        failed += stage == Stage.FREED
+        failed += stage in (Stage.FREED, Stage.LEFT)
     if not dead and (unanswered := world.unanswered(state)):
         return Broken("L1", f"{', '.join(unanswered)}, and waits for a timer")
     given_up = had[Fault.ABORT] - left[Fault.ABORT] + world.cut_short(state)
@@ -74,7 +74,7 @@ def amiss(world: Relation, state: State) -> Broken | None:
             asked = [j for j, stage in enumerate(ghost.stages) if cluster.product_of[j] == i and stage != Stage.UNBORN]
             if not asked or any(dead.intersection(cluster.ends_of(j)) for j in asked):
                 continue
-            if Fault.ERR in spent and any(ghost.stages[j] == Stage.COMMITTED for j in asked):
+            if Fault.ERR in spent and any(ghost.stages[j] in (world.over[0], Stage.LEFT) for j in asked):
                 continue
             if product == Product.HELD and _longest_lease(world, state, xid) > limit:
                 return Broken("L2", f"nobody wants {xid} any more, and P keeps it for as long as if somebody did")

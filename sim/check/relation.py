@@ -30,7 +30,7 @@ class Relation(Frames, Tasks, OneSided, Alarms, Deaths):
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
-        self.abortable = (Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN, Stage.ADMITTED, *DECODING * scope.decodes)
+        self.abortable = (Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN, Stage.ADMITTED, *DECODING * self.cluster.decodes)
         self._tail_moves: dict[State, tuple[Move, ...]] = {}
         self._chan_moves: dict[State, tuple[Move, ...]] = {}
         self._timer_moves: dict[tuple[int, int, int], tuple[Move, ...]] = {}

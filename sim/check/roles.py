@@ -23,6 +23,7 @@ from pdflow.protocol.effects import (
     Resolve,
     Tell,
 )
+from pdflow.protocol.events import PrefillBegun, PrefillFinished, SourceWithdrawn
 from pdflow.protocol.values import Address, Allocation, EngineId, Instant, Value
 from pdflow.serving.core import Core, Port
 from pdflow.serving.decode import DecodeCore
@@ -43,11 +44,6 @@ from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.sending import Sending
 from sim.check.scope import Scope
 
-TAKEN: dict[str, frozenset[type]] = {
-    "P": frozenset({AnswerPrefill, ReleaseBlocks}),
-    "D": frozenset({Enqueue, Commit, Resolve, FreeBlocks}),
-}
-"""Effects of endpoints that mean something to the core, by the kind of engine."""
 WEIGHTS = 1
 """What every model computes with."""
 QUEUED, LOADING, RUNNING, COMPUTED = 1, 2, 3, 4
@@ -84,6 +80,19 @@ class Preempts(Value, frozen=True, gc=False):
 
 class Loads(Value, frozen=True, gc=False):
     """The engine decodes from what has landed."""
+
+    handle: Handle
+
+
+class Holds(Value, frozen=True, gc=False):
+    """P's core tells the protocol of a prompt that can be sent: `all` of it, or its beginning."""
+
+    handle: Handle
+    all: bool
+
+
+class Withdrawn(Value, frozen=True, gc=False):
+    """P's core has the protocol give up a prompt, whose room is wanted."""
 
     handle: Handle
 
@@ -138,6 +147,8 @@ class Role:
     """A body: the requests that the core knows, and the engine's sequences."""
 
     __slots__ = ("awaited", "dropping", "engine", "requests", "scope", "seqs", "unreported")
+    takes: frozenset[type] = frozenset()
+    """Effects of its endpoints that mean something to its core."""
 
     def __init__(self, engine: EngineId, scope: Scope) -> None:
         self.engine = engine
@@ -159,10 +170,14 @@ class Role:
 
     def fork(self) -> Role:
         other = type(self)(self.engine, self.scope)
+        self.copied_to(other)
+        return other
+
+    def copied_to(self, other: Role) -> None:
+        """The common part of a fork."""
         other.requests = {handle: copy.copy(request) for handle, request in self.requests.items()}
         other.awaited, other.dropping = self.awaited.copy(), self.dropping.copy()
         other.seqs, other.unreported = self.seqs.copy(), self.unreported
-        return other
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Requests in an order of their own: nothing that a core of this kind does depends on that of their coming."""
@@ -183,9 +198,23 @@ class Role:
             core.feed(core.role, event, now)
         else:
             core.feed(port, Wanted(event), now)
-        return (*(Tell(self.engine, told) for told in heard.told), *said)
+        self.handled(core)
+        told = [self.as_told(event) for event in heard.told]
+        return (*(Tell(self.engine, event) for event in told), *said, *self.says(told))
 
     # What subclasses say.
+
+    def as_told(self, event: Any) -> Any:
+        """What the protocol is told, with allocations under the names that they have in this world."""
+        return event
+
+    def says(self, told: list[Any]) -> list[Any]:
+        """What the judge is to know besides, when an event has been handled and this is told."""
+        return []
+
+    def choices(self) -> tuple[tuple[str, Handle], ...]:
+        """What the engine may do next, and with which request, where only it knows."""
+        return ()
 
     def core(self, port: Port, said: list[Any]) -> Core:
         """A core of these requests."""
@@ -194,6 +223,9 @@ class Role:
     def moves(self) -> dict[type, Callable[[Any, Any], None]]:
         """What the engine may do."""
         raise NotImplementedError
+
+    def handled(self, core: Core) -> None:
+        """What of the core is no table, and has to be kept."""
 
     # The engine.
 
@@ -215,9 +247,16 @@ class DecodeRole(Role):
     """D's."""
 
     __slots__ = ()
+    takes = frozenset({Enqueue, Commit, Resolve, FreeBlocks})
 
     def core(self, port: Port, said: list[Any]) -> DecodeCore:
-        core = DecodeCore(WEIGHTS, Landing())
+        core = self.decoding(Landing(), port, said)
+        core.begin(port)
+        return core
+
+    def decoding(self, landing: Landing, port: Port, said: list[Any]) -> DecodeCore:
+        """A core that lands so; it has not begun."""
+        core = DecodeCore(WEIGHTS, landing)
         core.add(port)
         requests = core.requests
         requests.by_handle, requests.awaited, requests.dropping = self.requests, self.awaited, self.dropping
@@ -231,7 +270,6 @@ class DecodeRole(Role):
             Admit: self.nothing,
             Landed: self.nothing,
         }
-        core.begin(port)
         return core
 
     def moves(self) -> dict[type, Callable[[Any, Any], None]]:
@@ -290,9 +328,16 @@ class PrefillRole(Role):
     """P's."""
 
     __slots__ = ()
+    takes = frozenset({AnswerPrefill, ReleaseBlocks})
 
     def core(self, port: Port, said: list[Any]) -> PrefillCore:
-        core = PrefillCore(WEIGHTS, Sending())
+        core = self.prefilling(Sending(), port, said)
+        core.begin(port)
+        return core
+
+    def prefilling(self, sending: Sending, port: Port, said: list[Any]) -> PrefillCore:
+        """A core that sends so; it has not begun."""
+        core = PrefillCore(WEIGHTS, sending)
         core.add(port)
         core.requests.by_handle, core.requests.awaited = self.requests, self.awaited
         core.perform |= {
@@ -305,7 +350,6 @@ class PrefillRole(Role):
             Released: self.nothing,
             Forget: self.nothing,
         }
-        core.begin(port)
         return core
 
     def moves(self) -> dict[type, Callable[[Any, Any], None]]:
@@ -326,6 +370,15 @@ class PrefillRole(Role):
         self.seq(move.handle, QUEUED)
         del self.seqs[move.handle]
         core.feed(core.role, PrefillFailed(move.handle), 0)
+
+    def says(self, told: list[Any]) -> list[Any]:
+        said: list[Any] = []
+        for event in told:
+            if isinstance(event, (PrefillBegun, PrefillFinished)):
+                said.append(Holds(event.xid, isinstance(event, PrefillFinished)))
+            elif isinstance(event, SourceWithdrawn):
+                said.append(Withdrawn(event.xid))
+        return said
 
     def drop(self, core: Core, effect: Drop) -> None:
         phase, _ = self.seqs.get(effect.handle, (0, None))

@@ -17,7 +17,7 @@ from sim.check.routed_cluster import ROUTER
 from sim.check.world import State
 
 ON_OPERATIONS = frozenset({"read", "land", "error", "notice", "lose notice", "ended"})
-AT_P = frozenset({"want", "begin", "finish", "abort prefill", "cancel prefill", "withdraw"})
+AT_P = frozenset({"begin", "finish", "abort prefill", "cancel prefill", "withdraw"})
 LENGTH = 12
 """About how many moves a request takes with one rank on each side: where PCT's change points may fall."""
 
@@ -44,6 +44,8 @@ def chain(world: Relation, state: State, move: Move) -> Hashable:
         return ("late", *world.bags.values[state[world.bag]][move[1]])
     if verb in ("decode", "admit", "report", "hit", "load", "preempt", "end", "abort"):
         return ("request", move[1])
+    if verb == "copied":
+        return ("prompt" if move[1] else "request", move[2])
     return move
 
 
@@ -64,8 +66,10 @@ def node(world: Relation, state: State, move: Move) -> int:
         return cluster.at[effect.to] if at_target else cluster.at[poster]
     if verb == "lose":
         return cluster.at[cluster.links[move[1]][0]]
-    if verb in ("restart", "outlive"):
+    if verb in ("restart", "outlive", "room"):
         return cluster.at[cluster.engines[move[1]]]
+    if verb == "copied":
+        return cluster.at[(cluster.p_of if move[1] else cluster.d_of)[move[2]].engine]
     if verb in ("request", "hang up"):
         return cluster.at[ROUTER]
     return cluster.at[(cluster.p_of if verb in AT_P else cluster.d_of)[move[1]].engine]

@@ -62,7 +62,7 @@ class Scope:
 
     dialect: Dialect = STRICT
     method: str = attrs.field(default="", validator=attrs.validators.in_(("", *METHODS)))
-    """A transfer method's pieces and memories (shipped.py); "": blocks into blocks, all at once or in `chunks`."""
+    """A transfer method's pieces, memories and engines (shipped.py); "": blocks into blocks, all at once or in `chunks`."""
     progressive: bool = False
     """It writes blocks while the next are computed, as a scenario may ask of any method that writes them."""
     pulls: bool = False
@@ -88,7 +88,8 @@ class Scope:
     hit_tokens: int = attrs.field(default=0, validator=attrs.validators.in_((0, BLOCK_TOKENS, TOKENS)))
     """How many of a prompt's tokens D's prefix cache holds when the request is admitted; all: nothing is wanted."""
     late: bool = False
-    """D's engine reports an admission some time after it has given the blocks."""
+    """Engines report what they have done some time later: D's that it has given blocks, P's that it has computed a
+    prompt, both that something is copied."""
     decodes: bool = False
     """Decoding takes time, during which D's engine may take a request's blocks and compute it anew. Otherwise it has
     ended as soon as its KV is there."""

@@ -12,6 +12,9 @@ from sim.check.onesided import cut, other_end
 from sim.check.scope import Fault
 from sim.check.world import Draft, State
 
+BEFORE_GRANT = (Stage.UNBORN, Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN)
+"""P has no grant of such a request."""
+
 
 class Tasks(Changes):
     """The moves of a transport that is asked for something."""
@@ -67,7 +70,7 @@ class Tasks(Changes):
             ends = engine_of(peer), engine_of(name)
             pair = cluster.bit.get((rank_of(peer), rank_of(name)), 0)
             for i, stage in enumerate(ghost.stages):
-                if Stage.ADMITTED <= stage <= Stage.FREED and cluster.ends_of(i) == ends:
+                if stage not in BEFORE_GRANT and cluster.ends_of(i) == ends:
                     self.put_ghost(draft, "barred", i, ghost.barred[i] | pair)
         self.event(draft, name, FenceEnded(peer))
 

@@ -10,12 +10,13 @@ armed timer may fire at any moment, which over-approximates every clock.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgspec
 
 from pdflow.protocol.effects import Note, Send, Tell
-from pdflow.protocol.events import FrameOrdered, HandshakeEnded, PrefillQueued, Received
+from pdflow.protocol.events import FrameOrdered, HandshakeEnded, Received
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.timers import Timer
@@ -24,7 +25,6 @@ from pdflow.serving.events import PrefillRequested
 from sim.check.cluster import DIGEST, FIRST_LIFE, Cluster
 from sim.check.former import heeds_former_life
 from sim.check.ghost import CRASH, Broken, Ghost, Interned, Judge, Product, Sketch, Stage
-from sim.check.roles import TAKEN
 from sim.check.scope import TOKENS, Scope
 from sim.check.wake import overslept
 
@@ -83,13 +83,16 @@ class World:
         engines = [engine_of(node) for node in cluster.nodes]
         self.span = [(engines.index(engine), count - engines[::-1].index(engine)) for engine in engines]
         """The slots of each node's engine."""
+        bodies = {engine: cluster.role(engine) for engine in cluster.roles}
         self.role_at = [cluster.at.get(cluster.roles.get(engine, ""), -1) for engine in engines]
         """The slot of its core; -1: it has none."""
-        kinds = [engine[0] if at >= 0 else "" for engine, at in zip(engines, self.role_at, strict=True)]
-        self.core_takes = [TAKEN.get(kind, frozenset()) for kind in kinds]
+        roles = [bodies.get(engine) for engine in engines]
+        self.core_takes = [frozenset() if role is None else role.takes for role in roles]
         """Effects of each node that its engine's core takes."""
-        self.over: tuple[int, ...] = (Stage.DECODED if scope.decodes else Stage.COMMITTED, Stage.FREED)
+        self.over: tuple[int, ...] = (Stage.DECODED if cluster.decodes else Stage.COMMITTED, Stage.FREED, Stage.LEFT)
         """Stages of requests that want nothing more."""
+        self.carry: Callable[[Draft, int], None] | None = None
+        """Shown each batch of effects that was judged, after the turn."""
         self.chans.of(())
         self.bags.of(())
 
@@ -153,8 +156,6 @@ class World:
     def requested(self, i: int, xid: Xid, request_id: RequestId) -> tuple[Address, Any]:
         """A prefill leg reaches P: whom that is told, and how."""
         engine = self.cluster.p_of[i].engine
-        if not self.cluster.roles:
-            return engine, PrefillQueued(xid, request_id)
         return self.cluster.roles[engine], PrefillRequested(xid, request_id, TOKENS, DIGEST + i)
 
     def beginning(self) -> State:
@@ -222,6 +223,8 @@ class World:
             if after is None:
                 after = self.judged[before] = self._judge(*before)
             draft[self.op], draft[self.task], draft[self.ghost] = after
+            if self.carry is not None:
+                self.carry(draft, batch)
 
     def _turn(self, ends: tuple[int, ...], first: int, event: int) -> Turn:
         """Run the endpoints: what one tells another of its engine comes at once, unless ranks lag."""

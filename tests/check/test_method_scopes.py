@@ -6,6 +6,7 @@ import attrs
 import pytest
 
 from pdflow.methods.catalogue import METHODS
+from pdflow.serving import staged_sending
 from pdflow.workload.rng import Rng, Stream
 from sim.check.live import live
 from sim.check.method_scopes import BY_METHOD, COUNTS
@@ -52,10 +53,9 @@ def test_what_a_small_memory_holds_waits_for_the_engine() -> None:
     state = world.start()
     for name in (
         "finish x0",
-        "finish x1",
         "decode u0-d0000000",
         "decode u1-d0000001",
-        "admit u0-d0000000",
+        "room D",
         "handshake D.r0 -> P.r0",
         "deliver Register u0-d0000000 D.r0 -> P.r0",
         "handshake P.r0 -> D.r0",
@@ -65,29 +65,30 @@ def test_what_a_small_memory_holds_waits_for_the_engine() -> None:
         "land PostWrite u0-d0000000 r0->r0 by P.r0 layer 1 from 0",
         "notice PostWrite u0-d0000000 r0->r0 by P.r0",
     ):
-        assert find(world, state, "admit u1-d0000001") is None
         move = find(world, state, name)
         assert move is not None, name
         state = world.apply(state, move)
-    assert find(world, state, "admit u1-d0000001") is None
+    assert find(world, state, "room D") is None
     loaded = find(world, state, "load u0-d0000000")
     assert loaded is not None
-    assert find(world, world.apply(state, loaded), "admit u1-d0000001") is not None
+    assert find(world, world.apply(state, loaded), "room D") is not None
 
 
 def test_two_full_memories_would_wait_for_each_other_if_p_had_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """P's room is x1's, D's is u0's, until a deadline comes. So P's comes with the WRITE."""
     scope = next(named.scope for named in BY_METHOD if named.name == "cpu-staged, two requests and no timer")
-    world = relation(scope)
-    monkeypatch.setattr(world, "room_with_write", False)
-    found = shortest(world)
+    monkeypatch.setattr(staged_sending, "comes_with_the_write", lambda *_: False)
+    found = shortest(relation(scope))
     assert found is not None
     assert found.broken.name == "L1"
 
 
-SEVERAL = ("drop", "dup", "err", "abort", "prefill_abort", "withdraw")
+SEVERAL = ("drop", "dup", "err", "abort", "prefill_abort", "withdraw", "preempt")
 SELDOM = ("unreachable", "lose", "p_restart", "d_restart")
-UNASKED = ("timer", "drop", "lose", "restart", "abort", "error", "withdraw", "unreachable", "duplicate", "delay")
+UNASKED = (
+    *("timer", "drop", "lose", "restart", "abort", "cancel prefill", "abort prefill", "preempt", "error", "withdraw"),
+    *("unreachable", "duplicate", "delay"),
+)
 
 
 def cluster(rng: Stream) -> Scope:
@@ -100,6 +101,8 @@ def cluster(rng: Stream) -> Scope:
         d_tp=2,
         d_engines=1 + rng.below(2),
         pool=rng.below(3),
+        late=rng.below(3) == 0,
+        decodes=rng.below(3) == 0,
         lagging=rng.below(3) == 0,
         done_is_remote=rng.below(3) > 0,
         sync=1,

@@ -114,6 +114,8 @@ class World(RuleBasedStateMachine):
         self.places: dict[Xid, Allocation] = {}
         self.held = False
         self.count = self.steps = 0
+        self.running: tuple[Xid, int, int] | None = None
+        """The step that runs: whose, up to which token, and which layer is next."""
         staging = PagedStaging(KvSize(LAYERS, 1), 4, 8, evicts=name == "p2p-nccl-get")
         sending = StagedSending(self.method, self.method.strict, staging, LAYERS, 1, 1)
         self.staging, self.core = staging, PrefillCore(1, sending)
@@ -163,21 +165,40 @@ class World(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        """The engine computes a part of a prompt; what is early leaves layer by layer."""
+        """The engine begins to compute a part of a prompt; what is early leaves layer by layer."""
         xid = self.some(data, lambda prompt: prompt.known < prompt.tokens and not prompt.ended)
-        if xid is not None:
-            self.compute(xid, data.draw(st.integers(self.prompts[xid].known + 1, self.prompts[xid].tokens)))
+        if xid is not None and self.running is None:
+            self.begin(xid, data.draw(st.integers(self.prompts[xid].known + 1, self.prompts[xid].tokens)))
+
+    def begin(self, xid: Xid, known: int) -> None:
+        self.steps += 1
+        self.running = (xid, known, 0)
+        if self.method.strict.early:
+            self.role(ChunkStarted(xid, self.source(xid), known, self.steps))
+
+    def source(self, xid: Xid) -> Allocation:
+        return Allocation(int(xid[1:]), ())
+
+    @precondition(lambda self: self.running is not None)
+    @rule()
+    def layer(self) -> None:
+        """Of a prompt that was given up meanwhile, too."""
+        assert self.running is not None
+        xid, known, layer = self.running
+        if self.method.strict.early:
+            self.role(LayerReady(self.steps, layer))
+        self.running = (xid, known, layer + 1) if layer + 1 < LAYERS else None
+        prompt = self.prompts.get(xid)
+        if self.running is None and prompt is not None and not prompt.ended:
+            prompt.known = known
+            if known == prompt.tokens:
+                self.role(PromptComputed(xid, self.source(xid)))
 
     def compute(self, xid: Xid, known: int) -> None:
-        prompt, source = self.prompts[xid], Allocation(int(xid[1:]), ())
-        self.steps += 1
-        if self.method.strict.early:
-            self.role(ChunkStarted(xid, source, known, self.steps))
-            for layer in range(LAYERS):
-                self.role(LayerReady(self.steps, layer))
-        prompt.known = known
-        if known == prompt.tokens:
-            self.role(PromptComputed(xid, source))
+        """All layers of a step."""
+        self.begin(xid, known)
+        while self.running is not None:
+            self.layer()
 
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
@@ -308,6 +329,8 @@ class World(RuleBasedStateMachine):
         if not hasattr(self, "prompts"):
             return
         for _ in range(4 * len(self.prompts) + 4):
+            while self.running is not None:
+                self.layer()
             while self.copies:
                 self.copied(*self.copies.pop())
             for xid, prompt in tuple(self.prompts.items()):
@@ -381,6 +404,22 @@ def test_a_prefill_that_is_taken_back_while_its_put_waits_for_room_leaves_the_qu
     world.role(RequestAborted(taken_back))
     world.release(first)
     assert not world.places, "it has no room, and gets none"
+    world.teardown()
+
+
+def test_of_a_prompt_that_is_given_up_in_the_middle_of_a_step_nothing_more_is_copied() -> None:
+    """Found by `pdflow check`: its blocks are others' by then, while its room is still the WRITE's."""
+    world = world_of("p2p-nccl-put-async")
+    xid = world.arrive(8)
+    world.begin(xid, 8)
+    world.post(xid)
+    world.layer()
+    assert len(world.prompts[xid].there) == 8
+    world.role(RequestAborted(xid))
+    while world.running is not None:
+        world.layer()
+    assert len(world.prompts[xid].there) == 8
+    world.release(xid)
     world.teardown()
 
 

@@ -12,16 +12,13 @@ from pdflow.protocol import events
 ROOT: Final = Path(__file__).resolve().parents[2]
 OTHERS: Final = ("runtime/engines/", "sim/recording.py", "sim/check/mutants/")
 """Engines, which know their own phases and answers; and mutants, which break endpoints."""
-CHECKER: Final = ("shipped.py", "world.py")
-"""Of sim/check: methods have these rules once more until it runs their cores, too (issue 16)."""
 ASKED: Final = {"Phase", "Dropped", "NeverFitsError"}
 TOLD: Final = {name for name in vars(events) if name.startswith(("Decode", "Prefill")) or name == "SourceWithdrawn"}
 
 
 def files() -> list[str]:
     found = [path.relative_to(ROOT).as_posix() for top in ("sim", "runtime") for path in (ROOT / top).rglob("*.py")]
-    checker = {f"sim/check/{name}" for name in CHECKER}
-    return sorted(path for path in found if not path.startswith(OTHERS) and path not in checker)
+    return sorted(path for path in found if not path.startswith(OTHERS))
 
 
 def decides(source: str) -> list[str]:

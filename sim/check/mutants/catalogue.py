@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.check.mutants.beside import BESIDE
 from sim.check.mutants.blocks import BLOCKS
 from sim.check.mutants.compat import COMPAT
 from sim.check.mutants.completion import COMPLETION
@@ -22,6 +23,7 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "What rests on clocks": TIMING,
     "What goes in pieces": PIECES,
     "What an engine does with a request": CORES,
+    "What an engine sends early, or from beside its blocks": BESIDE,
     "vllm-compat": COMPAT,
 }
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for group in GROUPS.values() for mutant in group}

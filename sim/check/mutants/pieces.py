@@ -183,7 +183,7 @@ PIECES: tuple[Mutant, ...] = (
         drops="The last piece is posted when all others have landed. Its notice would be there before them.",
         source="pdflow/methods/shipment.py; S7",
         patches=(Swap(Shipment.next, _last_piece_at_once),),
-        scope=Scope(method="p2p-nccl-put", abort=0),
+        scope=Scope(method="cpu-staged", abort=0),
         breaks="S3",
     ),
     Mutant(
@@ -205,17 +205,17 @@ PIECES: tuple[Mutant, ...] = (
     Mutant(
         name="posted-without-a-lane",
         drops="A piece counts as posted when it has a lane. A stop would cut none of those that wait for one.",
-        source="pdflow/methods/lanes.py",
+        source="pdflow/methods/lanes.py; S9",
         patches=(Swap(Lanes._count, _takes_no_lane),),
-        scope=EARLY,
-        survives="Any number of pieces is under way here, in any order. tests/wiring/test_lanes.py shows it.",
+        scope=Scope(method="p2p-nccl-put-async", requests=2, abort=0),
+        breaks="S9",
     ),
     Mutant(
         name="given-up-and-released-at-once",
         drops="A prompt that is given up while it is sent is released by its ranks. A WRITE would read on from it.",
         source="7.4; S2",
         patches=(Swap(_aborted, _released_at_once),),
-        scope=GIVEN_UP,
+        scope=Scope(method="cpu-staged", prefill_abort=1, abort=0, deadline=0, stall=0),
         breaks="S2",
     ),
     Mutant(

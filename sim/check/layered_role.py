@@ -1,0 +1,231 @@
+"""P's engine where a prompt goes before all of it is computed, or by way of memory beside the blocks: the real
+strategies of `pdflow/serving`, and a small engine that computes in steps.
+
+What it may do next stands in its body (`choices`): which prompt it begins or ends, unless its core has it stand still;
+whose copies have ended, where those take time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pdflow.methods.method import Grain
+from pdflow.methods.staging import Staging
+from pdflow.protocol.effects import PostWrite
+from pdflow.protocol.events import PrefillBegun, PrefillFinished
+from pdflow.protocol.values import Allocation, EngineId, Value
+from pdflow.serving.core import Core, Port
+from pdflow.serving.effects import (
+    CopyOut,
+    Drop,
+    FreePrompt,
+    HoldEngine,
+    LeaveRoom,
+    OfferPiece,
+    ResumeEngine,
+    TakeRoom,
+    WithdrawPieces,
+)
+from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady, PrefillFailed
+from pdflow.serving.prefill import PrefillCore
+from pdflow.serving.sending import ProgressiveSending, Sending, Steps
+from pdflow.serving.staged_sending import Departure, StagedSending
+from sim.check.plan import Copied, Plan, Waits, as_it_is, holder, kept
+from sim.check.roles import COMPUTED, QUEUED, Computes, Fails, PrefillRole, Reports
+
+BEGUN, UNREPORTED = 5, 6
+"""Where a sequence is, besides: a part of its prompt is computed; all of it is, and its engine has not said so."""
+
+
+class Chunk(Value, frozen=True, gc=False):
+    """P's engine begins a step that computes a prompt up to this token."""
+
+    handle: Handle
+    source: Allocation
+    known: int
+
+
+class Layer(Value, frozen=True, gc=False):
+    """The step that computes a prompt up to this token has computed this layer."""
+
+    handle: Handle
+    known: int
+    layer: int
+
+
+def step_of(handle: Handle, known: int) -> int:
+    """Each prompt has steps of its own. They are called after the number in its name."""
+    return int(handle[1:]) * 100 + known
+
+
+class LayeredPrefillRole(PrefillRole):
+    """P's, where a prompt goes before all of it is computed, or from memory beside the blocks (`staging`)."""
+
+    __slots__ = ("copies", "outgoing", "plan", "staging", "steps")
+    takes = PrefillRole.takes | {PostWrite}
+
+    def __init__(self, engine: EngineId, plan: Plan, staging: Staging | None) -> None:
+        super().__init__(engine, plan.scope)
+        self.plan = plan
+        self.staging = staging
+        self.steps = Steps(plan.layers)
+        self.outgoing: dict[Handle, Departure] = {}
+        self.copies: tuple[CopiedOut, ...] = ()
+        """What will be said of copies that are under way."""
+
+    @property
+    def cells(self) -> dict[Handle, Any]:
+        return {**super().cells, **self.outgoing, **kept(self.staging), **{one.handle: one for one in self.copies}}
+
+    def fork(self) -> LayeredPrefillRole:
+        other = LayeredPrefillRole(self.engine, self.plan, None if self.staging is None else self.staging.fork())
+        self.copied_to(other)
+        other.copies = self.copies
+        other.steps.chunks = {step: chunks.copy() for step, chunks in self.steps.chunks.items()}
+        other.steps.ready = self.steps.ready.copy()
+        for handle, going in self.outgoing.items():
+            gone = other.outgoing[handle] = copy.copy(going)
+            gone.request, gone.chunks = other.requests[handle], going.chunks.copy()
+        return other
+
+    def fingerprint(self) -> tuple[Any, ...]:
+        outgoing = tuple((handle, *self.outgoing[handle].state()) for handle in sorted(self.outgoing))
+        copies = tuple(msgspec.structs.astuple(one) for one in self.copies)
+        return (*super().fingerprint(), as_it_is(self.staging), self.steps.fingerprint(), outgoing, copies)
+
+    def core(self, port: Port, said: list[Any]) -> PrefillCore:
+        core = self.prefilling(self.sending(), port, said)
+        core.do[PostWrite] = self.nothing
+        core.perform |= {
+            CopyOut: lambda port, effect: self.copy_out(core, effect),
+            LeaveRoom: lambda port, effect: said.append(effect),
+            OfferPiece: lambda port, effect: self.offer(said, effect),
+            WithdrawPieces: lambda port, effect: said.append(effect),
+            HoldEngine: self.nothing,
+            ResumeEngine: self.nothing,
+            TakeRoom: self.nothing,
+        }
+        core.begin(port)
+        return core
+
+    def sending(self) -> Sending:
+        plan = self.plan
+        if self.staging is None:
+            progressive = ProgressiveSending(plan.layers)
+            progressive.steps = self.steps
+            return progressive
+        ranks = plan.ranks
+        staged = StagedSending(plan.method, plan.conduct, self.staging, plan.layers, ranks, ranks)
+        staged.steps, staged.outgoing = self.steps, self.outgoing
+        return staged
+
+    def as_told(self, event: Any) -> Any:
+        """Where D reads, a prompt lies where it has room."""
+        if not isinstance(event, (PrefillBegun, PrefillFinished)):
+            return event
+        place = self.plan.places[event.xid]
+        if self.staging is not None and self.plan.method.pulls:
+            assert holder(self.staging, event.allocation) == event.xid, f"{event.xid} does not lie where it is said to"
+        else:
+            assert event.allocation == place, f"{event.xid} is in other blocks"
+        return msgspec.structs.replace(event, allocation=place)
+
+    def says(self, told: list[Any]) -> list[Any]:
+        said = super().says(told)
+        return [*said, Waits()] if self.staging is not None and self.staging.waiting else said
+
+    # The engine.
+
+    def choices(self) -> tuple[tuple[str, Handle], ...]:
+        """A step that has begun goes on, whatever the engine waits for."""
+        found: list[tuple[str, Handle]] = []
+        by_chunk = self.plan.method.grain is Grain.LAYER_CHUNK
+        for handle, (phase, _) in sorted(self.seqs.items()):
+            starts = phase == QUEUED or (phase == BEGUN and by_chunk)
+            if phase in (QUEUED, BEGUN, UNREPORTED) and not (starts and self.awaited):
+                if phase == QUEUED and self.plan.conduct.early:
+                    found.append(("begin", handle))
+                found.append(("finish", handle))
+            if phase in (QUEUED, BEGUN):
+                found.append(("abort prefill", handle))
+            if self.scope.late and phase in (QUEUED, BEGUN, UNREPORTED):
+                found.append(("cancel prefill", handle))
+        found += [("copied", handle) for handle in dict.fromkeys(one.handle for one in self.copies)]
+        return tuple(found)
+
+    def moves(self) -> dict[type, Callable[[Any, Any], None]]:
+        return super().moves() | {Chunk: self.chunk, Layer: self.layer, Copied: self.copied}
+
+    def chunk(self, core: Core, move: Chunk) -> None:
+        self.seq(move.handle, QUEUED, BEGUN)
+        self.seqs[move.handle] = (BEGUN, move.source)
+        step = step_of(move.handle, move.known)
+        core.feed(core.role, ChunkStarted(move.handle, move.source, move.known, step), 0)
+
+    def layer(self, core: Core, move: Layer) -> None:
+        core.feed(core.role, LayerReady(step_of(move.handle, move.known), move.layer), 0)
+
+    def computes(self, core: Core, move: Computes) -> None:
+        self.seq(move.handle, QUEUED, BEGUN)
+        self.seqs[move.handle] = (UNREPORTED, move.source)
+        if not self.scope.late:
+            self.reports(core, Reports(move.handle))
+
+    def reports(self, core: Core, move: Reports) -> None:
+        self.seqs[move.handle] = (COMPUTED, self.seq(move.handle, UNREPORTED)[1])
+        super().reports(core, move)
+
+    def fails(self, core: Core, move: Fails) -> None:
+        """What the protocol may send from its blocks stays in them."""
+        phase, source = self.seq(move.handle, QUEUED, BEGUN)
+        if phase == BEGUN and self.staging is None:
+            self.seqs[move.handle] = (COMPUTED, source)
+            self.run_out(core, move.handle)
+            core.feed(core.role, PrefillFailed(move.handle), 0)
+            return
+        del self.seqs[move.handle]
+        core.feed(core.role, PrefillFailed(move.handle), 0)
+        self.run_out(core, move.handle)
+
+    def drop(self, core: Core, effect: Drop) -> None:
+        """A step that has begun goes on without it."""
+        phase, source = self.seqs.get(effect.handle, (0, None))
+        if phase == BEGUN:
+            self.seqs[effect.handle] = (QUEUED, source)
+        super().drop(core, effect)
+        self.run_out(core, effect.handle)
+
+    def run_out(self, core: Core, handle: Handle) -> None:
+        for step in [step for step in self.steps.chunks if step // 100 == step_of(handle, 0) // 100]:
+            for layer in range(self.steps.ready[step], self.plan.layers):
+                core.feed(core.role, LayerReady(step, layer), 0)
+
+    def free(self, said: list[Any], effect: FreePrompt) -> None:
+        assert not any(one.handle == effect.handle for one in self.copies), f"{effect.handle} is freed under a copy"
+        super().free(said, effect)
+
+    def offer(self, said: list[Any], effect: OfferPiece) -> None:
+        """It is in blocks, or has been copied from them, and nobody else has had them meanwhile."""
+        self.seq(effect.handle)
+        said.append(effect)
+
+    # Copies.
+
+    def copy_out(self, core: Core, effect: CopyOut) -> None:
+        self.seq(effect.handle)
+        ended = tuple(CopiedOut(effect.handle, effect.piece, rank) for rank in range(self.plan.ranks))
+        if self.scope.late:
+            self.copies += ended
+            return
+        for one in ended:
+            core.feed(core.role, one, 0)
+
+    def copied(self, core: Core, move: Copied) -> None:
+        one = next(one for one in self.copies if one.handle == move.handle)
+        at = self.copies.index(one)
+        self.copies = self.copies[:at] + self.copies[at + 1 :]
+        core.feed(core.role, one, 0)
