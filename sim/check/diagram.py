@@ -197,10 +197,10 @@ class Recorder(Relation):
             return [link for link, ends in enumerate(between) if name in map(engine_of, ends)]
         return self.lost_by(state, move) if isinstance(self, Raising) else []
 
-    def turn(self, draft: list[int], node: int, event: int) -> None:
+    def turn(self, draft: list[int], node: int, event: int) -> int:
         self.turns.clear()
         self.judged.clear()
-        super().turn(draft, node, event)
+        return super().turn(draft, node, event)
 
     def _step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
         at, what = self.events.values[event]

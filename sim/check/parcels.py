@@ -76,7 +76,6 @@ class Parcels(Relation):
         self.of_ranks = Interned()
         """By rank, the number of its lanes."""
         self.slot = self.budget + 1
-        self.carry = self.post
         self.do = {verb: self._then_tidy(act) for verb, act in self.do.items()}
         self._posting: dict[int, bool] = {}
         self._tidied: dict[tuple[int, int, int], int] = {}
@@ -133,6 +132,12 @@ class Parcels(Relation):
         return self.cluster.product_of[self.judge.request_of(effect)]
 
     # What endpoints and cores have asked of the ranks.
+
+    def turn(self, draft: Draft, node: int, event: int) -> int:
+        batch = super().turn(draft, node, event)
+        if batch >= 0:
+            self.post(draft, batch)
+        return batch
 
     def post(self, draft: Draft, batch: int) -> None:
         """In the order in which they did."""

@@ -3,9 +3,10 @@ dispatched, taken back and tried again, and what D is told of a prefill leg's en
 
 What comes over HTTP means to an engine what it means to one in the simulated world (sim/prefill_node.py,
 sim/decode_node.py). Each leg has a connection of its own; decoding takes no time, so that a leg's end is under way as
-soon as its KV is committed, and ahead of it the first token, where clients stream. When an engine dies its connections
-break, which the router notices at some time: what the engine had answered arrives before that, or never. What the
-router sends reaches the engine that has started by then.
+soon as its KV is committed, and ahead of it the first token, where clients stream. What of it reaches a client is
+decided in `pdflow/routing/answer.py` (routed_answers.py). When an engine dies its connections break, which the router
+notices at some time: what the engine had answered arrives before that, or never. What the router sends reaches the
+engine that has started by then.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Address, RequestId, Value
+from pdflow.routing.answer import Answer, Piece
 from pdflow.routing.router import (
     AbortLeg,
     ClientGone,
@@ -27,16 +29,19 @@ from pdflow.routing.router import (
     EngineChanged,
     EngineLost,
     PrefillAnswered,
+    Reply,
     ReportPrefill,
     RequestArrived,
     Router,
+    RouterEvent,
     TokenCame,
 )
 from pdflow.serving.effects import EndDecode, EndPrefill
 from pdflow.serving.events import PrefillReported, RequestAborted
 from sim.check.cluster import role_of
 from sim.check.ghost import Broken, Ghost, Product, Stage
-from sim.check.relation import Move, Relation
+from sim.check.relation import Move
+from sim.check.routed_answers import Answers
 from sim.check.routed_cluster import ROUTER, RoutedCluster
 from sim.check.routed_judge import D_OPEN, HEARD, P_OPEN, TOLD, Client, RoutedJudge
 from sim.check.scope import Fault, Scope
@@ -49,14 +54,15 @@ ROUTERS = frozenset({"decode", "abort"})
 
 class TokenPassed(Value, frozen=True, gc=False):
     """The client has a token, and the router's endpoint is told of it when its turn comes: live, the bytes pass beside
-    the queue of events. So what else ends the attempt may be handled in between."""
+    the queue of events. So what else ends the attempt may be handled in between. What the endpoint dispatches until
+    then is sent here, and live is not (`Answer.wants`): here more may happen, not less."""
 
     request: int
     request_id: RequestId
 
 
-class Routed(Relation):
-    """A Relation with the router in it."""
+class Routed(Answers):
+    """A Relation with the router in it: its endpoint, and its driver's part in what reaches clients."""
 
     cluster_type = RoutedCluster
     judge_type = RoutedJudge
@@ -99,14 +105,11 @@ class Routed(Relation):
         return words
 
     def cut_short(self, state: State) -> int:
-        """Attempts that the router took back because their client had the start of another one."""
-        ghost = self.ghost_of(state)
+        """Attempts that the router took back because their client had the start of one before."""
+        ghost, cluster = self.ghost_of(state), self.cluster
         heard = [self.judge.heard(ghost, client) for client in range(self.scope.requests)]
-        others = [
-            heard[whose] not in ("", attempt)
-            for attempt, whose in zip(self.cluster.requests, self.cluster.client_of, strict=True)
-        ]
-        return sum(stage == Stage.FREED and other for stage, other in zip(ghost.stages, others, strict=True))
+        begun = [cluster.requests.index(attempt) if attempt else len(cluster.requests) for attempt in heard]
+        return sum(stage == Stage.FREED and i > begun[cluster.client_of[i]] for i, stage in enumerate(ghost.stages))
 
     def by_clocks(self, state: State, timer: Timer) -> bool:
         """A pull is wanted while its decode leg is being dispatched, too."""
@@ -137,12 +140,13 @@ class Routed(Relation):
 
     def request(self, draft: Draft, i: int) -> None:
         self.put_ghost(draft, "clients", i, Client.WAITING)
-        self.event(draft, ROUTER, RequestArrived(i))
+        self.at_router(draft, RequestArrived(i))
 
     def hang_up(self, draft: Draft, i: int) -> None:
         self.spend(draft, Fault.ABORT)
         self.put_ghost(draft, "clients", i, Client.GONE)
-        self.event(draft, ROUTER, ClientGone(i))
+        self.answer(draft, i, Answer.ended, "cancelled")
+        self.at_router(draft, ClientGone(i))
 
     # HTTP.
 
@@ -235,36 +239,57 @@ class Routed(Relation):
 
     # At the router.
 
+    def at_router(self, draft: Draft, event: RouterEvent) -> None:
+        """Its endpoint handles an event. What it replies ends answers."""
+        batch = self.event(draft, ROUTER, event)
+        for _, effect, _ in self.batches.values[batch] if batch >= 0 else ():
+            if isinstance(effect, Reply):
+                ending = self.answer(draft, effect.request, Answer.ended, effect.outcome)
+                self.judge.ended(self.ghost_of(draft), effect, ending)
+
     def prefill_answered(self, draft: Draft, event: PrefillAnswered) -> None:
         self.ends_leg(draft, self.judge.attempt(event.request_id), P_OPEN)
-        self.event(draft, ROUTER, event)
+        self.at_router(draft, event)
 
     def decode_ended(self, draft: Draft, event: DecodeEnded) -> None:
-        """A whole answer that is not passed on, since the client has the start of another one, is no end."""
+        """With the last piece of the answer, where there is one: if that is dropped, the leg has not ended. Where
+        clients do not stream it is the first, too. Of a leg that was taken back no piece comes, as of its token."""
         i = self.judge.attempt(event.request_id)
-        heard = self.judge.heard(self.ghost_of(draft), self.cluster.client_of[i])
-        if event.code is Code.NONE and heard not in ("", event.request_id):
-            return
+        if event.code is Code.NONE and self.ghost_of(draft).legs[i] & D_OPEN:
+            piece = self.piece_came(draft, i)
+            if piece is Piece.DROP:
+                return
+            client = self.cluster.client_of[i]
+            if piece is Piece.FIRST:
+                self.token_passed(draft, TokenPassed(client, event.request_id))
+            self.answer(draft, client, Answer.whole, event.request_id)
         self.ends_leg(draft, i, D_OPEN)
-        self.event(draft, ROUTER, event)
+        self.at_router(draft, event)
 
     def token_came(self, draft: Draft, event: TokenCame) -> None:
-        """It passes on to the client, if its leg has not been taken back and the client has no token of another one."""
-        i, ghost = self.judge.attempt(event.request_id), self.ghost_of(draft)
-        if not ghost.legs[i] & D_OPEN or self.judge.heard(ghost, event.request):
+        """The first piece of an answer. Over the connection of a leg that has been taken back nothing comes."""
+        i = self.judge.attempt(event.request_id)
+        if not self.ghost_of(draft).legs[i] & D_OPEN or self.piece_came(draft, i) is not Piece.FIRST:
             return
-        self.put_ghost(draft, "legs", i, ghost.legs[i] | HEARD)
         link = self.cluster.http[event.request_id, self.cluster.d_of[i].engine, ROUTER]
         slot = self.first_link + link
         passed = self.frames.of(TokenPassed(event.request, event.request_id))
         draft[slot] = self.chans.of((passed, *self.chans.values[draft[slot]]))
+
+    def piece_came(self, draft: Draft, i: int) -> Piece:
+        """Of this attempt's answer. What is not dropped reaches the client."""
+        piece = self.answer(draft, self.cluster.client_of[i], Answer.piece_came, self.cluster.requests[i])
+        if piece is not Piece.DROP:
+            self.judge.received(self.ghost_of(draft), i)
+            self.put_ghost(draft, "legs", i, self.ghost_of(draft).legs[i] | HEARD)
+        return piece
 
     def token_passed(self, draft: Draft, event: TokenPassed) -> None:
         i, ghost = self.judge.attempt(event.request_id), self.ghost_of(draft)
         if not ghost.legs[i] & D_OPEN and ghost.clients[event.request] == Client.WAITING:
             self.judge.goal("a token of a leg that was taken back")
         self.put_ghost(draft, "legs", i, ghost.legs[i] | TOLD)
-        self.event(draft, ROUTER, TokenCame(event.request, event.request_id))
+        self.at_router(draft, TokenCame(event.request, event.request_id))
 
     def engine_lost(self, draft: Draft, event: EngineLost) -> None:
         """No leg ends with that: it may have reached, or yet reach, the engine that has started since."""
@@ -279,10 +304,10 @@ class Routed(Relation):
         mine = [event.engine in self.cluster.ends_of(i) for i in range(len(self.cluster.requests))]
         if any(legs & leg for legs, at in zip(self.ghost_of(draft).legs, mine, strict=True) if at):
             self.judge.goal(f"a leg is lost with {role}")
-        self.event(draft, ROUTER, event)
+        self.at_router(draft, event)
 
     def engine_changed(self, draft: Draft, event: EngineChanged) -> None:
-        self.event(draft, ROUTER, event)
+        self.at_router(draft, event)
 
     def ends_leg(self, draft: Draft, i: int, leg: int) -> None:
         self.put_ghost(draft, "legs", i, self.ghost_of(draft).legs[i] & ~leg)

@@ -1,6 +1,7 @@
 """What must hold of the router, whatever happens around it: every client is answered once, with what became of its
-request, and no leg is dispatched twice, or left alone. No client receives two beginnings: none but the attempt of
-which it has a token completes its request, and once the endpoint knows of that token, no attempt is dispatched.
+request, and no leg is dispatched twice, or left alone. No client receives pieces of two attempts, or any behind its
+end: none but the attempt of which it has a token completes its request, and once the endpoint knows of that token, no
+attempt is dispatched. What reaches a client is decided elsewhere (`pdflow/routing/answer.py`), and only judged here.
 
 A retry is an attempt with ids of its own (R12). When a client has been answered, or another attempt is begun, every leg
 of the attempts before has ended or has been taken back: otherwise engines work on for nobody, until a timer of theirs
@@ -15,6 +16,7 @@ from typing import Any
 
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.values import Address, RequestId
+from pdflow.routing.answer import Ending
 from pdflow.routing.router import AbortLeg, DispatchDecode, DispatchPrefill, Reply
 from sim.check.ghost import Broken, Ghost, Judge, Sketch, Stage
 from sim.check.routed_cluster import RoutedCluster
@@ -40,7 +42,7 @@ class Leg(IntFlag):
     D_SENT = 4
     D_OPEN = 8
     HEARD = 16
-    """Its client has its first token."""
+    """Its client has received its first token, or its whole answer at once."""
     TOLD = 32
     """And the router's endpoint knows."""
 
@@ -104,6 +106,23 @@ class RoutedJudge(Judge):
         mine = zip(self.cluster.requests, self.cluster.client_of, draft.legs, strict=True)
         return next((attempt for attempt, whose, leg in mine if whose == request and leg & flag), "")
 
+    def received(self, ghost: Ghost, i: int) -> None:
+        """A piece of this attempt's answer is passed on to its client."""
+        attempt, request = self.cluster.requests[i], self.cluster.client_of[i]
+        client, heard = ghost.clients[request], self.heard(ghost, request)
+        if client != Client.WAITING:
+            raise Broken("S6", f"client {request} receives a piece of {attempt}, and is {Client(client).name.lower()}")
+        if heard not in ("", attempt):
+            raise Broken("S6", f"client {request} receives a piece of {attempt}, and has the start of {heard}")
+
+    def ended(self, ghost: Ghost, effect: Reply, ending: Ending) -> None:
+        """What a client is told of its request's end fits what it has received."""
+        heard = self.heard(ghost, effect.request)
+        failed = Ending.BREAK_OFF if heard else Ending.ERROR
+        if ending is not (failed if effect.outcome == "failed" else Ending.NOTHING):
+            has = f"has the start of {heard}" if heard else "has received nothing"
+            raise Broken("S6", f"client {effect.request} {has}, and its end is {ending.name}: {effect.outcome}")
+
     def taken_back(self, draft: Sketch, effect: AbortLeg) -> None:
         i = self.attempt(effect.request_id)
         _put_leg(draft, i, draft.legs[i] & ~(P_OPEN if effect.role == "prefill" else D_OPEN))
@@ -119,8 +138,8 @@ class RoutedJudge(Judge):
         if effect.outcome == "completed" and draft.stages[mine[effect.attempts - 1]] != Stage.COMMITTED:
             raise Broken("S6", f"{answer}, and attempt {effect.attempts} was never committed")
         heard = self.heard(draft, effect.request)
-        if heard and effect.outcome == "completed" and heard != self.cluster.requests[mine[effect.attempts - 1]]:
-            raise Broken("S6", f"{answer} by attempt {effect.attempts}, and has the start of {heard}")
+        if effect.outcome == "completed" and heard != self.cluster.requests[mine[effect.attempts - 1]]:
+            raise Broken("S6", f"{answer} by attempt {effect.attempts}, and has received {heard or 'nothing'}")
         if heard and effect.outcome == "failed":
             self.goal("broke off")
         self.over(draft, mine, answer)

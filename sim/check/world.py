@@ -10,7 +10,6 @@ armed timer may fire at any moment, which over-approximates every clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgspec
@@ -91,8 +90,6 @@ class World:
         """Effects of each node that its engine's core takes."""
         self.over: tuple[int, ...] = (Stage.DECODED if cluster.decodes else Stage.COMMITTED, Stage.FREED, Stage.LEFT)
         """Stages of requests that want nothing more."""
-        self.carry: Callable[[Draft, int], None] | None = None
-        """Shown each batch of effects that was judged, after the turn."""
         self.chans.of(())
         self.bags.of(())
 
@@ -185,10 +182,10 @@ class World:
         self.event(draft, node, event)
         return tuple(draft)
 
-    def event(self, draft: Draft, node: Address, event: Any) -> None:
-        """The same, to a draft."""
+    def event(self, draft: Draft, node: Address, event: Any) -> int:
+        """The same, to a draft; the number of the effects that were judged, or -1."""
         at = self.cluster.at[node]
-        self.turn(draft, at, self.events.of((at, event)))
+        return self.turn(draft, at, self.events.of((at, event)))
 
     def arrive(self, draft: Draft, link: int, frame: int) -> None:
         """A frame reaches the other end of its link. One between endpoints of an engine is an event by itself."""
@@ -203,8 +200,8 @@ class World:
             found = self.arrivals[key] = self.events.of((self.cluster.at[to], what))
         self.turn(draft, self.events.values[found][0], found)
 
-    def turn(self, draft: Draft, node: int, event: int) -> None:
-        """Change the draft of a state by what this event does, judged."""
+    def turn(self, draft: Draft, node: int, event: int) -> int:
+        """Change the draft of a state by what this event does, judged: the effects of this number, or none with -1."""
         first, end = self.span[node]
         key = (event, *draft[first:end])
         turn = self.turns.get(key)
@@ -223,8 +220,7 @@ class World:
             if after is None:
                 after = self.judged[before] = self._judge(*before)
             draft[self.op], draft[self.task], draft[self.ghost] = after
-            if self.carry is not None:
-                self.carry(draft, batch)
+        return batch
 
     def _turn(self, ends: tuple[int, ...], first: int, event: int) -> Turn:
         """Run the endpoints: what one tells another of its engine comes at once, unless ranks lag."""

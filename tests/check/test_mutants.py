@@ -36,7 +36,8 @@ LONG = {"one-flush-is-enough", "fence-counts-as-flush", "takers-counted", "first
 LONG |= {"completions-counted", "last-handle-decides", "floor-forgotten", "p-restart-unnoticed", "lost-wake-up"}
 LONG |= {"new-life-answers-for-the-old", "compat-drops-early-completions", "release-of-what-is-held-forgotten"}
 LONG |= {"the-last-stop-decides", "a-stop-cuts-what-is-posted", "freed-under-a-copy", "room-is-kept-when-aborted"}
-"""Two handles, ranks, requests, lives or ends, or a copy behind all: their shortest stories have more than twelve steps."""
+"""Two handles, ranks, requests, lives or ends, or a copy at the end: their shortest stories have more than twelve
+steps."""
 
 
 @pytest.mark.parametrize("name", [m.name for m in KILLED])

@@ -11,6 +11,7 @@ from attrs import evolve
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from pdflow.protocol.messages import Code
 from pdflow.routing import router as routing
+from pdflow.routing.answer import Answer, Ending
 from pdflow.routing.failure import after_failure
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import (
@@ -20,6 +21,7 @@ from pdflow.routing.router import (
     DecodeEnded,
     EngineLost,
     PrefillAnswered,
+    Reply,
     ReportPrefill,
     Router,
 )
@@ -27,7 +29,7 @@ from sim.check.diagram import CLIENT, collect
 from sim.check.diagram_mermaid import mermaid
 from sim.check.diagram_text import text
 from sim.check.digest import digest
-from sim.check.ghost import Product
+from sim.check.ghost import Broken, Product
 from sim.check.live import settle
 from sim.check.names import find, name
 from sim.check.ordered import Worlds
@@ -129,6 +131,67 @@ def test_a_token_is_ahead_of_its_legs_end_and_the_endpoint_is_told_behind_the_cl
         assert bool(world.ghost_of(state).legs[0] & HEARD) == (
             under_way in (["TokenPassed", "DecodeEnded"], ["DecodeEnded"]) or world.ghost_of(state).clients[0] > 1
         )
+
+
+def answers(world: Routed, state: Any) -> list[Answer]:
+    return [world.answer_bodies[at] for at in state[world.first_answer :]]
+
+
+def test_a_whole_answer_is_one_piece_where_clients_do_not_stream() -> None:
+    world = Routed(Scope(attempts=2, pulls=True, **PATIENT))
+    for state in settle(world, world.apply(world.start(), ("request", 0))):
+        (answer,) = answers(world, state)
+        ended = world.ghost_of(state).clients == (Client.COMPLETED,)
+        assert (answer.streaming, answer.over) == (("r0.1", True) if ended else (None, False))
+        assert bool(world.ghost_of(state).legs[0] & HEARD) == ended
+    assert ended
+
+
+def test_each_client_has_an_answer_of_its_own_and_states_share_none_that_changes() -> None:
+    world, state = told(Scope(attempts=1, requests=2, **PATIENT), ["request r0", "request r1", "hang up r1"])
+    assert [answer.over for answer in answers(world, state)] == [False, True]
+    assert [answer.over for answer in answers(world, world.start())] == [False, False]
+    assert "answers" not in world.further(world.start())
+    assert [answer[4] for answer in world.further(state)["answers"]] == [False, True]
+
+
+def test_what_an_answer_raises_is_a_violation() -> None:
+    world = Routed(Scope(attempts=1))
+    with pytest.raises(Broken, match=r"crash: LocalProtocolError: r0\.1 has no whole answer"):
+        world.answer(list(world.start()), 0, Answer.whole, "r0.1")
+
+
+@pytest.mark.parametrize(
+    ("client", "legs", "what"),
+    [
+        (Client.WAITING, (HEARD, 0), "client 0 receives a piece of r0.2, and has the start of r0.1"),
+        (Client.FAILED, (0, 0), "client 0 receives a piece of r0.2, and is failed"),
+    ],
+)
+def test_what_reaches_a_client_is_of_one_attempt_and_before_its_end(
+    client: Client, legs: tuple[int, ...], what: str
+) -> None:
+    world = Routed(Scope(attempts=2))
+    ghost = world.ghost_of(world.start())._replace(clients=(client,), legs=legs)
+    with pytest.raises(Broken, match=what):
+        world.judge.received(ghost, 1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "legs", "ending"),
+    [
+        ("failed", HEARD, Ending.ERROR),
+        ("failed", 0, Ending.BREAK_OFF),
+        ("failed", 0, Ending.NOTHING),
+        ("completed", HEARD, Ending.BREAK_OFF),
+        ("cancelled", 0, Ending.ERROR),
+    ],
+)
+def test_what_a_client_is_told_of_the_end_fits_what_it_has(outcome: Any, legs: int, ending: Ending) -> None:
+    world = Routed(Scope(attempts=1))
+    ghost = world.ghost_of(world.start())._replace(legs=(legs,))
+    with pytest.raises(Broken, match=f"and its end is {ending.name}: {outcome}"):
+        world.judge.ended(ghost, Reply(0, outcome, Code.NONE, 1), ending)
 
 
 def test_only_a_router_hears_of_tokens() -> None:
