@@ -62,7 +62,7 @@ class Scope:
 
     dialect: Dialect = STRICT
     method: str = attrs.field(default="", validator=attrs.validators.in_(("", *METHODS)))
-    """A transfer method's engines, memories and pieces (shipped.py); "": from blocks into blocks, whole or in `chunks`."""
+    """A transfer method's engines, memories and pieces (shipped.py); "": blocks into blocks, whole or in `chunks`."""
     progressive: bool = False
     """It writes blocks while the next are computed, as a scenario may ask of any method that writes them."""
     pulls: bool = False

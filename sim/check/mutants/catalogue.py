@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.check.mutants.answers import ANSWERS
 from sim.check.mutants.beside import BESIDE
 from sim.check.mutants.blocks import BLOCKS
 from sim.check.mutants.compat import COMPAT
@@ -24,6 +25,7 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "What goes in pieces": PIECES,
     "What an engine does with a request": CORES,
     "What an engine sends early, or from beside its blocks": BESIDE,
+    "What reaches a client": ANSWERS,
     "vllm-compat": COMPAT,
 }
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for group in GROUPS.values() for mutant in group}

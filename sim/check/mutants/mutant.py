@@ -1,5 +1,5 @@
-"""A mutant: the machine of pdflow/protocol, pdflow/methods or pdflow/serving, with one rule dropped, for as long as a
-`with` lasts.
+"""A mutant: the machine (pdflow/protocol, pdflow/methods, pdflow/serving, pdflow/routing) with one rule dropped, for as
+long as a `with` lasts.
 
 The machine has no switches for bugs. A patch replaces a function wherever the machine knows it (as a module's name, in
 a class, in a table of rules or of handlers), or takes a row out of a table; `guards` turn off what differs between
@@ -18,6 +18,7 @@ import msgspec
 
 import pdflow.methods
 import pdflow.protocol
+import pdflow.routing
 import pdflow.serving
 from pdflow.errors import PdflowError
 from pdflow.version import compiled
@@ -134,7 +135,7 @@ def _changes(patch: Patch) -> Iterator[_Change]:
 
 def _holders(old: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
     """Every (module or class, name) and (table, key) under which the machine knows this function."""
-    packages = (pdflow.protocol, pdflow.methods, pdflow.serving)
+    packages = (pdflow.protocol, pdflow.methods, pdflow.serving, pdflow.routing)
     modules = [module for package in packages for module in vars(package).values()]
     for module in [m for m in modules if isinstance(m, ModuleType)]:
         for name, value in vars(module).items():
