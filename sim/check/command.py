@@ -20,10 +20,14 @@ from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO,
 from sim.check import story as stories
 from sim.check.parts.part import Answer, Options
 from sim.check.story import StoryError
+from sim.check.swarm import BLOCK, CLUSTERS
 
 Part: TypeAlias = Callable[[Options, Console], Answer]
 PARTS = ("scopes", "methods", "mutants", "races", "walk")
 """In the order of `all`; each is a file of parts/."""
+RUNS_OF_ALL = CLUSTERS * BLOCK
+"""Random walks of each dialect in `all` without a budget: every cluster of an era, so that what is walked does not
+depend on the machine's speed. `walk` alone has a time instead."""
 
 
 def options(*, budget: float | None, jobs: int | None, out: str, **rest: Any) -> Options:
@@ -37,6 +41,8 @@ def check(what: str, options: Options, trace: str | None = None) -> int:
     if not is_scenario and what not in ("all", *PARTS):
         expected = f"all, {', '.join(PARTS)}"
         raise ScenarioError([Problem(what, "", f"is nothing to check, expected {expected} or a scenario's NAME.toml")])
+    if what == "all" and options.budget_s is None and options.runs is None:
+        options = evolve(options, runs=RUNS_OF_ALL)
     console = Console(stderr=options.json, highlight=False, markup=False, emoji=False)
     answers: dict[str, Answer] = {}
     began = time.monotonic()

@@ -9,10 +9,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pdflow.cli import cli
+from pdflow.protocol.dialect import STRICT
+from sim.check import command
 from sim.check.mutants.catalogue import MUTANTS
 from sim.check.named import Named
 from sim.check.parts import scopes as scopes_part
 from sim.check.scope import Scope
+from sim.check.swarm import BLOCK, ERA, cluster_of
 
 ROOT = Path(__file__).resolve().parents[2]
 REPLAYS = sorted((ROOT / "tests/replays").glob("*.json"))
@@ -105,6 +108,19 @@ def test_as_many_walks_as_are_asked_for() -> None:
         ("strict", 700),
         ("vllm-compat", 700),
     ]
+
+
+def test_all_walks_through_each_cluster_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On whatever machine, unless there is a budget."""
+    walked, era = range(1, command.RUNS_OF_ALL + 1), range(0, ERA, BLOCK)
+    assert {cluster_of(seed, STRICT) for seed in walked} == {cluster_of(seed, STRICT) for seed in era}
+    monkeypatch.setattr(command, "PARTS", ("walk",))
+    monkeypatch.setattr(command, "RUNS_OF_ALL", 600)
+    for said, runs in (((), 600), (("--runs", "500"), 500)):
+        ran = pdflow("all", "--json", "--jobs", "1", *said)
+        assert ran.exit_code == 0
+        assert [row["runs"] for row in json.loads(ran.stdout)["walk"]] == [runs, runs]
+    assert pdflow("all", "--budget", "0.1", "--jobs", "1").exit_code == 0
 
 
 def test_fewer_walks_than_were_asked_for_are_no_pass() -> None:

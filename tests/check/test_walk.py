@@ -150,6 +150,15 @@ def test_everything_worth_reaching_is_reached(dialect: Dialect) -> None:
     assert sorted(found.digests) == [0, 1000, 2000]
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("dialect", [STRICT, VLLM_COMPAT], ids=lambda dialect: dialect.name)
+def test_nothing_is_broken_in_many_walks(dialect: Dialect) -> None:
+    """Six times what `pdflow check all` walks by day, behind that."""
+    found = walks(Task(dialect=dialect), range(6_500, 46_500), jobs=len(os.sched_getaffinity(0)))
+    assert found.complete
+    assert not found.failures
+
+
 # Planted bugs.
 
 
