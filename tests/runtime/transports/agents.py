@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -66,6 +66,8 @@ ADOPTED = pytest.param("nixl, adopted", marks=NIXL.marks)
 VRAM = pytest.param("nixl, VRAM", marks=(*NIXL.marks, pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no GPU")))
 ALL = [*EMBEDDED, *UNLIKE_THEM, NIXL, MOONCAKE, VRAM]
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
+IMPORTED_ONCE = ["tests.runtime.transports.child", *(["torch"] * (find_spec("nixl") is not None))]
+"""By the server that children are forked from. NIXL's Python imports torch."""
 
 
 class Tensor:
@@ -200,25 +202,52 @@ async def pair(kind: str) -> AsyncIterator[tuple[Agent, Agent]]:
 
 
 class Child:
-    """A process with one agent (child.py). It ends when its standard input does."""
+    """A process with one agent (child.py). It ends when our end of the pipe is closed."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
+        self._process, self._pipe = process, pipe
         self.about = bytes.fromhex(self.said())
 
     def said(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        """What it says next. EOFError if it has ended."""
+        return str(self._pipe.recv())
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._process.join()
 
 
 @contextmanager
 def child(kind: str, name: str, *orders: str, env: Mapping[str, str] | None = None) -> Iterator[Child]:
-    root = Path(__file__).resolve().parents[3]
-    command = [sys.executable, "-m", "tests.runtime.transports.child", kind, name, *orders]
-    with subprocess.Popen(
-        command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
-    ) as process:
-        try:
-            yield Child(process)
-        finally:
-            process.kill()
+    """Forked by a server that has imported what it needs, and done nothing else: one import for all, not one each. With
+    GPUs, or an environment of its own, a process from the start: CUDA, once begun, is not to be forked."""
+    context: Any = get_context("spawn" if env or gpus() else "forkserver")
+    context.set_forkserver_preload(IMPORTED_ONCE)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=run_child, args=(theirs, kind, name, *orders))
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in (env or {}).items():
+            patch.setenv(key, value)
+        process.start()
+    theirs.close()
+    try:
+        yield Child(process, ours)
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def run_child(pipe: Connection, *orders: str) -> None:
+    """In that process."""
+    from tests.runtime.transports.child import main
+
+    trio.run(main, pipe, *orders)

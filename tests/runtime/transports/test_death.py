@@ -23,7 +23,7 @@ async def test_a_writer_that_is_killed_is_gone_and_nothing_of_it_lands(kind: str
     async with agents(kind, "d.r0") as (d,):
         with child(kind, "p.r0", d.transport.describe().hex()) as p:
             await d.heard(Noticed("p.r0", b"whole"))
-            p.process.send_signal(signal.SIGKILL)
+            p.send_signal(signal.SIGKILL)
             await d.heard(PeerGone("p.r0"))
             d.memory[:] = bytes(REGION_BYTES)
             seen = len(d.told)
@@ -37,7 +37,7 @@ async def test_every_notice_of_a_killed_writer_is_behind_its_bytes(kind: str) ->
         with child(kind, "p.r0", d.transport.describe().hex()) as p:
             while not d.memory[0]:
                 await trio.lowlevel.checkpoint()
-            p.process.send_signal(signal.SIGKILL)
+            p.send_signal(signal.SIGKILL)
             await d.heard(PeerGone("p.r0"))
             assert not d.notices() or all(d.memory)
 
@@ -48,7 +48,7 @@ async def test_a_target_that_is_killed_ends_every_write(kind: str) -> None:
             await p.transport.connect("d.r0", d.about)
             ops = [p.write("d.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
             await p.ended(ops[0])
-            d.process.send_signal(signal.SIGKILL)
+            d.send_signal(signal.SIGKILL)
             p.transport.fence("d.r0", 1)
             await p.heard(Fenced("d.r0"))
             assert sorted(event.op for event in p.told if isinstance(event, Ended)) == ops
@@ -60,7 +60,7 @@ async def test_a_killed_target_is_reported_without_a_fence(kind: str) -> None:
         with child(kind, "d.r0") as d:
             await p.transport.connect("d.r0", d.about)
             ops = [p.write("d.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
-            d.process.send_signal(signal.SIGKILL)
+            d.send_signal(signal.SIGKILL)
             await p.heard(PeerGone("d.r0"))
             assert sorted(event.op for event in p.told if isinstance(event, Ended)) == ops
 
@@ -71,7 +71,7 @@ async def test_reads_of_a_killed_peer_end(kind: str) -> None:
             await d.transport.connect("p.r0", p.about)
             ops = [d.read("p.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
             await d.ended(ops[0])
-            p.process.send_signal(signal.SIGKILL)
+            p.send_signal(signal.SIGKILL)
             await d.heard(PeerGone("p.r0"))
             assert [event.op for event in d.told if isinstance(event, Ended)] == ops
             d.memory[:] = bytes(REGION_BYTES)
@@ -83,13 +83,13 @@ async def test_a_writer_s_fence_waits_for_a_target_that_stands_still(kind: str) 
     async with agents(kind, "p.r0") as (p,):
         with child(kind, "d.r0") as d:
             await p.transport.connect("d.r0", d.about)
-            d.process.send_signal(signal.SIGSTOP)
+            d.send_signal(signal.SIGSTOP)
             op = p.write("d.r0", [(0, 0, REGION_BYTES)])
             await trio.testing.wait_all_tasks_blocked()
             p.transport.fence("d.r0", 1)
             await trio.testing.wait_all_tasks_blocked()
             assert p.told == [Ended(op, True)] * p.done_is_local
-            d.process.send_signal(signal.SIGCONT)
+            d.send_signal(signal.SIGCONT)
             await p.heard(Fenced("d.r0"))
             assert [event.op for event in p.told if isinstance(event, Ended)] == [op]
 
@@ -98,7 +98,7 @@ async def test_proof_of_death_ends_a_fence_that_waits(kind: str) -> None:
     async with agents(kind, "p.r0") as (p,):
         with child(kind, "d.r0") as d:
             await p.transport.connect("d.r0", d.about)
-            d.process.send_signal(signal.SIGSTOP)
+            d.send_signal(signal.SIGSTOP)
             p.write("d.r0", [(0, 0, REGION_BYTES)])
             p.transport.fence("d.r0", 1)
             p.transport.forget("d.r0")
@@ -110,12 +110,12 @@ async def test_a_writer_that_wakes_up_behind_a_fence_changes_nothing(kind: str) 
     async with agents(kind, "d.r0") as (d,):
         with child(kind, "p.r0", d.transport.describe().hex()) as p:
             await d.heard(Noticed("p.r0", b"whole"))
-            p.process.send_signal(signal.SIGSTOP)
+            p.send_signal(signal.SIGSTOP)
             d.transport.fence("p.r0", 1)
             await d.heard(Fenced("p.r0"))
             d.memory[:] = bytes(REGION_BYTES)
             seen = len(d.notices())
-            p.process.send_signal(signal.SIGCONT)
+            p.send_signal(signal.SIGCONT)
             assert await trio.to_thread.run_sync(p.said) == "refused"
             assert untouched(d)
             assert len(d.notices()) == seen

@@ -89,10 +89,10 @@ def test_a_region_whose_owner_has_a_pid_of_another_container_is_not_swept(folder
 
 def test_a_killed_agent_s_files_are_swept_by_the_next() -> None:
     with child("shm", "p.r0") as p:
-        pid = p.process.pid
+        pid = p.pid
         assert len(list(FOLDER.glob(f"pdflow-{pid}-*"))) == 2
-        p.process.send_signal(signal.SIGKILL)
-        p.process.wait()
+        p.send_signal(signal.SIGKILL)
+        p.wait()
     assert len(list(FOLDER.glob(f"pdflow-{pid}-*"))) == 2
     sweep()
     assert not list(FOLDER.glob(f"pdflow-{pid}-*"))
