@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,6 +86,13 @@ def running(first: str, folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join((str(site), str(ROOT)))}
 
 
+@cache
+def caches() -> tempfile.TemporaryDirectory[str]:
+    """One for all clusters of this process, for as long as it lives: a model that has been made, and hashed, once costs
+    the next cluster's parent neither that nor an import of torch."""
+    return tempfile.TemporaryDirectory(prefix="pdflow-served-")
+
+
 @contextmanager
 def served(
     folder: Path,
@@ -106,7 +115,7 @@ def served(
             stderr=stderr,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **running(first, folder)},
+            env={**os.environ, "XDG_CACHE_HOME": caches().name, **running(first, folder)},
         )
     assert process.stdout is not None
     try:
