@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,8 @@ def test_what_was_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).stdout)["scopes"]
     assert row["reductions"] == ["requests alike: one of up to 2 states"]
     assert 0 < row["odds_of_a_collision"] < 1e-9
+
+
+def test_what_breaks_in_another_process_can_be_told() -> None:
+    told = pickle.loads(pickle.dumps(Broken("S1", "a block has two owners")))
+    assert (told.name, told.what, str(told)) == ("S1", "a block has two owners", "S1: a block has two owners")
