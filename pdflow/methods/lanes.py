@@ -75,10 +75,11 @@ Line: TypeAlias = list[tuple[int, Operation[K]]]
 class Lanes(Generic[K]):
     """Of one rank. Operations go by keys that the driver chooses, each for one operation. A call costs O(log n)."""
 
-    __slots__ = ("_free", "_lines", "_number", "_of_prompt", "_open", "_ready", "rules")
+    __slots__ = ("_by_piece", "_free", "_lines", "_number", "_of_prompt", "_open", "_ready", "rules")
 
     def __init__(self, rules: LaneRules) -> None:
         self.rules = rules
+        self._by_piece = rules.turns is Turns.PIECE
         self._open: dict[K, Operation[K]] = {}
         self._of_prompt: dict[Xid, list[Operation[K]]] = {}
         """Those to which pieces are offered."""
@@ -162,20 +163,24 @@ class Lanes(Generic[K]):
     def next(self) -> tuple[K, Piece] | None:
         """The piece that is posted next, which has a lane and counts as posted from here on, and whose it is."""
         writes, reads = self._lines
-        if not writes and not reads:
-            return None
-        for line, free in ((writes, self._free[0]), (reads, self._free[1])):
-            while line and free != 0:
-                operation = line[0][1]
-                piece = operation.shipment.next()
-                if piece is None or self.rules.turns is Turns.PIECE:
-                    heappop(line)
-                    operation.turns -= 1
-                if piece is not None:
-                    operation.posted[piece] = True
-                    if free is not None:
-                        self._count(operation, -1)
-                    return operation.key, piece
+        found = self._next(writes, self._free[0]) if writes else None
+        if found is None and reads:
+            found = self._next(reads, self._free[1])
+        return found
+
+    def _next(self, line: Line[K], free: int | None) -> tuple[K, Piece] | None:
+        """Of those in one line."""
+        while line and free != 0:
+            operation = line[0][1]
+            piece = operation.shipment.next()
+            if piece is None or self._by_piece:
+                heappop(line)
+                operation.turns -= 1
+            if piece is not None:
+                operation.posted[piece] = True
+                if free is not None:
+                    self._count(operation, -1)
+                return operation.key, piece
         return None
 
     def landed(self, key: K, piece: Piece) -> None:
@@ -208,9 +213,10 @@ class Lanes(Generic[K]):
     def _ended(self, key: K, piece: Piece) -> Operation[K] | None:
         """Whose piece ends; None if it has ended before."""
         operation = self._open.get(key)
-        if operation is None or piece not in operation.posted:
+        has_lane = None if operation is None else operation.posted.pop(piece, None)
+        if has_lane is None or operation is None:
             return None
-        if operation.posted.pop(piece) and self._free[operation.reads] is not None:
+        if has_lane:
             self._count(operation, 1)
         return operation
 
@@ -221,11 +227,11 @@ class Lanes(Generic[K]):
 
     def _line_up(self, operation: Operation[K]) -> None:
         """It has its turn: one, or one for each piece that could be posted."""
-        by_piece = self.rules.turns is Turns.PIECE
-        if not operation.begun or (operation.turns and not by_piece):
+        if not operation.begun or (operation.turns and not self._by_piece):
             return
-        line, ready = self._lines[operation.reads], operation.shipment.ready
-        if by_piece:
+        writes, reads = self._lines
+        line, ready = reads if operation.reads else writes, operation.shipment.ready
+        if self._by_piece:
             for _ in range(ready - operation.turns):
                 self._number += 1
                 operation.turns += 1
@@ -263,7 +269,7 @@ class Lanes(Generic[K]):
         ]
         ready = [(xid, tuple(pieces)) for xid, pieces in self._ready.items()]
         offered = [(xid, tuple([one.key for one in them])) for xid, them in self._of_prompt.items()]
-        turns = self._turns() if self.rules.turns is Turns.PIECE else ()
+        turns = self._turns() if self._by_piece else ()
         return tuple(operations), frozenset(ready), frozenset(offered), turns
 
     def _turns(self) -> tuple[tuple[K, ...], ...]:

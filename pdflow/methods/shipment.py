@@ -36,12 +36,14 @@ class Ending(Enum):
 class Shipment:
     """Of a shard's `layers`, the tokens `start` to `stop`."""
 
-    __slots__ = ("_failed", "_flying", "_left", "_queue", "_stopped", "_unposted", "start", "stop")
+    __slots__ = ("_failed", "_flying", "_left", "_queue", "_queued", "_stopped", "_unposted", "start", "stop")
 
     def __init__(self, layers: int, start: int, stop: int) -> None:
         self.start = start
         self.stop = stop
         self._queue: deque[Piece] = deque()
+        self._queued = 0
+        """Its tokens of layers."""
         self._unposted = self._left = layers * (stop - start)
         """Tokens of layers not posted yet; not landed yet."""
         self._flying = 0
@@ -52,16 +54,19 @@ class Shipment:
         start, stop = max(piece.start, self.start), min(piece.stop, self.stop)
         if start < stop:
             self._queue.append(Piece(piece.layer, start, stop))
+            self._queued += stop - start
 
     def next(self) -> Piece | None:
         """The next piece to be posted, which counts as posted from here on; None if there is none for now."""
         if self._failed or self._stopped or not self._queue:
             return None
         piece = self._queue[0]
-        if piece.stop - piece.start == self._unposted and self._flying:
+        tokens = piece.stop - piece.start
+        if tokens == self._unposted and self._flying:
             return None
         self._queue.popleft()
-        self._unposted -= piece.stop - piece.start
+        self._queued -= tokens
+        self._unposted -= tokens
         self._flying += 1
         return piece
 
@@ -74,7 +79,7 @@ class Shipment:
         if count == 1 and not self._flying:
             return 1
         # The last piece of all waits until the others have landed.
-        return count - (sum([piece.stop - piece.start for piece in self._queue]) == self._unposted)
+        return count - (self._queued == self._unposted)
 
     @property
     def all_posted(self) -> bool:
@@ -93,9 +98,11 @@ class Shipment:
 
     def recall(self, piece: Piece) -> None:
         """A posted piece has not begun to move, and will not: it is as if it had not been posted."""
+        tokens = piece.stop - piece.start
         self._flying -= 1
-        self._unposted += piece.stop - piece.start
+        self._unposted += tokens
         self._queue.appendleft(piece)
+        self._queued += tokens
 
     def skip(self, piece: Piece) -> None:
         """A posted piece will not land, and nobody is told: it counts as if it had."""
@@ -117,7 +124,7 @@ class Shipment:
 
     def fork(self) -> Shipment:
         other = Shipment(0, self.start, self.stop)
-        other._queue = self._queue.copy()
+        other._queue, other._queued = self._queue.copy(), self._queued
         other._unposted, other._left, other._flying = self._unposted, self._left, self._flying
         other._failed, other._stopped = self._failed, self._stopped
         return other
