@@ -47,6 +47,7 @@ COMPILED = [
     "sim/paths.py",
     "sim/recording.py",
     "sim/shipping.py",
+    "sim/skew.py",
     "sim/stores.py",
     "sim/world.py",
     "sim/writer.py",
@@ -56,10 +57,8 @@ INTERPRETED = {
     "pdflow/engine/log.py",
     "pdflow/engine/sequence.py",
     "pdflow/engine/walk.py",
-    "pdflow/serving/decode_request.py",
     "pdflow/serving/effects.py",
     "pdflow/serving/events.py",
-    "pdflow/serving/prefill_request.py",
     # A compiled class cannot extend that one.
     "pdflow/engine/named.py",
 }

@@ -17,9 +17,8 @@ Not decided here: what the events mean. That is each role's own (`decode.py`), a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from pdflow.protocol.effects import Tell
 from pdflow.protocol.values import NEVER, Address, Instant
@@ -54,6 +53,9 @@ class Port:
         """The endpoint's own heap of deadlines, whose head is `wake_at`, without the call."""
 
 
+TELL: Final = Tell
+"""Compiled, what is final is at hand, and a class that is not compiled is looked up by name each time."""
+
 Execute: TypeAlias = Callable[[Any, Any], None]
 """Does what an effect says: (the port that wants it, the effect)."""
 Observer: TypeAlias = Callable[[Any, Any, tuple[Any, ...], Instant], None]
@@ -71,8 +73,10 @@ class Core:
         """What the role does with its events."""
         self.wanted: list[Any] = []
         """Effects of the rule that is being followed."""
-        self.queue: deque[tuple[Any, Any]] = deque()
-        """What is to be handled next: (its port, the event)."""
+        self.queue: list[tuple[Any, Any]] = []
+        """What this turn has handled, and behind it what is to be handled: (its port, the event)."""
+        self.handled = 0
+        """How much of the queue has been handled."""
         self.busy = False
         """What is fed waits in the queue."""
         self.now: Instant = 0
@@ -88,6 +92,14 @@ class Core:
     def add(self, port: Port) -> None:
         port.order = len(self.ports)
         self.ports[port.address] = port
+
+    def tell(self, port: Port, event: Any) -> None:
+        """To be handled in this turn, behind what is there."""
+        self.queue.append((port, event))
+
+    def tell_next(self, port: Port, event: Any) -> None:
+        """To be handled in this turn, before anything else."""
+        self.queue.insert(self.handled, (port, event))
 
     def feed(self, port: Port, event: Any, now: Instant) -> None:
         """One event, and all that follows from it."""
@@ -108,8 +120,9 @@ class Core:
                     observe(port, event, effects, now)
                 for effect in effects:
                     kind = type(effect)
-                    if kind is Tell and effect.to in ports:
-                        queue.append((ports[effect.to], effect.event))
+                    told = ports.get(effect.to) if kind is TELL else None
+                    if told is not None:
+                        queue.append((told, effect.event))
                     else:
                         do[kind](port, effect)
                         if wanted:
@@ -119,9 +132,13 @@ class Core:
                     arm(port, heap[0][0], now)
             if wanted:
                 self.execute()
-            if not queue:
+            handled = self.handled
+            if handled == len(queue):
                 break
-            port, event = queue.popleft()
+            self.handled = handled + 1
+            port, event = queue[handled]
+        queue.clear()
+        self.handled = 0
         self.busy = False
 
     def execute(self) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from enum import IntEnum
-
-import msgspec
 
 from pdflow.protocol.values import Allocation
 from pdflow.serving.events import Handle
@@ -24,16 +23,28 @@ class DecodeStage(IntEnum):
     DECODING = 4
 
 
-class DecodeRequest(msgspec.Struct, eq=False):
+class DecodeRequest:
     """One request at D."""
 
-    handle: Handle
-    prompt_tokens: int
-    digest: int
-    alone: bool
-    """Its prompt is computed here; the protocol knows nothing of it."""
-    first_follows: bool
-    """P's token is the answer's first, and is not known here yet."""
-    stage: DecodeStage = DecodeStage.PENDING
-    place: Allocation | None = None
-    """Where it has room beside the blocks."""
+    __slots__ = ("alone", "digest", "first_follows", "handle", "place", "prompt_tokens", "stage")
+
+    def __init__(self, handle: Handle, prompt_tokens: int, digest: int, alone: bool, first_follows: bool) -> None:
+        self.handle = handle
+        self.prompt_tokens = prompt_tokens
+        self.digest = digest
+        self.alone = alone
+        """Its prompt is computed here; the protocol knows nothing of it."""
+        self.first_follows = first_follows
+        """P's token is the answer's first, and is not known here yet."""
+        self.stage = DecodeStage.PENDING
+        self.place: Allocation | None = None
+        """Where it has room beside the blocks."""
+
+    def fork(self) -> DecodeRequest:
+        other = DecodeRequest(self.handle, self.prompt_tokens, self.digest, self.alone, self.first_follows)
+        other.stage, other.place = self.stage, self.place
+        return other
+
+    def fingerprint(self) -> Hashable:
+        leg = self.handle, self.prompt_tokens, self.digest, self.alone, self.first_follows
+        return *leg, self.stage, self.place

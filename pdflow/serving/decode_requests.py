@@ -5,10 +5,8 @@ When each happens is decided in `decode.py` and, where it depends on where KV la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
-
-import msgspec
 
 from pdflow.protocol.effects import Commit
 from pdflow.protocol.messages import Code
@@ -21,12 +19,10 @@ from pdflow.serving.events import Handle
 class DecodeRequests:
     """Those of one engine. Args: `core` delivers what they want done."""
 
-    __slots__ = ("awaited", "by_handle", "core", "dropping", "scheduler", "want", "weights")
+    __slots__ = ("awaited", "by_handle", "core", "dropping", "scheduler", "weights")
 
     def __init__(self, core: Core, weights: int) -> None:
         self.core = core
-        self.want: Callable[[Any], None] = core.wanted.append
-        """The driver is to do this."""
         self.weights = weights
         self.scheduler: Port
         self.by_handle: dict[Handle, DecodeRequest] = {}
@@ -38,11 +34,15 @@ class DecodeRequests:
 
     def tell(self, event: Any) -> None:
         """The protocol is told this next."""
-        self.core.queue.append((self.scheduler, event))
+        self.core.tell(self.scheduler, event)
+
+    def want(self, effect: Any) -> None:
+        """The driver is to do this."""
+        self.core.wanted.append(effect)
 
     def tell_granted(self, event: Any) -> None:
         """The protocol is told this before anything else happens: what ends the request must find its blocks known."""
-        self.core.queue.appendleft((self.scheduler, event))
+        self.core.tell_next(self.scheduler, event)
 
     def loaded(self, request: DecodeRequest) -> None:
         """Its KV is in its blocks: the engine goes on with it as soon as it knows from which token."""
@@ -73,7 +73,7 @@ class DecodeRequests:
                 self.want(ResumeEngine())
 
     def fingerprint(self) -> Hashable:
-        requests = tuple([msgspec.structs.astuple(request) for request in self.by_handle.values()])
+        requests = tuple([request.fingerprint() for request in self.by_handle.values()])
         return requests, tuple(self.awaited), tuple(self.dropping.items())
 
     def assert_empty(self, whose: str) -> None:

@@ -142,7 +142,7 @@ class StagedLanding(Landing):
         request.place = place
         requests.want(TakeRoom(handle, place))
         self.grant(request, place, 0)
-        requests.core.queue.append((requests.core.role, event))
+        requests.core.tell(requests.core.role, event)
 
     def vacate(self, place: Allocation) -> None:
         """Nothing lies there any more."""

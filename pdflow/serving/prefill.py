@@ -74,9 +74,9 @@ class PrefillCore(Core):
             raise LocalProtocolError(f"prompt {handle} is here already; every attempt needs an id of its own")
         request = PrefillRequest(handle, event.request_id, event.prompt_tokens, event.digest, event.keeps)
         requests.by_handle[handle] = request
-        if event.keeps:
-            requests.tell(PrefillQueued(handle, event.request_id))
-            refusal = self.sending.refusal(event.prompt_tokens)
+        if request.keeps:
+            requests.tell(PrefillQueued(handle, request.request_id))
+            refusal = self.sending.refusal(request.prompt_tokens)
             if refusal:
                 self.sending.end(request, Code.REJECTED, refusal)
                 return

@@ -2,32 +2,60 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Hashable
 
 from pdflow.protocol.values import RequestId
 from pdflow.serving.events import Handle
 
 
-class PrefillRequest(msgspec.Struct, eq=False):
+class PrefillRequest:
     """One prompt at P."""
 
-    handle: Handle
-    request_id: RequestId
-    prompt_tokens: int
-    digest: int
-    keeps: bool
-    """A decode leg comes for the KV, so the protocol knows of it."""
-    computed: bool = False
-    """All of its KV is in blocks."""
-    dropping: bool = False
-    """The engine has been told to drop it and has not answered."""
-    ended: bool = False
-    """Nobody wants it any more, and the protocol has been told so."""
-    answering: bool = False
-    """The protocol has been told that it is finished, and has not answered its request."""
-    held: bool = False
-    """The protocol may send from it, until it releases it."""
-    freed: bool = False
-    """Its blocks are the engine's again."""
-    known: int = 0
-    """Sent while it is computed: up to which token it is computed, or will be with the running step."""
+    __slots__ = (
+        "answering",
+        "computed",
+        "digest",
+        "dropping",
+        "ended",
+        "freed",
+        "handle",
+        "held",
+        "keeps",
+        "known",
+        "prompt_tokens",
+        "request_id",
+    )
+
+    def __init__(self, handle: Handle, request_id: RequestId, prompt_tokens: int, digest: int, keeps: bool) -> None:
+        self.handle = handle
+        self.request_id = request_id
+        self.prompt_tokens = prompt_tokens
+        self.digest = digest
+        self.keeps = keeps
+        """A decode leg comes for the KV, so the protocol knows of it."""
+        self.computed = False
+        """All of its KV is in blocks."""
+        self.dropping = False
+        """The engine has been told to drop it and has not answered."""
+        self.ended = False
+        """Nobody wants it any more, and the protocol has been told so."""
+        self.answering = False
+        """The protocol has been told that it is finished, and has not answered its request."""
+        self.held = False
+        """The protocol may send from it, until it releases it."""
+        self.freed = False
+        """Its blocks are the engine's again."""
+        self.known = 0
+        """Sent while it is computed: up to which token it is computed, or will be with the running step."""
+
+    def fork(self) -> PrefillRequest:
+        other = PrefillRequest(self.handle, self.request_id, self.prompt_tokens, self.digest, self.keeps)
+        other.computed, other.dropping, other.ended = self.computed, self.dropping, self.ended
+        other.answering, other.held, other.freed = self.answering, self.held, self.freed
+        other.known = self.known
+        return other
+
+    def fingerprint(self) -> Hashable:
+        asked = self.handle, self.request_id, self.prompt_tokens, self.digest, self.keeps
+        engine = self.computed, self.dropping, self.ended
+        return *asked, *engine, self.answering, self.held, self.freed, self.known

@@ -6,10 +6,8 @@ When each happens is decided in `prefill.py` and, where it depends on what P sen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
-
-import msgspec
 
 from pdflow.protocol.events import PrefillAborted, PrefillBegun, PrefillFinished
 from pdflow.protocol.messages import Code
@@ -23,12 +21,10 @@ from pdflow.serving.prefill_request import PrefillRequest
 class PrefillRequests:
     """Those of one engine. Args: `core` delivers what they want done; `weights` names what the model computes with."""
 
-    __slots__ = ("awaited", "by_handle", "core", "scheduler", "want", "weights")
+    __slots__ = ("awaited", "by_handle", "core", "scheduler", "weights")
 
     def __init__(self, core: Core, weights: int) -> None:
         self.core = core
-        self.want: Callable[[Any], None] = core.wanted.append
-        """The driver is to do this."""
         self.weights = weights
         self.scheduler: Port
         self.by_handle: dict[Handle, PrefillRequest] = {}
@@ -37,19 +33,23 @@ class PrefillRequests:
 
     def tell(self, event: Any) -> None:
         """The protocol is told this next."""
-        self.core.queue.append((self.scheduler, event))
+        self.core.tell(self.scheduler, event)
+
+    def want(self, effect: Any) -> None:
+        """The driver is to do this."""
+        self.core.wanted.append(effect)
 
     def announce(self, request: PrefillRequest, source: Allocation) -> None:
         """The protocol may send from it, though it is still being computed."""
         request.held = True
-        about = (request.handle, source, request.prompt_tokens, request.digest, self.weights)
-        self.tell(PrefillBegun(*about))
+        tokens, digest = request.prompt_tokens, request.digest
+        self.tell(PrefillBegun(request.handle, source, tokens, digest, self.weights))
 
     def finish(self, request: PrefillRequest, source: Allocation) -> None:
         """All of it may be sent from there."""
         request.answering = True
-        about = (request.handle, source, request.prompt_tokens, request.digest, self.weights)
-        self.tell(PrefillFinished(*about))
+        tokens, digest = request.prompt_tokens, request.digest
+        self.tell(PrefillFinished(request.handle, source, tokens, digest, self.weights))
 
     def end(self, request: PrefillRequest, code: Code, reason: str = "") -> None:
         """No KV comes of it. Who has aborted it needs no answer."""
@@ -82,7 +82,7 @@ class PrefillRequests:
                 self.want(ResumeEngine())
 
     def fingerprint(self) -> Hashable:
-        requests = tuple([msgspec.structs.astuple(request) for request in self.by_handle.values()])
+        requests = tuple([request.fingerprint() for request in self.by_handle.values()])
         return requests, tuple(self.awaited)
 
     def assert_empty(self, whose: str) -> None:

@@ -78,6 +78,7 @@ class StagedSending(Sending):
         self.ranks_per_layer = ranks_per_layer
         self.ranks = ranks
         self.early = conduct.early
+        self.pulls = method.pulls
         self.waits = conduct.prefill_waits
         """The engine stands still while a prompt is on its way."""
         self.room_with_write = comes_with_the_write(method, conduct)
@@ -146,13 +147,14 @@ class StagedSending(Sending):
         self._settle(going)
 
     def copied_out(self, event: CopiedOut) -> None:
-        going = self.outgoing.get(event.handle)
+        handle, copied, rank = event.handle, event.piece, event.rank
+        going = self.outgoing.get(handle)
         if going is None:
             return
-        if going.place is not None and not going.over and not self.method.pulls:
-            pieces = whole(self.layers, going.request.prompt_tokens) if event.piece is None else [event.piece]
+        if going.place is not None and not going.over and not self.pulls:
+            pieces = whole(self.layers, going.request.prompt_tokens) if copied is None else [copied]
             for piece in pieces:
-                self.requests.want(OfferPiece(event.handle, piece, event.rank))
+                self.requests.want(OfferPiece(handle, piece, rank))
         going.copying -= 1
         self._settle(going)
 
@@ -289,7 +291,7 @@ class StagedSending(Sending):
 
     def _lies(self, going: Departure) -> Allocation:
         """Where D reads it is where it lies; where P writes, it goes by its blocks."""
-        return going.place if self.method.pulls and going.place is not None else going.source
+        return going.place if self.pulls and going.place is not None else going.source
 
     def _forget(self, going: Departure) -> None:
         request = going.request

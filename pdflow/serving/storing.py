@@ -82,11 +82,11 @@ class Storing(Sending):
         return f"a prompt of {num_tokens} tokens is too long for a node of the store"
 
     def tell_load(self, event: object) -> None:
-        self.requests.core.queue.append((self.scheduler, event))
+        self.requests.core.tell(self.scheduler, event)
 
     def tell_granted(self, event: object) -> None:
         """Before anything else happens: what ends the load must find its blocks known."""
-        self.requests.core.queue.appendleft((self.scheduler, event))
+        self.requests.core.tell_next(self.scheduler, event)
 
     # What the store has of it already.
 

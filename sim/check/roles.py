@@ -8,11 +8,8 @@ turn remembers what came of it (world.py).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, TypeAlias
-
-import msgspec
 
 from pdflow.protocol.effects import (
     AnswerPrefill,
@@ -175,13 +172,13 @@ class Role:
 
     def copied_to(self, other: Role) -> None:
         """The common part of a fork."""
-        other.requests = {handle: copy.copy(request) for handle, request in self.requests.items()}
+        other.requests = {handle: request.fork() for handle, request in self.requests.items()}
         other.awaited, other.dropping = self.awaited.copy(), self.dropping.copy()
         other.seqs, other.unreported = self.seqs.copy(), self.unreported
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Requests in an order of their own: nothing that a core of this kind does depends on that of their coming."""
-        requests = tuple([msgspec.structs.astuple(self.requests[handle]) for handle in sorted(self.requests)])
+        requests = tuple([self.requests[handle].fingerprint() for handle in sorted(self.requests)])
         kept = tuple(sorted(self.awaited)), tuple(sorted(self.dropping.items())), tuple(sorted(self.unreported))
         return requests, *kept, tuple(sorted(self.seqs.items()))
 
