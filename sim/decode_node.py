@@ -112,9 +112,10 @@ class DecodeNode(EngineNode):
     def came(self, outcome: object) -> None:
         if type(outcome) is Admitted:
             seq = outcome.seq
-            assert seq.allocation is not None
+            allocation = seq.allocation
+            assert allocation is not None
             self.measure_pool()
-            self.feed(self.role, EngineAdmitted(seq.handle, seq.allocation, seq.cached_tokens))
+            self.feed(self.role, EngineAdmitted(seq.handle, allocation, seq.cached_tokens))
         else:
             assert type(outcome) is Finished
             self.feed(self.role, EngineFinished(outcome.seq.handle))
@@ -156,20 +157,21 @@ class DecodeNode(EngineNode):
         self.world.records.ends[NOTIFY][self.legs[effect.handle].index] = self.env.now
 
     def end(self, port: Port, effect: EndDecode) -> None:
-        handle, world = effect.handle, self.world
+        handle, code, world = effect.handle, effect.code, self.world
         seq = self.legs.pop(handle)
-        if effect.code is Code.NONE:
+        if code is Code.NONE:
             if not seq.remote_kv:
                 self.stamp_alone(seq)
             self.decoded(handle, seq, seq.finished_ns)
         elif world.shipping is not None:
             world.shipping.ended(handle)
-        world.router.later(DecodeEnded(handle, effect.code))
+        world.router.later(DecodeEnded(handle, code))
 
     def strand_own(self, seq: Sequence) -> None:
         """Blocks that waited for its KV do no more. What it found here is counted with whoever had it sent."""
-        assert seq.allocation is not None
-        self.strand(len(seq.allocation.blocks), seq.admitted_ns)
+        allocation = seq.allocation
+        assert allocation is not None
+        self.strand(len(allocation.blocks), seq.admitted_ns)
 
     def stamp_alone(self, seq: Sequence) -> None:
         """Its prefill yields the first token: between the two nothing is handed over, admitted or moved."""

@@ -12,8 +12,8 @@ from pdflow.engine.engine import Engine
 from pdflow.engine.hosted import HostedEngine
 from pdflow.engine.sequence import Sequence
 from pdflow.memory.caching import CachingPool
-from pdflow.protocol.values import EngineId, Instant, RequestId
-from pdflow.serving.core import Core
+from pdflow.protocol.values import Address, EngineId, Instant, RequestId
+from pdflow.serving.core import Core, Endpoint
 from pdflow.serving.core import Port as CorePort
 from pdflow.serving.effects import HoldEngine, ResumeEngine
 from sim.clock import AFTER_ENGINES, ENGINE, POLL
@@ -33,6 +33,8 @@ class EngineNode(Node):
         self.name = name
         self.engine = engine
         self.block_bytes = block_bytes
+        self.ranks: list[Port] = []
+        """Its endpoints but the scheduler's."""
         self.priority = ENGINE + index
         self.poll_priority = POLL + index
         self.unasked: list[tuple[Port, Any]] = []
@@ -58,9 +60,11 @@ class EngineNode(Node):
             # Deadlines too are judged in the engine's step, behind everything that had come before (C11).
             self.receive = self.hear
 
-    def ranks(self) -> list[Port]:
-        """Its endpoints but the scheduler's."""
-        return [port for address, port in self.ports.items() if address != self.name]
+    def add(self, address: Address, endpoint: Endpoint, incarnation: int) -> Port:
+        port = super().add(address, endpoint, incarnation)
+        if address != self.name:
+            self.ranks.append(port)
+        return port
 
     def came(self, outcome: object) -> None:
         """One outcome of the engine."""

@@ -190,10 +190,11 @@ class Faults:
 
     def set_clock(self, name: EngineId, speed: float, ahead_ns: int) -> None:
         node = self.lives.node(name)
-        if node.clock is self.env:
-            node.clock = SkewedClock(self.env)
-        node.clock.set(speed, ahead_ns)
-        now = node.clock.now
+        clock = node.clock
+        if not isinstance(clock, SkewedClock):
+            clock = node.clock = SkewedClock(self.env)
+        clock.set(speed, ahead_ns)
+        now = clock.now
         for port in node.ports.values():
             if port.heap:
                 node.arm(port, port.heap[0][0], now)

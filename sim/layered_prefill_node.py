@@ -118,26 +118,28 @@ class LayeredPrefillNode(PrefillNode):
     # What goes.
 
     def offer_piece(self, port: Port, effect: OfferPiece) -> None:
-        ranks = self.ranks()
-        for rank in ranks if effect.rank is None else (ranks[effect.rank],):
-            self.world.shipping.offer(rank.address, effect.handle, effect.piece)
+        handle, piece, number, shipping = effect.handle, effect.piece, effect.rank, self.world.shipping
+        for rank in self.ranks if number is None else [self.ranks[number]]:
+            shipping.offer(rank.address, handle, piece)
 
     def withdraw(self, port: Port, effect: WithdrawPieces) -> None:
-        for rank in self.ranks():
+        for rank in self.ranks:
             self.world.shipping.withdraw(rank.address, effect.handle)
 
     def copy_out(self, port: Port, effect: CopyOut) -> None:
-        hop, piece, staging = self.method.staging, effect.piece, self.staging
+        hop, handle, piece, staging = self.method.staging, effect.handle, effect.piece, self.staging
         assert hop is not None
         assert staging is not None
-        prompt = self.legs[effect.handle].seq.prompt_tokens
-        tokens = self.layers * prompt if piece is None else piece.stop - piece.start
+        if piece is None:
+            tokens = self.layers * self.legs[handle].seq.prompt_tokens
+        else:
+            tokens = piece.stop - piece.start
         if self.world.tell is not None:
             what = "all layers" if piece is None else words(piece, self.layers)
             self.world.tell(self.name, f"copies {what}, {hop.value}")
-        for number, rank in enumerate(self.ranks()):
-            nbytes = tokens * staging.size.bytes_per_token
-            self.world.shipping.copy(rank, hop, nbytes, partial(self.copied_out, effect.handle, piece, number))
+        nbytes = tokens * staging.size.bytes_per_token
+        for number, rank in enumerate(self.ranks):
+            self.world.shipping.copy(rank, hop, nbytes, partial(self.copied_out, handle, piece, number))
 
     def copied_out(self, handle: Handle, piece: Piece | None, rank: int, ok: bool) -> None:
         if self.alive:

@@ -15,7 +15,8 @@ from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import NEVER, Address, Instant
 from pdflow.serving.core import Core, Endpoint
 from pdflow.serving.core import Port as CorePort
-from sim.clock import DEADLINE
+from sim.clock import DEADLINE, Clock
+from sim.skew import SkewedClock
 
 if TYPE_CHECKING:
     from sim.world import Observer, World
@@ -48,8 +49,8 @@ class Node:
         self.ports: dict[Address, Port] = cast(Any, self.core.ports)
         self.receive: Callable[[Port, Any], None] = self.feed
         """What has come over the fabric, and deadlines, go in here: at once, unless a kind of node polls for them."""
-        self.clock: Any = world.env
-        """Where its endpoints see the time; not the world's, where a fault has it run wrong (`sim.skew`)."""
+        self.clock: Clock | SkewedClock = world.env
+        """Where its endpoints see the time; not the world's, where a fault has it run wrong (`skew.py`)."""
         self.do: dict[type, Callable[[Any, Any], None]] = {
             Send: world.fabric.send,
             Handshake: self.handshake,
@@ -89,8 +90,9 @@ class Node:
     def arm(self, port: Port, at: Instant, now: Instant) -> None:
         port.armed = at
         wait = max(0, at - now)
-        if self.clock is not self.env:
-            wait = self.clock.real(wait)
+        clock = self.clock
+        if isinstance(clock, SkewedClock):
+            wait = clock.real(wait)
         self.env.call(wait, self.ring, (port, at), DEADLINE + port.order)
 
     def ring(self, about: tuple[Port, Instant]) -> None:

@@ -107,10 +107,12 @@ class PrefillNode(EngineNode):
     def came(self, outcome: object) -> None:
         """The engine has computed a prompt's KV."""
         assert type(outcome) is Prefilled
-        leg = self.legs[outcome.seq.handle]
-        assert leg.seq.allocation is not None
+        seq = outcome.seq
+        leg = self.legs[seq.handle]
+        allocation = seq.allocation
+        assert allocation is not None
         leg.computed_ns = self.env.now
-        self.feed(self.role, PromptComputed(leg.xid, self.source(leg.seq.allocation)))
+        self.feed(self.role, PromptComputed(leg.xid, self.source(allocation)))
 
     def source(self, own: Allocation) -> Allocation:
         """All blocks of a prompt, the shared ones first, under the generation of its own ones."""
@@ -130,10 +132,11 @@ class PrefillNode(EngineNode):
 
     def free(self, port: Port, effect: FreePrompt) -> None:
         leg = self.legs[effect.handle]
-        assert leg.seq.allocation is not None
+        allocation = leg.seq.allocation
+        assert allocation is not None
         # What it found here is counted with whoever computed it.
-        self.strand(len(leg.seq.allocation.blocks), leg.computed_ns)
-        self.engine.release(leg.seq.allocation, self.env.now)
+        self.strand(len(allocation.blocks), leg.computed_ns)
+        self.engine.release(allocation, self.env.now)
         self.rearm()
 
     # The record, and the router.
@@ -141,18 +144,20 @@ class PrefillNode(EngineNode):
     def computed(self, port: Port, effect: Computed) -> None:
         """Its stages in the engine are over."""
         leg, ends = self.legs[effect.handle], self.world.records.ends
+        seq = leg.seq
+        index = seq.index
         self.measure_pool()
-        ends[P_QUEUE][leg.seq.index] = leg.seq.start_ns
-        ends[PREFILL][leg.seq.index] = leg.computed_ns
+        ends[P_QUEUE][index] = seq.start_ns
+        ends[PREFILL][index] = leg.computed_ns
         if self.writer is not None and leg.keeps:
             self.writer.finished(leg.xid)
 
     def answer(self, port: Port, effect: AnswerPrefill) -> None:
-        params = effect.params
-        self.by_request.pop(effect.request_id, None)
+        params, request_id = effect.params, effect.request_id
+        self.by_request.pop(request_id, None)
         for rank, word in enumerate(params.words):
             self.world.fabric.words[f"{self.name}.r{rank}", word.index] = word.word
-        self.world.router.later(PrefillAnswered(effect.request_id, params))
+        self.world.router.later(PrefillAnswered(request_id, params))
 
     def end(self, port: Port, effect: EndPrefill) -> None:
         leg = self.legs[effect.handle]

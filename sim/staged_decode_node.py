@@ -71,7 +71,7 @@ class StagedDecodeNode(DecodeNode):
     def copy_in(self, port: Port, effect: CopyIn) -> None:
         request = self.legs[effect.handle].index
         size, tokens = self.staging.size, self.world.records.input_tokens[request] - effect.start
-        ports = self.ranks()
+        ports = self.ranks
         ways = [(hop, layers) for hop, layers in self.ways(effect.place) if layers]
         self.loading[effect.handle] = len(ports) * len(ways)
         for rank in ports:

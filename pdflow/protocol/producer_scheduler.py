@@ -103,37 +103,31 @@ class ProducerScheduler:
         return tuple(Tell(rank, SourceReady(event.xid, product.request_id, source)) for rank in self.ranks)
 
     def _finished(self, event: PrefillFinished, now: Instant) -> Effects:
-        product = self.products.get(event.xid)
+        xid, allocation, num_tokens = event.xid, event.allocation, event.num_tokens
+        digest, weights = event.digest, event.weights
+        product = self.products.get(xid)
         if product is None or product.complete:
-            raise LocalProtocolError(f"prefill of {event.xid!r} finished, but it is not being prefilled")
+            raise LocalProtocolError(f"prefill of {xid!r} finished, but it is not being prefilled")
+        request_id = product.request_id
         words: tuple[LeaseWord, ...] = ()
         tells = []
         if product.allocation is None:
-            self.products[event.xid] = msgspec.structs.replace(
-                product, allocation=event.allocation, complete=True, holders=(1 << len(self.ranks)) - 1
+            self.products[xid] = msgspec.structs.replace(
+                product, allocation=allocation, complete=True, holders=(1 << len(self.ranks)) - 1
             )
             for rank in self.ranks:
                 word = self._mint_word() if self.leases_words else None
                 if word is not None:
                     words = (*words, word)
-                source = Source(event.allocation, event.num_tokens, event.digest, event.weights, word)
-                tells.append(Tell(rank, SourceReady(event.xid, product.request_id, source)))
+                source = Source(allocation, num_tokens, digest, weights, word)
+                tells.append(Tell(rank, SourceReady(xid, request_id, source)))
         elif product.holders:
-            self.products[event.xid] = msgspec.structs.replace(product, complete=True)
-            tells = [Tell(rank, SourceCompleted(event.xid)) for rank in self.ranks]
+            self.products[xid] = msgspec.structs.replace(product, complete=True)
+            tells = [Tell(rank, SourceCompleted(xid)) for rank in self.ranks]
         else:
-            del self.products[event.xid]
-        params = KvParams(
-            self.engine,
-            event.xid,
-            product.request_id,
-            event.num_tokens,
-            event.allocation.blocks,
-            words,
-            event.digest,
-            event.weights,
-        )
-        return (*tells, AnswerPrefill(product.request_id, params))
+            del self.products[xid]
+        params = KvParams(self.engine, xid, request_id, num_tokens, allocation.blocks, words, digest, weights)
+        return (*tells, AnswerPrefill(request_id, params))
 
     def _mint_word(self) -> LeaseWord:
         """A fresh 64-bit word: a restarted P at the same address must not repeat one (PROTOCOL 7.5)."""

@@ -109,13 +109,14 @@ def granted_range(grant: Register, source: Source, ctx: ProducerContext) -> tupl
         return start, source.num_tokens - start
     if grant.weights != source.weights:
         return Code.WEIGHTS
-    if grant.token_start + grant.num_tokens != source.num_tokens or grant.digest != source.digest:
+    start, num_tokens = grant.token_start, grant.num_tokens
+    if start + num_tokens != source.num_tokens or grant.digest != source.digest:
         return Code.CONTENT
-    if grant.num_tokens <= 0:
+    if num_tokens <= 0:
         return Code.LAYOUT
-    if not ctx.into_staging and (grant.token_start % size or blocks * size < grant.num_tokens):
+    if not ctx.into_staging and (start % size or blocks * size < num_tokens):
         return Code.LAYOUT
-    return grant.token_start, grant.num_tokens
+    return start, num_tokens
 
 
 def proceed(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
