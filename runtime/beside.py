@@ -37,7 +37,12 @@ def beside(wiring: EngineWiring, memory: Memory, pool: Pool) -> tuple[Staging, B
     page_bytes = size.layers * size.bytes_per_token * pool.block_size
     pages = min(blocks, bytes_of(says, memory) // page_bytes) if memory is not Memory.TENSORS else blocks
     paged = PagedStaging(size, pool.block_size, pages, evicts=memory is Memory.STORE)
-    return paged, lambda rank, at: Room("pages", _moved(rank, at, pages))
+    return paged, pages_beside(pages)
+
+
+def pages_beside(count: int) -> Beside:
+    """So many pages beside the blocks of each rank."""
+    return lambda rank, at: Room("pages", _moved(rank, at, count))
 
 
 class RoomState(msgspec.Struct, frozen=True):

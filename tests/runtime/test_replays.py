@@ -15,19 +15,23 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from pdflow.methods.catalogue import METHODS
 from sim.check.digest import digest
-from sim.check.scope import ENDLESS, Scope
+from sim.check.scope import ENDLESS, TOKENS, Scope
 from sim.check.story import StoryFile, read
-from tests.runtime.support.held import Wires
-from tests.runtime.support.told import NotToldOn, Told, digest_of
+from tests.runtime.support.held import HeldOrders, Wires
+from tests.runtime.support.told import NotToldOn, digest_of
+from tests.runtime.support.told_methods import telling
 
 REPLAYS = sorted((Path(__file__).resolve().parents[1] / "replays").glob("*.json"))
-WHOLE = ("nixl-push", "nixl-pull", "mooncake-v1")
-"""Methods from blocks into blocks, each operation in one piece."""
 STEPS = 50
 WALKS = 12
 TROUBLE = {
     "abort",
+    "abort prefill",
+    "cancel prefill",
+    "withdraw",
+    "preempt",
     "timer",
     "drop",
     "delay",
@@ -46,8 +50,10 @@ def not_live(scope: Scope) -> str:
     """Why live nodes cannot tell a story of this scope; "" if they can."""
     if not scope.dialect.control_frames:
         return "only strict is spoken live"
-    if scope.method and scope.method not in WHOLE:
-        return "methods with pieces or memories beside the blocks have drivers of their own"
+    if scope.method and METHODS[scope.method].stores:
+        return "a store's node has a driver of its own"
+    if scope.orphan:
+        return "no rank outlives its engine: they are in one process"
     if scope.attempts:
         return "the router's driver has tests of its own"
     if scope.lagging:
@@ -63,15 +69,11 @@ TOLD = {name: story for name, story in STORIES.items() if not not_live(story.sco
 
 def test_no_story_is_left_out_unseen() -> None:
     left_out = {name: why for name, story in STORIES.items() if (why := not_live(story.scope))}
-    pieces = "methods with pieces or memories beside the blocks have drivers of their own"
     lagging = "endpoints of one engine are in one process: what one tells another comes in the same turn"
     assert left_out == {
         "a-fence-counts-for-a-later-read": lagging,
         "a-heartbeat-that-waited-for-its-connection": "only strict is spoken live",
         "a-lost-p-that-writes": "only strict is spoken live",
-        "asked-of-a-rank-that-had-let-go": pieces,
-        "given-up-for-the-time-it-takes-to-compute": pieces,
-        "released-and-wanted-while-it-is-computed": pieces,
         "taken-before-the-rank-knew-of-it": lagging,
     }
     assert TOLD
@@ -80,6 +82,7 @@ def test_no_story_is_left_out_unseen() -> None:
 @pytest.fixture(autouse=True)
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.ranked_node.Links", Wires)
+    monkeypatch.setattr("runtime.ranks.Orders", HeldOrders)
     for module in ("prefill_node", "decode_node"):
         monkeypatch.setattr(f"runtime.{module}.digest_of", digest_of)
 
@@ -89,7 +92,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_was_found_once_is_told_live(name: str, mock_clock: MockClock) -> None:
     story: StoryFile = TOLD[name]
     async with trio.open_nursery() as nursery:
-        told = Told(story.scope, nursery)
+        told = telling(story.scope, nursery)
         await told.begin()
         for step in story.steps:
             await told.tell(step.move)
@@ -101,7 +104,7 @@ async def test_what_was_found_once_is_told_live(name: str, mock_clock: MockClock
 async def test_what_a_former_life_has_written_is_not_taken_for_the_present_ones(mock_clock: MockClock) -> None:
     """Its notice comes when D has met P's next life (S8)."""
     async with trio.open_nursery() as nursery:
-        told = Told(Scope(p_restart=1, sync=1), nursery)
+        told = telling(Scope(p_restart=1, sync=1), nursery)
         await told.begin()
         for move in (
             "finish x0",
@@ -136,6 +139,33 @@ SCOPES = {
     "mooncake": Scope(method="mooncake-v1", requests=2, err=1, dup=1),
     "nixl push, as a method": Scope(method="nixl-push", p_tp=2, err=1),
     "nixl pull, as a method": Scope(method="nixl-pull", pulls=True, drop=1),
+    "engines that take their time": Scope(requests=2, late=True, decodes=True, preempt=1, prefill_abort=1),
+    "all of it is here": Scope(hit_tokens=TOKENS, requests=2, prefill_abort=1),
+    "progressive": Scope(method="nixl-push", progressive=True, err=1, prefill_abort=1),
+    "progressive, two ranks at D": Scope(method="nixl-push", progressive=True, d_tp=2, dup=1, prefill_abort=1),
+    "progressive, done before it has landed": Scope(
+        method="nixl-push", progressive=True, done_is_remote=False, err=1, requests=2
+    ),
+    "progressive, engines that take their time": Scope(
+        method="mooncake-v1", progressive=True, requests=2, late=True, decodes=True, preempt=1
+    ),
+    "cpu-staged": Scope(method="cpu-staged", err=1, prefill_abort=1),
+    "cpu-staged, small rings": Scope(method="cpu-staged", requests=3, pool=1, p_pool=1),
+    "cpu-staged, copies that take time": Scope(method="cpu-staged", requests=2, pool=1, p_pool=1, late=True),
+    "cpu-staged, done before it has landed": Scope(method="cpu-staged", done_is_remote=False, drop=1, err=1),
+    "cpu-staged, both start again": Scope(method="cpu-staged", requests=2, p_restart=1, d_restart=1),
+    "p2p-nccl-put": Scope(method="p2p-nccl-put", p_tp=2, d_tp=2, err=1),
+    "p2p-nccl-put, engines that take their time": Scope(
+        method="p2p-nccl-put", requests=2, pool=1, late=True, decodes=True, preempt=1
+    ),
+    "p2p-nccl-put-async": Scope(method="p2p-nccl-put-async", requests=2, same_product=True, prefill_abort=1, sync=1),
+    "p2p-nccl-put-async, two ranks": Scope(method="p2p-nccl-put-async", p_tp=2, d_tp=2, err=1, lose=1),
+    "p2p-nccl-get": Scope(method="p2p-nccl-get", pulls=True, requests=2, p_pool=1, withdraw=1, err=1),
+    "p2p-nccl-get, engines that take their time": Scope(
+        method="p2p-nccl-get", pulls=True, requests=2, late=True, decodes=True, preempt=1, withdraw=1
+    ),
+    "mooncake-v0": Scope(method="mooncake-v0", pulls=True, requests=2, p_pool=1, err=1, drop=1),
+    "mooncake-v0, both start again": Scope(method="mooncake-v0", pulls=True, requests=2, p_restart=1, d_restart=1),
     "pull, other blocks": Scope(pulls=True, d_block=32, d_tp=2, lose=1),
 }
 
@@ -147,7 +177,7 @@ async def test_ways_that_nobody_chose_are_told_live(name: str, mock_clock: MockC
     for seed in range(WALKS):
         chance = random.Random(seed)
         async with trio.open_nursery() as nursery:
-            told = Told(SCOPES[name], nursery)
+            told = telling(SCOPES[name], nursery)
             await told.begin()
             with suppress(NotToldOn):
                 for _ in range(STEPS):
@@ -181,7 +211,7 @@ async def test_deadlines_come_when_they_are_due_behind_what_came_with_them(name:
             return chance.choice(moves) if moves and chance.random() < 0.3 else None
 
         async with trio.open_nursery() as nursery:
-            told = Told(CLOCKS[name], nursery)
+            told = telling(CLOCKS[name], nursery)
             await told.begin()
             with suppress(NotToldOn):
                 for _ in range(2 * STEPS):

@@ -3,6 +3,7 @@ keeps account of blocks as a real one does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pdflow.engine.sequence import Admitted, Dropped, Finished, Prefilled, Sequence
@@ -35,10 +36,16 @@ class HandPool:
 class Hand:
     """As much of a LiveEngine as nodes call."""
 
-    def __init__(self, node: EngineNode) -> None:
+    def __init__(self, node: EngineNode, loads: Callable[[Sequence], None]) -> None:
         self.node = node
+        self.loads = loads
+        """Told of whose KV is here."""
         self.pool = HandPool()
+        self.stands_still = False
         self.waiting: list[Sequence] = []
+        self.computing: list[Sequence] = []
+        self.computed: list[Sequence] = []
+        """Of which the node has not been told."""
         self.loading: list[Sequence] = []
         self.decoding: list[Sequence] = []
 
@@ -54,35 +61,70 @@ class Hand:
     def loaded(self, seq: Sequence) -> None:
         _take(self.loading, seq)
         self.decoding.append(seq)
+        self.loads(seq)
 
     def drop(self, seq: Sequence) -> Dropped:
         if _take(self.waiting, seq):
+            return Dropped.AT_ONCE
+        if _take(self.computing, seq) or _take(self.decoding, seq):
+            self._free(seq)
             return Dropped.AT_ONCE
         return Dropped.BLOCKS_ARE_YOURS if _take(self.loading, seq) else Dropped.NOT_HERE
 
     def release(self, allocation: Allocation) -> None:
         self.pool.release(allocation)
 
+    def hold(self) -> None:
+        self.stands_still = True
+
+    def let_go(self) -> None:
+        self.stands_still = False
+
     # What a test says.
 
-    def finish_prompt(self, seq: Sequence, allocation: Allocation) -> None:
+    def compute(self, seq: Sequence, allocation: Allocation) -> None:
+        """A prompt is computed from now on, in these blocks."""
         assert _take(self.waiting, seq)
         seq.allocation = self.pool.take(allocation)
+        self.computing.append(seq)
+
+    def finish_prompt(self, seq: Sequence) -> None:
+        """All of it is computed."""
+        assert _take(self.computing, seq)
+        self.computed.append(seq)
+
+    def report_prompt(self, seq: Sequence) -> None:
+        assert _take(self.computed, seq)
         self.node.came(Prefilled(seq, 0))
 
-    def admit(self, seq: Sequence, allocation: Allocation, cached_tokens: int) -> None:
+    def give(self, seq: Sequence, allocation: Allocation, cached_tokens: int) -> None:
+        """It has blocks from now on."""
         assert _take(self.waiting, seq), "the protocol has not let it in"
         seq.allocation, seq.cached_tokens = self.pool.take(allocation), cached_tokens
         self.loading.append(seq)
+
+    def report_admitted(self, seq: Sequence) -> None:
         self.node.came(Admitted(seq, 0))
+
+    def preempt(self, seq: Sequence) -> None:
+        """Its blocks are others' for a while."""
+        self._free(seq)
+        seq.allocation = None
+
+    def decode(self, seq: Sequence) -> None:
+        """To its end."""
+        assert _take(self.decoding, seq)
+        self._free(seq)
+        self.node.came(Finished(seq, 0))
 
     def decode_all(self) -> None:
         """What is loaded is decoded to its end, which takes no time."""
-        for seq in self.decoding:
-            assert seq.allocation is not None
+        for seq in tuple(self.decoding):
+            self.decode(seq)
+
+    def _free(self, seq: Sequence) -> None:
+        if seq.allocation is not None:
             self.pool.release(seq.allocation)
-            self.node.came(Finished(seq, 0))
-        self.decoding.clear()
 
 
 def _take(sequences: list[Sequence], seq: Sequence) -> bool:

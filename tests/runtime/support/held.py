@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 import trio
 
 from pdflow.layout.descriptors import Descriptor
-from pdflow.protocol.effects import Fence, Handshake, Send
+from pdflow.methods.shipment import Piece
+from pdflow.protocol.effects import Fence, Handshake, PostRead, PostWrite, Send
+from pdflow.protocol.events import ReadEnded, WriteEnded, WriteStopped
+from pdflow.protocol.ids import Op
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.strict import Frame, FrameDecoder, Hello, encode_frame
 from pdflow.serving.core import Port
 from runtime.links import Links
 from runtime.node import Node
+from runtime.orders import FindWay, Orders
 from runtime.ranks import Rank
-from runtime.transports.base import DoneMeans, Ended, Fenced, Fences, Flushed, Noticed, Stopped, Tell, WordArrived
+from runtime.transports.base import (
+    DoneMeans,
+    Ended,
+    Fenced,
+    Fences,
+    Flushed,
+    Noticed,
+    Stopped,
+    Tell,
+    Transport,
+    WordArrived,
+)
 
 Where = Callable[[Address], "Held"]
 """The transport of a rank that lives now."""
@@ -124,6 +139,71 @@ class Held:
 
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
+
+
+class HeldOrders(Orders):
+    """With `holds`, a test says when a piece is posted, when an end is told, and when what is to stop or to be cut off
+    is. A flush behind a piece that has ended has ended, too."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        numbers: Iterator[int],
+        find_way: FindWay,
+        put: Callable[[Any], None],
+        incarnation: int,
+        flush: Callable[[Address, Callable[[bool], None]], None],
+    ) -> None:
+        super().__init__(transport, numbers, find_way, self._end, incarnation, self._prove_by)
+        self.holds = False
+        self.tell: Final = put
+        self.ends: dict[Op, WriteEnded | WriteStopped | ReadEnded] = {}
+        """Of operations that are over, and nobody has been told."""
+        self._really_flush: Final = flush
+
+    def _end(self, event: Any) -> None:
+        if self.holds:
+            self.ends[event.op] = event
+        else:
+            self.tell(event)
+
+    def _prove_by(self, peer: Address, then: Callable[[bool], None]) -> None:
+        if self.holds:
+            then(True)
+        else:
+            self._really_flush(peer, then)
+
+    def _pump(self) -> None:
+        if not self.holds:
+            super()._pump()
+
+    def stop(self, op: Op) -> None:
+        if not self.holds:
+            super().stop(op)
+
+    def cut_off(self, peer: Address) -> None:
+        if not self.holds:
+            super().cut_off(peer)
+
+    # What a test says.
+
+    def post_next(self) -> tuple[PostWrite | PostRead, Piece] | None:
+        """The next piece, if there is one."""
+        found = self._lanes.next()
+        if found is None:
+            return None
+        order, piece = found
+        self._post(order, piece)
+        return order.effect, piece
+
+    def is_open(self, op: Op) -> bool:
+        return op in self._open
+
+    def stop_now(self, op: Op) -> None:
+        super().stop(op)
+
+    def cut_off_now(self, peer: Address) -> None:
+        super().cut_off(peer)
 
 
 class Wires(Links):

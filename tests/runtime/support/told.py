@@ -23,17 +23,18 @@ from msgspec import structs
 from trio.testing import MockClock
 
 from pdflow.engine.sequence import Sequence
-from pdflow.protocol.effects import AnswerPrefill, Commit, PostRead, PostWrite, ReadWord
+from pdflow.protocol.effects import AnswerPrefill, PostRead, PostWrite, ReadWord
 from pdflow.protocol.events import DecodeQueued, HandshakeEnded, PeerLost, Received, TimerFired
 from pdflow.protocol.ids import KvParams, engine_of, rank_of
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.values import Address, EngineId, Instant, Xid
+from pdflow.serving.events import PrefillFailed
 from runtime.decode_node import DecodeLeg, DecodeNode
 from runtime.engine_node import EngineNode, Place
 from runtime.engines.job import Sampling
 from runtime.node import TIME_REACHED
 from runtime.prefill_node import PrefillLeg, PrefillNode
-from runtime.ranks import WORD_BYTES, LayoutBook
+from runtime.ranks import WORD_BYTES, Beside, LayoutBook
 from runtime.transports.base import Tell
 from sim.check import names
 from sim.check.cluster import DIGEST, FIRST_LIFE, SHAPE, role_of
@@ -51,6 +52,7 @@ BLOCKS = 300
 """More than any block of the world's is called."""
 
 
+HAVING_BLOCKS = (Stage.GIVEN, Stage.ADMITTED, Stage.RESOLVED)
 AT_ONCE = ("finish", "admit", "decode", "abort", "task", "unreachable", "flush fails", "notice", "ended", "lose")
 """Moves that are made without waiting: what peers say goes through a door that does."""
 
@@ -103,6 +105,7 @@ class Told:
         self.state: State = self.world.beginning()
         self.oracle: Final = Oracle(self.cluster.geometry, scope.done_is_remote)
         self.nursery: Final = nursery
+        self.shape = SHAPE
         self.heard: list[Turn] = []
         self.nodes: dict[EngineId, EngineNode] = {}
         self.scopes: dict[EngineId, trio.CancelScope] = {}
@@ -137,6 +140,12 @@ class Told:
             "lose notice": self.nothing,
             "ended": self.ended,
             "timer": self.timer,
+            "abort prefill": self.abort_prefill,
+            "cancel prefill": self.cancel_prefill,
+            "hit": self.hit,
+            "report": self.tell_admitted,
+            "preempt": self.preempt,
+            "end": self.end,
         }
 
     async def begin(self) -> None:
@@ -144,9 +153,7 @@ class Told:
         for engine in self.cluster.engines:
             self.start(engine)
         for i, (xid, request_id) in enumerate(zip(self.cluster.xids, self.cluster.prefill_ids, strict=True)):
-            node = self.nodes[self.cluster.p_of[i].engine]
-            assert isinstance(node, PrefillNode)
-            self.prefills[i] = node.begin(request_id, xid, [i] * TOKENS)
+            self.prefills[i] = self.prefill_node(i).begin(request_id, xid, [i] * TOKENS)
         self.state = self.world.start()
         await self.agree("the beginning")
 
@@ -208,7 +215,8 @@ class Told:
         self.heard.clear()
         self.world.heard.clear()
         for node in self.nodes.values():
-            hand(node).decode_all()
+            if not self.cluster.scope.decodes:
+                hand(node).decode_all()
             for address, port in node.ports.items() if not self.cluster.scope.horizon else ():
                 assert port.endpoint.fingerprint() == self.world.body(self.state, address).fingerprint(), name  # type: ignore[attr-defined]
         self.agree_on_blocks(name)
@@ -233,15 +241,20 @@ class Told:
         return [turn for turn in alike if turn.effects or turn.event != TIME_REACHED]
 
     def agree_on_blocks(self, name: str) -> None:
+        found = {engine: set(hand(node).pool.held) for engine, node in self.nodes.items()}
+        assert found == self.held(), name
+
+    def held(self) -> dict[EngineId, set[int]]:
+        """By engine, the generations of the world's blocks that somebody has."""
         ghost, cluster = self.world.ghost_of(self.state), self.cluster
         held: dict[EngineId, set[int]] = {engine: set() for engine in cluster.engines}
         for i, product in enumerate(ghost.products):
-            if product == Product.HELD:
+            if product in (Product.HELD, Product.COMPUTED):
                 held[cluster.p_of[i].engine].add(cluster.sources[i].generation)
         for i, stage in enumerate(ghost.stages):
-            if stage in (Stage.ADMITTED, Stage.RESOLVED):
+            if stage in HAVING_BLOCKS or (self.cluster.scope.decodes and stage == Stage.COMMITTED):
                 held[cluster.d_of[i].engine].add(cluster.targets[i].generation)
-        assert {engine: set(hand(node).pool.held) for engine, node in self.nodes.items()} == held, name
+        return held
 
     # Nodes.
 
@@ -250,7 +263,7 @@ class Told:
         cluster, life = self.cluster, self.lives[engine]
         scheduler, *ranks = cluster.engine(engine, life)
         info = (*cluster.ps, *cluster.ds)[cluster.number[engine]]
-        shape = structs.replace(SHAPE, block_size=info.shards.block_size)
+        shape = structs.replace(self.shape, block_size=info.shards.block_size)
         place = Place(
             info=info,
             incarnation=FIRST_LIFE[engine] + life,
@@ -258,14 +271,23 @@ class Told:
             num_blocks=BLOCKS,
             layouts=LayoutBook(shape, "pull" if cluster.scope.pulls else "push", "exactly-once"),
             weights=WEIGHTS,
+            beside=self.beside(engine),
         )
-        made = PrefillNode if role_of(engine) == "P" else DecodeNode
-        node: EngineNode = made(place, scheduler, ranks, self.make_transport)  # type: ignore[arg-type]
-        node.engine = Hand(node)  # type: ignore[assignment]
+        node = self.node(place, scheduler, ranks)
+        node.engine = Hand(node, self.loaded)  # type: ignore[assignment]
         node.observe = self.observe
         self.nodes[engine] = node
         self.scopes[engine] = trio.CancelScope()
         self.nursery.start_soon(self.run, node, self.scopes[engine])
+
+    def beside(self, engine: EngineId) -> Beside | None:
+        """What its ranks have beside their blocks."""
+        return None
+
+    def node(self, place: Place, scheduler: Any, ranks: Any) -> EngineNode:
+        if role_of(place.info.engine) == "P":
+            return PrefillNode(place, scheduler, ranks, self.make_transport)
+        return DecodeNode(place, scheduler, ranks, self.make_transport)
 
     @staticmethod
     async def run(node: EngineNode, scope: trio.CancelScope) -> None:
@@ -285,32 +307,72 @@ class Told:
         self.heard.append(Turn(address, event, effects))
         self.oracle.observe(address, event, effects, now)
         for effect in effects:
-            if isinstance(effect, PostWrite | PostRead | ReadWord):
-                life = 0 if isinstance(effect, ReadWord) else self.lives[engine_of(address)]
-                self.expected.append((address, life, effect))
-            elif isinstance(effect, Commit):
-                self.compare(self.cluster.requests.index(effect.request_id))
+            if isinstance(effect, ReadWord):
+                self.expected.append((address, 0, effect))
+            elif isinstance(effect, PostWrite | PostRead):
+                self.begun(address, effect)
             elif isinstance(effect, AnswerPrefill):
                 self.answers[effect.params.xid] = effect.params
+
+    def begun(self, address: Address, effect: PostWrite | PostRead) -> None:
+        """It is asked of the transport at once."""
+        self.expected.append((address, self.lives[engine_of(address)], effect))
 
     def take_posted(self) -> None:
         """What ranks have asked of transports since, by what endpoints had asked of ranks."""
         while self.expected and (posted := self.transport(self.expected[0][0]).posted):
             self.operations[self.expected.popleft()] = posted.popleft()
 
-    def compare(self, i: int) -> None:
+    def loaded(self, seq: Sequence) -> None:
         """D's KV of a request is what P has, byte for byte."""
+        i = self.cluster.requests.index(seq.handle)
         product, here = self.cluster.product_of[i], self.cluster.scope.hit_tokens
-        found = kv(self.nodes[self.cluster.d_of[i].engine], self.cluster.targets[i].blocks, TOKENS - here)
-        assert (found == content(product)[:, :, :, here:]).all()
+        assert seq.allocation is not None
+        found = kv(self.nodes[self.cluster.d_of[i].engine], seq.allocation.blocks, TOKENS - here)
+        assert (found == self.content(product)[:, :, :, here:]).all()
         self.committed += 1
+
+    def content(self, product: int) -> Any:
+        """`[layers, 2, heads, tokens, cell_bytes]` of a prompt: no two prompts', tokens' or heads' are alike."""
+        shape = (self.shape.num_layers, 2, SHAPE.stored_heads, TOKENS, SHAPE.cell_bytes)
+        return np.random.default_rng(product).integers(0, 256, shape, np.uint8)
 
     # What engines and clients do.
 
     def finish(self, i: int) -> None:
-        node, source = self.nodes[self.cluster.p_of[i].engine], self.cluster.sources[i]
-        put_kv(node, source.blocks, content(i))
-        hand(node).finish_prompt(self.prefills[i].job.seq, source)
+        """Where engines report late, that is another move of this name."""
+        if self.world.ghost_of(self.state).products[i] == Product.QUEUED:
+            self.compute(i)
+            self.hand_at_p(i).finish_prompt(self.prompt(i))
+            if self.cluster.scope.late:
+                return
+        self.hand_at_p(i).report_prompt(self.prompt(i))
+
+    def compute(self, i: int) -> None:
+        """In the blocks that it has in the world."""
+        source = self.cluster.sources[i]
+        put_kv(self.nodes[self.cluster.p_of[i].engine], source.blocks, self.content(i))
+        self.hand_at_p(i).compute(self.prompt(i), source)
+
+    def abort_prefill(self, i: int) -> None:
+        node = self.prefill_node(i)
+        self.hand_at_p(i).drop(self.prompt(i))
+        node.put(node.role, PrefillFailed(self.cluster.xids[i]))
+
+    def cancel_prefill(self, i: int) -> None:
+        self.prefill_node(i).abort(self.prefills[i])
+
+    def prefill_node(self, i: int) -> PrefillNode:
+        """Where a prompt is computed."""
+        node = self.nodes[self.cluster.p_of[i].engine]
+        assert isinstance(node, PrefillNode)
+        return node
+
+    def hand_at_p(self, i: int) -> Hand:
+        return hand(self.nodes[self.cluster.p_of[i].engine])
+
+    def prompt(self, i: int) -> Sequence:
+        return self.prefills[i].job.seq
 
     def decode(self, i: int) -> None:
         node = self.nodes[self.cluster.d_of[i].engine]
@@ -321,8 +383,25 @@ class Told:
         self.decodes[i] = node.begin(self.cluster.requests[i], said.params, tokens, sampling)
 
     def admit(self, i: int) -> None:
-        node = self.nodes[self.cluster.d_of[i].engine]
-        hand(node).admit(self.sequence(i), self.cluster.targets[i], self.cluster.scope.hit_tokens)
+        self.hand_at_d(i).give(self.sequence(i), self.cluster.targets[i], self.cluster.scope.hit_tokens)
+        if not self.cluster.scope.late:
+            self.tell_admitted(i)
+
+    def hit(self, i: int) -> None:
+        """All of it is in D's prefix cache: nothing has to land."""
+        self.admit(i)
+
+    def tell_admitted(self, i: int) -> None:
+        self.hand_at_d(i).report_admitted(self.sequence(i))
+
+    def preempt(self, i: int) -> None:
+        self.hand_at_d(i).preempt(self.sequence(i))
+
+    def end(self, i: int) -> None:
+        self.hand_at_d(i).decode(self.sequence(i))
+
+    def hand_at_d(self, i: int) -> Hand:
+        return hand(self.nodes[self.cluster.d_of[i].engine])
 
     def sequence(self, i: int) -> Sequence:
         return self.decodes[i].job.seq
@@ -433,8 +512,7 @@ class Told:
 
     def read(self, i: int) -> None:
         operation, flags = self.of_move(i)
-        part = 0 if self.cluster.scope.method else flags >> PIECE & 7
-        operation.read(part, self.cluster.scope.chunks)
+        operation.read(flags >> PIECE & 7, self.cluster.scope.chunks)
 
     def land(self, i: int, k: int = 0) -> None:
         operation, _ = self.of_move(i)
@@ -474,9 +552,3 @@ def hand(node: EngineNode) -> Hand:
 def wires(node: EngineNode) -> Wires:
     assert isinstance(node.links, Wires)
     return node.links
-
-
-def content(product: int) -> Any:
-    """`[layers, 2, heads, tokens, cell_bytes]` of a prompt: no two prompts', tokens' or heads' are alike."""
-    shape = (SHAPE.num_layers, 2, SHAPE.stored_heads, TOKENS, SHAPE.cell_bytes)
-    return np.random.default_rng(product).integers(0, 256, shape, np.uint8)
