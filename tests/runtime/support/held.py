@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 import attrs
 import trio
@@ -195,6 +195,11 @@ class HeldOrders(Orders):
         order, piece = found
         self._post(order, piece)
         return order.effect, piece
+
+    def ready(self) -> Hashable:
+        """What can be sent of each prompt that the rank has."""
+        _, ready, *_ = cast(tuple[Hashable, ...], self._lanes.fingerprint())
+        return ready
 
     def is_open(self, op: Op) -> bool:
         return op in self._open

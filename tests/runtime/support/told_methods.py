@@ -39,6 +39,7 @@ from tests.runtime.support.aside import Aside, SlowCopies, ToldDecodeNode, ToldP
 from tests.runtime.support.held import HeldOrders, Operation
 from tests.runtime.support.told import BLOCKS, NotToldOn, Told, hand
 
+ELSEWHERE = 50
 FIRST_LOADED = 240
 """The first of the blocks that D's engine gives to what has landed beside them."""
 
@@ -74,7 +75,14 @@ class ToldMethod(Told):
             return None
         room = (scope.p_pool if at_p else scope.pool) or scope.requests
         inner = self.plan.memory(method.p_memory if at_p else method.d_memory, room)
-        return Aside(inner, self.plan.places)
+        return Aside(inner, self.plan.places if method.pulls or not at_p else self.elsewhere())
+
+    def elsewhere(self) -> dict[str, Allocation]:
+        """Where P's prompts lie if nobody is told: in pages of other numbers than their blocks'."""
+        return {
+            handle: Allocation(place.generation, tuple([block + ELSEWHERE for block in place.blocks]))
+            for handle, place in self.plan.places.items()
+        }
 
     def beside(self, engine: EngineId) -> Beside | None:
         return None if self.staging(engine) is None else pages_beside(BLOCKS)
@@ -108,6 +116,12 @@ class ToldMethod(Told):
         return orders
 
     # What is compared.
+
+    async def agree(self, name: str) -> None:
+        await super().agree(name)
+        for rank in self.world.ranks:
+            _, ready, *_ = self.world.lanes(self.state, rank).fingerprint()
+            assert self.orders(rank).ready() == ready, f"{name}: other pieces can be sent of what {rank} has"
 
     def held(self) -> dict[EngineId, set[int]]:
         """Where the world's engine keeps account of blocks, its account; and who has room, or waits for some."""
@@ -256,8 +270,11 @@ class ToldMethod(Told):
     def read(self, i: int) -> None:
         key, _ = self.key(i)
         rank, _, effect = key
-        _, piece = self.world.lanes(self.state, rank).next()
+        lanes = self.world.lanes(self.state, rank)
+        _, piece = lanes.next()
         operation = self.post(rank, effect, piece)
+        brings_notice = isinstance(effect, PostWrite) and lanes.all_posted(effect.op)
+        assert brings_notice == (operation.notice is not None), f"{piece} of {effect.op}"
         operation.read(0, 1)
         self.air[key][piece] = self.open[key][piece] = operation
 
