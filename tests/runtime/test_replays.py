@@ -17,10 +17,11 @@ from trio.testing import MockClock
 
 from pdflow.methods.catalogue import METHODS
 from sim.check.digest import digest
+from sim.check.method_scopes import BY_METHOD, STOPS
 from sim.check.scope import ENDLESS, TOKENS, Scope
 from sim.check.story import StoryFile, read
 from tests.runtime.support.held import HeldOrders, Wires
-from tests.runtime.support.told import NotToldOn, digest_of
+from tests.runtime.support.told import NotToldOn, Told, digest_of
 from tests.runtime.support.told_methods import telling
 
 REPLAYS = sorted((Path(__file__).resolve().parents[1] / "replays").glob("*.json"))
@@ -169,26 +170,59 @@ SCOPES = {
     "pull, other blocks": Scope(pulls=True, d_block=32, d_tp=2, lose=1),
 }
 
+PUT_OFF = ("finish", "read", "land", "ended", "deliver", "")
+
+
+async def walk(scope: Scope, seed: int) -> Told:
+    """One way through the world of a scope, told as far as it can be. There is hardly any trouble before some moment,
+    and moves of some kind come last: otherwise no prompt would be asked for while it is computed, and no WRITE be
+    stopped."""
+    chance = random.Random(seed)
+    trouble_from, last = chance.randrange(STEPS // 2), chance.choice(PUT_OFF)
+    async with trio.open_nursery() as nursery:
+        told = telling(scope, nursery)
+        await told.begin()
+        with suppress(NotToldOn):
+            for step in range(STEPS):
+                moves: list[Any] = told.world.moves(told.state)
+                if not moves:
+                    break
+                calm = [move for move in moves if move[0] not in TROUBLE]
+                soon = [move for move in calm if move[0] != last]
+                likes = soon or calm
+                trouble = 0.02 if step < trouble_from else 0.3
+                await told.make(chance.choice(likes if likes and chance.random() >= trouble else moves))
+        nursery.cancel_scope.cancel()
+    return told
+
 
 @pytest.mark.parametrize("name", SCOPES)
 @pytest.mark.trio
 async def test_ways_that_nobody_chose_are_told_live(name: str, mock_clock: MockClock) -> None:
-    committed = 0
-    for seed in range(WALKS):
-        chance = random.Random(seed)
-        async with trio.open_nursery() as nursery:
-            told = telling(SCOPES[name], nursery)
-            await told.begin()
-            with suppress(NotToldOn):
-                for _ in range(STEPS):
-                    moves: list[Any] = told.world.moves(told.state)
-                    if not moves:
-                        break
-                    calm = [move for move in moves if move[0] not in TROUBLE]
-                    await told.make(chance.choice(calm if calm and chance.random() < 0.9 else moves))
-            committed += told.committed
-            nursery.cancel_scope.cancel()
-    assert committed, "no way led anywhere"
+    told = [await walk(SCOPES[name], seed) for seed in range(WALKS)]
+    assert sum(one.committed for one in told), "no way led anywhere"
+
+
+REACHED = STOPS | {
+    "posted while being computed",
+    "given up while being computed",
+    "waits for room at P",
+    "waits for room at D",
+    "withdrawn under a READ",
+}
+
+
+@pytest.mark.parametrize(
+    "walks", [pytest.param(12, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.nightly)]
+)
+@pytest.mark.trio
+async def test_ways_through_every_methods_scopes_are_told_live(walks: int, mock_clock: MockClock) -> None:
+    reached: set[str] = set()
+    for named in BY_METHOD:
+        if not not_live(named.scope):
+            for seed in range(walks):
+                reached |= (await walk(named.scope, seed)).world.judge.seen.keys()
+    assert reached >= REACHED, f"missed: {REACHED - reached}"
 
 
 CLOCKS = {
