@@ -160,6 +160,8 @@ class HeldOrders(Orders):
         self.ends: dict[Op, WriteEnded | WriteStopped | ReadEnded] = {}
         """Of operations that are over, and nobody has been told."""
         self._really_flush: Final = flush
+        self._asked: list[Op | Address] = []
+        """What is to stop, and who is to be cut off."""
 
     def _end(self, event: Any) -> None:
         if self.holds:
@@ -178,11 +180,15 @@ class HeldOrders(Orders):
             super()._pump()
 
     def stop(self, op: Op) -> None:
-        if not self.holds:
+        if self.holds:
+            self._asked.append(op)
+        else:
             super().stop(op)
 
     def cut_off(self, peer: Address) -> None:
-        if not self.holds:
+        if self.holds:
+            self._asked.append(peer)
+        else:
             super().cut_off(peer)
 
     # What a test says.
@@ -201,13 +207,23 @@ class HeldOrders(Orders):
         _, ready, *_ = cast(tuple[Hashable, ...], self._lanes.fingerprint())
         return ready
 
+    def next(self) -> tuple[Op, Piece] | None:
+        """The piece that would be posted now."""
+        found = self._lanes.fork().next()
+        return None if found is None else (found[0].effect.op, found[1])
+
     def is_open(self, op: Op) -> bool:
         return op in self._open
 
+    def is_cut_off(self, op: Op) -> bool:
+        return self._open[op].cut_off
+
     def stop_now(self, op: Op) -> None:
+        self._asked.remove(op)
         super().stop(op)
 
     def cut_off_now(self, peer: Address) -> None:
+        self._asked.remove(peer)
         super().cut_off(peer)
 
 

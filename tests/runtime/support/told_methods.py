@@ -120,7 +120,10 @@ class ToldMethod(Told):
     async def agree(self, name: str) -> None:
         await super().agree(name)
         for rank in self.world.ranks:
-            _, ready, *_ = self.world.lanes(self.state, rank).fingerprint()
+            lanes = self.world.lanes(self.state, rank)
+            _, ready, *_ = lanes.fingerprint()
+            posts, would = self.orders(rank).next(), lanes.next()
+            assert posts == would, f"{name}: {rank} would post {posts}, and in the world {would}"
             assert self.orders(rank).ready() == ready, f"{name}: other pieces can be sent of what {rank} has"
 
     def held(self) -> dict[EngineId, set[int]]:
@@ -250,6 +253,7 @@ class ToldMethod(Told):
                 operation.end(False)
             orders = self.orders(rank)
             if orders.is_open(effect.op) and effect.op not in orders.ends:
+                assert not orders.is_cut_off(effect.op), f"{effect.op} goes on behind a fence"
                 self.post(rank, effect, None).end(False)
 
     def post(self, rank: Address, effect: PostWrite | PostRead, piece: Piece | None) -> Operation:
