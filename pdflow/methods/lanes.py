@@ -242,7 +242,7 @@ class Lanes(Generic[K]):
 
     # For explorers.
 
-    def open(self) -> tuple[K, ...]:
+    def open_operations(self) -> tuple[K, ...]:
         """Operations that have not ended, in the order of their coming."""
         return tuple(self._open)
 

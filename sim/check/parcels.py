@@ -207,7 +207,7 @@ class Parcels(Relation):
             }
             for rank in self.ranks:
                 lanes = self.lanes(draft, rank)
-                for gone in [one for one in lanes.open() if (rank, one) not in under_way]:
+                for gone in [one for one in lanes.open_operations() if (rank, one) not in under_way]:
                     lanes.halt(gone)
                     for piece in lanes.posted(gone):
                         lanes.lost(gone, piece)
@@ -232,7 +232,7 @@ class Parcels(Relation):
             if found is not None:
                 yield ("read", places[rank, found[0]])
             lanes = self.lanes(state, rank)
-            for one in lanes.open():
+            for one in lanes.open_operations():
                 if lanes.ending(one) is Ending.STOPPED:
                     yield ("ended", places[rank, one])
 
