@@ -54,6 +54,14 @@ class Departure:
         self.over = False
         """Nothing of it is sent any more."""
 
+    def fork(self, request: PrefillRequest) -> Departure:
+        """The same, of a fork of its request."""
+        other = Departure(request, self.source)
+        other.wanted, other.place, other.chunks = self.wanted, self.place, self.chunks.copy()
+        other.copied, other.copying, other.in_blocks = self.copied, self.copying, self.in_blocks
+        other.finished, other.over = self.finished, self.over
+        return other
+
     def state(self) -> tuple[Hashable, ...]:
         """All but its request, for a fingerprint."""
         room = (self.source, self.wanted, self.place, tuple(self.chunks))

@@ -7,7 +7,6 @@ whose copies have ended, where those take time.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -88,8 +87,7 @@ class LayeredPrefillRole(PrefillRole):
         other.steps.chunks = {step: chunks.copy() for step, chunks in self.steps.chunks.items()}
         other.steps.ready = self.steps.ready.copy()
         for handle, going in self.outgoing.items():
-            gone = other.outgoing[handle] = copy.copy(going)
-            gone.request, gone.chunks = other.requests[handle], going.chunks.copy()
+            other.outgoing[handle] = going.fork(other.requests[handle])
         return other
 
     def fingerprint(self) -> tuple[Any, ...]:
