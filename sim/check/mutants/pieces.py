@@ -167,7 +167,7 @@ PIECES: tuple[Mutant, ...] = (
         drops="One WRITE of several that was stopped is enough. Where another ended well after it, P would say SENT.",
         source="7.4 CANCEL; S7; R16",
         patches=(Row(RULES, (IN_FLIGHT, WriteEnded), _last_handle_decides),),
-        scope=Scope(method="cpu-staged", d_tp=2, clocks=False),
+        scope=Scope(method="nixl-push", progressive=True, d_tp=2, clocks=False),
         breaks="S7",
     ),
     Mutant(
@@ -207,7 +207,7 @@ PIECES: tuple[Mutant, ...] = (
         drops="A piece counts as posted when it has a lane. A stop would cut none of those that wait for one.",
         source="pdflow/methods/lanes.py; S9",
         patches=(Swap(Lanes._count, _takes_no_lane),),
-        scope=Scope(method="p2p-nccl-put-async", requests=2, abort=0),
+        scope=Scope(method="p2p-nccl-put", requests=2, abort=0, clocks=False),
         breaks="S9",
     ),
     Mutant(
