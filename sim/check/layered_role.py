@@ -34,10 +34,7 @@ from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.sending import ProgressiveSending, Sending, Steps
 from pdflow.serving.staged_sending import Departure, StagedSending
 from sim.check.plan import Copied, Plan, Waits, as_it_is, holder, kept
-from sim.check.roles import COMPUTED, QUEUED, Computes, Fails, PrefillRole, Reports
-
-BEGUN, UNREPORTED = 5, 6
-"""Where a sequence is, besides: a part of its prompt is computed; all of it is, and its engine has not said so."""
+from sim.check.roles import BEGUN, COMPUTED, QUEUED, UNREPORTED, Fails, PrefillRole
 
 
 class Chunk(Value, frozen=True, gc=False):
@@ -66,6 +63,7 @@ class LayeredPrefillRole(PrefillRole):
 
     __slots__ = ("copies", "outgoing", "plan", "staging", "steps")
     takes = PrefillRole.takes | {PostWrite}
+    unfinished = (QUEUED, BEGUN)
 
     def __init__(self, engine: EngineId, plan: Plan, staging: Staging | None) -> None:
         super().__init__(engine, plan.scope)
@@ -148,7 +146,7 @@ class LayeredPrefillRole(PrefillRole):
                 if phase == QUEUED and self.plan.conduct.early:
                     found.append(("begin", handle))
                 found.append(("finish", handle))
-            if phase in (QUEUED, BEGUN):
+            if phase in self.unfinished:
                 found.append(("abort prefill", handle))
             if self.scope.late and phase in (QUEUED, BEGUN, UNREPORTED):
                 found.append(("cancel prefill", handle))
@@ -159,7 +157,7 @@ class LayeredPrefillRole(PrefillRole):
         return super().moves() | {Chunk: self.chunk, Layer: self.layer, Copied: self.copied}
 
     def chunk(self, core: Core, move: Chunk) -> None:
-        self.seq(move.handle, QUEUED, BEGUN)
+        self.seq(move.handle, *self.unfinished)
         self.seqs[move.handle] = (BEGUN, move.source)
         step = step_of(move.handle, move.known)
         core.feed(core.role, ChunkStarted(move.handle, move.source, move.known, step), 0)
@@ -167,37 +165,22 @@ class LayeredPrefillRole(PrefillRole):
     def layer(self, core: Core, move: Layer) -> None:
         core.feed(core.role, LayerReady(step_of(move.handle, move.known), move.layer), 0)
 
-    def computes(self, core: Core, move: Computes) -> None:
-        self.seq(move.handle, QUEUED, BEGUN)
-        self.seqs[move.handle] = (UNREPORTED, move.source)
-        if not self.scope.late:
-            self.reports(core, Reports(move.handle))
-
-    def reports(self, core: Core, move: Reports) -> None:
-        self.seqs[move.handle] = (COMPUTED, self.seq(move.handle, UNREPORTED)[1])
-        super().reports(core, move)
-
     def fails(self, core: Core, move: Fails) -> None:
         """What the protocol may send from its blocks stays in them."""
-        phase, source = self.seq(move.handle, QUEUED, BEGUN)
+        phase, source = self.seq(move.handle, *self.unfinished)
         if phase == BEGUN and self.staging is None:
             self.seqs[move.handle] = (COMPUTED, source)
-            self.run_out(core, move.handle)
             core.feed(core.role, PrefillFailed(move.handle), 0)
-            return
-        del self.seqs[move.handle]
-        core.feed(core.role, PrefillFailed(move.handle), 0)
+        else:
+            super().fails(core, move)
         self.run_out(core, move.handle)
 
     def drop(self, core: Core, effect: Drop) -> None:
-        """A step that has begun goes on without it."""
-        phase, source = self.seqs.get(effect.handle, (0, None))
-        if phase == BEGUN:
-            self.seqs[effect.handle] = (QUEUED, source)
         super().drop(core, effect)
         self.run_out(core, effect.handle)
 
     def run_out(self, core: Core, handle: Handle) -> None:
+        """A step that has begun goes on without it."""
         for step in [step for step in self.steps.chunks if step // 100 == step_of(handle, 0) // 100]:
             for layer in range(self.steps.ready[step], self.plan.layers):
                 core.feed(core.role, LayerReady(step, layer), 0)

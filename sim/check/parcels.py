@@ -48,7 +48,7 @@ class Load(NamedTuple):
     posted: int = 0
 
 
-def pieces_of(method: Method) -> tuple[int, ...]:
+def chunks_of(method: Method) -> tuple[int, ...]:
     """Up to which tokens steps compute a prompt: in one, or in two where each is sent by itself."""
     return (BLOCK_TOKENS, TOKENS) if method.grain is Grain.LAYER_CHUNK else (TOKENS,)
 
@@ -207,12 +207,14 @@ class Parcels(Relation):
             }
             for rank in self.ranks:
                 lanes = self.lanes(draft, rank)
-                for gone in [one for one in lanes.open_operations() if (rank, one) not in under_way]:
-                    lanes.halt(gone)
-                    for piece in lanes.posted(gone):
-                        lanes.lost(gone, piece)
-                    lanes.ending(gone)
-                self.put_lanes(draft, rank, lanes)
+                gone = [one for one in lanes.open_operations() if (rank, one) not in under_way]
+                for one in gone:
+                    lanes.halt(one)
+                    for piece in lanes.posted(one):
+                        lanes.lost(one, piece)
+                    lanes.ending(one)
+                if gone:
+                    self.put_lanes(draft, rank, lanes)
             found = self._tidied[key] = draft[self.slot]
         draft[self.slot] = found
 

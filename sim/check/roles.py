@@ -43,8 +43,9 @@ from sim.check.scope import Scope
 
 WEIGHTS = 1
 """What every model computes with."""
-QUEUED, LOADING, RUNNING, COMPUTED = 1, 2, 3, 4
-"""Where a sequence is in the engine. COMPUTED: its blocks are the protocol's."""
+QUEUED, LOADING, RUNNING, COMPUTED, BEGUN, UNREPORTED = 1, 2, 3, 4, 5, 6
+"""Where a sequence is in the engine. At P: BEGUN, a part of its prompt is computed; UNREPORTED, all of it is, and the
+engine has not said so; COMPUTED, its blocks are the protocol's."""
 Seq: TypeAlias = tuple[int, Allocation | None]
 """Where it is, and the blocks that it has."""
 
@@ -326,6 +327,8 @@ class PrefillRole(Role):
 
     __slots__ = ()
     takes = frozenset({AnswerPrefill, ReleaseBlocks})
+    unfinished: tuple[int, ...] = (QUEUED,)
+    """Where a sequence may be of which something is still to be computed."""
 
     def core(self, port: Port, said: list[Any]) -> PrefillCore:
         core = self.prefilling(Sending(), port, said)
@@ -353,18 +356,19 @@ class PrefillRole(Role):
         return {Computes: self.computes, Reports: self.reports, Fails: self.fails}
 
     def computes(self, core: Core, move: Computes) -> None:
-        self.seq(move.handle, QUEUED)
-        self.seqs[move.handle] = (COMPUTED, move.source)
+        self.seq(move.handle, *self.unfinished)
+        self.seqs[move.handle] = (UNREPORTED, move.source)
         if not self.scope.late:
             self.reports(core, Reports(move.handle))
 
     def reports(self, core: Core, move: Reports) -> None:
-        source = self.seq(move.handle, COMPUTED)[1]
+        source = self.seq(move.handle, UNREPORTED)[1]
         assert source is not None
+        self.seqs[move.handle] = (COMPUTED, source)
         core.feed(core.role, PromptComputed(move.handle, source), 0)
 
     def fails(self, core: Core, move: Fails) -> None:
-        self.seq(move.handle, QUEUED)
+        self.seq(move.handle, *self.unfinished)
         del self.seqs[move.handle]
         core.feed(core.role, PrefillFailed(move.handle), 0)
 
@@ -379,9 +383,10 @@ class PrefillRole(Role):
 
     def drop(self, core: Core, effect: Drop) -> None:
         phase, _ = self.seqs.get(effect.handle, (0, None))
-        if phase == QUEUED:
+        too_late = phase not in self.unfinished
+        if not too_late:
             del self.seqs[effect.handle]
-        core.feed(core.role, EngineDropped(effect.handle, None, phase != QUEUED), 0)
+        core.feed(core.role, EngineDropped(effect.handle, None, too_late), 0)
 
     def free(self, said: list[Any], effect: FreePrompt) -> None:
         said.append(effect)

@@ -18,11 +18,11 @@ from pdflow.protocol.values import NEVER, Allocation
 from pdflow.serving.events import PromptWithdrawn, RequestAborted, RoomDue
 from sim.check.cluster import role_of
 from sim.check.ghost import Broken, Product
-from sim.check.layered_role import BEGUN, Chunk, Layer, LayeredPrefillRole
-from sim.check.parcels import Parcels, pieces_of
+from sim.check.layered_role import Chunk, Layer, LayeredPrefillRole
+from sim.check.parcels import Parcels, chunks_of
 from sim.check.plan import Copied
 from sim.check.relation import Move
-from sim.check.roles import QUEUED, Admits, Computes, Fails, Reports
+from sim.check.roles import BEGUN, QUEUED, Admits, Computes, Fails, Reports
 from sim.check.scope import Fault, Scope
 from sim.check.staged_role import BLOCKS, StagedDecodeRole
 from sim.check.world import Draft, State
@@ -40,7 +40,7 @@ class Shipped(Parcels):
         super().__init__(scope)
         cluster, plan = self.cluster, self.plan
         self.layered, self.staged_at_d = plan.layered, plan.method.staged_at_d
-        self.parts = pieces_of(plan.method)
+        self.parts = chunks_of(plan.method)
         self.not_here = (OF_LAYERED if self.layered else frozenset()) | (OF_STAGED if self.staged_at_d else frozenset())
         chooses = {"P": self.layered, "D": self.staged_at_d}
         self.choosers = [cluster.at[node] for engine, node in cluster.roles.items() if chooses[role_of(engine)]]

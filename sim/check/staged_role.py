@@ -74,7 +74,7 @@ class StagedDecodeRole(DecodeRole):
             TakeRoom: take,
             GiveBackRoom: give_back,
             CopyIn: lambda port, effect: self.copy_in(core, effect),
-            FreeBlocks: lambda port, effect: self.free(said, effect),
+            FreeBlocks: self.free_copied,
         }
         core.begin(port)
         return core
@@ -136,8 +136,8 @@ class StagedDecodeRole(DecodeRole):
         self.copies = tuple(one for one in self.copies if one[0] != move.handle)
         core.feed(core.role, CopiedIn(move.handle), 0)
 
-    def free(self, said: list[Any], effect: FreeBlocks) -> None:
+    def free_copied(self, port: Port, effect: FreeBlocks) -> None:
+        """Nobody has them, and nothing is on its way into them."""
         copied_into = [handle for handle, blocks in self.copies if blocks == effect.allocation]
         assert not copied_into, f"blocks are freed that {copied_into} is being copied into"
-        held = [handle for handle, (_, blocks) in self.seqs.items() if blocks == effect.allocation]
-        assert not held, f"blocks of {held} are given back while the engine has it"
+        self.freed_by_protocol(port, effect)

@@ -29,9 +29,9 @@ from runtime.engine_node import EngineNode, Place
 from runtime.ranks import Beside
 from sim.check.cluster import SHAPE, role_of
 from sim.check.ghost import ENDED_ERR, ENDED_OK, ORPHAN
-from sim.check.layered_role import BEGUN, LayeredPrefillRole, step_of
+from sim.check.layered_role import LayeredPrefillRole, step_of
 from sim.check.relation import Move
-from sim.check.roles import QUEUED
+from sim.check.roles import BEGUN, QUEUED
 from sim.check.scope import Scope
 from sim.check.staged_role import BLOCKS as LOADED
 from sim.check.staged_role import StagedDecodeRole
