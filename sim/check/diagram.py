@@ -51,7 +51,8 @@ from pdflow.routing.router import (
 )
 from sim.check import names
 from sim.check.cluster import role_of
-from sim.check.ghost import Broken, Judge
+from sim.check.ghost import Broken
+from sim.check.judge import Judge
 from sim.check.live import settle
 from sim.check.races.owners import WORLDS, WRITER, Raising
 from sim.check.relation import Move, Relation

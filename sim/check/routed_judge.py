@@ -5,7 +5,7 @@ attempt is dispatched. What reaches a client is decided elsewhere (`pdflow/routi
 
 A retry is an attempt with ids of its own (R12). When a client has been answered, or another attempt is begun, every leg
 of the attempts before has ended or has been taken back: otherwise engines work on for nobody, until a timer of theirs
-says so, and timers hide mistakes. What becomes of blocks is judged as it is without a router (ghost.py).
+says so, and timers hide mistakes. What becomes of blocks is judged as it is without a router (judge.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.values import Address, RequestId
 from pdflow.routing.answer import Ending
 from pdflow.routing.router import AbortLeg, DispatchDecode, DispatchPrefill, Reply
-from sim.check.ghost import Broken, Ghost, Judge, Sketch, Stage
+from sim.check.ghost import Broken, Ghost, Sketch, Stage
+from sim.check.judge import Judge
 from sim.check.routed_cluster import RoutedCluster
 
 

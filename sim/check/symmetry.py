@@ -141,7 +141,7 @@ class Names:
     def _struct(self, value: Any) -> Any:
         kind = type(value)
         if kind is LeaseWord and value.word != WORD:
-            return value  # P numbers its own as prompts finish. In what D knows, each prompt has its own (ghost.py).
+            return value  # P numbers its own as prompts finish. In what D knows, each prompt has its own (judge.py).
         fields = [SYNCED if kind in NUMBERED and field == "seq" else field for field in kind.__struct_fields__]
         before = [getattr(value, field) for field in kind.__struct_fields__]
         after = [self.value(item, field) for item, field in zip(before, fields, strict=True)]

@@ -23,7 +23,8 @@ from pdflow.protocol.values import Address, RequestId, Xid
 from pdflow.serving.events import PrefillRequested
 from sim.check.cluster import DIGEST, FIRST_LIFE, Cluster
 from sim.check.former import heeds_former_life
-from sim.check.ghost import CRASH, Broken, Ghost, Interned, Judge, Product, Sketch, Stage
+from sim.check.ghost import CRASH, Broken, Ghost, Interned, Product, Sketch, Stage
+from sim.check.judge import Judge
 from sim.check.scope import TOKENS, Scope
 from sim.check.wake import overslept
 

@@ -1,0 +1,393 @@
+"""What effects of endpoints and cores make of the ghosts, and what they violate.
+
+A violated invariant is raised as Broken, at the step that violates it. S1 to S3 are judged where a block changes hands
+and where an operation touches one: nothing is released, freed or committed while an operation may still touch it, and
+none is posted on what is not held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
+
+from pdflow.protocol.effects import (
+    AnswerPrefill,
+    Commit,
+    Enqueue,
+    Fence,
+    Flush,
+    FreeBlocks,
+    Handshake,
+    PostRead,
+    PostWrite,
+    ReadWord,
+    ReleaseBlocks,
+    Resolve,
+    Send,
+    StopWrite,
+    Tell,
+)
+from pdflow.protocol.events import DecodeQueued, FrameOrdered, Received
+from pdflow.protocol.ids import KvParams, LeaseWord, Reg, engine_of, rank_address, rank_of
+from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, Sync, SyncReply
+from pdflow.protocol.values import Address
+from pdflow.serving.effects import EndDecode, FreePrompt, GiveBackRoom, LeaveRoom, TakeRoom
+from sim.check.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster, role_of
+from sim.check.ghost import (
+    BINDING,
+    DECODING,
+    ENDED_ERR,
+    FLYING,
+    OPEN,
+    READING,
+    WORD,
+    Broken,
+    Content,
+    Ghost,
+    Interned,
+    Product,
+    Sketch,
+    Stage,
+)
+from sim.check.plan import Waits
+from sim.check.roles import GivenBack, Holds, Loads, Withdrawn
+from sim.check.scope import TOKENS
+
+
+class Judge:
+    """Turns effects into changes of a Sketch, and says what they violate. `operations` and `seen` are shared with the
+    world: (node, its life, effect) of every operation, and how often each goal was met by a new step."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.operations = Interned()
+        self.seen: dict[str, int] = {}
+        self.params: dict[str, KvParams] = {}
+        self.words: dict[tuple[Address, int], int] = {}
+
+    def goal(self, name: str) -> None:
+        self.seen[name] = self.seen.get(name, 0) + 1
+
+    def judge(self, draft: Sketch, node: Address, effect: Any, event: Any) -> None:
+        act = _ON.get(type(effect))
+        if act is not None:
+            act(self, draft, node, effect, event)
+
+    def request_of(self, effect: Any) -> int:
+        return self.cluster.requests.index(effect.op.reg.request_id)
+
+    # What is asked of the fabric.
+
+    def sent(self, draft: Sketch, node: Address, effect: Send, event: Any) -> None:
+        """Nobody may say that something was sent which has not landed."""
+        message = effect.message
+        claims: list[Any] = []
+        if isinstance(message, CancelAck):
+            self.goal("cancelled " + ("before" if message.disposition is Disposition.NOT_STARTED else "in flight"))
+            if message.disposition is Disposition.SENT:
+                claims.append(message.reg)
+            if type(event) is Received and type(event.message) is Register:
+                self.goal("late REG refused")
+        elif isinstance(message, RegisterAck) and message.progress is Progress.SENT:
+            claims.append(message.reg)
+        elif isinstance(message, SyncReply):
+            claims += [item.reg for item in message.items if item.progress is Progress.SENT]
+        cluster = self.cluster
+        for reg in claims:
+            if self.dead(draft, reg):
+                continue  # Nobody is left to believe it.
+            i = cluster.requests.index(reg.request_id)
+            pair = (rank_of(node), rank_of(effect.to))
+            if not draft.landed[i] & cluster.bit[pair]:
+                raise Broken("S7", f"{node} claims to have sent {reg.request_id}, which has not landed")
+
+    def asked(self, draft: Sketch, node: Address, effect: Tell, event: Any) -> None:
+        """The order of a SYNC: it names every registration that D holds open there, and every prompt that it waits for.
+        What it left out would count as unwanted, or be forgotten."""
+        assert isinstance(effect.event, FrameOrdered)
+        sync, scope, cluster = effect.event.message, self.cluster.scope, self.cluster
+        assert isinstance(sync, Sync)
+        ends = engine_of(effect.event.to[0]), engine_of(node)
+        held, wanted = set(), set()
+        for i, stage in enumerate(draft.stages):
+            if cluster.ends_of(i) != ends:
+                continue
+            if stage in (Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN) or (scope.pulls and stage == Stage.ADMITTED):
+                wanted.add(cluster.xids[cluster.product_of[i]])
+            if stage in (Stage.ADMITTED, Stage.RESOLVED) and not scope.pulls:
+                held.add(cluster.requests[i])
+        named = {reg.request_id for reg in sync.open}
+        if (named, set(sync.interest)) != (held, wanted):
+            said = f"names {sorted(named)} and wants {sorted(sync.interest)}"
+            raise Broken("L5", f"{node}'s SYNC {said}, not {sorted(held)} and {sorted(wanted)}")
+
+    def dead(self, draft: Sketch, reg: Reg) -> bool:
+        """Whether a former life of D registered this. vLLM's registrations do not say whose they are."""
+        return reg.incarnation not in (0, FIRST_LIFE[reg.engine] + draft.lives[self.cluster.number[reg.engine]])
+
+    def life(self, draft: Sketch | Ghost, node: Address) -> int:
+        """How often the engine of this node has started again."""
+        return 0 if node in self.cluster.orphans else draft.lives[self.cluster.number[engine_of(node)]]
+
+    def shook(self, draft: Sketch, node: Address, effect: Handshake, event: Any) -> None:
+        draft.tasks.append(("handshake", self.cluster.at[node], self.cluster.at[effect.peer]))
+
+    def fenced(self, draft: Sketch, node: Address, effect: Fence, event: Any) -> None:
+        draft.tasks.append(("fence", self.cluster.at[node], self.cluster.at[effect.peer]))
+
+    def flushed(self, draft: Sketch, node: Address, effect: Flush, event: Any) -> None:
+        draft.tasks.append(("flush", self.cluster.at[node], self.cluster.at[effect.peer]))
+
+    def word_wanted(self, draft: Sketch, node: Address, effect: ReadWord, event: Any) -> None:
+        draft.tasks.append(("word", self.cluster.at[node], self.operations.of((node, 0, effect))))
+
+    def stop_wanted(self, draft: Sketch, node: Address, effect: StopWrite, event: Any) -> None:
+        life = self.life(draft, node)
+        for op, _ in draft.ops:
+            owner, posted_in, posted = self.operations.values[op]
+            if (owner, posted_in, posted.op) == (node, life, effect.op):
+                draft.tasks.append(("stop", self.cluster.at[node], op))
+
+    # Operations.
+
+    def wrote(self, draft: Sketch, node: Address, effect: PostWrite, event: Any) -> None:
+        i = self.request_of(effect)
+        cluster = self.cluster
+        product = effect.source.generation - SOURCE
+        orphan = node in cluster.orphans
+        if draft.products[product] != Product.HELD and not orphan:
+            raise Broken("S2", f"{node} writes from a released product")
+        if draft.barred[i] & cluster.bit[effect.op.p_rank, effect.op.d_rank]:
+            # The transport's part of D's fence: an older grant leads nowhere (docs/protocol.md).
+            if orphan:
+                self.goal("an orphan is barred")
+            draft.ops.append((self.operations.of((node, self.life(draft, node), effect)), ENDED_ERR | READING))
+            return
+        here = cluster.scope.hit_tokens
+        asked = (effect.grant.token_start, effect.grant.num_tokens)
+        if product != cluster.product_of[i] or asked != (here, TOKENS - here):
+            draft.content[i] = Content.FOREIGN
+        if self.dead(draft, effect.op.reg):
+            # Its process went, and with it what its blocks' addresses meant: the handle ends badly, and nothing lands.
+            draft.ops.append((self.operations.of((node, self.life(draft, node), effect)), READING | ENDED_ERR))
+            return
+        if draft.stages[i] not in (Stage.ADMITTED, Stage.RESOLVED) or effect.grant.target.generation != TARGET + i:
+            raise Broken("S1", f"{node} writes into blocks that {cluster.requests[i]} does not hold")
+        if orphan:
+            self.goal("an orphan posts")
+        self.post(draft, node, effect, i)
+
+    def read(self, draft: Sketch, node: Address, effect: PostRead, event: Any) -> None:
+        i = self.request_of(effect)
+        if draft.stages[i] not in (Stage.ADMITTED, Stage.RESOLVED):
+            raise Broken("S1", f"{node} reads into blocks that {self.cluster.requests[i]} does not hold")
+        if draft.products[self.cluster.product_of[i]] != Product.HELD:
+            draft.content[i] = Content.STALE
+        self.post(draft, node, effect, i)
+
+    def post(self, draft: Sketch, node: Address, effect: PostWrite | PostRead, i: int) -> None:
+        op = self.operations.of((node, self.life(draft, node), effect))
+        bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
+        if draft.landed[i] & bit or any(known == op and flags & FLYING for known, flags in draft.ops):
+            raise Broken("S3", f"{node} posts {self.cluster.requests[i]} twice")
+        draft.ops.append((op, FLYING | READING))
+
+    def reading(self, draft: Sketch, product: int) -> bool:
+        """Whether a WRITE may still read this product's blocks. A READ that does is D's risk, and shows as stale."""
+        for op, flags in draft.ops:
+            effect = self.operations.values[op][2]
+            if flags & READING and type(effect) is PostWrite and effect.source.generation - SOURCE == product:
+                return True
+        return False
+
+    def flying(self, draft: Sketch, i: int) -> bool:
+        """Whether bytes may still land in this request's blocks."""
+        operations = self.operations.values
+        return any(flags & FLYING and self.request_of(operations[op][2]) == i for op, flags in draft.ops)
+
+    # Blocks and outcomes.
+
+    def answered(self, draft: Sketch, node: Address, effect: AnswerPrefill, event: Any) -> None:
+        """What a router would pass on. P numbers its words as prompts finish; here each prompt has words of its own, so
+        that a state need not say in which order they did."""
+        params = self.params[effect.params.xid] = self.with_own_words(effect.params)
+        for rank, word in enumerate(params.words):
+            self.words[rank_address(params.prefill.engine, rank), word.index] = word.word
+
+    def with_own_words(self, params: KvParams) -> KvParams:
+        first = self.cluster.xids.index(params.xid) * len(self.cluster.p_ranks)
+        return structs.replace(params, words=tuple(LeaseWord(first + i, WORD) for i in range(len(params.words))))
+
+    def released(self, draft: Sketch, node: Address, effect: ReleaseBlocks, event: Any) -> None:
+        product = self.cluster.xids.index(effect.xid)
+        if draft.products[product] != Product.HELD:
+            raise Broken("S6", f"{effect.xid} is released twice")
+        if self.reading(draft, product):
+            raise Broken("S2", f"{effect.xid} is released under a WRITE")
+        landed = 0
+        died = 0
+        for i, bits in enumerate(draft.landed):
+            if self.cluster.product_of[i] == product:
+                landed |= bits
+                died += self.life(draft, self.cluster.d_of[i].engine)
+        strict = self.cluster.scope.dialect.control_frames
+        if strict and effect.code is Code.NONE and landed != self.cluster.everything and not died:
+            raise Broken("S7", f"P reports {effect.xid} as sent, and not all of it has landed")
+        draft.products[product] = Product.RELEASED
+        self.goal("expired" if effect.code is Code.EXPIRED else "released after use")
+
+    def enqueued(self, draft: Sketch, node: Address, effect: Enqueue, event: Any) -> None:
+        i = self.cluster.requests.index(effect.request_id)
+        self.shared(draft, i)
+        if type(event) is not DecodeQueued:
+            self.goal("let in when there was room")
+        draft.stages[i] = Stage.ENQUEUED
+
+    def shared(self, draft: Sketch, i: int) -> None:
+        """While D serves another P engine, none may bind more than a quarter of its pool, or one request."""
+        p_engine, d_engine = self.cluster.ends_of(i)
+        ends = [(self.cluster.ends_of(j), stage) for j, stage in enumerate(draft.stages)]
+        others = any(d == d_engine and p != p_engine and stage in OPEN for (p, d), stage in ends)
+        bound = sum(d == d_engine and p == p_engine and stage in BINDING for (p, d), stage in ends)
+        if others and bound and (bound + 1) * self.cluster.d_blocks > self.cluster.scope.pool_blocks // 4:
+            what = f"{self.cluster.requests[i]} is let in, though {p_engine} binds its share of {d_engine}'s pool"
+            raise Broken("L6", what)
+
+    def committed(self, draft: Sketch, node: Address, effect: Commit, event: Any) -> None:
+        i = self.cluster.requests.index(effect.request_id)
+        if draft.stages[i] != Stage.ADMITTED:
+            raise Broken("S6", f"{effect.request_id} is committed in stage {Stage(draft.stages[i]).name}")
+        missing = self.cluster.everything & ~draft.landed[i]
+        if missing or self.flying(draft, i):
+            how = "incomplete" if missing else "while it may be written to"
+            raise Broken("S3", f"{effect.request_id} is committed {how}")
+        if draft.content[i] == Content.STALE:
+            raise Broken("S2", f"{effect.request_id} is committed, but its source had been released when it was read")
+        if draft.content[i] == Content.FOREIGN:
+            raise Broken("S4", f"{effect.request_id} is committed with KV that is not its prompt's")
+        draft.stages[i] = Stage.COMMITTED
+        self.goal("delivered")
+        own = {self.cluster.number[engine] for engine in self.cluster.ends_of(i)}
+        if any(draft.lives) and not any(draft.lives[engine] for engine in own):
+            self.goal("delivered beside a death")
+
+    def resolved(self, draft: Sketch, node: Address, effect: Resolve, event: Any) -> None:
+        i = self.cluster.requests.index(effect.request_id)
+        if draft.stages[i] not in (Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN, Stage.ADMITTED):
+            raise Broken("S6", f"{effect.request_id} is resolved in stage {Stage(draft.stages[i]).name}")
+        p_engine, _ = self.cluster.ends_of(i)
+        if effect.code is Code.PEER_RESTARTED and not draft.lives[self.cluster.number[p_engine]]:
+            raise Broken("L6", f"{effect.request_id} is given up for a death that was not its engine's")
+        if draft.stages[i] == Stage.GIVEN:
+            self.goal("resolved before its admission was reported")
+        holds = draft.stages[i] in (Stage.GIVEN, Stage.ADMITTED)
+        draft.stages[i] = Stage.RESOLVED if holds else Stage.FREED
+        self.goal(f"resolved {effect.code.name}")
+
+    def freed(self, draft: Sketch, node: Address, effect: FreeBlocks, event: Any) -> None:
+        i = effect.allocation.generation - TARGET
+        if draft.stages[i] != Stage.RESOLVED:
+            raise Broken("S6", f"{self.cluster.requests[i]} is freed in stage {Stage(draft.stages[i]).name}")
+        if self.flying(draft, i):
+            raise Broken("S1", f"{self.cluster.requests[i]} is freed while something may land in it")
+        draft.stages[i] = Stage.FREED
+
+    # What cores say beside.
+
+    def given_back(self, draft: Sketch, node: Address, effect: GivenBack, event: Any) -> None:
+        """Nobody else gives these blocks back."""
+        self.freed(draft, node, FreeBlocks(effect.allocation), event)
+
+    def loads(self, draft: Sketch, node: Address, effect: Loads, event: Any) -> None:
+        i = self.cluster.requests.index(effect.handle)
+        if draft.stages[i] != Stage.COMMITTED:
+            raise Broken("S3", f"{effect.handle} is decoded in stage {Stage(draft.stages[i]).name}")
+
+    def held(self, draft: Sketch, node: Address, effect: Holds, event: Any) -> None:
+        """It is the protocol's from now on. What was told before all of it was computed may be over already."""
+        product = self.cluster.xids.index(effect.handle)
+        now = draft.products[product]
+        if now in (Product.QUEUED, Product.COMPUTED):
+            draft.products[product] = Product.HELD
+        elif now == Product.RELEASED and effect.all:
+            self.goal("lease ended while being computed")
+        elif now != Product.HELD:
+            raise Broken("S6", f"{effect.handle} can be sent, though it is {Product(now).name}")
+
+    def prompt_freed(self, draft: Sketch, node: Address, effect: FreePrompt, event: Any) -> None:
+        """Where a prompt is sent from memory beside the blocks, they are free as soon as it lies there."""
+        if self.cluster.method is not None and self.cluster.method.staged_at_p:
+            return
+        product = self.cluster.xids.index(effect.handle)
+        if draft.products[product] != Product.RELEASED:
+            now = Product(draft.products[product]).name
+            raise Broken("S2", f"the blocks of {effect.handle} are freed, and it is {now}")
+
+    def room_left(self, draft: Sketch, node: Address, effect: LeaveRoom, event: Any) -> None:
+        """P sends others from it."""
+        product = self.cluster.xids.index(effect.handle)
+        if draft.products[product] == Product.HELD or self.reading(draft, product):
+            raise Broken("S2", f"the room of {effect.handle} is given back, and it may be sent")
+
+    def room_taken(self, draft: Sketch, node: Address, effect: TakeRoom, event: Any) -> None:
+        i = self.cluster.requests.index(effect.handle)
+        if draft.stages[i] != Stage.ENQUEUED:
+            raise Broken("S6", f"{effect.handle} is given room in stage {Stage(draft.stages[i]).name}")
+        draft.stages[i] = Stage.ADMITTED
+
+    def room_given_back(self, draft: Sketch, node: Address, effect: GiveBackRoom, event: Any) -> None:
+        """At D: others' KV comes there."""
+        i = effect.place.generation - TARGET
+        if self.flying(draft, i) or draft.stages[i] in (Stage.ADMITTED, Stage.RESOLVED):
+            raise Broken("S1", f"the room of {self.cluster.requests[i]} is given back while something may land there")
+
+    def waits(self, draft: Sketch, node: Address, effect: Waits, event: Any) -> None:
+        self.goal(f"waits for room at {role_of(node)}")
+
+    def withdrawn(self, draft: Sketch, node: Address, effect: Withdrawn, event: Any) -> None:
+        product = self.cluster.xids.index(effect.handle)
+        for op, flags in draft.ops:
+            posted = self.operations.values[op][2]
+            reads = type(posted) is PostRead
+            of = self.cluster.product_of[self.request_of(posted)] if reads else posted.source.generation - SOURCE
+            if flags & FLYING and flags & READING and of == product:
+                self.goal(f"withdrawn under a {'READ' if reads else 'WRITE'}")
+
+    def decode_ended(self, draft: Sketch, node: Address, effect: EndDecode, event: Any) -> None:
+        i = self.cluster.requests.index(effect.handle)
+        if not self.cluster.decodes or draft.stages[i] not in DECODING:
+            return
+        if draft.stages[i] == Stage.PREEMPTED:
+            self.goal("decoded after a preemption" if effect.code is Code.NONE else "aborted after a preemption")
+        draft.stages[i] = Stage.DECODED if effect.code is Code.NONE else Stage.LEFT
+
+
+_ON: dict[type, Callable[[Judge, Sketch, Address, Any, Any], None]] = {
+    AnswerPrefill: Judge.answered,
+    Commit: Judge.committed,
+    EndDecode: Judge.decode_ended,
+    Enqueue: Judge.enqueued,
+    Fence: Judge.fenced,
+    Flush: Judge.flushed,
+    FreeBlocks: Judge.freed,
+    FreePrompt: Judge.prompt_freed,
+    GiveBackRoom: Judge.room_given_back,
+    GivenBack: Judge.given_back,
+    Handshake: Judge.shook,
+    Holds: Judge.held,
+    LeaveRoom: Judge.room_left,
+    Loads: Judge.loads,
+    PostRead: Judge.read,
+    PostWrite: Judge.wrote,
+    ReadWord: Judge.word_wanted,
+    ReleaseBlocks: Judge.released,
+    Resolve: Judge.resolved,
+    Send: Judge.sent,
+    StopWrite: Judge.stop_wanted,
+    TakeRoom: Judge.room_taken,
+    Tell: Judge.asked,
+    Waits: Judge.waits,
+    Withdrawn: Judge.withdrawn,
+}
