@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
 from pdflow.results import words
+from pdflow.results.differences import Difference, How
 from pdflow.results.intervals import Interval
 from pdflow.results.records import STAGES
 from pdflow.results.runs import Runs, SeedRuns
 from pdflow.results.seeds import LATENCIES, RATES
 from pdflow.results.table import LATENCY_COLUMNS
-
-if TYPE_CHECKING:
-    from pdflow.results.compare import Difference, How
 
 WIDEST: Final = 80
 
