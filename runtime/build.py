@@ -130,7 +130,7 @@ class Builder(EngineWiring):
         if pool.role == "prefill":
             ends = self.producer(info, place.incarnation)
             if self.method.stores:
-                return store_prefill_node(self, place, ends)
+                return store_prefill_node(self, transport, place, ends)
             if staging is None and not self.conduct.early:
                 return PrefillNode(place, *ends, transport)
             return LayeredPrefillNode(place, *ends, transport, self.sending(place, staging), staging)

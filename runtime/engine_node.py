@@ -53,7 +53,7 @@ class EngineNode(RankedNode):
 
     def measured_by(self, meter: Meter) -> None:
         super().measured_by(meter)
-        meter.registry.register(EngineCollector(self))
+        meter.registry.register(EngineCollector(self.engine, self.links.links, self.notes))
 
     def known(self) -> list[Known]:
         """Requests that are not over."""

@@ -7,8 +7,8 @@ as there, one observation is one operation of one rank. Sources: vllm/v1/metrics
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sized
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,9 +16,7 @@ from prometheus_client.registry import Collector
 
 from pdflow.protocol.values import S
 from runtime.clock import now_ns
-
-if TYPE_CHECKING:
-    from runtime.engine_node import EngineNode
+from runtime.engines.loop import LiveEngine
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 XFER_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
@@ -118,14 +116,18 @@ class RouterMeter(Meter):
 
 
 class EngineCollector(Collector):
-    """What an engine knows anyway, read when somebody asks."""
+    """An engine's gauges and counters, read at each scrape.
 
-    def __init__(self, node: EngineNode) -> None:
-        self.node: Final = node
+    Args: `streams`: to other ranks; `notes`: how often the engine's endpoints gave each note.
+    """
+
+    def __init__(self, engine: LiveEngine, streams: Sized, notes: Mapping[str, int]) -> None:
+        self.engine: Final = engine
+        self.streams: Final = streams
+        self.notes: Final = notes
 
     def collect(self) -> Iterator[Metric]:
-        node = self.node
-        engine, pool = node.engine, node.pool
+        engine, pool = self.engine, self.engine.pool
         gauges = {
             "vllm:num_requests_running": ("Sequences in the engine's steps", engine.running),
             "vllm:num_requests_waiting": ("Sequences in its queue", engine.waiting),
@@ -133,7 +135,7 @@ class EngineCollector(Collector):
             "vllm:kv_cache_usage_perc": ("Share of KV blocks in use", 1 - pool.free / pool.num_blocks),
             "pdflow_kv_blocks_quarantined": ("Blocks that a writer may still reach", pool.quarantined),
             "pdflow_kv_blocks": ("KV blocks", pool.num_blocks),
-            "pdflow_links": ("Streams to other ranks", len(node.links.links)),
+            "pdflow_links": ("Streams to other ranks", len(self.streams)),
         }
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(name, what, value=value)
@@ -148,6 +150,6 @@ class EngineCollector(Collector):
         for name, (what, count) in counters.items():
             yield CounterMetricFamily(name, what, value=count)
         notes = CounterMetricFamily("pdflow_notes", "Odd things that were ignored", labels=["note"])
-        for note, times in node.notes.items():
+        for note, times in self.notes.items():
             notes.add_metric([note], times)
         yield notes

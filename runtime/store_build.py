@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 
@@ -13,6 +13,7 @@ from pdflow.protocol.ids import EngineInfo
 from pdflow.scenario.fit import kv_tokens_of
 from pdflow.scenario.schema import Scenario
 from pdflow.scenario.transfer_schema import Transfer
+from pdflow.wiring.engines import EngineWiring
 from pdflow.wiring.stores import Producer, StoreWiring, node_name, put_name
 from pdflow.wiring.stores import beside as pool_beside
 from runtime.models import DTYPES
@@ -26,9 +27,7 @@ from runtime.store_node import StoreNode
 from runtime.store_prefill_node import StorePrefillNode
 from runtime.store_server import server_of
 from runtime.store_values import Cells, Form, layout_of
-
-if TYPE_CHECKING:
-    from runtime.build import Builder
+from runtime.transports.base import MakeTransport
 
 LEASES: Final = 1 << 16
 """Words of a rank. In a store any number of leases share the same blocks; so many are not open at once for long."""
@@ -43,39 +42,40 @@ def stores_of(scenario: Scenario) -> list[str]:
     return [node_name(number) for number in range(says.store_nodes)] if METHODS[says.method].stores else []
 
 
-def wiring_of(builder: Builder) -> StoreWiring:
+def wiring_of(engines: EngineWiring) -> StoreWiring:
     """A node's memory is what the scenario says, and where it does not as much as all prefill engines' blocks hold: so
     that no laptop need give what a host in a rack has."""
-    scenario = builder.scenario
+    scenario = engines.scenario
     pool = pool_beside(scenario)
     assert pool is not None, "a scenario has decode engines"
-    wiring = StoreWiring(builder, pool)
+    wiring = StoreWiring(engines, pool)
     if scenario.transfer.store_bytes == UNSAID:
         held = [kv_tokens_of(scenario.model, p) * p.replicas for p in scenario.pools if p.role == "prefill"]
         wiring.blocks = min(wiring.blocks, sum(held) // pool.block_size)
     return wiring
 
 
-def store_node(builder: Builder, name: str) -> StoreNode:
+def store_node(engines: EngineWiring, transport: MakeTransport, name: str) -> StoreNode:
     """One life of a node, which nobody has heard of yet."""
-    wiring, says = wiring_of(builder), builder.scenario.transfer
-    pool = pool_beside(builder.scenario)
+    scenario = engines.scenario
+    wiring, says = wiring_of(engines), scenario.transfer
+    pool = pool_beside(scenario)
     assert pool is not None
-    incarnation, shape = secrets.randbits(63), builder.shapes[pool.name]
+    incarnation, shape = secrets.randbits(63), engines.shapes[pool.name]
     place = Place(
         info=EngineInfo(put_name(name), wiring.shards),
         incarnation=incarnation,
         shape=shape,
         num_blocks=wiring.blocks,
-        layouts=LayoutBook(shape, builder.initiator, builder.rule),
+        layouts=LayoutBook(shape, engines.initiator, engines.rule),
         weights=0,
-        dtype=DTYPES.get(builder.scenario.model.kv_dtype or "", ""),
+        dtype=DTYPES.get(scenario.model.kv_dtype or "", ""),
         leases=LEASES,
     )
     memory = StoreMemory(wiring.blocks, says.store_keep, says.store_high_water)
     ends = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)
-    node = StoreNode(name, place, *ends, memory, builder.transport)
-    node.backing = backing_of(builder.scenario, node, wiring.unit_tokens(1))
+    node = StoreNode(name, place, *ends, memory, transport)
+    node.backing = backing_of(scenario, node, wiring.unit_tokens(1))
     return node
 
 
@@ -91,11 +91,13 @@ def backing_of(scenario: Scenario, node: StoreNode, unit_tokens: int) -> Backing
     return Backing(server, node.ledger, cells, form, unit_tokens, scenario.serve.store_ttl_s / 2)
 
 
-def store_prefill_node(builder: Builder, place: Place, ends: Producer) -> StorePrefillNode:
+def store_prefill_node(
+    engines: EngineWiring, transport: MakeTransport, place: Place, ends: Producer
+) -> StorePrefillNode:
     """One life of an engine that puts, without its engine."""
-    wiring = wiring_of(builder)
+    wiring = wiring_of(engines)
     keys = StoreKeys.of(wiring, wiring.blocks, place.weights)
     loads = wiring.loads(place.info, place.incarnation, place.num_blocks) if keys.unit_tokens else None
-    says = builder.scenario
+    says = engines.scenario
     client = StoreClient(says.serve.engine_host, says.transfer.deadline_s + LATER_S)
-    return StorePrefillNode(place, ends, loads, builder.transport, keys, client)
+    return StorePrefillNode(place, ends, loads, transport, keys, client)

@@ -87,7 +87,7 @@ def opened(builder: Builder, name: str) -> tuple[RankedNode, Door]:
     scenario = builder.scenario
     stores = stores_of(scenario)
     if name in stores:
-        store = store_node(builder, name)
+        store = store_node(builder, builder.transport, name)
         return store, partial(StoreApi, store)
     try:
         model = open_model(scenario, builder.pool_of(name))

@@ -69,7 +69,7 @@ class Asked:
 async def alone(*said: str) -> AsyncIterator[Asked]:
     scenario = cluster("transfer.method=kv-store", "transfer.store_bytes=1_000_000", *said)
     builder = Builder(scenario, transport_named("shm"))
-    node = store_node(builder, "store-0")
+    node = store_node(builder, builder.transport, "store-0")
     async with trio.open_nursery() as nursery:
         await nursery.start(node.serve, (await trio.open_tcp_listeners(0, host=LOCAL))[0])
         api = StoreApi(node, Coordinates(LOCAL, node.port), Gate(SECRET, node.name), nursery.cancel_scope.cancel)

@@ -107,7 +107,7 @@ class House:
         self.store_at: Coordinates
         """Where it takes requests."""
         if builder.method.stores:
-            self.store = store_node(builder, "store-0")
+            self.store = store_node(builder, builder.transport, "store-0")
             self.store.observe = self.observe
 
     def observe(self, address: str, event: Any, effects: tuple[Any, ...], now: int) -> None:
