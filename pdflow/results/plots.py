@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pdflow.errors import PdflowError
 from pdflow.results import words
 from pdflow.results.extra import notebook_extra
+from pdflow.results.finished import FinishedRun
 from pdflow.results.page.curves import PERCENTS, SLICES, Curve, distributions_ms, over_time
-from pdflow.results.result import Result
 from pdflow.results.totals import NS_PER_S
 from pdflow.scenario.convert import shown
 from pdflow.scenario.editable import Scenario
@@ -35,7 +35,7 @@ _TOO_FAR: Final = 10
 class RunFigure(Figure):
     """A matplotlib Figure that knows which runs it shows."""
 
-    def __init__(self, *arguments: Any, results: Sequence[Result] = (), **more: Any) -> None:
+    def __init__(self, *arguments: Any, results: Sequence[FinishedRun] = (), **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.results = tuple(results)
 
@@ -56,7 +56,7 @@ class RunFigure(Figure):
         return page.getvalue()
 
 
-def ttft_figure(results: Sequence[Result], labels: Sequence[str]) -> RunFigure:
+def ttft_figure(results: Sequence[FinishedRun], labels: Sequence[str]) -> RunFigure:
     """Distributions through their percentiles, with what the SLO allows."""
     figure, axes = _figure(results, "How long the first token takes", 4.0)
     shown = []
@@ -78,7 +78,7 @@ def ttft_figure(results: Sequence[Result], labels: Sequence[str]) -> RunFigure:
     return figure
 
 
-def waterfall_figure(results: Sequence[Result], labels: Sequence[str]) -> RunFigure:
+def waterfall_figure(results: Sequence[FinishedRun], labels: Sequence[str]) -> RunFigure:
     """Of one run a bar for each stage, one after the other; of several a bar for each run."""
     stages = [{name: it.mean_ms for name, it in result.metrics.stages.items()} for result in results]
     several = len(results) > 1
@@ -107,7 +107,7 @@ def waterfall_figure(results: Sequence[Result], labels: Sequence[str]) -> RunFig
     return figure
 
 
-def timeline_figure(result: Result) -> RunFigure:
+def timeline_figure(result: FinishedRun) -> RunFigure:
     """Means over equal slices of the run, with the warm-up's end."""
     requests, busy = over_time(result)
     requests, busy = ([curve for curve in curves if any(curve.highest)] for curves in (requests, busy))
@@ -136,7 +136,7 @@ def _courses(axes: Axes, curves: Sequence[Curve], seconds: float) -> None:
     axes.grid(alpha=0.3)
 
 
-def _figure(results: Sequence[Result], title: str, high: float) -> tuple[RunFigure, Axes]:
+def _figure(results: Sequence[FinishedRun], title: str, high: float) -> tuple[RunFigure, Axes]:
     figure = RunFigure(results=results, figsize=(_WIDE, high), layout="constrained")
     axes = figure.add_subplot()
     name = results[0].about.scenario_name
@@ -144,12 +144,12 @@ def _figure(results: Sequence[Result], title: str, high: float) -> tuple[RunFigu
     return figure, axes
 
 
-def _ttft_bound(result: Result) -> float | None:
+def _ttft_bound(result: FinishedRun) -> float | None:
     """Where classes have bounds of their own, no line holds for all requests."""
     return None if result.about.class_slos or result.about.slo is None else result.about.slo.ttft_ms
 
 
-def _labels(results: Sequence[Result], labels: Sequence[str]) -> list[str]:
+def _labels(results: Sequence[FinishedRun], labels: Sequence[str]) -> list[str]:
     if labels and len(labels) != len(results):
         raise ValueError(f"{len(labels)} labels for {len(results)} runs")
     edits = [{} if result.scenario is None else dict(result.scenario.edits) for result in results]

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from pdflow.results import words
-from pdflow.results.bench_json import About, bench_json, statements
+from pdflow.results.bench_json import bench_json, statements
+from pdflow.results.finished import FinishedRun
 from pdflow.results.itls import itls_s
-from pdflow.results.metrics import Metrics, measure
-from pdflow.results.records import Records
 from pdflow.results.slo import ClassMetrics
-from pdflow.results.steps import Steps
-from pdflow.results.table import Report
-from pdflow.results.totals import Totals
 from pdflow.results.write import REQUESTS_NAME, RESULTS_NAME, write_requests, write_results
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pdflow.results.plots import RunFigure
-    from pdflow.scenario.editable import Scenario
 
 
 def _class_summary(row: ClassMetrics) -> dict[str, Any]:
@@ -41,27 +36,12 @@ def _class_summary(row: ClassMetrics) -> dict[str, Any]:
 
 
 @attrs.frozen(eq=False, repr=False)
-class Result:
+class Result(FinishedRun):
     """What a run said.
 
     `records` are the requests, each a dict when it is iterated over; `requests` is the same as a table. `steps` has
     each engine's step log under the engine's name. `scenario` is what was run, where `pdflow.simulate` ran it.
     """
-
-    about: About
-    records: Records
-    steps: Mapping[str, Steps]
-    totals: Totals
-    metrics: Metrics
-    scenario: Scenario | None = None
-
-    @classmethod
-    def of(cls, about: About, records: Records, steps: Mapping[str, Steps], totals: Totals) -> Result:
-        """Work the figures out."""
-        metrics = measure(
-            records, list(steps.values()), totals.duration_ns, about.slo, about.class_slos, about.warmup_ns
-        )
-        return cls(about, records, steps, totals, metrics)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -90,10 +70,6 @@ class Result:
         figures["gpu_busy_share"] = {role: self.totals.gpu_busy_share(role) for role in self.totals.roles()}
         figures["interrupted"] = self.about.interrupted
         return figures
-
-    def made_by(self, scenario: Scenario) -> Result:
-        """The same, with the scenario that it is of."""
-        return attrs.evolve(self, scenario=scenario)
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -126,10 +102,6 @@ class Result:
         from pdflow.results.plots import timeline_figure
 
         return timeline_figure(self)
-
-    def table(self) -> Report:
-        """The report that a run prints: `print(result.table())`, or rich's `console.print(result.table())`."""
-        return Report(self.about, self.metrics, self.totals)
 
     def save(self, directory: str | Path, *, detailed: bool = False) -> None:
         """Write results.json and requests.jsonl there. `detailed` adds the per-token lists of vLLM's --save-detailed.

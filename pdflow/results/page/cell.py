@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from pdflow.results.bench_json import statements
+from pdflow.results.finished import FinishedRun
 from pdflow.results.page.markup import Html, joined, table, tag
 from pdflow.results.page.page import stages, title, verdict
-from pdflow.results.result import Result
 from pdflow.results.table import LATENCY_COLUMNS
 
 _STYLE: Final = """
@@ -27,7 +27,7 @@ _STYLE: Final = """
 """
 
 
-def cell(result: Result) -> Html:
+def cell(result: FinishedRun) -> Html:
     """Title, verdict, latencies, and where mean TTFT went."""
     latencies = table(["ms", *LATENCY_COLUMNS], result.table().latency_rows())
     costs = (tag("p", f"step times {statement}", class_="dim") for statement in statements(result.about.costs))

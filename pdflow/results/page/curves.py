@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pdflow.results import spread
+from pdflow.results.finished import FinishedRun
 from pdflow.results.metrics import completed
 from pdflow.results.recording import Changes, Recording
 from pdflow.results.records import Records
-from pdflow.results.result import Result
 from pdflow.results.spread import NS_PER_MS
 from pdflow.results.timeline import Level, Stamps, summed
 
@@ -57,7 +57,7 @@ def distributions_ms(records: Records) -> dict[str, list[float]]:
     return {name: [value / NS_PER_MS for value in values] for name, values in (("TTFT", ttft), ("TPOT", tpot))}
 
 
-def over_time(result: Result, recording: Recording | None = None) -> tuple[list[Curve], list[Curve]]:
+def over_time(result: FinishedRun, recording: Recording | None = None) -> tuple[list[Curve], list[Curve]]:
     """How many requests are where, over all engines of a kind; and shares: of each role's GPUs those that are at work,
     and, as far as they were recorded, of its KV blocks those in use, and of the busiest links what they carry.
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pdflow.results import words
+from pdflow.results.finished import FinishedRun
 from pdflow.results.page.chart import Axis, Chart
 from pdflow.results.page.curves import SLICES, Curve, distributions_ms, over_time
 from pdflow.results.page.markup import Html, tag
 from pdflow.results.recording import Recording
-from pdflow.results.result import Result
 from pdflow.results.totals import NS_PER_S
 
 _HIGH = 190
 _FLAT = 120
 
 
-def distributions(result: Result) -> Iterator[Html]:
+def distributions(result: FinishedRun) -> Iterator[Html]:
     """TTFT and TPOT, with what the SLO allows; nothing of what no request has."""
     about = result.about
     # Where classes have bounds of their own, no line holds for all requests.
@@ -41,7 +41,7 @@ def _distribution(name: str, percentiles: Sequence[float], bound: float | None) 
     return tag("figure", caption, chart.picture(drawn, f"Distribution of {name}"))
 
 
-def courses(result: Result, recording: Recording | None) -> Iterator[Html]:
+def courses(result: FinishedRun, recording: Recording | None) -> Iterator[Html]:
     """What waited, moved and worked at each time of the whole run, its warm-up too."""
     if result.totals.duration_ns < SLICES:
         return

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pdflow.results import words
+from pdflow.results.finished import FinishedRun
 from pdflow.results.page.figures import courses, distributions
 from pdflow.results.page.markup import Html, bar, joined, table, tag
 from pdflow.results.page.style import STYLE
 from pdflow.results.recording import Recording
-from pdflow.results.result import Result
 from pdflow.results.table import CLASS_COLUMNS, LATENCY_COLUMNS
 from pdflow.results.totals import EngineTotals, LinkTotals
 
@@ -28,7 +28,7 @@ _ELSEWHERE: Final = frozenset({"link use", "GPU busy", "step times"})
 """Facts that have tables of their own here."""
 
 
-def page(result: Result, scenario_text: str = "", recording: Recording | None = None) -> str:
+def page(result: FinishedRun, scenario_text: str = "", recording: Recording | None = None) -> str:
     """The whole file. `scenario_text` is the TOML that was run, as its author wrote it; what `recording` says of links
     and KV blocks over time is shown, if there is one."""
     about = result.about
@@ -46,7 +46,7 @@ def page(result: Result, scenario_text: str = "", recording: Recording | None = 
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'
 
 
-def _sections(result: Result, scenario_text: str, recording: Recording | None) -> Iterator[Html]:
+def _sections(result: FinishedRun, scenario_text: str, recording: Recording | None) -> Iterator[Html]:
     yield title(result)
     yield verdict(result)
     yield from _figures(result)
@@ -58,7 +58,7 @@ def _sections(result: Result, scenario_text: str, recording: Recording | None) -
     yield from _origin(result, scenario_text)
 
 
-def title(result: Result) -> Html:
+def title(result: FinishedRun) -> Html:
     """What ran, and for how long."""
     about, metrics = result.about, result.metrics
     requests = "1 request" if metrics.requests == 1 else f"{words.count(metrics.requests)} requests"
@@ -67,7 +67,7 @@ def title(result: Result) -> Html:
     return joined((tag("h1", about.scenario_name or "run"), tag("p", " · ".join(parts), class_="dim")))
 
 
-def verdict(result: Result) -> Html:
+def verdict(result: FinishedRun) -> Html:
     """What was asked for and what came of it; then where the first token's time went, which is what to change."""
     metrics = result.metrics
     lines = []
@@ -99,7 +99,7 @@ def verdict(result: Result) -> Html:
     return tag("div", *lines, class_="verdict")
 
 
-def _figures(result: Result) -> Iterator[Html]:
+def _figures(result: FinishedRun) -> Iterator[Html]:
     report = result.table()
     yield tag("h2", "Latencies and rates")
     yield table(["ms", *LATENCY_COLUMNS], report.latency_rows())
@@ -111,7 +111,7 @@ def _figures(result: Result) -> Iterator[Html]:
     yield tag("dl", *(part for name, value in rows for part in (tag("dt", name), tag("dd", value))))
 
 
-def stages(result: Result) -> Iterator[Html]:
+def stages(result: FinishedRun) -> Iterator[Html]:
     """The waterfall of mean TTFT; nothing where there is none."""
     whole = result.metrics.ttft.mean_ms
     if not whole:
@@ -128,7 +128,7 @@ def stages(result: Result) -> Iterator[Html]:
     yield table(["stage", "on average", "mean ms", "share", "p50", "p99"], rows, words=2)
 
 
-def _use(result: Result) -> Iterator[Html]:
+def _use(result: FinishedRun) -> Iterator[Html]:
     totals = result.totals
     if totals.engines:
         rows = [_engine_row(engine, totals.duration_ns) for engine in totals.engines]
@@ -163,7 +163,7 @@ def _more(rows: Sequence[object]) -> Iterator[Html]:
         yield tag("p", f"{words.count(len(rows) - ROWS_SHOWN)} more are in results.json.", class_="dim")
 
 
-def _costs(result: Result) -> Iterator[Html]:
+def _costs(result: FinishedRun) -> Iterator[Html]:
     if result.about.costs:
         rows = [(cost.pool, cost.model, cost.provenance, cost.error_bar) for cost in result.about.costs]
         yield tag("h2", "Step times, and how wrong they may be")
@@ -171,7 +171,7 @@ def _costs(result: Result) -> Iterator[Html]:
         yield from _more(rows)
 
 
-def _origin(result: Result, scenario_text: str) -> Iterator[Html]:
+def _origin(result: FinishedRun, scenario_text: str) -> Iterator[Html]:
     about = result.about
     yield tag("h2", "What was run")
     if about.command_line:

@@ -1,0 +1,50 @@
+"""One finished run's data: its requests, its engines' steps, its totals, and the figures worked out from them.
+
+Tables, pages and plots are made from this; `result.Result` adds them as methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Self
+
+import attrs
+
+from pdflow.results.bench_json import About
+from pdflow.results.metrics import Metrics, measure
+from pdflow.results.records import Records
+from pdflow.results.steps import Steps
+from pdflow.results.table import Report
+from pdflow.results.totals import Totals
+
+if TYPE_CHECKING:
+    from pdflow.scenario.editable import Scenario
+
+
+@attrs.frozen(eq=False, repr=False)
+class FinishedRun:
+    """What was measured of one run. `scenario` is what was run, where `pdflow.simulate` ran it."""
+
+    about: About
+    records: Records
+    steps: Mapping[str, Steps]
+    """Each engine's step log, under the engine's name."""
+    totals: Totals
+    metrics: Metrics
+    scenario: Scenario | None = None
+
+    @classmethod
+    def of(cls, about: About, records: Records, steps: Mapping[str, Steps], totals: Totals) -> Self:
+        """Work the figures out."""
+        metrics = measure(
+            records, list(steps.values()), totals.duration_ns, about.slo, about.class_slos, about.warmup_ns
+        )
+        return cls(about, records, steps, totals, metrics)
+
+    def made_by(self, scenario: Scenario) -> Self:
+        """The same, with the scenario that it is of."""
+        return attrs.evolve(self, scenario=scenario)
+
+    def table(self) -> Report:
+        """The report that a run prints: `print(result.table())`, or rich's `console.print(result.table())`."""
+        return Report(self.about, self.metrics, self.totals)
