@@ -19,7 +19,7 @@ from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from pdflow.routing.answer import Answer, Piece
-from pdflow.routing.policy import NO_SESSION
+from pdflow.routing.events import NO_SESSION
 from runtime.clock import now_ns
 from runtime.http.client import Exchange, HttpClient
 from runtime.http.errors import OpenAIError, UpstreamError

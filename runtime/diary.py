@@ -19,7 +19,8 @@ from pdflow.protocol.events import DecodeAdmitted, DecodeQueued, HandshakeEnded,
 from pdflow.protocol.ids import EngineInfo, Reg
 from pdflow.protocol.messages import Code, Done, Message
 from pdflow.protocol.values import Address, EngineId, Instant, RequestId
-from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchDecode, DispatchPrefill, Reply, RequestArrived
+from pdflow.routing.effects import DispatchAlone, DispatchDecode, DispatchPrefill, Reply
+from pdflow.routing.events import DecodeEnded, RequestArrived
 from runtime.clock import now_ns, wall_offset_ns
 from runtime.engines.job import Work
 

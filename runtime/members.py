@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from pdflow.routing.events import EngineChanged, EngineJoins, EngineLeaves, EngineLost, EngineReported, RouterEvent
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.heartbeats import Roll, Seat
-from pdflow.routing.router import EngineChanged, EngineJoins, EngineLeaves, EngineLost, EngineReported, RouterEvent
 from runtime.clock import now_ns
 from runtime.places import EngineGone, EngineLeaving, EnginePlace, News
 

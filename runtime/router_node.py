@@ -20,20 +20,17 @@ from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from pdflow.routing.answer import Answer, Ending
-from pdflow.routing.governed import GovernedRouter
-from pdflow.routing.router import (
+from pdflow.routing.effects import (
     AbortLeg,
-    ClientGone,
-    DecodeEnded,
     DispatchAlone,
     DispatchDecode,
     DispatchPrefill,
     EngineLeft,
     EngineSilent,
-    PrefillAnswered,
     Reply,
-    TokenCame,
 )
+from pdflow.routing.events import ClientGone, DecodeEnded, PrefillAnswered, TokenCame
+from pdflow.routing.governed import GovernedRouter
 from pdflow.serving.core import Port
 from pdflow.wiring.stores import node_of
 from runtime.call import Call, Leg

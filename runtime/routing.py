@@ -6,10 +6,10 @@ from collections.abc import Sequence as Seq
 from hashlib import blake2b
 from typing import Final
 
+from pdflow.routing.events import NO_SESSION, EngineChanged, RequestArrived
 from pdflow.routing.governed import GovernedRouter
-from pdflow.routing.policy import NO_SESSION
 from pdflow.routing.prefix_aware import PrefixAware
-from pdflow.routing.router import EngineChanged, RequestArrived, Router
+from pdflow.routing.router import Router
 from pdflow.scenario.costs import step_cost
 from pdflow.scenario.schema import Scenario
 from pdflow.scenario.ways import Crossover

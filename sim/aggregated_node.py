@@ -14,7 +14,8 @@ from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from pdflow.results.records import NOTIFY, P_QUEUE, PREFILL, ROUTE
-from pdflow.routing.router import DispatchPrefill, PrefillAnswered
+from pdflow.routing.effects import DispatchPrefill
+from pdflow.routing.events import PrefillAnswered
 from pdflow.serving.batch import drop, enqueue
 from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore

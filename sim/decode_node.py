@@ -14,7 +14,8 @@ from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quara
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from pdflow.results.records import D_ADMIT, HANDOFF, NOTIFY, P_QUEUE, PREFILL, ROUTE
-from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchDecode, ReportPrefill
+from pdflow.routing.effects import DispatchAlone, DispatchDecode, ReportPrefill
+from pdflow.routing.events import DecodeEnded
 from pdflow.serving.batch import drop, enqueue
 from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore

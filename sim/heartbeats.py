@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.values import EngineId
-from pdflow.routing.router import EngineReported
+from pdflow.routing.events import EngineReported
 
 if TYPE_CHECKING:
     from sim.build import Builder, Place

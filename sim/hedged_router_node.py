@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pdflow.protocol.values import Instant
 from pdflow.routing.attempt import Attempt
+from pdflow.routing.events import DecodeEnded, PrefillAnswered, RouterEvent
 from pdflow.routing.hedging import HedgingRouter
-from pdflow.routing.router import DecodeEnded, PrefillAnswered, RouterEvent
 from sim.node import TIME_REACHED, Port
 from sim.patience import first_token_came, first_token_ns
 from sim.router_node import RouterNode

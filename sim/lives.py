@@ -14,14 +14,8 @@ from pdflow.faults.plan import Crash
 from pdflow.protocol.ids import EngineInfo, engine_of, rank_address
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import EngineId
-from pdflow.routing.router import (
-    DecodeEnded,
-    DispatchAlone,
-    DispatchDecode,
-    DispatchPrefill,
-    EngineChanged,
-    PrefillAnswered,
-)
+from pdflow.routing.effects import DispatchAlone, DispatchDecode, DispatchPrefill
+from pdflow.routing.events import DecodeEnded, EngineChanged, PrefillAnswered
 from pdflow.wiring.stores import LOADS
 from sim.aggregated_node import AggregatedNode
 from sim.decode_node import DecodeNode

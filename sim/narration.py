@@ -25,7 +25,7 @@ from pdflow.protocol.effects import (
 from pdflow.protocol.events import DecodeAdmitted, PrefillFinished, Received
 from pdflow.protocol.messages import Completion, Done, Message
 from pdflow.protocol.values import Address, Instant
-from pdflow.routing.router import DispatchDecode, DispatchPrefill, Reply
+from pdflow.routing.effects import DispatchDecode, DispatchPrefill, Reply
 from pdflow.scenario.load import parse, resolve
 from pdflow.scenario.schema import Scenario
 from sim.run import Options, prepare, run

@@ -17,7 +17,8 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Allocation, Instant, RequestId, Xid
 from pdflow.results.records import P_QUEUE, PREFILL, ROUTE
-from pdflow.routing.router import DispatchPrefill, PrefillAnswered
+from pdflow.routing.effects import DispatchPrefill
+from pdflow.routing.events import PrefillAnswered
 from pdflow.serving.batch import drop, enqueue
 from pdflow.serving.core import Port
 from pdflow.serving.effects import Computed, Drop, EndPrefill, Forget, FreePrompt, Released

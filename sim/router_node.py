@@ -15,25 +15,28 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Instant, RequestId, Value
 from pdflow.routing.answer import Answer, Piece
 from pdflow.routing.attempt import Attempt
-from pdflow.routing.policy import NO_SESSION, Choice
-from pdflow.routing.router import (
+from pdflow.routing.effects import (
     AbortLeg,
-    ClientGone,
-    DecodeEnded,
     DispatchAlone,
     DispatchDecode,
     DispatchPrefill,
     EngineLeft,
-    EngineLost,
     EngineSilent,
-    PrefillAnswered,
     Reply,
     ReportPrefill,
+)
+from pdflow.routing.events import (
+    NO_SESSION,
+    ClientGone,
+    DecodeEnded,
+    EngineLost,
+    PrefillAnswered,
     RequestArrived,
-    Router,
     RouterEvent,
     TokenCame,
 )
+from pdflow.routing.policy import Choice
+from pdflow.routing.router import Router
 from sim.node import Node, Port
 from sim.patience import first_token_came, first_token_ns
 

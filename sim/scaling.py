@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from pdflow.protocol.values import MS, EngineId, Instant
-from pdflow.routing.router import EngineJoins, EngineLeaves
+from pdflow.routing.events import EngineJoins, EngineLeaves
 from pdflow.routing.scaling import Autoscaler
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.schema import Pool

@@ -17,7 +17,8 @@ from pdflow.protocol.effects import Commit, FreeBlocks, PostRead, Quarantine, Re
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Xid
-from pdflow.routing.router import DispatchPrefill, PrefillAnswered
+from pdflow.routing.effects import DispatchPrefill
+from pdflow.routing.events import PrefillAnswered
 from pdflow.serving.batch import enqueue
 from pdflow.serving.core import Port
 from pdflow.serving.effects import (

@@ -13,7 +13,8 @@ from pdflow.protocol.values import Address, Instant, RequestId
 from pdflow.results.records import FIRST_DECODE, Records
 from pdflow.results.steps import Steps
 from pdflow.results.totals import Totals
-from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchPrefill, PrefillAnswered, Reply, RouterEvent
+from pdflow.routing.effects import DispatchAlone, DispatchPrefill, Reply
+from pdflow.routing.events import DecodeEnded, PrefillAnswered, RouterEvent
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, WHEN_ONE_ENDS, Request
 from sim.aggregated_node import AggregatedNode
 from sim.clock import Clock

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from pdflow.routing.policy import NO_SESSION, Choice
-
-if TYPE_CHECKING:
-    from pdflow.routing.router import RequestArrived
+from pdflow.routing.events import NO_SESSION, RequestArrived
+from pdflow.routing.policy import Choice
 
 MOST_SESSIONS: Final = 100_000
 """Sessions that are remembered; the ones that have been silent for longest are forgotten first."""

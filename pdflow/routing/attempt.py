@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pdflow.routing.router import RequestArrived
+from pdflow.routing.events import RequestArrived
 
 
 class Attempt:

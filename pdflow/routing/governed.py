@@ -20,24 +20,12 @@ from pdflow.routing import router
 from pdflow.routing.admission import Admission
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.conditional import Disaggregation
+from pdflow.routing.effects import DispatchAlone, EngineLeft, EngineSilent, Reply, RouterEffects
+from pdflow.routing.events import EngineChanged, EngineJoins, EngineLeaves, EngineReported, RequestArrived, RouterEvent
 from pdflow.routing.heartbeats import Roll, Seat
 from pdflow.routing.membership import Membership
 from pdflow.routing.policy import Choice
-from pdflow.routing.router import (
-    Dispatch,
-    DispatchAlone,
-    EngineChanged,
-    EngineJoins,
-    EngineLeaves,
-    EngineLeft,
-    EngineReported,
-    EngineSilent,
-    Reply,
-    RequestArrived,
-    Router,
-    RouterEffects,
-    RouterEvent,
-)
+from pdflow.routing.router import Dispatch, Router
 
 
 class Rules(Value, frozen=True, gc=False):

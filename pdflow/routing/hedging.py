@@ -21,18 +21,12 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Instant
 from pdflow.routing import governed
 from pdflow.routing.attempt import Attempt
+from pdflow.routing.effects import Reply, RouterEffects
+from pdflow.routing.events import RequestArrived, RouterEvent, TokenCame
 from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.governed import GovernedRouter, Rules
 from pdflow.routing.policy import Choice
-from pdflow.routing.router import (
-    Dispatch,
-    Reply,
-    RequestArrived,
-    Router,
-    RouterEffects,
-    RouterEvent,
-    TokenCame,
-)
+from pdflow.routing.router import Dispatch, Router
 
 
 class Deadlines:

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from math import lcm
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from pdflow.routing.router import RequestArrived
+from pdflow.routing.events import RequestArrived
 
 Policy: TypeAlias = Literal["round-robin", "least-loaded", "two-choices", "prefix-aware", "session-affinity"]
-
-NO_SESSION: Final = -1
-"""The `session` of a request that belongs to none."""
 
 
 class Choice:

@@ -16,12 +16,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
+from pdflow.routing.events import RequestArrived
 from pdflow.routing.policy import Choice
-
-if TYPE_CHECKING:
-    from pdflow.routing.router import RequestArrived
 
 
 class PrefixAware(Choice):

@@ -15,184 +15,33 @@ from collections.abc import Callable, Hashable
 from typing import Any, Literal, TypeAlias
 
 from pdflow.protocol.errors import LocalProtocolError
-from pdflow.protocol.events import TimeReached
 from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer
-from pdflow.protocol.values import Instant, RequestId, Value, Xid
+from pdflow.protocol.values import Instant, RequestId
 from pdflow.routing.attempt import Attempt
+from pdflow.routing.effects import (
+    AbortLeg,
+    DispatchDecode,
+    DispatchPrefill,
+    Reply,
+    ReportPrefill,
+    RouterEffects,
+)
+from pdflow.routing.events import (
+    ClientGone,
+    DecodeEnded,
+    EngineChanged,
+    EngineLost,
+    PrefillAnswered,
+    RequestArrived,
+    RouterEvent,
+    TokenCame,
+)
 from pdflow.routing.failure import AfterFailure, after_failure
-from pdflow.routing.policy import NO_SESSION, Choice, Policy
+from pdflow.routing.policy import Choice, Policy
 
 Dispatch: TypeAlias = Literal["sequential", "concurrent"]
-
-# What happens to it.
-
-
-class RequestArrived(Value, frozen=True, gc=False):
-    """`request` is the router's own number of it, never used twice. What policies look at may be left out."""
-
-    request: int
-    prefill_only: bool = False
-    """One token is wanted, and P's is given to the client: there is nothing to decode."""
-    prompt_tokens: int = 0
-    prefix: tuple[int, ...] = ()
-    """Names of the prompt's full prefix blocks; each stands for all before it, too."""
-    session: int = NO_SESSION
-
-
-class PrefillAnswered(Value, frozen=True, gc=False):
-    """The prefill leg ended: well if `params` is given. From an aggregated engine: the whole request did."""
-
-    request_id: RequestId
-    params: KvParams | None
-    code: Code = Code.NONE
-    ends: bool = False
-    """P's token, which the client has, is the last one: nothing is left to decode."""
-
-
-class DecodeEnded(Value, frozen=True, gc=False):
-    """The decode leg ended: with all its tokens, or with a code that says why not."""
-
-    request_id: RequestId
-    code: Code = Code.NONE
-
-
-class ClientGone(Value, frozen=True, gc=False):
-    request: int
-
-
-class EngineChanged(Value, frozen=True, gc=False):
-    """An engine came up or went down: it gets new legs or none. Legs that it has go on."""
-
-    engine: str
-    up: bool
-    became: EngineInfo | None = None
-    """It came up under another id."""
-
-
-class EngineLost(Value, frozen=True, gc=False):
-    """The router's connections to an engine broke: it is down, and the legs that it had will not be answered."""
-
-    engine: str
-
-
-class EngineLeaves(Value, frozen=True, gc=False):
-    """An engine is to stop: it gets no new legs, and `EngineLeft` says when nobody needs it any more."""
-
-    engine: str
-
-
-class EngineJoins(Value, frozen=True, gc=False):
-    """An engine that has left, or is leaving, gets legs again."""
-
-    engine: str
-
-
-class EngineReported(Value, frozen=True, gc=False):
-    """A heartbeat: the engine at this position is up, and this is what it is called now."""
-
-    role: Literal["prefill", "decode"]
-    engine: int
-    info: EngineInfo
-
-
-class TokenCame(Value, frozen=True, gc=False):
-    """The client has received the first token of this attempt from the engine that decodes it.
-
-    To be reported before the attempt's end, of one attempt of a request at most.
-    """
-
-    request: int
-    request_id: RequestId
-
-
-RouterEvent: TypeAlias = (
-    RequestArrived
-    | PrefillAnswered
-    | DecodeEnded
-    | ClientGone
-    | EngineChanged
-    | EngineLost
-    | EngineLeaves
-    | EngineJoins
-    | EngineReported
-    | TokenCame
-    | TimeReached
-)
-"""A router knows those that its rules are about: the plain one of this file neither EngineLeaves, EngineJoins nor
-EngineReported, and TimeReached only the one that hedges."""
-
-# What it wants done.
-
-
-class DispatchPrefill(Value, frozen=True, gc=False):
-    engine: int
-    request: int
-    request_id: RequestId
-    xid: Xid
-    keeps: bool = True
-    """Whether a decode leg will come for the KV (vLLM's do_remote_decode)."""
-
-
-class DispatchDecode(Value, frozen=True, gc=False):
-    engine: int
-    request: int
-    request_id: RequestId
-    params: KvParams
-
-
-class DispatchAlone(Value, frozen=True, gc=False):
-    """D is to compute the prompt, too: no prefill leg is behind it, and no KV comes."""
-
-    engine: int
-    request: int
-    request_id: RequestId
-
-
-class AbortLeg(Value, frozen=True, gc=False):
-    """Take back a leg that has not ended; ignored by an engine that does not have it."""
-
-    role: Literal["prefill", "decode"]
-    engine: int
-    request_id: RequestId
-
-
-class ReportPrefill(Value, frozen=True, gc=False):
-    """Tell D how its prefill leg ended: against a P that cannot be asked, its quarantine rests on it (7.2)."""
-
-    engine: int
-    request_id: RequestId
-    ok: bool
-
-
-class Reply(Value, frozen=True, gc=False):
-    """The request's one end."""
-
-    request: int
-    outcome: Literal["completed", "failed", "cancelled"]
-    code: Code
-    attempts: int
-    reason: str = ""
-    """Why, where no code says it."""
-
-
-class EngineLeft(Value, frozen=True, gc=False):
-    """No attempt has a leg at this engine, or KV from it. It may hold KV under a lease still."""
-
-    engine: str
-
-
-class EngineSilent(Value, frozen=True, gc=False):
-    """An engine is no member any more, and gets no legs until it reports again."""
-
-    engine: str
-
-
-RouterEffect: TypeAlias = (
-    DispatchPrefill | DispatchDecode | DispatchAlone | AbortLeg | ReportPrefill | Reply | EngineLeft | EngineSilent
-)
-RouterEffects: TypeAlias = tuple[RouterEffect, ...]
 
 
 class Router:

@@ -9,12 +9,10 @@ the two are a hash of the request's number and a seed.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from pdflow.routing.events import RequestArrived
 from pdflow.routing.policy import Choice
-
-if TYPE_CHECKING:
-    from pdflow.routing.router import RequestArrived
 
 _MASK: Final = (1 << 64) - 1
 

@@ -39,7 +39,7 @@ from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer import ProducerCell
 from pdflow.protocol.values import Address, Allocation
-from pdflow.routing.router import (
+from pdflow.routing.effects import (
     AbortLeg,
     DispatchAlone,
     DispatchDecode,

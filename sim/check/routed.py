@@ -20,22 +20,18 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Address, RequestId, Value
 from pdflow.routing.answer import Answer, Piece
-from pdflow.routing.router import (
-    AbortLeg,
+from pdflow.routing.effects import AbortLeg, DispatchDecode, DispatchPrefill, Reply, ReportPrefill
+from pdflow.routing.events import (
     ClientGone,
     DecodeEnded,
-    DispatchDecode,
-    DispatchPrefill,
     EngineChanged,
     EngineLost,
     PrefillAnswered,
-    Reply,
-    ReportPrefill,
     RequestArrived,
-    Router,
     RouterEvent,
     TokenCame,
 )
+from pdflow.routing.router import Router
 from pdflow.serving.effects import EndDecode, EndPrefill
 from pdflow.serving.events import PrefillReported, RequestAborted
 from sim.check.cluster import role_of

@@ -17,7 +17,7 @@ from typing import Any
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.values import Address, RequestId
 from pdflow.routing.answer import Ending
-from pdflow.routing.router import AbortLeg, DispatchDecode, DispatchPrefill, Reply
+from pdflow.routing.effects import AbortLeg, DispatchDecode, DispatchPrefill, Reply
 from sim.check.ghost import Broken, Ghost, Sketch, Stage
 from sim.check.judge import Judge
 from sim.check.routed_cluster import RoutedCluster

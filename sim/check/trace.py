@@ -18,13 +18,15 @@ from pdflow.errors import PdflowError
 from pdflow.protocol import effects, events, ids, messages, timers, values
 from pdflow.protocol.errors import InvariantViolated, LocalProtocolError
 from pdflow.results.events import EventLine, classes_of, plain, read_events, rebuild
-from pdflow.routing import router
+from pdflow.routing import effects as router_effects
+from pdflow.routing import events as router_events
+from pdflow.routing.router import Router
 from pdflow.scenario.schema import Scenario
 from pdflow.wiring.router import router_of
 from sim.build import Builder
 from sim.routing import cluster_of
 
-CLASSES = classes_of(effects, events, ids, messages, timers, values, router)
+CLASSES = classes_of(effects, events, ids, messages, timers, values, router_events, router_effects)
 
 
 class TraceDiffersError(PdflowError):
@@ -71,11 +73,11 @@ def follow(scenario: Scenario, path: Path) -> Followed:
     return found
 
 
-def live_router(builder: Builder) -> router.Router:
+def live_router(builder: Builder) -> Router:
     """As a live one begins: it has heard of nobody, and engines may be told to leave."""
     made = router_of(attrs.evolve(cluster_of(builder), changes=True))
     for info in (*made.prefill, *made.decode):
-        made.handle(router.EngineChanged(info.engine, False), 0)
+        made.handle(router_events.EngineChanged(info.engine, False), 0)
     return made
 
 

@@ -17,7 +17,7 @@ from pdflow.protocol.effects import NOTHING
 from pdflow.protocol.events import PairMissing, PairReported
 from pdflow.protocol.lease import expired_unclaimed
 from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
-from pdflow.routing import router
+from pdflow.routing.effects import RouterEffect
 from sim.check import diagram, names
 from sim.check.diagram import Diagram, Line, Style, collect
 from sim.check.diagram_mermaid import mermaid
@@ -235,7 +235,7 @@ def test_every_move_and_every_effect_has_a_shape() -> None:
     worlds = [Routed(Scope(attempts=1)), relation(Scope(method="cpu-staged"))]
     worlds += [*(world(Scope()) for world in (Relation, *WORLDS.values()))]
     assert set(diagram._MOVES) == {verb for world in worlds for verb in world.do}
-    shaped = {*typing.get_args(effects.Effect), *typing.get_args(router.RouterEffect)}
+    shaped = {*typing.get_args(effects.Effect), *typing.get_args(RouterEffect)}
     assert set(diagram._EFFECTS) == shaped
 
 

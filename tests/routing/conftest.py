@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
+from pdflow.routing.events import PrefillAnswered
 from pdflow.routing.governed import GovernedRouter, Rules
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.policy import Choice
-from pdflow.routing.router import PrefillAnswered
 
 
 def _engines(name: str, count: int) -> tuple[EngineInfo, ...]:

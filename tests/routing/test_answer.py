@@ -22,23 +22,19 @@ from pdflow.protocol.ids import EngineInfo, KvParams, Shards
 from pdflow.protocol.messages import Code
 from pdflow.routing.answer import Answer, Ending, FirstTokenUse, Piece
 from pdflow.routing.conditional import Disaggregation
-from pdflow.routing.governed import Rules
-from pdflow.routing.hedging import HedgingRouter
-from pdflow.routing.policy import Choice
-from pdflow.routing.router import (
-    AbortLeg,
+from pdflow.routing.effects import AbortLeg, DispatchAlone, DispatchDecode, DispatchPrefill, Reply
+from pdflow.routing.events import (
     ClientGone,
     DecodeEnded,
-    DispatchAlone,
-    DispatchDecode,
-    DispatchPrefill,
     EngineChanged,
     EngineLost,
     PrefillAnswered,
-    Reply,
     RequestArrived,
     TokenCame,
 )
+from pdflow.routing.governed import Rules
+from pdflow.routing.hedging import HedgingRouter
+from pdflow.routing.policy import Choice
 
 A, B, C = "r0.1", "r0.2", "r0.3"
 

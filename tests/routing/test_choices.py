@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.routing.affinity import SessionAffinity
+from pdflow.routing.events import EngineLost, RequestArrived
 from pdflow.routing.policy import Choice
 from pdflow.routing.prefix_aware import PrefixAware
-from pdflow.routing.router import EngineLost, RequestArrived, Router
+from pdflow.routing.router import Router
 from pdflow.routing.two_choices import TwoChoices, mixed
 
 BLOCK = 10

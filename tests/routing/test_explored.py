@@ -17,27 +17,22 @@ from pdflow.protocol.events import TimeReached
 from pdflow.protocol.messages import Code
 from pdflow.routing import hedging
 from pdflow.routing.conditional import Disaggregation
+from pdflow.routing.effects import AbortLeg, DispatchAlone, DispatchDecode, DispatchPrefill, EngineLeft, Reply
+from pdflow.routing.events import (
+    ClientGone,
+    DecodeEnded,
+    EngineChanged,
+    EngineJoins,
+    EngineLeaves,
+    EngineLost,
+    PrefillAnswered,
+    RequestArrived,
+    TokenCame,
+)
 from pdflow.routing.failure import after_failure
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.membership import Membership
-from pdflow.routing.router import (
-    AbortLeg,
-    ClientGone,
-    DecodeEnded,
-    DispatchAlone,
-    DispatchDecode,
-    DispatchPrefill,
-    EngineChanged,
-    EngineJoins,
-    EngineLeaves,
-    EngineLeft,
-    EngineLost,
-    PrefillAnswered,
-    Reply,
-    RequestArrived,
-    TokenCame,
-)
 from pdflow.version import compiled
 from sim.uncollected import uncollected
 

@@ -12,25 +12,20 @@ from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.messages import Code
 from pdflow.routing.admission import Admission
 from pdflow.routing.conditional import Disaggregation
-from pdflow.routing.governed import GovernedRouter, Rules
-from pdflow.routing.policy import Choice
-from pdflow.routing.prefix_aware import PrefixAware
-from pdflow.routing.router import (
-    AbortLeg,
+from pdflow.routing.effects import AbortLeg, DispatchAlone, DispatchDecode, DispatchPrefill, EngineLeft, Reply
+from pdflow.routing.events import (
     ClientGone,
     DecodeEnded,
-    DispatchAlone,
-    DispatchDecode,
-    DispatchPrefill,
     EngineChanged,
     EngineJoins,
     EngineLeaves,
-    EngineLeft,
     EngineLost,
     PrefillAnswered,
-    Reply,
     RequestArrived,
 )
+from pdflow.routing.governed import GovernedRouter, Rules
+from pdflow.routing.policy import Choice
+from pdflow.routing.prefix_aware import PrefixAware
 
 Make = Callable[..., Any]
 FAILED = {"recomputes": True, "max_attempts": 2}

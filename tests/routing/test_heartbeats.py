@@ -13,21 +13,17 @@ from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import S
-from pdflow.routing.heartbeats import Roll, Seat, silence_ns
-from pdflow.routing.router import (
+from pdflow.routing.effects import DispatchAlone, DispatchDecode, DispatchPrefill, EngineSilent, Reply
+from pdflow.routing.events import (
     DecodeEnded,
-    DispatchAlone,
-    DispatchDecode,
-    DispatchPrefill,
     EngineJoins,
     EngineLeaves,
     EngineLost,
     EngineReported,
-    EngineSilent,
     PrefillAnswered,
-    Reply,
     RequestArrived,
 )
+from pdflow.routing.heartbeats import Roll, Seat, silence_ns
 
 Make = Callable[..., Any]
 SILENCE = 5

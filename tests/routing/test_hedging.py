@@ -16,19 +16,15 @@ from pdflow.protocol.events import TimeReached
 from pdflow.protocol.messages import Code
 from pdflow.routing.admission import Admission
 from pdflow.routing.conditional import Disaggregation
-from pdflow.routing.router import (
-    AbortLeg,
+from pdflow.routing.effects import AbortLeg, DispatchAlone, DispatchDecode, DispatchPrefill, Reply
+from pdflow.routing.events import (
     ClientGone,
     DecodeEnded,
-    DispatchAlone,
-    DispatchDecode,
-    DispatchPrefill,
     EngineChanged,
     EngineJoins,
     EngineLeaves,
     EngineLost,
     PrefillAnswered,
-    Reply,
     RequestArrived,
     TokenCame,
 )

@@ -15,23 +15,19 @@ from hypothesis import strategies as st
 from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
 from pdflow.protocol.messages import Code
-from pdflow.routing.failure import AfterFailure, after_failure
-from pdflow.routing.policy import Choice
-from pdflow.routing.router import (
-    AbortLeg,
+from pdflow.routing.effects import AbortLeg, DispatchDecode, DispatchPrefill, Reply, ReportPrefill
+from pdflow.routing.events import (
     ClientGone,
     DecodeEnded,
-    DispatchDecode,
-    DispatchPrefill,
     EngineChanged,
     EngineLost,
     PrefillAnswered,
-    Reply,
-    ReportPrefill,
     RequestArrived,
-    Router,
     TokenCame,
 )
+from pdflow.routing.failure import AfterFailure, after_failure
+from pdflow.routing.policy import Choice
+from pdflow.routing.router import Router
 
 
 def engines(name: str, count: int) -> tuple[EngineInfo, ...]:

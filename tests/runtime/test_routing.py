@@ -14,8 +14,8 @@ import pytest
 import trio
 
 from pdflow.errors import ScenarioError
-from pdflow.routing.policy import NO_SESSION
-from pdflow.routing.router import DispatchPrefill, RequestArrived
+from pdflow.routing.effects import DispatchPrefill
+from pdflow.routing.events import NO_SESSION, RequestArrived
 from pdflow.scenario import Scenario, load
 from pdflow.scenario.schema import MeasuredCost
 from runtime.admin import Admin

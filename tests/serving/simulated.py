@@ -19,7 +19,8 @@ from pdflow.protocol.effects import PostRead, PostWrite, Send
 from pdflow.protocol.ids import EngineInfo, Op, rank_address
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import MS, Address, Allocation, Instant, Xid
-from pdflow.routing.router import DecodeEnded, DispatchAlone, DispatchDecode, DispatchPrefill, PrefillAnswered
+from pdflow.routing.effects import DispatchAlone, DispatchDecode, DispatchPrefill
+from pdflow.routing.events import DecodeEnded, PrefillAnswered
 from pdflow.serving.effects import AnswerCall
 from pdflow.serving.events import LookupRequested, PutRequested
 from pdflow.wiring.stores import Consumer, load_xid

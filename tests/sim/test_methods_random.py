@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdflow.methods.catalogue import METHODS
-from pdflow.routing.router import DispatchDecode
+from pdflow.routing.effects import DispatchDecode
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.worlds import MS, RELAXED, disturb, disturbances, random_worlds, scenarios
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdflow.protocol.messages import Code
-from pdflow.routing.router import DecodeEnded, PrefillAnswered, Reply
+from pdflow.routing.effects import Reply
+from pdflow.routing.events import DecodeEnded, PrefillAnswered
 from sim.run import Options, conclude, prepare, run
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.worlds import RELAXED, both_modes_agree, random_worlds, scenarios

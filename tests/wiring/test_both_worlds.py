@@ -12,20 +12,19 @@ pytest.importorskip("httptools", reason="needs httptools: pip install 'pdflow[li
 
 from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.ids import KvParams
-from pdflow.routing.governed import GovernedRouter
-from pdflow.routing.hedging import HedgingRouter
-from pdflow.routing.router import (
+from pdflow.routing.effects import DispatchDecode, DispatchPrefill
+from pdflow.routing.events import (
     ClientGone,
     DecodeEnded,
-    DispatchDecode,
-    DispatchPrefill,
     EngineChanged,
     EngineLost,
     EngineReported,
     PrefillAnswered,
     RequestArrived,
-    Router,
 )
+from pdflow.routing.governed import GovernedRouter
+from pdflow.routing.hedging import HedgingRouter
+from pdflow.routing.router import Router
 from pdflow.scenario.load import load
 from pdflow.scenario.schema import Scenario
 from runtime.build import Builder as LiveBuilder

@@ -1,0 +1,108 @@
+"""The router's events: what clients, engines and their connections report to it."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+from pdflow.protocol.events import TimeReached
+from pdflow.protocol.ids import EngineInfo, KvParams
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import RequestId, Value
+
+NO_SESSION: Final = -1
+"""The `session` of a request that belongs to none."""
+
+
+class RequestArrived(Value, frozen=True, gc=False):
+    """`request` is the router's own number of it, never used twice. What policies look at may be left out."""
+
+    request: int
+    prefill_only: bool = False
+    """One token is wanted, and P's is given to the client: there is nothing to decode."""
+    prompt_tokens: int = 0
+    prefix: tuple[int, ...] = ()
+    """Names of the prompt's full prefix blocks; each stands for all before it, too."""
+    session: int = NO_SESSION
+
+
+class PrefillAnswered(Value, frozen=True, gc=False):
+    """The prefill leg ended: well if `params` is given. From an aggregated engine: the whole request did."""
+
+    request_id: RequestId
+    params: KvParams | None
+    code: Code = Code.NONE
+    ends: bool = False
+    """P's token, which the client has, is the last one: nothing is left to decode."""
+
+
+class DecodeEnded(Value, frozen=True, gc=False):
+    """The decode leg ended: with all its tokens, or with a code that says why not."""
+
+    request_id: RequestId
+    code: Code = Code.NONE
+
+
+class ClientGone(Value, frozen=True, gc=False):
+    request: int
+
+
+class EngineChanged(Value, frozen=True, gc=False):
+    """An engine came up or went down: it gets new legs or none. Legs that it has go on."""
+
+    engine: str
+    up: bool
+    became: EngineInfo | None = None
+    """It came up under another id."""
+
+
+class EngineLost(Value, frozen=True, gc=False):
+    """The router's connections to an engine broke: it is down, and the legs that it had will not be answered."""
+
+    engine: str
+
+
+class EngineLeaves(Value, frozen=True, gc=False):
+    """An engine is to stop: it gets no new legs, and `EngineLeft` says when nobody needs it any more."""
+
+    engine: str
+
+
+class EngineJoins(Value, frozen=True, gc=False):
+    """An engine that has left, or is leaving, gets legs again."""
+
+    engine: str
+
+
+class EngineReported(Value, frozen=True, gc=False):
+    """A heartbeat: the engine at this position is up, and this is what it is called now."""
+
+    role: Literal["prefill", "decode"]
+    engine: int
+    info: EngineInfo
+
+
+class TokenCame(Value, frozen=True, gc=False):
+    """The client has received the first token of this attempt from the engine that decodes it.
+
+    To be reported before the attempt's end, of one attempt of a request at most.
+    """
+
+    request: int
+    request_id: RequestId
+
+
+RouterEvent: TypeAlias = (
+    RequestArrived
+    | PrefillAnswered
+    | DecodeEnded
+    | ClientGone
+    | EngineChanged
+    | EngineLost
+    | EngineLeaves
+    | EngineJoins
+    | EngineReported
+    | TokenCame
+    | TimeReached
+)
+"""A router knows those that its rules are about: `Router` neither EngineLeaves, EngineJoins nor
+EngineReported, and TimeReached only the one that hedges."""
