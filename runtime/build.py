@@ -27,7 +27,7 @@ from runtime.layered_prefill_node import LayeredPrefillNode
 from runtime.models import Model, shape_of
 from runtime.prefill_node import PrefillNode
 from runtime.ranked_node import Place
-from runtime.ranks import LayoutBook
+from runtime.ranks import Beside, LayoutBook
 from runtime.staged_decode_node import StagedDecodeNode
 from runtime.store_build import store_prefill_node, stores_of
 from runtime.transports.base import MakeTransport
@@ -96,24 +96,60 @@ class Builder(EngineWiring):
         pool = self.pool_of(engine)
         return EngineInfo(engine, Shards(pool.tp, pool.pp, pool.block_size))
 
-    def node(self, engine: str, model: Model) -> EngineNode:
-        """One life of an engine, which nobody has heard of yet."""
-        pool, info = self.pool_of(engine), self.info_of(engine)
-        blocks, incarnation = self.blocks_of(pool), secrets.randbits(63)
+    def prefill_node(self, engine: str, model: Model) -> PrefillNode:
+        """One life of a prefill engine, which nobody has heard of yet."""
+        pool = self.pool_of(engine)
+        staging, room = self._beside(self.method.p_memory, pool)
+        node = self.empty_prefill_node(self._place(engine, model, room), staging)
+        self._add_engine(node, pool, model)
+        node.engine.reports_chunks = self.conduct.early
+        return node
+
+    def decode_node(self, engine: str, model: Model) -> DecodeNode:
+        """One life of a decode engine, which nobody has heard of yet. One that does both is a decode engine that no KV
+        comes to."""
+        pool = self.pool_of(engine)
+        staging, room = self._beside(self.method.d_memory if pool.role == "decode" else Memory.BLOCKS, pool)
+        node = self.empty_decode_node(self._place(engine, model, room), staging)
+        self._add_engine(node, pool, model)
+        return node
+
+    def _beside(self, memory: Memory, pool: Pool) -> tuple[Staging | None, Beside | None]:
+        return (None, None) if memory is Memory.BLOCKS else beside(self, memory, pool)
+
+    def _place(self, engine: str, model: Model, room: Beside | None) -> Place:
+        pool = self.pool_of(engine)
         shape = self.shapes[pool.name]
-        memory = {"prefill": self.method.p_memory, "decode": self.method.d_memory}.get(pool.role, Memory.BLOCKS)
-        staging, room = beside(self, memory, pool) if memory is not Memory.BLOCKS else (None, None)
-        place = Place(
-            info=info,
-            incarnation=incarnation,
+        return Place(
+            info=self.info_of(engine),
+            incarnation=secrets.randbits(63),
             shape=shape,
-            num_blocks=blocks,
+            num_blocks=self.blocks_of(pool),
             layouts=LayoutBook(shape, self.initiator, self.rule),
             weights=model.weights,
             dtype=model.dtype,
             beside=room,
         )
-        node = self.empty_node(pool, place, staging)
+
+    def empty_prefill_node(self, place: Place, staging: Staging | None) -> PrefillNode:
+        """Without its engine."""
+        ends, transport = self.producer(place.info, place.incarnation), self.transport
+        if self.method.stores:
+            return store_prefill_node(self, transport, place, ends)
+        scheduler, ranks = ends
+        if staging is None and not self.conduct.early:
+            return PrefillNode(place, scheduler, ranks, transport)
+        return LayeredPrefillNode(place, scheduler, ranks, transport, self.sending(place, staging), staging)
+
+    def empty_decode_node(self, place: Place, staging: Staging | None) -> DecodeNode:
+        """Without its engine."""
+        scheduler, ranks = self.consumer(place.info, place.incarnation, place.num_blocks)
+        if staging is None:
+            return DecodeNode(place, scheduler, ranks, self.transport)
+        return StagedDecodeNode(place, scheduler, ranks, self.transport, staging)
+
+    def _add_engine(self, node: EngineNode, pool: Pool, model: Model) -> None:
+        blocks = node.place.num_blocks
         limits = attrs.evolve(self.limits_of(pool), async_scheduling=False)
         blocks_pool = CachingPool(blocks, 1) if pool.enable_prefix_caching else PagedPool(blocks)
         for rank in node.ranks.values():
@@ -121,23 +157,6 @@ class Builder(EngineWiring):
         node.engine = LiveEngine(model.runner(node), limits, blocks_pool, node.came, model.eos)
         node.engine.stepped = node.diary.stepped
         node.engine.settle = node.settle
-        node.engine.reports_chunks = pool.role == "prefill" and self.conduct.early
-        return node
-
-    def empty_node(self, pool: Pool, place: Place, staging: Staging | None) -> EngineNode:
-        """Without its engine. One that does both is a decode engine that no KV comes to."""
-        info, transport = place.info, self.transport
-        if pool.role == "prefill":
-            ends = self.producer(info, place.incarnation)
-            if self.method.stores:
-                return store_prefill_node(self, transport, place, ends)
-            if staging is None and not self.conduct.early:
-                return PrefillNode(place, *ends, transport)
-            return LayeredPrefillNode(place, *ends, transport, self.sending(place, staging), staging)
-        scheduler, ranks = self.consumer(info, place.incarnation, place.num_blocks)
-        if staging is None:
-            return DecodeNode(place, scheduler, ranks, transport)
-        return StagedDecodeNode(place, scheduler, ranks, transport, staging)
 
     def sending(self, place: Place, staging: Staging | None) -> Sending:
         """How prompts are sent layer by layer, from an engine's blocks or from memory beside them."""

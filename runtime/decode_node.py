@@ -77,6 +77,8 @@ class DecodeLeg:
 class DecodeNode(EngineNode):
     """One life of a decode engine. Args: `landing`: where KV lands."""
 
+    pool_role = "decode"
+
     def __init__(
         self,
         place: Place,
@@ -251,7 +253,13 @@ class DecodeNode(EngineNode):
         leg.step_ns = now_ns()
 
     def known(self) -> list[Known]:
-        return [Known(leg.request_id, leg.request_id, leg.job.seq, leg.begun_ns) for leg in self.legs.values()]
+        return [Known(leg.request_id, self._state(leg), leg.begun_ns) for leg in self.legs.values()]
+
+    def _state(self, leg: DecodeLeg) -> str:
+        """The protocol's word while it has the request in its hands; else the engine's."""
+        cell = self._cells.get(leg.request_id)
+        phase: str = (leg.job.seq if cell is None else cell).phase.name.lower()
+        return phase
 
     # Transfers.
 

@@ -7,11 +7,10 @@ here runs in trio's thread; the engine computes its steps in another, and tells 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import trio
 
-from pdflow.engine.sequence import Sequence as Seq
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.methods.staging import Staging
@@ -28,14 +27,15 @@ class Known(NamedTuple):
     """A request that an engine knows of."""
 
     request_id: RequestId
-    name: str
-    """Under which its scheduler's endpoint knows it."""
-    seq: Seq
+    state: str
     begun_ns: Instant
 
 
 class EngineNode(RankedNode):
     """Subclasses say in `came` what the engine's outcomes mean."""
+
+    pool_role: ClassVar[str]
+    """What its pool's `role` says; of an aggregated engine, decode."""
 
     def __init__(
         self,

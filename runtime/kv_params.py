@@ -47,21 +47,22 @@ def prefill_json(xid: Xid, method: str, stores: tuple[Coordinates, ...] = ()) ->
     return to_json(NixlPrefill(pdflow=Extras(xid=xid, stores=places or None)))
 
 
-def read_prefill(method: str, mapping: object) -> Xid:
-    """The xid of a prefill leg. ParamsError."""
-    return _prefill(method, mapping).xid
+@attrs.frozen
+class PrefillParams:
+    """What a prefill leg's mapping says."""
+
+    xid: Xid
+    stores: tuple[Coordinates, ...]
+    """Where the nodes of a store take requests."""
 
 
-def read_stores(method: str, mapping: object) -> tuple[Coordinates, ...]:
-    """Where a prefill leg says that the nodes of a store take requests. ParamsError."""
-    return tuple(Coordinates(*at) for at in _prefill(method, mapping).stores or ())
-
-
-def _prefill(method: str, mapping: object) -> Extras:
+def read_prefill(method: str, mapping: object) -> PrefillParams:
+    """What a prefill leg's mapping says. ParamsError."""
     params = parse(_AS.get(method, method), "prefill", mapping)
     if params.pdflow is None:
         raise ParamsError("pdflow", "is missing", "the object that pdflow's router sends")
-    return params.pdflow
+    stores = tuple(Coordinates(host, port) for host, port in params.pdflow.stores or ())
+    return PrefillParams(params.pdflow.xid, stores)
 
 
 def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any]:

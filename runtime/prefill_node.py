@@ -67,6 +67,8 @@ class PrefillLeg:
 class PrefillNode(EngineNode):
     """One life of a prefill engine. Args: `sending`: what it sends from."""
 
+    pool_role = "prefill"
+
     def __init__(
         self,
         place: Place,
@@ -77,6 +79,7 @@ class PrefillNode(EngineNode):
     ) -> None:
         self.prefilling: Final = PrefillCore(place.weights, sending or Sending())
         super().__init__(place, scheduler, ranks, transport, self.prefilling)
+        self._products: Final = scheduler.products
         self.legs: dict[Xid, PrefillLeg] = {}
         """Of which anything is left here."""
         self.ending: list[PrefillLeg] = []
@@ -125,6 +128,9 @@ class PrefillNode(EngineNode):
         leg = self.legs[xid] = PrefillLeg(request_id, xid, job, keeps)
         self.put(self.role, self.request(leg))
         return leg
+
+    def learn_stores(self, stores: tuple[Coordinates, ...]) -> None:
+        """The latest request says where the nodes of a store take requests. Kept where KV goes to one."""
 
     def request(self, leg: PrefillLeg) -> PrefillRequested:
         tokens = leg.job.tokens
@@ -243,7 +249,15 @@ class PrefillNode(EngineNode):
         del self.legs[effect.handle]
 
     def known(self) -> list[Known]:
-        return [Known(leg.request_id, leg.xid, leg.job.seq, leg.begun_ns) for leg in self.legs.values()]
+        return [Known(leg.request_id, self._state(leg), leg.begun_ns) for leg in self.legs.values()]
+
+    def _state(self, leg: PrefillLeg) -> str:
+        """`leased` while the protocol has its KV in its hands; else the engine's word."""
+        product = self._products.get(leg.xid)
+        if product is not None and product.allocation is not None:
+            return "leased"
+        phase: str = leg.job.seq.phase.name.lower()
+        return phase
 
     # Transfers.
 

@@ -24,6 +24,8 @@ from runtime.links import Links
 from runtime.meter import Meter, TransferMeter
 from runtime.node import Node
 from runtime.ranks import Beside, LayoutBook, Rank
+from runtime.secret import Secret
+from runtime.tls import Tls
 from runtime.transports.base import MakeTransport
 
 
@@ -100,6 +102,10 @@ class RankedNode(Node):
         rank.orders.diary = self.diary
         rank.lost = partial(self.links.lose, address)
         return rank
+
+    def secured_by(self, secret: Secret | None, tls: Tls | None) -> None:
+        """Before any stream: streams prove `secret` and go by `tls`, where there are any."""
+        self.links.secret, self.links.tls = secret, tls
 
     def measured_by(self, meter: Meter) -> None:
         """From now on, what happens here is counted there."""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
-from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import S
 from runtime.beside import RoomState, room_state
 from runtime.clock import now_ns
@@ -50,12 +46,12 @@ def state_of(node: EngineNode) -> EngineState:
     known = node.known()
     now = now_ns()
     shown = [
-        RequestState(request_id, _state(node.scheduler.endpoint, name, seq), (now - begun_ns) / S)
-        for request_id, name, seq, begun_ns in sorted(known, key=lambda entry: entry[3])[:MOST]
+        RequestState(entry.request_id, entry.state, (now - entry.begun_ns) / S)
+        for entry in sorted(known, key=lambda entry: entry.begun_ns)[:MOST]
     ]
     return EngineState(
         node.name,
-        "prefill" if isinstance(node.scheduler.endpoint, ProducerScheduler) else "decode",
+        node.pool_role,
         f"{node.place.incarnation:016x}",
         pool.num_blocks,
         pool.free,
@@ -69,16 +65,3 @@ def state_of(node: EngineNode) -> EngineState:
         shown,
         None if node.staging is None else room_state(node.staging),
     )
-
-
-def _state(endpoint: Any, name: str, seq: Any) -> str:
-    """The protocol's word for it, where the protocol has it in its hands; else the engine's."""
-    if isinstance(endpoint, ConsumerScheduler):
-        cell = endpoint.cells.get(name)
-        return seq.phase.name.lower() if cell is None else cell.phase.name.lower()
-    if isinstance(endpoint, ProducerScheduler):
-        product = endpoint.products.get(name)
-        if product is not None and product.allocation is not None:
-            return "leased"
-    phase: str = seq.phase.name.lower()
-    return phase

@@ -36,8 +36,11 @@ from runtime.engines.loop import Told
 from runtime.kv_params import Coordinates
 from runtime.prefill_node import PrefillLeg, PrefillNode
 from runtime.ranked_node import Place
+from runtime.secret import Secret
+from runtime.signed import Signer
 from runtime.store_calls import Found, StoreClient
 from runtime.store_keys import StoreKeys
+from runtime.tls import Tls
 from runtime.transports.base import MakeTransport
 
 NOBODY: Final = Coordinates("", 0)
@@ -90,6 +93,13 @@ class StorePrefillNode(PrefillNode):
                 FreeBlocks: self.free_blocks,
             }
         )
+
+    def secured_by(self, secret: Secret | None, tls: Tls | None) -> None:
+        super().secured_by(secret, tls)
+        self.client.signer = Signer(secret)
+
+    def learn_stores(self, stores: tuple[Coordinates, ...]) -> None:
+        self.stores = stores
 
     def begin(self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None = None) -> PrefillLeg:
         if request_id in self._load_cells:

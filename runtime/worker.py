@@ -26,13 +26,14 @@ from pdflow.scenario.schema import Scenario
 from pdflow.wiring.router import heartbeat_ns
 from runtime.build import Builder, engines_of
 from runtime.clock import wall_ns
-from runtime.engine_api import EngineApi
+from runtime.decode_api import DecodeApi
 from runtime.http.server import RequestHandler, serve_http
 from runtime.http.sockets import listen
 from runtime.kv_params import Coordinates
 from runtime.models import open_model
 from runtime.part import arguments, record_of, run_part
 from runtime.places import EnginePlace, is_loopback, reached_at, read_router
+from runtime.prefill_api import PrefillApi
 from runtime.processes import drain_on_signal, end_process, hear_stdin
 from runtime.ranked_node import RankedNode
 from runtime.record import Record
@@ -41,7 +42,6 @@ from runtime.secret import secret_beyond_loopback
 from runtime.signed import Gate, Signer
 from runtime.store_api import StoreApi
 from runtime.store_build import store_node, stores_of
-from runtime.store_prefill_node import StorePrefillNode
 from runtime.tls import tls_of
 from runtime.transports.base import DoneMeans, Fences, MakeTransport, Tell, Transport
 from runtime.transports.named import caution_of, transport_named
@@ -65,9 +65,7 @@ async def work(scenario: Scenario, name: str, child: bool, record: Record) -> No
     listeners = listening(scenario), listening(scenario)
     builder = Builder(scenario, transport_at(scenario))
     node, door = opened(builder, name)
-    node.links.secret, node.links.tls = secret, tls
-    if isinstance(node, StorePrefillNode):
-        node.client.signer = Signer(secret)
+    node.secured_by(secret, tls)
     ports = [listener.getsockname()[1] for listener in listeners]
     http, ranks = (Coordinates(host, port) for port in ports)
     place = EnginePlace(name, http, ranks, node.place.incarnation, wall_ns())
@@ -90,12 +88,16 @@ def opened(builder: Builder, name: str) -> tuple[RankedNode, Door]:
         store = store_node(builder, builder.transport, name)
         return store, partial(StoreApi, store)
     try:
-        model = open_model(scenario, builder.pool_of(name))
+        pool = builder.pool_of(name)
     except KeyError:
         known = ", ".join((*engines_of(scenario.pools), *stores))
         raise ScenarioError([Problem(scenario.path, "", f"no engine {name}; there are {known}")]) from None
-    node = builder.node(name, model)
-    return node, partial(EngineApi, node, model.prompts, scenario.transfer.method)
+    model, method = open_model(scenario, pool), scenario.transfer.method
+    if pool.role == "prefill":
+        prefill = builder.prefill_node(name, model)
+        return prefill, partial(PrefillApi, prefill, model.prompts, method)
+    decode = builder.decode_node(name, model)
+    return decode, partial(DecodeApi, decode, model.prompts, method)
 
 
 async def serve(

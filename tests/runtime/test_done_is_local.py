@@ -144,7 +144,7 @@ def test_an_endpoint_that_is_configured_otherwise_is_not_served(model: TorchMode
     assert builder.done_is_remote
     builder.transport = lambda me, tell: Held(me, tell, {}.__getitem__, "local")  # type: ignore[assignment]
     with pytest.raises(AssertionError, match=r"prefill-0\.r0: DONE is local"):
-        builder.node("prefill-0", model)
+        builder.prefill_node("prefill-0", model)
 
 
 def test_an_address_changes_nothing_of_what_is_declared() -> None:

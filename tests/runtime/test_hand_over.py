@@ -16,6 +16,7 @@ from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code, Done
 from pdflow.serving.decode_request import DecodeStage
 from runtime.clock import now_ns
+from runtime.decode_api import DecodeApi
 from runtime.decode_node import DecodeLeg
 from runtime.engine_api import EngineApi
 from runtime.engines.job import Sampling
@@ -23,6 +24,7 @@ from runtime.http.errors import OpenAIError
 from runtime.http.messages import Request
 from runtime.kv_params import Coordinates
 from runtime.models import TorchModel
+from runtime.prefill_api import PrefillApi
 from runtime.signed import Gate
 from runtime.transports.agent import StreamAgent
 from runtime.transports.named import transport_named
@@ -143,16 +145,15 @@ async def test_an_engine_that_gives_blocks_to_a_request_that_has_just_ended_gets
 async def test_an_id_that_no_frame_can_bring_is_refused_at_the_door(model: TorchModel) -> None:
     """It would have ended the engine's process when it was to be said to a peer."""
     async with house(cluster(), model) as home:
-        for node in (home.p, home.d):
-            api = EngineApi(
-                node, model.prompts, "nixl-push", Coordinates(LOCAL, 1), Gate(None, node.name), lambda: None
-            )
+        about = model.prompts, "nixl-push", Coordinates(LOCAL, 1), Gate(None, "an engine"), lambda: None
+        apis: list[EngineApi[Any]] = [PrefillApi(home.p, *about), DecodeApi(home.d, *about)]
+        for api in apis:
             asked = Request(
                 "POST", "/v1/completions", "", ((b"x-request-id", b"r" * 600),), b'{"prompt": "a"}', True, True
             )
             with pytest.raises(OpenAIError, match="600 bytes, 512 are allowed"):
                 await api._answer(asked, None)  # type: ignore[arg-type]
-            assert not node.known()
+            assert not api.node.known()
 
 
 @pytest.mark.trio

@@ -8,7 +8,7 @@ import pytest
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
-from runtime.kv_params import Coordinates, decode_json, prefill_json, read_decode, read_prefill, read_stores
+from runtime.kv_params import Coordinates, decode_json, prefill_json, read_decode, read_prefill
 
 AT = Coordinates("127.0.0.1", 5600)
 ASKED = KvParams(EngineInfo("prefill-0", Shards(2, 1, 32)), "x1", "", 0)
@@ -19,7 +19,7 @@ ANSWERED = KvParams(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_said_is_read(method: str) -> None:
-    assert read_prefill(method, via_json(prefill_json("x1", method))) == "x1"
+    assert read_prefill(method, via_json(prefill_json("x1", method))).xid == "x1"
     said = ANSWERED if METHODS[method].pulls else ASKED
     if method != "mooncake-v1":
         said = msgspec.structs.replace(said, request_id="r1")
@@ -28,8 +28,8 @@ def test_what_is_said_is_read(method: str) -> None:
 
 def test_a_prefill_leg_says_where_the_nodes_of_a_store_are() -> None:
     stores = (AT, Coordinates("127.0.0.1", 0))
-    assert read_stores("kv-store", via_json(prefill_json("x1", "kv-store", stores))) == stores
-    assert read_stores("kv-store", via_json(prefill_json("x1", "kv-store"))) == ()
+    assert read_prefill("kv-store", via_json(prefill_json("x1", "kv-store", stores))).stores == stores
+    assert read_prefill("kv-store", via_json(prefill_json("x1", "kv-store"))).stores == ()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -78,7 +78,7 @@ async def test_what_is_kept_for_nobody_goes_when_it_is_read(model: TorchModel) -
 async def another_engine(home: House, model: TorchModel, *overrides: str) -> AsyncIterator[StorePrefillNode]:
     """A second one that puts there, in the place of the first."""
     builder = Builder(cluster("pool.prefill.replicas=2", *overrides), transport_named("shm"))
-    node = builder.node("prefill-1", model)
+    node = builder.prefill_node("prefill-1", model)
     assert isinstance(node, StorePrefillNode)
     node.stores = putting(home).stores
     node.observe = home.observe

@@ -349,7 +349,8 @@ class Live:
         with patch.multiple(runtime.ranked_node, Rank=rank, Links=links):
             if setting.role == "store":
                 return self._store(place)
-            node: Any = builder.empty_node(setting.pool, place, staging)
+            make = builder.empty_prefill_node if setting.role == "prefill" else builder.empty_decode_node
+            node: Any = make(place, staging)
         if builder.method.stores and setting.role == "prefill":
             node.keys, node.client, node.nursery = StoreKeys(), StoreClient(record), Nursery()
             node.stores = (Coordinates("store", 1),)

@@ -12,6 +12,7 @@ import trio
 from pdflow.scenario.schema import Scenario
 from runtime.admin import Admin
 from runtime.build import Builder
+from runtime.decode_api import DecodeApi
 from runtime.engine_api import EngineApi
 from runtime.engine_node import EngineNode
 from runtime.front import Front
@@ -20,6 +21,7 @@ from runtime.http.messages import JSON
 from runtime.kv_params import Coordinates
 from runtime.models import Model
 from runtime.places import EnginePlace
+from runtime.prefill_api import PrefillApi
 from runtime.router_node import RouterNode
 from runtime.routing import governed_of, seats_of
 from runtime.signed import Gate
@@ -67,13 +69,15 @@ async def fronted(scenario: Scenario, model: Model, transport: str = "shm") -> A
     method = scenario.transfer.method
     async with house(scenario, model, transport) as home, AsyncExitStack() as stack:
 
-        async def opened(node: EngineNode) -> EnginePlace:
+        async def opened(make: type[EngineApi[Any]], node: EngineNode) -> EnginePlace:
             ranks = Coordinates(LOCAL, node.port)
-            api = EngineApi(node, model.prompts, method, ranks, Gate(None, node.name), lambda: None)
+            api = make(node, model.prompts, method, ranks, Gate(None, node.name), lambda: None)
             server = await stack.enter_async_context(serving(api))
             return EnginePlace(node.name, Coordinates(LOCAL, server.port), ranks)
 
-        places = [await opened(node) for node in (home.p, home.d, home.alone)]
+        engines: list[tuple[type[EngineApi[Any]], EngineNode]] = [(PrefillApi, home.p)]
+        engines += [(DecodeApi, home.d), (DecodeApi, home.alone)]
+        places = [await opened(make, node) for make, node in engines]
         builder = Builder(scenario, transport_named(transport))
         prefill, decode = (
             [builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode")

@@ -14,7 +14,7 @@ from pdflow.protocol.messages import Code
 from pdflow.scenario.load import parse, resolve
 from pdflow.scenario.schema import Scenario
 from runtime.build import Builder
-from runtime.decode_node import DecodeLeg, DecodeNode
+from runtime.decode_node import DecodeLeg
 from runtime.engines.job import Sampling, Token
 from runtime.http.server import serve_http
 from runtime.http.sockets import listen
@@ -92,11 +92,8 @@ class House:
     ) -> None:
         builder = Builder(scenario, transport)
         of_p, p_model = (builder, model) if prefill is None else (Builder(prefill[0], transport), prefill[1])
-        p = of_p.node("prefill-0", p_model)
-        d, alone = (builder.node(name, model) for name in ("decode-0", "decode-1"))
-        assert isinstance(p, PrefillNode)
-        assert isinstance(d, DecodeNode)
-        assert isinstance(alone, DecodeNode)
+        p = of_p.prefill_node("prefill-0", p_model)
+        d, alone = (builder.decode_node(name, model) for name in ("decode-0", "decode-1"))
         self.p, self.d, self.alone = p, d, alone
         self.pulls: Final = builder.pulls
         self.oracle: Final = Oracle(builder.geometry, builder.done_is_remote)

@@ -1,0 +1,167 @@
+"""A decode engine's half of a request over HTTP: it generates from KV that a prefill engine has or will have.
+
+Asked without kv_transfer_params, it computes the prompt itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+import trio
+
+from runtime.decode_node import DecodeLeg, DecodeNode
+from runtime.engine_api import EngineApi, LegAsked, ended, named, shown
+from runtime.engines.job import Logprobs, Token
+from runtime.http.messages import EVENT_STREAM, JSON, Request
+from runtime.http.openai.answers import DONE, Piece, usage
+from runtime.http.openai.between import FirstToken
+from runtime.http.openai.fields import decoded
+from runtime.http.openai.sampling import Asked
+from runtime.http.responder import Responder
+from runtime.kv_params import Coordinates, read_decode
+from runtime.prompts import Prompts
+from runtime.signed import Gate
+from runtime.words import Words
+
+_first: Final = msgspec.json.Decoder(FirstToken)
+
+
+class FirstToCome:
+    """P's token and the decode leg that waits for it: either may be here first."""
+
+    def __init__(self, first: FirstToken | None = None) -> None:
+        self.first = first
+        self.leg: DecodeLeg | None = None
+        self.met: Final = trio.Event()
+
+
+class DecodeApi(EngineApi[DecodeNode]):
+    """Args: as EngineApi's."""
+
+    def __init__(
+        self,
+        node: DecodeNode,
+        prompts: Prompts,
+        method: str,
+        here: Coordinates,
+        gate: Gate,
+        stop: Callable[[], None],
+    ) -> None:
+        super().__init__(node, prompts, method, here, gate, stop)
+        self.to_come: dict[str, FirstToCome] = {}
+        """By the id of the attempt."""
+
+    async def answered_besides(self, request: Request, responder: Responder) -> bool:
+        if (request.method, request.path) != ("POST", "/first_token"):
+            return False
+        await self._hear_first(request, responder)
+        return True
+
+    async def _hear_first(self, request: Request, responder: Responder) -> None:
+        """P has told the first token of an attempt whose decode leg is here, or on its way."""
+        first = self.checked(decoded(_first, request.body))
+        request_id = named(request)
+        pair = self.to_come.setdefault(request_id, FirstToCome())
+        pair.first = first
+        try:
+            if pair.leg is None:
+                await pair.met.wait()
+            else:
+                self.node.tell_first(pair.leg, first.token)
+        finally:
+            if pair.leg is None:
+                del self.to_come[request_id]
+        await responder.reply(200, (JSON,), b"{}")
+
+    async def complete(self, asked: LegAsked, responder: Responder) -> None:
+        request_id, tokens, node = asked.request_id, asked.tokens, self.node
+        sampling = self.sampling(asked.asked, len(tokens))
+        between = self.between(asked)
+        pair = FirstToCome(between.first)
+        first = None if between.first is None else between.first.token
+        if asked.body.kv_transfer_params is None:
+            leg = node.begin_alone(request_id, tokens, sampling, first)
+        else:
+            params, at = read_decode(self.method, asked.body.kv_transfer_params)
+            await node.links.learn(params.prefill.engine, at.host, at.port)
+            leg = node.begin(request_id, params, tokens, sampling, first, between.first_follows)
+            if between.first_follows:
+                pair = self.to_come.setdefault(request_id, pair)
+                pair.leg = leg
+                pair.met.set()
+                if pair.first is not None:
+                    node.tell_first(leg, pair.first.token)
+        tell = self._stream if asked.asked.stream else self._whole
+        try:
+            async with aclosing(self._pieces(leg, asked.asked, pair)) as pieces:
+                await tell(pieces, pair, asked, responder)
+        finally:
+            if between.first_follows:
+                del self.to_come[request_id]
+            node.abort(leg)
+
+    async def _stream(
+        self,
+        pieces: AsyncIterator[Piece],
+        pair: FirstToCome,
+        whole: LegAsked,
+        responder: Responder,
+    ) -> None:
+        asked, answer = whole.asked, whole.answer
+        generated = 0
+        async for piece in pieces:
+            generated += len(piece.token_ids or ())
+            if generated == 1 and pair.first is not None:
+                # The client has this from P.
+                answer.name = pair.first.id, pair.first.created
+                answer.event(shown(piece, asked))
+                continue
+            if not responder.begun:
+                await responder.begin(200, (EVENT_STREAM,))
+            await responder.send(answer.event(shown(piece, asked)))
+        last = answer.usage_event(usage(len(whole.tokens), generated)) if asked.include_usage else b""
+        await responder.send(last + DONE)
+        await responder.end()
+
+    async def _whole(
+        self,
+        pieces: AsyncIterator[Piece],
+        pair: FirstToCome,
+        whole: LegAsked,
+        responder: Responder,
+    ) -> None:
+        asked, answer = whole.asked, whole.answer
+        parts = [piece async for piece in pieces]
+        token_ids = [token for piece in parts for token in piece.token_ids or ()]
+        logprobs = [entry for piece in parts for entry in piece.logprobs or ()]
+        last = parts[-1]
+        piece = Piece(
+            0,
+            "".join(part.text for part in parts),
+            last.ending,
+            last.stop_reason,
+            None if last.logprobs is None else logprobs,
+            token_ids,
+        )
+        done = answer.whole([shown(piece, asked)], usage(len(whole.tokens), len(token_ids)))
+        await responder.reply(200, (JSON,), done)
+
+    async def _pieces(self, leg: DecodeLeg, asked: Asked, pair: FirstToCome) -> AsyncGenerator[Piece, None]:
+        """One for each token, that of P included. OpenAIError if the leg ends without its last one."""
+        words = Words(self.prompts, asked)
+        before = True
+        async for said in leg.said:
+            if not isinstance(said, Token):
+                raise ended(said, leg.why)
+            if before and pair.first is not None:
+                first = pair.first
+                logprobs = None if first.logprob is None else Logprobs(first.logprob, first.top)
+                yield words.piece(first.token, logprobs, None)
+            before = False
+            piece = words.piece(said.token, said.logprobs, said.ending)
+            yield piece
+            if piece.ending is not None:
+                return

@@ -1,0 +1,84 @@
+"""A prefill engine's half of a request over HTTP: it computes the prompt, and says how its KV is to be had."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdflow.protocol.messages import Code
+from runtime.engine_api import EngineApi, LegAsked, ended, shown
+from runtime.http.errors import OpenAIError
+from runtime.http.messages import EVENT_STREAM, JSON
+from runtime.http.openai.answers import DONE, Piece, usage
+from runtime.http.openai.between import FirstAnswer, FirstToken
+from runtime.http.responder import Responder
+from runtime.kv_params import decode_json, read_prefill
+from runtime.prefill_node import PrefillLeg, PrefillNode
+from runtime.words import Words
+
+
+class PrefillApi(EngineApi[PrefillNode]):
+    """Args: as EngineApi's."""
+
+    async def complete(self, asked: LegAsked, responder: Responder) -> None:
+        tokens, node = asked.tokens, self.node
+        if asked.body.kv_transfer_params is None:
+            await self._alone(asked, responder)
+            return
+        between = self.between(asked)
+        self.prompts.check_length(len(tokens), 1)
+        said = read_prefill(self.method, asked.body.kv_transfer_params)
+        node.learn_stores(said.stores)
+        sampling = self.sampling(asked.asked, len(tokens)) if between.tells_first else None
+        leg = node.begin(asked.request_id, said.xid, tokens, sampling)
+        try:
+            await leg.answered.wait()
+        finally:
+            if not leg.answered.is_set():
+                node.abort(leg)
+        if leg.params is None:
+            raise ended(leg.code, leg.why)
+        params = decode_json(leg.params, leg.at or self.here, self.method)
+        if between.tells_first:
+            first = self._first_answer(leg, asked)
+            if first.ends and not between.decodes:
+                node.withdraw(leg.xid)
+            done = msgspec.json.encode({"kv_transfer_params": params, "pdflow": first})
+        else:
+            done = asked.answer.whole([Piece(0, "", "length")], usage(len(tokens), 0), params)
+        await responder.reply(200, (JSON,), done)
+
+    def _first_answer(self, leg: PrefillLeg, whole: LegAsked) -> FirstAnswer:
+        """The beginning of an answer that goes on elsewhere, if it does."""
+        asked, answer = whole.asked, whole.answer
+        token = leg.token
+        assert token is not None, "it was to be told"
+        piece = Words(self.prompts, asked).piece(token.token, token.logprobs, token.ending)
+        ends = piece.ending is not None
+        used = usage(len(leg.job.tokens), 1)
+        if asked.stream:
+            said = answer.event(shown(piece, asked))
+            if ends:
+                said += (answer.usage_event(used) if asked.include_usage else b"") + DONE
+        else:
+            said = answer.whole([shown(piece, asked)], used) if ends else b""
+        if ends:
+            self.node.diary.generated(leg.request_id, 1)
+        top = () if token.logprobs is None else token.logprobs.top
+        chosen = None if token.logprobs is None else token.logprobs.chosen
+        return FirstAnswer(FirstToken(token.token, *answer.name, chosen, top), said.decode(), ends)
+
+    async def _alone(self, whole: LegAsked, responder: Responder) -> None:
+        """One token is wanted, which is P's: there is nothing to decode."""
+        asked, tokens, node = whole.asked, whole.tokens, self.node
+        if asked.max_tokens != 1:
+            raise OpenAIError(400, "this engine computes prompts for others: kv_transfer_params is missing")
+        leg = node.begin_alone(whole.request_id, tokens, self.sampling(asked, len(tokens)))
+        try:
+            await leg.answered.wait()
+        finally:
+            if not leg.answered.is_set():
+                node.abort(leg)
+        if leg.code is not Code.NONE:
+            raise ended(leg.code, leg.why)
+        said = self._first_answer(leg, whole).said.encode()
+        await responder.reply(200, (EVENT_STREAM if asked.stream else JSON,), said)
