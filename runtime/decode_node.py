@@ -244,7 +244,10 @@ class DecodeNode(EngineNode):
             log.error(
                 "%s: KV from %s is refused (WEIGHTS): it was computed with other weights%s, another config.json or in "
                 "another dtype than here (%s); each engine logs its own at its start",
-                *(self.name, source, theirs, weights_words(self.place.weights)),
+                self.name,
+                source,
+                theirs,
+                weights_words(self.place.weights),
             )
 
     def passed(self, leg: DecodeLeg, stage: str) -> None:

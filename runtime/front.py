@@ -122,9 +122,17 @@ class Front:
         named = request.header(b"x-request-id")
         answered = () if named is None else ((b"x-request-id", named),)
         session = session_of(request, asked.fields)
-        one_token = asked.asked.max_tokens == 1
-        about = (forwarded, answered, responder, session, one_token)
-        await self.node.serve(Call(request.path, asked.fields, prompts[0], *about))
+        call = Call(
+            request.path,
+            asked.fields,
+            prompts[0],
+            headers=forwarded,
+            answered=answered,
+            responder=responder,
+            session=session,
+            one_token=asked.asked.max_tokens == 1,
+        )
+        await self.node.serve(call)
 
     def healthy(self) -> bool:
         """Whether somebody computes prompts, and where engines do not do both somebody decodes; and where KV goes by a
@@ -143,10 +151,17 @@ async def front(scenario: Scenario, child: bool, record: Record) -> None:
     builder = Builder(scenario, transport_named(says.transport))
     prefill, decode = ([builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode"))
     client = HttpClient()
-    patience_s = scenario.transfer.deadline_s + LATER_S
-    about = (scenario.transfer.method, client, patience_s, Signer(secret), stores_of(scenario))
-    tells_first = scenario.router.first_token == "prefill"
-    node = RouterNode(governed_of(builder), prefill, decode, *about, tells_first=tells_first)
+    node = RouterNode(
+        governed_of(builder),
+        prefill,
+        decode,
+        scenario.transfer.method,
+        client,
+        patience_s=scenario.transfer.deadline_s + LATER_S,
+        signer=Signer(secret),
+        stores=stores_of(scenario),
+        tells_first=scenario.router.first_token == "prefill",
+    )
     named = engines_of(scenario.pools)
     spares = [name for name in node.members.seats if name not in named]
     app = Front(node, open_prompts(scenario), Admin(node, spares, order if child else None), gate)

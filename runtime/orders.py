@@ -113,21 +113,17 @@ class Orders:
 
     def write(self, effect: PostWrite, me: Address) -> None:
         assert isinstance(effect.notice, Done), "only strict is spoken here"
-        self._begin(effect, effect.to, (me, effect.to), effect.source.blocks)
+        self._begin(effect, effect.to, effect.source.blocks, p=me, d=effect.to)
 
     def read(self, effect: PostRead, me: Address) -> None:
-        self._begin(effect, effect.source, (effect.source, me), effect.blocks)
+        self._begin(effect, effect.source, effect.blocks, p=effect.source, d=me)
 
     def _begin(
-        self,
-        effect: PostWrite | PostRead,
-        peer: Address,
-        ends: tuple[Address, Address],
-        blocks: Sequence[int],
+        self, effect: PostWrite | PostRead, peer: Address, blocks: Sequence[int], *, p: Address, d: Address
     ) -> None:
         grant = effect.grant
         try:
-            way = self._find_way(effect.op, *ends, blocks, grant)
+            way = self._find_way(effect.op, p, d, blocks, grant)
         except (KeyError, LayoutError) as error:
             log.warning("a transfer with %s cannot be posted: %s", peer, error)
             self._put(over(effect, False))
@@ -228,7 +224,8 @@ class Orders:
         while self._look:
             self._look = False
             while (found := self._lanes.next()) is not None:
-                self._post(*found)
+                order, piece = found
+                self._post(order, piece)
         self._pumping = False
 
     def _post(self, order: Order, piece: Piece) -> None:
@@ -278,8 +275,8 @@ class Orders:
         if self.meter is not None:
             self.meter.ended(order.begun_ns, ok)
         if self.diary is not None and ok:
-            size = (order.nbytes, order.descriptors)
-            self.diary.moved(order.begun_ns, order.posted_ns, order.effect.op.reg.request_id, *size)
+            request_id = order.effect.op.reg.request_id
+            self.diary.moved(order.begun_ns, order.posted_ns, request_id, order.nbytes, order.descriptors)
 
 
 def over(effect: PostWrite | PostRead, ok: bool) -> WriteEnded | ReadEnded:

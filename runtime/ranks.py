@@ -320,7 +320,8 @@ class Rank:
             if self.meter is not None:
                 self.meter.unread()
             return
-        self._put(Received(peer, *said))
+        incarnation, done = said
+        self._put(Received(peer, incarnation, done))
 
     def _slot(self, word: LeaseWord) -> int:
         return self.words_at + word.index % self.slots * WORD_BYTES
@@ -358,8 +359,8 @@ def within(about: About, parts: Sequence[int], tokens: int) -> tuple[RankMemory,
 
 def of_layer(pair: Pair, layer: int) -> Pair:
     """The same of one of its layers."""
-    at = (pair.source_layer + layer, pair.target_layer + layer, 1)
-    return Pair(pair.p_rank, pair.d_rank, *at, pair.source_head, pair.target_head, pair.num_heads, pair.bytes_per_token)
+    source_layer, target_layer = pair.source_layer + layer, pair.target_layer + layer
+    return msgspec.structs.replace(pair, source_layer=source_layer, target_layer=target_layer, num_layers=1)
 
 
 def end_of(room: Room) -> int:

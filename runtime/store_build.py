@@ -13,8 +13,8 @@ from pdflow.protocol.ids import EngineInfo
 from pdflow.scenario.fit import kv_tokens_of
 from pdflow.scenario.schema import Scenario
 from pdflow.scenario.transfer_schema import Transfer
-from pdflow.wiring.engines import EngineWiring
-from pdflow.wiring.stores import Producer, StoreWiring, node_name, put_name
+from pdflow.wiring.engines import EngineWiring, Producer
+from pdflow.wiring.stores import StoreWiring, node_name, put_name
 from pdflow.wiring.stores import beside as pool_beside
 from runtime.models import DTYPES
 from runtime.ranked_node import Place
@@ -73,8 +73,8 @@ def store_node(engines: EngineWiring, transport: MakeTransport, name: str) -> St
         leases=LEASES,
     )
     memory = StoreMemory(wiring.blocks, says.store_keep, says.store_high_water)
-    ends = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)
-    node = StoreNode(name, place, *ends, memory, transport)
+    put, get = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)
+    node = StoreNode(name, place, put, get, memory, transport)
     node.backing = backing_of(scenario, node, wiring.unit_tokens(1))
     return node
 

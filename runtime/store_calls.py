@@ -96,10 +96,17 @@ class StoreClient:
         return await self._ask(node, at, "/put", body, self.patience_s)
 
     async def look(
-        self, node: str, at: Coordinates, request_id: RequestId, xid: Xid, items: Sequence[Item], about: tuple[int, int]
+        self,
+        node: str,
+        at: Coordinates,
+        request_id: RequestId,
+        xid: Xid,
+        items: Sequence[Item],
+        *,
+        digest: int,
+        weights: int,
     ) -> Found:
         """What is there of a prompt, of which are told its digest and the weights of its model."""
-        digest, weights = about
         objects = [(item.key, item.blocks) for item in items]
         body = LookBody(request_id, xid, objects, f"{digest:x}", weights)
         return await self._ask(node, at, "/look", body, LOOK_S)

@@ -22,7 +22,7 @@ from pdflow.serving.core import Port
 from pdflow.serving.effects import AnswerCall, AskForRoom, EndCall, Stored
 from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, RoomDue
 from pdflow.serving.store import StoreCore
-from pdflow.wiring.stores import Consumer, Producer
+from pdflow.wiring.engines import Consumer, Producer
 from runtime.clock import now_ns
 from runtime.ranked_node import Place, RankedNode
 from runtime.store_backing import Backing
@@ -59,9 +59,10 @@ class StoreNode(RankedNode):
         """By what they would be got as: puts that are not over, and all that can be got."""
         self.backing: Backing | None = None
         """Where what is here is kept, too."""
-        self._put_cells = put[0].cells
-        put_port = self.add_end(place.info, *put)
-        self.get_port: Final = self.add_end(get[0].engine, *get, over=list(self.ranks.values()))
+        self._put_cells = put.scheduler.cells
+        put_port = self.add_end(place.info, put.scheduler, put.ranks)
+        owners = list(self.ranks.values())
+        self.get_port: Final = self.add_end(get.scheduler.engine, get.scheduler, get.ranks, over=owners)
         self.do.update(
             {
                 BumpWord: self.bump,

@@ -29,7 +29,8 @@ from pdflow.serving.effects import (
 )
 from pdflow.serving.events import EngineAdmitted, PrefillRequested, PutEnded, StoreAnswered
 from pdflow.serving.storing import Storing
-from pdflow.wiring.stores import Consumer, Producer, load_xid, node_name, node_of
+from pdflow.wiring.engines import Consumer, Producer
+from pdflow.wiring.stores import load_xid, node_name, node_of
 from runtime.content import digest_of
 from runtime.engines.job import Job, Sampling
 from runtime.engines.loop import Told
@@ -59,7 +60,7 @@ class StorePrefillNode(PrefillNode):
         client: StoreClient,
     ) -> None:
         storing = Storing(keys.most_tokens, place.info.shards.block_size)
-        super().__init__(place, *ends, transport, storing)
+        super().__init__(place, ends.scheduler, ends.ranks, transport, storing)
         self.keys: Final = keys
         self.client: Final = client
         self.stores: tuple[Coordinates, ...] = ()
@@ -69,9 +70,10 @@ class StorePrefillNode(PrefillNode):
         self.putting: dict[Xid, trio.CancelScope] = {}
         """Calls of a store that has not answered."""
         self.loads: Final = loads is not None
-        self._load_cells = {} if loads is None else loads[0].cells
+        self._load_cells = {} if loads is None else loads.scheduler.cells
         if loads is not None:
-            storing.scheduler = self.add_end(loads[0].context.engine, *loads, over=self.ends[self.name])
+            info = loads.scheduler.context.engine
+            storing.scheduler = self.add_end(info, loads.scheduler, loads.ranks, over=self.ends[self.name])
         self.do.update(
             {
                 PostRead: self.post_read,
@@ -109,17 +111,15 @@ class StorePrefillNode(PrefillNode):
     def request(self, leg: PrefillLeg) -> PrefillRequested:
         """Nothing before its end has a name, where a prompt is one object."""
         tokens = leg.job.tokens
-        digest, _ = self._content(leg)
         lookup = False
         if leg.keeps:
             items = self.objects[leg.xid] = self.keys.objects(tokens)
             lookup = self.loads and len(items) > 1
-        return PrefillRequested(leg.xid, leg.request_id, len(tokens), digest, leg.keeps, lookup)
+        return PrefillRequested(leg.xid, leg.request_id, len(tokens), self._digest(leg), leg.keeps, lookup)
 
-    def _content(self, leg: PrefillLeg) -> tuple[int, int]:
-        """What its KV is computed from (S4)."""
-        weights = self.place.weights
-        return digest_of(leg.job.tokens, weights), weights
+    def _digest(self, leg: PrefillLeg) -> int:
+        """Names what its KV is computed from (S4)."""
+        return digest_of(leg.job.tokens, self.place.weights)
 
     def _home(self, items: tuple[Item, ...]) -> tuple[str, Coordinates]:
         """The node that has these, and where it takes requests; port 0 if it is not up."""
@@ -136,10 +136,11 @@ class StorePrefillNode(PrefillNode):
         self.nursery.start_soon(self._look, self.legs[effect.handle], self.objects[effect.handle])
 
     async def _look(self, leg: PrefillLeg, items: tuple[Item, ...]) -> None:
-        home = self._home(items)
+        node, at = self._home(items)
         found = Found(None)
-        if home[1].port:
-            found = await self.client.look(*home, leg.request_id, load_xid(leg.xid), items[:-1], self._content(leg))
+        if at.port:
+            xid, digest, weights = load_xid(leg.xid), self._digest(leg), self.place.weights
+            found = await self.client.look(node, at, leg.request_id, xid, items[:-1], digest=digest, weights=weights)
         if found.params is not None and found.at is not None:
             await self.links.learn(found.params.prefill.engine, found.at.host, found.at.port)
         self.put(self.role, StoreAnswered(leg.xid, found.params))
@@ -198,11 +199,11 @@ class StorePrefillNode(PrefillNode):
         self.nursery.start_soon(self._put, self.legs[handle], effect.params, self.objects[handle], scope)
 
     async def _put(self, leg: PrefillLeg, params: KvParams, items: tuple[Item, ...], scope: trio.CancelScope) -> None:
-        home = self._home(items)
+        node, at = self._home(items)
         found = Found(None, None, Code.CANCELLED)
         with scope:
             unreachable = Found(None, None, Code.UNREACHABLE)
-            found = await self.client.put(*home, params, self.port, items) if home[1].port else unreachable
+            found = await self.client.put(node, at, params, self.port, items) if at.port else unreachable
         del self.putting[leg.xid]
         leg.at = found.at
         # A node that says nothing of what it has done has not done it.

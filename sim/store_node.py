@@ -18,7 +18,8 @@ from pdflow.serving.core import Port as CorePort
 from pdflow.serving.effects import AnswerCall, AskForRoom, EndCall, Stored
 from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, RoomDue
 from pdflow.serving.store import StoreCore
-from pdflow.wiring.stores import Consumer, Producer, get_name, put_name
+from pdflow.wiring.engines import Consumer, Producer
+from pdflow.wiring.stores import get_name, put_name
 from sim.node import Node, Port
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from pdflow.methods.kv_store_keys import Key, home, origin
 from pdflow.methods.kv_store_objects import most_named, objects_of
 from pdflow.methods.store_memory import Item, StoreMemory
 from pdflow.protocol.ids import EngineInfo
-from pdflow.wiring.stores import Consumer, StoreWiring, get_name, load_name, node_name, put_name
+from pdflow.wiring.engines import Consumer
+from pdflow.wiring.stores import StoreWiring, get_name, load_name, node_name, put_name
 from sim.store_node import StoreNode
 
 if TYPE_CHECKING:

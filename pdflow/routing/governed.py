@@ -75,8 +75,16 @@ class GovernedRouter(Router):
 
     def fork(self) -> Router:
         rules, choices = self.rules, (self.prefill_choice.fork(), self.decode_choice.fork())
-        also = self.max_attempts, self.reports_prefill, self.aggregated
-        other = GovernedRouter((), (), self.dispatch, choices, rules, *also)
+        other = GovernedRouter(
+            (),
+            (),
+            self.dispatch,
+            choices,
+            rules,
+            max_attempts=self.max_attempts,
+            reports_prefill=self.reports_prefill,
+            aggregated=self.aggregated,
+        )
         self.copied_to(other)
         return other
 

@@ -123,9 +123,17 @@ class HedgingRouter(GovernedRouter):
 
     def fork(self) -> Router:
         choices = self.prefill_choice.fork(), self.decode_choice.fork()
-        also = self.max_attempts, self.reports_prefill, self.aggregated
-        after = self.hedge_after_ns
-        other = HedgingRouter((), (), self.dispatch, choices, self.rules, *also, hedge_after_ns=after)
+        other = HedgingRouter(
+            (),
+            (),
+            self.dispatch,
+            choices,
+            self.rules,
+            max_attempts=self.max_attempts,
+            reports_prefill=self.reports_prefill,
+            aggregated=self.aggregated,
+            hedge_after_ns=self.hedge_after_ns,
+        )
         self.copied_to(other)
         other.deadlines = self.deadlines.fork()
         other.pairs = {

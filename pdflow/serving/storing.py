@@ -131,8 +131,10 @@ class Storing(Sending):
         if here >= there:
             self.tell_granted(DecodeHit(request.request_id))
         else:
-            about = (there - here, request.digest, self.requests.weights)
-            self.tell_granted(DecodeAdmitted(request.request_id, event.allocation, here, *about))
+            missing, weights = there - here, self.requests.weights
+            self.tell_granted(
+                DecodeAdmitted(request.request_id, event.allocation, here, missing, request.digest, weights)
+            )
 
     def commit(self, _: Port, effect: Commit) -> None:
         load = self.loading.pop(effect.request_id)

@@ -5,6 +5,8 @@ What only a world knows it says itself: what a pool's KV looks like there, since
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pdflow.engine.sequence import Limits
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.ranks import Initiator, Rule
@@ -20,6 +22,20 @@ from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.scenario.fit import kv_tokens_of
 from pdflow.scenario.schema import Pool, Scenario
+
+
+class Producer(NamedTuple):
+    """The endpoints of one life of an engine that KV is got from."""
+
+    scheduler: ProducerScheduler
+    ranks: list[ProducerRank]
+
+
+class Consumer(NamedTuple):
+    """The endpoints of one life of an engine that KV comes to."""
+
+    scheduler: ConsumerScheduler
+    ranks: list[ConsumerRank]
 
 
 class EngineWiring:
@@ -58,25 +74,44 @@ class EngineWiring:
         """KV blocks of an engine of this pool."""
         return kv_tokens_of(self.scenario.model, pool) // pool.block_size
 
-    def producer(self, info: EngineInfo, incarnation: int) -> tuple[ProducerScheduler, list[ProducerRank]]:
+    def producer(self, info: EngineInfo, incarnation: int) -> Producer:
         """One life of a prefill engine: its endpoints."""
-        about = (incarnation, self.dialect, self.timers, self.geometry, self.done_is_remote)
-        pieces, staging = self.method.in_pieces, self.method.staged_at_d
         ranks = [
-            ProducerRank(info, rank, *about, in_pieces=pieces, into_staging=staging)
+            ProducerRank(
+                info,
+                rank,
+                incarnation,
+                dialect=self.dialect,
+                timers=self.timers,
+                geometry=self.geometry,
+                done_is_remote=self.done_is_remote,
+                in_pieces=self.method.in_pieces,
+                into_staging=self.method.staged_at_d,
+            )
             for rank in range(info.shards.ranks)
         ]
-        return ProducerScheduler(info, incarnation, self.dialect, self.reads_p), ranks
+        return Producer(ProducerScheduler(info, incarnation, self.dialect, self.reads_p), ranks)
 
-    def consumer(
-        self, info: EngineInfo, incarnation: int, num_blocks: int
-    ) -> tuple[ConsumerScheduler, list[ConsumerRank]]:
-        """One life of a decode engine: its endpoints."""
+    def consumer(self, info: EngineInfo, incarnation: int, num_blocks: int, pulls: bool | None = None) -> Consumer:
+        """One life of a decode engine, or of whoever else KV comes to: its endpoints. `pulls` if not as the method
+        does."""
         says = self.scenario.transfer
-        about = (self.dialect, self.timers, self.geometry)
-        quarantine = (says.quarantine_fraction, says.quarantine_suspect_fraction)
-        scheduler = ConsumerScheduler(info, incarnation, *about, self.pulls, num_blocks, *quarantine)
-        return scheduler, [ConsumerRank(info, rank, incarnation, *about) for rank in range(info.shards.ranks)]
+        scheduler = ConsumerScheduler(
+            info,
+            incarnation,
+            dialect=self.dialect,
+            timers=self.timers,
+            geometry=self.geometry,
+            pulls=self.pulls if pulls is None else pulls,
+            pool_blocks=num_blocks,
+            peer_fraction=says.quarantine_fraction,
+            suspect_fraction=says.quarantine_suspect_fraction,
+        )
+        ranks = [
+            ConsumerRank(info, rank, incarnation, dialect=self.dialect, timers=self.timers, geometry=self.geometry)
+            for rank in range(info.shards.ranks)
+        ]
+        return Consumer(scheduler, ranks)
 
     def most_layers(self, pool: Pool) -> int:
         """Of the ranks of an engine of this pool."""

@@ -65,14 +65,40 @@ def router_of(cluster: Cluster) -> Router:
     choices = choice_of(cluster, "prefill"), choice_of(cluster, "decode")
     reports = not method.dialect(scenario.transfer.dialect).control_frames and not method.pulls
     alone = frozenset(i for i, target in enumerate(cluster.prefill) if target.pool.role == "aggregated")
-    also = says.attempts, reports, alone
     rules = rules_of(cluster)
     if says.hedge_after_s is not None:
-        after_ns = seconds_to_ns(says.hedge_after_s)
-        return HedgingRouter(prefill, decode, dispatch, choices, rules, *also, hedge_after_ns=after_ns)
+        return HedgingRouter(
+            prefill,
+            decode,
+            dispatch,
+            choices,
+            rules,
+            max_attempts=says.attempts,
+            reports_prefill=reports,
+            aggregated=alone,
+            hedge_after_ns=seconds_to_ns(says.hedge_after_s),
+        )
     if rules != Rules() or scenario.scales or cluster.changes:
-        return GovernedRouter(prefill, decode, dispatch, choices, rules, *also)
-    return Router(prefill, decode, says.policy, dispatch, *also, choices=choices)
+        return GovernedRouter(
+            prefill,
+            decode,
+            dispatch,
+            choices,
+            rules,
+            max_attempts=says.attempts,
+            reports_prefill=reports,
+            aggregated=alone,
+        )
+    return Router(
+        prefill,
+        decode,
+        says.policy,
+        dispatch,
+        max_attempts=says.attempts,
+        reports_prefill=reports,
+        aggregated=alone,
+        choices=choices,
+    )
 
 
 def dispatch_of(scenario: Scenario, method: Method) -> Dispatch:

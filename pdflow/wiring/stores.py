@@ -7,25 +7,20 @@ engine that loads what others have put is D under a second name of its own.
 from __future__ import annotations
 
 from math import lcm
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.fit import store_block_bytes
+from pdflow.wiring.engines import Consumer, EngineWiring, Producer
 
 if TYPE_CHECKING:
     from pdflow.protocol.values import EngineId, Xid
     from pdflow.scenario.schema import Pool, Scenario
-    from pdflow.wiring.engines import EngineWiring
-
-Consumer: TypeAlias = tuple[ConsumerScheduler, list[ConsumerRank]]
-Producer: TypeAlias = tuple[ProducerScheduler, list[ProducerRank]]
 
 _PUTS: Final = ".put"
 _GETS: Final = ".get"
@@ -87,27 +82,31 @@ class StoreWiring:
 
     def put_to(self, node: str, incarnation: int) -> Consumer:
         """The endpoints of a node towards the engines that put."""
-        return self._consumer(EngineInfo(put_name(node), self.shards), incarnation, self.blocks, pulls=False)
+        return self.engines.consumer(EngineInfo(put_name(node), self.shards), incarnation, self.blocks, pulls=False)
 
     def got_from(self, node: str, incarnation: int) -> Producer:
         """Those of a node towards the engines that get."""
         engines, info = self.engines, EngineInfo(get_name(node), self.shards)
         lease_ns = seconds_to_ns(self.transfer.store_lease_s)
         timers = msgspec.structs.replace(engines.timers, lease_ns=lease_ns)
-        about = (incarnation, engines.dialect, timers, engines.geometry)
-        ranks = [ProducerRank(info, rank, *about, engines.done_is_remote) for rank in range(self.shards.ranks)]
-        return ProducerScheduler(info, incarnation, engines.dialect, True), ranks
+        ranks = [
+            ProducerRank(
+                info,
+                rank,
+                incarnation,
+                dialect=engines.dialect,
+                timers=timers,
+                geometry=engines.geometry,
+                done_is_remote=engines.done_is_remote,
+            )
+            for rank in range(self.shards.ranks)
+        ]
+        return Producer(ProducerScheduler(info, incarnation, engines.dialect, True), ranks)
 
     def loads(self, engine: EngineInfo, incarnation: int, blocks: int) -> Consumer | None:
         """Those with which a prefill engine of so many blocks loads. None if it is pipelined: layouts have no such
         D."""
         if engine.shards.pp > 1:
             return None
-        return self._consumer(EngineInfo(load_name(engine.engine), engine.shards), incarnation, blocks, pulls=True)
-
-    def _consumer(self, info: EngineInfo, incarnation: int, blocks: int, *, pulls: bool) -> Consumer:
-        engines = self.engines
-        about = (incarnation, engines.dialect, engines.timers, engines.geometry)
-        shares = (self.transfer.quarantine_fraction, self.transfer.quarantine_suspect_fraction)
-        ranks = [ConsumerRank(info, rank, *about) for rank in range(info.shards.ranks)]
-        return ConsumerScheduler(info, *about, pulls, blocks, *shares), ranks
+        info = EngineInfo(load_name(engine.engine), engine.shards)
+        return self.engines.consumer(info, incarnation, blocks, pulls=True)

@@ -69,10 +69,10 @@ class Move:
     """A send or a receive, as far as it has come."""
 
     def __init__(self, comm: Comm, sends: bool, address: int, count: int, peer: int) -> None:
-        ends = (comm.rank, peer) if sends else (peer, comm.rank)
+        source, target = (comm.rank, peer) if sends else (peer, comm.rank)
         self.comm: Final = comm
         self._sends: Final = sends
-        self._counters, self._ring = comm.ring(*ends)
+        self._counters, self._ring = comm.ring(source, target)
         self._address, self.left = address, count
 
     def step(self) -> bool:

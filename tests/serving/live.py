@@ -222,8 +222,10 @@ class StoreClient:
         self.answers: dict[tuple[str, str], Found] = {}
         self.waiting: dict[tuple[str, str], trio.Event] = {}
 
-    async def look(self, node: str, at: Any, request_id: str, xid: Xid, items: Any, about: tuple[int, int]) -> Found:
-        self.record(Call("store look", request_id, (xid, items, *about)))
+    async def look(
+        self, node: str, at: Any, request_id: str, xid: Xid, items: Any, *, digest: int, weights: int
+    ) -> Found:
+        self.record(Call("store look", request_id, (xid, items, digest, weights)))
         return await self._answer(("look", request_id))
 
     async def put(self, node: str, at: Any, params: KvParams, port: int, items: Any) -> Found:

@@ -23,7 +23,8 @@ from pdflow.routing.effects import DispatchAlone, DispatchDecode, DispatchPrefil
 from pdflow.routing.events import DecodeEnded, PrefillAnswered
 from pdflow.serving.effects import AnswerCall
 from pdflow.serving.events import LookupRequested, PutRequested
-from pdflow.wiring.stores import Consumer, load_xid
+from pdflow.wiring.engines import Consumer
+from pdflow.wiring.stores import load_xid
 from sim.aggregated_node import AggregatedNode
 from sim.build import Builder, Place
 from sim.engine_node import EngineNode
