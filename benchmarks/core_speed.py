@@ -1,4 +1,4 @@
-"""CPU time of the protocol alone: python benchmarks/core_speed.py [--requests N] [--repeat N]
+"""CPU time of the protocol alone: python -m benchmarks.core_speed [--requests N] [--repeat N]
 
 Inputs are recorded first and then replayed into fresh endpoints that nobody listens to, so that what is timed is
 `handle` and the loop around it. Two recordings: a pair of engines that pass one request after another while many
@@ -9,33 +9,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.shapes import KvShape
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
-from pdflow.protocol.dialect import STRICT
-from pdflow.protocol.effects import Handshake, PostWrite, Send, Tell
-from pdflow.protocol.events import (
-    DecodeAdmitted,
-    DecodeQueued,
-    HandshakeEnded,
-    PrefillFinished,
-    PrefillQueued,
-    Received,
-    TimeReached,
-    WriteEnded,
-)
-from pdflow.protocol.ids import EngineInfo, KvParams, Shards
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.timers import Timers
+from pdflow.protocol.events import DecodeAdmitted, DecodeQueued, PrefillFinished, TimeReached
+from pdflow.protocol.ids import KvParams
 from pdflow.protocol.values import MS, Allocation, S
 from pdflow.scenario import load
 from sim.run import Options, prepare, run
+from tests.support.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 OPEN = (10, 1_000, 10_000)
@@ -46,53 +30,34 @@ Input = tuple[str, Any, int]
 """Endpoint, event, now."""
 
 
-class Pair:
+class Pair(Cluster):
     """One P and one D with all that lies between them answering at once, except WRITEs, which end when told to."""
 
     def __init__(self) -> None:
-        p, d = EngineInfo("p", Shards(1, 1, 16)), EngineInfo("d", Shards(1, 1, 16))
         shape = KvShape(num_layers=32, num_kv_heads=8, head_dim=128, bytes_per_value=2, block_size=16)
-        geometry, timers = TransferGeometry(shape, initiator="push"), Timers()
-        self.p, self.incarnations = p, {"p": 1, "p.r0": 1, "d": 2, "d.r0": 2}
-        self.endpoints: dict[str, Any] = {
-            "p": ProducerScheduler(p, 1, STRICT),
-            "p.r0": ProducerRank(p, 0, 1, STRICT, timers, geometry),
-            "d": ConsumerScheduler(d, 2, STRICT, timers, geometry, False, 1 << 30, 1.0),
-            "d.r0": ConsumerRank(d, 0, 2, STRICT, timers, geometry),
-        }
+        geometry = TransferGeometry(shape, initiator="push")
+        super().__init__(geometry=geometry, pool_blocks=1 << 30, peer_fraction=1.0, watched=False)
+        self.holding = {"WRITE"}
         self.record: list[Input] = []
-        self.writes: list[PostWrite] = []
 
-    def feed(self, to: str, event: Any, now: int) -> None:
-        queue = deque([(to, event)])
-        while queue:
-            to, event = queue.popleft()
-            self.record.append((to, event, now))
-            for effect in self.endpoints[to].handle(event, now):
-                match effect:
-                    case Tell():
-                        queue.append((effect.to, effect.event))
-                    case Send():
-                        queue.append((effect.to, Received(to, self.incarnations[to], effect.message)))
-                    case Handshake():
-                        queue.append((to, HandshakeEnded(effect.peer, True, self.incarnations[effect.peer])))
-                    case PostWrite():
-                        self.writes.append(effect)
+    def observe(self, node: str, event: Any, _: tuple[Any, ...]) -> None:
+        self.record.append((node, event, self.now))
 
-    def register(self, request: int, now: int) -> None:
+    def register(self, request: int) -> None:
         """Both legs begin; D registers and P has not computed anything yet."""
         name = f"r{request}.1"
         xid = f"x{request}.1"
-        self.feed("p", PrefillQueued(xid, name), now)
-        self.feed("d", DecodeQueued(name, KvParams(self.p, xid, name, 0), len(BLOCKS), 0), now)
-        self.feed("d", DecodeAdmitted(name, Allocation(request + 1, BLOCKS), 0, TOKENS, request, 1), now)
+        self.prefill(xid, request_id=name)
+        self.feed("D", DecodeQueued(name, KvParams(self.infos["P"], xid, name, 0), len(BLOCKS), 0))
+        self.feed("D", DecodeAdmitted(name, Allocation(request + 1, BLOCKS), 0, TOKENS, request, 1))
+        self.run()
 
-    def transfer(self, request: int, now: int) -> None:
+    def transfer(self, request: int) -> None:
         """P has computed the prompt; its KV is written, and both sides let go."""
-        self.feed("p", PrefillFinished(f"x{request}.1", Allocation(request + 1, BLOCKS), TOKENS, request, 1), now)
-        write = self.writes.pop()
-        self.feed("d.r0", Received("p.r0", 1, write.notice), now)
-        self.feed("p.r0", WriteEnded(write.op, True), now)
+        self.feed("P", PrefillFinished(f"x{request}.1", Allocation(request + 1, BLOCKS), TOKENS, request, 1))
+        self.run()
+        self.carry_out(self.find("WRITE"))
+        self.run()
 
 
 def replay(endpoints: dict[str, Any], inputs: list[Input]) -> float:
@@ -107,14 +72,18 @@ def replay(endpoints: dict[str, Any], inputs: list[Input]) -> float:
 def with_open_transfers(open_transfers: int, requests: int, repeat: int) -> tuple[int, float, float]:
     """(events per request, s per event, s of one exchange of SYNCs), best of `repeat`."""
     pair = Pair()
+    pair.now = MS
     for request in range(open_transfers):
-        pair.register(request, MS)
+        pair.register(request)
     before = len(pair.record)
+    pair.now = 2 * MS
     for request in range(open_transfers, open_transfers + requests):
-        pair.register(request, 2 * MS)
-        pair.transfer(request, 2 * MS)
+        pair.register(request)
+        pair.transfer(request)
     after = len(pair.record)
-    pair.feed("d", TimeReached(), S + MS)
+    pair.now = S + MS
+    pair.feed("D", TimeReached())
+    pair.run()
     inputs = pair.record
     took, synced = [], []
     for _ in range(repeat):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pdflow.protocol.dialect import Dialect
-from tests.protocol.support.cluster import engine_info
 from tests.protocol.support.stories import NamedCluster, in_each_dialect
+from tests.support.endpoints import engine_info
 
 
 @in_each_dialect(strict=1, compat=1, stock=4)

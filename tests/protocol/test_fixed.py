@@ -5,8 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pdflow.layout.geometry import TransferGeometry
-from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from pdflow.protocol.effects import Fence, Flush, Handshake, Note, PostRead, PostWrite, Send, Tell
 from pdflow.protocol.events import (
@@ -23,10 +21,11 @@ from pdflow.protocol.events import (
 )
 from pdflow.protocol.ids import Op
 from pdflow.protocol.messages import Cancel, Code, Completion, Fail, Progress, Register, RegisterAck, Release, Sync
-from pdflow.protocol.timers import TimerKind, Timers
+from pdflow.protocol.timers import TimerKind
 from pdflow.protocol.tombstones import WINDOW
 from pdflow.protocol.values import S
-from tests.protocol.support.cluster import SHAPE, Cluster, engine_info
+from tests.support.cluster import Cluster
+from tests.support.endpoints import Agreed, engine_info
 
 
 def test_two_attempts_at_one_prompt_may_both_be_refused() -> None:
@@ -91,7 +90,7 @@ def test_a_refused_rank_does_not_swallow_the_handshake_of_another() -> None:
     c.decode("r", "x")
     c.admit("r")
     c.run()
-    c.endpoints["P.r0"].peers.refused("D.r1", c.now, c.timers)
+    c.endpoints["P.r0"].peers.refused("D.r1", c.now, c.agreed.timers)
     c.finish("x")
     shaking = {e.peer for n, e in c.log if n == "P.r0" and type(e) is Handshake}
     assert c.endpoints["P.r0"].peers.connecting <= shaking
@@ -228,8 +227,7 @@ def test_who_was_held_for_a_suspect_peer_is_let_in_when_it_speaks_again() -> Non
 
 def test_two_engines_with_one_id_are_both_refused() -> None:
     """Frames went on to the second, over a connection that nobody had."""
-    geometry = TransferGeometry(SHAPE)
-    rank = ConsumerRank(engine_info("D"), 0, 201, STRICT, Timers(), geometry)
+    rank = Agreed().decode(engine_info("D"), 201)["D.r0"]
     for life in (101, 102):
         rank.handle(HandshakeEnded("P.r0", True, life), 0)
     rank.handle(PeerLost("P.r0"), 0)
@@ -355,7 +353,7 @@ def test_a_life_that_answers_behind_a_fence_is_believed(met: str) -> None:
 
 
 def test_what_waits_for_a_connection_waits_on_when_a_new_life_answers_behind_a_fence() -> None:
-    rank = ConsumerRank(engine_info("D"), 0, 201, STRICT, Timers(), TransferGeometry(SHAPE))
+    rank = Agreed().decode(engine_info("D"), 201)["D.r0"]
     rank.handle(HandshakeEnded("P.r0", True, 101), 0)
     rank.handle(PeerLost("P.r0"), 0)
     assert rank.handle(FrameOrdered(("P.r0",), Release("x")), 0) == (Handshake("P.r0"),)

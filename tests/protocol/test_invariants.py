@@ -43,7 +43,7 @@ from pdflow.protocol.lease import expired_unclaimed
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck
 from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
 from pdflow.protocol.values import Allocation, S
-from tests.protocol.support.cluster import Cluster
+from tests.support.cluster import Cluster
 
 
 def in_flight() -> tuple[Cluster, PostWrite]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import S
-from tests.protocol.support.cluster import Cluster
+from tests.support.cluster import Cluster
 
 
 def test_a_sync_that_is_overdue_with_nothing_open_judges_no_later_request() -> None:

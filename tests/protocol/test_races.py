@@ -26,7 +26,8 @@ from pdflow.protocol.messages import (
 )
 from pdflow.protocol.producer import READY
 from pdflow.protocol.values import MS, S
-from tests.protocol.support.cluster import Cluster, engine_info
+from tests.support.cluster import Cluster
+from tests.support.endpoints import engine_info
 
 BOTH = pytest.mark.parametrize("dialect", [STRICT, VLLM_COMPAT], ids=lambda d: d.name)
 TPS = pytest.mark.parametrize("tps", [(1, 1), (2, 1), (1, 2), (2, 4), (4, 2)], ids=lambda t: f"{t[0]}to{t[1]}")
@@ -306,7 +307,7 @@ def test_r15_compat_abort_ends_by_the_reclaim_time() -> None:
     c.drop("handshake")
     c.feed("D", PrefillLegEnded("r", True))
     c.abort("r")
-    timers = c.timers
+    timers = c.agreed.timers
     c.pass_time(timers.lease_ns)
     assert c.freed == []
     c.pass_time(timers.handshake_queue_ns + timers.transport_ns)
@@ -413,7 +414,7 @@ def test_r21_compat_failed_write_ends_by_the_watchdog_and_p_is_not_pinned() -> N
     c.feed("D", PrefillLegEnded("r", True))
     c.fail("WRITE")
     c.holding = set()
-    c.pass_time(c.timers.watchdog_ns - S)
+    c.pass_time(c.agreed.timers.watchdog_ns - S)
     assert c.outcomes["r"] == []
     c.pass_time(2 * S)
     assert c.outcomes["r"] == ["DEADLINE"]
@@ -441,7 +442,7 @@ def test_r23_watchdog_resolves_and_stops_the_heartbeats() -> None:
     c.prefill("x")
     c.decode("r", "x")
     c.admit("r")
-    c.pass_time(c.timers.watchdog_ns)
+    c.pass_time(c.agreed.timers.watchdog_ns)
     assert c.outcomes["r"] == ["DEADLINE"]
     before = len(c.frames(Heartbeat))
     c.pass_time(60 * S)
@@ -707,7 +708,7 @@ def test_prefix_hit_moves_the_tail_by_token_position() -> None:
     c.run()
     (write,) = c.wrote()
     assert (write.grant.token_start, write.grant.num_tokens) == (48, 16)
-    assert write.nbytes * 4 == c.geometry.nbytes(0, 0, c.infos["P"].shards, c.infos["D"].shards, 64)
+    assert write.nbytes * 4 == c.agreed.geometry.nbytes(0, 0, c.infos["P"].shards, c.infos["D"].shards, 64)
     assert c.outcomes["r"] == ["COMMITTED"]
 
 

@@ -9,8 +9,8 @@ from pdflow.protocol.dialect import DIALECTS, VLLM_STOCK, Dialect
 from pdflow.protocol.events import PeerExited, PrefillLegEnded, Received
 from pdflow.protocol.messages import Register, Taken
 from pdflow.protocol.values import S
-from tests.protocol.support.cluster import engine_info
 from tests.protocol.support.stories import WAITS, NamedCluster, in_each_dialect, story
+from tests.support.endpoints import engine_info
 
 EVERY = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda d: d.name)
 TWO = (engine_info("D", 2),)

@@ -12,8 +12,8 @@ from pdflow.protocol.dialect import VLLM_STOCK, Dialect
 from pdflow.protocol.events import PeerExited
 from pdflow.protocol.messages import Heartbeat
 from pdflow.protocol.values import MS, S
-from tests.protocol.support.cluster import engine_info
 from tests.protocol.support.stories import WAITS, NamedCluster, in_each_dialect, story
+from tests.support.endpoints import engine_info
 
 PINNED: list[object] = []
 EXPIRED = [("x", "EXPIRED")]

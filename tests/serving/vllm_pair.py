@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.effects import (
     BumpWord,
     Fence,
@@ -25,17 +23,17 @@ from pdflow.protocol.effects import (
 )
 from pdflow.protocol.events import Received, TimeReached
 from pdflow.protocol.ids import engine_of, rank_address
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.values import MS, Allocation
 from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.landing import Landing
 from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.sending import Sending
-from tests.protocol.support.cluster import Cluster, Item, engine_info
 from tests.serving.vllm_driver import DecodeSide, PrefillSide, RemoteDecode, RemotePrefill, SchedulerSide, WorkerSide
 from tests.serving.vllm_engine import Request, Status, VllmEngine
+from tests.support.endpoints import Agreed, engine_info
+from tests.support.network import Item, Network
 
 INCARNATIONS = {"P": 101, "D": 201}
 WEIGHTS = 1
@@ -47,31 +45,38 @@ HOOKS = (
 CARRIED = (BumpWord, Fence, Flush, Handshake, Note, PostRead, PostWrite, ReadWord, Send, StopWrite)
 
 
-class Pair(Cluster):
+class Pair(Network):
     """Args: `tp`: ranks of either engine; `p` and `d`: how vLLM is started there. What is under way waits in `pending`,
     as in a Cluster; a step of both engines takes a millisecond."""
 
     def __init__(
         self, pulls: bool = False, tp: int = 1, p: dict[str, Any] | None = None, d: dict[str, Any] | None = None
     ) -> None:
-        super().__init__((), (), pulls=pulls)
-        self.infos = {name: engine_info(name, tp) for name in INCARNATIONS}
+        super().__init__()
+        agreed = Agreed(pulls=pulls)
         self.incarnations.update(INCARNATIONS)
+        self.infos = {name: engine_info(name, tp) for name in INCARNATIONS}
+        self.oracle = Oracle(agreed.geometry, agreed.done_is_remote)
+        self.now = 0
+        self.generation = 0
         self.fenced: list[Item] = []
         """What was under way when one of its ends was fenced: frames are lost, and no byte of an operation lands."""
         self.tickets: dict[tuple[str, int], tuple[int, ...]] = {}
         """By engine and generation of an allocation: how often each of its blocks had been given out."""
-        producer = ProducerScheduler(self.infos["P"], 101, self.dialect, pulls)
-        consumer = ConsumerScheduler(self.infos["D"], 201, self.dialect, self.timers, self.geometry, pulls, 1000)
+        endpoints = {
+            **agreed.prefill(self.infos["P"], INCARNATIONS["P"]),
+            **agreed.decode(self.infos["D"], INCARNATIONS["D"]),
+        }
         self.calls: dict[str, list[list[str]]] = {}
-        self.prefill_side = PrefillSide(PrefillCore(WEIGHTS, Sending()), *self.about("P", producer))
-        self.decode_side = DecodeSide(DecodeCore(WEIGHTS, Landing()), *self.about("D", consumer))
+        self.prefill_side = PrefillSide(PrefillCore(WEIGHTS, Sending()), *self.about("P", endpoints["P"]))
+        self.decode_side = DecodeSide(DecodeCore(WEIGHTS, Landing()), *self.about("D", endpoints["D"]))
         sides: dict[str, SchedulerSide] = {"P": self.prefill_side, "D": self.decode_side}
         self.workers: dict[str, WorkerSide] = {}
         for name, side in sides.items():
             side.core.observe = self.observe
             for rank in range(tp):
-                self.start_worker(name, rank)
+                address = rank_address(name, rank)
+                self.start_worker(address, endpoints[address])
         self.p = self.start("P", self.prefill_side, p or {})
         self.d = self.start("D", self.decode_side, d or {})
 
@@ -82,11 +87,8 @@ class Pair(Cluster):
         self.generation += 1
         return self.generation
 
-    def start_worker(self, name: str, rank: int) -> None:
-        about = (self.infos[name], rank, INCARNATIONS[name], self.dialect, self.timers, self.geometry)
-        address = rank_address(name, rank)
-        endpoint: Any = ProducerRank(*about) if name == "P" else ConsumerRank(*about)
-        worker = WorkerSide(Port(address, endpoint, INCARNATIONS[name]), self.do, lambda: self.now)
+    def start_worker(self, address: str, endpoint: Any) -> None:
+        worker = WorkerSide(Port(address, endpoint, INCARNATIONS[engine_of(address)]), self.begin, lambda: self.now)
         worker.does(CARRIED)
         worker.core.observe = self.observe
         self.workers[address] = worker
@@ -135,12 +137,7 @@ class Pair(Cluster):
     # The network.
 
     def observe(self, port: Port, event: Any, effects: tuple[Any, ...], now: int) -> None:
-        assert self.oracle is not None
         self.oracle.observe(port.address, event, effects, now)
-
-    def do(self, node: str, effect: Any) -> None:
-        if type(effect) is not StopWrite:  # A WRITE that is under way ends by itself.
-            super().do(node, effect)
 
     def feed(self, node: str, event: Any) -> list[Any]:
         """Something has arrived at a worker."""
@@ -233,5 +230,4 @@ class Pair(Cluster):
         side = self.decode_side
         assert not any((side.requests, side.queued, side.loading, side.granted, side.references))
         assert not self.prefill_side.names
-        assert self.oracle is not None
         self.oracle.finish(self.now)

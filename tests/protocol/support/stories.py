@@ -9,7 +9,7 @@ import pytest
 
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, VLLM_STOCK
 from pdflow.protocol.errors import InvariantViolated
-from tests.protocol.support.cluster import Cluster
+from tests.support.cluster import Cluster
 
 WAITS = "waits"
 """Neither loaded nor resolved."""

@@ -7,8 +7,6 @@ from collections import deque
 from typing import Any
 
 from pdflow.layout.geometry import TransferGeometry
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import (
     AnswerPrefill,
@@ -26,10 +24,9 @@ from pdflow.protocol.effects import (
 from pdflow.protocol.events import HandshakeEnded, Received, TimeReached, TimerFired, WriteEnded
 from pdflow.protocol.ids import EngineInfo, KvParams, engine_of, rank_address
 from pdflow.protocol.messages import Register
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.timers import TimerKind, Timers
+from pdflow.protocol.timers import TimerKind
 from pdflow.protocol.values import Address, Instant
+from tests.support.endpoints import Agreed
 
 LIVES = {"P": 101, "D": 201}
 
@@ -43,16 +40,10 @@ class StockEngine:
         self.engine = info.engine
         self.producer = producer
         ranks = range(info.shards.ranks)
-        life = LIVES[info.engine]
-        timers = Timers()
-        self.scheduler: Any
-        self.ranks: list[Any]
-        if producer:
-            self.scheduler = ProducerScheduler(info, life, dialect, pulls)
-            self.ranks = [ProducerRank(info, rank, life, dialect, timers, geometry) for rank in ranks]
-        else:
-            self.scheduler = ConsumerScheduler(info, life, dialect, timers, geometry, pulls, pool_blocks=64)
-            self.ranks = [ConsumerRank(info, rank, life, dialect, timers, geometry) for rank in ranks]
+        agreed = Agreed(dialect=dialect, pulls=pulls, geometry=geometry, pool_blocks=64)
+        endpoints = (agreed.prefill if producer else agreed.decode)(info, LIVES[info.engine])
+        self.scheduler = endpoints.pop(info.engine)
+        self.ranks = list(endpoints.values())
         self.now: Instant = 0
         self.orders: list[list[Any]] = [[] for _ in ranks]
         """What the scheduler has told each rank since the last step."""

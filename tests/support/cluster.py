@@ -1,7 +1,6 @@
-"""A tiny cluster for protocol tests: real endpoints, a clock that is moved by hand, an oracle that watches all of it.
+"""A tiny cluster for tests: real endpoints, a clock that is moved by hand, an oracle that watches all of it.
 
-Nothing happens by itself. Frames, handshakes, one-sided operations, flushes and fences wait in `pending` until `run`
-carries them out, first come, first served; what `holding` names stays where it is. A test reads as a sequence diagram:
+What lies between engines waits until a test carries it out (`network`). A test reads as a sequence diagram:
 
     c.holding = {"WRITE"}; c.run(); c.pass_time(31 * S); c.holding = set(); c.run()
 """
@@ -11,25 +10,16 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from pdflow.layout.geometry import TransferGeometry
-from pdflow.layout.shapes import KvShape
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.dialect import STRICT, Dialect
 from pdflow.protocol.effects import (
     AnswerPrefill,
-    BumpWord,
     Commit,
     Enqueue,
-    Fence,
-    Flush,
     FreeBlocks,
-    Handshake,
     Note,
     PostRead,
     PostWrite,
     Quarantine,
-    ReadWord,
     ReleaseBlocks,
     Resolve,
     Send,
@@ -40,49 +30,24 @@ from pdflow.protocol.events import (
     DecodeAdmitted,
     DecodeHit,
     DecodeQueued,
-    FenceEnded,
-    FlushEnded,
-    HandshakeEnded,
     PrefillAborted,
     PrefillFinished,
     PrefillQueued,
-    ReadEnded,
-    Received,
     TimeReached,
-    WordRead,
-    WriteEnded,
 )
-from pdflow.protocol.ids import EngineInfo, KvParams, Shards, engine_of, rank_address
+from pdflow.protocol.ids import EngineInfo, KvParams, engine_of, rank_address
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.messages import Code
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.timers import Timers
 from pdflow.protocol.values import Allocation
-
-BLOCK = 16
-SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=BLOCK)
-
-
-def engine_info(engine: str, tp: int = 1, pp: int = 1, block_size: int = BLOCK) -> EngineInfo:
-    return EngineInfo(engine, Shards(tp, pp, block_size))
+from tests.support.endpoints import Agreed, engine_info
+from tests.support.network import Item, Network
 
 
-class Item:
-    """Something under way. `kind` is its message's class, or what it is."""
+class Cluster(Network):
+    """P engines and D engines by name; requests by name; everything else follows from effects.
 
-    def __init__(self, kind: str, node: str, peer: str, what: Any = None) -> None:
-        self.kind = kind
-        self.node = node
-        self.peer = peer
-        self.what = what
-
-    def __repr__(self) -> str:
-        return f"{self.kind} {self.node}->{self.peer}"
-
-
-class Cluster:
-    """P engines and D engines by name; requests by name; everything else follows from effects."""
+    Args: `watched`: the oracle sees every event; `agreed`: other fields of Agreed.
+    """
 
     def __init__(
         self,
@@ -90,29 +55,19 @@ class Cluster:
         d: tuple[EngineInfo, ...] = (engine_info("D"),),
         dialect: Dialect = STRICT,
         pulls: bool = False,
-        done_is_remote: bool = True,
-        timers: Timers | None = None,
-        pool_blocks: int = 1000,
         watched: bool = True,
+        **agreed: Any,
     ) -> None:
-        self.dialect, self.pulls, self.done_is_remote = dialect, pulls, done_is_remote
-        self.timers = timers or Timers()
-        self.geometry = TransferGeometry(SHAPE, initiator="pull" if pulls else "push")
-        self.pool_blocks = pool_blocks
-        self.oracle = Oracle(self.geometry, done_is_remote) if watched else None
+        super().__init__()
+        self.agreed = Agreed(dialect=dialect, pulls=pulls, **agreed)
+        self.oracle = Oracle(self.agreed.geometry, self.agreed.done_is_remote) if watched else None
         self.infos = {info.engine: info for info in (*p, *d)}
         self.endpoints: dict[str, Any] = {}
-        self.incarnations: dict[str, int] = {}
         self.now = 0
-        self.pending: list[Item] = []
-        self.holding: set[str] = set()
-        self.unreachable: set[str] = set()
-        """Addresses that no handshake reaches."""
         self.lagging: set[str] = set()
         """Endpoints that are told things late: an "order" to them waits in `pending` like all else."""
         self.log: list[tuple[str, Any]] = []
         """Every effect, with the node that wanted it."""
-        self.words: dict[tuple[str, int], int] = {}
         self.outcomes: dict[str, list[str]] = defaultdict(list)
         self.freed: list[Allocation] = []
         self.quarantined: list[Allocation] = []
@@ -129,24 +84,12 @@ class Cluster:
             self.start_decode(info.engine, 201)
 
     def start_prefill(self, engine: str, incarnation: int) -> None:
-        info = self.infos[engine]
         self.incarnations[engine] = incarnation
-        self.endpoints[engine] = ProducerScheduler(info, incarnation, self.dialect)
-        for rank in range(info.shards.ranks):
-            self.endpoints[rank_address(engine, rank)] = ProducerRank(
-                info, rank, incarnation, self.dialect, self.timers, self.geometry, self.done_is_remote
-            )
+        self.endpoints.update(self.agreed.prefill(self.infos[engine], incarnation))
 
     def start_decode(self, engine: str, incarnation: int) -> None:
-        info = self.infos[engine]
         self.incarnations[engine] = incarnation
-        self.endpoints[engine] = ConsumerScheduler(
-            info, incarnation, self.dialect, self.timers, self.geometry, self.pulls, self.pool_blocks
-        )
-        for rank in range(info.shards.ranks):
-            self.endpoints[rank_address(engine, rank)] = ConsumerRank(
-                info, rank, incarnation, self.dialect, self.timers, self.geometry
-            )
+        self.endpoints.update(self.agreed.decode(self.infos[engine], incarnation))
 
     def crash(self, engine: str) -> None:
         """All of an engine's processes die; what they had on the wire is lost, what they were owed too."""
@@ -218,14 +161,13 @@ class Cluster:
     # What the world does.
 
     def feed(self, node: str, event: Any) -> list[Any]:
-        """Hand over one event and everything that endpoints of one engine tell each other because of it."""
-        queue = [(node, event)]
-        out: list[Any] = []
+        """Hand over one event and everything that endpoints of one engine tell each other because of it. All effects
+        of that."""
+        queue, out = [(node, event)], []
         while queue:
             at, told = queue.pop(0)
             effects = self.endpoints[at].handle(told, self.now)
-            if self.oracle is not None:
-                self.oracle.observe(at, told, effects, self.now)
+            self.observe(at, told, effects)
             for effect in effects:
                 out.append(effect)
                 self.log.append((at, effect))
@@ -233,31 +175,18 @@ class Cluster:
                     self.pending.append(Item("order", at, effect.to, effect.event))
                 elif type(effect) is Tell:
                     queue.append((effect.to, effect.event))
-                else:
+                elif not self.begin(at, effect):
                     self.do(at, effect)
         return out
 
+    def observe(self, node: str, event: Any, effects: tuple[Any, ...]) -> None:
+        if self.oracle is not None:
+            self.oracle.observe(node, event, effects, self.now)
+
     def do(self, node: str, effect: Any) -> None:
+        """What an effect does within its engine."""
         kind = type(effect)
-        if kind is Send:
-            message = effect.message
-            received = Received(node, self.incarnations[engine_of(node)], message)
-            self.pending.append(Item(type(message).__name__, node, effect.to, received))
-        elif kind is Handshake:
-            self.pending.append(Item("handshake", node, effect.peer))
-        elif kind is PostWrite:
-            self.pending.append(Item("WRITE", node, effect.to, effect))
-        elif kind is PostRead:
-            self.pending.append(Item("READ", node, effect.source, effect))
-        elif kind is ReadWord:
-            self.pending.append(Item("word", node, effect.source, effect))
-        elif kind is Flush:
-            self.pending.append(Item("flush", node, effect.peer))
-        elif kind is Fence:
-            self.pending.append(Item("fence", node, effect.peer))
-        elif kind is BumpWord:
-            self.words[node, effect.word.index] = effect.word.word + 1
-        elif kind is AnswerPrefill:
+        if kind is AnswerPrefill:
             self.answers[effect.request_id] = effect.params
             for rank, word in enumerate(effect.params.words):
                 self.words[rank_address(node, rank), word.index] = word.word
@@ -275,55 +204,6 @@ class Cluster:
             self.freed.append(effect.allocation)
         elif kind is Note:
             self.notes.append(effect.name)
-
-    def carry_out(self, item: Item, ok: bool = True) -> None:
-        """Let one pending item happen."""
-        self.pending.remove(item)
-        node, peer, what = item.node, item.peer, item.what
-        if item.kind == "handshake":
-            reached = ok and peer not in self.unreachable and engine_of(peer) not in self.unreachable
-            self.feed(node, HandshakeEnded(peer, reached, self.incarnations[engine_of(peer)] if reached else 0))
-        elif item.kind == "WRITE":
-            if ok:
-                self.feed(peer, Received(node, self.incarnations[engine_of(node)], what.notice))
-            self.feed(node, WriteEnded(what.op, ok))
-        elif item.kind == "READ":
-            self.feed(node, ReadEnded(what.op, ok))
-            if ok and what.notice is not None:
-                self.feed(peer, Received(node, self.incarnations[engine_of(node)], what.notice))
-        elif item.kind == "word":
-            self.feed(node, WordRead(what.op, self.words.get((peer, what.index)) if ok else None))
-        elif item.kind == "flush":
-            self.feed(node, FlushEnded(peer, ok))
-        elif item.kind == "fence":
-            self.feed(node, FenceEnded(peer))
-        else:
-            self.feed(peer, what)
-
-    def find(self, kind: str, node: str | None = None, peer: str | None = None) -> Item:
-        """The oldest pending item of a kind."""
-        for item in self.pending:
-            if item.kind == kind and node in (None, item.node) and peer in (None, item.peer):
-                return item
-        raise AssertionError(f"no {kind} is pending, only {self.pending}")
-
-    def has(self, kind: str) -> bool:
-        return any(item.kind == kind for item in self.pending)
-
-    def drop(self, kind: str, node: str | None = None, peer: str | None = None) -> None:
-        self.pending.remove(self.find(kind, node, peer))
-
-    def fail(self, kind: str, node: str | None = None, peer: str | None = None) -> None:
-        self.carry_out(self.find(kind, node, peer), ok=False)
-
-    def run(self) -> None:
-        """Until nothing is pending but what is held."""
-        for _ in range(10_000):
-            item = next((i for i in self.pending if i.kind not in self.holding), None)
-            if item is None:
-                return
-            self.carry_out(item)
-        raise AssertionError(f"the cluster does not come to rest: {self.pending[:10]}")
 
     def pass_time(self, ns: int, step: bool = True) -> None:
         """Move the clock, stopping at every deadline on the way and running whatever it starts."""
