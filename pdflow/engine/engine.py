@@ -49,6 +49,7 @@ class Engine:
     """
 
     __slots__ = (
+        "_admission",
         "_ahead",
         "_block_size",
         "_busy_ps",
@@ -91,6 +92,7 @@ class Engine:
         self._caches = isinstance(pool, CachingPool)
         batch = (WalkedBatch if exact else DecodeBatch)(cost, limits.block_size)
         self._scheduler = Scheduler(limits, pool, batch, not cost.chunks, stalls)
+        self._admission = self._scheduler.admission
         self._ahead = limits.async_scheduling
         self._waking_ps = cost.hw
         self._log = log
@@ -119,9 +121,8 @@ class Engine:
 
     def submit(self, seq: Sequence, now: int) -> None:
         """Queue a new sequence. Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
-        scheduler = self._scheduler
-        scheduler.enqueue(seq, now)
-        if scheduler.waiting == 1:
+        self._admission.enqueue(seq, now)
+        if self._admission.waiting == 1:
             self._hear_of_room(now)
 
     def loaded(self, seq: Sequence, now: int) -> None:
@@ -134,7 +135,7 @@ class Engine:
         """Someone else gives blocks back to the pool."""
         self._count_growth(now)
         self.pool.release(allocation)
-        if self._scheduler.waiting:
+        if self._admission.waiting:
             self._hear_of_room(now)
 
     def drop(self, seq: Sequence, now: int) -> Dropped:
@@ -144,7 +145,7 @@ class Engine:
         if answer is Dropped.AFTER_STEP:
             self._only_room = False
             self._hear(now)
-        elif answer is not Dropped.NOT_HERE and self._scheduler.waiting:
+        elif answer is not Dropped.NOT_HERE and self._admission.waiting:
             self._hear_of_room(now)
         return answer
 
@@ -175,7 +176,8 @@ class Engine:
                     if steps > 1:
                         log.add(start + first, first + delta, delta, steps - 1, weight)
             changed = scheduler.complete(steps, end, wake, outcomes)
-            if self._heard_first is None and not scheduler.waiting and scheduler.seats_taken == scheduler.loading:
+            admission = self._admission
+            if self._heard_first is None and not admission.waiting and admission.seats_taken == admission.loading:
                 # Nobody to compute for, nobody to admit: at most transfers under way.
                 self._steps = 0
                 self.wake_ns = None
@@ -205,12 +207,12 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Sequences in the queue, preempted ones included."""
-        return self._scheduler.waiting
+        return self._admission.waiting
 
     @property
     def loading(self) -> int:
         """Sequences that have a seat and blocks and wait for their KV."""
-        return self._scheduler.loading
+        return self._admission.loading
 
     @property
     def running(self) -> int:
@@ -220,7 +222,7 @@ class Engine:
     @property
     def seats_taken(self) -> int:
         """`running` and `loading`, against `max_num_seqs`."""
-        return self._scheduler.seats_taken
+        return self._admission.seats_taken
 
     @property
     def preemptions(self) -> int:
@@ -229,12 +231,12 @@ class Engine:
     @property
     def prefix_cache_queries(self) -> int:
         """Tokens of the prompts that came in, each counted once, as vLLM does; 0 if the pool remembers no prefixes."""
-        return self._scheduler.prefix_cache_queries
+        return self._admission.prefix_cache_queries
 
     @property
     def prefix_cache_hits(self) -> int:
         """Of these, the tokens whose KV was here already."""
-        return self._scheduler.prefix_cache_hits
+        return self._admission.prefix_cache_hits
 
     def kv_blocks_used(self, now: int) -> int:
         """Blocks not free, those that decoding took in the steps begun before `now` included. O(block size).
@@ -302,7 +304,7 @@ class Engine:
         scheduler = self._scheduler
         most = scheduler.batch.size * (self._planned_steps // self._block_size + 1)
         before_ns = self._known_before(end_ns, steps)
-        if not scheduler.admit_within(end_ns, before_ns, most, steps, outcomes):
+        if not self._admission.admit_within(end_ns, before_ns, most, steps, outcomes):
             return False
         self._known_ns = before_ns
         self._steps = self._planned_steps
@@ -327,7 +329,7 @@ class Engine:
         heard = self._heard_first
         if heard is not None and heard < before_ns:
             heard = before_ns if self._heard_last >= before_ns else None
-        missed = self._scheduler.missed
+        missed = self._admission.missed
         if missed < 0:
             return heard
         if missed > self._heard_last:
@@ -350,7 +352,7 @@ class Engine:
     def _hear_of_room(self, now: int) -> None:
         """Hear, unless admitting the head of the queue would surely fail."""
         scheduler = self._scheduler
-        spare = scheduler.spare_for_head()
+        spare = self._admission.spare_for_head()
         if spare < 0:
             return
         # Near the limit the answer must not depend on how many steps were planned at once.

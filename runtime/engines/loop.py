@@ -92,7 +92,7 @@ class LiveEngine:
         seq = job.seq
         if seq.prompt_tokens != len(job.tokens):
             raise ValueError(f"sequence {seq.index} has {len(job.tokens)} tokens, and says {seq.prompt_tokens}")
-        self._scheduler.enqueue(seq, now_ns())
+        self._scheduler.admission.enqueue(seq, now_ns())
         self._answers[seq] = _Answer(job)
         self._bell.set()
 
@@ -167,11 +167,11 @@ class LiveEngine:
 
     @property
     def waiting(self) -> int:
-        return self._scheduler.waiting
+        return self._scheduler.admission.waiting
 
     @property
     def loading(self) -> int:
-        return self._scheduler.loading
+        return self._scheduler.admission.loading
 
     @property
     def running(self) -> int:
@@ -183,11 +183,11 @@ class LiveEngine:
 
     @property
     def prefix_cache_queries(self) -> int:
-        return self._scheduler.prefix_cache_queries
+        return self._scheduler.admission.prefix_cache_queries
 
     @property
     def prefix_cache_hits(self) -> int:
-        return self._scheduler.prefix_cache_hits
+        return self._scheduler.admission.prefix_cache_hits
 
     # A step.
 

@@ -1,0 +1,213 @@
+"""The queue of an engine: who waits, and who is admitted to a step, with a seat and with blocks.
+
+First come first served and never overtaking, under `max_num_seqs` (sequences whose KV is being loaded count) and what a
+step's token budget leaves, as in vLLM's v1 scheduler. A prompt needs all its blocks to be admitted. With a pool that
+remembers prefixes, it is computed from where it differs from those before it; its last token is always computed. Who
+else is in a step, and who is preempted, is `scheduler.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from pdflow.engine.batch import DecodeBatch
+from pdflow.engine.prefixes import PrefixSharing
+from pdflow.engine.sequence import Admitted, Limits, NeverFitsError, Outcome, Phase, Sequence
+from pdflow.engine.walk import WalkedBatch
+from pdflow.memory.caching import CachingPool
+
+if TYPE_CHECKING:
+    from pdflow.memory.paged import PagedPool
+
+Chunk = tuple[Sequence, int]
+"""A prompt, and how many of its tokens a step computes."""
+
+# Reading a member through its enum costs as much as a function call (CORE_SHAPE.md 2.3).
+_NEW, _WAITING, _LOADING, _READY, _RUNNING, _GONE = Phase
+
+
+class AdmissionQueue:
+    """Sequences that wait, and how many seats are taken. `prefixes`: what prompts share, if the pool remembers it."""
+
+    __slots__ = (
+        "_batch",
+        "_block_size",
+        "_capacity_tokens",
+        "_pool",
+        "_queue",
+        "_seats",
+        "_whole_prompts",
+        "loading",
+        "missed",
+        "prefix_cache_hits",
+        "prefix_cache_queries",
+        "prefixes",
+        "seats_taken",
+        "waiting",
+    )
+
+    def __init__(self, limits: Limits, pool: PagedPool, batch: DecodeBatch | WalkedBatch, whole_prompts: bool) -> None:
+        self.prefixes = PrefixSharing(pool, limits.block_size) if isinstance(pool, CachingPool) else None
+        self.waiting = 0
+        self.loading = 0
+        """Seats of those whose KV is on its way."""
+        self.seats_taken = 0
+        self.missed = -1
+        """Instant at which the head of the queue came, if that is the boundary just planned: too late for it."""
+        self.prefix_cache_queries = 0
+        self.prefix_cache_hits = 0
+        self._pool = pool
+        self._batch = batch
+        self._queue: deque[Sequence] = deque()
+        self._block_size = limits.block_size
+        self._capacity_tokens = pool.num_blocks * limits.block_size
+        self._seats = limits.max_num_seqs
+        self._whole_prompts = whole_prompts
+
+    def enqueue(self, seq: Sequence, now: int) -> None:
+        """Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
+        tokens = seq.prompt_tokens
+        if seq.phase is not _NEW or tokens < 1 or seq.output_tokens < 1:
+            raise ValueError(f"sequence {seq.index} was submitted before, or has no prompt or no output")
+        if not seq.prefill_only:
+            tokens += seq.output_tokens - 1
+        if tokens > self._capacity_tokens:
+            raise NeverFitsError(
+                f"sequence {seq.index} needs {-(-tokens // self._block_size)} KV blocks for {tokens} tokens, "
+                f"the engine has {self._pool.num_blocks} of {self._block_size} tokens"
+            )
+        seq.phase = _WAITING
+        seq.stamp = now
+        seq.local = not seq.remote_kv
+        seq.target = seq.remote_tokens or seq.prompt_tokens
+        self._queue.append(seq)
+        self.waiting += 1
+
+    def put_back(self, seq: Sequence) -> None:
+        """At the head of the queue: it was preempted, and computes its prompt and its tokens again."""
+        seq.phase = _WAITING
+        seq.stamp = -1
+        seq.local = True
+        seq.target = seq.prompt_tokens + seq.generated
+        seq.computed = 0
+        self._queue.appendleft(seq)
+        self.waiting += 1
+
+    def spare_for_head(self) -> int:
+        """Free blocks that admitting the head of the queue would leave; negative if it cannot be admitted now."""
+        if self.seats_taken >= self._seats:
+            return -1
+        queue = self._queue
+        while queue[0].phase is not _WAITING:
+            queue.popleft()
+        seq = queue[0]
+        spare = self._pool.free - -(-seq.target // self._block_size)
+        return spare if self.prefixes is None or not seq.prefix else spare + self.prefixes.held(seq)
+
+    def admit(
+        self,
+        start_ns: int,
+        before_ns: int,
+        budget: int,
+        reserved: int,
+        late_seats: int,
+        chunks: list[Chunk],
+        outcomes: list[Outcome],
+    ) -> None:
+        """Take from the queue, in order, for as long as there are seats, budget and blocks.
+
+        `chunks`: those of the step that begins at `start_ns`, to which those of admitted prompts are added, within
+        `budget` tokens. `reserved` free blocks and `late_seats` free seats are nobody's yet. Takes notice of what
+        happened strictly before `before_ns`.
+        """
+        queue, pool = self._queue, self._pool
+        while queue:
+            seq = queue[0]
+            if seq.phase is not _WAITING:
+                queue.popleft()
+                continue
+            if self.seats_taken + late_seats >= self._seats:
+                return
+            if seq.stamp >= before_ns:
+                self.missed = seq.stamp
+                return
+            new = 0
+            prefixes = self.prefixes if seq.prefix else None
+            found = 0 if prefixes is None else prefixes.found(seq)
+            if seq.local:
+                new = seq.target if prefixes is None else seq.target - found * prefixes.span_tokens
+                if new > budget:
+                    new = self.part(new, budget, bool(chunks))
+                    if not new:
+                        return
+            needed = -(-seq.target // self._block_size)
+            if prefixes is None:
+                if needed + reserved > pool.free:
+                    return
+                seq.allocation = pool.allocate(needed)
+            else:
+                if needed + reserved > pool.free + prefixes.held(seq):
+                    return
+                prefixes.share(seq, found, needed)
+            queue.popleft()
+            seq.blocks = needed
+            self._seat(seq, start_ns, outcomes)
+            if new:
+                chunks.append((seq, new))
+                if prefixes is not None:
+                    prefixes.remember(seq, new)
+                budget -= new
+
+    def admit_within(self, end_ns: int, before_ns: int, most: int, steps: int, outcomes: list[Outcome]) -> bool:
+        """Admit at a boundary within a segment of decode steps, if that leaves the segment as it is.
+
+        It does if only remote sequences come in, which join no step before their KV is here, and if there are blocks
+        for them beside the `most` that the whole segment may take. If not, says False: the segment must end at this
+        boundary, and those that are still in the queue are looked at then. `steps` of the segment end at this one;
+        what happened strictly before `before_ns` is known.
+        """
+        self.missed = -1
+        queue, pool = self._queue, self._pool
+        while self.waiting and self.seats_taken < self._seats:
+            seq = queue[0]
+            if seq.phase is not _WAITING:
+                queue.popleft()
+                continue
+            if seq.stamp >= before_ns:
+                self.missed = seq.stamp
+                break
+            needed = -(-seq.target // self._block_size)
+            prefixes = self.prefixes if seq.prefix else None
+            if seq.local or needed + most > pool.free + (0 if prefixes is None else prefixes.held(seq)):
+                return False
+            self._batch.count_growth(steps, pool)
+            if prefixes is None:
+                seq.allocation = pool.allocate(needed)
+            else:
+                prefixes.share(seq, prefixes.found(seq), needed)
+            seq.blocks = needed
+            queue.popleft()
+            self._seat(seq, end_ns, outcomes)
+        return True
+
+    def part(self, left: int, budget: int, others: bool) -> int:
+        """How many of `left` tokens, more than the budget, this step computes. A whole prompt may exceed it alone."""
+        if self._whole_prompts:
+            return 0 if others else left
+        return budget if budget > 0 else 0
+
+    def _seat(self, seq: Sequence, at_ns: int, outcomes: list[Outcome]) -> None:
+        self.waiting -= 1
+        self.seats_taken += 1
+        if seq.admitted_ns < 0:
+            seq.admitted_ns = at_ns
+            if self.prefixes is not None:
+                self.prefix_cache_queries += seq.target
+                self.prefix_cache_hits += seq.cached_tokens
+        if seq.local:
+            seq.phase = _RUNNING
+        else:
+            seq.phase = _LOADING
+            self.loading += 1
+            outcomes.append(Admitted(seq, at_ns))
