@@ -29,11 +29,10 @@ from runtime.transports.base import (
     TransportError,
     WordArrived,
 )
-from runtime.transports.host import GREETING_S, Host
+from runtime.transports.dialling import open_stream
+from runtime.transports.host import Host
 from runtime.transports.links import Link, Remote
 from runtime.transports.messages import (
-    MAX_HELLO_BYTES,
-    MAX_MESSAGE_BYTES,
     MAX_NOTICE_BYTES,
     VERSION,
     Answer,
@@ -42,22 +41,15 @@ from runtime.transports.messages import (
     Hello,
     Pieces,
     Ready,
-    Refused,
-    Welcome,
     Word,
     Write,
     frame,
-    pack,
+    pack_checked,
     parse_description,
-    unpack_pieces,
 )
-from runtime.transports.stream import Parcel, Stream, StreamBrokenError, StreamFinishedError, StreamLostError
+from runtime.transports.stream import Parcel, StreamBrokenError, StreamFinishedError, StreamLostError
 
 log = logging.getLogger(__name__)
-
-
-class AgentGoneError(TransportError):
-    """Whoever described itself so is not there any more, for sure."""
 
 
 class StreamAgent(Host):
@@ -185,7 +177,7 @@ class StreamAgent(Host):
 
     async def _open(self, peer: Address, about: Description) -> None:
         hello = self._hello(about)
-        stream = await self._knock(peer, about, hello)
+        stream = await open_stream(self._dial, self.name, peer, about, hello)
         try:
             if self._nursery is None:
                 raise TransportError("this agent is closing")
@@ -198,32 +190,6 @@ class StreamAgent(Host):
             self._let_go(before)
         self._links[peer] = link
         self._nursery.start_soon(self._run_link, link)
-
-    async def _knock(self, peer: Address, about: Description, hello: Hello) -> Stream:
-        """Open a stream and be welcome on it. AgentGoneError, or another TransportError."""
-        stream: Stream | None = None
-        problem: type[TransportError] = TransportError
-        why = f"no answer within {GREETING_S:g} s"
-        try:
-            with trio.move_on_after(GREETING_S):
-                stream = Stream(await self._dial(about))
-                stream.post(Parcel(frame(hello)))
-                answer = await stream.message(MAX_HELLO_BYTES)
-                if isinstance(answer, Welcome):
-                    welcomed, stream = stream, None
-                    return welcomed
-                why = "it does not answer as a peer does"
-                if isinstance(answer, Refused) and answer.life != about.life:
-                    problem, why = AgentGoneError, "another agent is there now"
-        except ConnectionRefusedError:
-            problem, why = AgentGoneError, "nobody listens there"
-        except (OSError, StreamBrokenError, TransportError) as error:
-            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        finally:
-            if stream is not None:
-                stream.close()
-        where = f"{about.host}:{about.port}" if about.port else about.host
-        raise problem(f"{peer} cannot be reached over {self.name} at {where}: {why}")
 
     def _hello(self, about: Description) -> Hello:
         return Hello(VERSION, self.me, self.life, about.life, about.token, "", 0)
@@ -266,16 +232,12 @@ class StreamAgent(Host):
         if link is None or self._memory is None:
             return None
         ours, theirs = self._memory.nbytes, link.about.nbytes
-        try:
-            packed = pack(pieces)
-        except OverflowError:
-            packed = b"?"
-        checked = unpack_pieces(packed, *((ours, theirs) if writing else (theirs, ours)))
-        if isinstance(checked, Pieces) and len(packed) <= MAX_MESSAGE_BYTES - MAX_NOTICE_BYTES - 64:
-            return packed, checked
-        why = checked.reason if isinstance(checked, Malformed) else f"{checked.number} pieces are too many"
-        log.warning("%s: operation %d with %s is not posted: %s", self.label, op, link.peer, why)
-        return None
+        source_bytes, target_bytes = (ours, theirs) if writing else (theirs, ours)
+        listed = pack_checked(pieces, source_bytes, target_bytes)
+        if isinstance(listed, Malformed):
+            log.warning("%s: operation %d with %s is not posted: %s", self.label, op, link.peer, listed.reason)
+            return None
+        return listed
 
     def stop(self, op: int) -> None:
         for link in self._links.values():

@@ -219,6 +219,22 @@ def unpack_pieces(data: bytes, source_bytes: int, target_bytes: int) -> Pieces |
     return Pieces(data, nbytes)
 
 
+def pack_checked(
+    pieces: Iterable[Descriptor], source_bytes: int, target_bytes: int
+) -> tuple[bytes, Pieces] | Malformed:
+    """The pieces of one operation, packed for its message; Malformed if the message could not be read."""
+    try:
+        packed = pack(pieces)
+    except OverflowError:
+        packed = b"?"
+    checked = unpack_pieces(packed, source_bytes, target_bytes)
+    if isinstance(checked, Malformed):
+        return checked
+    if len(packed) > MAX_MESSAGE_BYTES - MAX_NOTICE_BYTES - 64:
+        return malformed(f"{checked.number} pieces are too many")
+    return packed, checked
+
+
 def _beyond(offsets: Any, lengths: Any, nbytes: int) -> bool:
     """No sum is made: it could pass 64 bits, and look small."""
     return int(lengths.max()) > nbytes or bool((offsets > nbytes - lengths).any())

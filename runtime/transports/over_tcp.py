@@ -13,8 +13,9 @@ from typing import Final
 
 import trio
 
-from runtime.transports.agent import AgentGoneError, StreamAgent
+from runtime.transports.agent import StreamAgent
 from runtime.transports.base import TransportError
+from runtime.transports.dialling import AgentGoneError, open_stream
 from runtime.transports.links import Link
 from runtime.transports.messages import Description
 from runtime.transports.sockets import dialled
@@ -38,7 +39,8 @@ class TcpStreams(StreamAgent):
                 if self._reached(link.peer, link.about.life):
                     return
                 try:
-                    stream = await self._knock(link.peer, link.about, self._hello(link.about))
+                    hello = self._hello(link.about)
+                    stream = await open_stream(self._dial, self.name, link.peer, link.about, hello)
                 except AgentGoneError:
                     return
                 except TransportError as error:

@@ -1,0 +1,54 @@
+"""Opens a stream to a peer's agent, and waits to be welcomed on it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from pdflow.protocol.values import Address
+from runtime.transports.base import TransportError
+from runtime.transports.host import GREETING_S
+from runtime.transports.messages import MAX_HELLO_BYTES, Description, Hello, Refused, Welcome, frame
+from runtime.transports.stream import Parcel, Stream, StreamBrokenError
+
+
+class AgentGoneError(TransportError):
+    """Whoever described itself so is not there any more, for sure."""
+
+
+async def open_stream(
+    dial: Callable[[Description], Awaitable[socket.socket]],
+    transport: str,
+    peer: Address,
+    about: Description,
+    hello: Hello,
+) -> Stream:
+    """A stream to the agent that described itself as `about`, on which it has answered `hello`.
+
+    Args: `dial` connects a socket; `transport` names it, for people. Raises AgentGoneError, or another TransportError.
+    """
+    stream: Stream | None = None
+    problem: type[TransportError] = TransportError
+    why = f"no answer within {GREETING_S:g} s"
+    try:
+        with trio.move_on_after(GREETING_S):
+            stream = Stream(await dial(about))
+            stream.post(Parcel(frame(hello)))
+            answer = await stream.message(MAX_HELLO_BYTES)
+            if isinstance(answer, Welcome):
+                welcomed, stream = stream, None
+                return welcomed
+            why = "it does not answer as a peer does"
+            if isinstance(answer, Refused) and answer.life != about.life:
+                problem, why = AgentGoneError, "another agent is there now"
+    except ConnectionRefusedError:
+        problem, why = AgentGoneError, "nobody listens there"
+    except (OSError, StreamBrokenError, TransportError) as error:
+        why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    finally:
+        if stream is not None:
+            stream.close()
+    where = f"{about.host}:{about.port}" if about.port else about.host
+    raise problem(f"{peer} cannot be reached over {transport} at {where}: {why}")
