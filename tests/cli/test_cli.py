@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import pdflow.cli
+import pdflow.cli.runs
 from pdflow.errors import BudgetError, InvariantError, MissingBackendError, PdflowError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return SimpleNamespace(exit_code=0)
 
     monkeypatch.setattr(
-        pdflow.cli, "importlib", SimpleNamespace(import_module=lambda _: SimpleNamespace(simulate=simulate))
+        pdflow.cli.runs, "importlib", SimpleNamespace(import_module=lambda _: SimpleNamespace(simulate=simulate))
     )
     return asked
 
@@ -84,7 +85,7 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code:
     def fail(*_: Any, **__: Any) -> int:
         raise error
 
-    monkeypatch.setattr(pdflow.cli, "_simulate", fail)
+    monkeypatch.setattr(pdflow.cli.runs, "_simulate", fail)
     result = pdflow_command("simulate", MD1)
     assert result.exit_code == code
     assert result.stdout == ""
@@ -92,7 +93,7 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code:
 
 
 def test_the_run_says_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdflow.cli, "_simulate", lambda *_, **__: 1)
+    monkeypatch.setattr(pdflow.cli.runs, "_simulate", lambda *_, **__: 1)
     assert pdflow_command("simulate", MD1).exit_code == 1
 
 

@@ -15,6 +15,7 @@ import trio
 from click.testing import CliRunner
 
 import pdflow.cli
+import pdflow.cli.serving
 from runtime.http.responder import Responder
 from runtime.http.sockets import listen
 from tests.runtime.bench.stub import refuse, stub
@@ -30,7 +31,9 @@ def test_goodput_takes_several_bounds_as_vllms_does(monkeypatch: pytest.MonkeyPa
         asked.append(options)
         return 0
 
-    monkeypatch.setattr(pdflow.cli, "importlib", SimpleNamespace(import_module=lambda _: SimpleNamespace(bench=bench)))
+    monkeypatch.setattr(
+        pdflow.cli.serving, "importlib", SimpleNamespace(import_module=lambda _: SimpleNamespace(bench=bench))
+    )
     flags = ("--request-rate", "inf", "--goodput", "ttft:500", "tpot:50", "--goodput", "e2el:9000", "--seed", "3")
     ran = CliRunner().invoke(pdflow.cli.cli, ["bench", *flags], prog_name="pdflow")
     assert ran.exit_code == 0, ran.output

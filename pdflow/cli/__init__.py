@@ -1,0 +1,69 @@
+"""The command `pdflow`: one function per subcommand, no logic.
+
+Each opens what it needs when it is called, so that `--help` is quick and `sim/` is imported by `simulate` alone. Bad
+input goes to stderr, one problem a line, with exit code 2 (`pdflow.errors` lists the codes).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import Any
+
+import click
+
+from pdflow.cli.checking import check, validate
+from pdflow.cli.listings import methods, presets, schema
+from pdflow.cli.runs import calibrate, compare, simulate
+from pdflow.cli.serving import bench, serve, top
+from pdflow.cli.traces import trace
+from pdflow.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, PdflowError
+from pdflow.version import compiled, version
+
+
+class _Front(click.Group):
+    """Errors meant for people become lines on stderr and an exit code, for every subcommand alike."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PdflowError as error:
+            click.echo(str(error), err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+@click.group(cls=_Front, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.version_option(version() + (" (compiled)" if compiled() else ""), prog_name="pdflow")
+def cli() -> None:
+    """Prefill/decode-disaggregated LLM serving, simulated with the protocol that serves.
+
+    Exit codes: 0 done; 1 what was asked about is not so; 2 bad input or a missing backend; 3 a budget ran out first;
+    130 interrupted.
+    """
+
+
+for _command in (
+    *(simulate, compare, calibrate),
+    *(serve, top, bench),
+    *(check, validate, trace),
+    *(schema, methods, presets),
+):
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """The command `pdflow`."""
+    try:
+        cli.main(prog_name="pdflow")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except OSError as cause:  # of files it is said where they are written: what is full here is behind stdout
+        if cause.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush, at the interpreter's end
+        click.echo(f"standard output: cannot write: {cause.strerror}; make room where it goes", err=True)
+        sys.exit(EXIT_BAD_INPUT)

@@ -1,0 +1,62 @@
+"""Commands that list what a scenario may name: schema, methods, presets."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from pdflow.cli.options import print_view
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of scenario files."""
+    from pdflow.scenario.jsonschema import schema_json
+
+    click.echo(json.dumps(schema_json(), indent=2))
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option(
+    "--dialect",
+    type=click.Choice(["strict", "as-published"]),
+    default="strict",
+    show_default=True,
+    help="In whose words the request of those NAMEd is told.",
+)
+def methods(names: tuple[str, ...], dialect: str) -> None:
+    """List the transfer methods to name in a scenario.
+
+    Who initiates, in what pieces, through which memories, with which messages; what happens when memory is full or
+    something is lost; limits, and where each comes from. Of those NAMEd also one request, told in order.
+    """
+    from pdflow.methods.catalogue import METHODS
+    from pdflow.methods.show import methods_view
+
+    unknown = [name for name in names if name not in METHODS]
+    if unknown:
+        raise click.UsageError(f"no method {unknown[0]}; there are {', '.join(METHODS)}")
+    for name in names:
+        from sim.narration import one_request
+
+        print_view(methods_view(METHODS, (name,)))
+        click.echo("\n  One request:\n")
+        for line in one_request(name, dialect):
+            click.echo(f"  {line}")
+        click.echo()
+    if not names:
+        print_view(methods_view(METHODS, ()))
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def presets(names: tuple[str, ...]) -> None:
+    """List models, GPUs and networks to name in a scenario.
+
+    Of those NAMEd, every figure and its source.
+    """
+    from pdflow.scenario.show import presets_view
+
+    print_view(presets_view(names))

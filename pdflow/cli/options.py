@@ -1,0 +1,40 @@
+"""What several commands share: --set, --out, tables on stdout, and how a part of the live world is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pdflow.errors import MissingBackendError
+
+SET = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Replace one value of the scenario, as in router.policy=least-loaded or pool.decode.tp=2. Repeatable.",
+)
+
+
+def need_out(out: str | Path | None, flags: Mapping[str, bool]) -> None:
+    """What writes into --out DIR needs one."""
+    for flag in ("events", "save_detailed", "timeline", "html"):
+        if flags.get(flag) and out is None:
+            raise click.UsageError(f"--{flag.replace('_', '-')} writes into --out DIR, which is missing")
+
+
+def live(opened: Callable[[], Any]) -> Any:
+    """A part of the live world, which is an extra."""
+    try:
+        return opened()
+    except ModuleNotFoundError as missing:
+        raise MissingBackendError(f"this needs {missing.name}: pip install 'pdflow[live]'") from None
+
+
+def print_view(view: Any) -> None:
+    from rich.console import Console
+
+    Console(highlight=False, markup=False, emoji=False).print(view)

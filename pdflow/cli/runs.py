@@ -1,0 +1,135 @@
+"""Commands that make runs and compare them: simulate, compare, calibrate."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pdflow.cli.options import SET, live, need_out, print_view
+
+if TYPE_CHECKING:
+    from pdflow.scenario.schema import Scenario
+
+
+@click.command()
+@click.argument("scenario", type=click.Path())
+@click.option("--out", type=click.Path(file_okay=False), metavar="DIR", help="Write results.json and requests.jsonl.")
+@click.option("--seed", type=int, metavar="N", help="Seed of the run, instead of the scenario's.")
+@click.option("--seeds", type=click.IntRange(2), metavar="N", help="N runs from that seed on: means with intervals.")
+@SET
+@click.option("--exact", is_flag=True, help="Advance token by token, without closed forms. Slow; the same results.")
+@click.option("--events", is_flag=True, help="Write DIR/events.jsonl: every event into and effect out of an endpoint.")
+@click.option("--check-invariants", is_flag=True, help="Check the safety invariants on every event; exit 1 if broken.")
+@click.option("--save-detailed", is_flag=True, help="Put each request's lengths and times into results.json too.")
+@click.option("--timeline", is_flag=True, help="Write DIR/timeline.json.gz, which ui.perfetto.dev opens.")
+@click.option("--html", is_flag=True, help="Write DIR/report.html: figures, curves and the scenario on one page.")
+@click.option("--quiet", is_flag=True, help="Nothing while it runs, and no tables.")
+@click.pass_context
+def simulate(
+    ctx: click.Context,
+    /,
+    scenario: str,
+    seed: int | None,
+    seeds: int | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+    **flags: bool,
+) -> None:
+    """Simulate a SCENARIO file: its cluster and its workload."""
+    from pdflow.scenario.load import load
+
+    need_out(out, flags)
+    ctx.exit(_simulate(load(scenario, overrides=overrides, seed=seed), seeds, out=out, **flags))
+
+
+def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
+    """Run it in the simulated world; the exit code. Options are those of the command, by name."""
+    if seeds is not None:
+        several = importlib.import_module("sim.seeds").simulate_seeds(scenario, seeds, command=sys.argv[1:], **options)
+        return int(several.exit_code)
+    run = importlib.import_module("sim.run")
+    result = run.simulate(scenario, command=sys.argv[1:], **options)
+    return int(result.exit_code)
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@SET
+@click.option(
+    "--seeds", type=click.IntRange(2), metavar="N", help="Run each scenario with N seeds: intervals between runs."
+)
+@click.option("--json", "as_json", is_flag=True, help="The figures and differences as one JSON object.")
+def compare(runs: tuple[Path, ...], overrides: tuple[str, ...], seeds: int | None, as_json: bool) -> None:
+    """Compare runs with the first of them.
+
+    Each RUN is a folder that `simulate --out` wrote, with `--seeds` or without, or a SCENARIO.toml, which is simulated
+    now; `--set` is for all of these. Shows figures side by side, stage by stage, and the differences with 95 %
+    intervals.
+    """
+    from pdflow.results.compare import Comparisons
+    from pdflow.results.read import read_runs
+
+    if len(runs) < 2:
+        raise click.UsageError("it takes two runs to compare")
+    if any(run.suffix == ".toml" for run in runs):
+        compared = importlib.import_module("sim.compare").gathered(runs, overrides, seeds)
+    elif overrides or seeds:
+        raise click.UsageError("--set and --seeds are for scenario files, of which none is named")
+    else:
+        compared = [read_runs(run) for run in runs]
+    found = Comparisons.of(compared)
+    if as_json:
+        click.echo(json.dumps(found.as_dict(), indent=2))
+    else:
+        print_view(found)
+
+
+@click.command()
+@click.argument("scenario", type=click.Path())
+@click.argument("seen", metavar="[SEEN.csv]", required=False, type=click.Path(path_type=Path))
+@click.option("-o", "--out", required=True, metavar="PATH", help="The cost file to write; of a live cluster a folder.")
+@click.option("--pool", metavar="NAME", help="Whose step times to correct, if there is more than one pool.")
+@click.option("--url", metavar="URL", help="The cluster's router, if it is not where [serve] says.")
+@SET
+@click.pass_context
+def calibrate(
+    ctx: click.Context,
+    /,
+    scenario: str,
+    seen: Path | None,
+    out: str,
+    pool: str | None,
+    url: str | None,
+    overrides: tuple[str, ...],
+) -> None:
+    """Measure a running cluster, or correct step times.
+
+    Without SEEN.csv the cluster that `pdflow serve SCENARIO` has started is probed: PATH/scenario.toml then says what
+    its steps, links and messages take, beside a cost file for each pool and links.toml.
+
+    With SEEN.csv the SCENARIO has the traffic that an engine served, and the file the columns request (its number in
+    that traffic, from 0), ttft_ms and tpot_ms; ten requests are enough. Three factors of a pool's cost are fitted,
+    through the simulation.
+    """
+    if seen is None:
+        if pool is not None:
+            raise click.UsageError("--pool is for SEEN.csv: a running cluster's pools are all measured")
+        cluster = live(lambda: importlib.import_module("runtime.calibrate.command"))
+        ctx.exit(cluster.main(scenario, overrides, url, Path(out), sys.argv[1:]))
+    if url is not None:
+        raise click.UsageError("--url is for a running cluster: leave SEEN.csv out")
+    from pdflow.results.write import guarding, replacing
+    from pdflow.scenario.load import load
+
+    text, file = importlib.import_module("sim.calibrate").calibrated(
+        load(scenario, overrides=overrides), seen, pool, sys.argv[1:]
+    )
+    path = Path(out)
+    with replacing(path) as written, guarding(path):
+        written.write(file.encode())
+    click.echo(f'{text}\n\n{out} written. In a pool: cost = {{ model = "measured", path = "{out}" }}')
