@@ -12,11 +12,12 @@ from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from pdflow.protocol.messages import Code
 from pdflow.routing import router as routing
 from pdflow.routing.answer import Answer, Ending
+from pdflow.routing.attempt import Attempt
 from pdflow.routing.effects import AbortLeg, Reply, ReportPrefill
 from pdflow.routing.events import ClientGone, DecodeEnded, EngineLost, PrefillAnswered
 from pdflow.routing.failure import after_failure
 from pdflow.routing.policy import Choice
-from pdflow.routing.router import Attempt, Router
+from pdflow.routing.router import Router
 from sim.check.diagram import CLIENT, collect
 from sim.check.diagram_mermaid import mermaid
 from sim.check.diagram_text import text
