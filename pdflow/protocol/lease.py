@@ -29,11 +29,8 @@ does; nothing else frees P's blocks for time.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pdflow.protocol.effects import NOTHING
 from pdflow.protocol.messages import Code
-from pdflow.protocol.phases import ProducerPhase
 from pdflow.protocol.producer import (
     IN_FLIGHT,
     JOINING,
@@ -43,7 +40,9 @@ from pdflow.protocol.producer import (
     LeaseEnded,
     ProducerCell,
     ProducerContext,
+    Rules,
     Stepped,
+    rows,
 )
 from pdflow.protocol.producer_writes import end_registration
 from pdflow.protocol.values import NEVER, Instant
@@ -83,13 +82,11 @@ def released(cell: ProducerCell, until: Instant) -> ProducerCell:
     that a registration holds will be when that falls away (`end_registration`)."""
     if cell.phase is LEASED:
         return cell.with_lease(until) if until < cell.lease_until else cell
-    return cell if cell.source is None or cell.unwanted else cell.becoming_unwanted()
+    return cell if cell.source is None or cell.unwanted else cell.with_release()
 
 
-LEASE_RULES: dict[tuple[ProducerPhase, type], Any] = {
-    (LEASED, LeaseEnded): expired_unclaimed,
-    (JOINING, LeaseEnded): expired_unposted,
-    (READY, LeaseEnded): expired_unposted,
-    (IN_FLIGHT, LeaseEnded): expired_in_flight,
-    (SETTLING, LeaseEnded): expired_in_flight,
+LEASE_RULES: Rules = {
+    **rows(LeaseEnded, expired_unclaimed, LEASED),
+    **rows(LeaseEnded, expired_unposted, JOINING, READY),
+    **rows(LeaseEnded, expired_in_flight, IN_FLIGHT, SETTLING),
 }

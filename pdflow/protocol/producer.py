@@ -2,13 +2,13 @@
 
 A cell holds the lease and at most one registration, so that matching, in either order, is a row of the table. What
 happens in each phase stands in `producer_writes`, what a lease's end means in `lease`, and which rule answers which
-event in `producer_rules`.
+event in `producer_rules`. The `becoming_*` methods alone change a cell's phase.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self, TypeAlias
+from typing import Self, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -136,7 +136,7 @@ class ProducerCell(Value, frozen=True, gc=False):
     def becoming_gone(self, end: Code, verdict: SyncItem | None = None) -> Self:
         return msgspec.structs.replace(self, phase=GONE, end=end, verdict=verdict)
 
-    def becoming_complete(self, until: Instant) -> Self:
+    def with_whole_source(self, until: Instant) -> Self:
         """All of the prompt is computed; its lease begins."""
         assert self.source is not None
         source = msgspec.structs.replace(self.source, complete=True)
@@ -160,8 +160,12 @@ class ProducerCell(Value, frozen=True, gc=False):
     def with_lease(self, until: Instant) -> Self:
         return msgspec.structs.replace(self, lease_until=until, unwanted=False)
 
-    def becoming_unwanted(self) -> Self:
+    def with_release(self) -> Self:
         return msgspec.structs.replace(self, unwanted=True)
+
+    def with_xid(self, xid: Xid) -> Self:
+        """vllm-compat: the prompt of a registration that did not name it has been found."""
+        return msgspec.structs.replace(self, xid=xid)
 
     def with_grant(self, until: Instant) -> Self:
         return msgspec.structs.replace(self, grant_until=until)
@@ -247,6 +251,16 @@ CellEvent: TypeAlias = (
 )
 Stepped: TypeAlias = tuple[ProducerCell, Effects]
 Rule: TypeAlias = Callable[[ProducerCell, CellEvent, Instant, ProducerContext], Stepped]
+"""As the table knows a rule: one that is called with nothing but the events of its row."""
+Rules: TypeAlias = dict[tuple[ProducerPhase, type], Rule]
+E = TypeVar("E", bound=CellEvent)
+
+
+def rows(
+    event: type[E], rule: Callable[[ProducerCell, E, Instant, ProducerContext], Stepped], *phases: ProducerPhase
+) -> Rules:
+    """Rows of the table of rules, one a phase. That the rule takes this kind of event is checked by its types."""
+    return {(phase, event): cast(Rule, rule) for phase in phases}
 
 
 def progress_of(cell: ProducerCell) -> Progress:

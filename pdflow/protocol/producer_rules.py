@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pdflow.protocol.effects import NOTHING
 from pdflow.protocol.events import PrefillEnded, SourceCompleted, SourceReady, WriteEnded, WriteStopped
 from pdflow.protocol.lease import LEASE_RULES
 from pdflow.protocol.messages import Register
-from pdflow.protocol.phases import ProducerPhase
 from pdflow.protocol.producer import (
     IN_FLIGHT,
     JOINING,
@@ -25,8 +22,10 @@ from pdflow.protocol.producer import (
     ProducerContext,
     RegistrationRefused,
     RegistrationRetired,
+    Rules,
     ShardTaken,
     Stepped,
+    rows,
 )
 from pdflow.protocol.producer_writes import (
     cancelled,
@@ -48,36 +47,23 @@ from pdflow.protocol.producer_writes import (
 )
 from pdflow.protocol.values import Instant
 
-# Any: a table of rules over different event types has no common parameter type but the union's members one by one.
-RULES: dict[tuple[ProducerPhase, type], Any] = {
-    (OPEN, Register): registered,
-    (LEASED, Register): registered,
-    (JOINING, Register): registered,
-    (READY, Register): registered,
-    (IN_FLIGHT, Register): registered,
-    (SETTLING, Register): registered,
-    (OPEN, SourceReady): source_meets_open,
-    (OPEN, PrefillEnded): prefill_ended,
-    **{(phase, PrefillEnded): source_lost for phase in (LEASED, JOINING, READY, IN_FLIGHT, SETTLING)},
-    **{(phase, SourceCompleted): completed for phase in (LEASED, JOINING, READY, IN_FLIGHT, SETTLING)},
-    (READY, Connected): connected,
-    (OPEN, RegistrationRefused): refused,
-    (JOINING, RegistrationRefused): refused,
-    (READY, RegistrationRefused): refused,
-    (OPEN, CancelReceived): cancelled,
-    (JOINING, CancelReceived): cancelled,
-    (READY, CancelReceived): cancelled,
-    (IN_FLIGHT, CancelReceived): cancelled_in_flight,
-    (SETTLING, CancelReceived): cancelled_in_flight,
-    (OPEN, RegistrationRetired): retired,
-    (JOINING, RegistrationRetired): retired,
-    (READY, RegistrationRetired): retired,
-    (JOINING, JoinEnded): join_ended,
-    (IN_FLIGHT, WriteEnded): write_ended,
-    (IN_FLIGHT, WriteStopped): write_stopped,
-    (IN_FLIGHT, PeerQuiet): cut_off,
-    (SETTLING, PeerQuiet): peer_quiet,
-    (LEASED, ShardTaken): shard_taken,
+RULES: Rules = {
+    **rows(Register, registered, OPEN, LEASED, JOINING, READY, IN_FLIGHT, SETTLING),
+    **rows(SourceReady, source_meets_open, OPEN),
+    **rows(PrefillEnded, prefill_ended, OPEN),
+    **rows(PrefillEnded, source_lost, LEASED, JOINING, READY, IN_FLIGHT, SETTLING),
+    **rows(SourceCompleted, completed, LEASED, JOINING, READY, IN_FLIGHT, SETTLING),
+    **rows(Connected, connected, READY),
+    **rows(RegistrationRefused, refused, OPEN, JOINING, READY),
+    **rows(CancelReceived, cancelled, OPEN, JOINING, READY),
+    **rows(CancelReceived, cancelled_in_flight, IN_FLIGHT, SETTLING),
+    **rows(RegistrationRetired, retired, OPEN, JOINING, READY),
+    **rows(JoinEnded, join_ended, JOINING),
+    **rows(WriteEnded, write_ended, IN_FLIGHT),
+    **rows(WriteStopped, write_stopped, IN_FLIGHT),
+    **rows(PeerQuiet, cut_off, IN_FLIGHT),
+    **rows(PeerQuiet, peer_quiet, SETTLING),
+    **rows(ShardTaken, shard_taken, LEASED),
     **LEASE_RULES,
 }
 
@@ -85,7 +71,4 @@ RULES: dict[tuple[ProducerPhase, type], Any] = {
 def step(cell: ProducerCell, event: CellEvent, now: Instant, ctx: ProducerContext) -> Stepped:
     """The pure transition of one cell. An event without a rule returns the very same cell."""
     rule = RULES.get((cell.phase, type(event)))
-    if rule is None:
-        return cell, NOTHING
-    stepped: Stepped = rule(cell, event, now, ctx)
-    return stepped
+    return (cell, NOTHING) if rule is None else rule(cell, event, now, ctx)

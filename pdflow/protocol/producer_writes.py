@@ -199,7 +199,7 @@ def source_meets_open(cell: ProducerCell, event: SourceReady, now: Instant, ctx:
 
 
 def completed(cell: ProducerCell, _: SourceCompleted, now: Instant, ctx: ProducerContext) -> Stepped:
-    return cell.becoming_complete(now + ctx.timers.lease_ns), NOTHING
+    return cell.with_whole_source(now + ctx.timers.lease_ns), NOTHING
 
 
 def prefill_ended(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: ProducerContext) -> Stepped:
