@@ -6,8 +6,8 @@ never by report (R49), and exactly once. Source: PROTOCOL 1.1 (countdown aggrega
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Hashable
+from typing import assert_never
 
 import msgspec
 
@@ -66,8 +66,24 @@ class ProducerScheduler:
         self.words = 0
 
     def handle(self, event: ProducerSchedulerEvent, now: Instant) -> Effects:
-        effects: Effects = _ON[type(event)](self, event, now)
-        return effects
+        """The only way in. The kinds that every prompt brings come first."""
+        match event:
+            case PrefillQueued():
+                return self._queued(event, now)
+            case PrefillFinished():
+                return self._finished(event, now)
+            case ShardReleased():
+                return self._shard_released(event, now)
+            case PrefillBegun():
+                return self._begun(event, now)
+            case PrefillWanted():
+                return self._wanted(event, now)
+            case PrefillAborted():
+                return self._aborted(event, now)
+            case SourceWithdrawn():
+                return self._withdrawn(event, now)
+            case _:
+                assert_never(event)
 
     def wake_at(self) -> Instant | None:
         return None
@@ -175,14 +191,3 @@ class ProducerScheduler:
         if product is not None and (product.allocation is None or product.holders >> event.rank & 1):
             return NOTHING
         return (Tell(self.ranks[event.rank], PrefillEnded(event.xid, Code.NO_REQUEST)),)
-
-
-_ON: dict[type, Callable[[Any, Any, Instant], Effects]] = {
-    PrefillQueued: ProducerScheduler._queued,
-    PrefillBegun: ProducerScheduler._begun,
-    PrefillFinished: ProducerScheduler._finished,
-    PrefillAborted: ProducerScheduler._aborted,
-    SourceWithdrawn: ProducerScheduler._withdrawn,
-    ShardReleased: ProducerScheduler._shard_released,
-    PrefillWanted: ProducerScheduler._wanted,
-}

@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.hand_bugs import FIRST, HAND, SECOND
 from benchmarks.mutate import by_hand, diff
-from pdflow.protocol import producer_scheduler
 from pdflow.protocol.consumer_cells import ConsumerCells
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.effects import NOTHING, Effects, Tell
@@ -78,7 +77,7 @@ def test_p_reports_a_prompt_as_sent_when_all_of_it_has_landed(monkeypatch: pytes
         self.products[event.xid] = msgspec.structs.replace(product, code=event.code)
         return counted(self, event, now)
 
-    monkeypatch.setitem(producer_scheduler._ON, ShardReleased, last_word)
+    monkeypatch.setattr(ProducerScheduler, "_shard_released", last_word)
     story = broken(Scope(p_tp=2, abort=0, deadline=0, stall=0))
     assert story.broken.name == "S7"
     assert story.broken.what == "P reports x0 as sent, and not all of it has landed"
