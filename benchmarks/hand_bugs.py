@@ -103,9 +103,9 @@ SECOND = (
     (
         "what a D has stopped wanting stays noted",
         "producer_frames.py",
-        "        if wanted:\n            self.interests[sender] = wanted\n        else:\n"
-        "            self.interests.pop(sender, None)\n",
-        "        if wanted:\n            self.interests[sender] = wanted\n",
+        "        if wanted:\n            store.interests[sender] = wanted\n        else:\n"
+        "            store.interests.pop(sender, None)\n",
+        "        if wanted:\n            store.interests[sender] = wanted\n",
     ),
     (
         "a rank does not note which READ it was told of last",

@@ -98,7 +98,7 @@ class RankedNode(Node):
         )
         if isinstance(endpoint, ProducerRank):
             declared = rank.transport.done_means
-            assert endpoint.contexts[0].done_is_remote == (declared == "remote"), f"{address}: DONE is {declared}"
+            assert endpoint.store.context.done_is_remote == (declared == "remote"), f"{address}: DONE is {declared}"
         rank.orders.diary = self.diary
         rank.lost = partial(self.links.lose, address)
         return rank

@@ -4,7 +4,8 @@ Where to look, by question:
 
 - what can happen, what is done about it: `events`, `effects`; what travels between engines: `messages`, bytes in `wire`
 - who decides about a finished prompt and its WRITEs: `producer` (the cell), `producer_writes` (rules; their table:
-  `producer_rules`) and `producer_rank`; what D's frames do there: `producer_frames`, what it keeps: `producer_cells`
+  `producer_rules`) and `producer_rank`, which owns a store of cells: `producer_cells`, and an object for D's frames:
+  `producer_frames`. A REG goes from `producer_frames` by way of the store's `apply` to its rule in `producer_writes`
 - what a lease's end means, in every phase and dialect: `lease`
 - who decides about a request that waits for its KV: `consumer` (rules and their table: `consumer_rules`) and
   `consumer_scheduler`; what that keeps: `consumer_cells`; at its ranks `consumer_rank`, their READs: `consumer_reads`

@@ -1,25 +1,27 @@
-"""What one P rank keeps, and the one funnel through which every change of a cell goes.
+"""The store of one P rank: its cells, what stands beside them, and the one funnel for every change of a cell.
 
 A cell stands under its registration or, while it has none, under its xid. What is decided here follows from the change
 alone, whoever caused it: under which key the cell stands from now on, what its tombstone says, when its product is let
-go of, and whom it must be connected to before it writes. Which change an event causes stands in `producer` and `lease`;
-which cell it means, in `producer_frames` and `producer_rank`.
+go of, and whom it must be connected to before it writes. Which change an event causes stands in `producer_writes` and
+`lease`; which cell it means, in `producer_frames` and `producer_rank`.
+
+No other file puts a cell into `cells` or takes one out (tests/protocol/test_producer_cells.py): what an event changes
+goes through `apply`; a new cell through `add`; a change that moves no key and no phase through `update`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from pdflow.protocol.deadlines import Deadlines
-from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import NOTHING, BumpWord, Effects, Handshake, Note, Tell
 from pdflow.protocol.events import ShardReleased
-from pdflow.protocol.geometry import Geometry
-from pdflow.protocol.ids import EngineInfo, Reg, rank_address
+from pdflow.protocol.ids import Reg, rank_address
+from pdflow.protocol.lease import released, renewed
 from pdflow.protocol.matching import Matching
 from pdflow.protocol.messages import Code, Register, SyncItem
 from pdflow.protocol.peers import Peers
@@ -32,12 +34,13 @@ from pdflow.protocol.producer import (
     READY,
     SETTLING,
     CellEvent,
+    LeaseEnded,
     ProducerCell,
     ProducerContext,
     RegistrationRefused,
 )
 from pdflow.protocol.producer_rules import step
-from pdflow.protocol.timers import Timer, TimerKind, Timers
+from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.tombstones import Tombstones
 from pdflow.protocol.values import NEVER, Address, EngineId, Instant, RequestId, Xid
 
@@ -49,61 +52,41 @@ EARLY_LIMIT = 4096
 
 
 class ProducerCells:
-    """The store of a P rank.
+    """The cells of a P rank by key, their deadlines, and what the rank remembers of peers and of ended registrations.
 
     Args:
-        engine: this engine's id, incarnation and shards; `rank` is pp_rank * tp + tp_rank.
-        geometry: who writes whom, and how many bytes.
-        done_is_remote: whether the transport's DONE means that bytes have landed.
-        in_pieces: whether a WRITE is posted piece by piece, so that it can be stopped between two of them.
-        into_staging: whether it goes into memory of D's beside its blocks.
+        engine: this engine's id, which is also the address of its scheduler.
+        context: what rules may know: this rank, its dialect, timers and geometry. `connected` is False in it.
     """
 
     __slots__ = (
         "cells",
-        "contexts",
+        "connected_context",
+        "context",
         "dead_xids",
         "deadlines",
         "early",
         "early_takers",
         "ended",
-        "engine",
         "flushes",
-        "incarnation",
         "interests",
         "keys",
         "matching",
-        "me",
         "peers",
         "scheduler",
-        "settings",
         "tombs",
         "waiting",
     )
 
-    def __init__(
-        self,
-        engine: EngineInfo,
-        rank: int,
-        incarnation: int,
-        dialect: Dialect,
-        timers: Timers,
-        geometry: Geometry,
-        done_is_remote: bool = True,
-        in_pieces: bool = False,
-        into_staging: bool = False,
-    ) -> None:
-        how = (done_is_remote, in_pieces, into_staging)
-        self.settings = (engine, rank, incarnation, dialect, timers, geometry, *how)
-        self.engine = engine.engine
-        self.me = rank_address(engine.engine, rank)
-        self.scheduler: Address = engine.engine
-        self.incarnation = incarnation
-        context = ProducerContext(rank, engine.shards, dialect, timers, geometry, *how)
-        self.contexts = (context, msgspec.structs.replace(context, connected=True))
+    def __init__(self, engine: EngineId, context: ProducerContext) -> None:
+        self.scheduler: Address = engine
+        self.context = context
+        self.connected_context = msgspec.structs.replace(context, connected=True)
+        """The same for a cell whose target ranks are all connected."""
         self.cells: dict[Key, ProducerCell] = {}
         self.keys: dict[Xid, tuple[Key, ...]] = {}
-        self.matching = Matching(dialect.one_candidate_only)
+        """The keys of all cells of one prompt, oldest first."""
+        self.matching = Matching(context.dialect.one_candidate_only)
         self.tombs: dict[EngineId, Tombstones] = {}
         self.dead_xids: OrderedDict[Xid, Code] = OrderedDict()
         self.early: OrderedDict[Xid, None] = OrderedDict()
@@ -114,23 +97,14 @@ class ProducerCells:
         self.ended: OrderedDict[Reg, None] = OrderedDict()
         """vllm-compat, which has no floor: registrations that have ended, so that a late copy never writes again."""
         self.interests: dict[Address, frozenset[Xid]] = {}
-        self.peers = Peers(dialect)
+        self.peers = Peers(context.dialect)
         self.waiting: dict[Address, dict[Reg, None]] = {}
         self.flushes: dict[Address, tuple[Reg, ...]] = {}
         """Whose WRITEs each flush under way is about, oldest first."""
         self.deadlines = Deadlines()
 
-    def armed(self) -> tuple[Timer, ...]:
-        """Every timer that could fire, whatever the time: what the untimed explorer chooses from."""
-        timers = [Timer(TimerKind.LEASE, xid) for xid in self.keys if self._lease_until(xid) is not None]
-        for key in self.cells:
-            if isinstance(key, Reg):
-                kinds = (TimerKind.GRANT, TimerKind.EXPECT, TimerKind.JOIN)
-                timers += [t for kind in kinds if self.deadline(t := Timer(kind, key)) is not None]
-        return tuple(timers)
-
-    def fork(self) -> Self:
-        other = type(self)(*self.settings)
+    def fork(self) -> ProducerCells:
+        other = ProducerCells(self.scheduler, self.context)
         other.cells = self.cells.copy()
         other.keys = self.keys.copy()
         other.matching = self.matching.fork()
@@ -160,20 +134,23 @@ class ProducerCells:
             self.matching.fingerprint(),
         )
 
-    # One funnel for every change of a cell.
+    # The funnel for every change of a cell.
 
-    def _apply(self, key: Key, cell: ProducerCell, event: CellEvent, now: Instant, connected: bool = False) -> Effects:
-        """`connected` matters to the events that may complete a match: whether all its target ranks are."""
-        after, effects = step(cell, event, now, self.contexts[connected])
+    def apply(self, key: Key, cell: ProducerCell, event: CellEvent, now: Instant, connected: bool = False) -> Effects:
+        """Step the cell under `key` and store what it becomes.
+
+        `connected` matters to the events that may complete a match: whether all its target ranks are.
+        """
+        after, effects = step(cell, event, now, self.connected_context if connected else self.context)
         if after is cell:
             return effects or (Note(f"producer ignored {type(event).__name__} in {cell.phase.name}"),)
-        return effects + self._put(key, cell, after, now)
+        return effects + self.put(key, cell, after, now)
 
-    def _put(self, key: Key, before: ProducerCell, after: ProducerCell, now: Instant) -> Effects:
+    def put(self, key: Key, before: ProducerCell, after: ProducerCell, now: Instant) -> Effects:
         """Store a changed cell under its key, bury what has ended, connect what must be written."""
         verdict = after.verdict
         if verdict is not None and verdict is not before.verdict:
-            self._bury(verdict)
+            self.bury(verdict)
         if after.phase is GONE:
             return self._gone(key, after)
         if after.phase is LEASED and type(key) is Reg and self._shared(after.xid, key):
@@ -189,7 +166,7 @@ class ProducerCells:
         if after.freed and not before.freed:
             return self._let_go(after, Code.EXPIRED)
         if after.phase is READY and (before.phase is not READY or after.grants is not before.grants):
-            return self._connect(after, now)
+            return self.connect(after, now)
         if after.phase is SETTLING and before.phase is IN_FLIGHT and not after.failed:
             for grant in after.grants:
                 peer = rank_address(grant.reg.engine, grant.d_rank)
@@ -198,11 +175,27 @@ class ProducerCells:
             self.deadlines.push(after.join_until, Timer(TimerKind.JOIN, after.reg))
         return NOTHING
 
+    def add(self, key: Key, cell: ProducerCell) -> None:
+        """Store a new cell."""
+        self.cells[key] = cell
+        self.keys[cell.xid] = (*self.keys.get(cell.xid, ()), key)
+
+    def update(self, key: Key, cell: ProducerCell) -> None:
+        """Store a cell of which only instants and marks have changed: neither its key nor its phase."""
+        self.cells[key] = cell
+
+    def adopt(self, reg: Reg, xid: Xid) -> None:
+        """vllm-compat: the prompt of a waiting registration that did not name it has been found."""
+        cell = self.cells[reg]
+        self._rekey(cell.xid, reg, None)
+        self.cells[reg] = cell.with_xid(xid)
+        self.keys[xid] = (reg,)
+
     def _gone(self, key: Key, cell: ProducerCell) -> Effects:
         """After its last cell a product is let go of."""
         del self.cells[key]
         self._rekey(cell.xid, key, None)
-        if not self.contexts[0].dialect.matches_by_xid:
+        if not self.context.dialect.matches_by_xid:
             self._unmatch(cell)
         keys = self.keys.get(cell.xid)
         if cell.source is None or cell.freed or (keys and any(self.cells[k].source is not None for k in keys)):
@@ -214,10 +207,10 @@ class ProducerCells:
         source = cell.source
         assert source is not None
         if code is Code.EXPIRED:
-            self._remember_dead(cell.xid, Code.EXPIRED)
-        if not self.contexts[0].dialect.registrations_end:
+            self.remember_dead(cell.xid, Code.EXPIRED)
+        if not self.context.dialect.registrations_end:
             self._forget_namesakes(cell.request_id)
-        released: Effects = (Tell(self.scheduler, ShardReleased(cell.xid, self.contexts[0].rank, code)),)
+        released: Effects = (Tell(self.scheduler, ShardReleased(cell.xid, self.context.rank, code)),)
         return released if source.word is None else (BumpWord(source.word), *released)
 
     def _forget_namesakes(self, request_id: RequestId) -> None:
@@ -254,9 +247,45 @@ class ProducerCells:
         else:
             del self.keys[xid]
 
-    def _bury(self, item: SyncItem) -> None:
-        if not self.contexts[0].dialect.floor:
-            if not self.contexts[0].dialect.registrations_end:
+    # Leases of a prompt, which all its cells share.
+
+    def renew(self, xid: Xid, until: Instant) -> None:
+        """Somebody wants this prompt: `lease.renewed`."""
+        for key in self.keys.get(xid, ()):
+            self.cells[key] = renewed(self.cells[key], until)
+
+    def shorten(self, xid: Xid, until: Instant) -> None:
+        """A dispatch of this prompt will not come: `lease.released`."""
+        for key in self.keys.get(xid, ()):
+            cell = self.cells[key]
+            shorter = released(cell, until)
+            if shorter is not cell:
+                self.cells[key] = shorter
+                self.deadlines.push(until, Timer(TimerKind.LEASE, xid))
+
+    def end_lease(self, xid: Xid, now: Instant) -> Effects:
+        """The lease on this prompt is over: whatever has not begun ends."""
+        effects: Effects = NOTHING
+        for key in self.keys.get(xid, ()):
+            cell = self.cells[key]
+            if cell.source is not None and not cell.expired:
+                effects += self.apply(key, cell, LeaseEnded(), now)
+        return effects
+
+    # What has ended, and what came before its prompt.
+
+    def tombstones(self, engine: EngineId, incarnation: int) -> Tombstones:
+        """Those of this incarnation; a new one begins without any."""
+        tombs = self.tombs.get(engine)
+        if tombs is None or tombs.incarnation != incarnation:
+            tombs = self.tombs[engine] = Tombstones(incarnation)
+        return tombs
+
+    def bury(self, item: SyncItem) -> None:
+        """Remember how a registration has ended, so that a late copy of it makes no cell."""
+        dialect = self.context.dialect
+        if not dialect.floor:
+            if not dialect.registrations_end:
                 return
             if len(self.ended) >= EARLY_LIMIT:
                 self.ended.popitem(last=False)
@@ -266,27 +295,35 @@ class ProducerCells:
             if tombs is not None and tombs.incarnation == item.reg.incarnation:
                 tombs.bury(item)
 
-    def _remember_dead(self, xid: Xid, code: Code) -> None:
-        """What a registration that comes too late is told at once, not after `no_request_ns`."""
+    def remember_dead(self, xid: Xid, code: Code) -> None:
+        """A registration that comes too late is refused at once, not after `no_request_ns`."""
         if len(self.dead_xids) >= EARLY_LIMIT:
             self.dead_xids.popitem(last=False)
         self.dead_xids[xid] = code
 
-    def _tombs(self, engine: EngineId, incarnation: int) -> Tombstones:
-        tombs = self.tombs.get(engine)
-        if tombs is None or tombs.incarnation != incarnation:
-            tombs = self.tombs[engine] = Tombstones(incarnation)
-        return tombs
+    def remember_early(self, xid: Xid) -> None:
+        """A RELEASE that came before its prompt counts when that is finished."""
+        if xid in self.dead_xids:
+            return
+        if len(self.early) >= EARLY_LIMIT:
+            self.early.popitem(last=False)
+        self.early[xid] = None
+
+    def remember_taker(self, name: RequestId | Xid, d_rank: int, readers: int) -> None:
+        """A D rank has read a prompt that this rank has not seen finished, or whose lease is over."""
+        if len(self.early_takers) >= EARLY_LIMIT:
+            self.early_takers.popitem(last=False)
+        self.early_takers.setdefault(name, {})[d_rank] = readers
 
     # Who must be connected before a cell writes.
 
-    def _connected(self, cell: ProducerCell, event: CellEvent) -> bool:
+    def connected(self, cell: ProducerCell, event: CellEvent) -> bool:
         """Whether every rank that this cell would write, were the event its last missing piece, is connected."""
         connected = self.peers.connected
         if type(event) is Register:
             if rank_address(event.reg.engine, event.d_rank) not in connected:
                 return False
-            if not self.contexts[0].dialect.writes_registered_only:
+            if not self.context.dialect.writes_registered_only:
                 return self._all_connected(event)
         grants = cell.grants
         if len(grants) == 1:
@@ -295,11 +332,12 @@ class ProducerCells:
 
     def _all_connected(self, message: Register) -> bool:
         """Whether every rank is connected for which this registration speaks, should it speak for all."""
-        context = self.contexts[0]
+        context = self.context
         targets = context.geometry.targets(context.rank, context.shards, message.shards)
         return all(rank_address(message.reg.engine, rank) in self.peers.connected for rank in targets)
 
-    def _connect(self, cell: ProducerCell, now: Instant) -> Effects:
+    def connect(self, cell: ProducerCell, now: Instant) -> Effects:
+        """Connect the ranks that a READY cell still needs; refuse its registration if one may not be tried now."""
         reg = cell.reg
         assert reg is not None
         effects: Effects = NOTHING
@@ -308,7 +346,7 @@ class ProducerCells:
             if peer in self.peers.connected:
                 continue
             if not self.peers.may_try(peer, now):
-                return effects + self._apply(reg, cell, RegistrationRefused(Code.UNREACHABLE), now)
+                return effects + self.apply(reg, cell, RegistrationRefused(Code.UNREACHABLE), now)
             self.waiting.setdefault(peer, {})[reg] = None
             if peer not in self.peers.connecting:
                 self.peers.connecting.add(peer)
@@ -316,6 +354,19 @@ class ProducerCells:
         return effects
 
     # When a cell wants to be woken.
+
+    def armed(self) -> tuple[Timer, ...]:
+        """Every timer that could fire, whatever the time: what the untimed explorer chooses from."""
+        timers = [Timer(TimerKind.LEASE, xid) for xid in self.keys if self._lease_until(xid) is not None]
+        for key in self.cells:
+            if isinstance(key, Reg):
+                kinds = (TimerKind.GRANT, TimerKind.EXPECT, TimerKind.JOIN)
+                timers += [t for kind in kinds if self.deadline(t := Timer(kind, key)) is not None]
+        return tuple(timers)
+
+    def first_due(self, now: Instant) -> Timer | None:
+        """The next timer whose deadline has passed, its entry in the heap removed."""
+        return self.deadlines.first_due(now, self.deadline)
 
     def deadline(self, timer: Timer) -> Instant | None:
         """When an armed timer is due."""
@@ -332,7 +383,7 @@ class ProducerCells:
                 at = cell.grant_until if cell.phase is JOINING or cell.phase is READY else NEVER
             return at if at < NEVER else None
         if timer.kind is TimerKind.JOIN:
-            due = cell.phase is JOINING and not self.contexts[0].dialect.waits_for_all_ranks
+            due = cell.phase is JOINING and not self.context.dialect.waits_for_all_ranks
             return cell.join_until if due else None
         return cell.expect_until if cell.phase is OPEN and cell.expect_until != NEVER else None
 

@@ -2,20 +2,19 @@
 
 A frame counts only from the incarnation that the last handshake showed (S8), and only in its sender's own name (S9). A
 registration is given its product, a share of one, or a cell that waits; one that has ended meets its tombstone again.
-What a registration then does to its cell stands in `producer`.
+What a registration then does to its cell stands in `producer_writes`; how the store keeps it, in `producer_cells`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
 from pdflow.protocol.effects import NOTHING, Effects, Handshake, Note, Send
 from pdflow.protocol.events import Received
 from pdflow.protocol.ids import Reg, engine_of, rank_of
-from pdflow.protocol.lease import released, renewed
 from pdflow.protocol.messages import (
     Cancel,
     CancelAck,
@@ -34,60 +33,68 @@ from pdflow.protocol.messages import (
     Taken,
 )
 from pdflow.protocol.producer import JOINING, OPEN, CancelReceived, ProducerCell, ShardTaken, progress_of
-from pdflow.protocol.producer_cells import EARLY_LIMIT, ProducerCells
+from pdflow.protocol.producer_cells import ProducerCells
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import NEVER, Address, Instant, RequestId, Xid
 
+ProducerFrame: TypeAlias = Register | Cancel | Release | Taken | Completion | Heartbeat | Sync
+"""What a P rank takes from its peers. Any other frame is noted, and changes nothing."""
 
-class ProducerFrames(ProducerCells):
-    """The store of a P rank, as frames from D change it."""
 
-    __slots__ = ()
+class ProducerFrames:
+    """Changes the store of one P rank as D's frames say."""
 
-    def _received(self, event: Received, now: Instant) -> Effects:
-        handler = _ON_FRAME.get(type(event.message))
+    __slots__ = ("store",)
+
+    def __init__(self, store: ProducerCells) -> None:
+        self.store = store
+
+    def received(self, event: Received, now: Instant) -> Effects:
+        """One frame of a peer. Whatever it says, it never raises."""
+        sender, message = event.sender, event.message
+        handler = ON_FRAME.get(type(message))
         if handler is None:
-            return (Note(f"producer got {type(event.message).__name__}"),)
-        if not self.peers.current(event.sender, event.incarnation):
-            return self._other_life(event.sender, now)
-        effects: Effects = handler(self, event.sender, event.message, now)
-        return effects
+            return (Note(f"producer got {type(message).__name__}"),)
+        if not self.store.peers.current(sender, event.incarnation):
+            return self._other_life(sender, now)
+        return handler(self, sender, cast(ProducerFrame, message), now)
 
     def _other_life(self, peer: Address, now: Instant) -> Effects:
         """Another incarnation speaks: ask with a nonce, believe nothing until then (S8)."""
+        peers = self.store.peers
         note = Note("producer: frame of another incarnation")
-        if peer in self.peers.connecting or not self.peers.may_try(peer, now):
+        if peer in peers.connecting or not peers.may_try(peer, now):
             return (note,)
-        self.peers.connecting.add(peer)
+        peers.connecting.add(peer)
         return (Handshake(peer), note)
 
     # Registrations and cancels.
 
     def _registered(self, sender: Address, message: Register, now: Instant) -> Effects:
-        reg = message.reg
-        context = self.contexts[0]
+        store, reg = self.store, message.reg
+        context = store.context
         if engine_of(sender) != reg.engine or rank_of(sender) != message.d_rank:
             return (Note("producer: registration in another's name"),)
         if not message.xid and context.dialect.matches_by_xid:
             return (Note("producer: registration without an xid"),)
         if context.dialect.floor:
-            if reg.incarnation != self.peers.incarnations[reg.engine]:
+            if reg.incarnation != store.peers.incarnations[reg.engine]:
                 return (Note("producer: registration of another incarnation"),)
-            tombs = self._tombs(reg.engine, reg.incarnation)
+            tombs = store.tombstones(reg.engine, reg.incarnation)
             tombs.raise_floor(message.floor)
             if tombs.beyond(reg):
                 return (Note("producer: registration too far above the floor"),)
             verdict = tombs.find(reg)
             if verdict is not None:
                 return self._replay(sender, verdict)
-        elif reg in self.ended:
+        elif reg in store.ended:
             return (Note("producer: registration has ended"),)
         if not context.dialect.registrations_end:
             message = self._beside(message)
             reg = message.reg
-        cell = self.cells.get(reg)
+        cell = store.cells.get(reg)
         if cell is not None:
-            return self._apply(reg, cell, message, now, self._connected(cell, message))
+            return store.apply(reg, cell, message, now, store.connected(cell, message))
         try:
             targets = context.geometry.targets(context.rank, context.shards, message.shards)
         except ValueError:
@@ -100,33 +107,35 @@ class ProducerFrames(ProducerCells):
         """vLLM keeps the registrations that wait apart from those it serves, one for each id of D's; so one that comes
         again, or from a second rank, stands beside the one that is being written (R13). Nothing ends it; a number of
         ours tells them apart."""
-        reg = message.reg
-        waiting = [known for known in self.matching.registrations.get(reg.request_id, ()) if known.engine == reg.engine]
+        store, reg = self.store, message.reg
+        same_name = store.matching.registrations.get(reg.request_id, ())
+        waiting = [known for known in same_name if known.engine == reg.engine]
         if waiting:
             reg = waiting[0]
-        while not waiting and reg in self.cells:
+        while not waiting and reg in store.cells:
             reg = msgspec.structs.replace(reg, seq=reg.seq + 1)
         return message if reg is message.reg else msgspec.structs.replace(message, reg=reg)
 
     def _place(self, sender: Address, message: Register, now: Instant) -> Effects:
         """A registration that no cell has yet: give it its product, a share of one, or a cell that waits."""
-        context = self.contexts[0]
+        store = self.store
+        context = store.context
         xid: Xid = message.xid if context.dialect.one_candidate_only else ""
         named = bool(xid)
         if not named:
-            xid = self.matching.product_of(message) or f"?{message.reg.engine}/{message.reg.request_id}"
-        keys = self.keys.get(xid, ())
-        if xid in self.dead_xids and not keys:
-            return self._refuse_unborn(sender, message, self.dead_xids[xid])
+            xid = store.matching.product_of(message) or f"?{message.reg.engine}/{message.reg.request_id}"
+        keys = store.keys.get(xid, ())
+        if xid in store.dead_xids and not keys:
+            return self._refuse_unborn(sender, message, store.dead_xids[xid])
         if context.dialect.registrations_end:
             until = min(context.timers.registration_ttl_ns, context.timers.no_request_ns)
-            self.deadlines.push(now + until, Timer(TimerKind.GRANT, message.reg))
-        cell = self.cells.get(xid)
+            store.deadlines.push(now + until, Timer(TimerKind.GRANT, message.reg))
+        cell = store.cells.get(xid)
         if cell is not None:
             if not context.dialect.prompts_serve_again:
-                self.matching.spend(xid, cell.request_id)
-            return self._apply(xid, cell, message, now, self._connected(cell, message))
-        shared = next((self.cells[k] for k in keys if self.cells[k].source is not None), None) if keys else None
+                store.matching.spend(xid, cell.request_id)
+            return store.apply(xid, cell, message, now, store.connected(cell, message))
+        shared = next((store.cells[k] for k in keys if store.cells[k].source is not None), None) if keys else None
         if shared is not None and shared.expired:
             # Its blocks go as soon as the WRITEs in flight have ended: nothing would ever answer this registration.
             return self._refuse_unborn(sender, message, Code.EXPIRED)
@@ -135,22 +144,22 @@ class ProducerFrames(ProducerCells):
         if shared is not None and shared.source is not None:
             cell = cell.becoming_leased(shared.source, shared.request_id, shared.lease_until)
         elif not named:
-            self.matching.add_registration(message.reg)
-        self.cells[message.reg] = cell
-        self.keys[xid] = (*keys, message.reg)
-        return self._apply(message.reg, cell, message, now, self._connected(cell, message))
+            store.matching.add_registration(message.reg)
+        store.add(message.reg, cell)
+        return store.apply(message.reg, cell, message, now, store.connected(cell, message))
 
     def _refuse_unborn(self, sender: Address, message: Register, code: Code) -> Effects:
-        if not self.contexts[0].dialect.control_frames:
+        context = self.store.context
+        if not context.dialect.control_frames:
             return (Note(f"producer: registration refused, {code.name}"),)
-        self._bury(SyncItem(message.reg, Progress.UNKNOWN, code, True))
-        return (Send(sender, Fail(message.reg, self.contexts[0].rank, code, True)),)
+        self.store.bury(SyncItem(message.reg, Progress.UNKNOWN, code, True))
+        return (Send(sender, Fail(message.reg, context.rank, code, True)),)
 
     def _replay(self, sender: Address, verdict: SyncItem) -> Effects:
         """A late REG meets the same answer again, and never makes a cell."""
         if verdict.code is Code.BELOW_FLOOR:
             return (Note("producer: registration below the floor"),)
-        rank = self.contexts[0].rank
+        rank = self.store.context.rank
         if verdict.progress is Progress.SENT:
             return (Send(sender, RegisterAck(verdict.reg, rank, Progress.SENT, ())),)
         if verdict.code is Code.CANCELLED:
@@ -158,115 +167,97 @@ class ProducerFrames(ProducerCells):
         return (Send(sender, Fail(verdict.reg, rank, verdict.code, verdict.flushed)),)
 
     def _cancelled(self, sender: Address, message: Cancel, now: Instant) -> Effects:
-        reg = message.reg
-        if engine_of(sender) != reg.engine or reg.incarnation != self.peers.incarnations[reg.engine]:
+        store, reg = self.store, message.reg
+        if engine_of(sender) != reg.engine or reg.incarnation != store.peers.incarnations[reg.engine]:
             return (Note("producer: cancel in another's name"),)
-        tombs = self._tombs(reg.engine, reg.incarnation)
+        tombs = store.tombstones(reg.engine, reg.incarnation)
         tombs.raise_floor(message.floor)
         if tombs.beyond(reg):
             return (Note("producer: cancel too far above the floor"),)
-        cell = self.cells.get(reg)
+        cell = store.cells.get(reg)
         if cell is not None:
             if rank_of(sender) not in cell.targets:
                 return (Note("producer: cancel of a rank that is not written"),)
-            return self._apply(reg, cell, CancelReceived(sender), now)
+            return store.apply(reg, cell, CancelReceived(sender), now)
         verdict = tombs.find(reg)
         if verdict is None:
             # The CANCEL has overtaken its REG: the tombstone stops the write that has not been asked for yet.
             verdict = SyncItem(reg, Progress.UNKNOWN, Code.CANCELLED, True)
             tombs.bury(verdict)
         how = Disposition.SENT if verdict.progress is Progress.SENT else Disposition.NOT_STARTED
-        return (Send(sender, CancelAck(reg, self.contexts[0].rank, how, True)),)
+        return (Send(sender, CancelAck(reg, store.context.rank, how, True)),)
 
     # Products that are not written: shortened, taken, renewed.
 
     def _released(self, sender: Address, message: Release, now: Instant) -> Effects:
-        until = now + self.contexts[0].timers.release_lease_ns
-        keys = self.keys.get(message.xid, ())
-        if not any(self.cells[k].source is not None for k in keys):
-            self._remember_early(message.xid)
-        return self._shorten(message.xid, until)
-
-    def _shorten(self, xid: Xid, until: Instant) -> Effects:
-        for key in self.keys.get(xid, ()):
-            cell = self.cells[key]
-            shorter = released(cell, until)
-            if shorter is not cell:
-                self.cells[key] = shorter
-                self.deadlines.push(until, Timer(TimerKind.LEASE, xid))
+        store, xid = self.store, message.xid
+        if not any(store.cells[key].source is not None for key in store.keys.get(xid, ())):
+            store.remember_early(xid)
+        store.shorten(xid, now + store.context.timers.release_lease_ns)
         return NOTHING
-
-    def _remember_early(self, name: Xid) -> None:
-        if name in self.dead_xids:
-            return
-        if len(self.early) >= EARLY_LIMIT:
-            self.early.popitem(last=False)
-        self.early[name] = None
 
     def _taken(self, sender: Address, message: Taken, now: Instant) -> Effects:
         """Strict pull. It may be here before this rank's own engine has said that there was something to take."""
-        cell = self.cells.get(message.xid)
+        store = self.store
+        cell = store.cells.get(message.xid)
         if cell is None:
-            if message.xid in self.dead_xids:
+            if message.xid in store.dead_xids:
                 return (Note("producer: TAKEN for nothing leased"),)
             return self._taken_early(message.xid, sender, message.readers)
-        return self._apply(message.xid, cell, ShardTaken(rank_of(sender), message.readers), now)
+        return store.apply(message.xid, cell, ShardTaken(rank_of(sender), message.readers), now)
 
     def _taken_early(self, name: RequestId | Xid, sender: Address, readers: int) -> Effects:
-        if len(self.early_takers) >= EARLY_LIMIT:
-            self.early_takers.popitem(last=False)
-        self.early_takers.setdefault(name, {})[rank_of(sender)] = readers
+        self.store.remember_taker(name, rank_of(sender), readers)
         return (Note("producer: taken before its prompt was, or after its lease"),)
 
     def _completed(self, sender: Address, message: Completion, now: Instant) -> Effects:
         """vLLM's pull completion; from a push D that will never register it means: let go (C7)."""
-        xid = self.matching.products.get(message.request_id)
+        store = self.store
+        xid = store.matching.products.get(message.request_id)
         if xid is None:
             return self._taken_early(message.request_id, sender, max(message.count, 1))
-        cell = self.cells.get(xid)
+        cell = store.cells.get(xid)
         if cell is None:
             return (Note("producer: completion for a registered prompt"),)
-        return self._apply(xid, cell, ShardTaken(rank_of(sender), max(message.count, 1)), now)
+        return store.apply(xid, cell, ShardTaken(rank_of(sender), max(message.count, 1)), now)
 
     def _heartbeat(self, sender: Address, message: Heartbeat, now: Instant) -> Effects:
-        until = now + self.contexts[0].timers.lease_extension_ns
+        store = self.store
+        timers = store.context.timers
         for request_id in message.request_ids:
-            xid = self.matching.products.get(request_id)
+            xid = store.matching.products.get(request_id)
             if xid is not None:
-                self._renew(xid, until)
-        if not self.contexts[0].dialect.registrations_end:
+                store.renew(xid, now + timers.lease_extension_ns)
+        if not store.context.dialect.registrations_end:
             return NOTHING
         # C4: a registration lives as long as its D speaks.
-        for reg, cell in self.cells.items():
+        for reg, cell in store.cells.items():
             if isinstance(reg, Reg) and reg.engine == engine_of(sender) and cell.phase in (OPEN, JOINING):
-                self.cells[reg] = cell.with_grant(now + self.contexts[0].timers.registration_ttl_ns)
+                store.update(reg, cell.with_grant(now + timers.registration_ttl_ns))
         return NOTHING
-
-    def _renew(self, xid: Xid, until: Instant) -> None:
-        for key in self.keys.get(xid, ()):
-            self.cells[key] = renewed(self.cells[key], until)
 
     def _synced(self, sender: Address, message: Sync, now: Instant) -> Effects:
         """D's list: renew what it wants, answer how far what it holds open is, shorten what it has stopped wanting."""
-        timers = self.contexts[0].timers
+        store = self.store
+        timers = store.context.timers
         engine = engine_of(sender)
-        tombs = self._tombs(engine, self.peers.incarnations[engine])
+        tombs = store.tombstones(engine, store.peers.incarnations[engine])
         tombs.raise_floor(message.floor)
         for xid in message.interest:
-            self._renew(xid, now + timers.lease_ns)
+            store.renew(xid, now + timers.lease_ns)
         wanted = frozenset(message.interest)
-        for xid in sorted(self.interests.get(sender, frozenset()) - wanted):
-            self._shorten(xid, now + timers.release_lease_ns)
+        for xid in sorted(store.interests.get(sender, frozenset()) - wanted):
+            store.shorten(xid, now + timers.release_lease_ns)
         if wanted:
-            self.interests[sender] = wanted
+            store.interests[sender] = wanted
         else:
-            self.interests.pop(sender, None)
+            store.interests.pop(sender, None)
         items = []
         d_rank = rank_of(sender)
         for reg in message.open:
-            cell = self.cells.get(reg)
+            cell = store.cells.get(reg)
             if cell is not None:
-                self.cells[reg] = cell.with_grant(now + timers.registration_ttl_ns)
+                store.update(reg, cell.with_grant(now + timers.registration_ttl_ns))
                 # A rank whose own REG is missing hears nothing of its siblings', so that it sends it again.
                 if any(grant.d_rank == d_rank for grant in cell.grants):
                     items.append(SyncItem(reg, progress_of(cell), Code.NONE, False))
@@ -275,12 +266,24 @@ class ProducerFrames(ProducerCells):
         return (Send(sender, SyncReply(message.seq, tuple(items))),)
 
 
-_ON_FRAME: dict[type, Callable[[Any, Address, Any, Instant], Effects]] = {
-    Register: ProducerFrames._registered,
-    Cancel: ProducerFrames._cancelled,
-    Release: ProducerFrames._released,
-    Taken: ProducerFrames._taken,
-    Completion: ProducerFrames._completed,
-    Heartbeat: ProducerFrames._heartbeat,
-    Sync: ProducerFrames._synced,
-}
+FrameHandler: TypeAlias = Callable[[ProducerFrames, Address, ProducerFrame, Instant], Effects]
+"""As the table knows a handler: it is called with nothing but the frames of its row."""
+F = TypeVar("F", bound=ProducerFrame)
+
+
+def _on(kind: type[F], handler: Callable[[ProducerFrames, Address, F, Instant], Effects]) -> tuple[type, FrameHandler]:
+    """A row of the table. That the handler takes this kind of frame is checked by its types."""
+    return kind, cast(FrameHandler, handler)
+
+
+ON_FRAME: Final[dict[type, FrameHandler]] = dict(
+    (
+        _on(Register, ProducerFrames._registered),
+        _on(Cancel, ProducerFrames._cancelled),
+        _on(Release, ProducerFrames._released),
+        _on(Taken, ProducerFrames._taken),
+        _on(Completion, ProducerFrames._completed),
+        _on(Heartbeat, ProducerFrames._heartbeat),
+        _on(Sync, ProducerFrames._synced),
+    )
+)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from pdflow.engine.sequence import Limits
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.ranks import Initiator, Rule
@@ -18,6 +20,7 @@ from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo
+from pdflow.protocol.producer import ProducerContext
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.scenario.fit import kv_tokens_of
@@ -76,18 +79,18 @@ class EngineWiring:
 
     def producer(self, info: EngineInfo, incarnation: int) -> Producer:
         """One life of a prefill engine: its endpoints."""
+        first = ProducerContext(
+            rank=0,
+            shards=info.shards,
+            dialect=self.dialect,
+            timers=self.timers,
+            geometry=self.geometry,
+            done_is_remote=self.done_is_remote,
+            in_pieces=self.method.in_pieces,
+            into_staging=self.method.staged_at_d,
+        )
         ranks = [
-            ProducerRank(
-                info,
-                rank,
-                incarnation,
-                dialect=self.dialect,
-                timers=self.timers,
-                geometry=self.geometry,
-                done_is_remote=self.done_is_remote,
-                in_pieces=self.method.in_pieces,
-                into_staging=self.method.staged_at_d,
-            )
+            ProducerRank(info.engine, incarnation, msgspec.structs.replace(first, rank=rank))
             for rank in range(info.shards.ranks)
         ]
         return Producer(ProducerScheduler(info, incarnation, self.dialect, self.reads_p), ranks)

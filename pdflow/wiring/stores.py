@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from pdflow.protocol.ids import EngineInfo, Shards
+from pdflow.protocol.producer import ProducerContext
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.scenario.fields import seconds_to_ns
@@ -91,13 +92,16 @@ class StoreWiring:
         timers = msgspec.structs.replace(engines.timers, lease_ns=lease_ns)
         ranks = [
             ProducerRank(
-                info,
-                rank,
+                info.engine,
                 incarnation,
-                dialect=engines.dialect,
-                timers=timers,
-                geometry=engines.geometry,
-                done_is_remote=engines.done_is_remote,
+                ProducerContext(
+                    rank=rank,
+                    shards=self.shards,
+                    dialect=engines.dialect,
+                    timers=timers,
+                    geometry=engines.geometry,
+                    done_is_remote=engines.done_is_remote,
+                ),
             )
             for rank in range(self.shards.ranks)
         ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.shapes import KvShape
 from pdflow.methods.catalogue import METHODS
@@ -11,6 +13,7 @@ from pdflow.methods.method import Grain, Memory, Method
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
+from pdflow.protocol.producer import ProducerContext
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.timers import Timer, Timers
@@ -206,11 +209,17 @@ class Cluster:
 
     def _prefill_engine(self, info: EngineInfo, life: int) -> list[Any]:
         scope = self.scope
-        fixed = (scope.dialect, self.timers, self.geometry)
-        how: tuple[bool, ...] = (scope.done_is_remote,)
-        if self.method is not None:
-            how += (self.method.in_pieces, self.method.staged_at_d)
-        ranks = [ProducerRank(info, r, life, *fixed, *how) for r in range(scope.p_tp)]
+        first = ProducerContext(
+            rank=0,
+            shards=info.shards,
+            dialect=scope.dialect,
+            timers=self.timers,
+            geometry=self.geometry,
+            done_is_remote=scope.done_is_remote,
+            in_pieces=self.method is not None and self.method.in_pieces,
+            into_staging=self.method is not None and self.method.staged_at_d,
+        )
+        ranks = [ProducerRank(info.engine, life, msgspec.structs.replace(first, rank=r)) for r in range(scope.p_tp)]
         return [ProducerScheduler(info, life, scope.dialect, scope.pulls), *ranks]
 
     def _decode_engine(self, info: EngineInfo, life: int) -> list[Any]:

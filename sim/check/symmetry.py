@@ -152,12 +152,18 @@ class Names:
     def body(self, body: Any) -> Any:
         """An endpoint, or one of the tables that it keeps."""
         other = body.fork()
-        for kind in type(other).__mro__:
-            for slot in getattr(kind, "__slots__", ()):
-                held = getattr(other, slot)
-                if not isinstance(held, Deadlines):
-                    setattr(other, slot, self.value(held, slot))
+        self._rename(other)
         return other
+
+    def _rename(self, forked: Any) -> None:
+        """In place, with what it forked of its own: the parts of an endpoint go on referring to one store."""
+        for kind in type(forked).__mro__:
+            for slot in getattr(kind, "__slots__", ()):
+                held = getattr(forked, slot)
+                if hasattr(type(held), "fork"):
+                    self._rename(held)
+                elif not isinstance(held, Deadlines):
+                    setattr(forked, slot, self.value(held, slot))
 
 
 def _call(table: dict[Any, Any], old: Any, new: Any) -> bool:

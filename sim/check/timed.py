@@ -151,7 +151,7 @@ def aged(body: Any) -> Any:
     if isinstance(other, (ProducerRank, ConsumerRank)):
         other.peers.retry_at = {peer: _nearer(at) for peer, at in other.peers.retry_at.items()}
     if isinstance(other, ProducerRank):
-        other.cells = {
+        other.store.cells = {
             key: msgspec.structs.replace(
                 cell,
                 lease_until=cell.lease_until if cell.source is None else _nearer(cell.lease_until),

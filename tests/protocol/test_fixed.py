@@ -422,7 +422,7 @@ def test_d_that_never_raises_its_floor_takes_no_memory_without_bound() -> None:
             effects = rank.handle(Received("D.r0", c.incarnations["D"], message), c.now)
             assert [type(e) for e in effects] == [Note]
     assert not rank.cells
-    assert len(rank.tombs["D"].verdicts) <= 1
+    assert len(rank.store.tombs["D"].verdicts) <= 1
 
 
 def test_release_that_meets_a_registration_counts_when_that_has_gone() -> None:

@@ -240,7 +240,7 @@ def test_late_registration_below_the_floor_makes_no_cell() -> None:
     first = c.frames(Register)[0]
     c.serve("r2", "x2")
     c.run()
-    tombs = c.endpoints["P.r0"].tombs["D"]
+    tombs = c.endpoints["P.r0"].store.tombs["D"]
     assert (tombs.floor, list(tombs.verdicts)) == (2, [2])
     c.feed("P.r0", Received("D.r0", 201, first))
     assert cells(c) == []

@@ -13,6 +13,7 @@ from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.dialect import STRICT, Dialect
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
+from pdflow.protocol.producer import ProducerContext
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.timers import Timers
@@ -46,15 +47,15 @@ class Agreed:
         """The endpoints of one incarnation of a prefill engine, by address: the scheduler's, then the ranks'."""
         endpoints: dict[Address, Any] = {info.engine: ProducerScheduler(info, incarnation, self.dialect, self.pulls)}
         for rank in range(info.shards.ranks):
-            endpoints[rank_address(info.engine, rank)] = ProducerRank(
-                info,
-                rank,
-                incarnation,
+            context = ProducerContext(
+                rank=rank,
+                shards=info.shards,
                 dialect=self.dialect,
                 timers=self.timers,
                 geometry=self.geometry,
                 done_is_remote=self.done_is_remote,
             )
+            endpoints[rank_address(info.engine, rank)] = ProducerRank(info.engine, incarnation, context)
         return endpoints
 
     def decode(self, info: EngineInfo, incarnation: int) -> dict[Address, Any]:

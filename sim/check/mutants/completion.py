@@ -59,12 +59,13 @@ def _fence_is_a_flush(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: P
 
 
 def _any_flush_settles(self: ProducerRank, event: FlushEnded, now: Instant) -> Effects:
+    store = self.store
     effects: Effects = NOTHING
-    self.flushes.pop(event.peer, None)
-    for key in tuple(self.cells):
-        cell = self.cells[key]
+    store.flushes.pop(event.peer, None)
+    for key in tuple(store.cells):
+        cell = store.cells[key]
         if isinstance(key, Reg) and cell.phase is SETTLING and cell.flying >> rank_of(event.peer) & 1:
-            effects += self._apply(key, cell, PeerQuiet(rank_of(event.peer), event.ok, False), now)
+            effects += store.apply(key, cell, PeerQuiet(rank_of(event.peer), event.ok, False), now)
     return effects
 
 

@@ -92,9 +92,10 @@ def _seq_repeated(self: ConsumerScheduler, event: DecodeAdmitted, now: Instant) 
 
 def _unknown_cancel_unburied(self: ProducerFrames, sender: Address, message: Cancel, now: Instant) -> Effects:
     reg = message.reg
-    if reg in self.cells or self._tombs(reg.engine, reg.incarnation).find(reg) is not None:
+    store = self.store
+    if reg in store.cells or store.tombstones(reg.engine, reg.incarnation).find(reg) is not None:
         return _cancelled(self, sender, message, now)
-    return (Send(sender, CancelAck(reg, self.contexts[0].rank, Disposition.NOT_STARTED, True)),)
+    return (Send(sender, CancelAck(reg, store.context.rank, Disposition.NOT_STARTED, True)),)
 
 
 _admitted = ConsumerScheduler._admitted

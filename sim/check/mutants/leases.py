@@ -26,12 +26,12 @@ def _expired_but_kept(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: Prod
     return cell.losing_its_source(), NOTHING
 
 
-def _revived(self: ProducerFrames, xid: Xid, until: Instant) -> None:
+def _revived(self: ProducerCells, xid: Xid, until: Instant) -> None:
     # An entry without a source has nothing to renew; one that is only expired is taken for a living one.
     for key in self.keys.get(xid, ()):
         cell = self.cells[key]
         if cell.source is not None:
-            self.cells[key] = ProducerCell(LEASED, xid).becoming_leased(cell.source, cell.request_id, until)
+            self.update(key, ProducerCell(LEASED, xid).becoming_leased(cell.source, cell.request_id, until))
             self.deadlines.push(until, Timer(TimerKind.LEASE, xid))
 
 
@@ -39,7 +39,7 @@ _frames_registered = ProducerFrames._registered
 
 
 def _refused_if_expired(self: ProducerFrames, sender: Address, message: Register, now: Instant) -> Effects:
-    cell = self.cells.get(message.xid)
+    cell = self.store.cells.get(message.xid)
     if cell is not None and cell.expired:
         return self._refuse_unborn(sender, message, Code.EXPIRED)
     return _frames_registered(self, sender, message, now)
@@ -73,20 +73,22 @@ def _any_rank_frees(self: ProducerScheduler, event: ShardReleased, now: Instant)
 
 
 def _release_frees(self: ProducerFrames, sender: Address, message: Release, now: Instant) -> Effects:
+    store = self.store
     effects: Effects = NOTHING
-    for key in self.keys.get(message.xid, ()):
-        cell = self.cells[key]
+    for key in store.keys.get(message.xid, ()):
+        cell = store.cells[key]
         if cell.phase is LEASED:
-            effects += self._apply(key, cell, LeaseEnded(), now)
+            effects += store.apply(key, cell, LeaseEnded(), now)
     return effects
 
 
 def _release_frees_whatever(self: ProducerFrames, sender: Address, message: Release, now: Instant) -> Effects:
+    store = self.store
     effects: Effects = NOTHING
-    for key in self.keys.get(message.xid, ()):
-        cell = self.cells[key]
+    for key in store.keys.get(message.xid, ()):
+        cell = store.cells[key]
         if cell.source is not None:
-            effects += self._put(key, cell, cell.becoming_gone(Code.EXPIRED), now)
+            effects += store.put(key, cell, cell.becoming_gone(Code.EXPIRED), now)
     return effects
 
 
@@ -99,14 +101,14 @@ def _unshortened_where_held(cell: ProducerCell, until: Instant) -> ProducerCell:
 
 
 def _interest_forgotten(self: ProducerFrames, sender: Address, message: Sync, now: Instant) -> Effects:
-    self.interests.pop(sender, None)
+    self.store.interests.pop(sender, None)
     return _synced(self, sender, message, now)
 
 
 _synced = ProducerFrames._synced
 
 
-def _nothing_early(self: ProducerFrames, name: str) -> None:
+def _nothing_early(self: ProducerCells, xid: Xid) -> None:
     pass
 
 
@@ -159,7 +161,7 @@ def _first_taker_frees(cell: ProducerCell, event: ShardTaken, now: Instant, ctx:
 
 
 def _early_is_early(self: ProducerRank, event: SourceReady, now: Instant) -> Effects:
-    self.early_takers.clear()
+    self.store.early_takers.clear()
     return _source_ready(self, event, now)
 
 
@@ -187,7 +189,7 @@ LEASES: tuple[Mutant, ...] = (
         patches=(
             Row(RULES, (LEASED, LeaseEnded), _expired_but_kept),
             Swap(_frames_registered, _refused_if_expired),
-            Swap(ProducerFrames._renew, _revived),
+            Swap(ProducerCells.renew, _revived),
         ),
         scope=Scope(sync=1),
         breaks="S2",
@@ -242,7 +244,7 @@ LEASES: tuple[Mutant, ...] = (
         name="early-release-forgotten",
         drops="A RELEASE before its prompt is finished counts when it is. P would hold it for 30 s.",
         source="7.4 RELEASE; L2; R11",
-        patches=(Swap(ProducerFrames._remember_early, _nothing_early),),
+        patches=(Swap(ProducerCells.remember_early, _nothing_early),),
         scope=Scope(clocks=False),
         breaks="L2",
     ),

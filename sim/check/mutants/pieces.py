@@ -114,11 +114,12 @@ def _lost_and_kept(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: P
 
 def _leased_at_once(self: ProducerRank, event: SourceReady, now: Instant) -> Effects:
     effects = _source_ready(self, event, now)
-    until = now + self.contexts[0].timers.lease_ns
-    for key in self.keys.get(event.xid, ()):
-        if self.cells[key].lease_until == NEVER:
-            self.cells[key] = self.cells[key].with_lease(until)
-            self.deadlines.push(until, Timer(TimerKind.LEASE, event.xid))
+    store = self.store
+    until = now + store.context.timers.lease_ns
+    for key in store.keys.get(event.xid, ()):
+        if store.cells[key].lease_until == NEVER:
+            store.update(key, store.cells[key].with_lease(until))
+            store.deadlines.push(until, Timer(TimerKind.LEASE, event.xid))
     return effects
 
 
@@ -132,11 +133,12 @@ def _whatever_its_source(cell: ProducerCell) -> Progress:
 
 
 def _withdrawn_whatever(self: ProducerRank, event: SourceWithdrawn, now: Instant) -> Effects:
+    store = self.store
     effects: Effects = NOTHING
-    for key in self.keys.get(event.xid, ()):
-        cell = self.cells[key]
+    for key in store.keys.get(event.xid, ()):
+        cell = store.cells[key]
         if cell.source is not None:
-            effects += self._put(key, cell, cell.becoming_gone(Code.EXPIRED), now)
+            effects += store.put(key, cell, cell.becoming_gone(Code.EXPIRED), now)
     return effects
 
 

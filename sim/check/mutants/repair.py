@@ -53,7 +53,7 @@ def _missing_unnoticed(self: ConsumerRank, sender: Address, message: SyncReply) 
 
 
 def _replies_without_verdicts(self: ProducerFrames, sender: Address, message: Sync, now: Instant) -> Effects:
-    known = tuple([reg for reg in message.open if reg in self.cells])
+    known = tuple([reg for reg in message.open if reg in self.store.cells])
     return _synced(self, sender, Sync(message.seq, message.floor, message.interest, known), now)
 
 
@@ -229,7 +229,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="dead-prefill-forgotten",
         drops="P remembers prefills that ended without KV. A REG for one would wait 10 s.",
         source="7.4; R24",
-        patches=(Swap(ProducerCells._remember_dead, _death_forgotten),),
+        patches=(Swap(ProducerCells.remember_dead, _death_forgotten),),
         scope=Scope(prefill_abort=1, clocks=False),
         breaks="L1",
     ),
@@ -269,7 +269,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="lost-wake-up",
         drops="Everybody who waits for a connection is told of it. The second would wait for a timer.",
         source="1.3(f) 16; R29",
-        patches=(Swap(ProducerCells._connect, _connected_by_another),),
+        patches=(Swap(ProducerCells.connect, _connected_by_another),),
         scope=Scope(requests=2, abort=0, clocks=False),
         breaks="L1",
     ),

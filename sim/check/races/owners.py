@@ -71,8 +71,8 @@ class Raising(Relation):
         """A match takes the prompt for good, and its WRITE is never posted; the rest of the batch is gone."""
         draft[self.first_link + self.inbox] = 0
         body = self.body(draft, WRITER).fork()
-        for xid in body.matching.product_bases.get(base_id(request_id), ())[:1]:
-            body.matching.spend(xid, body.cells[xid].request_id)
+        for xid in body.store.matching.product_bases.get(base_id(request_id), ())[:1]:
+            body.store.matching.spend(xid, body.cells[xid].request_id)
         draft[self.cluster.at[WRITER]] = self.endpoint(WRITER, body)
 
 
@@ -95,7 +95,7 @@ class Poisoned(Raising):
     def _matches(self, state: State) -> bool:
         """Whether vLLM would find a prompt for it, which ours do not look for."""
         ours = self.scope.dialect.registrations_end
-        return ours or base_id(STRANGER) in self.body(state, WRITER).matching.product_bases
+        return ours or base_id(STRANGER) in self.body(state, WRITER).store.matching.product_bases
 
     def poison(self, draft: Draft, product: int) -> None:
         draft[self.to_come] = 0
@@ -125,7 +125,7 @@ class Evicting(Raising):
         found = super().moves(state)
         writer = self.body(state, WRITER)
         if "D.r0" in writer.peers.connected:
-            if not state[self.checked] and self._would_post(state, writer.matching):
+            if not state[self.checked] and self._would_post(state, writer.store.matching):
                 found.append(("check", self.inbox))
             if state[self.to_come] and not self.ops_of(state):
                 found.append(("evict", self.cluster.link_of[WRITER, "D.r0"]))

@@ -1,0 +1,143 @@
+"""P's store: it alone changes its cells, `becoming_*` alone changes a phase, and the tables cover their unions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+import pdflow.protocol
+from pdflow.protocol import producer, producer_frames, producer_rank
+from pdflow.protocol.dialect import STRICT
+from pdflow.protocol.events import ProducerRankEvent, Received, Source
+from pdflow.protocol.ids import Reg, Shards
+from pdflow.protocol.messages import Message
+from pdflow.protocol.phases import ProducerPhase
+from pdflow.protocol.producer import LEASED, OPEN, CellEvent, ProducerCell, ProducerContext
+from pdflow.protocol.producer_cells import ProducerCells
+from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer_rules import RULES
+from pdflow.protocol.timers import Timers
+from pdflow.protocol.values import Allocation
+from tests.support.cluster import Cluster
+
+FOLDER = Path(pdflow.protocol.__file__).parent
+STORE = "producer_cells.py"
+CHANGING = {"pop", "popitem", "clear", "update", "setdefault", "__setitem__", "__delitem__"}
+OTHERS = sorted(
+    path.name for path in FOLDER.glob("*.py") if not path.name.startswith("consumer") and path.name != STORE
+)
+
+
+def is_cells(node: ast.AST) -> bool:
+    """`cells`, whoever's."""
+    return (isinstance(node, ast.Attribute) and node.attr == "cells") or (
+        isinstance(node, ast.Name) and node.id == "cells"
+    )
+
+
+def changes(tree: ast.AST) -> Iterator[int]:
+    """Lines that bind `cells` again, put an element into it or take one out."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.Delete)):
+            targets = node.targets
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For)):
+            targets = [node.target]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
+            targets = [node.func.value]
+        else:
+            continue
+        flat = [item for target in targets for item in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        if any(is_cells(item) or (isinstance(item, ast.Subscript) and is_cells(item.value)) for item in flat):
+            yield node.lineno
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_file_but_the_stores_changes_cells(name: str) -> None:
+    assert list(changes(ast.parse((FOLDER / name).read_text("utf-8")))) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.store.cells[key] = cell",
+        "store.cells[key], other = cell, 1",
+        "cells[key] = cell",
+        "del self.cells[key]",
+        "store.cells.pop(key)",
+        "store.cells.update(more)",
+        "self.cells |= more",
+        "self.store.cells = {}",
+    ],
+)
+def test_every_way_of_changing_cells_is_seen(line: str) -> None:
+    assert list(changes(ast.parse(line))) == [1]
+
+
+def test_the_store_itself_is_seen_to_change_them() -> None:
+    assert list(changes(ast.parse((FOLDER / STORE).read_text("utf-8"))))
+
+
+def methods_of_the_cell() -> list[ast.FunctionDef]:
+    tree = ast.parse((FOLDER / "producer.py").read_text("utf-8"))
+    [cell] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "ProducerCell"]
+    return [node for node in cell.body if isinstance(node, ast.FunctionDef)]
+
+
+def sets_a_phase(tree: ast.AST) -> bool:
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(keyword.arg == "phase" for call in calls for keyword in call.keywords)
+
+
+def test_what_is_called_becoming_sets_the_phase_and_nothing_else_does() -> None:
+    named = {method.name for method in methods_of_the_cell() if method.name.startswith("becoming_")}
+    assert {method.name for method in methods_of_the_cell() if sets_a_phase(method)} == named
+    assert len(named) == 8
+    for name in OTHERS:
+        if name != "producer.py" and (name == "lease.py" or name.startswith("producer")):
+            assert not sets_a_phase(ast.parse((FOLDER / name).read_text("utf-8"))), name
+
+
+def test_tables_of_handlers_cover_their_unions() -> None:
+    assert {Received, *producer_rank.ON} == set(get_args(ProducerRankEvent))
+    assert set(producer_frames.ON_FRAME) == set(get_args(producer_frames.ProducerFrame)) < set(get_args(Message))
+
+
+def test_every_event_of_a_cell_has_a_rule_in_some_phase() -> None:
+    assert {event for _, event in RULES} == set(get_args(CellEvent))
+    assert {phase for phase, _ in RULES} == set(ProducerPhase) - {producer.GONE}
+
+
+def store() -> ProducerCells:
+    c = Cluster()
+    return ProducerCells("P", ProducerContext(0, Shards(1, 1, 16), STRICT, Timers(), c.geometry, True))
+
+
+def test_a_store_keeps_the_keys_of_a_prompt_in_the_order_of_its_cells() -> None:
+    kept = store()
+    source = Source(Allocation(1, (1, 2)), 32, 7, 1, None)
+    regs = [Reg("D", 201, seq, f"r{seq}") for seq in (2, 1)]
+    for reg in regs:
+        kept.add(reg, ProducerCell(OPEN, "x", reg=reg))
+    assert kept.keys == {"x": (regs[0], regs[1])}
+    before = kept.cells[regs[0]]
+    after = before.becoming_leased(source, "p", 5)
+    kept.put(regs[0], before, msgspec.structs.replace(after, reg=None), 0)
+    assert kept.keys == {"x": (regs[1], "x")}
+    assert kept.cells["x"].phase is LEASED
+    kept.update("x", kept.cells["x"].with_lease(9))
+    assert kept.cells["x"].lease_until == 9
+
+
+def test_a_fork_is_made_of_parts_that_refer_to_its_own_store() -> None:
+    rank = Cluster().endpoints["P.r0"]
+    assert isinstance(rank, ProducerRank)
+    other = rank.fork()
+    assert other.frames.store is other.store is not rank.store
+    other.store.add("x", ProducerCell(OPEN, "x"))
+    assert not rank.cells
+    assert rank.fingerprint() != other.fingerprint()
