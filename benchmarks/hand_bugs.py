@@ -109,7 +109,7 @@ SECOND = (
     ),
     (
         "a rank does not note which READ it was told of last",
-        "consumer_reads.py",
+        "consumer_rank.py",
         "        self.newest = max(self.newest, event.grant.reg.seq)\n",
         "",
     ),

@@ -72,7 +72,7 @@ class StorePrefillNode(PrefillNode):
         self.loads: Final = loads is not None
         self._load_cells = {} if loads is None else loads.scheduler.cells
         if loads is not None:
-            info = loads.scheduler.context.engine
+            info = loads.scheduler.engine
             storing.scheduler = self.add_end(info, loads.scheduler, loads.ranks, over=self.ends[self.name])
         self.do.update(
             {

@@ -7,8 +7,9 @@ Where to look, by question:
   `producer_rules`) and `producer_rank`, which owns a store of cells: `producer_cells`, and an object for D's frames:
   `producer_frames`. A REG goes from `producer_frames` by way of the store's `apply` to its rule in `producer_writes`
 - what a lease's end means, in every phase and dialect: `lease`
-- who decides about a request that waits for its KV: `consumer` (rules and their table: `consumer_rules`) and
-  `consumer_scheduler`; what that keeps: `consumer_cells`; at its ranks `consumer_rank`, their READs: `consumer_reads`
+- who decides about a request that waits for its KV: `consumer` (the cell; rules and their table: `consumer_rules`) and
+  `consumer_scheduler`, which owns a store of cells: `consumer_cells`; at its ranks `consumer_rank`; what P's frames do
+  there: `consumer_frames`, and its READs: `consumer_reads`
 - which registration belongs to which prompt: `matching`; what is remembered of ended ones: `tombstones`
 - who is connected, which life of an engine counts: `peers`; how long anything lasts: `timers`, `deadlines`
 - what differs between the dialects: `dialect`; which phase may follow which: `phases`

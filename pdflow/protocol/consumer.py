@@ -10,7 +10,7 @@ cell, what it is told, and what its ranks are ordered to do. Sources: PROTOCOL 3
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import msgspec
 
@@ -118,7 +118,7 @@ class ConsumerCell(Value, frozen=True, gc=False):
     def with_cancel(self, at: Instant, wait: int) -> Self:
         return msgspec.structs.replace(self, cancel_at=at, cancel_wait=wait)
 
-    def becoming_orphaned(self) -> Self:
+    def with_orphaned(self) -> Self:
         return msgspec.structs.replace(self, orphaned=True, cancel_at=NEVER)
 
     def with_prefill_over(self, reclaim: Instant) -> Self:
@@ -172,7 +172,8 @@ CellEvent: TypeAlias = (
     | PeerFenced
 )
 Stepped: TypeAlias = tuple[ConsumerCell, Effects]
-Rule: TypeAlias = Callable[[ConsumerCell, Any, Instant, ConsumerContext], Stepped]
+Rule: TypeAlias = Callable[[ConsumerCell, CellEvent, Instant, ConsumerContext], Stepped]
+"""As the table knows a rule: it is called with nothing but the events of its row."""
 
 
 def bit_of(cell: ConsumerCell, op: Op, sender: Address) -> int:

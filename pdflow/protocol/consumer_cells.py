@@ -1,26 +1,28 @@
-"""What D's scheduler keeps, and the one funnel through which every change of a cell goes.
+"""The store of D's scheduler: its cells, and what follows from the change of a cell, whatever caused it.
 
-What is decided here follows from the change alone, whoever caused it: which blocks are in quarantine, up to where the
-floor of sequence numbers may rise, and who is let in where a prefill engine's limit kept requests out of the queue.
-What a request does in each phase stands in `consumer_rules`.
+Every change of a cell goes through `ConsumerCells.put`; `add` makes a cell. From the change alone follow the blocks in
+quarantine, how far the floor of sequence numbers rises, which deadlines are pushed, and which requests are let into the
+queue where a prefill engine's limit kept them out. What a request does in each phase stands in `consumer_rules`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from typing import Self
 
-from pdflow.protocol.consumer import GONE, HELD, QUARANTINED, CellEvent, ConsumerCell, ConsumerContext, RoomMade
+import msgspec
+
+from pdflow.protocol.consumer import GONE, HELD, QUARANTINED, QUEUED, CellEvent, ConsumerCell, ConsumerContext, RoomMade
 from pdflow.protocol.consumer_rules import deadline_of, step
 from pdflow.protocol.deadlines import Deadlines
-from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import NOTHING, Effect, Effects, Note
-from pdflow.protocol.geometry import Geometry
-from pdflow.protocol.ids import EngineInfo, rank_address
-from pdflow.protocol.timers import Timer, TimerKind, Timers
+from pdflow.protocol.events import DecodeQueued
+from pdflow.protocol.ids import EngineInfo
+from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import NEVER, Address, EngineId, Instant, RequestId
 
+FIRST_SEQ = 1
+"""The first registration's sequence number, and the floor until it is closed."""
 CELL_TIMERS = (TimerKind.DEADLINE, TimerKind.STALL, TimerKind.CANCEL, TimerKind.RECLAIM)
 
 
@@ -57,9 +59,10 @@ class ConsumerCells:
     """The store of D's scheduler.
 
     Args:
+        context: what the rules see besides the cell.
         pool_blocks: size of the engine's KV pool in blocks.
-        peer_fraction: the part of it that one of several prefill engines may bind (PROTOCOL 7.4: 25 %).
-        suspect_fraction: with more of it than that in quarantine, a suspect peer gets nothing new (10 %).
+        peer_limit: blocks that one of several prefill engines may bind.
+        suspect_limit: with more blocks than that in quarantine, a suspect peer gets nothing new.
     """
 
     __slots__ = (
@@ -68,53 +71,55 @@ class ConsumerCells:
         "context",
         "deadlines",
         "floor",
-        "incarnation",
         "next_seq",
         "peer_limit",
         "peers",
         "pool_blocks",
         "quarantined_blocks",
-        "retired",
         "seqs",
-        "settings",
         "suspect_limit",
     )
 
-    def __init__(
-        self,
-        engine: EngineInfo,
-        incarnation: int,
-        dialect: Dialect,
-        timers: Timers,
-        geometry: Geometry,
-        pulls: bool,
-        pool_blocks: int,
-        peer_fraction: float = 0.25,
-        suspect_fraction: float = 0.10,
-    ) -> None:
-        self.settings = (
-            *(engine, incarnation, dialect, timers, geometry),
-            *(pulls, pool_blocks, peer_fraction, suspect_fraction),
-        )
-        ranks = tuple(rank_address(engine.engine, rank) for rank in range(engine.shards.ranks))
-        self.context = ConsumerContext(engine, ranks, dialect, timers, geometry, pulls)
-        self.incarnation = incarnation
+    def __init__(self, context: ConsumerContext, pool_blocks: int, peer_limit: int, suspect_limit: int) -> None:
+        self.context = context
+        self.pool_blocks = pool_blocks
+        self.peer_limit = peer_limit
+        self.suspect_limit = suspect_limit
         self.cells: dict[RequestId, ConsumerCell] = {}
         self.peers: dict[EngineId, PrefillPeer] = {}
-        self.pool_blocks = pool_blocks
-        self.peer_limit = int(pool_blocks * peer_fraction)
-        self.suspect_limit = int(pool_blocks * suspect_fraction)
         self.quarantined_blocks = 0
-        self.next_seq = 1
-        self.floor = 1
+        self.next_seq = FIRST_SEQ
+        self.floor = FIRST_SEQ
         self.seqs: deque[int] = deque()
         """Minted and at or above the floor, ascending."""
         self.closed: set[int] = set()
         """Those of `seqs` that D will not ask for any more."""
-        self.retired: set[tuple[EngineId, int]] = set()
         self.deadlines = Deadlines()
 
+    def fork(self) -> ConsumerCells:
+        other = ConsumerCells(self.context, self.pool_blocks, self.peer_limit, self.suspect_limit)
+        other.cells = self.cells.copy()
+        other.peers = {engine: peer.fork() for engine, peer in self.peers.items()}
+        other.quarantined_blocks = self.quarantined_blocks
+        other.next_seq, other.floor = self.next_seq, self.floor
+        other.seqs = self.seqs.copy()
+        other.closed = self.closed.copy()
+        return other
+
+    def fingerprint(self) -> tuple[Hashable, ...]:
+        """The cells, next_seq, the floor, what is closed above it, and the peers."""
+        return (
+            tuple(sorted(self.cells.values(), key=_cell_order)),
+            self.next_seq,
+            self.floor,
+            tuple(sorted(self.closed)),
+            tuple((e, peer.fingerprint()) for e, peer in sorted(self.peers.items())),
+        )
+
+    # Deadlines: those of the cells, and when each peer is due for a SYNC.
+
     def armed(self) -> tuple[Timer, ...]:
+        """Every timer that some cell or peer wants."""
         timers = [
             Timer(kind, request_id)
             for request_id, cell in self.cells.items()
@@ -123,39 +128,45 @@ class ConsumerCells:
         ]
         return (*timers, *(Timer(TimerKind.SYNC, e) for e, p in self.peers.items() if p.sync_at is not None))
 
-    def fork(self) -> Self:
-        other = type(self)(*self.settings)
-        other.quarantined_blocks = self.quarantined_blocks
-        other.next_seq, other.floor, other.context = self.next_seq, self.floor, self.context
-        other.cells = self.cells.copy()
-        other.peers = {engine: peer.fork() for engine, peer in self.peers.items()}
-        other.seqs = self.seqs.copy()
-        other.closed = self.closed.copy()
-        other.retired = self.retired.copy()
-        return other
+    def deadline(self, timer: Timer) -> Instant | None:
+        """When an armed timer is due."""
+        if timer.kind is TimerKind.SYNC:
+            return self.peers[str(timer.key)].sync_at
+        cell = self.cells.get(str(timer.key))
+        return None if cell is None else deadline_of(cell, timer.kind)
 
-    def fingerprint(self) -> Hashable:
-        return (
-            tuple(sorted(self.cells.values(), key=_cell_order)),
-            self.next_seq,
-            self.floor,
-            tuple(sorted(self.closed)),
-            tuple(sorted(self.retired)),
-            tuple((e, peer.fingerprint()) for e, peer in sorted(self.peers.items())),
-        )
+    def sync_again(self, peer: PrefillPeer, at: Instant) -> None:
+        """From now on this peer's next SYNC is due then."""
+        peer.sync_at = at
+        self.deadlines.push(at, Timer(TimerKind.SYNC, peer.info.engine))
 
-    # One funnel for every change of a cell.
+    # Cells.
 
-    def _apply(self, cell: ConsumerCell, event: CellEvent, now: Instant) -> Effects:
+    def add(self, queued: DecodeQueued, peer: PrefillPeer, until: Instant, now: Instant) -> bool:
+        """Make the cell of a new request. Returns whether it is let into the engine's queue, or else held."""
+        request_id, num_blocks = queued.request_id, queued.num_blocks
+        held = bool(peer.held) or not self._has_room(peer, num_blocks, now)
+        self.cells[request_id] = ConsumerCell(HELD if held else QUEUED, request_id, queued.params, num_blocks, until)
+        peer.requests[request_id] = None
+        self.deadlines.push(until, Timer(TimerKind.DEADLINE, request_id))
+        if held:
+            peer.held.append(request_id)
+        else:
+            peer.blocks += num_blocks
+        return not held
+
+    def apply(self, cell: ConsumerCell, event: CellEvent, now: Instant) -> Effects:
+        """Follow the rule for this event. Returns the rule's effects, and those of the cell's change."""
         after, effects = step(cell, event, now, self.context)
         if after is cell:
             return effects or (Note(f"consumer ignored {type(event).__name__} in {cell.phase.name}"),)
-        return effects + self._put(cell, after, now)
+        return effects + self.put(cell, after, now)
 
-    def _put(self, before: ConsumerCell, after: ConsumerCell, now: Instant) -> Effects:
+    def put(self, before: ConsumerCell, after: ConsumerCell, now: Instant) -> Effects:
+        """The one funnel: every change of a cell goes through here. Returns what follows for other cells."""
         request_id = after.request_id
         if after.phase is GONE:
-            return self._gone(before, after, now)
+            return self._remove(before, after, now)
         self.cells[request_id] = after
         if after.phase is QUARANTINED and before.phase is not QUARANTINED:
             self.quarantined_blocks += len(after.allocation.blocks)
@@ -168,8 +179,8 @@ class ConsumerCells:
             push(after.reclaim_until, Timer(TimerKind.RECLAIM, request_id))
         return NOTHING
 
-    def _gone(self, before: ConsumerCell, after: ConsumerCell, now: Instant) -> Effects:
-        """Bury a request, let the floor pass its seq, and let in who waited for its peer's limit."""
+    def _remove(self, before: ConsumerCell, after: ConsumerCell, now: Instant) -> Effects:
+        """Remove a request, let the floor pass its seq, and let in what its peer's limit kept out."""
         del self.cells[after.request_id]
         if before.phase is QUARANTINED:
             self.quarantined_blocks -= len(before.allocation.blocks)
@@ -179,7 +190,18 @@ class ConsumerCells:
             peer.blocks -= after.num_blocks
         if after.grant is not None and after.grant.reg.seq:
             self._close(after.grant.reg.seq)
-        return self._make_room(peer, now) if peer.held else NOTHING
+        return self.make_room(peer, now) if peer.held else NOTHING
+
+    # Sequence numbers.
+
+    def mint(self) -> int:
+        """The sequence number of a new registration. From then on the rules name the floor as it is now."""
+        if self.context.floor != self.floor:
+            self.context = msgspec.structs.replace(self.context, floor=self.floor)
+        seq = self.next_seq
+        self.seqs.append(seq)
+        self.next_seq = seq + 1
+        return seq
 
     def _close(self, seq: int) -> None:
         closed, seqs = self.closed, self.seqs
@@ -188,9 +210,15 @@ class ConsumerCells:
             closed.remove(seqs.popleft())
         self.floor = seqs[0] if seqs else self.next_seq
 
-    # Who is let into the queue.
+    # Which requests are let into the queue.
 
-    def _make_room(self, peer: PrefillPeer, now: Instant) -> Effects:
+    def add_peer(self, info: EngineInfo) -> PrefillPeer:
+        """A prefill engine of which nothing was known."""
+        peer = self.peers[info.engine] = PrefillPeer(info)
+        return peer
+
+    def make_room(self, peer: PrefillPeer, now: Instant) -> Effects:
+        """Let in those that this peer's limit keeps out, in their order, as far as there is room."""
         effects: list[Effect] = []
         while peer.held:
             cell = self.cells.get(peer.held[0])
@@ -201,7 +229,7 @@ class ConsumerCells:
                 break
             peer.held.popleft()
             peer.blocks += cell.num_blocks
-            effects += self._apply(cell, RoomMade(), now)
+            effects += self.apply(cell, RoomMade(), now)
         return tuple(effects)
 
     def _has_room(self, peer: PrefillPeer, num_blocks: int, now: Instant) -> bool:

@@ -7,6 +7,9 @@ PROTOCOL 3.3, 3.5, 7.2 (C6, C7), 7.4, 7.5.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final, TypeAlias, TypeVar, cast
+
 import msgspec
 
 from pdflow.protocol.consumer import (
@@ -190,7 +193,7 @@ def doomed(cell: ConsumerCell, event: RequestDoomed, now: Instant, ctx: Consumer
 
 def peer_reborn(cell: ConsumerCell, _: PeerReborn, now: Instant, ctx: ConsumerContext) -> Stepped:
     """The new life knows nothing of what the old one's workers still write: its answers settle nothing (S8, F9)."""
-    orphan = cell.becoming_orphaned()
+    orphan = cell.with_orphaned()
     peers = frozenset(rank_address(cell.params.prefill.engine, p_rank) for p_rank, _ in cell.pairs)
     if cell.phase is QUARANTINED:
         return orphan, order_fences(orphan, peers, ctx)
@@ -310,35 +313,48 @@ def _outcome(code: Code) -> Outcome:
     return Outcome.CANCELLED if code is Code.CANCELLED else Outcome.FAILED
 
 
-RULES: dict[tuple[ConsumerPhase, type], Rule] = {
-    (HELD, RoomMade): room_made,
-    (HELD, PrefillLegEnded): prefill_leg_ended,
-    (HELD, DecodeAborted): aborted_unadmitted,
-    (HELD, RequestDoomed): doomed_unadmitted,
-    (QUEUED, Admission): admitted,
-    (QUEUED, DecodeHit): hit,
-    (QUEUED, DecodeAborted): aborted_unadmitted,
-    (QUEUED, RequestDoomed): doomed_unadmitted,
-    (QUEUED, PrefillLegEnded): prefill_leg_ended,
-    (WAITING, PrefillLegEnded): prefill_leg_ended,
-    (WAITING, PairLanded): landed,
-    (WAITING, PairReported): reported,
-    (WAITING, PairFailed): pair_failed,
-    (WAITING, PairMissing): missing,
-    (WAITING, DecodeAborted): aborted,
-    (WAITING, RequestDoomed): doomed,
-    (WAITING, PeerReborn): peer_reborn,
-    (WAITING, PeerFenced): fenced,
-    (QUARANTINED, PairLanded): settle,
-    (QUARANTINED, PairReported): settle_reported,
-    (QUARANTINED, PairFailed): settle,
-    (QUARANTINED, PairMissing): missing_cancelled,
-    (QUARANTINED, PeerReborn): peer_reborn,
-    (QUARANTINED, PeerFenced): fenced,
-    (QUARANTINED, CancelDue): cancel_due,
-    (QUARANTINED, ReclaimDue): reclaim_due,
-    (QUARANTINED, PrefillLegEnded): prefill_leg_ended,
-}
+E = TypeVar("E", bound=CellEvent)
+Key: TypeAlias = tuple[ConsumerPhase, type]
+
+
+def _row(
+    phase: ConsumerPhase, kind: type[E], rule: Callable[[ConsumerCell, E, Instant, ConsumerContext], Stepped]
+) -> tuple[Key, Rule]:
+    """A row of the table. That the rule takes this kind of event is checked by its types."""
+    return (phase, kind), cast(Rule, rule)
+
+
+RULES: Final[dict[Key, Rule]] = dict(
+    (
+        _row(HELD, RoomMade, room_made),
+        _row(HELD, PrefillLegEnded, prefill_leg_ended),
+        _row(HELD, DecodeAborted, aborted_unadmitted),
+        _row(HELD, RequestDoomed, doomed_unadmitted),
+        _row(QUEUED, Admission, admitted),
+        _row(QUEUED, DecodeHit, hit),
+        _row(QUEUED, DecodeAborted, aborted_unadmitted),
+        _row(QUEUED, RequestDoomed, doomed_unadmitted),
+        _row(QUEUED, PrefillLegEnded, prefill_leg_ended),
+        _row(WAITING, PrefillLegEnded, prefill_leg_ended),
+        _row(WAITING, PairLanded, landed),
+        _row(WAITING, PairReported, reported),
+        _row(WAITING, PairFailed, pair_failed),
+        _row(WAITING, PairMissing, missing),
+        _row(WAITING, DecodeAborted, aborted),
+        _row(WAITING, RequestDoomed, doomed),
+        _row(WAITING, PeerReborn, peer_reborn),
+        _row(WAITING, PeerFenced, fenced),
+        _row(QUARANTINED, PairLanded, settle),
+        _row(QUARANTINED, PairReported, settle_reported),
+        _row(QUARANTINED, PairFailed, settle),
+        _row(QUARANTINED, PairMissing, missing_cancelled),
+        _row(QUARANTINED, PeerReborn, peer_reborn),
+        _row(QUARANTINED, PeerFenced, fenced),
+        _row(QUARANTINED, CancelDue, cancel_due),
+        _row(QUARANTINED, ReclaimDue, reclaim_due),
+        _row(QUARANTINED, PrefillLegEnded, prefill_leg_ended),
+    )
+)
 
 
 def step(cell: ConsumerCell, event: CellEvent, now: Instant, ctx: ConsumerContext) -> Stepped:

@@ -1,16 +1,14 @@
-"""The endpoint of D's scheduler: mints sequence numbers, watches over its prefill engines, and says what D wants.
+"""The endpoint of D's scheduler: takes its events to their cells, watches its prefill engines, and says what D wants.
 
-It decides when a prefill engine is suspect or dead, and what is said in SYNC. How a changed cell is put back or buried,
-and who must wait for an engine at its block limit, stands in `consumer_cells`; what a request does in each phase, in
-`consumer_rules`.
+It decides when a prefill engine is dead, and what a SYNC names. It owns a store of cells (`consumer_cells`), where what
+follows from a cell's change stands, and which requests must wait for an engine at its block limit. What a request does
+in each phase stands in `consumer_rules`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import msgspec
+from collections.abc import Callable, Hashable, Mapping
+from typing import Final, TypeAlias, TypeVar, cast
 
 from pdflow.protocol.consumer import (
     HELD,
@@ -21,13 +19,15 @@ from pdflow.protocol.consumer import (
     CancelDue,
     CellEvent,
     ConsumerCell,
+    ConsumerContext,
     PeerReborn,
     ReclaimDue,
     RequestDoomed,
     order_fences,
 )
-from pdflow.protocol.consumer_cells import ConsumerCells, PrefillPeer
-from pdflow.protocol.consumer_rules import deadline_of
+from pdflow.protocol.consumer_cells import FIRST_SEQ, ConsumerCells, PrefillPeer
+from pdflow.protocol.deadlines import Deadlines
+from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import NOTHING, Effect, Effects, Enqueue, Note, Tell
 from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.events import (
@@ -48,108 +48,167 @@ from pdflow.protocol.events import (
     TimeReached,
     TimerFired,
 )
-from pdflow.protocol.ids import Reg, engine_of, rank_address
+from pdflow.protocol.geometry import Geometry
+from pdflow.protocol.ids import EngineInfo, Reg, engine_of, rank_address
 from pdflow.protocol.messages import Code, Heartbeat, Message, Sync
-from pdflow.protocol.timers import Timer, TimerKind
+from pdflow.protocol.timers import Timer, TimerKind, Timers
 from pdflow.protocol.values import EngineId, Instant, RequestId
 
 
-class ConsumerScheduler(ConsumerCells):
-    """One decode engine's scheduler half of the protocol."""
+class ConsumerScheduler:
+    """One decode engine's scheduler half of the protocol.
+
+    Args:
+        pulls: nixl-pull, D reads. Otherwise P writes.
+        pool_blocks: size of the engine's KV pool in blocks.
+        peer_fraction: the part of it that one of several prefill engines may bind (PROTOCOL 7.4: 25 %).
+        suspect_fraction: with more of it than that in quarantine, a suspect peer gets nothing new (10 %).
+    """
 
     timed = True
     """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
 
-    __slots__ = ()
+    __slots__ = ("engine", "incarnation", "retired", "store")
+
+    def __init__(
+        self,
+        engine: EngineInfo,
+        incarnation: int,
+        dialect: Dialect,
+        timers: Timers,
+        geometry: Geometry,
+        pulls: bool,
+        pool_blocks: int,
+        peer_fraction: float = 0.25,
+        suspect_fraction: float = 0.10,
+    ) -> None:
+        ranks = tuple(rank_address(engine.engine, rank) for rank in range(engine.shards.ranks))
+        context = ConsumerContext(engine, ranks, dialect, timers, geometry, pulls, FIRST_SEQ)
+        self.engine = engine
+        self.incarnation = incarnation
+        self.store = ConsumerCells(
+            context, pool_blocks, int(pool_blocks * peer_fraction), int(pool_blocks * suspect_fraction)
+        )
+        self.retired: set[tuple[EngineId, int]] = set()
+        """(prefill engine, incarnation) of those that have been replaced by a later one."""
+
+    # What every endpoint has.
 
     def handle(self, event: ConsumerSchedulerEvent, now: Instant) -> Effects:
-        effects: Effects = _ON[type(event)](self, event, now)
-        return effects
+        """The only way in."""
+        return ON[type(event)](self, event, now)
 
     def wake_at(self) -> Instant | None:
-        return self.deadlines.wake_at()
+        return self.store.deadlines.wake_at()
+
+    def armed(self) -> tuple[Timer, ...]:
+        return self.store.armed()
+
+    def deadline(self, timer: Timer) -> Instant | None:
+        """When an armed timer is due."""
+        return self.store.deadline(timer)
+
+    @property
+    def cells(self) -> Mapping[RequestId, ConsumerCell]:
+        """Every request that is not over, or has blocks in quarantine. To be read only."""
+        return self.store.cells
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return self.store.deadlines
+
+    def fork(self) -> ConsumerScheduler:
+        store = self.store
+        context = store.context
+        other = ConsumerScheduler(
+            self.engine,
+            self.incarnation,
+            context.dialect,
+            context.timers,
+            context.geometry,
+            context.pulls,
+            store.pool_blocks,
+        )
+        other.store = store.fork()
+        other.retired = self.retired.copy()
+        return other
+
+    def fingerprint(self) -> Hashable:
+        """In an order that the digests of recorded stories rest on."""
+        *cells, peers = self.store.fingerprint()
+        return (*cells, tuple(sorted(self.retired)), peers)
 
     # From the engine.
 
     def _queued(self, event: DecodeQueued, now: Instant) -> Effects:
-        request_id, params = event.request_id, event.params
-        if request_id in self.cells:
+        request_id = event.request_id
+        store = self.store
+        context = store.context
+        if request_id in store.cells:
             raise LocalProtocolError(f"request {request_id!r} is queued already; every attempt needs an id of its own")
-        info = params.prefill
-        peer = self.peers.get(info.engine)
-        if peer is None:
-            peer = self.peers[info.engine] = PrefillPeer(info)
+        info = event.params.prefill
+        peer = store.peers.get(info.engine) or store.add_peer(info)
         if peer.sync_at is not None and peer.sync_at < now and not peer.requests:
             # Overdue, since a driver may stand still while nothing is open. Judged behind this request, a silence in
             # which P was never asked would be its death.
             self._sync_due(peer, now)
-        timers = self.context.timers
+        timers, dialect = context.timers, context.dialect
         wanted = event.deadline_ns or timers.deadline_ns
-        dialect = self.context.dialect
-        if dialect.watchdog_resolves and not dialect.control_frames and not self.context.pulls:
+        if dialect.watchdog_resolves and not dialect.control_frames and not context.pulls:
             wanted = min(wanted, timers.watchdog_ns)
-        until = now + wanted
-        held = bool(peer.held) or not self._has_room(peer, event.num_blocks, now)
-        self.cells[request_id] = ConsumerCell(HELD if held else QUEUED, request_id, params, event.num_blocks, until)
-        peer.requests[request_id] = None
-        self.deadlines.push(until, Timer(TimerKind.DEADLINE, request_id))
+        enters = store.add(event, peer, now + wanted, now)
         if peer.sync_at is None:
             self._touch(peer, now)
-        if held:
-            peer.held.append(request_id)
-            return NOTHING
-        peer.blocks += event.num_blocks
-        return (Enqueue(request_id),)
+        return (Enqueue(request_id),) if enters else NOTHING
 
     def _admitted(self, event: DecodeAdmitted, now: Instant) -> Effects:
-        cell = self.cells.get(event.request_id)
+        store = self.store
+        cell = store.cells.get(event.request_id)
         if cell is None or cell.phase is not QUEUED:
             raise LocalProtocolError(f"request {event.request_id!r} was admitted, but it is not queued")
-        engine = self.context.engine.engine
-        if self.context.dialect.control_frames:
-            reg = Reg(engine, self.incarnation, self.next_seq, event.request_id)
-            self.seqs.append(self.next_seq)
-            self.next_seq += 1
+        engine = self.engine.engine
+        if store.context.dialect.control_frames:
+            reg = Reg(engine, self.incarnation, store.mint(), event.request_id)
         else:
             reg = Reg(engine, 0, 0, event.request_id)
-        if self.context.floor != self.floor:
-            self.context = msgspec.structs.replace(self.context, floor=self.floor)
-        return self._apply(cell, Admission(reg, event), now)
+        return store.apply(cell, Admission(reg, event), now)
 
     def _for_cell(self, event: DecodeHit | DecodeAborted | PrefillLegEnded, now: Instant) -> Effects:
-        cell = self.cells.get(event.request_id)
+        cell = self.store.cells.get(event.request_id)
         if cell is None:
             return (Note(f"consumer: {type(event).__name__} for nothing open"),)
-        return self._apply(cell, event, now)
+        return self.store.apply(cell, event, now)
 
     # From the ranks.
 
     def _for_pair(self, event: PairReported | PairLanded | PairFailed, now: Instant) -> Effects:
-        cell = self.cells.get(event.op.reg.request_id)
+        store = self.store
+        cell = store.cells.get(event.op.reg.request_id)
         if cell is None:
             return (Note(f"consumer: {type(event).__name__} for nothing open"),)
-        peer = self.peers[cell.params.prefill.engine]
+        peer = store.peers[cell.params.prefill.engine]
         if event.sender in peer.heard:
             peer.heard[event.sender] = now
-        return self._apply(cell, event, now)
+        return store.apply(cell, event, now)
 
     def _missing(self, event: PairMissing, now: Instant) -> Effects:
-        cell = self.cells.get(event.op.reg.request_id)
-        return NOTHING if cell is None else self._apply(cell, event, now)
+        cell = self.store.cells.get(event.op.reg.request_id)
+        return NOTHING if cell is None else self.store.apply(cell, event, now)
 
     def _heard(self, event: PeerHeard, now: Instant) -> Effects:
-        peer = self.peers.get(engine_of(event.peer))
+        peer = self.store.peers.get(engine_of(event.peer))
         if peer is not None and event.peer in peer.heard:
             peer.heard[event.peer] = now
         return NOTHING
 
     def _to_all_of(self, engine: EngineId, event: CellEvent, now: Instant) -> Effects:
-        peer = self.peers.get(engine)
+        store = self.store
+        peer = store.peers.get(engine)
         effects: list[Effect] = []
         for request_id in tuple(peer.requests) if peer is not None else ():
-            cell = self.cells.get(request_id)
+            cell = store.cells.get(request_id)
             if cell is not None and (cell.phase, type(event)) != (HELD, PeerFenced):
-                effects += self._apply(cell, event, now)
+                effects += store.apply(cell, event, now)
         return tuple(effects)
 
     def _fenced(self, event: PeerFenced, now: Instant) -> Effects:
@@ -158,39 +217,36 @@ class ConsumerScheduler(ConsumerCells):
     def _restarted(self, event: PeerRestarted, now: Instant) -> Effects:
         """Every rank reports it; the first report counts, so that what registers with the new life is left alone."""
         life = (event.engine, event.retired)
-        peer = self.peers.get(event.engine)
+        store = self.store
+        peer = store.peers.get(event.engine)
         if life in self.retired or peer is None:
             return NOTHING
         self.retired.add(life)
         effects: list[Effect] = []
         for request_id in tuple(peer.requests):
-            cell = self.cells.get(request_id)
+            cell = store.cells.get(request_id)
             if cell is not None:
                 queued = cell.phase in (HELD, QUEUED)
                 told = RequestDoomed(Code.PEER_RESTARTED) if queued else PeerReborn()
-                effects += self._apply(cell, told, now)
+                effects += store.apply(cell, told, now)
         return tuple(effects)
 
     # Time.
 
-    def _time_reached(self, event: TimeReached, now: Instant) -> Effects:
+    def _time_reached(self, _: TimeReached, now: Instant) -> Effects:
         effects: list[Effect] = []
-        while (timer := self.deadlines.first_due(now, self.deadline)) is not None:
-            effects += self._timer_fired(TimerFired(timer), now)
+        while (timer := self.store.deadlines.first_due(now, self.store.deadline)) is not None:
+            effects += self._due(timer, now)
         return tuple(effects)
 
-    def deadline(self, timer: Timer) -> Instant | None:
-        """When an armed timer is due."""
-        if timer.kind is TimerKind.SYNC:
-            return self.peers[str(timer.key)].sync_at
-        cell = self.cells.get(str(timer.key))
-        return None if cell is None else deadline_of(cell, timer.kind)
-
     def _timer_fired(self, event: TimerFired, now: Instant) -> Effects:
-        kind, key = event.timer.kind, str(event.timer.key)
+        return self._due(event.timer, now)
+
+    def _due(self, timer: Timer, now: Instant) -> Effects:
+        store, kind, key = self.store, timer.kind, str(timer.key)
         if kind is TimerKind.SYNC:
-            return self._sync_due(self.peers[key], now)
-        cell = self.cells.get(key)
+            return self._sync_due(store.peers[key], now)
+        cell = store.cells.get(key)
         if cell is None:
             return (Note("consumer: timer of a dead cell"),)
         told: CellEvent
@@ -200,7 +256,7 @@ class ConsumerScheduler(ConsumerCells):
             told = ReclaimDue()
         else:
             told = RequestDoomed(Code.DEADLINE if kind is TimerKind.DEADLINE else Code.STALLED)
-        return self._apply(cell, told, now)
+        return store.apply(cell, told, now)
 
     # Whether a peer shows life, and what it is told.
 
@@ -212,16 +268,18 @@ class ConsumerScheduler(ConsumerCells):
         self._arm_sync(peer, now)
 
     def _writers(self, peer: PrefillPeer) -> tuple[int, ...]:
+        context = self.store.context
         try:
-            pairs = self.context.geometry.pairs(peer.info.shards, self.context.engine.shards)
+            pairs = context.geometry.pairs(peer.info.shards, self.engine.shards)
         except ValueError:
             return ()
         return tuple(dict.fromkeys(p_rank for p_rank, _ in pairs))
 
     def _arm_sync(self, peer: PrefillPeer, now: Instant) -> None:
-        timers = self.context.timers
-        peer.sync_at = now + (timers.sync_ns if self.context.dialect.control_frames else timers.heartbeat_ns)
-        self.deadlines.push(peer.sync_at, Timer(TimerKind.SYNC, peer.info.engine))
+        context = self.store.context
+        timers = context.timers
+        every = timers.sync_ns if context.dialect.control_frames else timers.heartbeat_ns
+        self.store.sync_again(peer, now + every)
 
     def _sync_due(self, peer: PrefillPeer, now: Instant) -> Effects:
         """Once a second while something is open: say what we want, and judge who has been silent for too long."""
@@ -229,51 +287,53 @@ class ConsumerScheduler(ConsumerCells):
             peer.sync_at = None
             peer.heard.clear()
             return NOTHING
-        effects = self._judge(peer, now) if self.context.dialect.control_frames else NOTHING
+        effects = self._judge(peer, now) if self.store.context.dialect.control_frames else NOTHING
         self._arm_sync(peer, now)
         if peer.held:
             # Who was kept out because this peer was suspect has nobody else's end to wait for.
-            effects += self._make_room(peer, now)
+            effects += self.store.make_room(peer, now)
         return effects + self._sync(peer)
 
     def _all_given_up(self, peer: PrefillPeer) -> bool:
         """vllm-stock: there is nothing more to say of requests whose blocks nothing but a completion frees."""
-        if self.context.dialect.quarantine_ends:
+        if self.store.context.dialect.quarantine_ends:
             return False
-        return all(self.cells[request_id].phase is QUARANTINED for request_id in peer.requests)
+        return all(self.store.cells[request_id].phase is QUARANTINED for request_id in peer.requests)
 
     def _judge(self, peer: PrefillPeer, now: Instant) -> Effects:
-        dead = self.context.timers.dead_ns
+        store = self.store
+        dead = store.context.timers.dead_ns
         silent = frozenset(rank for rank, heard in peer.heard.items() if now - heard >= dead)
         if not silent:
             return NOTHING
         effects: list[Effect] = [*self._to_all_of(peer.info.engine, RequestDoomed(Code.PEER_DEAD), now)]
         for request_id in peer.requests:
-            cell = self.cells[request_id]
+            cell = store.cells[request_id]
             if cell.phase is QUARANTINED:
-                effects += order_fences(cell, silent, self.context)
+                effects += order_fences(cell, silent, store.context)
         return tuple(effects)
 
     def _sync(self, peer: PrefillPeer) -> Effects:
-        cells = [self.cells[request_id] for request_id in peer.requests]
+        store = self.store
+        context = store.context
+        cells = [store.cells[request_id] for request_id in peer.requests]
         message: Message
-        if self.context.dialect.control_frames:
+        if context.dialect.control_frames:
             peer.synced += 1
             # A pulling D has no registrations: what it reads it must keep P interested in.
-            pulls = self.context.pulls
+            pulls = context.pulls
             interest = tuple(c.params.xid for c in cells if c.phase in (HELD, QUEUED) or (pulls and c.phase is WAITING))
             open_regs = () if pulls else tuple(c.reg for c in cells if c.phase in (WAITING, QUARANTINED))
-            message = Sync(peer.synced, self.floor, interest, open_regs)
+            message = Sync(peer.synced, store.floor, interest, open_regs)
         else:
             # C6: a resolved request is not renewed, or P and D would pin each other for ever (L4).
             message = Heartbeat(tuple([self._prefill_id(c) for c in cells if c.phase is not QUARANTINED]))
             if not message.request_ids:
                 return NOTHING
-        context = self.context
         effects: list[Effect] = []
         for rank, address in enumerate(context.ranks):
             try:
-                sources = context.geometry.sources(rank, peer.info.shards, context.engine.shards)
+                sources = context.geometry.sources(rank, peer.info.shards, self.engine.shards)
             except ValueError:
                 continue
             to = tuple(rank_address(peer.info.engine, p_rank) for p_rank in sources)
@@ -284,22 +344,35 @@ class ConsumerScheduler(ConsumerCells):
         """What a heartbeat calls this request's prompt. P's answer, which names blocks, brings P's own id of it; a vLLM
         proxy that did not wait for that gives one of its own (R05)."""
         params = cell.params
-        return params.request_id if params.blocks or self.context.dialect.knows_prefill_id else params.xid
+        return params.request_id if params.blocks or self.store.context.dialect.knows_prefill_id else params.xid
 
 
-_ON: dict[type, Callable[[Any, Any, Instant], Effects]] = {
-    DecodeQueued: ConsumerScheduler._queued,
-    DecodeAdmitted: ConsumerScheduler._admitted,
-    DecodeHit: ConsumerScheduler._for_cell,
-    DecodeAborted: ConsumerScheduler._for_cell,
-    PrefillLegEnded: ConsumerScheduler._for_cell,
-    PairReported: ConsumerScheduler._for_pair,
-    PairLanded: ConsumerScheduler._for_pair,
-    PairFailed: ConsumerScheduler._for_pair,
-    PairMissing: ConsumerScheduler._missing,
-    PeerHeard: ConsumerScheduler._heard,
-    PeerFenced: ConsumerScheduler._fenced,
-    PeerRestarted: ConsumerScheduler._restarted,
-    TimeReached: ConsumerScheduler._time_reached,
-    TimerFired: ConsumerScheduler._timer_fired,
-}
+Handler: TypeAlias = Callable[[ConsumerScheduler, ConsumerSchedulerEvent, Instant], Effects]
+"""As the table knows one: it is called with nothing but the events of its row."""
+E = TypeVar("E", bound=ConsumerSchedulerEvent)
+
+
+def _on(kind: type[E], handler: Callable[[ConsumerScheduler, E, Instant], Effects]) -> tuple[type, Handler]:
+    """A row of the table. That the handler takes this kind of event is checked by its types."""
+    return kind, cast(Handler, handler)
+
+
+ON: Final[dict[type, Handler]] = dict(
+    (
+        _on(DecodeQueued, ConsumerScheduler._queued),
+        _on(DecodeAdmitted, ConsumerScheduler._admitted),
+        _on(DecodeHit, ConsumerScheduler._for_cell),
+        _on(DecodeAborted, ConsumerScheduler._for_cell),
+        _on(PrefillLegEnded, ConsumerScheduler._for_cell),
+        _on(PairReported, ConsumerScheduler._for_pair),
+        _on(PairLanded, ConsumerScheduler._for_pair),
+        _on(PairFailed, ConsumerScheduler._for_pair),
+        _on(PairMissing, ConsumerScheduler._missing),
+        _on(PeerHeard, ConsumerScheduler._heard),
+        _on(PeerFenced, ConsumerScheduler._fenced),
+        _on(PeerRestarted, ConsumerScheduler._restarted),
+        _on(TimeReached, ConsumerScheduler._time_reached),
+        _on(TimerFired, ConsumerScheduler._timer_fired),
+    )
+)
+"""A row for each kind of event: tests/protocol/test_consumer_cells.py holds it against ConsumerSchedulerEvent."""

@@ -162,7 +162,7 @@ def aged(body: Any) -> Any:
             for key, cell in other.cells.items()
         }
     elif isinstance(other, ConsumerScheduler):
-        other.cells = {
+        other.store.cells = {
             key: msgspec.structs.replace(
                 cell,
                 deadline_until=_nearer(cell.deadline_until),
@@ -172,15 +172,16 @@ def aged(body: Any) -> Any:
             )
             for key, cell in other.cells.items()
         }
-        for peer in other.peers.values():
+        for peer in other.store.peers.values():
             peer.heard = {address: _nearer(at) for address, at in peer.heard.items()}
             peer.sync_at = None if peer.sync_at is None else _nearer(peer.sync_at)
     elif isinstance(other, ConsumerRank):
-        other.reads = {
-            op: msgspec.structs.replace(read, begun_at=_nearer(read.begun_at)) for op, read in other.reads.items()
+        reading = other.reading
+        reading.reads = {
+            op: msgspec.structs.replace(read, begun_at=_nearer(read.begun_at)) for op, read in reading.reads.items()
         }
-        other.kept = {
-            peer: {request_id: _nearer(at) for request_id, at in kept.items()} for peer, kept in other.kept.items()
+        reading.kept = {
+            peer: {request_id: _nearer(at) for request_id, at in kept.items()} for peer, kept in reading.kept.items()
         }
     return other
 

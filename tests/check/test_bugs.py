@@ -34,14 +34,14 @@ def broken(scope: Scope) -> Story:
 
 
 def test_a_deadline_that_comes_nearer_wakes_its_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    put = ConsumerCells._put
+    put = ConsumerCells.put
 
     def asleep(self: ConsumerCells, before: Any, after: Any, now: Instant) -> Effects:
         effects = put(self, before, after, now)
         self.deadlines.heap.clear()
         return effects
 
-    monkeypatch.setattr(ConsumerCells, "_put", asleep)
+    monkeypatch.setattr(ConsumerCells, "put", asleep)
     story = broken(Scope(abort=0, deadline=0))
     assert story.broken.name == "L"
     assert story.broken.what == "D wants STALL earlier than before, and would not be woken for it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdflow.protocol.consumer_cells import ConsumerCells
-from pdflow.protocol.consumer_scheduler import _ON, ConsumerScheduler
+from pdflow.protocol.consumer_scheduler import ON, ConsumerScheduler
 from pdflow.protocol.effects import Effects
 from pdflow.protocol.events import PeerRestarted
 from pdflow.protocol.lease import expired_unclaimed
@@ -49,14 +49,16 @@ def test_engines_that_nobody_joins_have_no_link() -> None:
 
 
 def test_the_death_of_one_engine_is_not_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
-    restarted = _ON[PeerRestarted]
+    restarted = ON[PeerRestarted]
 
     def all_restarted(self: ConsumerScheduler, event: PeerRestarted, now: Instant) -> Effects:
         return tuple(
-            effect for engine in self.peers for effect in restarted(self, PeerRestarted(engine, event.retired), now)
+            effect
+            for engine in self.store.peers
+            for effect in restarted(self, PeerRestarted(engine, event.retired), now)
         )
 
-    monkeypatch.setitem(_ON, PeerRestarted, all_restarted)
+    monkeypatch.setitem(ON, PeerRestarted, all_restarted)
     assert story(TWO_P).broken.name == "L6"
 
 

@@ -215,7 +215,7 @@ def test_who_was_held_for_a_suspect_peer_is_let_in_when_it_speaks_again() -> Non
     c.serve("stuck", "x")
     c.run()
     c.abort("stuck")
-    assert c.endpoints["D"].quarantined_blocks == 4
+    assert c.endpoints["D"].store.quarantined_blocks == 4
     c.pass_time(6 * S)
     c.prefill("y")
     c.decode("r", "y")

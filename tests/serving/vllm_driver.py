@@ -174,7 +174,7 @@ class DecodeSide(SchedulerSide):
         if isinstance(remote, RemotePrefill):
             handle, tokens = request.request_id, request.num_prompt_tokens
             endpoint: Any = self.port.endpoint
-            blocks = -(-tokens // endpoint.context.engine.shards.block_size)
+            blocks = -(-tokens // endpoint.engine.shards.block_size)
             self.requests[handle] = request
             self.feed(DecodeRequested(handle, remote.params, blocks, tokens, remote.digest))
 
@@ -191,7 +191,7 @@ class DecodeSide(SchedulerSide):
         handle = request.request_id
         endpoint: Any = self.port.endpoint
         here = request.num_prompt_tokens - external
-        allocation = self.mint(blocks[here // endpoint.context.engine.shards.block_size :])
+        allocation = self.mint(blocks[here // endpoint.engine.shards.block_size :])
         self.pool.touch(allocation.blocks)
         self.references[allocation.generation] = allocation.blocks
         self.granted[handle] = allocation

@@ -6,6 +6,7 @@ import msgspec
 
 from pdflow.protocol.consumer import ConsumerCell, bit_of
 from pdflow.protocol.consumer_cells import ConsumerCells
+from pdflow.protocol.consumer_frames import ConsumerFrames
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.dialect import VLLM_COMPAT
@@ -86,7 +87,7 @@ def _floor_never_rises(self: ConsumerCells, seq: int) -> None:
 
 def _seq_repeated(self: ConsumerScheduler, event: DecodeAdmitted, now: Instant) -> Effects:
     effects = _admitted(self, event, now)
-    self.next_seq = 1
+    self.store.next_seq = 1
     return effects
 
 
@@ -134,7 +135,7 @@ def _restart_unnoticed(self: ConsumerScheduler, event: PeerRestarted, now: Insta
     return NOTHING
 
 
-def _anyones(self: ConsumerRank, reg: Reg) -> bool:
+def _anyones(self: ConsumerFrames, reg: Reg) -> bool:
     return True
 
 
@@ -297,7 +298,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="new-life-answers-for-the-old",
         drops="What the new P answers settles nothing of the old one's. An orphan would write into what D has freed.",
         source="7.4 Proof of death; F9; S8",
-        patches=(Swap(ConsumerCell.becoming_orphaned, _orphan_like_any),),
+        patches=(Swap(ConsumerCell.with_orphaned, _orphan_like_any),),
         scope=Scope(p_restart=1, sync=1),
         breaks="S1",
     ),
@@ -305,7 +306,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="answers-to-another-life",
         drops="D takes no answer to its former life.",
         source="7.3 Incarnation; S8",
-        patches=(Swap(ConsumerRank._mine, _anyones),),
+        patches=(Swap(ConsumerFrames._mine, _anyones),),
         scope=Scope(d_restart=1, drop=1, deadline=0),
         survives="A second line: what is answered names a registration of that life, which the new one does not have.",
     ),

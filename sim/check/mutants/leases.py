@@ -122,12 +122,12 @@ def _word_ignored(self: ConsumerReads, event: WordRead, now: Instant) -> Effects
     return _word_read(self, event, now)
 
 
-_word_read = ConsumerReads._word_read
-_post = ConsumerReads._post
+_word_read = ConsumerReads.word_read
+_post = ConsumerReads.post
 
 
 def _word_first(self: ConsumerReads, read: Read) -> Effects:
-    self.reads[read.op] = read.becoming_posted()
+    self.reads[read.op] = read.with_posted()
     return (ReadWord(read.op, read.source, read.params.words[read.op.p_rank].index),)
 
 
@@ -136,7 +136,7 @@ def _data_after_word(self: ConsumerReads, event: WordRead, now: Instant) -> Effe
     if read is None:
         return NOTHING
     if event.word != read.params.words[read.op.p_rank].word:
-        return self._read_failed(event.op, Code.STALE)
+        return self.failed(event.op, Code.STALE)
     return _post(self, read)
 
 
@@ -145,7 +145,7 @@ def _landed_after_data(self: ConsumerReads, event: ReadEnded, now: Instant) -> E
     if read is None:
         return NOTHING
     if not event.ok:
-        return self._read_failed(event.op, Code.IO)
+        return self.failed(event.op, Code.IO)
     del self.reads[event.op]
     taken = Taken(read.params.xid, self.rank, read.readers)
     return (Tell(self.scheduler, PairLanded(read.op, read.source)), Send(read.source, taken))
@@ -263,7 +263,7 @@ LEASES: tuple[Mutant, ...] = (
         patches=(
             Swap(_post, _word_first),
             Swap(_word_read, _data_after_word),
-            Swap(ConsumerReads._read_ended, _landed_after_data),
+            Swap(ConsumerReads.ended, _landed_after_data),
         ),
         scope=Scope(pulls=True),
         breaks="S2",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pdflow.protocol.consumer import CancelDue, ConsumerCell, ConsumerContext, let_go
 from pdflow.protocol.consumer import Stepped as ConsumerStepped
 from pdflow.protocol.consumer_cells import PrefillPeer
+from pdflow.protocol.consumer_frames import ConsumerFrames
 from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.consumer_rules import cancel_again, cancel_due, missing
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
@@ -47,7 +48,7 @@ def _sync_unanswered(self: ProducerFrames, sender: Address, message: Sync, now: 
     return NOTHING
 
 
-def _missing_unnoticed(self: ConsumerRank, sender: Address, message: SyncReply) -> Effects:
+def _missing_unnoticed(self: ConsumerFrames, sender: Address, message: SyncReply) -> Effects:
     self.synced.pop(sender, None)
     return _sync_answered(self, sender, message)
 
@@ -70,12 +71,12 @@ def _fenced_at_death(self: ConsumerRank, peer: Address, message: Message, now: I
 
 
 _synced = ProducerFrames._synced
-_sync_answered = ConsumerRank._sync_answered
+_sync_answered = ConsumerFrames._sync_answered
 
 # Said at all.
 
 
-def _fail_unread(self: ConsumerRank, sender: Address, message: Fail) -> Effects:
+def _fail_unread(self: ConsumerFrames, sender: Address, message: Fail) -> Effects:
     return NOTHING
 
 
@@ -205,7 +206,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="fail-ignored",
         drops="D believes a FAIL at once. It would wait for a timer to ask again.",
         source="1.3(f) 18; 7.4",
-        patches=(Swap(ConsumerRank._failed, _fail_unread),),
+        patches=(Swap(ConsumerFrames._failed, _fail_unread),),
         scope=Scope(prefill_abort=1, clocks=False),
         breaks="L1",
     ),

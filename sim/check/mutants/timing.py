@@ -28,13 +28,14 @@ def _without_lease(now: Instant, ctx: ConsumerContext) -> Instant:
 
 def _wanted_after_its_end(self: ConsumerScheduler, peer: PrefillPeer) -> Effects:
     """Whatever is not gone is wanted."""
-    cells = dict(self.cells)
+    kept = self.store.cells
+    cells = dict(kept)
     for request_id, cell in cells.items():
         if cell.phase is QUARANTINED:
-            self.cells[request_id] = cell.becoming_queued()
+            kept[request_id] = cell.becoming_queued()
     effects = _sync(self, peer)
-    self.cells.clear()
-    self.cells.update(cells)
+    kept.clear()
+    kept.update(cells)
     return effects
 
 
@@ -52,8 +53,8 @@ def _silence_frees(self: ConsumerScheduler, peer: PrefillPeer, now: Instant) -> 
     for request_id in tuple(peer.requests):
         cell = self.cells[request_id]
         if cell.phase is QUARANTINED:
-            after, more = freed(cell, self.context)
-            effects += more + self._put(cell, after, now)
+            after, more = freed(cell, self.store.context)
+            effects += more + self.store.put(cell, after, now)
     return effects
 
 
@@ -62,7 +63,7 @@ def _silence_unnoticed(self: ConsumerScheduler, peer: PrefillPeer, now: Instant)
 
 
 def _silence_unfenced(self: ConsumerScheduler, peer: PrefillPeer, now: Instant) -> Effects:
-    dead = self.context.timers.dead_ns
+    dead = self.store.context.timers.dead_ns
     if all(now - heard < dead for heard in peer.heard.values()):
         return NOTHING
     return self._to_all_of(peer.info.engine, RequestDoomed(Code.PEER_DEAD), now)
