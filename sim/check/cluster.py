@@ -224,9 +224,10 @@ class Cluster:
 
     def _decode_engine(self, info: EngineInfo, life: int) -> list[Any]:
         scope = self.scope
-        fixed = (scope.dialect, self.timers, self.geometry)
-        ranks = [ConsumerRank(info, r, life, *fixed) for r in range(scope.d_tp)]
-        return [ConsumerScheduler(info, life, *fixed, scope.pulls, scope.pool_blocks), *ranks]
+        dialect, timers, geometry = scope.dialect, self.timers, self.geometry
+        ranks = [ConsumerRank(info, r, life, dialect, timers, geometry) for r in range(scope.d_tp)]
+        scheduler = ConsumerScheduler(info, life, dialect, timers, geometry, scope.pulls, scope.pool_blocks)
+        return [scheduler, *ranks]
 
 
 def _fits(method: Method, scope: Scope) -> None:
