@@ -20,6 +20,7 @@ from pdflow.protocol.messages import (
     Completion,
     Done,
     Fail,
+    Message,
     Progress,
     Register,
     RegisterAck,
@@ -63,9 +64,8 @@ class ConsumerFrames:
     # What is sent.
 
     def registered(self, message: Register, writers: tuple[Address, ...]) -> None:
-        """This registration goes to these writers."""
-        if self.counts:
-            self.awaited[message.reg.request_id] = writers
+        """This registration goes to these writers, whose completions are counted (`counts`)."""
+        self.awaited[message.reg.request_id] = writers
 
     def unregistered(self, message: Register) -> None:
         """This registration did not reach one of its writers."""
@@ -156,7 +156,7 @@ class ConsumerFrames:
         return tuple(effects)
 
 
-FrameHandler: TypeAlias = Callable[[ConsumerFrames, Address, ConsumerFrame], Effects]
+FrameHandler: TypeAlias = Callable[[ConsumerFrames, Address, Message], Effects]
 """As the table knows one: it is called with nothing but the frames of its row."""
 F = TypeVar("F", bound=ConsumerFrame)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, TypeAlias, TypeVar, cast
 
-from pdflow.protocol.consumer_frames import ON_FRAME, ConsumerFrame, ConsumerFrames
+from pdflow.protocol.consumer_frames import ON_FRAME, ConsumerFrames
 from pdflow.protocol.consumer_reads import ConsumerReads, Read
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import NOTHING, Effects, Fence, Handshake, Note, Send, Tell
@@ -139,7 +139,8 @@ class ConsumerRank:
         message = event.message
         if type(message) is Register:
             self.newest = max(self.newest, message.reg.seq)
-            self.frames.registered(message, event.to)
+            if self.frames.counts:
+                self.frames.registered(message, event.to)
         elif type(message) is Heartbeat:
             self.reading.keep(event.to, message, now)
         for peer in event.to:
@@ -221,7 +222,7 @@ class ConsumerRank:
             if not self.peers.may_try(sender, now):
                 return (note,)
             return (*self._connect(sender), note)
-        return handler(self.frames, sender, cast(ConsumerFrame, message))
+        return handler(self.frames, sender, message)
 
     def _read_ended(self, event: ReadEnded, now: Instant) -> Effects:
         return self.reading.ended(event, now)
