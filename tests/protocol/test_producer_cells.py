@@ -23,7 +23,7 @@ from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_rules import RULES
 from pdflow.protocol.timers import Timers
 from pdflow.protocol.values import Allocation
-from tests.support.cluster import Cluster
+from tests.support.endpoints import Agreed, engine_info
 
 FOLDER = Path(pdflow.protocol.__file__).parent
 STORE = "producer_cells.py"
@@ -113,8 +113,8 @@ def test_every_event_of_a_cell_has_a_rule_in_some_phase() -> None:
 
 
 def store() -> ProducerCells:
-    c = Cluster()
-    return ProducerCells("P", ProducerContext(0, Shards(1, 1, 16), STRICT, Timers(), c.geometry, True))
+
+    return ProducerCells("P", ProducerContext(0, Shards(1, 1, 16), STRICT, Timers(), Agreed().geometry, True))
 
 
 def test_a_store_keeps_the_keys_of_a_prompt_in_the_order_of_its_cells() -> None:
@@ -134,7 +134,7 @@ def test_a_store_keeps_the_keys_of_a_prompt_in_the_order_of_its_cells() -> None:
 
 
 def test_a_fork_is_made_of_parts_that_refer_to_its_own_store() -> None:
-    rank = Cluster().endpoints["P.r0"]
+    rank = Agreed().prefill(engine_info("P"), 101)["P.r0"]
     assert isinstance(rank, ProducerRank)
     other = rank.fork()
     assert other.frames.store is other.store is not rank.store
