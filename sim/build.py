@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import lcm
 
-import attrs
-
 from pdflow.cost.step import StepCost
 from pdflow.engine.engine import Engine
 from pdflow.engine.hosted import HostedEngine
-from pdflow.engine.sequence import Limits
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.methods.guards import spoil
@@ -22,6 +19,7 @@ from pdflow.protocol.ids import EngineInfo, Shards, rank_address
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.values import MS, EngineId
 from pdflow.results.steps import Steps
+from pdflow.routing.hedging import HedgingRouter
 from pdflow.scenario.costs import api_server_ns, step_cost
 from pdflow.scenario.fields import seconds_to_ns
 from pdflow.scenario.fit import HIDDEN_BYTES_PER_VALUE, kv_shape_of, stored_hidden_bytes
@@ -35,24 +33,28 @@ from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.serving.staged_sending import StagedSending
 from pdflow.wiring.engines import EngineWiring
-from pdflow.wiring.router import heartbeat_ns
-from pdflow.wiring.stores import beside
+from pdflow.wiring.router import Cluster, heartbeat_ns, router_of
+from pdflow.wiring.stores import StoreWiring, beside
 from pdflow.workload.request import SESSION_BLOCK_TOKENS
 from pdflow.workload.rng import Rng
 from pdflow.workload.sessions import sessions
 from sim.aggregated_node import AggregatedNode
 from sim.decode_node import DecodeNode
+from sim.engine_node import EngineNode
+from sim.engine_slot import EngineSlot, EngineSlots
 from sim.fabric import Fabric
 from sim.faults import Faults
 from sim.grouped_shipping import GroupedShipping
 from sim.heartbeats import Heartbeats
+from sim.hedged_router_node import HedgedRouterNode
 from sim.layered_prefill_node import LayeredPrefillNode
 from sim.paths import Paths
 from sim.patience import Patience
 from sim.piecewise_decode_node import PiecewiseDecodeNode
 from sim.prefill_node import WEIGHTS, PrefillNode
 from sim.recording import RecordedEngine, Recorder
-from sim.routing import router_node
+from sim.router_node import RouterNode
+from sim.routing import cluster_of
 from sim.scaling import Scaling
 from sim.sessions import Sessions
 from sim.shipping import Shipping
@@ -65,24 +67,6 @@ from sim.world import World
 def incarnation_of(index: int, life: int = 0) -> int:
     """Each engine's life has a number of its own; a simulated one needs no randomness."""
     return 0x5EED_0000 + index + (life << 32)
-
-
-@attrs.frozen
-class Place:
-    """Where an engine stands, whatever its life: all that a new life is made from."""
-
-    index: int
-    pool: Pool
-    position: int
-    """Among the engines that get legs as it does."""
-    name: EngineId
-    """The id of its first life: what the scenario calls it."""
-    limits: Limits
-    cost: StepCost
-    blocks: int
-    block_bytes: int
-    span: int
-    """KV blocks in one of the prefix blocks that its engines remember; 0 if they remember none."""
 
 
 class Builder(EngineWiring):
@@ -112,13 +96,10 @@ class Builder(EngineWiring):
         """Whether prompts may say what they begin with: those that are drawn share nothing."""
         if workload.sessions is not None:
             self.world.prefix_block_tokens = SESSION_BLOCK_TOKENS
-        self.places: dict[EngineId, Place] = {}
+        self.slots = EngineSlots()
         waits = self.method.staged_at_p or self.conduct.prefill_waits or self.conduct.decode_waits
         self.engine_class = HostedEngine if scenario.faults or waits else Engine
         self.cuts: dict[Shards, Shards] = {}
-        self.infos: dict[str, list[EngineInfo]] = {"prefill": [], "decode": []}
-        self.doors: dict[str, list[int]] = {"prefill": [], "decode": []}
-        """What each engine's API server takes."""
 
     def build(self) -> World:
         scenario, world = self.scenario, self.world
@@ -146,21 +127,25 @@ class Builder(EngineWiring):
             self.add_stores()
         for pool in scenario.pools:
             self.add_pool(pool)
-        world.router = router_node(self)
+        world.router = self.router()
         if scenario.scales:
-            world.scaling = Scaling(self)
+            world.scaling = Scaling(world, self.slots, scenario)
         every_ns = heartbeat_ns(scenario)
         if every_ns is not None:
-            world.heartbeats = Heartbeats(self, every_ns)
+            world.heartbeats = Heartbeats(world, self.slots, every_ns)
         self.add_clients()
         if scenario.faults:
-            world.faults = Faults(self, plan_of(scenario), Rng(scenario.seed).stream)
+            timeout_ns = seconds_to_ns(scenario.transfer.handshake_timeout_s)
+            streams = Rng(scenario.seed).stream
+            world.faults = Faults(world, self.slots, self.make, plan_of(scenario), streams, timeout_ns)
         return world
 
     def add_stores(self) -> None:
         pool = beside(self.scenario)
         if pool is not None:
-            self.stores = Stores(self, pool)
+            wiring = StoreWiring(self, pool, self.stored_hidden_bytes)
+            wiring.shards = self.alike(wiring.shards)
+            self.stores = Stores(self.world, wiring, pool, self.named, self.incarnations)
             self.world.stores = self.stores.nodes
 
     def add_clients(self) -> None:
@@ -196,25 +181,56 @@ class Builder(EngineWiring):
         shards = self.alike(Shards(pool.tp, pool.pp, pool.block_size))
         for replica in range(self.engines(pool)):
             info = EngineInfo(f"{pool.name}-{replica}", shards)
-            infos = self.infos[pool.leg]
-            place = Place(len(self.places), pool, len(infos), info.engine, limits, cost, blocks, block_bytes, span)
-            self.places[place.name] = place
-            infos.append(info)
-            self.doors[pool.leg].append(api_server_ns(pool))
-            if pool.role == "decode":
-                self.world.decodes.append(self.decode(place, info, self.first_life(place)))
-            elif pool.role == "prefill":
-                self.world.prefills.append(self.prefill(place, info, self.first_life(place)))
-            else:
-                self.world.prefills.append(self.aggregated(place, info))
+            slot = EngineSlot(
+                index=len(self.slots.by_name),
+                pool=pool,
+                position=len(self.world.decodes if pool.leg == "decode" else self.world.prefills),
+                info=info,
+                limits=limits,
+                cost=cost,
+                blocks=blocks,
+                block_bytes=block_bytes,
+                span=span,
+            )
+            self.slots.add(slot)
+            self.make(slot, info, self.first_life(slot), 0)
+
+    def make(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int) -> EngineNode:
+        """One incarnation of the engine of a slot, which stands there from then on. `generation` is the last of the
+        one before."""
+        world = self.world
+        if slot.pool.role == "decode":
+            decode = self.decode(slot, info, incarnation, generation)
+            world.decodes[slot.position : slot.position + 1] = [decode]
+            return decode
+        prefill: PrefillNode | AggregatedNode
+        if slot.pool.role == "prefill":
+            prefill = self.prefill(slot, info, incarnation, generation)
+        else:
+            prefill = self.aggregated(slot, info, generation)
+        world.prefills[slot.position : slot.position + 1] = [prefill]
+        return prefill
+
+    def router(self) -> RouterNode:
+        """The router's node, for the engines that have been built."""
+        router = router_of(self.cluster())
+        http_ns = seconds_to_ns(self.scenario.network.http_latency_s)
+        doors = {leg: [api_server_ns(slot.pool) for slot in self.slots.of_leg(leg)] for leg in ("prefill", "decode")}
+        if isinstance(router, HedgingRouter):
+            return HedgedRouterNode(self.world, router, http_ns, doors)
+        return RouterNode(self.world, router, http_ns, doors)
+
+    def cluster(self) -> Cluster:
+        """What the router knows of the engines that have been built."""
+        return cluster_of(self, self.slots, self.world.costs, self.world.prefix_block_tokens)
 
     def alike(self, shards: Shards) -> Shards:
         """One value for all that are cut alike: layouts know by identity whom they were last asked about."""
         return self.cuts.setdefault(shards, shards)
 
-    def first_life(self, place: Place) -> int:
+    def first_life(self, slot: EngineSlot) -> int:
         """The incarnation that an engine begins with."""
-        return self.incarnations.get(place.name) or incarnation_of(place.index)
+        return self.incarnations.get(slot.name) or incarnation_of(slot.index)
 
     def span(self, pool: Pool) -> int:
         """How many KV blocks an engine of the pool remembers together: what the workload has one name for."""
@@ -234,17 +250,17 @@ class Builder(EngineWiring):
         preempted = self.world.steps.setdefault(f"{engine} preempted", Steps())
         return steps, preempted
 
-    def engine(self, place: Place, info: EngineInfo, generation: int, *logs: Steps) -> Engine:
+    def engine(self, slot: EngineSlot, info: EngineInfo, generation: int, *logs: Steps) -> Engine:
         """What computes in one life of an engine."""
-        pool, recorder = pool_after(place, generation), self.world.recorder
+        pool, recorder = pool_after(slot, generation), self.world.recorder
         if recorder is not None:
-            return RecordedEngine(recorder.kv_blocks[info.engine], place.limits, place.cost, pool, self.exact, *logs)
-        return self.engine_class(place.limits, place.cost, pool, self.exact, *logs)
+            return RecordedEngine(recorder.kv_blocks[info.engine], slot.limits, slot.cost, pool, self.exact, *logs)
+        return self.engine_class(slot.limits, slot.cost, pool, self.exact, *logs)
 
-    def prefill(self, place: Place, info: EngineInfo, incarnation: int, generation: int = 0) -> PrefillNode:
+    def prefill(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int = 0) -> PrefillNode:
         """One life of a prefill engine. `generation` is the last of its former life's."""
-        engine = self.engine(place, info, generation)
-        node = self.prefill_node(place, info, engine, generation)
+        engine = self.engine(slot, info, generation)
+        node = self.prefill_node(slot, info, engine, generation)
         scheduler, ranks = self.producer(info, incarnation)
         node.make_scheduler(scheduler, incarnation)
         for rank, endpoint in enumerate(ranks):
@@ -253,35 +269,35 @@ class Builder(EngineWiring):
             node.make_loads(incarnation)
         return node
 
-    def prefill_node(self, place: Place, info: EngineInfo, engine: Engine, generation: int) -> PrefillNode:
-        about = (self.world, place.index, info.engine, engine, place.block_bytes)
+    def prefill_node(self, slot: EngineSlot, info: EngineInfo, engine: Engine, generation: int) -> PrefillNode:
+        about = (self.world, slot.index, info.engine, engine, slot.block_bytes)
         if self.method.stores:
             return StorePrefillNode(*about, self.stores, self.conduct)
         if not self.method.staged_at_p and not self.method.in_pieces:
             return PrefillNode(*about, PrefillCore(WEIGHTS, Sending()))
-        layers, ranks = self.most_layers(place.pool), info.shards.ranks
+        layers, ranks = self.most_layers(slot.pool), info.shards.ranks
         if not self.method.staged_at_p:
             core = PrefillCore(WEIGHTS, ProgressiveSending(layers))
             return LayeredPrefillNode(*about, core, self.method, layers, True, None)
-        staging = self.staging(self.method.p_memory, place.pool, generation)
+        staging = self.staging(self.method.p_memory, slot.pool, generation)
         sending = StagedSending(self.method, self.conduct, staging, layers, ranks, ranks)
         core = PrefillCore(WEIGHTS, sending)
         return LayeredPrefillNode(*about, core, self.method, layers, self.conduct.early, staging)
 
-    def decode_node(self, place: Place, info: EngineInfo, engine: Engine, generation: int) -> DecodeNode:
-        about = (self.world, place.index, info.engine, engine, place.block_bytes)
+    def decode_node(self, slot: EngineSlot, info: EngineInfo, engine: Engine, generation: int) -> DecodeNode:
+        about = (self.world, slot.index, info.engine, engine, slot.block_bytes)
         waits, together = self.conduct.decode_waits, self.conduct.fails_whole_batches
         if not self.method.staged_at_d:
             return DecodeNode(*about, DecodeCore(WEIGHTS, Landing(), waits, together))
         by_pieces = self.method.takes_in_pieces(self.conduct)
-        staging = self.staging(self.method.d_memory, place.pool, generation, not by_pieces)
+        staging = self.staging(self.method.d_memory, slot.pool, generation, not by_pieces)
         if not by_pieces:
             return StagedDecodeNode(*about, DecodeCore(WEIGHTS, StagedLanding(staging), waits), self.method, staging)
         landing: PieceLanding
         if self.conduct.receiving_lanes is not None:
             landing = ListeningLanding(staging)
         else:
-            landing = QueueingLanding(staging, self.most_layers(place.pool))
+            landing = QueueingLanding(staging, self.most_layers(slot.pool))
         return PiecewiseDecodeNode(*about, DecodeCore(WEIGHTS, landing, waits), self.method, landing)
 
     def staging(self, memory: Memory, pool: Pool, generation: int, reserves_whole: bool = True) -> Staging:
@@ -292,26 +308,26 @@ class Builder(EngineWiring):
         staging.generation = generation
         return staging
 
-    def aggregated(self, place: Place, info: EngineInfo, generation: int = 0) -> AggregatedNode:
+    def aggregated(self, slot: EngineSlot, info: EngineInfo, generation: int = 0) -> AggregatedNode:
         """One life of an engine that serves requests alone. `generation` is the last of its former life's."""
-        engine = self.engine(place, info, generation, *self.logs(info.engine))
-        return AggregatedNode(self.world, place.index, info, engine, place.block_bytes)
+        engine = self.engine(slot, info, generation, *self.logs(info.engine))
+        return AggregatedNode(self.world, slot.index, info, engine, slot.block_bytes)
 
-    def decode(self, place: Place, info: EngineInfo, incarnation: int, generation: int = 0) -> DecodeNode:
+    def decode(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int = 0) -> DecodeNode:
         """One life of a decode engine. `generation` is the last of its former life's."""
-        engine = self.engine(place, info, generation, *self.logs(info.engine))
-        node = self.decode_node(place, info, engine, generation)
-        scheduler, ranks = self.consumer(info, incarnation, place.blocks)
+        engine = self.engine(slot, info, generation, *self.logs(info.engine))
+        node = self.decode_node(slot, info, engine, generation)
+        scheduler, ranks = self.consumer(info, incarnation, slot.blocks)
         node.make_scheduler(scheduler, incarnation)
         for rank, endpoint in enumerate(ranks):
             node.add(rank_address(info.engine, rank), endpoint, incarnation)
         return node
 
 
-def pool_after(place: Place, generation: int) -> PagedPool:
+def pool_after(slot: EngineSlot, generation: int) -> PagedPool:
     """A fresh pool whose generations go on where a former life's ended, so that no grant of that life can be taken for
     one of this."""
-    pool = CachingPool(place.blocks, place.span) if place.span else PagedPool(place.blocks)
+    pool = CachingPool(slot.blocks, slot.span) if slot.span else PagedPool(slot.blocks)
     while pool.newest_generation < generation:
         unused = pool.allocate(0)
         assert unused is not None

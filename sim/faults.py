@@ -14,7 +14,6 @@ from pdflow.faults.draw import Numbers, Streams, Window, windows
 from pdflow.faults.plan import Crash, Fault, HangUp, NicDown, Pause, Plan, Skew, Slow
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.values import EngineId, Instant
-from pdflow.scenario.fields import seconds_to_ns
 from sim.clock import AFTER_ENGINES, INPUT
 from sim.failover import Failover
 from sim.hindrances import Hindrances
@@ -23,10 +22,11 @@ from sim.skew import SkewedClock
 from sim.witness import Witness
 
 if TYPE_CHECKING:
-    from sim.build import Builder
     from sim.engine_node import EngineNode
+    from sim.engine_slot import EngineSlots
+    from sim.lives import MakeEngine
     from sim.paths import Nic
-    from sim.world import Observer
+    from sim.world import Observer, World
 
 
 class Course:
@@ -41,18 +41,25 @@ class Course:
 
 
 class Faults:
-    """Args: `streams` gives the stream of random numbers of a name."""
+    """Args: `streams` gives the stream of random numbers of a name; `make` a new incarnation of an engine."""
 
-    def __init__(self, builder: Builder, plan: Plan, streams: Streams) -> None:
-        self.world = builder.world
-        self.env = builder.world.env
+    def __init__(
+        self,
+        world: World,
+        slots: EngineSlots,
+        make: MakeEngine,
+        plan: Plan,
+        streams: Streams,
+        handshake_timeout_ns: int,
+    ) -> None:
+        self.world = world
+        self.env = world.env
         self.plan = plan
         self.streams = streams
         self.witness = Witness(self.world)
         self.healed = False
-        self.lives = Lives(self, builder)
-        timeout_ns = seconds_to_ns(builder.scenario.transfer.handshake_timeout_s)
-        self.hindrances = Hindrances(self, plan, streams, timeout_ns)
+        self.lives = Lives(self, world, slots, make)
+        self.hindrances = Hindrances(self, plan, streams, handshake_timeout_ns)
         self.open: dict[int, Course] = {}
         """Windows that are open and will end, by a number of their own."""
         self.windows = 0

@@ -16,61 +16,60 @@ from pdflow.protocol.values import EngineId
 from pdflow.routing.events import EngineReported
 
 if TYPE_CHECKING:
-    from sim.build import Builder, Place
     from sim.engine_node import EngineNode
+    from sim.engine_slot import EngineSlot, EngineSlots
+    from sim.world import World
 
 
 class Heartbeats:
     """Args: `every_ns`: between two reports of an engine."""
 
-    def __init__(self, builder: Builder, every_ns: int) -> None:
-        self.builder = builder
-        self.world = builder.world
-        self.env = builder.world.env
+    def __init__(self, world: World, slots: EngineSlots, every_ns: int) -> None:
+        self.world = world
+        self.env = world.env
         self.every_ns = every_ns
-        self.turns: dict[EngineId, int] = dict.fromkeys(builder.places, 0)
-        """By place: so that a report that was due is not sent beside those of a new beginning."""
+        self.turns: dict[EngineId, int] = dict.fromkeys(slots.by_name, 0)
+        """By slot: so that a report that was due is not sent beside those of a new beginning."""
         router = self.world.router
-        for number, place in enumerate(builder.places.values(), 1):
-            if self.is_up(place):
-                router.feed(router.port, self.report(place))
-            self.later(place, every_ns * number // len(builder.places))
+        for number, slot in enumerate(slots.by_name.values(), 1):
+            if self.is_up(slot):
+                router.feed(router.port, self.report(slot))
+            self.later(slot, every_ns * number // len(slots.by_name))
 
-    def begin(self, place: Place) -> None:
+    def begin(self, slot: EngineSlot) -> None:
         """Its engine has come up."""
-        self.turns[place.name] += 1
-        self.send(place)
-        self.later(place, self.every_ns)
+        self.turns[slot.name] += 1
+        self.send(slot)
+        self.later(slot, self.every_ns)
 
-    def later(self, place: Place, wait_ns: int) -> None:
+    def later(self, slot: EngineSlot, wait_ns: int) -> None:
         self.env.looks += 1
-        self.env.call(wait_ns, self.due, (place, self.turns[place.name]))
+        self.env.call(wait_ns, self.due, (slot, self.turns[slot.name]))
 
-    def due(self, about: tuple[Place, int]) -> None:
+    def due(self, about: tuple[EngineSlot, int]) -> None:
         self.env.looks -= 1
-        place, turn = about
-        if turn != self.turns[place.name] or self.world.done or not self.env.goes_on:
+        slot, turn = about
+        if turn != self.turns[slot.name] or self.world.done or not self.env.goes_on:
             return
-        still_ns = self.node(place).paused_until - self.env.now
+        still_ns = self.node(slot).paused_until - self.env.now
         if still_ns > 0:
-            self.later(place, still_ns)
+            self.later(slot, still_ns)
             return
-        self.send(place)
-        self.later(place, self.every_ns)
+        self.send(slot)
+        self.later(slot, self.every_ns)
 
-    def send(self, place: Place) -> None:
+    def send(self, slot: EngineSlot) -> None:
         faults = self.world.faults
-        if self.is_up(place) and (faults is None or not faults.hindrances.loses_report(place.name)):
-            self.world.router.later(self.report(place))
+        if self.is_up(slot) and (faults is None or not faults.hindrances.loses_report(slot.name)):
+            self.world.router.later(self.report(slot))
 
-    def node(self, place: Place) -> EngineNode:
-        return self.world.node_at(place.pool.leg, place.position)
+    def node(self, slot: EngineSlot) -> EngineNode:
+        return self.world.node_at(slot.leg, slot.position)
 
-    def is_up(self, place: Place) -> bool:
+    def is_up(self, slot: EngineSlot) -> bool:
         scaling = self.world.scaling
-        return self.node(place).alive and (scaling is None or scaling.runs(place))
+        return self.node(slot).alive and (scaling is None or scaling.runs(slot))
 
-    def report(self, place: Place) -> EngineReported:
-        leg = place.pool.leg
-        shards = self.builder.infos[leg][place.position].shards
-        return EngineReported(leg, place.position, EngineInfo(self.node(place).name, shards))
+    def report(self, slot: EngineSlot) -> EngineReported:
+        leg = slot.leg
+        return EngineReported(leg, slot.position, EngineInfo(self.node(slot).name, slot.info.shards))

@@ -1,53 +1,38 @@
-"""From a world's engines to its router: the endpoint, which is made as everywhere, and its node."""
+"""From a run's engines to its router: the endpoint, which is made as everywhere."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from pdflow.routing.hedging import HedgingRouter
-from pdflow.scenario.fields import seconds_to_ns
+from pdflow.cost.step import StepCost
 from pdflow.scenario.ways import Crossover
-from pdflow.wiring.router import Cluster, Target, dispatch_of, router_of
-from sim.hedged_router_node import HedgedRouterNode
-from sim.router_node import RouterNode
-
-if TYPE_CHECKING:
-    from sim.build import Builder, Place
+from pdflow.wiring.engines import EngineWiring
+from pdflow.wiring.router import Cluster, Target, dispatch_of
+from sim.engine_slot import EngineSlots
 
 
-def router_node(builder: Builder) -> RouterNode:
-    """The router for the engines that have been built."""
-    router = router_of(cluster_of(builder))
-    about = seconds_to_ns(builder.scenario.network.http_latency_s), builder.doors
-    if isinstance(router, HedgingRouter):
-        return HedgedRouterNode(builder.world, router, *about)
-    return RouterNode(builder.world, router, *about)
-
-
-def cluster_of(builder: Builder) -> Cluster:
-    decodes = places(builder, "decode")
+def cluster_of(
+    wiring: EngineWiring, slots: EngineSlots, costs: Mapping[str, StepCost], prefix_block_tokens: int
+) -> Cluster:
+    """What the router knows of the engines that stand in these slots. `costs`: what a step takes, by pool."""
+    decodes = slots.of_leg("decode")
     crossover = Crossover(
-        scenario=builder.scenario,
-        costs=builder.world.costs,
-        initiator=builder.initiator,
-        rule=builder.rule,
-        sequential=dispatch_of(builder.scenario, builder.method) == "sequential",
+        scenario=wiring.scenario,
+        costs=costs,
+        initiator=wiring.initiator,
+        rule=wiring.rule,
+        sequential=dispatch_of(wiring.scenario, wiring.method) == "sequential",
     )
     return Cluster(
-        scenario=builder.scenario,
-        method=builder.method,
-        prefill=targets(builder, "prefill"),
-        decode=targets(builder, "decode"),
-        prefix_block_tokens=builder.world.prefix_block_tokens,
+        scenario=wiring.scenario,
+        method=wiring.method,
+        prefill=targets(slots, "prefill"),
+        decode=targets(slots, "decode"),
+        prefix_block_tokens=prefix_block_tokens,
         crossover=lambda position: crossover.thresholds(decodes[position].pool),
     )
 
 
-def targets(builder: Builder, leg: str) -> tuple[Target, ...]:
-    infos = builder.infos[leg]
-    return tuple(Target(infos[place.position], place.pool) for place in places(builder, leg))
-
-
-def places(builder: Builder, leg: str) -> list[Place]:
-    """Of the engines that get such legs, by their position."""
-    return [place for place in builder.places.values() if place.pool.leg == leg]
+def targets(slots: EngineSlots, leg: str) -> tuple[Target, ...]:
+    """The engines that get such legs."""
+    return tuple(Target(slot.info, slot.pool) for slot in slots.of_leg(leg))

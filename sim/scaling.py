@@ -17,12 +17,13 @@ from pdflow.protocol.values import MS, EngineId, Instant
 from pdflow.routing.events import EngineJoins, EngineLeaves
 from pdflow.routing.scaling import Autoscaler
 from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.schema import Pool
+from pdflow.scenario.schema import Pool, Scenario
 
 if TYPE_CHECKING:
     from pdflow.scenario.scale_schema import Scale
-    from sim.build import Builder, Place
     from sim.engine_node import EngineNode
+    from sim.engine_slot import EngineSlot, EngineSlots
+    from sim.world import World
 
 LOOK_NS: Final = 10 * MS
 """How often an engine that has no legs is asked whether it holds KV still."""
@@ -38,10 +39,10 @@ class State(IntEnum):
 class Member:
     """One engine of a pool that is scaled."""
 
-    __slots__ = ("place", "since", "spans", "starts", "state")
+    __slots__ = ("since", "slot", "spans", "starts", "state")
 
-    def __init__(self, place: Place, state: State) -> None:
-        self.place = place
+    def __init__(self, slot: EngineSlot, state: State) -> None:
+        self.slot = slot
         self.state = state
         self.since: Instant = 0
         """When its GPUs were last taken."""
@@ -54,14 +55,13 @@ class Member:
 class Scaling:
     """Over all pools that any [[scale]] is about."""
 
-    def __init__(self, builder: Builder) -> None:
-        self.world = builder.world
-        self.env = builder.world.env
+    def __init__(self, world: World, slots: EngineSlots, scenario: Scenario) -> None:
+        self.world = world
+        self.env = world.env
         self.pools: dict[str, list[Member]] = {}
-        scenario = builder.scenario
         for scale in scenario.scales:
             if scale.pool not in self.pools:
-                self.pools[scale.pool] = self.members(builder, scenario.pool(scale.pool))
+                self.pools[scale.pool] = self.members(slots, scenario.pool(scale.pool))
         for scale in scenario.scales:
             if scale.at_s is not None:
                 self.env.call(seconds_to_ns(scale.at_s), self.scheduled, scale)
@@ -71,12 +71,12 @@ class Scaling:
                 scaler = Autoscaler(scale.target_queue, scale.min_replicas, scale.most, calm_ns)
                 self.look_later(scale, scaler)
 
-    def members(self, builder: Builder, pool: Pool) -> list[Member]:
+    def members(self, slots: EngineSlots, pool: Pool) -> list[Member]:
         """Those beyond the pool's `replicas` are down."""
-        places = [place for place in builder.places.values() if place.pool.name == pool.name]
-        members = [Member(place, State.SERVING if i < pool.replicas else State.DOWN) for i, place in enumerate(places)]
+        there = slots.of_pool(pool.name)
+        members = [Member(slot, State.SERVING if i < pool.replicas else State.DOWN) for i, slot in enumerate(there)]
         for member in members[pool.replicas :]:
-            self.tell(EngineLeaves(member.place.name))
+            self.tell(EngineLeaves(member.slot.name))
         return members
 
     def tell(self, event: EngineLeaves | EngineJoins) -> None:
@@ -85,12 +85,12 @@ class Scaling:
 
     def node(self, member: Member) -> EngineNode:
         """The life that it is in."""
-        return self.world.node_at(member.place.pool.leg, member.place.position)
+        return self.world.node_at(member.slot.leg, member.slot.position)
 
-    def runs(self, place: Place) -> bool:
+    def runs(self, slot: EngineSlot) -> bool:
         """Whether the engine there has been started, and not stopped."""
-        members = self.pools.get(place.pool.name, ())
-        return not any(member.place is place and member.state < State.SERVING for member in members)
+        members = self.pools.get(slot.pool.name, ())
+        return not any(member.slot is slot and member.state < State.SERVING for member in members)
 
     # How many.
 
@@ -116,19 +116,19 @@ class Scaling:
         """Open at its engines, by the router's count."""
         router: Any = self.world.router.port.endpoint
         members = self.pools[pool]
-        choice = router.decode_choice if members[0].place.pool.leg == "decode" else router.prefill_choice
-        return sum(choice.loads[member.place.position] for member in members)
+        choice = router.decode_choice if members[0].slot.leg == "decode" else router.prefill_choice
+        return sum(choice.loads[member.slot.position] for member in members)
 
     def set(self, scale: Scale, wanted: int) -> None:
         """The lowest numbers serve, but who is leaving comes back before anybody is started, and who is starting goes
         before anybody who serves."""
         members = self.pools[scale.pool]
         there = [member for member in members if member.state in (State.STARTING, State.SERVING)]
-        there.sort(key=lambda member: (member.state, -member.place.position))
+        there.sort(key=lambda member: (member.state, -member.slot.position))
         for member in there[: max(0, len(there) - wanted)]:
             self.stop(member)
         away = [member for member in members if member.state in (State.LEAVING, State.DOWN)]
-        away.sort(key=lambda member: (-member.state, member.place.position))
+        away.sort(key=lambda member: (-member.state, member.slot.position))
         for member in away[: max(0, wanted - len(there))]:
             self.start(member, seconds_to_ns(scale.start_lag_s))
 
@@ -155,7 +155,7 @@ class Scaling:
         self.count("started")
         self.tell(EngineJoins(self.node(member).name))
         if self.world.heartbeats is not None:
-            self.world.heartbeats.begin(member.place)
+            self.world.heartbeats.begin(member.slot)
 
     def stop(self, member: Member) -> None:
         if member.state == State.STARTING:

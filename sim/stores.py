@@ -6,6 +6,7 @@ the same. All of it lies on the node of its first object.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pdflow.methods.kv_store_keys import Key, home, origin
@@ -18,24 +19,30 @@ from sim.store_node import StoreNode
 
 if TYPE_CHECKING:
     from pdflow.scenario.schema import Pool
-    from sim.build import Builder
+    from sim.world import World
 
 INCARNATION = 0x570E_0000
 """Of the first node; those of engines are below."""
 
 
 class Stores:
-    """Args: `beside` is the pool whose shape and network the nodes share."""
+    """Args:
+    beside: the pool whose shape and network the nodes share.
+    named: whether prompts may say what they begin with.
+    incarnations: those of the nodes so named, where a record of another world is followed.
+    """
 
-    def __init__(self, builder: Builder, beside: Pool) -> None:
-        self.world = builder.world
-        self.transfer = builder.scenario.transfer
-        self.incarnations = builder.incarnations
-        self.wiring = StoreWiring(builder, beside, builder.stored_hidden_bytes)
-        self.shards = self.wiring.shards = builder.alike(self.wiring.shards)
-        self.by_block = self.transfer.store_granularity == "block" and builder.named
-        self.unit_tokens = self.wiring.unit_tokens(self.world.prefix_block_tokens)
-        self.model = builder.scenario.model.name
+    def __init__(
+        self, world: World, wiring: StoreWiring, beside: Pool, named: bool, incarnations: Mapping[str, int]
+    ) -> None:
+        self.world = world
+        self.wiring = wiring
+        self.transfer = wiring.transfer
+        self.incarnations = incarnations
+        self.shards = wiring.shards
+        self.by_block = self.transfer.store_granularity == "block" and named
+        self.unit_tokens = wiring.unit_tokens(world.prefix_block_tokens)
+        self.model = wiring.engines.scenario.model.name
         self.origins: dict[int, Key] = {}
         """What each process's chains begin with, by its salt."""
         if self.by_block:

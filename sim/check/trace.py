@@ -24,7 +24,6 @@ from pdflow.routing.router import Router
 from pdflow.scenario.schema import Scenario
 from pdflow.wiring.router import router_of
 from sim.build import Builder
-from sim.routing import cluster_of
 
 CLASSES = classes_of(effects, events, ids, messages, timers, values, router_events, router_effects)
 
@@ -75,7 +74,7 @@ def follow(scenario: Scenario, path: Path) -> Followed:
 
 def live_router(builder: Builder) -> Router:
     """As a live one begins: it has heard of nobody, and engines may be told to leave."""
-    made = router_of(attrs.evolve(cluster_of(builder), changes=True))
+    made = router_of(attrs.evolve(builder.cluster(), changes=True))
     for info in (*made.prefill, *made.decode):
         made.handle(router_events.EngineChanged(info.engine, False), 0)
     return made

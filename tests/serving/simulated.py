@@ -26,8 +26,9 @@ from pdflow.serving.events import LookupRequested, PutRequested
 from pdflow.wiring.engines import Consumer
 from pdflow.wiring.stores import load_xid
 from sim.aggregated_node import AggregatedNode
-from sim.build import Builder, Place
+from sim.build import Builder
 from sim.engine_node import EngineNode
+from sim.engine_slot import EngineSlot
 from sim.node import Port
 from sim.store_node import StoreNode
 from sim.store_prefill_node import StorePrefillNode
@@ -274,7 +275,17 @@ class Simulated:
     def _node(self, engine: Engine) -> Any:
         builder, setting = self.builder, self.setting
         info = setting.info
-        place = Place(0, setting.pool, 0, info.engine, engine.limits, _no_cost(), BLOCKS, 1, 0)
+        slot = EngineSlot(
+            index=0,
+            pool=setting.pool,
+            position=0,
+            info=info,
+            limits=engine.limits,
+            cost=_no_cost(),
+            blocks=BLOCKS,
+            block_bytes=1,
+            span=0,
+        )
         node: EngineNode
         if setting.role == "aggregated":
             return AggregatedNode(self.world, 0, info, engine, 1)
@@ -286,12 +297,12 @@ class Simulated:
             store.make_ends(*ends, setting.shards, INCARNATION)
             return store
         if setting.role == "decode":
-            decode = builder.decode_node(place, info, engine, 0)
+            decode = builder.decode_node(slot, info, engine, 0)
             scheduler, ranks = builder.consumer(info, INCARNATION, BLOCKS)
             decode.make_scheduler(scheduler, INCARNATION)
             node = decode
         else:
-            prefill = builder.prefill_node(place, info, engine, 0)
+            prefill = builder.prefill_node(slot, info, engine, 0)
             produce, ranks = builder.producer(info, INCARNATION)  # type: ignore[assignment]
             prefill.make_scheduler(produce, INCARNATION)
             node = prefill
