@@ -5,10 +5,8 @@ For the router its leg is a prefill leg that nothing follows; its answer is the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Finished, Sequence
+from pdflow.methods.speech import Side
 from pdflow.protocol.effects import Enqueue
 from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
@@ -23,10 +21,8 @@ from pdflow.serving.effects import Drop, EndDecode
 from pdflow.serving.events import AloneRequested, EngineFinished, RequestAborted
 from pdflow.serving.landing import Landing
 from sim.engine_node import EngineNode
+from sim.node_ports import EngineParts
 from sim.prefill_node import WEIGHTS
-
-if TYPE_CHECKING:
-    from sim.world import World
 
 
 class AggregatedLeg:
@@ -42,16 +38,15 @@ class AggregatedLeg:
 class AggregatedNode(EngineNode):
     """One engine that serves requests alone."""
 
-    def __init__(self, world: World, index: int, info: EngineInfo, engine: Engine, block_bytes: int) -> None:
-        core = DecodeCore(WEIGHTS, Landing())
-        super().__init__(world, index, info.engine, engine, block_bytes, core)
+    def __init__(self, parts: EngineParts, info: EngineInfo) -> None:
+        super().__init__(parts, Side.P, DecodeCore(WEIGHTS, Landing()))
         self.info = info
         self.by_request: dict[RequestId, AggregatedLeg] = {}
         self.perform.update({Enqueue: self.enqueue, Drop: self.drop, EndDecode: self.end})
 
     def accept(self, dispatch: DispatchPrefill) -> None:
         """A request has come over HTTP."""
-        request, records, handle = dispatch.request, self.world.records, dispatch.request_id
+        request, records, handle = dispatch.request, self.metrics.records, dispatch.request_id
         records.ends[ROUTE][request] = self.env.now
         records.decode_engine[request] = self.name
         prefix = self.prefix_of(request)
@@ -82,21 +77,21 @@ class AggregatedNode(EngineNode):
         self.rearm()
 
     def end(self, port: Port, effect: EndDecode) -> None:
-        leg, world = self.by_request.pop(effect.handle), self.world
+        leg = self.by_request.pop(effect.handle)
         if effect.code is not Code.NONE:
-            world.router.later(PrefillAnswered(leg.request_id, None, effect.code))
+            self.router.later(PrefillAnswered(leg.request_id, None, effect.code))
             return
         seq = leg.seq
         # What it found is another's, who may hold it still.
         own_tokens = seq.prompt_tokens + seq.output_tokens - 1 - seq.cached_tokens
         self.measure_pool(-(-own_tokens // self.engine.limits.block_size))
-        ends = world.records.ends
+        ends = self.metrics.records.ends
         ends[P_QUEUE][leg.request] = seq.start_ns
         # Its prefill yields the first token: between the two nothing is handed over, admitted or moved.
         for stage in range(PREFILL, NOTIFY + 1):
             ends[stage][leg.request] = seq.first_token_ns
         self.decoded(leg.request_id, seq, seq.finished_ns)
-        world.router.later(PrefillAnswered(leg.request_id, KvParams(self.info, leg.xid, leg.request_id, 0)))
+        self.router.later(PrefillAnswered(leg.request_id, KvParams(self.info, leg.xid, leg.request_id, 0)))
 
     def assert_empty(self) -> None:
         self.core.assert_empty(self.name)

@@ -59,6 +59,10 @@ class Clock:
         """Whether anything is to come but looks."""
         return self.pending > self.looks
 
+    def real(self, duration_ns: int) -> int:
+        """How long the world takes until this clock has moved on by that much (`sim.skew` has others)."""
+        return duration_ns
+
     def last(self, callback: Callback, about: Any, order: int) -> None:
         """Call `callback(about)` at this instant, when nothing else is left to happen at it; the lowest order first."""
         heappush(self._last, (order, self._number(), callback, about))

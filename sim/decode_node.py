@@ -5,10 +5,8 @@ What it does with a request is decided in `pdflow/serving/decode.py`. Here are i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Admitted, Finished, Sequence
+from pdflow.methods.speech import Side
 from pdflow.protocol.consumer_scheduler import ConsumerScheduler
 from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.messages import Code
@@ -31,16 +29,16 @@ from pdflow.serving.events import (
 )
 from sim.engine_node import EngineNode
 from sim.node import Port as SimPort
-
-if TYPE_CHECKING:
-    from sim.world import World
+from sim.node_ports import EngineParts
+from sim.run_metrics import request_of
 
 
 class DecodeNode(EngineNode):
     """One decode engine."""
 
-    def __init__(self, world: World, index: int, name: str, engine: Engine, block_bytes: int, core: DecodeCore) -> None:
-        super().__init__(world, index, name, engine, block_bytes, core)
+    def __init__(self, parts: EngineParts, core: DecodeCore) -> None:
+        super().__init__(parts, Side.D, core)
+        self.prefill_tokens = parts.ports.prefill_tokens
         self.scheduler: SimPort
         self.legs: dict[RequestId, Sequence] = {}
         self.do.update(
@@ -68,22 +66,20 @@ class DecodeNode(EngineNode):
 
     def accept(self, dispatch: DispatchDecode) -> None:
         """A decode leg has come over HTTP."""
-        world = self.world
-        request, handle = dispatch.request, dispatch.request_id
-        records = world.records
+        records, request, handle = self.metrics.records, dispatch.request, dispatch.request_id
         records.ends[HANDOFF][request] = self.env.now
         prompt = records.input_tokens[request]
         # P's first token, if the client has it from there, is input to D's first step; its KV is nobody's yet. It may
         # be known to the router only later.
-        given = world.prefill_tokens
+        given = self.prefill_tokens
         output = records.output_tokens[request] - given
         prefix = self.prefix_of(request)
         self.legs[handle] = Sequence(request, prompt + given, output, True, False, prompt, prefix, 0, handle)
         blocks = -(-prompt // self.engine.limits.block_size)
-        follows = handle in world.router.first_follows
+        follows = handle in self.router.first_follows
         if follows:
-            world.router.first_follows.remove(handle)
-        digest = world.digest(request)
+            self.router.first_follows.remove(handle)
+        digest = self.prompts.digest(request)
         self.feed(self.role, DecodeRequested(handle, dispatch.params, blocks, prompt, digest, follows))
 
     def first_token_known(self, request_id: RequestId) -> None:
@@ -92,7 +88,7 @@ class DecodeNode(EngineNode):
 
     def accept_alone(self, dispatch: DispatchAlone) -> None:
         """The only leg of an attempt has come over HTTP."""
-        request, records, handle = dispatch.request, self.world.records, dispatch.request_id
+        request, records, handle = dispatch.request, self.metrics.records, dispatch.request_id
         records.ends[ROUTE][request] = self.env.now
         records.prefill_engine[request] = self.name
         prefix = self.prefix_of(request)
@@ -152,21 +148,21 @@ class DecodeNode(EngineNode):
     # The record, and the router.
 
     def admit(self, port: Port, effect: Admit) -> None:
-        self.world.records.ends[D_ADMIT][self.legs[effect.handle].index] = self.env.now
+        self.metrics.records.ends[D_ADMIT][self.legs[effect.handle].index] = self.env.now
 
     def landed(self, port: Port, effect: Landed) -> None:
-        self.world.records.ends[NOTIFY][self.legs[effect.handle].index] = self.env.now
+        self.metrics.records.ends[NOTIFY][self.legs[effect.handle].index] = self.env.now
 
     def end(self, port: Port, effect: EndDecode) -> None:
-        handle, code, world = effect.handle, effect.code, self.world
+        handle, code = effect.handle, effect.code
         seq = self.legs.pop(handle)
         if code is Code.NONE:
             if not seq.remote_kv:
                 self.stamp_alone(seq)
             self.decoded(handle, seq, seq.finished_ns)
-        elif world.shipping is not None:
-            world.shipping.ended(handle)
-        world.router.later(DecodeEnded(handle, code))
+        elif self.shipping is not None:
+            self.shipping.ended(handle)
+        self.router.later(DecodeEnded(handle, code))
 
     def strand_own(self, seq: Sequence) -> None:
         """Blocks that waited for its KV do no more. What it found here is counted with whoever had it sent."""
@@ -176,7 +172,7 @@ class DecodeNode(EngineNode):
 
     def stamp_alone(self, seq: Sequence) -> None:
         """Its prefill yields the first token: between the two nothing is handed over, admitted or moved."""
-        ends = self.world.records.ends
+        ends = self.metrics.records.ends
         ends[P_QUEUE][seq.index] = seq.start_ns
         for stage in range(PREFILL, NOTIFY + 1):
             ends[stage][seq.index] = seq.first_token_ns
@@ -186,10 +182,10 @@ class DecodeNode(EngineNode):
     # Transfers.
 
     def post_read(self, port: SimPort, effect: PostRead) -> None:
-        self.world.fabric.read(port, effect, self.world.request_of(effect.op.reg.request_id))
+        self.fabric.read(port, effect, request_of(effect.op.reg.request_id))
 
     def read_word(self, port: SimPort, effect: ReadWord) -> None:
-        self.world.fabric.read_word(port, effect.op, effect.source, effect.index)
+        self.fabric.read_word(port, effect.op, effect.source, effect.index)
 
     def assert_empty(self) -> None:
         self.core.assert_empty(self.name)

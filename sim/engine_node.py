@@ -6,37 +6,37 @@ A node is one life of an engine's processes. It can be paused, and it can die; a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pdflow.engine.engine import Engine
 from pdflow.engine.hosted import HostedEngine
 from pdflow.engine.sequence import Sequence
 from pdflow.memory.caching import CachingPool
+from pdflow.methods.speech import Side
 from pdflow.protocol.values import Address, EngineId, Instant, RequestId
 from pdflow.serving.core import Core, Endpoint
 from pdflow.serving.core import Port as CorePort
 from pdflow.serving.effects import HoldEngine, ResumeEngine
 from sim.clock import AFTER_ENGINES, ENGINE, POLL
-from sim.node import FAR, TIME_REACHED, Node, Port
+from sim.node import FAR, TIME_REACHED, Port
+from sim.node_ports import EngineParts
+from sim.peer_node import PeerNode
 
-if TYPE_CHECKING:
-    from sim.world import World
 
+class EngineNode(PeerNode):
+    """A node with a batch scheduler. Args: `side`: which side its ranks are on."""
 
-class EngineNode(Node):
-    """A node with a batch scheduler. `index` orders engines that act at one instant."""
-
-    def __init__(
-        self, world: World, index: int, name: str, engine: Engine, block_bytes: int, core: Core | None = None
-    ) -> None:
-        super().__init__(world, core)
-        self.name = name
-        self.engine = engine
-        self.block_bytes = block_bytes
+    def __init__(self, parts: EngineParts, side: Side, core: Core | None = None) -> None:
+        super().__init__(parts.ports, side, core)
+        self.name = parts.name
+        self.engine = parts.engine
+        self.block_bytes = parts.block_bytes
+        self.shipping = parts.ports.shipping
+        self.prompts = parts.ports.prompts
+        self.poll_ns = parts.ports.poll_ns
         self.ranks: list[Port] = []
         """Its endpoints but the scheduler's."""
-        self.priority = ENGINE + index
-        self.poll_priority = POLL + index
+        self.priority = ENGINE + parts.index
+        self.poll_priority = POLL + parts.index
         self.unasked: list[tuple[Port, Any]] = []
         """What has come at the instant of a boundary, until the engine has gone through it."""
         self.timer: int = FAR
@@ -46,8 +46,6 @@ class EngineNode(Node):
         self.held = False
         """Its engine waits for something that is not computed here."""
         self.peak_blocks = 0
-        self.alive = True
-        self.paused_until: Instant = 0
         self.door: Callable[[Any], None] | None = None
         """Takes what the router sends, while the engine itself cannot."""
         self.busy_before_ps = 0
@@ -56,12 +54,12 @@ class EngineNode(Node):
         """Steps that former lives of this engine have logged, if it decodes."""
         self.prefix_cache_before = (0, 0)
         """What former lives counted."""
-        if world.poll_ns:
+        if self.poll_ns:
             # Deadlines too are judged in the engine's step, behind everything that had come before (C11).
             self.receive = self.hear
 
-    def add(self, address: Address, endpoint: Endpoint, incarnation: int) -> Port:
-        port = super().add(address, endpoint, incarnation)
+    def add(self, address: Address, endpoint: Endpoint, incarnation: int, side: Side | None = None) -> Port:
+        port = super().add(address, endpoint, incarnation, side)
         if address != self.name:
             self.ranks.append(port)
         return port
@@ -111,6 +109,13 @@ class EngineNode(Node):
     def assert_empty(self) -> None:
         """At quiescence: of what this kind of node keeps beside its blocks, nothing is left."""
 
+    def left_over(self) -> str:
+        """What it holds still when it has no work: blocks, or a transfer, in words."""
+        pool = self.engine.pool
+        if pool.free != pool.num_blocks:
+            return f"{self.name} has lost {pool.num_blocks - pool.free} KV blocks"
+        return self.open_transfers()
+
     # Standing still, and dying.
 
     def hold(self) -> None:
@@ -121,8 +126,8 @@ class EngineNode(Node):
             return
         self.held = True
         self.timer = FAR
-        if self.world.tell is not None:
-            self.world.tell(self.name, "its engine waits")
+        if self.metrics.tell is not None:
+            self.metrics.tell(self.name, "its engine waits")
         for outcome in engine.freeze(self.env.now):
             self.came(outcome)
 
@@ -131,8 +136,8 @@ class EngineNode(Node):
         engine = self.engine
         assert isinstance(engine, HostedEngine)
         self.held = False
-        if self.world.tell is not None:
-            self.world.tell(self.name, "its engine goes on")
+        if self.metrics.tell is not None:
+            self.metrics.tell(self.name, "its engine goes on")
         engine.thaw(self.env.now)
         self.rearm()
 
@@ -187,15 +192,15 @@ class EngineNode(Node):
         before = self.steps_before
         if before:
             seq.token_runs = [(first + before, last + before) for first, last in seq.token_runs]
-        self.world.decoded[request_id] = (seq, at_ns)
+        self.router.decoded[request_id] = (seq, at_ns)
 
     def prefix_of(self, request: int) -> tuple[int, ...]:
         """The names of the prefix blocks that a prompt begins with, as this engine's pool counts them."""
-        pool, prefix = self.engine.pool, self.world.prefixes.get(request)
+        pool, prefix = self.engine.pool, self.prompts.prefixes.get(request)
         if prefix is None or not isinstance(pool, CachingPool):
             return ()
         # A name stands for all before it, so the last one of several speaks for them.
-        each = pool.span * self.engine.limits.block_size // self.world.prefix_block_tokens
+        each = pool.span * self.engine.limits.block_size // self.prompts.block_tokens
         return prefix if each == 1 else prefix[each - 1 :: each]
 
     def prefix_cache(self) -> tuple[int, int]:
@@ -212,6 +217,11 @@ class EngineNode(Node):
 
     def newest_generation(self) -> int:
         return self.engine.pool.newest_generation
+
+    def left_of_step(self) -> int:
+        """As of Node."""
+        boundary = self.engine.next_boundary(self.env.now)
+        return 0 if boundary is None else boundary - self.env.now
 
     def hear(self, port: Port, event: Any) -> None:
         """Something has come for an endpoint that polls: once per engine step, at the first boundary strictly after
@@ -236,7 +246,7 @@ class EngineNode(Node):
 
     def wait_for_poll(self, port: Port, event: Any, boundary: Instant | None) -> None:
         now = self.env.now
-        poll_ns = self.world.poll_ns
+        poll_ns = self.poll_ns
         at = -(-now // poll_ns) * poll_ns if boundary is None else boundary
         if at > now:
             self.env.call(at - now, self.polled, (port, event), self.poll_priority)
@@ -248,4 +258,4 @@ class EngineNode(Node):
 
     def strand(self, blocks: int, since: Instant) -> None:
         """Blocks that no engine computed on from `since` until now: waiting for a transfer, in one, or after one."""
-        self.world.totals.stranded_byte_ns += blocks * self.block_bytes * (self.env.now - since)
+        self.metrics.totals.stranded_byte_ns += blocks * self.block_bytes * (self.env.now - since)

@@ -5,6 +5,8 @@ A slot is all that a new incarnation is made from. Which node stands in it now i
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 from pdflow.cost.step import StepCost
@@ -38,7 +40,7 @@ class EngineSlot:
         return self.info.engine
 
     @property
-    def leg(self) -> str:
+    def leg(self) -> Literal["prefill", "decode"]:
         """Which legs the router sends it."""
         return self.pool.leg
 

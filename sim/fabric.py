@@ -8,34 +8,26 @@ is behind its data. Where the dialect polls, whatever arrives waits for its node
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, TypeAlias, get_args
 
 from pdflow.methods.speech import LEASE_WORD, Side, Speech, When, Word
 from pdflow.network.network import FlowId, Network, PathId
-from pdflow.protocol.consumer_rank import ConsumerRank
 from pdflow.protocol.effects import PostRead, PostWrite, Send
 from pdflow.protocol.events import FenceEnded, HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded
 from pdflow.protocol.ids import Op, Reg
 from pdflow.protocol.messages import Message
 from pdflow.protocol.values import Address, Instant
 from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
+from sim.clock import Clock
 from sim.node import FAR, Port
-from sim.store_node import StoreNode
-
-if TYPE_CHECKING:
-    from sim.paths import Paths, Rails, Route
-    from sim.world import World
-
+from sim.paths import Paths, Rails, Route
+from sim.run_metrics import RunMetrics
 
 NO_OP = Op(Reg("", 0, 0, ""), 0, 0)
 """Of a copy on one host."""
 
 
 FRAMES = {kind.__struct_config__.tag: kind for kind in get_args(Message)}
-
-
-def side_of(port: Port) -> Side:
-    return Side.D if isinstance(port.endpoint, ConsumerRank) else Side.P
 
 
 class Flight:
@@ -104,17 +96,31 @@ class Flight:
         return bool(self.shares)
 
 
+Carry: TypeAlias = Callable[[PostWrite | PostRead, Flight, Route, int], None]
+"""Carries an operation in pieces: (what posts it, the operation as a whole, its route, ns before its first byte)."""
+
+
 class Fabric:
     """Args: latencies in ns; `paths` knows routes, latencies and descriptor counts of pairs of ranks; `speech` is what
-    a method as published says instead of our frames."""
+    a method as published says instead of our frames; `pulls`: D moves the bytes."""
 
     def __init__(
-        self, world: World, network: Network, paths: Paths, control_ns: int, handshake_ns: int, speech: Speech
+        self,
+        env: Clock,
+        metrics: RunMetrics,
+        paths: Paths,
+        control_ns: int,
+        handshake_ns: int,
+        speech: Speech,
+        pulls: bool,
     ) -> None:
-        self.world = world
-        self.env = world.env
-        self.network = network
+        self.env = env
+        self.metrics = metrics
+        self.network: Network = paths.network
         self.paths = paths
+        self.pulls = pulls
+        self.carry: Carry | None = None
+        """What operations are handed to (`sim.shipping`), if the method sends them in pieces."""
         self.control_ns = control_ns
         self.handshake_ns = handshake_ns
         self.speech = speech
@@ -167,10 +173,10 @@ class Fabric:
         return self.handshake_ns if self.contact(port) else 0
 
     def contact(self, port: Port) -> str:
-        """How it makes itself known; "" where its peer does that. A store calls nobody."""
-        if isinstance(port.node, StoreNode) and self.speech.words:
+        """How it makes itself known; "" where its peer does that."""
+        if self.speech.words and not port.node.makes_contact:
             return ""
-        return self.speech.contact(side_of(port))
+        return self.speech.contact(port.side)
 
     def shaken(self, about: tuple[Port, Address]) -> None:
         port, peer = about
@@ -186,7 +192,7 @@ class Fabric:
         port, peer = about
         me = port.address
         self.fences[me, peer] = self.fences[peer, me] = self.posted
-        if isinstance(port.endpoint, ConsumerRank):
+        if port.side is Side.D:
             self.bars[peer, me] = port.node.newest_generation()
         for flow, flight in list(self.flows.items()):
             if self.barred(flight) and self.network.cancel(flow, self.env.now) is not None:
@@ -255,14 +261,14 @@ class Fabric:
             reads=type(effect) is PostRead,
         )
         before_ns = self.speak(flight) if self.speech.words else 0
-        if self.world.shipping is not None:
-            self.world.shipping.post(effect, flight, route, before_ns)
+        if self.carry is not None:
+            self.carry(effect, flight, route, before_ns)
             return
         if self.closing and not flight.reads:
             flight.wire_latency += self.closing_ns
         blocks = effect.source.blocks if isinstance(effect, PostWrite) else effect.blocks
         cost_ns = route.post_ns(grant.num_tokens, route.joints(blocks, grant))
-        self.world.records.ends[HANDSHAKE][request] = now
+        self.metrics.records.ends[HANDSHAKE][request] = now
         if not cost_ns and not before_ns:
             self.begin(flight)
             return
@@ -273,10 +279,10 @@ class Fabric:
         """What is said of an operation before its first byte, and behind its last: how long the former takes."""
         if not flight.reads:
             self.messages += len(self.closing)
-        if flight.reads != self.world.pulls:
+        if flight.reads != self.pulls:
             return 0
         self.messages += len(self.requesting)
-        if self.world.tell is not None:
+        if self.metrics.tell is not None:
             for word in self.requesting:
                 self.say(flight, word)
         return self.requesting_ns
@@ -284,11 +290,11 @@ class Fabric:
     def say(self, flight: Flight, word: Word, what: str = "") -> None:
         """Tell that one of the two sends this."""
         by, to = (flight.p_port, flight.d_port) if word.by is Side.P else (flight.d_port, flight.p_port)
-        assert self.world.tell is not None
-        self.world.tell(by.address, f"sends {word.name}{what}: {to.address}")
+        assert self.metrics.tell is not None
+        self.metrics.tell(by.address, f"sends {word.name}{what}: {to.address}")
 
     def begin(self, flight: Flight) -> None:
-        self.world.records.ends[XFER_POST][flight.request] = self.env.now
+        self.metrics.records.ends[XFER_POST][flight.request] = self.env.now
         if self.hindrances is None or self.hindrances.begins(flight):
             self.flow(flight, flight.nbytes)
 
@@ -342,7 +348,7 @@ class Fabric:
             flight.p_port.node.receive(flight.p_port, WriteEnded(flight.op, False))
 
     def land(self, flight: Flight) -> None:
-        world = self.world
+        metrics = self.metrics
         op, p_port, d_port = flight.op, flight.p_port, flight.d_port
         if (self.fences and self.barred(flight)) or (self.fails is not None and self.fails(op)):
             self.fail(flight)
@@ -353,9 +359,9 @@ class Fabric:
         if self.hindrances is not None:
             self.hindrances.lands(flight)
             return
-        world.records.ends[XFER_WIRE][flight.request] = self.env.now
-        world.totals.bytes_moved += flight.nbytes
-        world.totals.transfers += 1
+        metrics.records.ends[XFER_WIRE][flight.request] = self.env.now
+        metrics.totals.bytes_moved += flight.nbytes
+        metrics.totals.transfers += 1
         if flight.reads:
             if flight.notice is not None:
                 p_port.node.receive(p_port, Received(d_port.address, d_port.incarnation, flight.notice))

@@ -10,15 +10,12 @@ Source: SEED_SYSTEMS.md 5c (preferred and secondary NICs; a failed path is repla
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdflow.protocol.ids import engine_of
-from sim.hindrances import NO_FLOW, NO_SHARE, no_rail
-
-if TYPE_CHECKING:
-    from sim.fabric import Flight
-    from sim.hindrances import Hindrances
-    from sim.paths import Nic
+from sim.fabric import Flight
+from sim.hindrances import NO_FLOW, NO_SHARE, Hindrances, no_rail
+from sim.paths import Nic
 
 
 class Failover:

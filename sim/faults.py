@@ -8,25 +8,23 @@ held then must come back, and a run comes to rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pdflow.faults.draw import Numbers, Streams, Window, windows
 from pdflow.faults.plan import Crash, Fault, HangUp, NicDown, Pause, Plan, Skew, Slow
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.values import EngineId, Instant
+from pdflow.workload.request import Request
+from sim.clients import Clients
 from sim.clock import AFTER_ENGINES, INPUT
+from sim.engine_node import EngineNode
 from sim.failover import Failover
 from sim.hindrances import Hindrances
 from sim.lives import Lives
+from sim.node import Observer
+from sim.node_registry import NodeRegistry
+from sim.paths import Nic
 from sim.skew import SkewedClock
-from sim.witness import Witness
-
-if TYPE_CHECKING:
-    from sim.engine_node import EngineNode
-    from sim.engine_slot import EngineSlots
-    from sim.lives import MakeEngine
-    from sim.paths import Nic
-    from sim.world import Observer, World
 
 
 class Course:
@@ -41,25 +39,24 @@ class Course:
 
 
 class Faults:
-    """Args: `streams` gives the stream of random numbers of a name; `make` a new incarnation of an engine."""
+    """Args: `streams` gives the stream of random numbers of a name."""
 
     def __init__(
-        self,
-        world: World,
-        slots: EngineSlots,
-        make: MakeEngine,
-        plan: Plan,
-        streams: Streams,
-        handshake_timeout_ns: int,
+        self, plan: Plan, streams: Streams, clients: Clients, nodes: NodeRegistry, hindrances: Hindrances, lives: Lives
     ) -> None:
-        self.world = world
-        self.env = world.env
+        self.env = clients.env
+        self.clients = clients
+        clients.on_arrival.append(self.arrived)
+        self.router = clients.router
+        self.nodes = nodes
         self.plan = plan
         self.streams = streams
-        self.witness = Witness(self.world)
         self.healed = False
-        self.lives = Lives(self, world, slots, make)
-        self.hindrances = Hindrances(self, plan, streams, handshake_timeout_ns)
+        self.lives = lives
+        self.hindrances = hindrances
+        self.fabric = hindrances.fabric
+        self.clocks: dict[EngineId, SkewedClock] = {}
+        """Of engines whose clock has ever run wrong."""
         self.open: dict[int, Course] = {}
         """Windows that are open and will end, by a number of their own."""
         self.windows = 0
@@ -86,15 +83,9 @@ class Faults:
         if plan.heal_ns is not None:
             self.env.call(plan.heal_ns, self.heal, None)
 
-    def count(self, fault: Fault) -> None:
-        """For the result: how often each kind has happened."""
-        name = "fault: " + fault.name.partition("/")[0]
-        notes = self.world.totals.notes
-        notes[name] = notes.get(name, 0) + 1
-
     def observer(self, oracle: Oracle) -> Observer:
         """What to show every event to, so that the oracle sees all that there is."""
-        return self.witness.before(oracle, self.hindrances)
+        return self.hindrances.witness.before(oracle, self.hindrances.stale)
 
     # When.
 
@@ -109,7 +100,7 @@ class Faults:
 
     def begin(self, about: tuple[Course, Instant | None]) -> None:
         course, until = about
-        if self.world.done or self.healed:
+        if self.clients.done or self.healed:
             return
         fault = course.fault
         action = self.actions.get(type(fault))
@@ -145,7 +136,7 @@ class Faults:
         self.healed = True
         for window in list(self.open):
             self.end(window)
-        for node in (*self.world.prefills, *self.world.decodes):
+        for node in self.nodes.engines():
             if node.paused_until > self.env.now:
                 node.paused_until = self.env.now
                 self.resume(node)
@@ -154,7 +145,7 @@ class Faults:
 
     def crash(self, course: Course, until: Instant | None) -> None:
         if self.lives.crash(cast(Crash, course.fault), cast(EngineId, course.engine)):
-            self.count(course.fault)
+            self.hindrances.count(course.fault)
 
     def pause(self, course: Course, until: Instant | None) -> None:
         fault, node = cast(Pause, course.fault), self.lives.node(cast(EngineId, course.engine))
@@ -162,7 +153,7 @@ class Faults:
             return
         if self.plan.heal_ns is not None:
             until = min(until, self.plan.heal_ns)
-        self.count(fault)
+        self.hindrances.count(fault)
         if fault.only_engine:
             node.stretch(until)
             return
@@ -184,12 +175,12 @@ class Faults:
         mine = [effect for at, effect in self.waiting if at is node]
         self.waiting = [item for item in self.waiting if item[0] is not node]
         for effect in mine:
-            self.world.router.arrivals[type(effect)](effect)
+            self.router.arrivals[type(effect)](effect)
 
     def skew(self, course: Course, until: Instant | None) -> None:
         fault = cast(Skew, course.fault)
         self.set_clock(cast(EngineId, course.engine), fault.speed, fault.offset_ns)
-        self.count(fault)
+        self.hindrances.count(fault)
 
     def unskew(self, course: Course) -> None:
         """Right speed again; what it has gained it keeps, since no clock goes back."""
@@ -197,9 +188,9 @@ class Faults:
 
     def set_clock(self, name: EngineId, speed: float, ahead_ns: int) -> None:
         node = self.lives.node(name)
-        clock = node.clock
-        if not isinstance(clock, SkewedClock):
-            clock = node.clock = SkewedClock(self.env)
+        clock = self.clocks.get(name)
+        if clock is None:
+            clock = self.clocks[name] = node.clock = SkewedClock(self.env)
         clock.set(speed, ahead_ns)
         now = clock.now
         for port in node.ports.values():
@@ -208,7 +199,7 @@ class Faults:
 
     def slow(self, course: Course, until: Instant | None) -> None:
         fault = cast(Slow, course.fault)
-        self.count(fault)
+        self.hindrances.count(fault)
         for resource, _ in self.resources(course):
             self.slowed.setdefault(resource, []).append(fault.factor)
         self.set_bandwidths(course)
@@ -219,7 +210,7 @@ class Faults:
         self.set_bandwidths(course)
 
     def lose_nic(self, course: Course, until: Instant | None) -> None:
-        self.count(course.fault)
+        self.hindrances.count(course.fault)
         self.failover.lose(self.nics(course))
 
     def regain_nic(self, course: Course) -> None:
@@ -231,17 +222,17 @@ class Faults:
         return [(address, cast(NicDown, course.fault).nic) for address in node.ports if address != node.name]
 
     def set_bandwidths(self, course: Course) -> None:
-        network = self.world.fabric.network
+        network = self.fabric.network
         for resource, capacity in self.resources(course):
             if capacity is not None:
                 for factor in sorted(self.slowed[resource]):
                     capacity = max(1, int(capacity / factor))
                 network.set_bandwidth(resource, capacity, self.env.now)
-        self.world.fabric.arm()
+        self.fabric.arm()
 
     def resources(self, course: Course) -> list[tuple[int, int | None]]:
         """The links that are slowed, with what they offer when they are not."""
-        paths = self.world.fabric.paths
+        paths = self.fabric.paths
         fault = cast(Slow, course.fault)
         if course.engine is None:
             return [
@@ -250,7 +241,7 @@ class Faults:
                 if link.name in fault.links
             ]
         node = self.lives.node(course.engine)
-        direction = "tx" if node in self.world.prefills else "rx"
+        direction = "tx" if node in self.nodes.prefills else "rx"
         nics = [address for address in node.ports if address != node.name]
         numbers = range(paths.table.nics_per_rank)
         rate = paths.table.bandwidth_bytes_per_s
@@ -261,16 +252,16 @@ class Faults:
         if fault.within_ns is not None:
             self.hang_ups.append(fault)
             return
-        for request in list(self.world.router.by_request):
+        for request in list(self.router.by_request):
             if self.hindrances.numbers[fault.name].uniform() < fault.probability:
-                self.count(fault)
-                self.world.router.hang_up(request)
+                self.hindrances.count(fault)
+                self.router.hang_up(request)
 
     def stop_hanging_up(self, course: Course) -> None:
         if self.hang_ups:
             self.hang_ups = [fault for fault in self.hang_ups if fault is not course.fault]
 
-    def arrived(self, request: int) -> None:
+    def arrived(self, request: int, _: Request) -> None:
         """A request has come; its client may be one that will not wait."""
         for fault in self.hang_ups:
             assert fault.within_ns is not None
@@ -281,6 +272,6 @@ class Faults:
 
     def gone(self, about: tuple[HangUp, int]) -> None:
         fault, request = about
-        if request in self.world.router.by_request and not self.healed:
-            self.count(fault)
-            self.world.router.hang_up(request)
+        if request in self.router.by_request and not self.healed:
+            self.hindrances.count(fault)
+            self.router.hang_up(request)

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from pdflow.methods.method import Conduct, Method
 from pdflow.methods.nccl_table import Group, Groups, Use
 from pdflow.protocol.values import Address
+from sim.fabric import Fabric
+from sim.node import Node
 from sim.shipping import ASK, Parcel, Shipping
-
-if TYPE_CHECKING:
-    from sim.node import Node
-    from sim.world import World
 
 GROUP = "group"
 
@@ -28,9 +25,9 @@ class GroupedShipping(Shipping):
     """Args: as Shipping's, and `most` groups of a rank. The method announces its pieces."""
 
     def __init__(
-        self, world: World, method: Method, conduct: Conduct, hidden_bytes: int, pickle_bytes_per_s: int, most: int
+        self, fabric: Fabric, method: Method, conduct: Conduct, hidden_bytes: int, pickle_bytes_per_s: int, most: int
     ) -> None:
-        super().__init__(world, method, conduct, hidden_bytes, pickle_bytes_per_s)
+        super().__init__(fabric, method, conduct, hidden_bytes, pickle_bytes_per_s)
         self.groups = Groups(most)
         self.held: dict[Parcel, Group] = {}
         self.waiting: dict[Address, deque[Parcel]] = {}
@@ -56,7 +53,7 @@ class GroupedShipping(Shipping):
             self.note(use)
         now = self.env.now
         if use.again:
-            use.group.ready_ns = now + self.world.fabric.handshake_ns
+            use.group.ready_ns = now + self.fabric.handshake_ns
         if use.group.ready_ns > now:
             self.env.call(use.group.ready_ns - now, parcel.go_on, None)
         else:
@@ -64,11 +61,11 @@ class GroupedShipping(Shipping):
 
     def note(self, use: Use) -> None:
         """What it took to have a group, in numbers and in words."""
-        notes, tell = self.world.totals.notes, self.world.tell
+        metrics, tell = self.metrics, self.metrics.tell
         if use.closed:
-            notes["NCCL groups evicted"] = notes.get("NCCL groups evicted", 0) + len(use.closed)
+            metrics.count("NCCL groups evicted", len(use.closed))
         if use.again:
-            notes["NCCL groups made again"] = notes.get("NCCL groups made again", 0) + 1
+            metrics.count("NCCL groups made again")
         if tell is not None:
             for p_rank, d_rank in use.closed:
                 tell(p_rank, f"evicts its group: {d_rank}")

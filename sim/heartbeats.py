@@ -9,28 +9,37 @@ Who is a member for it is decided in `pdflow.routing.heartbeats`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.values import EngineId
 from pdflow.routing.events import EngineReported
-
-if TYPE_CHECKING:
-    from sim.engine_node import EngineNode
-    from sim.engine_slot import EngineSlot, EngineSlots
-    from sim.world import World
+from sim.clients import Clients
+from sim.engine_slot import EngineSlot
+from sim.node_registry import NodeRegistry
+from sim.scaling import Scaling
 
 
 class Heartbeats:
-    """Args: `every_ns`: between two reports of an engine."""
+    """Args:
+    every_ns: between two reports of an engine.
+    scaling: who starts and stops engines, if anybody does.
+    """
 
-    def __init__(self, world: World, slots: EngineSlots, every_ns: int) -> None:
-        self.world = world
-        self.env = world.env
+    def __init__(self, clients: Clients, nodes: NodeRegistry, scaling: Scaling | None, every_ns: int) -> None:
+        self.clients = clients
+        self.env = clients.env
+        router = self.router = clients.router
+        self.nodes = nodes
+        self.scaling = scaling
+        if scaling is not None:
+            scaling.on_start = self.begin
         self.every_ns = every_ns
+        self.is_lost: Callable[[EngineId], bool] | None = None
+        """Whether a fault loses a report of the engine in the slot of this name."""
+        slots = nodes.slots
         self.turns: dict[EngineId, int] = dict.fromkeys(slots.by_name, 0)
         """By slot: so that a report that was due is not sent beside those of a new beginning."""
-        router = self.world.router
         for number, slot in enumerate(slots.by_name.values(), 1):
             if self.is_up(slot):
                 router.feed(router.port, self.report(slot))
@@ -49,9 +58,9 @@ class Heartbeats:
     def due(self, about: tuple[EngineSlot, int]) -> None:
         self.env.looks -= 1
         slot, turn = about
-        if turn != self.turns[slot.name] or self.world.done or not self.env.goes_on:
+        if turn != self.turns[slot.name] or self.clients.done or not self.env.goes_on:
             return
-        still_ns = self.node(slot).paused_until - self.env.now
+        still_ns = self.nodes.at(slot).paused_until - self.env.now
         if still_ns > 0:
             self.later(slot, still_ns)
             return
@@ -59,17 +68,12 @@ class Heartbeats:
         self.later(slot, self.every_ns)
 
     def send(self, slot: EngineSlot) -> None:
-        faults = self.world.faults
-        if self.is_up(slot) and (faults is None or not faults.hindrances.loses_report(slot.name)):
-            self.world.router.later(self.report(slot))
-
-    def node(self, slot: EngineSlot) -> EngineNode:
-        return self.world.node_at(slot.leg, slot.position)
+        if self.is_up(slot) and (self.is_lost is None or not self.is_lost(slot.name)):
+            self.router.link.later(self.report(slot))
 
     def is_up(self, slot: EngineSlot) -> bool:
-        scaling = self.world.scaling
-        return self.node(slot).alive and (scaling is None or scaling.runs(slot))
+        return self.nodes.at(slot).alive and (self.scaling is None or self.scaling.runs(slot))
 
     def report(self, slot: EngineSlot) -> EngineReported:
         leg = slot.leg
-        return EngineReported(leg, slot.position, EngineInfo(self.node(slot).name, slot.info.shards))
+        return EngineReported(leg, slot.position, EngineInfo(self.nodes.at(slot).name, slot.info.shards))

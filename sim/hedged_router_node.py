@@ -6,27 +6,26 @@ client, so the first one's attempt streams, as it is live; the other is taken ba
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdflow.protocol.values import Instant
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.events import DecodeEnded, PrefillAnswered, RouterEvent
 from pdflow.routing.hedging import HedgingRouter
 from sim.node import TIME_REACHED, Port
-from sim.patience import first_token_came, first_token_ns
+from sim.node_ports import NodePorts
+from sim.node_registry import NodeRegistry
 from sim.router_node import RouterNode
-
-if TYPE_CHECKING:
-    from sim.world import World
+from sim.run_metrics import request_of
 
 
 class HedgedRouterNode(RouterNode):
     """Args: as RouterNode's."""
 
     def __init__(
-        self, world: World, router: HedgingRouter, http_ns: int, api_server_ns: Mapping[str, list[int]]
+        self, ports: NodePorts, nodes: NodeRegistry, router: HedgingRouter, api_server_ns: Mapping[str, list[int]]
     ) -> None:
-        super().__init__(world, router, http_ns, api_server_ns)
+        super().__init__(ports, nodes, router, api_server_ns)
         self.deadlines = router.deadlines
         self.pairs = router.pairs
         self.receive = self.received
@@ -39,20 +38,20 @@ class HedgedRouterNode(RouterNode):
         if event is TIME_REACHED:
             for request in self.deadlines.late(self.env.now):
                 for attempt in self.attempts_of(request):
-                    if first_token_came(self.world, attempt):
-                        self.token_came(attempt, first_token_ns(self.world, attempt))
+                    if self.first_tokens.came(attempt):
+                        self.token_came(attempt, self.first_tokens.at(attempt))
         self.feed(port, event)
 
     def answered(self, event: RouterEvent) -> None:
         if isinstance(event, (DecodeEnded, PrefillAnswered)):
-            for attempt in self.pairs.get(self.world.request_of(event.request_id), ()):
-                if first_token_came(self.world, attempt):
-                    self.token_came(attempt, first_token_ns(self.world, attempt))
+            for attempt in self.pairs.get(request_of(event.request_id), ()):
+                if self.first_tokens.came(attempt):
+                    self.token_came(attempt, self.first_tokens.at(attempt))
         super().answered(event)
 
     def token_came(self, attempt: Attempt, at: Instant) -> None:
         """Behind the token of the other attempt, if that came first."""
         for other in self.pairs.get(attempt.request, ()):
-            if first_token_came(self.world, other) and first_token_ns(self.world, other) < at:
-                super().token_came(other, first_token_ns(self.world, other))
+            if self.first_tokens.came(other) and self.first_tokens.at(other) < at:
+                super().token_came(other, self.first_tokens.at(other))
         super().token_came(attempt, at)

@@ -8,7 +8,7 @@ costs only time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pdflow.faults.draw import Numbers, Streams
 from pdflow.faults.plan import (
@@ -30,12 +30,12 @@ from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import Message
 from pdflow.protocol.values import Address, EngineId, Instant
 from pdflow.results.records import XFER_WIRE
-
-if TYPE_CHECKING:
-    from sim.engine_node import EngineNode
-    from sim.fabric import Flight
-    from sim.faults import Faults
-    from sim.node import Node, Port
+from pdflow.wiring.stores import LOADS
+from sim.engine_node import EngineNode
+from sim.fabric import Fabric, Flight
+from sim.node import Node, Port
+from sim.node_registry import NodeRegistry
+from sim.witness import Witness
 
 F = TypeVar("F", MessageFault, TransferError, HandshakeError)
 
@@ -62,13 +62,21 @@ def no_rail(flight: Flight) -> bool:
 class Hindrances:
     """Args: handshake_timeout_ns is how long a handshake waits for its reply."""
 
-    def __init__(self, faults: Faults, plan: Plan, streams: Streams, handshake_timeout_ns: int) -> None:
-        self.faults = faults
-        self.world = faults.world
-        self.env = faults.world.env
-        self.fabric = faults.world.fabric
+    def __init__(
+        self,
+        fabric: Fabric,
+        nodes: NodeRegistry,
+        witness: Witness,
+        plan: Plan,
+        streams: Streams,
+        handshake_timeout_ns: int,
+    ) -> None:
+        self.fabric = fabric
+        self.env = fabric.env
+        self.metrics = fabric.metrics
+        self.nodes = nodes
         self.plan = plan
-        self.witness = faults.witness
+        self.witness = witness
         self.handshake_timeout_ns = handshake_timeout_ns
         self.numbers: dict[str, Numbers] = {fault.name: streams(f"faults/{fault.name}/hits") for fault in plan.faults}
         self.acting: dict[str, int] = {}
@@ -91,7 +99,7 @@ class Hindrances:
         self.unplugged: list[EngineNode] = []
         """Dead nodes whose NICs have stopped too."""
         self.fabric.hindrances = self
-        for node in (*self.world.prefills, *self.world.stores, *self.world.decodes):
+        for node in nodes.peers():
             self.attach(node)
 
     def attach(self, node: Node) -> None:
@@ -107,7 +115,7 @@ class Hindrances:
         self.acting[fault.name] = self.acting.get(fault.name, 0) + 1
         self._choose()
         if isinstance(fault, Partition):
-            self.faults.count(fault)
+            self.count(fault)
             self._interrupt()
 
     def end(self, fault: Fault) -> None:
@@ -124,17 +132,21 @@ class Hindrances:
         self.partitions = [fault for fault in acting if isinstance(fault, Partition)]
 
     def place(self, address: Address) -> EngineId:
-        return self.faults.lives.place_of(engine_of(address))
+        return self.nodes.slots.name_of(engine_of(address).removesuffix(LOADS))
 
     def cut(self, sender: EngineId, receiver: EngineId) -> bool:
         """Whether nothing gets through in this direction."""
         return any(partition.links.hold(sender, receiver) for partition in self.partitions)
 
+    def count(self, fault: Fault) -> None:
+        """For the result: how often each kind has happened."""
+        self.metrics.count("fault: " + fault.name.partition("/")[0])
+
     def hits(self, fault: F) -> bool:
         """Drawn once for each message or operation that it may hit."""
         if fault.probability < 1.0 and self.numbers[fault.name].uniform() >= fault.probability:
             return False
-        self.faults.count(fault)
+        self.count(fault)
         return True
 
     # Messages.
@@ -353,10 +365,10 @@ class Hindrances:
         if fate == "in-flight" or after is not None:
             self.env.call(after or 0, self.fabric.fail, flight)
             return
-        world = self.world
-        world.records.ends[XFER_WIRE][flight.request] = self.env.now
-        world.totals.bytes_moved += flight.nbytes
-        world.totals.transfers += 1
+        totals = self.metrics.totals
+        self.metrics.records.ends[XFER_WIRE][flight.request] = self.env.now
+        totals.bytes_moved += flight.nbytes
+        totals.transfers += 1
         if flight.reads:
             if flight.notice is not None:
                 self.witness.read_landed(flight)
@@ -381,13 +393,12 @@ class Hindrances:
         if not flight.reads:
             self.witness.write_failed(flight, writer)
 
-    def died(self, node: EngineNode, cut_off: bool) -> None:
-        """The memory of this engine is gone; with `cut_off` its NICs stop as well."""
+    def invalidate(self, node: EngineNode) -> None:
+        """The memory of this engine is gone."""
         self.floors[node.name] = node.newest_generation()
-        if self.world.shipping is not None:
-            self.world.shipping.died(node)
-        if not cut_off:
-            return
+
+    def unplug(self, node: EngineNode) -> None:
+        """The NICs of this engine stop: what they were moving ends."""
         self.unplugged.append(node)
         fabric, now = self.fabric, self.env.now
         for flow, flight in list(fabric.flows.items()):

@@ -8,9 +8,7 @@ its path says.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
-from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import ChunkBegun, Prefilled
 from pdflow.methods.method import Method
 from pdflow.methods.shipment import Piece
@@ -29,11 +27,9 @@ from pdflow.serving.effects import (
 )
 from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady
 from pdflow.serving.prefill import PrefillCore
+from sim.node_ports import EngineParts
 from sim.prefill_node import PrefillNode
 from sim.shipping import words
-
-if TYPE_CHECKING:
-    from sim.world import World
 
 
 class LayeredPrefillNode(PrefillNode):
@@ -41,22 +37,20 @@ class LayeredPrefillNode(PrefillNode):
 
     def __init__(
         self,
-        world: World,
-        index: int,
-        name: str,
-        engine: Engine,
-        block_bytes: int,
+        parts: EngineParts,
         core: PrefillCore,
         method: Method,
         layers: int,
         early: bool,
         staging: Staging | None,
     ) -> None:
-        super().__init__(world, index, name, engine, block_bytes, core)
+        super().__init__(parts, core)
+        assert self.shipping is not None
+        self.carrier = self.shipping
         self.method = method
         self.layers = layers
         self.staging = staging
-        engine.reports_chunks = early
+        self.engine.reports_chunks = early
         self.step = 0
         self.step_time = (-1, -1)
         """When the step begins and ends of which a chunk was reported last."""
@@ -118,13 +112,13 @@ class LayeredPrefillNode(PrefillNode):
     # What goes.
 
     def offer_piece(self, port: Port, effect: OfferPiece) -> None:
-        handle, piece, number, shipping = effect.handle, effect.piece, effect.rank, self.world.shipping
+        handle, piece, number, shipping = effect.handle, effect.piece, effect.rank, self.carrier
         for rank in self.ranks if number is None else [self.ranks[number]]:
             shipping.offer(rank.address, handle, piece)
 
     def withdraw(self, port: Port, effect: WithdrawPieces) -> None:
         for rank in self.ranks:
-            self.world.shipping.withdraw(rank.address, effect.handle)
+            self.carrier.withdraw(rank.address, effect.handle)
 
     def copy_out(self, port: Port, effect: CopyOut) -> None:
         hop, handle, piece, staging = self.method.staging, effect.handle, effect.piece, self.staging
@@ -134,12 +128,12 @@ class LayeredPrefillNode(PrefillNode):
             tokens = self.layers * self.legs[handle].seq.prompt_tokens
         else:
             tokens = piece.stop - piece.start
-        if self.world.tell is not None:
+        if self.metrics.tell is not None:
             what = "all layers" if piece is None else words(piece, self.layers)
-            self.world.tell(self.name, f"copies {what}, {hop.value}")
+            self.metrics.tell(self.name, f"copies {what}, {hop.value}")
         nbytes = tokens * staging.size.bytes_per_token
         for number, rank in enumerate(self.ranks):
-            self.world.shipping.copy(rank, hop, nbytes, partial(self.copied_out, handle, piece, number))
+            self.carrier.copy(rank, hop, nbytes, partial(self.copied_out, handle, piece, number))
 
     def copied_out(self, handle: Handle, piece: Piece | None, rank: int, ok: bool) -> None:
         if self.alive:
@@ -148,16 +142,16 @@ class LayeredPrefillNode(PrefillNode):
     # Room to send from.
 
     def take_room(self, port: Port, effect: TakeRoom) -> None:
-        if self.world.tell is not None:
-            self.world.tell(self.name, f"takes room in {self.method.p_memory.value}")
+        if self.metrics.tell is not None:
+            self.metrics.tell(self.name, f"takes room in {self.method.p_memory.value}")
 
     def leave_room(self, port: Port, effect: LeaveRoom) -> None:
-        if self.world.tell is not None:
-            self.world.tell(self.name, f"gives back room in {self.method.p_memory.value}")
+        if self.metrics.tell is not None:
+            self.metrics.tell(self.name, f"gives back room in {self.method.p_memory.value}")
 
     def free(self, port: Port, effect: FreePrompt) -> None:
-        if self.staging is not None and self.world.tell is not None:
-            self.world.tell(self.name, "frees the prompt's KV blocks")
+        if self.staging is not None and self.metrics.tell is not None:
+            self.metrics.tell(self.name, "frees the prompt's KV blocks")
         super().free(port, effect)
 
     def newest_generation(self) -> int:

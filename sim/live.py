@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.results import words
+from pdflow.results.records import Outcome
 from pdflow.results.totals import NS_PER_S, PS_PER_NS, share
 from pdflow.scenario.schema import Scenario
 from sim.engine_node import EngineNode
@@ -46,7 +47,7 @@ class Sample(NamedTuple):
 
 
 class Watcher:
-    """Listens to a world and draws. `ended` is what the world calls."""
+    """Listens to a world and draws. `ended` is called as each request ends."""
 
     def __init__(self, live: Live, scenario: Scenario, world: World) -> None:
         self.live = live
@@ -58,7 +59,7 @@ class Watcher:
         self.samples = deque([Sample(0, 0, 0, {})])
         """The first is where the window begins."""
 
-    def ended(self, request: int) -> None:
+    def ended(self, request: int, _: Outcome) -> None:
         self.requests.append(request)
         if time.monotonic() >= self.due:
             self.draw()
@@ -162,11 +163,11 @@ def watching(console: Console, scenario: Scenario, world: World) -> Iterator[Non
     ) as live:
         watcher = Watcher(live, scenario, world)
         watcher.draw()
-        world.on_end = watcher.ended
+        world.clients.on_end.append(watcher.ended)
         try:
             yield
         finally:
-            world.on_end = None
+            world.clients.on_end.remove(watcher.ended)
 
 
 def _ms(ordered: Sequence[float], percent: int) -> str:

@@ -145,13 +145,13 @@ def _missing_at_decode(world: World, node: DecodeNode, attempt: Attempt) -> str:
         return f"it waits for {seq.prompt_tokens} tokens' blocks in {node.name}'s queue; {quarantined}"
     if not cell.pairs:
         return f"it is {cell.phase.name} at {node.name}"
-    wanted = "data" if world.pulls else "DONE"
+    wanted = "data" if world.fabric.pulls else "DONE"
     waits = [
         f"{rank_address(node.name, d)} waits for {rank_address(prefill, p)}'s {wanted}"
         for bit, (p, d) in enumerate(cell.pairs)
         if not cell.landed >> bit & 1
     ]
-    asked = "READ" if world.pulls else "registration"
+    asked = "READ" if world.fabric.pulls else "registration"
     said = f"{prefill} last said {cell.best.name}" if cell.best else "no answer"
     return f"{', '.join(waits)}; {asked} sent at {seconds(seq.admitted_ns)}, {said}"
 

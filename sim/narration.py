@@ -39,7 +39,7 @@ class Narrator:
         self.lines: list[str] = []
         self.world = world
         self.speech = world.fabric.speech
-        world.tell = self.say
+        world.metrics.tell = self.say
         world.watch(self.observe)
 
     def say(self, who: Address, what: str) -> None:

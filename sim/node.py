@@ -1,4 +1,4 @@
-"""A node: the core of one engine, handed its events in order, its effects executed in order, with a timer for each of
+"""A node: the core of one process, handed its events in order, its effects executed in order, with a timer for each of
 its endpoints.
 
 What executing an effect leads to goes through the node's queue, so that the core is never entered while an effect of
@@ -8,18 +8,21 @@ its last turn is still to be executed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, TypeAlias, cast
 
-from pdflow.protocol.effects import Fence, Handshake, Note, Send
+from pdflow.methods.shipment import Piece
+from pdflow.methods.speech import Side
+from pdflow.protocol.effects import Note
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import NEVER, Address, Instant
 from pdflow.serving.core import Core, Endpoint
 from pdflow.serving.core import Port as CorePort
 from sim.clock import DEADLINE, Clock
+from sim.run_metrics import RunMetrics
 from sim.skew import SkewedClock
 
-if TYPE_CHECKING:
-    from sim.world import Observer, World
+Observer: TypeAlias = Callable[[Address, Any, tuple[Any, ...], Instant], None]
+"""Shown every event into and effect out of an endpoint: (its address, the event, the effects, when)."""
 
 TIME_REACHED = TimeReached()
 FAR: Instant = NEVER
@@ -28,11 +31,13 @@ FAR: Instant = NEVER
 class Port(CorePort):
     """One endpoint at its node, and when its timer rings."""
 
-    __slots__ = ("lane_free", "node")
+    __slots__ = ("lane_free", "node", "side")
 
-    def __init__(self, node: Node, address: Address, endpoint: Endpoint, incarnation: int) -> None:
+    def __init__(self, node: Node, address: Address, endpoint: Endpoint, incarnation: int, side: Side = Side.P) -> None:
         super().__init__(address, endpoint, incarnation)
         self.node = node
+        self.side = side
+        """Which side of transfers it is on."""
         self.armed = FAR
         self.lane_free: Instant = 0
         """When this rank has posted all that it was asked to post so far."""
@@ -41,34 +46,27 @@ class Port(CorePort):
 class Node:
     """Feeds its core. Subclasses add what the effects do. Args: `core`: the rules of its role, if it has any."""
 
-    def __init__(self, world: World, core: Core | None = None) -> None:
-        self.world = world
-        self.env = world.env
+    def __init__(self, env: Clock, metrics: RunMetrics, core: Core | None = None) -> None:
+        self.env = env
+        self.metrics = metrics
         self.core = core or Core()
         self.role = self.core.role
         self.ports: dict[Address, Port] = cast(Any, self.core.ports)
         self.receive: Callable[[Port, Any], None] = self.feed
         """What has come over the fabric, and deadlines, go in here: at once, unless a kind of node polls for them."""
-        self.clock: Clock | SkewedClock = world.env
+        self.clock: Clock | SkewedClock = env
         """Where its endpoints see the time; not the world's, where a fault has it run wrong (`skew.py`)."""
-        self.do: dict[type, Callable[[Any, Any], None]] = {
-            Send: world.fabric.send,
-            Handshake: self.handshake,
-            Fence: self.fence,
-            Note: self.note,
-        }
+        self.alive = True
+        self.paused_until: Instant = 0
+        self.observer: Observer | None = None
+        self.do: dict[type, Callable[[Any, Any], None]] = {Note: self.note}
         self.core.do = self.do
         self.perform: dict[type, Callable[[Any, Any], None]] = self.core.perform
         self.core.arm = self.arm
 
-    def add(self, address: Address, endpoint: Endpoint, incarnation: int) -> Port:
-        port = Port(self, address, endpoint, incarnation)
-        self.core.add(port)
-        self.world.fabric.ports[address] = port
-        return port
-
     def watch(self, observe: Observer | None) -> None:
         """Show every event into and effect out of every endpoint to `observe(node, event, effects, now)`."""
+        self.observer = observe
         if observe is None:
             self.core.observe = None
             return
@@ -79,9 +77,49 @@ class Node:
 
         self.core.observe = turned
 
+    # What the network asks.
+
+    @property
+    def makes_contact(self) -> bool:
+        """Whether its ranks make themselves known, where a method as published has words for that."""
+        return True
+
+    @property
+    def in_host_memory(self) -> bool:
+        """Whether its blocks are in its host's memory, so that nothing is copied on the host."""
+        return False
+
     def newest_generation(self) -> int:
         """The last one of its pool so far, if it has blocks."""
         return 0
+
+    def left_of_step(self) -> int:
+        """Until the step that its GPUs compute is done."""
+        return 0
+
+    @property
+    def refuses_pieces(self) -> bool:
+        """Whether it takes a piece of a transfer in only if there is room for it; otherwise pieces wait in turn."""
+        raise NotImplementedError
+
+    def takes_piece(self, rank: Address, generation: int, piece: Piece) -> bool:
+        """Whether there is room for this piece, which it then has."""
+        raise NotImplementedError
+
+    def await_room(self, rank: Address, generation: int, piece: Piece, then: Callable[[], None]) -> None:
+        """Go on when there is room for this piece."""
+        raise NotImplementedError
+
+    def open_transfers(self) -> str:
+        """What its endpoints remember of a transfer that is still open, in words."""
+        for port in self.ports.values():
+            for table in ("cells", "products", "reads"):
+                left = getattr(port.endpoint, table, None)
+                if left:
+                    return f"{port.address} still holds {table}: {left}"
+        return ""
+
+    # Its core.
 
     def feed(self, port: CorePort, event: Any) -> None:
         """Hand an event to the core, and do all that follows from it."""
@@ -89,11 +127,7 @@ class Node:
 
     def arm(self, port: Port, at: Instant, now: Instant) -> None:
         port.armed = at
-        wait = max(0, at - now)
-        clock = self.clock
-        if isinstance(clock, SkewedClock):
-            wait = clock.real(wait)
-        self.env.call(wait, self.ring, (port, at), DEADLINE + port.order)
+        self.env.call(self.clock.real(max(0, at - now)), self.ring, (port, at), DEADLINE + port.order)
 
     def ring(self, about: tuple[Port, Instant]) -> None:
         port, at = about
@@ -102,14 +136,5 @@ class Node:
         port.armed = FAR
         self.receive(port, TIME_REACHED)
 
-    # Effects that mean the same at every node.
-
-    def handshake(self, port: Port, effect: Handshake) -> None:
-        self.world.fabric.handshake(port, effect.peer)
-
-    def fence(self, port: Port, effect: Fence) -> None:
-        self.world.fabric.fence(port, effect.peer)
-
     def note(self, port: Port, effect: Note) -> None:
-        notes = self.world.totals.notes
-        notes[effect.name] = notes.get(effect.name, 0) + 1
+        self.metrics.count(effect.name)

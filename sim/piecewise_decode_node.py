@@ -4,9 +4,7 @@ methods have it: who is told of that, and how pieces get into blocks."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from pdflow.engine.engine import Engine
 from pdflow.methods.method import Hop, Method
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import BufferStaging
@@ -16,25 +14,19 @@ from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import AcceptPiece, TakePiece
 from pdflow.serving.events import PieceArrived
 from pdflow.serving.pieces import ListeningLanding, PieceLanding, QueueingLanding, name_of
+from sim.node_ports import EngineParts
 from sim.staged_decode_node import StagedDecodeNode
-
-if TYPE_CHECKING:
-    from sim.world import World
 
 
 class PiecewiseDecodeNode(StagedDecodeNode):
     def __init__(
         self,
-        world: World,
-        index: int,
-        name: str,
-        engine: Engine,
-        block_bytes: int,
+        parts: EngineParts,
         core: DecodeCore,
         method: Method,
         landing: PieceLanding,
     ) -> None:
-        super().__init__(world, index, name, engine, block_bytes, core, method, landing.staging)
+        super().__init__(parts, core, method, landing.staging)
         self.landing = landing
         self.then: dict[str, list[Callable[[], None]]] = {}
         """What goes on with pieces that wait for room."""
@@ -42,11 +34,11 @@ class PiecewiseDecodeNode(StagedDecodeNode):
         self.perform[AcceptPiece] = self.accept_piece
 
     @property
-    def refuses(self) -> bool:
+    def refuses_pieces(self) -> bool:
         """Whether its listener takes a piece in only if there is room for it; otherwise pieces wait in turn."""
         return isinstance(self.landing, ListeningLanding)
 
-    def takes(self, rank: Address, generation: int, piece: Piece) -> bool:
+    def takes_piece(self, rank: Address, generation: int, piece: Piece) -> bool:
         """Whether its listener has room for this piece, which it then has."""
         landing = self.landing
         assert isinstance(landing, ListeningLanding)
@@ -56,7 +48,7 @@ class PiecewiseDecodeNode(StagedDecodeNode):
             self.tell_of_room(rank, piece)
         return takes
 
-    def ask(self, rank: Address, generation: int, piece: Piece, then: Callable[[], None]) -> None:
+    def await_room(self, rank: Address, generation: int, piece: Piece, then: Callable[[], None]) -> None:
         """Go on when there is room for this piece."""
         assert isinstance(self.landing, QueueingLanding)
         self.then.setdefault(name_of(generation, piece), []).append(then)
@@ -70,8 +62,8 @@ class PiecewiseDecodeNode(StagedDecodeNode):
             then()
 
     def tell_of_room(self, rank: Address, piece: Piece) -> None:
-        if self.world.tell is not None:
-            self.world.tell(rank, f"takes room for {words(piece)} in {self.method.d_memory.value}")
+        if self.metrics.tell is not None:
+            self.metrics.tell(rank, f"takes room for {words(piece)} in {self.method.d_memory.value}")
 
     def ways(self, place: Allocation) -> list[tuple[Hop, int]]:
         """What lies in the host's memory comes over PCIe."""

@@ -5,11 +5,11 @@ What it does with a request is decided in `pdflow/serving/prefill.py`. Here are 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Prefilled, Sequence
 from pdflow.memory.caching import CachingPool
+from pdflow.methods.speech import Side
 from pdflow.protocol.effects import AnswerPrefill, BumpWord, Enqueue, PostWrite, StopWrite
 from pdflow.protocol.events import Received
 from pdflow.protocol.ids import EngineInfo, KvParams
@@ -26,10 +26,9 @@ from pdflow.serving.events import PrefillRequested, PromptComputed, RequestAbort
 from pdflow.serving.prefill import PrefillCore
 from sim.engine_node import EngineNode
 from sim.node import Port as SimPort
+from sim.node_ports import EngineParts
+from sim.run_metrics import request_of
 from sim.writer import Writer
-
-if TYPE_CHECKING:
-    from sim.world import World
 
 WEIGHTS = 1
 """The weight version: no scenario changes weights under way yet."""
@@ -50,16 +49,15 @@ class PrefillLeg:
 class PrefillNode(EngineNode):
     """One prefill engine."""
 
-    def __init__(
-        self, world: World, index: int, name: str, engine: Engine, block_bytes: int, core: PrefillCore
-    ) -> None:
-        super().__init__(world, index, name, engine, block_bytes, core)
+    def __init__(self, parts: EngineParts, core: PrefillCore) -> None:
+        super().__init__(parts, Side.P, core)
         self.scheduler: SimPort
         self.info: EngineInfo
         self.legs: dict[Xid, PrefillLeg] = {}
         self.by_request: dict[RequestId, PrefillLeg] = {}
         """Not answered yet."""
-        self.writer = Writer(self, world.writer_ns) if world.writer_ns else None
+        writer_ns = parts.ports.writer_ns
+        self.writer = Writer(self, writer_ns) if writer_ns else None
         self.do.update(
             {
                 PostWrite: self.post_write,
@@ -82,14 +80,13 @@ class PrefillNode(EngineNode):
 
     def accept(self, dispatch: DispatchPrefill) -> None:
         """A prefill leg has come over HTTP."""
-        world, request, xid = self.world, dispatch.request, dispatch.xid
-        records = world.records
+        records, request, xid = self.metrics.records, dispatch.request, dispatch.xid
         records.ends[ROUTE][request] = self.env.now
         prompt = records.input_tokens[request]
         seq = Sequence(request, prompt, 1, False, True, 0, self.prefix_of(request), 0, xid)
         leg = PrefillLeg(dispatch.request_id, xid, seq, dispatch.keeps)
         self.legs[xid] = self.by_request[dispatch.request_id] = leg
-        digest = world.digest(request)
+        digest = self.prompts.digest(request)
         lookup = self.looks_up(dispatch)
         self.feed(self.role, PrefillRequested(xid, dispatch.request_id, prompt, digest, dispatch.keeps, lookup))
 
@@ -144,7 +141,7 @@ class PrefillNode(EngineNode):
 
     def computed(self, port: Port, effect: Computed) -> None:
         """Its stages in the engine are over."""
-        leg, ends = self.legs[effect.handle], self.world.records.ends
+        leg, ends = self.legs[effect.handle], self.metrics.records.ends
         seq = leg.seq
         index = seq.index
         self.measure_pool()
@@ -157,15 +154,15 @@ class PrefillNode(EngineNode):
         params, request_id = effect.params, effect.request_id
         self.by_request.pop(request_id, None)
         for rank, word in enumerate(params.words):
-            self.world.fabric.words[f"{self.name}.r{rank}", word.index] = word.word
-        self.world.router.later(PrefillAnswered(request_id, params))
+            self.fabric.words[f"{self.name}.r{rank}", word.index] = word.word
+        self.router.later(PrefillAnswered(request_id, params))
 
     def end(self, port: Port, effect: EndPrefill) -> None:
         leg = self.legs[effect.handle]
         params = None
         if effect.code is Code.NONE:
             params = KvParams(self.info, leg.xid, leg.request_id, leg.seq.prompt_tokens)
-        self.world.router.later(PrefillAnswered(leg.request_id, params, effect.code))
+        self.router.later(PrefillAnswered(leg.request_id, params, effect.code))
 
     def released(self, port: Port, effect: Released) -> None:
         if self.writer is not None:
@@ -192,13 +189,14 @@ class PrefillNode(EngineNode):
     def post_write(self, port: SimPort, effect: PostWrite) -> None:
         if self.writer is not None:
             self.writer.unmatched.discard(effect.grant.xid)
-        self.world.fabric.write(port, effect, self.world.request_of(effect.op.reg.request_id))
+        self.fabric.write(port, effect, request_of(effect.op.reg.request_id))
 
     def stop_write(self, port: SimPort, effect: StopWrite) -> None:
-        self.world.shipping.stop(effect.op)
+        assert self.shipping is not None
+        self.shipping.stop(effect.op)
 
     def bump(self, port: SimPort, effect: BumpWord) -> None:
-        self.world.fabric.forget_word(port.address, effect.word.index)
+        self.fabric.forget_word(port.address, effect.word.index)
 
     def assert_empty(self) -> None:
         self.core.assert_empty(self.name)
@@ -210,3 +208,6 @@ class PrefillNode(EngineNode):
         core = self.core
         assert isinstance(core, PrefillCore)
         core.begin(self.scheduler)
+
+    def make_loads(self, incarnation: int) -> None:
+        """The endpoints with which it loads from a store, if it does."""

@@ -9,10 +9,10 @@ first token, is decided in `pdflow/routing/answer.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Instant, RequestId, Value
+from pdflow.protocol.values import EngineId, Instant, RequestId, Value
 from pdflow.routing.answer import Answer, Piece
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.effects import (
@@ -37,11 +37,11 @@ from pdflow.routing.events import (
 )
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Router
+from sim.first_tokens import FirstTokens
 from sim.node import Node, Port
-from sim.patience import first_token_came, first_token_ns
-
-if TYPE_CHECKING:
-    from sim.world import World
+from sim.node_ports import NodePorts
+from sim.node_registry import NodeRegistry
+from sim.run_metrics import request_of
 
 
 class FirstTokenTold(Value, frozen=True, gc=False):
@@ -53,14 +53,26 @@ class FirstTokenTold(Value, frozen=True, gc=False):
 
 class RouterNode(Node):
     """Args:
-    http_ns: one hop of HTTP, one way, between the router and an engine.
+    nodes: where legs are sent.
     api_server_ns: of each engine, by the leg that it gets: from there to its queue. Whatever comes for a request passes
         it, so that nothing overtakes the request itself.
     """
 
-    def __init__(self, world: World, router: Router, http_ns: int, api_server_ns: Mapping[str, list[int]]) -> None:
-        super().__init__(world)
-        self.http_ns = http_ns
+    def __init__(
+        self, ports: NodePorts, nodes: NodeRegistry, router: Router, api_server_ns: Mapping[str, list[int]]
+    ) -> None:
+        super().__init__(ports.env, ports.metrics)
+        self.nodes = nodes
+        self.prompts = ports.prompts
+        self.prefill_tokens = ports.prefill_tokens
+        self.link = ports.router
+        self.link.receive = self.answered
+        self.first_tokens = FirstTokens(self.link, nodes)
+        http_ns = self.http_ns = self.link.http_ns
+        self.on_reply: Callable[[Reply], None] | None = None
+        """What ends a request for its client."""
+        self.on_engine_left: Callable[[EngineId], None] | None = None
+        """Called when an engine that is to leave has no leg left, nor KV that one needs by the router's count."""
         self.to_prefill = [http_ns + ns for ns in api_server_ns["prefill"]]
         self.to_decode = [http_ns + ns for ns in api_server_ns["decode"]]
         self.port = Port(self, "router", router, 0)
@@ -68,8 +80,7 @@ class RouterNode(Node):
         self.by_request = router.by_request
         self.answers: dict[int, Answer] = {}
         """Of open requests that have a streaming attempt, or whose first token is P's."""
-        self.first_follows: set[RequestId] = set()
-        """Decode legs on their way that await P's first token."""
+        self.first_follows = self.link.first_follows
         self.asks = type(router) is not Router or any(
             type(choice) is not Choice for choice in (router.prefill_choice, router.decode_choice)
         )
@@ -99,9 +110,9 @@ class RouterNode(Node):
         if not self.asks:
             self.feed(self.port, RequestArrived(request, prefill_only))
             return
-        world = self.world
-        tokens, sessions = world.records.input_tokens[request], world.records.sessions
-        names = world.prefixes.get(request, ())[: tokens // world.prefix_block_tokens]
+        prompts, records = self.prompts, self.metrics.records
+        tokens, sessions = records.input_tokens[request], records.sessions
+        names = prompts.prefixes.get(request, ())[: tokens // prompts.block_tokens]
         session = sessions[request][0] if sessions else NO_SESSION
         self.feed(self.port, RequestArrived(request, prefill_only, tokens, names, session))
 
@@ -115,22 +126,19 @@ class RouterNode(Node):
         if request in self.by_request:
             self.feed(self.port, ClientGone(request))
             if reason is not None:
-                self.world.records.reason[request] = reason
+                self.metrics.records.reason[request] = reason
 
     def awaits(self, request_id: RequestId) -> bool:
         """Whether this attempt is still under way: not given up, not answered."""
         return request_id in self.attempts
 
-    def later(self, event: RouterEvent) -> None:
-        """An engine's answer: here one hop later."""
-        self.env.call(self.http_ns, self.answered, event)
-
     def answered(self, event: RouterEvent) -> None:
-        self.world.answered(event, self.env.now)
+        """An engine's answer has come."""
+        self.stamp(event)
         if type(event) is PrefillAnswered and event.params is None:
             attempt = self.attempts.get(event.request_id)
-            if attempt is not None and first_token_came(self.world, attempt):
-                self.token_came(attempt, first_token_ns(self.world, attempt))
+            if attempt is not None and self.first_tokens.came(attempt):
+                self.token_came(attempt, self.first_tokens.at(attempt))
         if self.answers and isinstance(event, (DecodeEnded, PrefillAnswered)):
             self.leg_ended("decode" if isinstance(event, DecodeEnded) else "prefill", event.request_id)
         if self.first_follows and isinstance(event, DecodeEnded):
@@ -138,15 +146,32 @@ class RouterNode(Node):
             self.first_follows.discard(event.request_id)
         self.feed(self.port, event)
 
+    def stamp(self, event: RouterEvent) -> None:
+        """What an engine's answer means for the client, if the router still waits for it."""
+        decoded, metrics = self.link.decoded, self.metrics
+        if type(event) is DecodeEnded or (type(event) is PrefillAnswered and event.request_id in decoded):
+            found = decoded.pop(event.request_id, None)
+            if found is not None and event.request_id in self.attempts:
+                request = request_of(event.request_id)
+                metrics.stamp_tokens(request, found[0], found[1], self.http_ns, self.prefill_tokens > 0)
+                if event.request_id in metrics.corrupted:
+                    assert metrics.records.wrong_kv is not None
+                    metrics.records.wrong_kv.add(request)
+        elif self.prefill_tokens and type(event) is PrefillAnswered and event.params is not None:
+            # With first_token = "prefill", the prefill leg's answer brings the client its first token.
+            request = request_of(event.request_id)
+            if self.first_token_told(event.request_id):
+                metrics.stamp_first_token(request, self.env.now)
+
     def answer_of(self, request: int) -> Answer:
         answer = self.answers.get(request)
         if answer is None:
-            answer = self.answers[request] = Answer(True, self.world.prefill_tokens > 0)
+            answer = self.answers[request] = Answer(True, self.prefill_tokens > 0)
         return answer
 
     def leg_ended(self, role: Literal["prefill", "decode"], request_id: RequestId) -> None:
         """It has been answered, or is taken back."""
-        answer = self.answers.get(self.world.request_of(request_id))
+        answer = self.answers.get(request_of(request_id))
         if answer is not None:
             answer.leg_ended(role, request_id)
 
@@ -178,7 +203,7 @@ class RouterNode(Node):
             self.feed(self.port, PrefillAnswered(request_id, None, Code.CANCELLED))
 
     def first_token_arrived(self, told: FirstTokenTold) -> None:
-        node = self.world.decodes[told.engine]
+        node = self.nodes.decodes[told.engine]
         if node.door is None:
             node.first_token_known(told.request_id)
         else:
@@ -187,7 +212,7 @@ class RouterNode(Node):
     def breaks(self, leg: str, position: int) -> None:
         """The connections to the engine there break: seen one hop later, behind the tokens generated before."""
         now = self.env.now
-        made = [(attempt, first_token_ns(self.world, attempt)) for attempt in self.at(leg, position)]
+        made = [(attempt, self.first_tokens.at(attempt)) for attempt in self.at(leg, position)]
         begun = [(attempt, at) for attempt, at in made if 0 <= at < now]
         self.env.call(self.http_ns, self.broken, (leg, position, begun))
 
@@ -213,44 +238,47 @@ class RouterNode(Node):
             self.feed(self.port, TokenCame(attempt.request, attempt.request_id))
 
     def dispatch_prefill(self, port: Port, effect: DispatchPrefill) -> None:
-        world = self.world
-        world.attempted(effect)
-        if world.prefill_tokens and not effect.keeps:
+        records, request = self.metrics.records, effect.request
+        records.attempts[request] += 1
+        records.prefill_engine[request] = self.nodes.prefills[effect.engine].name
+        if self.prefill_tokens and not effect.keeps:
             self.answer_of(effect.request).alone_dispatched(effect.request_id)
         self.env.call(self.to_prefill[effect.engine], self.prefill_arrived, effect)
 
     def prefill_arrived(self, effect: DispatchPrefill) -> None:
-        node = self.world.prefills[effect.engine]
+        node = self.nodes.prefills[effect.engine]
         if node.door is None:
             node.accept(effect)
         else:
             node.door(effect)
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
-        if self.world.prefill_tokens and self.answer_of(effect.request).decode_dispatched(effect.request_id):
+        if self.prefill_tokens and self.answer_of(effect.request).decode_dispatched(effect.request_id):
             self.first_follows.add(effect.request_id)
         self.env.call(self.to_decode[effect.engine], self.decode_arrived, effect)
 
     def decode_arrived(self, effect: DispatchDecode) -> None:
-        node = self.world.decodes[effect.engine]
+        node = self.nodes.decodes[effect.engine]
         if node.door is not None:
             node.door(effect)
             return
-        self.world.records.decode_engine[effect.request] = node.name
+        self.metrics.records.decode_engine[effect.request] = node.name
         node.accept(effect)
 
     def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
-        self.world.attempted_alone(effect)
-        if self.world.prefill_tokens:
+        records, request = self.metrics.records, effect.request
+        records.attempts[request] += 1
+        records.prefill_engine[request] = self.nodes.decodes[effect.engine].name
+        if self.prefill_tokens:
             self.answer_of(effect.request).alone_dispatched(effect.request_id)
         self.env.call(self.to_decode[effect.engine], self.alone_arrived, effect)
 
     def alone_arrived(self, effect: DispatchAlone) -> None:
-        node = self.world.decodes[effect.engine]
+        node = self.nodes.decodes[effect.engine]
         if node.door is not None:
             node.door(effect)
             return
-        self.world.records.decode_engine[effect.request] = node.name
+        self.metrics.records.decode_engine[effect.request] = node.name
         node.accept_alone(effect)
 
     def abort_leg(self, port: Port, effect: AbortLeg) -> None:
@@ -261,13 +289,13 @@ class RouterNode(Node):
 
     def abort_arrived(self, effect: AbortLeg) -> None:
         if effect.role == "prefill":
-            prefill = self.world.prefills[effect.engine]
+            prefill = self.nodes.prefills[effect.engine]
             if prefill.door is None:
                 prefill.abort(effect.request_id)
             else:
                 prefill.door(effect)
             return
-        decode = self.world.decodes[effect.engine]
+        decode = self.nodes.decodes[effect.engine]
         if decode.door is None:
             decode.abort(effect.request_id)
         else:
@@ -277,20 +305,20 @@ class RouterNode(Node):
         self.env.call(self.to_decode[effect.engine], self.report_arrived, effect)
 
     def report_arrived(self, effect: ReportPrefill) -> None:
-        node = self.world.decodes[effect.engine]
+        node = self.nodes.decodes[effect.engine]
         if node.door is None:
             node.report_prefill(effect)
         else:
             node.door(effect)
 
     def engine_left(self, port: Port, effect: EngineLeft) -> None:
-        if self.world.scaling is not None:
-            self.world.scaling.left(effect.engine)
+        if self.on_engine_left is not None:
+            self.on_engine_left(effect.engine)
 
     def engine_silent(self, port: Port, effect: EngineSilent) -> None:
-        notes = self.world.totals.notes
-        notes["engine fell silent"] = notes.get("engine fell silent", 0) + 1
+        self.metrics.count("engine fell silent")
 
     def reply(self, port: Port, effect: Reply) -> None:
         self.answers.pop(effect.request, None)
-        self.world.replied(effect)
+        if self.on_reply is not None:
+            self.on_reply(effect)

@@ -50,9 +50,10 @@ from pdflow.workload.build import burstiness_of, rate_of, requests
 from sim.build import Builder
 from sim.live import watching
 from sim.liveness import Watch, assert_all_ended
+from sim.node import Observer
 from sim.recording import Recorder
 from sim.uncollected import uncollected
-from sim.world import Observer, World
+from sim.world import World
 
 
 @attrs.frozen(kw_only=True)
@@ -172,7 +173,7 @@ def prepare(
     if world.sessions is not None:
         world.sessions.begin()
     else:
-        world.open(requests(scenario.workload, scenario.seed, scenario.base_dir))
+        world.clients.open(requests(scenario.workload, scenario.seed, scenario.base_dir))
     return world, oracle
 
 

@@ -10,20 +10,20 @@ How many engines there should be is decided by the scenario or by `pdflow.routin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pdflow.protocol.values import MS, EngineId, Instant
 from pdflow.routing.events import EngineJoins, EngineLeaves
 from pdflow.routing.scaling import Autoscaler
 from pdflow.scenario.fields import seconds_to_ns
+from pdflow.scenario.scale_schema import Scale
 from pdflow.scenario.schema import Pool, Scenario
-
-if TYPE_CHECKING:
-    from pdflow.scenario.scale_schema import Scale
-    from sim.engine_node import EngineNode
-    from sim.engine_slot import EngineSlot, EngineSlots
-    from sim.world import World
+from sim.clients import Clients
+from sim.engine_node import EngineNode
+from sim.engine_slot import EngineSlot
+from sim.node_registry import NodeRegistry
 
 LOOK_NS: Final = 10 * MS
 """How often an engine that has no legs is asked whether it holds KV still."""
@@ -55,13 +55,18 @@ class Member:
 class Scaling:
     """Over all pools that any [[scale]] is about."""
 
-    def __init__(self, world: World, slots: EngineSlots, scenario: Scenario) -> None:
-        self.world = world
-        self.env = world.env
+    def __init__(self, clients: Clients, nodes: NodeRegistry, scenario: Scenario) -> None:
+        self.clients = clients
+        self.env = clients.env
+        self.metrics = clients.metrics
+        self.router = clients.router
+        self.nodes = nodes
+        self.on_start: Callable[[EngineSlot], None] | None = None
+        """Called when an engine has come up."""
         self.pools: dict[str, list[Member]] = {}
         for scale in scenario.scales:
             if scale.pool not in self.pools:
-                self.pools[scale.pool] = self.members(slots, scenario.pool(scale.pool))
+                self.pools[scale.pool] = self.members(scenario.pool(scale.pool))
         for scale in scenario.scales:
             if scale.at_s is not None:
                 self.env.call(seconds_to_ns(scale.at_s), self.scheduled, scale)
@@ -70,22 +75,22 @@ class Scaling:
                 calm_ns = seconds_to_ns(scale.calm_s)
                 scaler = Autoscaler(scale.target_queue, scale.min_replicas, scale.most, calm_ns)
                 self.look_later(scale, scaler)
+        self.router.on_engine_left = self.left
 
-    def members(self, slots: EngineSlots, pool: Pool) -> list[Member]:
+    def members(self, pool: Pool) -> list[Member]:
         """Those beyond the pool's `replicas` are down."""
-        there = slots.of_pool(pool.name)
+        there = self.nodes.slots.of_pool(pool.name)
         members = [Member(slot, State.SERVING if i < pool.replicas else State.DOWN) for i, slot in enumerate(there)]
         for member in members[pool.replicas :]:
             self.tell(EngineLeaves(member.slot.name))
         return members
 
     def tell(self, event: EngineLeaves | EngineJoins) -> None:
-        router = self.world.router
-        router.feed(router.port, event)
+        self.router.feed(self.router.port, event)
 
     def node(self, member: Member) -> EngineNode:
         """The life that it is in."""
-        return self.world.node_at(member.slot.leg, member.slot.position)
+        return self.nodes.at(member.slot)
 
     def runs(self, slot: EngineSlot) -> bool:
         """Whether the engine there has been started, and not stopped."""
@@ -96,7 +101,7 @@ class Scaling:
 
     def scheduled(self, scale: Scale) -> None:
         assert scale.replicas is not None
-        if not self.world.done:
+        if not self.clients.done:
             self.set(scale, scale.replicas)
 
     def look_later(self, scale: Scale, scaler: Autoscaler) -> None:
@@ -106,7 +111,7 @@ class Scaling:
     def look(self, about: tuple[Scale, Autoscaler]) -> None:
         scale, scaler = about
         self.env.looks -= 1
-        if self.world.done or not self.env.goes_on:
+        if self.clients.done or not self.env.goes_on:
             # No load will ever be another.
             return
         self.set(scale, scaler.wants(self.legs(scale.pool), self.env.now))
@@ -114,7 +119,7 @@ class Scaling:
 
     def legs(self, pool: str) -> int:
         """Open at its engines, by the router's count."""
-        router: Any = self.world.router.port.endpoint
+        router: Any = self.router.port.endpoint
         members = self.pools[pool]
         choice = router.decode_choice if members[0].slot.leg == "decode" else router.prefill_choice
         return sum(choice.loads[member.slot.position] for member in members)
@@ -154,8 +159,8 @@ class Scaling:
         member.state = State.SERVING
         self.count("started")
         self.tell(EngineJoins(self.node(member).name))
-        if self.world.heartbeats is not None:
-            self.world.heartbeats.begin(member.slot)
+        if self.on_start is not None:
+            self.on_start(member.slot)
 
     def stop(self, member: Member) -> None:
         if member.state == State.STARTING:
@@ -175,7 +180,7 @@ class Scaling:
         if member.state != State.LEAVING:
             return
         node = self.node(member)
-        if node.alive and self.world.held(node):
+        if node.alive and node.left_over():
             self.env.call(LOOK_NS, self.drained, member)
             return
         self.count("stopped")
@@ -187,12 +192,11 @@ class Scaling:
         member.spans.append((member.since, self.env.now))
 
     def count(self, what: str) -> None:
-        notes = self.world.totals.notes
-        notes[f"engine {what}"] = notes.get(f"engine {what}", 0) + 1
+        self.metrics.count(f"engine {what}")
 
     def up_ns(self, engine: EngineId) -> Instant | None:
         """How long the GPUs of an engine were taken up to the run's end; None if nothing scales its pool."""
-        end = self.world.totals.duration_ns
+        end = self.metrics.totals.duration_ns
         for members in self.pools.values():
             for member in members:
                 if self.node(member).name == engine:

@@ -8,14 +8,11 @@ the order in which they are sent; sessions that are open when the last one has b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pdflow.results.records import Outcome
 from pdflow.workload.request import WHEN_ONE_ENDS
 from pdflow.workload.sessions import Session
-
-if TYPE_CHECKING:
-    from sim.world import World
+from sim.clients import Clients
 
 
 class Sessions:
@@ -24,9 +21,10 @@ class Sessions:
     requests: how many are sent in all.
     """
 
-    def __init__(self, world: World, drawn: Iterator[Session], requests: int) -> None:
-        self.world = world
-        self.env = world.env
+    def __init__(self, clients: Clients, drawn: Iterator[Session], requests: int) -> None:
+        self.clients = clients
+        self.env = clients.env
+        self.records = clients.metrics.records
         self.drawn = drawn
         self.left = requests
         self.open: dict[int, tuple[Session, int]] = {}
@@ -60,11 +58,11 @@ class Sessions:
             return
         session, turn = about
         self.left -= 1
-        self.world.exhausted = not self.left
-        request = len(self.world.records)
+        self.clients.exhausted = not self.left
+        request = len(self.records)
         self.open[request] = about
-        self.world.records.sessions.append((session.index, turn + 1))
-        self.world.enter(session.turns[turn])
+        self.records.sessions.append((session.index, turn + 1))
+        self.clients.enter(session.turns[turn])
 
     def ended(self, request: int, outcome: Outcome) -> None:
         """The answer is whole, or there will be none."""

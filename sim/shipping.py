@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdflow.cost.step import PS_PER_NS
 from pdflow.layout.shapes import stage_layers
@@ -30,15 +30,9 @@ from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of, rank_of
 from pdflow.protocol.values import Address, RequestId, Xid
 from pdflow.results.records import HANDSHAKE
-from sim.engine_node import EngineNode
-from sim.fabric import Flight
-from sim.piecewise_decode_node import PiecewiseDecodeNode
-from sim.store_node import StoreNode
-
-if TYPE_CHECKING:
-    from sim.node import Node, Port
-    from sim.paths import Route
-    from sim.world import World
+from sim.fabric import Fabric, Flight
+from sim.node import Node, Port
+from sim.paths import Route
 
 
 class Queue:
@@ -133,10 +127,12 @@ class Shipping:
     """Args: method and conduct of the scenario; bytes of a token's hidden states; what a thread pickles."""
 
     def __init__(
-        self, world: World, method: Method, conduct: Conduct, hidden_bytes: int, pickle_bytes_per_s: int
+        self, fabric: Fabric, method: Method, conduct: Conduct, hidden_bytes: int, pickle_bytes_per_s: int
     ) -> None:
-        self.world = world
-        self.env = world.env
+        self.fabric = fabric
+        fabric.carry = self.post
+        self.env = fabric.env
+        self.metrics = fabric.metrics
         self.method = method
         self.conduct = conduct
         self.orders: dict[Op, Order] = {}
@@ -174,8 +170,8 @@ class Shipping:
 
     def layers_of(self, rank: Address) -> range:
         """The layers that a P rank has KV of."""
-        pool = self.world.fabric.paths.pool_of[engine_of(rank)]
-        shape = self.world.fabric.paths.shapes[pool.name]
+        pool = self.fabric.paths.pool_of[engine_of(rank)]
+        shape = self.fabric.paths.shapes[pool.name]
         return stage_layers(shape.num_layers, pool.pp)[rank_of(rank) // pool.tp]
 
     # Operations.
@@ -193,7 +189,7 @@ class Shipping:
         layers = len(self.layers_of(flight.p_port.address)) if self.method.in_pieces else 1
         lanes = self.lanes_of(flight.mover.address)
         order = self.orders[effect.op] = Order(flight, route, grant.xid, layers, tokens, lanes)
-        self.world.records.ends[HANDSHAKE][flight.request] = self.env.now
+        self.metrics.records.ends[HANDSHAKE][flight.request] = self.env.now
         lanes.add(order, grant.xid, layers, start, start + tokens, reads=flight.reads)
         if before_ns:
             self.env.call(before_ns, self.begin, order)
@@ -266,7 +262,7 @@ class Shipping:
         flight = order.flight
         if self.orders.get(flight.op) is order:
             del self.orders[flight.op]
-        fabric = self.world.fabric
+        fabric = self.fabric
         if ending is Ending.SENT and fabric.closing and not flight.reads:
             self.env.call(fabric.closing_ns, fabric.land, flight)
         elif ending is Ending.SENT:
@@ -292,8 +288,8 @@ class Shipping:
             return
         if stage in (PICKLE, UNPICKLE):
             port = flight.p_port if stage == PICKLE else flight.d_port
-            path = self.world.fabric.paths.thread(port.address, stage, self.pickle_bytes_per_s)
-            self.world.fabric.copy(port, path, parcel.nbytes, 0, parcel.ended)
+            path = self.fabric.paths.thread(port.address, stage, self.pickle_bytes_per_s)
+            self.fabric.copy(port, path, parcel.nbytes, 0, parcel.ended)
             return
         rank = flight.p_port if flight.reads else flight.d_port
         queue = self.queues.get(rank.address)
@@ -305,40 +301,40 @@ class Shipping:
 
     def hop(self, parcel: Parcel, hop: Hop) -> None:
         flight = parcel.order.flight
-        if self.world.tell is not None:
+        if self.metrics.tell is not None:
             self.tell(parcel, hop)
         if hop is Hop.WIRE and (flight.p_port.address, parcel.order.xid) in self.evicted:
             self.lost(parcel)
         elif hop is Hop.WIRE:
             self.send(parcel)
         elif hop is Hop.D2H and self.conduct.in_stream:
-            self.env.call(self.left_of_step(flight.p_port), self.copy_out, parcel)
+            self.env.call(flight.p_port.node.left_of_step(), self.copy_out, parcel)
         else:
             self.copy(flight.p_port if hop is Hop.D2H else flight.d_port, hop, parcel.nbytes, parcel.ended)
 
     def ask(self, parcel: Parcel) -> None:
         """Announce it, and have that answered."""
-        fabric, flight = self.world.fabric, parcel.order.flight
+        fabric, flight = self.fabric, parcel.order.flight
         fabric.messages += self.asks
-        if self.world.tell is not None and self.asking:
+        if self.metrics.tell is not None and self.asking:
             fabric.say(flight, self.asking[0], f" of {words(parcel.piece, parcel.order.layers)}")
         self.env.call(self.asks * fabric.control_ns, parcel.go_on, None)
 
     def say_behind(self, parcel: Parcel) -> None:
-        fabric, flight = self.world.fabric, parcel.order.flight
+        fabric, flight = self.fabric, parcel.order.flight
         fabric.messages += len(self.behind)
-        if self.world.tell is not None:
+        if self.metrics.tell is not None:
             for word in self.behind:
                 fabric.say(flight, word)
 
     def tell(self, parcel: Parcel, hop: Hop) -> None:
         """Say what this piece does next."""
-        flight, tell = parcel.order.flight, self.world.tell
+        flight, tell = parcel.order.flight, self.metrics.tell
         assert tell is not None
         what = f"{words(parcel.piece, parcel.order.layers)}, {hop.value}"
         if hop is Hop.WIRE:
             for word in self.asking[1:]:
-                self.world.fabric.say(flight, word)
+                self.fabric.say(flight, word)
             ask = "announces and sends" if self.asks and not self.asking else "sends"
             verb = "fetches" if flight.reads else ask
             by, other = (flight.d_port, flight.p_port) if flight.reads else (flight.p_port, flight.d_port)
@@ -346,31 +342,24 @@ class Shipping:
         else:
             tell((flight.p_port if hop is Hop.D2H else flight.d_port).address, f"copies {what}")
 
-    def left_of_step(self, port: Port) -> int:
-        """Until the step that a rank's GPU computes is done."""
-        node = port.node
-        assert isinstance(node, EngineNode)
-        boundary = node.engine.next_boundary(self.env.now)
-        return 0 if boundary is None else boundary - self.env.now
-
     def copy_out(self, parcel: Parcel) -> None:
         self.copy(parcel.order.flight.p_port, Hop.D2H, parcel.nbytes, parcel.ended)
 
     def copy(self, port: Port, hop: Hop, nbytes: int, then: Any) -> None:
-        """A copy on one host; a store's memory is its host's already."""
-        if isinstance(port.node, StoreNode):
+        """A copy on one host."""
+        if port.node.in_host_memory:
             then(True)
             return
-        paths = self.world.fabric.paths
+        paths = self.fabric.paths
         if hop is Hop.D2D:
             path = paths.copy(port.address)
         else:
             path = paths.lane(port.address, "d2h" if hop is Hop.D2H else "h2d")
-        self.world.fabric.copy(port, path, nbytes, paths.copy_ns(port.address), then)
+        self.fabric.copy(port, path, nbytes, paths.copy_ns(port.address), then)
 
     def send(self, parcel: Parcel) -> None:
         """Post a piece between the NICs."""
-        order, fabric = parcel.order, self.world.fabric
+        order, fabric = parcel.order, self.fabric
         whole = order.flight
         fabric.posted = number = fabric.posted + 1
         flight = Flight(
@@ -407,22 +396,20 @@ class Shipping:
         flight, piece = parcel.order.flight, parcel.piece
         node, rank = flight.d_port.node, flight.d_port.address
         piece = Piece(self.layers_of(flight.p_port.address)[piece.layer], piece.start, piece.stop)
-        assert isinstance(node, PiecewiseDecodeNode)
-        if not node.refuses:
+        if not node.refuses_pieces:
             self.park(parcel)
             if not parcel.order.over:
-                node.ask(rank, flight.generation, piece, partial(self.unpark, parcel))
+                node.await_room(rank, flight.generation, piece, partial(self.unpark, parcel))
             return
         if rank not in self.deaf:
-            if node.takes(rank, flight.generation, piece):
+            if node.takes_piece(rank, flight.generation, piece):
                 parcel.go_on()
                 return
             if self.conduct.guards.survives_exhaustion:
                 self.lost(parcel)
                 return
             self.deaf.add(rank)
-            notes = self.world.totals.notes
-            notes["a listener has ended"] = notes.get("a listener has ended", 0) + 1
+            self.metrics.count("a listener has ended")
         self.park(parcel)
 
     def arrived(self, parcel: Parcel) -> None:
@@ -469,7 +456,7 @@ class Shipping:
 
     def spoil(self, order: Order) -> None:
         """D will decode with other KV than its prompt's, and not know."""
-        self.world.spoilt.add(order.flight.op.reg.request_id)
+        self.metrics.corrupted.add(order.flight.op.reg.request_id)
 
     def sender_gone(self, parcel: Parcel) -> None:
         """Its sender's turn is over with its sender. Its receiver's is not."""

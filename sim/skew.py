@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pdflow.protocol.values import Instant
-
-if TYPE_CHECKING:
-    from sim.clock import Clock
+from sim.clock import Clock
 
 PARTS = 1_000_000
 

@@ -4,9 +4,7 @@ whoever waits for room is asked."""
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
-from pdflow.engine.engine import Engine
 from pdflow.methods.method import Hop, Method
 from pdflow.methods.staging import BufferStaging, Staging
 from pdflow.protocol.values import Allocation, RequestId
@@ -16,9 +14,7 @@ from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import AskForRoom, CopyIn, Drop, GiveBackRoom, TakeRoom
 from pdflow.serving.events import CopiedIn, RoomDue
 from sim.decode_node import DecodeNode
-
-if TYPE_CHECKING:
-    from sim.world import World
+from sim.node_ports import EngineParts
 
 
 class StagedDecodeNode(DecodeNode):
@@ -26,16 +22,14 @@ class StagedDecodeNode(DecodeNode):
 
     def __init__(
         self,
-        world: World,
-        index: int,
-        name: str,
-        engine: Engine,
-        block_bytes: int,
+        parts: EngineParts,
         core: DecodeCore,
         method: Method,
         staging: Staging,
     ) -> None:
-        super().__init__(world, index, name, engine, block_bytes, core)
+        super().__init__(parts, core)
+        assert self.shipping is not None
+        self.carrier = self.shipping
         self.method = method
         self.staging = staging
         self.loading: dict[RequestId, int] = {}
@@ -59,27 +53,27 @@ class StagedDecodeNode(DecodeNode):
             self.feed(self.role, RoomDue())
 
     def take_room(self, port: Port, effect: TakeRoom) -> None:
-        if self.world.tell is not None:
-            self.world.tell(self.name, f"takes room in {self.method.d_memory.value}")
+        if self.metrics.tell is not None:
+            self.metrics.tell(self.name, f"takes room in {self.method.d_memory.value}")
 
     def give_back_room(self, port: Port, effect: GiveBackRoom) -> None:
-        if self.world.tell is not None:
-            self.world.tell(self.name, f"gives back room in {self.method.d_memory.value}")
+        if self.metrics.tell is not None:
+            self.metrics.tell(self.name, f"gives back room in {self.method.d_memory.value}")
 
     # The engine has made room.
 
     def copy_in(self, port: Port, effect: CopyIn) -> None:
         request = self.legs[effect.handle].index
-        size, tokens = self.staging.size, self.world.records.input_tokens[request] - effect.start
+        size, tokens = self.staging.size, self.metrics.records.input_tokens[request] - effect.start
         ports = self.ranks
         ways = [(hop, layers) for hop, layers in self.ways(effect.place) if layers]
         self.loading[effect.handle] = len(ports) * len(ways)
         for rank in ports:
             for hop, layers in ways:
                 nbytes = layers * size.bytes_per_token * tokens
-                if self.world.tell is not None:
-                    self.world.tell(self.name, f"copies {layers} layers, {hop.value}")
-                self.world.shipping.copy(rank, hop, nbytes, partial(self.copied_in, effect.handle))
+                if self.metrics.tell is not None:
+                    self.metrics.tell(self.name, f"copies {layers} layers, {hop.value}")
+                self.carrier.copy(rank, hop, nbytes, partial(self.copied_in, effect.handle))
 
     def ways(self, place: Allocation) -> list[tuple[Hop, int]]:
         """How its layers get into blocks: those that lie in the host's memory over PCIe."""

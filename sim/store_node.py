@@ -8,34 +8,32 @@ takes no time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from pdflow.methods.speech import Side
 from pdflow.methods.store_memory import StoreMemory
 from pdflow.protocol.effects import AnswerPrefill, BumpWord
 from pdflow.protocol.ids import Shards, rank_address
-from pdflow.protocol.values import Instant, RequestId, Xid
+from pdflow.protocol.values import RequestId, Xid
 from pdflow.serving.core import Port as CorePort
 from pdflow.serving.effects import AnswerCall, AskForRoom, EndCall, Stored
 from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, RoomDue
 from pdflow.serving.store import StoreCore
 from pdflow.wiring.engines import Consumer, Producer
 from pdflow.wiring.stores import get_name, put_name
-from sim.node import Node, Port
+from sim.node import Port
+from sim.node_ports import NodePorts
+from sim.peer_node import PeerNode
 
-if TYPE_CHECKING:
-    from sim.world import World
 
+class StoreNode(PeerNode):
+    """Args: `name` is the node's; engines that put know it as "name.put", those that get as "name.get".
 
-class StoreNode(Node):
-    """Args: `name` is the node's; engines that put know it as "name.put", those that get as "name.get"."""
+    It never stands still; no fault happens to it yet, but to what comes and goes.
+    """
 
-    alive = True
-    paused_until: Instant = 0
-    """It never stands still; no fault happens to it yet, but to what comes and goes."""
-
-    def __init__(self, world: World, name: str, memory: StoreMemory, block_size: int) -> None:
+    def __init__(self, ports: NodePorts, name: str, memory: StoreMemory, block_size: int) -> None:
         self.storing = StoreCore(memory, block_size, self.count)
-        super().__init__(world, self.storing)
+        super().__init__(ports, Side.P, self.storing)
         self.name = name
         self.memory = memory
         self.get_port: Port
@@ -54,10 +52,10 @@ class StoreNode(Node):
 
     def make_ends(self, put: Consumer, get: Producer, shards: Shards, incarnation: int) -> None:
         """Its endpoints on either side."""
-        put_port = self.add(put_name(self.name), put[0], incarnation)
+        put_port = self.add(put_name(self.name), put[0], incarnation, Side.D)
         self.get_port = self.add(get_name(self.name), get[0], incarnation)
         for rank in range(shards.ranks):
-            self.add(rank_address(put_name(self.name), rank), put[1][rank], incarnation)
+            self.add(rank_address(put_name(self.name), rank), put[1][rank], incarnation, Side.D)
             self.add(rank_address(get_name(self.name), rank), get[1][rank], incarnation)
         self.storing.begin(put_port, self.get_port)
 
@@ -88,7 +86,7 @@ class StoreNode(Node):
     def answer(self, port: CorePort, effect: AnswerCall) -> None:
         told, takes_time = self.calls[effect.xid]
         if takes_time:
-            self.env.call(self.world.fabric.control_ns, told, effect)
+            self.env.call(self.fabric.control_ns, told, effect)
         else:
             told(effect)
 
@@ -102,18 +100,29 @@ class StoreNode(Node):
 
     def expose(self, port: CorePort, effect: AnswerPrefill) -> None:
         for rank, word in enumerate(effect.params.words):
-            self.world.fabric.words[rank_address(self.get_port.address, rank), word.index] = word.word
+            self.fabric.words[rank_address(self.get_port.address, rank), word.index] = word.word
 
     def bump(self, port: Port, effect: BumpWord) -> None:
-        self.world.fabric.words.pop((port.address, effect.word.index), None)
+        self.fabric.words.pop((port.address, effect.word.index), None)
+
+    # What the network asks.
+
+    @property
+    def makes_contact(self) -> bool:
+        """A store calls nobody."""
+        return False
+
+    @property
+    def in_host_memory(self) -> bool:
+        """It is."""
+        return True
 
     # At the end.
 
     def count(self, what: str, number: int) -> None:
         """For the result."""
         if number:
-            notes = self.world.totals.notes
-            notes[what] = notes.get(what, 0) + number
+            self.metrics.count(what, number)
 
     def newest_generation(self) -> int:
         return self.memory.pool.newest_generation

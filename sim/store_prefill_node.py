@@ -7,11 +7,10 @@ take a control message's time, and its engine.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
-from pdflow.engine.engine import Engine
 from pdflow.engine.sequence import Admitted, Sequence
 from pdflow.methods.method import Conduct
+from pdflow.methods.speech import Side
 from pdflow.methods.store_memory import Item
 from pdflow.protocol.effects import Commit, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.ids import KvParams
@@ -39,29 +38,19 @@ from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.storing import Storing
 from pdflow.wiring.stores import load_name, load_xid, node_of
 from sim.node import Port as SimPort
+from sim.node_ports import EngineParts
 from sim.prefill_node import WEIGHTS, PrefillLeg, PrefillNode
+from sim.run_metrics import request_of
 from sim.store_node import StoreNode
-
-if TYPE_CHECKING:
-    from sim.stores import Stores
-    from sim.world import World
+from sim.stores import Stores
 
 
 class StorePrefillNode(PrefillNode):
     """Args: `storing` is its core's."""
 
-    def __init__(
-        self,
-        world: World,
-        index: int,
-        name: str,
-        engine: Engine,
-        block_bytes: int,
-        stores: Stores,
-        conduct: Conduct,
-    ) -> None:
-        self.storing = Storing(stores.most_tokens, engine.limits.block_size, conduct.prefill_waits)
-        super().__init__(world, index, name, engine, block_bytes, PrefillCore(WEIGHTS, self.storing))
+    def __init__(self, parts: EngineParts, stores: Stores, conduct: Conduct) -> None:
+        self.storing = Storing(stores.most_tokens, parts.engine.limits.block_size, conduct.prefill_waits)
+        super().__init__(parts, PrefillCore(WEIGHTS, self.storing))
         self.stores = stores
         self.conduct = conduct
         self.salt = 0
@@ -103,9 +92,9 @@ class StorePrefillNode(PrefillNode):
         if loads is not None:
             scheduler, ranks = loads
             self.loads = True
-            self.storing.scheduler = self.add(load_name(self.name), scheduler, incarnation)
+            self.storing.scheduler = self.add(load_name(self.name), scheduler, incarnation, Side.D)
             for rank in ranks:
-                self.add(rank.me, rank, incarnation)
+                self.add(rank.me, rank, incarnation, Side.D)
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -128,11 +117,11 @@ class StorePrefillNode(PrefillNode):
 
     def ask(self, port: Port, effect: AskStore) -> None:
         leg = self.legs[effect.handle]
-        items, digest = self.items_of(leg), self.world.digest(leg.seq.index)
+        items, digest = self.items_of(leg), self.prompts.digest(leg.seq.index)
         store = self.stores.node_of(items)
         ask = LookupRequested(leg.request_id, load_xid(leg.xid), items[:-1], digest, WEIGHTS)
         told = partial(self.told, store, leg.xid)
-        self.env.call(self.world.fabric.control_ns, store.look, (ask, told))
+        self.env.call(self.fabric.control_ns, store.look, (ask, told))
 
     def told(self, store: StoreNode, handle: Handle, answer: AnswerCall) -> None:
         """What the store has of it, if anything."""
@@ -147,7 +136,7 @@ class StorePrefillNode(PrefillNode):
 
     def withdraw(self, store: StoreNode, params: KvParams) -> None:
         """Nobody will come for this one."""
-        self.env.call(self.world.fabric.control_ns, store.abort, (params.request_id, params.xid))
+        self.env.call(self.fabric.control_ns, store.abort, (params.request_id, params.xid))
 
     def came(self, outcome: object) -> None:
         if type(outcome) is Admitted:
@@ -188,10 +177,10 @@ class StorePrefillNode(PrefillNode):
         self.rearm()
 
     def post_read(self, port: SimPort, effect: PostRead) -> None:
-        self.world.fabric.read(port, effect, self.world.request_of(effect.op.reg.request_id))
+        self.fabric.read(port, effect, request_of(effect.op.reg.request_id))
 
     def read_word(self, port: SimPort, effect: ReadWord) -> None:
-        self.world.fabric.read_word(port, effect.op, effect.source, effect.index)
+        self.fabric.read_word(port, effect.op, effect.source, effect.index)
 
     # What is computed.
 
@@ -199,7 +188,7 @@ class StorePrefillNode(PrefillNode):
         items = self.items_of(self.legs[effect.handle])
         put = PutRequested(effect.params, items)
         told = partial(self.put_ended, effect.handle)
-        self.env.call(self.world.fabric.control_ns, self.stores.node_of(items).start, (put, told))
+        self.env.call(self.fabric.control_ns, self.stores.node_of(items).start, (put, told))
 
     def put_ended(self, handle: Handle, answer: AnswerCall) -> None:
         if self.alive:
@@ -208,12 +197,12 @@ class StorePrefillNode(PrefillNode):
     def withdraw_put(self, port: Port, effect: WithdrawPut) -> None:
         leg = self.legs[effect.handle]
         store = self.stores.node_of(self.items_of(leg))
-        self.env.call(self.world.fabric.control_ns, store.abort, (leg.request_id, leg.xid))
+        self.env.call(self.fabric.control_ns, store.abort, (leg.request_id, leg.xid))
 
     def answer_stored(self, port: Port, effect: AnswerStored) -> None:
         leg = self.legs[effect.handle]
         self.by_request.pop(leg.request_id, None)
-        self.world.router.later(PrefillAnswered(leg.request_id, effect.params))
+        self.router.later(PrefillAnswered(leg.request_id, effect.params))
 
     def forget(self, port: Port, effect: Forget) -> None:
         super().forget(port, effect)

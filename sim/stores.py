@@ -7,19 +7,16 @@ the same. All of it lies on the node of its first object.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pdflow.methods.kv_store_keys import Key, home, origin
 from pdflow.methods.kv_store_objects import most_named, objects_of
 from pdflow.methods.store_memory import Item, StoreMemory
 from pdflow.protocol.ids import EngineInfo
+from pdflow.scenario.schema import Pool
 from pdflow.wiring.engines import Consumer
 from pdflow.wiring.stores import StoreWiring, get_name, load_name, node_name, put_name
+from sim.node_ports import NodePorts
 from sim.store_node import StoreNode
-
-if TYPE_CHECKING:
-    from pdflow.scenario.schema import Pool
-    from sim.world import World
 
 INCARNATION = 0x570E_0000
 """Of the first node; those of engines are below."""
@@ -33,20 +30,21 @@ class Stores:
     """
 
     def __init__(
-        self, world: World, wiring: StoreWiring, beside: Pool, named: bool, incarnations: Mapping[str, int]
+        self, ports: NodePorts, wiring: StoreWiring, beside: Pool, named: bool, incarnations: Mapping[str, int]
     ) -> None:
-        self.world = world
+        self.ports = ports
+        self.prompts = ports.prompts
         self.wiring = wiring
         self.transfer = wiring.transfer
         self.incarnations = incarnations
         self.shards = wiring.shards
         self.by_block = self.transfer.store_granularity == "block" and named
-        self.unit_tokens = wiring.unit_tokens(world.prefix_block_tokens)
+        self.unit_tokens = wiring.unit_tokens(self.prompts.block_tokens)
         self.model = wiring.engines.scenario.model.name
         self.origins: dict[int, Key] = {}
         """What each process's chains begin with, by its salt."""
         if self.by_block:
-            self.world.caches = True
+            self.prompts.cached = True
         self.nodes = [self.node(beside, index) for index in range(self.transfer.store_nodes)]
 
     def node(self, beside: Pool, index: int) -> StoreNode:
@@ -54,11 +52,11 @@ class Stores:
         name = node_name(index)
         incarnation = self.incarnations.get(name) or INCARNATION + index
         memory = StoreMemory(wiring.blocks, transfer.store_keep, transfer.store_high_water)
-        node = StoreNode(self.world, name, memory, self.shards.block_size)
+        node = StoreNode(self.ports, name, memory, self.shards.block_size)
         ends = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)
         node.make_ends(*ends, self.shards, incarnation)
         for engine in (put_name(name), get_name(name)):
-            self.world.fabric.paths.pool_of[engine] = beside
+            self.ports.fabric.paths.pool_of[engine] = beside
         return node
 
     @property
@@ -73,22 +71,22 @@ class Stores:
         """The endpoints with which a prefill engine loads; None if it does not."""
         ends = self.wiring.loads(engine, incarnation, blocks) if self.by_block else None
         if ends is not None:
-            paths = self.world.fabric.paths
+            paths = self.ports.fabric.paths
             paths.pool_of[load_name(engine.engine)] = paths.pool_of[engine.engine]
         return ends
 
     def items(self, request: int, salt: int) -> tuple[Item, ...]:
         """The objects of a prompt, from its start on. `salt` is that of the process that asks, if it has one."""
-        tokens = self.world.records.input_tokens[request]
+        tokens = self.ports.metrics.records.input_tokens[request]
         start = self.origins.get(salt)
         if start is None:
             start = self.origins[salt] = origin(self.model, 0, self.shards.tp, salt)
         named: tuple[int, ...] = ()
         if self.by_block:
             # A name stands for all before it, so the last one of several speaks for them.
-            names = self.unit_tokens // self.world.prefix_block_tokens
+            names = self.unit_tokens // self.prompts.block_tokens
             most = most_named(tokens, self.unit_tokens)
-            named = self.world.prefixes.get(request, ())[names - 1 :: names][:most]
+            named = self.prompts.prefixes.get(request, ())[names - 1 :: names][:most]
         each = [(name,) for name in named]
-        rest = (self.world.digest(request),)
+        rest = (self.prompts.digest(request),)
         return objects_of(start, tokens, self.shards.block_size, self.unit_tokens, each, rest)

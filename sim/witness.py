@@ -7,38 +7,39 @@ nowhere, and breaks nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from pdflow.protocol.effects import PostWrite
 from pdflow.protocol.events import FenceEnded, PeerLost, Received, WriteEnded
 from pdflow.protocol.ids import Op, engine_of, rank_address
 from pdflow.protocol.invariants import Oracle
-from pdflow.protocol.values import Instant
-
-if TYPE_CHECKING:
-    from sim.engine_node import EngineNode
-    from sim.fabric import Flight
-    from sim.hindrances import Hindrances
-    from sim.world import Observer, World
+from pdflow.protocol.values import Address, Instant
+from sim.clock import Clock
+from sim.engine_node import EngineNode
+from sim.fabric import Flight
+from sim.node import Observer
+from sim.node_registry import NodeRegistry
 
 
 class Witness:
     """Stands before the oracle, if there is one."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, env: Clock, nodes: NodeRegistry) -> None:
+        self.env = env
+        self.nodes = nodes
         self.oracle: Oracle | None = None
         self.unheard: dict[Op, tuple[Flight, bool]] = {}
         """WRITEs that have ended and whose process has not looked yet, and whether they have landed."""
         self.landed: set[Op] = set()
         """WRITEs that have landed, though their handle says otherwise or is still to come."""
 
-    def before(self, oracle: Oracle, hindrances: Hindrances) -> Observer:
-        """The oracle's eyes."""
+    def before(self, oracle: Oracle, is_stale: Callable[[Address, int], bool]) -> Observer:
+        """The oracle's eyes. Args: `is_stale`: whether a D rank's grant of that generation is of a former life."""
         self.oracle = oracle
 
         def stale(effect: Any) -> bool:
-            return type(effect) is PostWrite and hindrances.stale(effect.to, effect.grant.target.generation)
+            return type(effect) is PostWrite and is_stale(effect.to, effect.grant.target.generation)
 
         def observe(node: str, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
             if type(event) is WriteEnded:
@@ -72,7 +73,7 @@ class Witness:
         """Whatever becomes of P from here on, before D looks, and whether or not its notice gets through."""
         if self.oracle is not None and flight.notice is not None:
             d, p = flight.d_port, flight.p_port
-            self.oracle.observe(p.address, Received(d.address, d.incarnation, flight.notice), (), self.world.env.now)
+            self.oracle.observe(p.address, Received(d.address, d.incarnation, flight.notice), (), self.env.now)
 
     def died(self, node: EngineNode, lands: bool) -> None:
         """All of an engine's processes; unless it `lands`, nothing of theirs is under way any more."""
@@ -85,16 +86,16 @@ class Witness:
         for flight, landed in mine:
             del self.unheard[flight.op]
             self._over(flight, landed)
-        if lands or node not in self.world.prefills:
+        if lands or node not in self.nodes.prefills:
             return
         for rank in node.ports:
-            for target in (*self.world.stores, *self.world.decodes):
+            for target in (*self.nodes.stores, *self.nodes.decodes):
                 for peer in target.ports if rank != node.name else ():
-                    oracle.observe(rank, FenceEnded(peer), (), self.world.env.now)
+                    oracle.observe(rank, FenceEnded(peer), (), self.env.now)
 
     def _over(self, flight: Flight, landed: bool) -> None:
         """A dead process's WRITE has ended. If it has not landed, the oracle takes its whole link for closed: where
         another life writes over it already, it sees less than it could, and never more than there is."""
         assert self.oracle is not None
         event = WriteEnded(flight.op, True) if landed else FenceEnded(flight.d_port.address)
-        self.oracle.observe(flight.p_port.address, event, (), self.world.env.now)
+        self.oracle.observe(flight.p_port.address, event, (), self.env.now)

@@ -6,13 +6,11 @@ registration. Whichever comes first, it then reads everything that has come, in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdflow.protocol.values import Instant, Xid
-
-if TYPE_CHECKING:
-    from sim.node import Port
-    from sim.prefill_node import PrefillNode
+from sim.engine_node import EngineNode
+from sim.node import Port
 
 
 class Writer:
@@ -20,7 +18,7 @@ class Writer:
 
     __slots__ = ("every_ns", "inbox", "node", "ticks_at", "unmatched")
 
-    def __init__(self, node: PrefillNode, every_ns: int) -> None:
+    def __init__(self, node: EngineNode, every_ns: int) -> None:
         self.node = node
         self.every_ns = every_ns
         self.inbox: list[tuple[Port, Any]] = []

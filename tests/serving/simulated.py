@@ -8,6 +8,8 @@ from functools import partial
 from heapq import heappop
 from typing import Any
 
+import attrs
+
 from pdflow.cost.step import StepCost
 from pdflow.engine.hosted import HostedEngine
 from pdflow.engine.sequence import Dropped, Limits, Outcome, Sequence
@@ -30,8 +32,8 @@ from sim.build import Builder
 from sim.engine_node import EngineNode
 from sim.engine_slot import EngineSlot
 from sim.node import Port
+from sim.prefill_node import PrefillNode
 from sim.store_node import StoreNode
-from sim.store_prefill_node import StorePrefillNode
 from tests.serving.peers import number_of
 from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Look, Store, Together, Wait
 from tests.serving.scripted_engine import EngineModel
@@ -174,6 +176,7 @@ class Router:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.first_follows: set[str] = set()
+        self.decoded: dict[str, Any] = {}
         self.alone: set[str] = set()
         """Legs that no KV comes from: their parameters say nothing, and live nodes have none."""
 
@@ -240,16 +243,14 @@ class ScriptedBuilder(Builder):
         self.shapes, self.geometry = wiring.shapes, wiring.geometry
         self.ranks = setting.ranks
         self.record = record
-        world: Any = self.world
-        world.pulls = self.pulls
-        world.fabric, world.router = Fabric(record), Router(record)
-        world.shipping = Shipping(record) if self.method.is_carried(self.conduct) else None
-        world.prefill_tokens = 1 if setting.first_token == "prefill" else 0
-        world.digest = digest
+        scripted: Any = Fabric(record), Shipping(record) if self.method.is_carried(self.conduct) else None
+        router: Any = Router(record)
+        self.ports = attrs.evolve(self.node_ports(*scripted), router=router)
+        self.prompts.digest = digest  # type: ignore[method-assign]
         if self.method.stores:
             self.stores = Stores(self, record)  # type: ignore[assignment]
         for prompt, output in REQUESTS:
-            world.records.add(0, prompt, output)
+            self.metrics.records.add(0, prompt, output)
 
     def staging(self, memory: Memory, pool: Any, generation: int, reserves_whole: bool = True) -> Staging:
         assert reserves_whole, "only strict is scripted"
@@ -266,7 +267,7 @@ class Simulated:
         record = self.calls.append
         self.setting = setting
         self.builder = ScriptedBuilder(setting, record)
-        self.world = self.builder.world
+        self.ports = self.builder.ports
         self.record: Record = record
         self.engine = EngineModel(record, BLOCKS, BLOCK, LAYERS)
         self.node = self._node(Engine(self.engine))
@@ -288,10 +289,10 @@ class Simulated:
         )
         node: EngineNode
         if setting.role == "aggregated":
-            return AggregatedNode(self.world, 0, info, engine, 1)
+            return AggregatedNode(builder.parts(slot, info, engine), info)
         if setting.role == "store":
             memory = recorded_memory(store_memory(), self.record)
-            store = StoreNode(self.world, STORE, memory, BLOCK)
+            store = StoreNode(self.ports, STORE, memory, BLOCK)
             wiring = store_wiring(builder)
             ends = wiring.put_to(STORE, INCARNATION), wiring.got_from(STORE, INCARNATION)
             store.make_ends(*ends, setting.shards, INCARNATION)
@@ -308,13 +309,13 @@ class Simulated:
             node = prefill
         for number, endpoint in enumerate(ranks):
             node.add(rank_address(info.engine, number), endpoint, INCARNATION)
-        if isinstance(node, StorePrefillNode):
+        if isinstance(node, PrefillNode):
             node.make_loads(INCARNATION)
         return node
 
     @property
     def now(self) -> Instant:
-        return self.world.env.now
+        return self.ports.env.now
 
     async def step(self, step: Any) -> list[Call]:
         """Play one, and say what the node did."""
@@ -357,7 +358,7 @@ class Simulated:
             return
         if self.setting.role != "decode":
             if step.alone:
-                self.world.router.alone.add(request_id)  # type: ignore[attr-defined]
+                self.ports.router.alone.add(request_id)  # type: ignore[attr-defined]
             keeps = not step.alone or self.setting.role == "aggregated"
             self.node.accept(DispatchPrefill(0, r, request_id, xid_of(r), keeps))
         elif step.alone:
@@ -365,7 +366,7 @@ class Simulated:
         else:
             params = params_of(self.setting, r, self.builder.pulls)
             if step.first == "follows":
-                self.world.router.first_follows.add(request_id)
+                self.ports.router.first_follows.add(request_id)
             self.node.accept(DispatchDecode(0, r, request_id, params))
 
     def _answered(self, what: str, r: int) -> None:
@@ -390,7 +391,7 @@ class Simulated:
 
     def _run_until(self, until: Instant) -> None:
         """All that is due by then, as the clock's own loop does it."""
-        env = self.world.env
+        env = self.ports.env
         queue, last = env._turns, env._last
         while True:
             if last and (not queue or queue[0][0] > env.now):

@@ -72,12 +72,12 @@ def test_figures_are_those_of_the_window() -> None:
     watcher = Watcher(Live(console=console, auto_refresh=False), scenario, world)
     samples = []
 
-    def ended(request: int) -> None:
+    def ended(request: int, outcome: str) -> None:
         watcher.requests.append(request)
         last = watcher.sample(watcher.pools())
         samples.append((watcher.samples[0], last, list(watcher.requests)))
 
-    world.on_end = ended
+    world.clients.on_end.append(ended)
     run(world, None, drain=False)
     assert len(samples) == 200
     late = [each for each in samples if each[1].now >= WINDOW_NS * 1.2]

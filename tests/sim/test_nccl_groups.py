@@ -59,7 +59,7 @@ def watched(most: int) -> Callable[[Any], None]:
                 assert group.users
                 assert group.ready_ns <= world.env.now
 
-        world.tell = tell
+        world.metrics.tell = tell
 
     return watch
 

@@ -123,7 +123,7 @@ class Simulated:
         world = self.world = build(load(FILE, overrides=case.overrides))
         if world.shipping is None:
             assert not self.method.is_carried(case.conduct)
-            world.shipping = Shipping(world, self.method, case.conduct, 0, 1)
+            world.shipping = Shipping(world.fabric, self.method, case.conduct, 0, 1)
         self.endings: dict[int, str] = {}
         self.air: dict[tuple[int, Piece], Any] = {}
         fabric: Any = world.fabric

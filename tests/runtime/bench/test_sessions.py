@@ -16,8 +16,8 @@ from pdflow.scenario.load import load
 from pdflow.workload.request import Request
 from pdflow.workload.sessions import sessions
 from runtime.http.responder import Responder
+from sim.clients import Clients
 from sim.sessions import Sessions
-from sim.world import World
 from tests.runtime.bench.stub import FIRST_NS, GAP_NS, refuse, run, stub
 
 SESSIONS = str(Path(__file__).resolve().parents[3] / "examples/sessions.toml")
@@ -26,13 +26,14 @@ CLOSED = ("workload.arrival={process='closed', concurrency=5}",)
 
 
 class Simulated:
-    """What sim/sessions.py needs of a world whose every answer takes as long as the stub's; some are refused."""
+    """What sim/sessions.py needs of clients whose every answer takes as long as the stub's; some are refused."""
 
     def __init__(self, refused: set[int]) -> None:
         self.refused = refused
         self.env = self
         self.now = 0
         self.exhausted = False
+        self.metrics = self
         self.records = Records()
         self.queue: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self.order = count()
@@ -69,7 +70,7 @@ async def test_turns_go_out_as_in_the_simulated_world(
 
     scenario = load(SESSIONS, overrides=overrides)
     world = Simulated(refused)
-    world.sessions = Sessions(cast(World, world), sessions(scenario.workload, scenario.seed), 60)
+    world.sessions = Sessions(cast(Clients, world), sessions(scenario.workload, scenario.seed), 60)
     world.run()
     async with stub(odd) as (_, port):
         ran = await run(port, scenario=SESSIONS, overrides=overrides)

@@ -1,0 +1,93 @@
+"""How requests enter a run and how they end: one row of clients, which the run is over with.
+
+Sessions, timeouts and faults of clients are not here: they are called when a request arrives or ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from pdflow.results.records import Outcome
+from pdflow.routing.effects import Reply
+from pdflow.workload.request import WHEN_ONE_ENDS, Request
+from sim.node_ports import NodePorts
+from sim.router_node import RouterNode
+
+OnArrival: TypeAlias = Callable[[int, Request], None]
+"""Called with a request's index, and what the workload says of it."""
+OnEnd: TypeAlias = Callable[[int, Outcome], None]
+"""Called with a request's index and how it ended."""
+
+
+class Clients:
+    """The clock stops when the last request has ended."""
+
+    def __init__(self, ports: NodePorts, router: RouterNode) -> None:
+        self.env = ports.env
+        self.metrics = ports.metrics
+        self.prompts = ports.prompts
+        self.prefill_tokens = ports.prefill_tokens
+        self.router = router
+        router.on_reply = self.replied
+        self.workload: Iterator[Request]
+        self.exhausted = False
+        """No more requests will come."""
+        self.ended = 0
+        """Requests so far."""
+        self.done = False
+        """All requests have ended."""
+        self.waiting_for_turn: Request | None = None
+        """The next one of closed arrivals: it comes when another ends."""
+        self.on_arrival: list[OnArrival] = []
+        self.on_end: list[OnEnd] = []
+
+    def open(self, workload: Iterator[Request]) -> None:
+        """Let requests arrive, one in the queue at a time."""
+        self.workload = workload
+        self._next_arrival()
+
+    def _next_arrival(self) -> None:
+        request = next(self.workload, None)
+        if request is None:
+            self.exhausted = True
+            self._check_done()
+        elif request.arrival_ns == WHEN_ONE_ENDS:
+            self.waiting_for_turn = request
+        else:
+            self.env.call(max(0, request.arrival_ns - self.env.now), self._arrived, request)
+
+    def _arrived(self, request: Request) -> None:
+        self.enter(request)
+        self._next_arrival()
+
+    def enter(self, request: Request) -> None:
+        """A client sends it now."""
+        records = self.metrics.records
+        index = records.add(self.env.now, request.input_tokens, request.output_tokens)
+        if request.class_:
+            records.classify(index, request.class_)
+        self.prompts.add(index, request)
+        self.router.arrive(index, request.output_tokens <= self.prefill_tokens)
+        for arrived in self.on_arrival:
+            arrived(index, request)
+
+    def replied(self, effect: Reply) -> None:
+        """The router has ended a request."""
+        self.metrics.stamp_reply(effect)
+        self.prompts.remove(effect.request)
+        self.ended += 1
+        for ended in self.on_end:
+            ended(effect.request, effect.outcome)
+        request = self.waiting_for_turn
+        if request is not None:
+            self.waiting_for_turn = None
+            self.enter(request)
+            self._next_arrival()
+        self._check_done()
+
+    def _check_done(self) -> None:
+        if self.exhausted and self.ended == len(self.metrics.records) and not self.done:
+            self.metrics.totals.duration_ns = self.env.now
+            self.done = True
+            self.env.stop()

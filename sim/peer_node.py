@@ -1,0 +1,36 @@
+"""A node whose endpoints exchange KV with those of other nodes: it stands in the network."""
+
+from __future__ import annotations
+
+from pdflow.methods.speech import Side
+from pdflow.protocol.effects import Fence, Handshake, Send
+from pdflow.protocol.values import Address
+from pdflow.serving.core import Core, Endpoint
+from sim.node import Node, Port
+from sim.node_ports import NodePorts
+
+
+class PeerNode(Node):
+    """Args: `side`: which side its endpoints are on, where `add` is not told otherwise."""
+
+    def __init__(self, ports: NodePorts, side: Side, core: Core | None = None) -> None:
+        super().__init__(ports.env, ports.metrics, core)
+        self.fabric = ports.fabric
+        self.router = ports.router
+        self.side = side
+        self.do[Send] = self.fabric.send
+        self.do[Handshake] = self.handshake
+        self.do[Fence] = self.fence
+
+    def add(self, address: Address, endpoint: Endpoint, incarnation: int, side: Side | None = None) -> Port:
+        """Args: `side`: that of this endpoint, if it is not its node's."""
+        port = Port(self, address, endpoint, incarnation, self.side if side is None else side)
+        self.core.add(port)
+        self.fabric.ports[address] = port
+        return port
+
+    def handshake(self, port: Port, effect: Handshake) -> None:
+        self.fabric.handshake(port, effect.peer)
+
+    def fence(self, port: Port, effect: Fence) -> None:
+        self.fabric.fence(port, effect.peer)
