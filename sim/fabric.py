@@ -8,121 +8,67 @@ is behind its data. Where the dialect polls, whatever arrives waits for its node
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 from pdflow.methods.speech import LEASE_WORD, Side, Speech, When, Word
 from pdflow.network.network import FlowId, Network, PathId
 from pdflow.protocol.effects import PostRead, PostWrite, Send
 from pdflow.protocol.events import FenceEnded, HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded
-from pdflow.protocol.ids import Op, Reg
+from pdflow.protocol.ids import Op
 from pdflow.protocol.messages import Message
 from pdflow.protocol.values import Address, Instant
 from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
 from sim.clock import Clock
+from sim.flight import Flight, copy_of
 from sim.node import FAR, Port
-from sim.paths import Paths, Rails, Route
+from sim.paths import Paths, Route
 from sim.run_metrics import RunMetrics
-
-NO_OP = Op(Reg("", 0, 0, ""), 0, 0)
-"""Of a copy on one host."""
-
 
 FRAMES = {kind.__struct_config__.tag: kind for kind in get_args(Message)}
 
 
-class Flight:
-    """One operation under way."""
+class WordLookup(NamedTuple):
+    """A READ of a lease word under way."""
 
-    __slots__ = (
-        "d_port",
-        "generation",
-        "nbytes",
-        "notice",
-        "number",
-        "op",
-        "p_port",
-        "path",
-        "rails",
-        "reads",
-        "request",
-        "shares",
-        "then",
-        "wire_latency",
-    )
-
-    def __init__(
-        self,
-        op: Op,
-        request: int,
-        p_port: Port,
-        d_port: Port,
-        path: PathId | None,
-        wire_latency: int,
-        nbytes: int,
-        notice: Message | None,
-        generation: int,
-        number: int,
-        then: Callable[[bool], None] | None = None,
-        rails: Rails | None = None,
-        reads: bool = False,
-    ) -> None:
-        self.op = op
-        self.request = request
-        self.p_port = p_port
-        self.d_port = d_port
-        self.path = path
-        self.rails = rails
-        self.shares: dict[FlowId, tuple[PathId, int]] = {}
-        """The path and the bytes of each flow that is under way over rails."""
-        self.wire_latency = wire_latency
-        self.nbytes = nbytes
-        self.notice = notice
-        self.generation = generation
-        """Of the blocks at D."""
-        self.number = number
-        self.then = then
-        """Told how it ended, if it is only a stretch of an operation's way (`sim.shipping`) or a copy on one host."""
-        self.reads = reads
-        """D moves the bytes; otherwise P does."""
-
-    @property
-    def mover(self) -> Port:
-        """The rank that has posted it, and is told how it ended."""
-        return self.d_port if self.reads else self.p_port
-
-    def others(self, flow: FlowId) -> bool:
-        """One of its flows has ended: whether others go on."""
-        self.shares.pop(flow, None)
-        return bool(self.shares)
+    port: Port
+    op: Op
+    source: Address
+    number: int
+    latency_ns: int
 
 
 Carry: TypeAlias = Callable[[PostWrite | PostRead, Flight, Route, int], None]
 """Carries an operation in pieces: (what posts it, the operation as a whole, its route, ns before its first byte)."""
 
 
-class Fabric:
-    """Args: latencies in ns; `paths` knows routes, latencies and descriptor counts of pairs of ranks; `speech` is what
-    a method as published says instead of our frames; `pulls`: D moves the bytes."""
+class FabricSettings(NamedTuple):
+    """What a scenario says of its network, besides the links."""
 
-    def __init__(
-        self,
-        env: Clock,
-        metrics: RunMetrics,
-        paths: Paths,
-        control_ns: int,
-        handshake_ns: int,
-        speech: Speech,
-        pulls: bool,
-    ) -> None:
+    control_ns: int
+    """A control message's latency."""
+    handshake_ns: int
+    speech: Speech
+    """What a method as published says instead of our frames."""
+    pulls: bool
+    """D moves the bytes."""
+    checks_words: bool
+    """Whether a lease word ends with its prompt: not where D goes without what P has lost (`pdflow.methods.guards`)."""
+
+
+class Fabric:
+    """Args: `paths` knows routes, latencies and descriptor counts of pairs of ranks."""
+
+    def __init__(self, env: Clock, metrics: RunMetrics, paths: Paths, settings: FabricSettings) -> None:
+        speech = settings.speech
         self.env = env
         self.metrics = metrics
         self.network: Network = paths.network
         self.paths = paths
-        self.pulls = pulls
+        self.pulls = settings.pulls
         self.carry: Carry | None = None
         """What operations are handed to (`sim.shipping`), if the method sends them in pieces."""
-        self.control_ns = control_ns
-        self.handshake_ns = handshake_ns
+        self.control_ns = control_ns = settings.control_ns
+        self.handshake_ns = settings.handshake_ns
         self.speech = speech
         self.silent: frozenset[type] = frozenset([FRAMES[tag] for tag in speech.silent if tag in FRAMES])
         """Kinds of messages that take no time and are none."""
@@ -134,8 +80,7 @@ class Fabric:
         self.armed: Instant = FAR
         self.words: dict[tuple[Address, int], int] = {}
         """Every P rank's lease words, as a READ finds them."""
-        self.checks_words = True
-        """Whether a word ends with its prompt: not where D goes without what P has lost (`pdflow.methods.guards`)."""
+        self.checks_words = settings.checks_words
         self.messages = 0
         self.posted = 0
         """Operations so far."""
@@ -145,8 +90,6 @@ class Fabric:
         """By P rank and D rank: the newest generation of D's blocks when D closed itself to P."""
         self.fails: Callable[[Op | Address], bool] | None = None
         """Whether this operation, or this handshake with a peer, fails: a test says so."""
-        self.hindrances: Any = None
-        """What a plan of faults does to operations; messages and handshakes do not come here then."""
 
     # Control messages.
 
@@ -214,11 +157,11 @@ class Fabric:
     def read_word(self, port: Port, op: Op, source: Address, index: int) -> None:
         """One small READ: the word as it stands when the request reaches P, known one round trip later."""
         latency = 0 if LEASE_WORD in self.speech.silent else self.paths.latency_ns(source, port.address)
-        self.env.call(latency, self.word_found, (port, op, source, index, latency))
+        self.env.call(latency, self.word_found, WordLookup(port, op, source, index, latency))
 
-    def word_found(self, about: tuple[Port, Op, Address, int, int]) -> None:
-        port, op, source, index, latency = about
-        self.env.call(latency, self.arrived, (port, WordRead(op, self.words.get((source, index)))))
+    def word_found(self, lookup: WordLookup) -> None:
+        word = self.words.get((lookup.source, lookup.number))
+        self.env.call(lookup.latency_ns, self.arrived, (lookup.port, WordRead(lookup.op, word)))
 
     # One-sided operations.
 
@@ -234,8 +177,7 @@ class Fabric:
 
     def copy(self, port: Port, path: PathId, nbytes: int, latency_ns: int, then: Callable[[bool], None]) -> None:
         """Bytes between a GPU and its host, or within a GPU."""
-        flight = Flight(NO_OP, -1, port, port, path, 0, nbytes, None, 0, self.posted, then)
-        self.env.call(latency_ns, self.begin_copy, flight)
+        self.env.call(latency_ns, self.begin_copy, copy_of(port, path, nbytes, self.posted, then))
 
     def begin_copy(self, flight: Flight) -> None:
         self.flow(flight, flight.nbytes)
@@ -247,18 +189,19 @@ class Fabric:
         self.posted = number = self.posted + 1
         grant = effect.grant
         flight = Flight(
-            effect.op,
-            request,
-            p_port,
-            d_port,
-            route.path,
-            route.latency_ns,
-            effect.nbytes,
-            effect.notice,
-            grant.target.generation,
-            number,
+            op=effect.op,
+            request=request,
+            p_port=p_port,
+            d_port=d_port,
+            path=route.path,
             rails=route.rails,
+            wire_latency=route.latency_ns,
+            nbytes=effect.nbytes,
+            notice=effect.notice,
+            generation=grant.target.generation,
+            number=number,
             reads=type(effect) is PostRead,
+            then=None,
         )
         before_ns = self.speak(flight) if self.speech.words else 0
         if self.carry is not None:
@@ -294,9 +237,9 @@ class Fabric:
         self.metrics.tell(by.address, f"sends {word.name}{what}: {to.address}")
 
     def begin(self, flight: Flight) -> None:
+        """It has been posted."""
         self.metrics.records.ends[XFER_POST][flight.request] = self.env.now
-        if self.hindrances is None or self.hindrances.begins(flight):
-            self.flow(flight, flight.nbytes)
+        self.flow(flight, flight.nbytes)
 
     def flow(self, flight: Flight, nbytes: int) -> None:
         """Put so many bytes of it on its way."""
@@ -340,28 +283,25 @@ class Fabric:
         if flight.then is not None:
             flight.then(False)
             return
-        if self.hindrances is not None:
-            self.hindrances.failed(flight)
         if flight.reads:
             flight.d_port.node.receive(flight.d_port, ReadEnded(flight.op, False))
         else:
             flight.p_port.node.receive(flight.p_port, WriteEnded(flight.op, False))
 
     def land(self, flight: Flight) -> None:
-        metrics = self.metrics
-        op, p_port, d_port = flight.op, flight.p_port, flight.d_port
-        if (self.fences and self.barred(flight)) or (self.fails is not None and self.fails(op)):
+        """Its last byte has arrived."""
+        if (self.fences and self.barred(flight)) or (self.fails is not None and self.fails(flight.op)):
             self.fail(flight)
-            return
+        else:
+            self.settle(flight)
+
+    def settle(self, flight: Flight) -> None:
+        """Both sides learn that all of it is there."""
         if flight.then is not None:
-            flight.then(self.hindrances is None or not self.hindrances.spoils(flight))
+            flight.then(True)
             return
-        if self.hindrances is not None:
-            self.hindrances.lands(flight)
-            return
-        metrics.records.ends[XFER_WIRE][flight.request] = self.env.now
-        metrics.totals.bytes_moved += flight.nbytes
-        metrics.totals.transfers += 1
+        op, p_port, d_port = flight.op, flight.p_port, flight.d_port
+        self.count_landed(flight)
         if flight.reads:
             if flight.notice is not None:
                 p_port.node.receive(p_port, Received(d_port.address, d_port.incarnation, flight.notice))
@@ -370,3 +310,11 @@ class Fabric:
         if flight.notice is not None:
             d_port.node.receive(d_port, Received(p_port.address, p_port.incarnation, flight.notice))
         p_port.node.receive(p_port, WriteEnded(op, True))
+
+    def count_landed(self, flight: Flight) -> None:
+        """For the result."""
+        metrics = self.metrics
+        metrics.records.ends[XFER_WIRE][flight.request] = self.env.now
+        totals = metrics.totals
+        totals.bytes_moved += flight.nbytes
+        totals.transfers += 1

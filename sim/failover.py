@@ -10,21 +10,29 @@ Source: SEED_SYSTEMS.md 5c (preferred and secondary NICs; a failed path is repla
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 from pdflow.protocol.ids import engine_of
-from sim.fabric import Flight
-from sim.hindrances import NO_FLOW, NO_SHARE, Hindrances, no_rail
+from sim.faulty_fabric import NO_FLOW, NO_SHARE, FaultyFabric, no_rail
+from sim.flight import Flight
 from sim.paths import Nic
+
+
+class LostShare(NamedTuple):
+    """What was on its way over a NIC that has failed, and waits to go over another."""
+
+    flight: Flight
+    key: int
+    """Stands for it among the operation's shares."""
+    nbytes: int
 
 
 class Failover:
     """In a world that has a plan of faults."""
 
-    def __init__(self, hindrances: Hindrances) -> None:
-        self.hindrances = hindrances
-        self.fabric = hindrances.fabric
-        self.paths = hindrances.fabric.paths
+    def __init__(self, fabric: FaultyFabric) -> None:
+        self.fabric = fabric
+        self.paths = fabric.paths
         self.key = NO_FLOW
         """Of the last share that waited to be tried again: below those of flows, and of what is stuck."""
 
@@ -32,7 +40,7 @@ class Failover:
         """They fail now."""
         for nic in nics:
             self.paths.fail(nic, 1)
-        fabric, env = self.fabric, self.hindrances.env
+        fabric, env = self.fabric, self.fabric.env
         crossing = {path: engine_of(nic[0]) for nic in nics for path in self.paths.over.get(nic, ())}
         for flow, flight in list(fabric.flows.items()):
             share = flight.shares.get(flow)
@@ -45,30 +53,29 @@ class Failover:
             self.key -= 1
             flight.shares[self.key] = NO_SHARE
             own = crossing[share[0]] == engine_of(flight.mover.address)
-            wait = 0 if own else self.hindrances.plan.transport_timeout_ns
-            env.call(wait, self.again, (flight, self.key, max(1, share[1] - carried)))
+            wait = 0 if own else fabric.transport_timeout_ns
+            env.call(wait, self.again, LostShare(flight, self.key, max(1, share[1] - carried)))
         fabric.arm()
 
     def regain(self, nics: Sequence[Nic]) -> None:
         """They work again."""
         for nic in nics:
             self.paths.fail(nic, -1)
-        self.hindrances.retry()
+        self.fabric.retry()
 
-    def again(self, about: tuple[Flight, int, int]) -> None:
+    def again(self, share: LostShare) -> None:
         """A share is given to the NICs that are left, unless its operation has ended otherwise."""
-        flight, key, remaining = about
+        flight, key, remaining = share
         if flight.shares.pop(key, None) is None:
             return
-        hindrances, fabric = self.hindrances, self.fabric
-        mine: Any = flight.mover.node
+        fabric, mine = self.fabric, flight.mover.node
         if fabric.barred(flight):
             if not flight.shares:
                 fabric.fail(flight)
-        elif not mine.alive and (flight.reads or mine in hindrances.unplugged):
+        elif not mine.alive and (flight.reads or mine in fabric.unplugged):
             if flight.then is not None and not flight.shares:
                 flight.then(False)
-        elif hindrances.blocked(flight) or no_rail(flight):
-            hindrances.stick(flight, remaining)
+        elif fabric.blocked(flight) or no_rail(flight):
+            fabric.stick(flight, remaining)
         else:
             fabric.flow(flight, remaining)

@@ -1,8 +1,8 @@
-"""Applies a plan of faults to a world: draws when each begins and ends, and does what it says.
+"""Applies a plan of faults to a run: draws when each begins and ends, and does what it says.
 
-What it does to messages and operations is in `hindrances`, dying and coming back in `lives`, wrong clocks in `skew`. A
-world without faults has none of these. From `heal_ns` on no fault acts, nor after the end of the last request: what is
-held then must come back, and a run comes to rest.
+What faults do to messages and operations is in `faulty_fabric`, dying and coming back in `lives`, wrong clocks in
+`skew`. A run without faults has none of these. From `heal_ns` on no fault acts, nor after the end of the last request:
+what is held then must come back, and a run comes to rest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from pdflow.faults.draw import Numbers, Streams, Window, windows
-from pdflow.faults.plan import Crash, Fault, HangUp, NicDown, Pause, Plan, Skew, Slow
+from pdflow.faults.plan import Crash, Fault, HangUp, NicDown, Pause, Skew, Slow
 from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.values import EngineId, Instant
 from pdflow.workload.request import Request
@@ -19,7 +19,7 @@ from sim.clients import Clients
 from sim.clock import AFTER_ENGINES, INPUT
 from sim.engine_node import EngineNode
 from sim.failover import Failover
-from sim.hindrances import Hindrances
+from sim.faulty_fabric import FaultyFabric
 from sim.lives import Lives
 from sim.node import Observer
 from sim.node_registry import NodeRegistry
@@ -42,19 +42,19 @@ class Faults:
     """Args: `streams` gives the stream of random numbers of a name."""
 
     def __init__(
-        self, plan: Plan, streams: Streams, clients: Clients, nodes: NodeRegistry, hindrances: Hindrances, lives: Lives
+        self, streams: Streams, clients: Clients, nodes: NodeRegistry, fabric: FaultyFabric, lives: Lives
     ) -> None:
         self.env = clients.env
         self.clients = clients
         clients.on_arrival.append(self.arrived)
         self.router = clients.router
         self.nodes = nodes
-        self.plan = plan
+        self.fabric = fabric
+        self.active = fabric.faults
+        plan = self.plan = fabric.faults.plan
         self.streams = streams
         self.healed = False
         self.lives = lives
-        self.hindrances = hindrances
-        self.fabric = hindrances.fabric
         self.clocks: dict[EngineId, SkewedClock] = {}
         """Of engines whose clock has ever run wrong."""
         self.open: dict[int, Course] = {}
@@ -64,7 +64,7 @@ class Faults:
         self.slowed: dict[int, list[float]] = {}
         """By resource of the network: what its bandwidth is divided by."""
         self.hang_ups: list[HangUp] = []
-        self.failover = Failover(self.hindrances)
+        self.failover = Failover(fabric)
         self.actions: dict[type, tuple[Callable[[Course, Instant | None], None], Callable[[Course], None] | None]] = {
             Crash: (self.crash, None),
             Pause: (self.pause, None),
@@ -85,7 +85,7 @@ class Faults:
 
     def observer(self, oracle: Oracle) -> Observer:
         """What to show every event to, so that the oracle sees all that there is."""
-        return self.hindrances.witness.before(oracle, self.hindrances.stale)
+        return self.fabric.witness.before(oracle, self.fabric.stale)
 
     # When.
 
@@ -107,7 +107,7 @@ class Faults:
         if action is not None:
             action[0](course, until)
         else:
-            self.hindrances.begin(fault)
+            self.fabric.begin_fault(fault)
         if action is None or action[1] is not None:
             self.windows += 1
             self.open[self.windows] = course
@@ -121,7 +121,7 @@ class Faults:
             return
         action = self.actions.get(type(course.fault))
         if action is None:
-            self.hindrances.end(course.fault)
+            self.fabric.end_fault(course.fault)
         elif action[1] is not None:
             action[1](course)
 
@@ -145,7 +145,7 @@ class Faults:
 
     def crash(self, course: Course, until: Instant | None) -> None:
         if self.lives.crash(cast(Crash, course.fault), cast(EngineId, course.engine)):
-            self.hindrances.count(course.fault)
+            self.active.count(course.fault)
 
     def pause(self, course: Course, until: Instant | None) -> None:
         fault, node = cast(Pause, course.fault), self.lives.node(cast(EngineId, course.engine))
@@ -153,7 +153,7 @@ class Faults:
             return
         if self.plan.heal_ns is not None:
             until = min(until, self.plan.heal_ns)
-        self.hindrances.count(fault)
+        self.active.count(fault)
         if fault.only_engine:
             node.stretch(until)
             return
@@ -180,7 +180,7 @@ class Faults:
     def skew(self, course: Course, until: Instant | None) -> None:
         fault = cast(Skew, course.fault)
         self.set_clock(cast(EngineId, course.engine), fault.speed, fault.offset_ns)
-        self.hindrances.count(fault)
+        self.active.count(fault)
 
     def unskew(self, course: Course) -> None:
         """Right speed again; what it has gained it keeps, since no clock goes back."""
@@ -199,7 +199,7 @@ class Faults:
 
     def slow(self, course: Course, until: Instant | None) -> None:
         fault = cast(Slow, course.fault)
-        self.hindrances.count(fault)
+        self.active.count(fault)
         for resource, _ in self.resources(course):
             self.slowed.setdefault(resource, []).append(fault.factor)
         self.set_bandwidths(course)
@@ -210,7 +210,7 @@ class Faults:
         self.set_bandwidths(course)
 
     def lose_nic(self, course: Course, until: Instant | None) -> None:
-        self.hindrances.count(course.fault)
+        self.active.count(course.fault)
         self.failover.lose(self.nics(course))
 
     def regain_nic(self, course: Course) -> None:
@@ -253,8 +253,8 @@ class Faults:
             self.hang_ups.append(fault)
             return
         for request in list(self.router.by_request):
-            if self.hindrances.numbers[fault.name].uniform() < fault.probability:
-                self.hindrances.count(fault)
+            if self.active.numbers[fault.name].uniform() < fault.probability:
+                self.active.count(fault)
                 self.router.hang_up(request)
 
     def stop_hanging_up(self, course: Course) -> None:
@@ -265,7 +265,7 @@ class Faults:
         """A request has come; its client may be one that will not wait."""
         for fault in self.hang_ups:
             assert fault.within_ns is not None
-            numbers = self.hindrances.numbers[fault.name]
+            numbers = self.active.numbers[fault.name]
             leaves, after_ns = numbers.uniform() < fault.probability, 1 + numbers.below(fault.within_ns)
             if leaves:
                 self.env.call(after_ns, self.gone, (fault, request))
@@ -273,5 +273,5 @@ class Faults:
     def gone(self, about: tuple[HangUp, int]) -> None:
         fault, request = about
         if request in self.router.by_request and not self.healed:
-            self.hindrances.count(fault)
+            self.active.count(fault)
             self.router.hang_up(request)

@@ -19,8 +19,8 @@ from pdflow.routing.effects import DispatchAlone, DispatchDecode, DispatchPrefil
 from pdflow.routing.events import DecodeEnded, EngineChanged, PrefillAnswered
 from sim.engine_node import EngineNode
 from sim.engine_slot import EngineSlot
+from sim.faulty_fabric import FaultyFabric
 from sim.heartbeats import Heartbeats
-from sim.hindrances import Hindrances
 from sim.node_ports import NodePorts
 from sim.node_registry import NodeRegistry
 from sim.recording import Recorder
@@ -44,18 +44,17 @@ class Lives:
         router: RouterNode,
         heartbeats: Heartbeats | None,
         recorder: Recorder | None,
-        hindrances: Hindrances,
+        fabric: FaultyFabric,
         make: MakeEngine,
     ) -> None:
         self.env = ports.env
-        self.fabric = ports.fabric
+        self.fabric = fabric
         self.shipping = ports.shipping
         self.metrics = ports.metrics
         self.nodes = nodes
         self.router = router
         self.heartbeats = heartbeats
         self.recorder = recorder
-        self.hindrances = hindrances
         self.make = make
         self.lives: dict[EngineId, int] = {}
         """By slot: how many restarts so far."""
@@ -78,12 +77,12 @@ class Lives:
         words = self.fabric.words
         for key in [key for key in words if engine_of(key[0]) == node.name]:
             del words[key]
-        self.hindrances.invalidate(node)
+        self.fabric.invalidate(node)
         if self.shipping is not None:
             self.shipping.died(node)
         if not fault.lands:
-            self.hindrances.unplug(node)
-        self.hindrances.witness.died(node, fault.lands)
+            self.fabric.unplug(node)
+        self.fabric.witness.died(node, fault.lands)
         slot = self.nodes.slots.by_name[name]
         self.router.breaks(slot.leg, slot.position)
         if fault.restart_after_ns is not None:
@@ -115,7 +114,6 @@ class Lives:
         new.prefix_cache_before = old.prefix_cache()
         new.watch(old.observer)
         new.clock = old.clock
-        self.hindrances.attach(new)
         if self.heartbeats is not None:
             self.heartbeats.begin(slot)
         else:

@@ -9,7 +9,7 @@ first token, is decided in `pdflow/routing/answer.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import EngineId, Instant, RequestId, Value
@@ -51,6 +51,15 @@ class FirstTokenTold(Value, frozen=True, gc=False):
     request_id: RequestId
 
 
+class BrokenConnections(NamedTuple):
+    """Those of the legs at one engine, which has died."""
+
+    leg: str
+    position: int
+    begun: list[tuple[Attempt, Instant]]
+    """Attempts of which it had generated a token, and when the first one."""
+
+
 class RouterNode(Node):
     """Args:
     nodes: where legs are sent.
@@ -75,6 +84,7 @@ class RouterNode(Node):
         """Called when an engine that is to leave has no leg left, nor KV that one needs by the router's count."""
         self.to_prefill = [http_ns + ns for ns in api_server_ns["prefill"]]
         self.to_decode = [http_ns + ns for ns in api_server_ns["decode"]]
+        self.endpoint = router
         self.port = Port(self, "router", router, 0)
         self.attempts = router.attempts
         self.by_request = router.by_request
@@ -214,13 +224,11 @@ class RouterNode(Node):
         now = self.env.now
         made = [(attempt, self.first_tokens.at(attempt)) for attempt in self.at(leg, position)]
         begun = [(attempt, at) for attempt, at in made if 0 <= at < now]
-        self.env.call(self.http_ns, self.broken, (leg, position, begun))
+        self.env.call(self.http_ns, self.broken, BrokenConnections(leg, position, begun))
 
-    def broken(self, about: tuple[str, int, Sequence[tuple[Attempt, Instant]]]) -> None:
-        leg, position, begun = about
-        router = self.port.endpoint
-        assert isinstance(router, Router)
-        engines = router.decode if leg == "decode" else router.prefill
+    def broken(self, connections: BrokenConnections) -> None:
+        leg, position, begun = connections
+        engines = self.endpoint.decode if leg == "decode" else self.endpoint.prefill
         for attempt, at in begun:
             if self.awaits(attempt.request_id):
                 self.token_came(attempt, at)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Final
+from typing import Final
 
 from pdflow.protocol.values import MS, EngineId, Instant
 from pdflow.routing.events import EngineJoins, EngineLeaves
@@ -119,7 +119,7 @@ class Scaling:
 
     def legs(self, pool: str) -> int:
         """Open at its engines, by the router's count."""
-        router: Any = self.router.port.endpoint
+        router = self.router.endpoint
         members = self.pools[pool]
         choice = router.decode_choice if members[0].slot.leg == "decode" else router.prefill_choice
         return sum(choice.loads[member.slot.position] for member in members)

@@ -30,7 +30,8 @@ from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of, rank_of
 from pdflow.protocol.values import Address, RequestId, Xid
 from pdflow.results.records import HANDSHAKE
-from sim.fabric import Fabric, Flight
+from sim.fabric import Fabric
+from sim.flight import Flight, Then
 from sim.node import Node, Port
 from sim.paths import Route
 
@@ -96,8 +97,7 @@ class Parcel:
     def go_on(self, _: None = None) -> None:
         """Through the next stage, or to the end. The dead begin nothing."""
         shipping, flight = self.shipping, self.order.flight
-        mover: Any = (flight.d_port if flight.reads else flight.p_port).node
-        if not mover.alive:
+        if not flight.mover.node.alive:
             shipping.env.call(0, shipping.lost, self)
             return
         if not self.stages:
@@ -345,7 +345,7 @@ class Shipping:
     def copy_out(self, parcel: Parcel) -> None:
         self.copy(parcel.order.flight.p_port, Hop.D2H, parcel.nbytes, parcel.ended)
 
-    def copy(self, port: Port, hop: Hop, nbytes: int, then: Any) -> None:
+    def copy(self, port: Port, hop: Hop, nbytes: int, then: Then) -> None:
         """A copy on one host."""
         if port.node.in_host_memory:
             then(True)
@@ -362,21 +362,7 @@ class Shipping:
         order, fabric = parcel.order, self.fabric
         whole = order.flight
         fabric.posted = number = fabric.posted + 1
-        flight = Flight(
-            whole.op,
-            whole.request,
-            whole.p_port,
-            whole.d_port,
-            whole.path,
-            whole.wire_latency,
-            parcel.nbytes,
-            None,
-            whole.generation,
-            number,
-            parcel.ended,
-            whole.rails,
-            whole.reads,
-        )
+        flight = whole.piece(parcel.nbytes, number, parcel.ended)
         lane = whole.mover
         now, cost_ns = self.env.now, self.post_ns(order, parcel)
         lane.lane_free = max(now, lane.lane_free) + cost_ns
@@ -422,8 +408,7 @@ class Shipping:
 
     def lost(self, parcel: Parcel) -> None:
         order = parcel.order
-        sender: Any = order.flight.p_port.node
-        receiver: Any = order.flight.d_port.node
+        sender, receiver = order.flight.p_port.node, order.flight.d_port.node
         loss = loss_of(self.conduct.guards, not sender.alive) if receiver.alive else Loss.ENDS
         if loss is Loss.AWAITED:
             self.sender_gone(parcel)

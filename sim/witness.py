@@ -17,8 +17,8 @@ from pdflow.protocol.invariants import Oracle
 from pdflow.protocol.values import Address, Instant
 from sim.clock import Clock
 from sim.engine_node import EngineNode
-from sim.fabric import Flight
-from sim.node import Observer
+from sim.flight import Flight
+from sim.node import Node, Observer
 from sim.node_registry import NodeRegistry
 
 
@@ -53,7 +53,7 @@ class Witness:
 
         return observe
 
-    def write_landed(self, flight: Flight, writer: EngineNode) -> None:
+    def write_landed(self, flight: Flight, writer: Node) -> None:
         if self.oracle is None:
             return
         if writer.alive:
@@ -61,7 +61,7 @@ class Witness:
         else:
             self._over(flight, True)
 
-    def write_failed(self, flight: Flight, writer: EngineNode) -> None:
+    def write_failed(self, flight: Flight, writer: Node) -> None:
         if self.oracle is None:
             return
         if writer.alive:

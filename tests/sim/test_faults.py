@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from pdflow.cli import cli
 from pdflow.errors import InvariantError
 from pdflow.scenario.resolution import Resolution, resolution_of
+from sim.fabric import Fabric
 from sim.liveness import Watch
 
 Play = Callable[..., Any]
@@ -43,7 +44,7 @@ def test_without_faults_there_is_nothing_of_them(play: Play) -> None:
     world = play(ONE)
     assert tokens_ms(world) == (25, 35)
     assert world.faults is None
-    assert world.fabric.hindrances is None
+    assert type(world.fabric) is Fabric
     assert type(world.prefills[0].engine).__name__ == "Engine"
 
 

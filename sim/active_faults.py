@@ -1,0 +1,83 @@
+"""Which faults of a plan act now on what passes between engines, and which messages and operations they hit.
+
+What a fault does to what it hits is in `faulty_fabric`; when each begins and ends, in `faults`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pdflow.faults.draw import Numbers, Streams
+from pdflow.faults.plan import (
+    ROUTER,
+    Drop,
+    Fault,
+    HandshakeError,
+    MessageFault,
+    Partition,
+    Plan,
+    TransferError,
+)
+from pdflow.protocol.ids import engine_of
+from pdflow.protocol.values import Address, EngineId
+from pdflow.wiring.stores import LOADS
+from sim.engine_slot import EngineSlots
+from sim.run_metrics import RunMetrics
+
+F = TypeVar("F", MessageFault, TransferError, HandshakeError)
+
+
+class ActiveFaults:
+    """Engines are named by their slots, as in the plan. Args: `streams` gives a name's stream of random numbers."""
+
+    def __init__(self, plan: Plan, streams: Streams, slots: EngineSlots, metrics: RunMetrics) -> None:
+        self.plan = plan
+        self.slots = slots
+        self.metrics = metrics
+        self.numbers: dict[str, Numbers] = {fault.name: streams(f"faults/{fault.name}/hits") for fault in plan.faults}
+        self.windows: dict[str, int] = {}
+        """By name: how many windows of a fault are open."""
+        self.on_messages: list[MessageFault] = []
+        self.on_transfers: list[TransferError] = []
+        self.on_handshakes: list[HandshakeError] = []
+        self.partitions: list[Partition] = []
+
+    def begin(self, fault: Fault) -> None:
+        """A window of this fault opens."""
+        self._open(fault, 1)
+
+    def end(self, fault: Fault) -> None:
+        """One closes."""
+        self._open(fault, -1)
+
+    def _open(self, fault: Fault, windows: int) -> None:
+        self.windows[fault.name] = self.windows.get(fault.name, 0) + windows
+        acting = [fault for fault in self.plan.faults if self.windows.get(fault.name)]
+        self.on_messages = [fault for fault in acting if isinstance(fault, MessageFault)]
+        self.on_transfers = [fault for fault in acting if isinstance(fault, TransferError)]
+        self.on_handshakes = [fault for fault in acting if isinstance(fault, HandshakeError)]
+        self.partitions = [fault for fault in acting if isinstance(fault, Partition)]
+
+    def slot_of(self, address: Address) -> EngineId:
+        """The name of the slot of an endpoint's engine, or of the engine that loads under another id."""
+        return self.slots.name_of(engine_of(address).removesuffix(LOADS))
+
+    def cut(self, sender: EngineId, receiver: EngineId) -> bool:
+        """Whether nothing gets through in this direction."""
+        return any(partition.links.hold(sender, receiver) for partition in self.partitions)
+
+    def hits(self, fault: F) -> bool:
+        """Drawn once for each message or operation that it may hit."""
+        if fault.probability < 1.0 and self.numbers[fault.name].uniform() >= fault.probability:
+            return False
+        self.count(fault)
+        return True
+
+    def count(self, fault: Fault) -> None:
+        """For the result: how often each kind has happened."""
+        self.metrics.count("fault: " + fault.name.partition("/")[0])
+
+    def loses_report(self, engine: EngineId) -> bool:
+        """Whether a heartbeat of this engine does not get to the router."""
+        drops = [fault for fault in self.on_messages if isinstance(fault, Drop) and fault.links.hold(engine, ROUTER)]
+        return self.cut(engine, ROUTER) or any(self.hits(drop) for drop in drops)

@@ -1,0 +1,178 @@
+"""From a slot to one incarnation of its engine: what computes, its endpoints, and the node that its method needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pdflow.engine.engine import Engine
+from pdflow.engine.hosted import HostedEngine
+from pdflow.memory.caching import CachingPool
+from pdflow.memory.paged import PagedPool
+from pdflow.methods.method import Memory
+from pdflow.methods.staging import Staging, staging_of
+from pdflow.protocol.ids import EngineInfo, rank_address
+from pdflow.protocol.values import EngineId
+from pdflow.results.steps import Steps
+from pdflow.scenario.fit import kv_shape_of
+from pdflow.scenario.schema import Pool, Scenario
+from pdflow.serving.decode import DecodeCore
+from pdflow.serving.landing import Landing, StagedLanding
+from pdflow.serving.pieces import ListeningLanding, PieceLanding, QueueingLanding
+from pdflow.serving.prefill import PrefillCore
+from pdflow.serving.sending import ProgressiveSending, Sending
+from pdflow.serving.staged_sending import StagedSending
+from pdflow.wiring.engines import EngineWiring
+from sim.aggregated_node import AggregatedNode
+from sim.decode_node import DecodeNode
+from sim.engine_node import EngineNode
+from sim.engine_slot import EngineSlot, EngineSlots
+from sim.layered_prefill_node import LayeredPrefillNode
+from sim.node_ports import EngineParts, NodePorts
+from sim.node_registry import NodeRegistry
+from sim.piecewise_decode_node import PiecewiseDecodeNode
+from sim.prefill_node import WEIGHTS, PrefillNode
+from sim.recording import RecordedEngine, Recorder
+from sim.run_metrics import RunMetrics
+from sim.staged_decode_node import StagedDecodeNode
+from sim.store_prefill_node import StorePrefillNode
+from sim.stores import Stores
+
+
+class EngineBuilder(EngineWiring):
+    """Args: `exact`: engines go step by step; `incarnations`: those of the engines so named, where a record of another
+    world is followed."""
+
+    def __init__(
+        self, scenario: Scenario, exact: bool, recorder: Recorder | None, incarnations: Mapping[EngineId, int]
+    ) -> None:
+        super().__init__(scenario, {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools})
+        self.exact = exact
+        self.incarnations = incarnations
+        self.metrics = RunMetrics()
+        self.recorder = recorder
+        self.slots = EngineSlots()
+        self.nodes = NodeRegistry(self.slots)
+        self.ports: NodePorts
+        """What the nodes are given: there before the first engine is made."""
+        self.stores: Stores
+        """The store, where the method has one."""
+        waits = self.method.staged_at_p or self.conduct.prefill_waits or self.conduct.decode_waits
+        self.engine_class = HostedEngine if scenario.faults or waits else Engine
+
+    def first_incarnation(self, slot: EngineSlot) -> int:
+        """The one that an engine begins with; a simulated one needs no randomness."""
+        return self.incarnations.get(slot.name) or 0x5EED_0000 + slot.index
+
+    def make(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int) -> EngineNode:
+        """One incarnation of the engine of a slot, which stands there from then on. `generation` is the last of the
+        one before."""
+        nodes = self.nodes
+        if slot.pool.role == "decode":
+            decode = self.decode(slot, info, incarnation, generation)
+            nodes.decodes[slot.position : slot.position + 1] = [decode]
+            return decode
+        prefill: PrefillNode | AggregatedNode
+        if slot.pool.role == "prefill":
+            prefill = self.prefill(slot, info, incarnation, generation)
+        else:
+            prefill = self.aggregated(slot, info, generation)
+        nodes.prefills[slot.position : slot.position + 1] = [prefill]
+        return prefill
+
+    def logs(self, engine: EngineId) -> tuple[Steps, Steps]:
+        """Of an engine that decodes: its steps, and apart from them, as they are counted, the waits of the preempted.
+
+        A prefill engine has none: nobody waits for a token of its steps.
+        """
+        steps = self.metrics.steps.setdefault(engine, Steps())
+        preempted = self.metrics.steps.setdefault(f"{engine} preempted", Steps())
+        return steps, preempted
+
+    def engine(self, slot: EngineSlot, info: EngineInfo, generation: int, *logs: Steps) -> Engine:
+        """What computes in one life of an engine."""
+        pool, recorder = pool_after(slot, generation), self.recorder
+        if recorder is not None:
+            return RecordedEngine(recorder.kv_blocks[info.engine], slot.limits, slot.cost, pool, self.exact, *logs)
+        return self.engine_class(slot.limits, slot.cost, pool, self.exact, *logs)
+
+    def parts(self, slot: EngineSlot, info: EngineInfo, engine: Engine) -> EngineParts:
+        """What one life's node is made of, whatever its role."""
+        return EngineParts(
+            ports=self.ports, index=slot.index, name=info.engine, engine=engine, block_bytes=slot.block_bytes
+        )
+
+    def prefill(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int = 0) -> PrefillNode:
+        """One life of a prefill engine. `generation` is the last of its former life's."""
+        engine = self.engine(slot, info, generation)
+        node = self.prefill_node(slot, info, engine, generation)
+        scheduler, ranks = self.producer(info, incarnation)
+        node.make_scheduler(scheduler, incarnation)
+        for rank, endpoint in enumerate(ranks):
+            node.add(rank_address(info.engine, rank), endpoint, incarnation)
+        node.make_loads(incarnation)
+        return node
+
+    def prefill_node(self, slot: EngineSlot, info: EngineInfo, engine: Engine, generation: int) -> PrefillNode:
+        parts = self.parts(slot, info, engine)
+        if self.method.stores:
+            return StorePrefillNode(parts, self.stores, self.conduct)
+        if not self.method.staged_at_p and not self.method.in_pieces:
+            return PrefillNode(parts, PrefillCore(WEIGHTS, Sending()))
+        layers, ranks = self.most_layers(slot.pool), info.shards.ranks
+        if not self.method.staged_at_p:
+            core = PrefillCore(WEIGHTS, ProgressiveSending(layers))
+            return LayeredPrefillNode(parts, core, self.method, layers, True, None)
+        staging = self.staging(self.method.p_memory, slot.pool, generation)
+        sending = StagedSending(self.method, self.conduct, staging, layers, ranks, ranks)
+        core = PrefillCore(WEIGHTS, sending)
+        return LayeredPrefillNode(parts, core, self.method, layers, self.conduct.early, staging)
+
+    def decode_node(self, slot: EngineSlot, info: EngineInfo, engine: Engine, generation: int) -> DecodeNode:
+        parts = self.parts(slot, info, engine)
+        waits, together = self.conduct.decode_waits, self.conduct.fails_whole_batches
+        if not self.method.staged_at_d:
+            return DecodeNode(parts, DecodeCore(WEIGHTS, Landing(), waits, together))
+        by_pieces = self.method.takes_in_pieces(self.conduct)
+        staging = self.staging(self.method.d_memory, slot.pool, generation, not by_pieces)
+        if not by_pieces:
+            return StagedDecodeNode(parts, DecodeCore(WEIGHTS, StagedLanding(staging), waits), self.method, staging)
+        landing: PieceLanding
+        if self.conduct.receiving_lanes is not None:
+            landing = ListeningLanding(staging)
+        else:
+            landing = QueueingLanding(staging, self.most_layers(slot.pool))
+        return PiecewiseDecodeNode(parts, DecodeCore(WEIGHTS, landing, waits), self.method, landing)
+
+    def staging(self, memory: Memory, pool: Pool, generation: int, reserves_whole: bool = True) -> Staging:
+        """Memory beside the blocks of an engine of this pool; of its ranks that with the most layers."""
+        size, transfer = self.staged_size(pool), self.scenario.transfer
+        sizes = (transfer.host_buffer_bytes, transfer.kv_buffer_size, transfer.mem_pool_size_gb << 30)
+        staging = staging_of(memory, size, *sizes, reserves_whole)
+        staging.generation = generation
+        return staging
+
+    def aggregated(self, slot: EngineSlot, info: EngineInfo, generation: int = 0) -> AggregatedNode:
+        """One life of an engine that serves requests alone. `generation` is the last of its former life's."""
+        engine = self.engine(slot, info, generation, *self.logs(info.engine))
+        return AggregatedNode(self.parts(slot, info, engine), info)
+
+    def decode(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int = 0) -> DecodeNode:
+        """One life of a decode engine. `generation` is the last of its former life's."""
+        engine = self.engine(slot, info, generation, *self.logs(info.engine))
+        node = self.decode_node(slot, info, engine, generation)
+        scheduler, ranks = self.consumer(info, incarnation, slot.blocks)
+        node.make_scheduler(scheduler, incarnation)
+        for rank, endpoint in enumerate(ranks):
+            node.add(rank_address(info.engine, rank), endpoint, incarnation)
+        return node
+
+
+def pool_after(slot: EngineSlot, generation: int) -> PagedPool:
+    """A fresh pool whose generations go on where a former life's ended, so that no grant of that life can be taken for
+    one of this."""
+    pool = CachingPool(slot.blocks, slot.span) if slot.span else PagedPool(slot.blocks)
+    while pool.newest_generation < generation:
+        unused = pool.allocate(0)
+        assert unused is not None
+        pool.release(unused)
+    return pool

@@ -1,0 +1,122 @@
+"""One operation under way between two ranks: a WRITE, a READ, a piece of one, or a copy on one host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from pdflow.network.network import FlowId, PathId
+from pdflow.protocol.ids import Op, Reg
+from pdflow.protocol.messages import Message
+from sim.node import Port
+from sim.paths import Rails
+
+NO_OP = Op(Reg("", 0, 0, ""), 0, 0)
+"""Of a copy on one host."""
+
+Then: TypeAlias = Callable[[bool], None]
+"""Told whether what was under way has arrived."""
+
+
+class Flight:
+    """It flows over one path, over rails, or over neither if nothing bounds it."""
+
+    __slots__ = (
+        "d_port",
+        "generation",
+        "nbytes",
+        "notice",
+        "number",
+        "op",
+        "p_port",
+        "path",
+        "rails",
+        "reads",
+        "request",
+        "shares",
+        "then",
+        "wire_latency",
+    )
+
+    def __init__(
+        self,
+        *,
+        op: Op,
+        request: int,
+        p_port: Port,
+        d_port: Port,
+        path: PathId | None,
+        rails: Rails | None,
+        wire_latency: int,
+        nbytes: int,
+        notice: Message | None,
+        generation: int,
+        number: int,
+        reads: bool,
+        then: Then | None,
+    ) -> None:
+        self.op = op
+        self.request = request
+        self.p_port = p_port
+        self.d_port = d_port
+        self.path = path
+        self.rails = rails
+        self.shares: dict[FlowId, tuple[PathId, int]] = {}
+        """The path and the bytes of each flow that is under way over rails."""
+        self.wire_latency = wire_latency
+        self.nbytes = nbytes
+        self.notice = notice
+        self.generation = generation
+        """Of the blocks at D."""
+        self.number = number
+        self.then = then
+        """Told how it ended, if it is only a stretch of an operation's way (`sim.shipping`) or a copy on one host."""
+        self.reads = reads
+        """D moves the bytes; otherwise P does."""
+
+    @property
+    def mover(self) -> Port:
+        """The rank that has posted it, and is told how it ended."""
+        return self.d_port if self.reads else self.p_port
+
+    def others(self, flow: FlowId) -> bool:
+        """One of its flows has ended: whether others go on."""
+        self.shares.pop(flow, None)
+        return bool(self.shares)
+
+    def piece(self, nbytes: int, number: int, then: Then) -> Flight:
+        """A piece of it, on the same way; `then` is told how that ended."""
+        return Flight(
+            op=self.op,
+            request=self.request,
+            p_port=self.p_port,
+            d_port=self.d_port,
+            path=self.path,
+            rails=self.rails,
+            wire_latency=self.wire_latency,
+            nbytes=nbytes,
+            notice=None,
+            generation=self.generation,
+            number=number,
+            reads=self.reads,
+            then=then,
+        )
+
+
+def copy_of(port: Port, path: PathId, nbytes: int, number: int, then: Then) -> Flight:
+    """Bytes that stay on the host of a rank."""
+    return Flight(
+        op=NO_OP,
+        request=-1,
+        p_port=port,
+        d_port=port,
+        path=path,
+        rails=None,
+        wire_latency=0,
+        nbytes=nbytes,
+        notice=None,
+        generation=0,
+        number=number,
+        reads=False,
+        then=then,
+    )
