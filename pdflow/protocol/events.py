@@ -4,16 +4,17 @@ the same engine, the transport, time. A peer's frame arrives as `Received` and i
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from pdflow.protocol.ids import KvParams, LeaseWord, Op
 from pdflow.protocol.messages import Code, Done, Message, Progress, Register
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address, Allocation, EngineId, RequestId, Value, Xid
 
-# From the engine, to its P scheduler.
+# From the engine, to its P scheduler. It asks for `type(event)`, which mypy sees to be exhaustive if they are final.
 
 
+@final
 class PrefillQueued(Value, frozen=True, gc=False):
     """A prefill leg has reached the engine."""
 
@@ -21,6 +22,7 @@ class PrefillQueued(Value, frozen=True, gc=False):
     request_id: RequestId
 
 
+@final
 class PrefillBegun(Value, frozen=True, gc=False):
     """The first of the prompt's KV exists where it is sent from, and room for all of it: pieces may go from now on."""
 
@@ -31,6 +33,7 @@ class PrefillBegun(Value, frozen=True, gc=False):
     weights: int
 
 
+@final
 class PrefillFinished(Value, frozen=True, gc=False):
     """The prompt's KV is computed and its blocks are still held. What was begun has the same allocation as then."""
 
@@ -41,6 +44,7 @@ class PrefillFinished(Value, frozen=True, gc=False):
     weights: int
 
 
+@final
 class PrefillAborted(Value, frozen=True, gc=False):
     """The prefill ended without KV, or its client went away; its blocks are already free."""
 
@@ -153,6 +157,7 @@ class FenceOrdered(Value, frozen=True, gc=False):
 # Rank to scheduler.
 
 
+@final
 class SourceWithdrawn(Value, frozen=True, gc=False):
     """The memory that holds this prompt's KV wants it back: its lease ends now, for whoever has not begun to write or
     read. From the engine to its P scheduler, and from there to the ranks."""
@@ -160,6 +165,7 @@ class SourceWithdrawn(Value, frozen=True, gc=False):
     xid: Xid
 
 
+@final
 class ShardReleased(Value, frozen=True, gc=False):
     """Rank `rank` of P holds the product no more: nothing it started can still read the blocks."""
 
@@ -168,6 +174,7 @@ class ShardReleased(Value, frozen=True, gc=False):
     code: Code
 
 
+@final
 class PrefillWanted(Value, frozen=True, gc=False):
     """A registration waits for this xid, and the rank has not heard of it."""
 

@@ -66,24 +66,22 @@ class ProducerScheduler:
         self.words = 0
 
     def handle(self, event: ProducerSchedulerEvent, now: Instant) -> Effects:
-        """The only way in. The kinds that every prompt brings come first."""
-        match event:
-            case PrefillQueued():
-                return self._queued(event, now)
-            case PrefillFinished():
-                return self._finished(event, now)
-            case ShardReleased():
-                return self._shard_released(event, now)
-            case PrefillBegun():
-                return self._begun(event, now)
-            case PrefillWanted():
-                return self._wanted(event, now)
-            case PrefillAborted():
-                return self._aborted(event, now)
-            case SourceWithdrawn():
-                return self._withdrawn(event, now)
-            case _:
-                assert_never(event)
+        """The only way in. The kinds that every prompt brings come first. `isinstance` costs four times as much."""
+        if type(event) is PrefillQueued:
+            return self._queued(event, now)
+        if type(event) is PrefillFinished:
+            return self._finished(event, now)
+        if type(event) is ShardReleased:
+            return self._shard_released(event, now)
+        if type(event) is PrefillBegun:
+            return self._begun(event, now)
+        if type(event) is PrefillWanted:
+            return self._wanted(event, now)
+        if type(event) is PrefillAborted:
+            return self._aborted(event, now)
+        if type(event) is SourceWithdrawn:
+            return self._withdrawn(event, now)
+        assert_never(event)
 
     def wake_at(self) -> Instant | None:
         return None
