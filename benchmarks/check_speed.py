@@ -18,12 +18,12 @@ from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from pdflow.scenario import load
 from pdflow.version import compiled
 from sim.check.campaign import Task, walks
+from sim.check.compose import relation
 from sim.check.mutants.catalogue import MUTANTS
 from sim.check.mutants.hunt import hunt
 from sim.check.named import Named
 from sim.check.scopes import SCOPES
 from sim.check.search import Coverage, explore
-from sim.check.timed import relation
 from sim.run import Options, prepare, run
 
 REFERENCE = str(Path(__file__).resolve().parents[1] / "examples/reference.toml")

@@ -239,11 +239,11 @@ def judge(budget_s: float) -> dict[str, object]:
     import pdflow
     from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
     from sim.check.campaign import Task, walks
+    from sim.check.compose import relation
     from sim.check.ghost import Broken
     from sim.check.named import Named
     from sim.check.scopes import SCOPES
     from sim.check.search import explore
-    from sim.check.timed import relation
 
     assert Path(str(pdflow.__file__)).is_relative_to(Path.cwd()), f"{pdflow.__file__} is not the copy"
     began = time.monotonic()
@@ -263,7 +263,7 @@ def judge(budget_s: float) -> dict[str, object]:
             return answer("crash", named.name, repr(error))
         if not found.complete:
             return answer(None, named.name)
-        if missed := sorted(named.goals - world.judge.seen.keys()):
+        if missed := sorted(named.goals - world.space.judge.seen.keys()):
             return answer("vacuous", named.name, f"never {', '.join(missed)}")
         if (found.states, found.transitions) != (named.states, named.transitions):
             differs.append(f"{named.name}: {found.states} states, not {named.states}")

@@ -2,47 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pdflow.protocol.events import TimerFired
 from pdflow.protocol.timers import Timer, TimerKind
-from sim.check.changes import Changes
 from sim.check.ghost import Product
-from sim.check.scope import BUDGETED_TIMERS, Fault, Scope
-from sim.check.world import Draft, State
+from sim.check.moves import Acts, Move
+from sim.check.scope import BUDGETED_TIMERS, Fault
+from sim.check.turns import TurnRunner
+from sim.check.world import Draft, State, StateSpace
 
 
-class Alarms(Changes):
-    """The moves of timers."""
+class Alarms:
+    """The moves of timers. `by_clocks`: which of them fire rests on clocks that agree (vllm-compat)."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
-        self.fair = None if scope.dialect.control_frames or scope.horizon else self._fair_by_clocks
+    def __init__(self, space: StateSpace, turns: TurnRunner) -> None:
+        self.space = space
+        self.turns = turns
+        scope = space.scope
+        self.clocks = scope.clocks
+        self.by_clocks = not (scope.dialect.control_frames or scope.horizon)
         self._fired: dict[tuple[int, int, int], tuple[Fault | None, int]] = {}
+        self._moves: dict[tuple[int, int, int], tuple[Move, ...]] = {}
 
-    def _fair_by_clocks(self, state: State, node: int, index: int) -> bool:
+    def acts(self) -> Acts:
+        return {"timer": self.fire}
+
+    def moves(self, state: State) -> list[Move]:
+        moves: list[Move] = []
+        armed, known, budget = self.space.armed, self._moves, state[self.space.budget]
+        for node, end in enumerate(state[: self.space.first_link]):
+            if armed[end]:
+                key = (node, end, budget)
+                timers = known.get(key)
+                if timers is None:
+                    timers = known[key] = tuple(self.armed_at(node, end, budget))
+                moves += [move for move in timers if self.fair(state, move)] if self.by_clocks else timers
+        return moves
+
+    def armed_at(self, node: int, end: int, budget: int) -> Iterator[Move]:
+        """The timers of one endpoint, as often as this budget lets them fire."""
+        left = self.space.budgets.values[budget]
+        for i, timer in enumerate(self.space.armed[end] if self.clocks else ()):
+            fault = BUDGETED_TIMERS.get(timer.kind)
+            if fault is None or left[fault]:
+                yield ("timer", node, i)
+
+    def fair(self, state: State, move: Move) -> bool:
         """What vllm-compat rests on clocks for (PROTOCOL 7.2): that they agree is assumed here, and nowhere in strict.
 
         D frees a quarantine once a correctly running P cannot write any more; a D that is not silent keeps P's lease.
         """
-        return self.by_clocks(state, self.armed[state[node]][index])
+        return fires_by_clocks(self.space, state, self.space.armed[state[move[1]]][move[2]])
 
-    def by_clocks(self, state: State, timer: Timer) -> bool:
-        """Whether this timer may fire, if clocks agree (vllm-compat)."""
-        ghost = self.ghost_of(state)
-        if timer.kind is TimerKind.RECLAIM:
-            under_way = any(state[self.first_link : self.bag]) or self.bags.values[state[self.bag]]
-            held = any(product in (Product.QUEUED, Product.HELD) for product in ghost.products)
-            orphans = any(getattr(self.body(state, node), "cells", None) for node in self.cluster.orphans)
-            return not under_way and not held and not orphans and not self.ops_of(state)
-        wanted = any(stage not in self.over for stage in ghost.stages)
-        return timer.kind is not TimerKind.LEASE or not self.scope.pulls or not (wanted or self.ops_of(state))
-
-    def timer(self, draft: Draft, node: int, i: int) -> None:
+    def fire(self, draft: Draft, move: Move) -> None:
+        _, node, i = move
         key = (node, draft[node], i)
         found = self._fired.get(key)
         if found is None:
-            timer = self.armed[draft[node]][i]
-            found = self._fired[key] = (BUDGETED_TIMERS.get(timer.kind), self.events.of((node, TimerFired(timer))))
+            timer = self.space.armed[draft[node]][i]
+            event = self.turns.events.of((node, TimerFired(timer)))
+            found = self._fired[key] = (BUDGETED_TIMERS.get(timer.kind), event)
         fault, event = found
         if fault is not None:
-            self.spend(draft, fault)
-        self.turn(draft, node, event)
+            self.space.spend(draft, fault)
+        self.turns.turn(draft, node, event)
+
+
+def fires_by_clocks(space: StateSpace, state: State, timer: Timer) -> bool:
+    """Whether this timer may fire, if clocks agree (vllm-compat)."""
+    cluster, ghost = space.cluster, space.ghost_of(state)
+    if timer.kind is TimerKind.RECLAIM:
+        under_way = any(state[space.first_link : space.bag]) or space.bags.values[state[space.bag]]
+        held = any(product in (Product.QUEUED, Product.HELD) for product in ghost.products)
+        orphans = any(getattr(space.body(state, node), "cells", None) for node in cluster.orphans)
+        return not under_way and not held and not orphans and not space.ops_of(state)
+    if timer.kind is not TimerKind.LEASE or not space.scope.pulls:
+        return True
+    # A pull is wanted while its decode leg is being dispatched, too.
+    dispatching = any(state[space.first_link + cluster.first_http : space.bag])
+    wanted = dispatching or any(stage not in space.over for stage in ghost.stages)
+    return not wanted and not space.ops_of(state)

@@ -129,7 +129,7 @@ def batch(worlds: Worlds, task: Task, seeds: range) -> Walked:
         found.runs += 1
         found.moves += len(record.moves)
         found.calm += record.calm
-        found.delivering += Stage.COMMITTED in world.ghost_of(record.end).stages
+        found.delivering += Stage.COMMITTED in world.space.ghost_of(record.end).stages
         if seed % DIGEST_EVERY == 0:
             found.digests[seed] = digest_of(world, record)
         if record.broken is not None:
@@ -139,7 +139,7 @@ def batch(worlds: Worlds, task: Task, seeds: range) -> Walked:
                 found.failures[invariant] = _failure(record, record.names(world))
             if task.first:
                 break
-    found.goals = frozenset(goal for world in known for goal in world.judge.seen)
+    found.goals = frozenset(goal for world in known for goal in world.space.judge.seen)
     found.cpu_s = time.process_time() - began
     return found
 

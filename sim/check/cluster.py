@@ -17,7 +17,9 @@ from pdflow.protocol.producer import ProducerContext
 from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.timers import Timer, Timers
-from pdflow.protocol.values import Address, Allocation, EngineId
+from pdflow.protocol.values import Address, Allocation, EngineId, RequestId, Xid
+from pdflow.serving.events import PrefillRequested
+from sim.check.ghost import Ghost, Product, Stage
 from sim.check.layered_role import LayeredPrefillRole
 from sim.check.plan import Plan
 from sim.check.roles import DecodeRole, PrefillRole, Role, address_of
@@ -126,6 +128,8 @@ class Cluster:
         if scope.lagging:
             for engine, ranks in self.ranks.items():
                 self.links += [link for rank in ranks for link in ((engine, rank), (rank, engine))]
+        self.first_http = len(self.links)
+        """From here on links are HTTP. Only a router's cluster has any."""
         self.link_of = {link: i for i, link in enumerate(self.links)}
         self.pairs = self.geometry.pairs(self.p.shards, self.d.shards)
         self.bit = {pair: 1 << i for i, pair in enumerate(self.pairs)}
@@ -138,6 +142,8 @@ class Cluster:
         self.plan = None if self.method is None else self._plan(self.method)
         self.decodes = scope.decodes or (self.method is not None and self.method.staged_at_d)
         """After its KV has landed, D's engine has something to do still before a request is over."""
+        self.over: tuple[Stage, ...] = (Stage.DECODED if self.decodes else Stage.COMMITTED, Stage.FREED, Stage.LEFT)
+        """Stages of requests that want nothing more; the first is that of one that has been served."""
 
     def _plan(self, method: Method) -> Plan:
         """Two layers show what goes by layers, and one what goes by chunks too."""
@@ -179,6 +185,21 @@ class Cluster:
     def ends_of(self, i: int) -> tuple[EngineId, EngineId]:
         """The P engine and the D engine of a request."""
         return self.p_of[self.product_of[i]].engine, self.d_of[i].engine
+
+    def first_ghost(self) -> Ghost:
+        """What the explorer knows before anything has happened."""
+        none = (0,) * len(self.requests)
+        queued, unborn = (Product.QUEUED,) * len(self.xids), (Stage.UNBORN,) * len(self.requests)
+        return Ghost(queued, unborn, none, none, (0,) * len(self.engines), none)
+
+    def first_events(self) -> list[tuple[Address, Any]]:
+        """What happens before the first move, and where: every prompt is queued at P."""
+        ids = zip(self.xids, self.prefill_ids, strict=True)
+        return [self.requested(i, xid, prefill_id) for i, (xid, prefill_id) in enumerate(ids)]
+
+    def requested(self, i: int, xid: Xid, request_id: RequestId) -> tuple[Address, PrefillRequested]:
+        """A prefill leg reaches P: the endpoint, and its event."""
+        return self.roles[self.p_of[i].engine], PrefillRequested(xid, request_id, TOKENS, DIGEST + i)
 
     def endpoints(self) -> list[Any]:
         """Of everybody's first life, in the order of `nodes`."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from operator import getitem
 
 from sim.check.symmetry import Names, Renaming, Slots, Table
-from sim.check.world import World
+from sim.check.world import StateSpace
 
 NONE = 1 << 30
 
@@ -40,13 +40,13 @@ class Noted:
 class Counting:
     """The SYNC numbers of one world's states."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        count = len(world.beginning())
+    def __init__(self, space: StateSpace) -> None:
+        self.space = space
+        count = len(space.beginning())
         none, ends, chans = Table(lambda _: NONE), Table(self._in_end), Table(self._in_chan)
         self.lowest = [none] * count
-        self.lowest[: world.bag] = [ends] * world.first_link + [chans] * (world.bag - world.first_link)
-        self.lowest[world.bag] = Table(self._in_bag)
+        self.lowest[: space.bag] = [ends] * space.first_link + [chans] * (space.bag - space.first_link)
+        self.lowest[space.bag] = Table(self._in_bag)
         self.lower: dict[int, Renaming] = {}
 
     def __str__(self) -> str:
@@ -67,27 +67,27 @@ class Counting:
         return min(map(getitem, self.lowest, state))
 
     def less(self, by: int) -> Renaming:
-        return Slots(self.world, self._names(Less(by))).renaming()
+        return Slots(self.space, self._names(Less(by))).renaming()
 
     def _names(self, numbers: Less | Noted) -> Names:
-        cluster = self.world.cluster
+        cluster = self.space.cluster
         names = Names(range(len(cluster.requests)), range(len(cluster.xids)))
         names.numbers = {"synced": numbers}
         return names
 
     def _in_end(self, number: int) -> int:
         noted = Noted()
-        self._names(noted).body(self.world.bodies[number])
+        self._names(noted).body(self.space.bodies[number])
         return noted.lowest
 
     def _in_chan(self, number: int) -> int:
-        return self._in_frames(self.world.chans.values[number])
+        return self._in_frames(self.space.chans.values[number])
 
     def _in_bag(self, number: int) -> int:
-        return self._in_frames(frame for _, frame in self.world.bags.values[number])
+        return self._in_frames(frame for _, frame in self.space.bags.values[number])
 
     def _in_frames(self, frames: Iterable[int]) -> int:
         noted = Noted()
         for frame in frames:
-            self._names(noted).value(self.world.frames.values[frame])
+            self._names(noted).value(self.space.frames.values[frame])
         return noted.lowest

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from sim.check.compose import relation
 from sim.check.ghost import Broken
 from sim.check.named import Named
 from sim.check.replay import named, record
@@ -21,7 +22,6 @@ from sim.check.scope import Scope
 from sim.check.search import Coverage, Search
 from sim.check.story import Information, StoryFile
 from sim.check.symmetry import Symmetry
-from sim.check.timed import relation
 
 MEMORY_BYTES = 6_000_000_000
 """Of all processes together."""
@@ -72,7 +72,7 @@ Progress = Callable[[str, Coverage, int], None]
 def search(what: Named, limits: Limits, progress: Progress) -> Searched:
     """One scope, whole. Large ones look at one of the states that are alike."""
     world = relation(what.scope)
-    symmetry = Symmetry(world) if what.nightly else None
+    symmetry = Symmetry(world.space) if what.nightly else None
     began = time.process_time()
     stopped_by = ""
     shown_at = 0.0
@@ -96,7 +96,7 @@ def search(what: Named, limits: Limits, progress: Progress) -> Searched:
     except Broken as broken:
         moves = named(world, look.story(broken).moves)
         story = record(world, moves, information=Information(scheduler="breadth first"))
-    coverage, reached = look.found, world.judge.seen
+    coverage, reached = look.found, world.space.judge.seen
     return Searched(
         name=what.name,
         scope=what.scope,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.values import Address
 from sim.check.cluster import role_of
-from sim.check.ghost import ENDED_ERR, ENDED_OK, FLYING, NOTICE, ORPHAN, READING, TOLD, Product, Stage
-from sim.check.onesided import cut, other_end
-from sim.check.orders import Orders
-from sim.check.scope import Fault, Scope
-from sim.check.world import Draft
+from sim.check.ghost import Product, Stage
+from sim.check.moves import Acts, Move
+from sim.check.onesided import Operations
+from sim.check.orders import Engines
+from sim.check.scope import Fault
+from sim.check.turns import TurnRunner
+from sim.check.world import Draft, State, StateSpace
 
 AFTER_P: dict[int, int] = {
     Product.HELD: Product.RELEASED,
@@ -22,77 +23,89 @@ AFTER_P: dict[int, int] = {
 """What becomes of P's prompts."""
 
 
-class Deaths(Orders):
+class Deaths:
     """The moves of engines that die. Their clients learn of it as they learn of orders."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
+    def __init__(self, space: StateSpace, turns: TurnRunner, engines: Engines, operations: Operations) -> None:
+        self.space = space
+        self.turns = turns
+        self.cluster = space.cluster
+        self.engines = engines
+        self.operations = operations
         self._born: dict[tuple[int, int], list[int]] = {}
+
+    def acts(self) -> Acts:
+        return {"restart": self.restart, "outlive": self.outlive}
+
+    def moves(self, state: State) -> Iterator[Move]:
+        scope, left, lives = self.space.scope, self.space.left(state), self.space.ghost_of(state).lives
+        for engine in range(len(self.cluster.engines)):
+            if left[self.death_of(engine)]:
+                yield ("restart", engine)
+                if scope.orphan and engine < scope.p_engines and not lives[engine]:
+                    yield ("outlive", engine)
 
     def death_of(self, engine: int) -> Fault:
         return Fault.P_RESTART if role_of(self.cluster.engines[engine]) == "P" else Fault.D_RESTART
 
-    def restart(self, draft: Draft, engine: int) -> None:
+    def lost_by(self, state: State, move: Move) -> list[int]:
+        """The links between engines on which everything is lost with one of them."""
+        name = self.cluster.engines[move[1]]
+        between = self.cluster.links[: self.cluster.between_engines]
+        return [link for link, ends in enumerate(between) if name in map(engine_of, ends)]
+
+    def restart(self, draft: Draft, move: Move) -> None:
+        self.start_again(draft, move[1])
+
+    def start_again(self, draft: Draft, engine: int) -> None:
         """An engine's processes die, and others start under the same name. Nobody is left to be told of the old life's
-        operations; what its NIC has begun may land all the same, but not in the memory of a process that is gone."""
-        cluster = self.cluster
+        operations."""
+        space, cluster = self.space, self.cluster
         name = cluster.engines[engine]
-        self.spend(draft, self.death_of(engine))
-        self.put_ops(draft, [(op, self._outliving(name, op, flags)) for op, flags in self.ops_of(draft)])
-        for product, now in enumerate(self.ghost_of(draft).products):
+        space.spend(draft, self.death_of(engine))
+        self.operations.engine_dies(draft, name)
+        for product, now in enumerate(space.ghost_of(draft).products):
             if cluster.p_of[product].engine == name:
                 if now in (Product.QUEUED, Product.COMPUTED):
-                    self.report(draft, product, False)
-                self.put_ghost(draft, "products", product, AFTER_P.get(now, now))
-        for i, stage in enumerate(self.ghost_of(draft).stages):
+                    self.engines.report(draft, product, False)
+                space.put_ghost(draft, "products", product, AFTER_P.get(now, now))
+        for i, stage in enumerate(space.ghost_of(draft).stages):
             if cluster.d_of[i].engine == name and stage != Stage.UNBORN:
-                self.put_ghost(draft, "stages", i, Stage.FREED)
-                self.put_ghost(draft, "barred", i, cluster.everything)
-        lives = self.ghost_of(draft).lives[engine] + 1
-        self.put_ghost(draft, "lives", engine, lives)
+                space.put_ghost(draft, "stages", i, Stage.FREED)
+                space.put_ghost(draft, "barred", i, cluster.everything)
+        lives = space.ghost_of(draft).lives[engine] + 1
+        space.put_ghost(draft, "lives", engine, lives)
         first = cluster.at[name]
         born = self._born.get((engine, lives))
         if born is None:
             bodies = cluster.born(name, lives)
-            born = [self.endpoint(cluster.nodes[slot], body) for slot, body in enumerate(bodies, first)]
+            born = [space.endpoint(cluster.nodes[slot], body) for slot, body in enumerate(bodies, first)]
             self._born[engine, lives] = born
         draft[first : first + len(born)] = born
         for link, ends in enumerate(cluster.links):
             if name in map(engine_of, ends):
-                draft[self.first_link + link] = 0
-        late = self.bags.values[draft[self.bag]]
-        draft[self.bag] = self.bags.of(tuple(one for one in late if name not in map(engine_of, cluster.links[one[0]])))
-        kept = tuple(task for task in self.tasks_of(draft) if engine_of(cluster.nodes[task[1]]) != name)
-        draft[self.task] = self.tasks.of(kept)
+                draft[space.first_link + link] = 0
+        late = space.bags.values[draft[space.bag]]
+        kept = tuple(one for one in late if name not in map(engine_of, cluster.links[one[0]]))
+        draft[space.bag] = space.bags.of(kept)
+        tasks = tuple(task for task in space.tasks_of(draft) if engine_of(cluster.nodes[task[1]]) != name)
+        draft[space.task] = space.tasks.of(tasks)
 
-    def outlive(self, draft: Draft, engine: int) -> None:
+    def outlive(self, draft: Draft, move: Move) -> None:
         """The same, but the old life's ranks are not dead. What they have asked for is answered, what they have posted
         goes on, and their timers fire; their frames reach nobody, and none reaches them."""
-        cluster = self.cluster
-        mine = cluster.ranks[cluster.engines[engine]]
+        space, cluster = self.space, self.cluster
+        mine = cluster.ranks[cluster.engines[move[1]]]
         orphans = {rank: node for node, rank in cluster.orphans.items() if rank in mine}
         for rank, node in orphans.items():
-            draft[cluster.at[node]] = self.endpoint(node, self.body(draft, rank))
+            draft[cluster.at[node]] = space.endpoint(node, space.body(draft, rank))
         moved = {cluster.at[rank]: cluster.at[node] for rank, node in orphans.items()}
-        tasks = ((kind, moved.get(node, node), about) for kind, node, about in self.tasks_of(draft))
-        draft[self.task] = self.tasks.of(tuple(sorted(tasks)))
-        self.put_ops(draft, [(self._theirs(op, orphans), flags) for op, flags in self.ops_of(draft)])
-        self.restart(draft, engine)
+        tasks = ((kind, moved.get(node, node), about) for kind, node, about in space.tasks_of(draft))
+        draft[space.task] = space.tasks.of(tuple(sorted(tasks)))
+        space.put_ops(draft, [(self._theirs(op, orphans), flags) for op, flags in space.ops_of(draft)])
+        self.start_again(draft, move[1])
 
     def _theirs(self, op: int, orphans: Mapping[Address, Address]) -> int:
         """The same operation, as its orphan's."""
-        node, life, effect = self.operations(op)
-        return self.judge.operations.of((orphans.get(node, node), life, effect))
-
-    def _outliving(self, name: str, op: int, flags: int) -> int:
-        """What is left of an operation when this engine dies."""
-        node, _, effect = self.operations(op)
-        if engine_of(node) == name:
-            if type(effect) is PostRead or not flags & (FLYING | NOTICE):
-                return 0
-            return flags & ~(ENDED_OK | ENDED_ERR | TOLD | READING) | ORPHAN
-        if engine_of(other_end(effect)) == name and type(effect) is PostWrite:
-            flags &= ~NOTICE
-            if flags & FLYING:
-                return flags & ~FLYING | cut(flags)
-        return flags
+        node, life, effect = self.space.operations(op)
+        return self.space.judge.operations.of((orphans.get(node, node), life, effect))

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from pdflow.protocol.ids import engine_of
 from sim.check.cluster import ORPHAN
-from sim.check.diagram import CLIENT, ROUTER, WIRE, Diagram, Line, Style
+from sim.check.diagram import Diagram
+from sim.check.diagram_lines import CLIENT, ROUTER, WIRE, Line, Style
 
 ARROWS = {Style.TOLD: "->>", Style.SENT: "-)", Style.LOST: "-x", Style.BYTES: "-->>"}
 RED = "rgb(255, 205, 205)"

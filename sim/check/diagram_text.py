@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import textwrap
 
-from sim.check.diagram import Diagram, Line, Style
+from sim.check.diagram import Diagram
+from sim.check.diagram_lines import Line, Style
 
 GAP = 4
 """Columns at least between the names of two lifelines' middles, enough for an arrow."""

@@ -12,43 +12,46 @@ from typing import Any
 import msgspec
 
 from sim.check.ghost import ABOUT_OPERATIONS
+from sim.check.relation import Transitions
 from sim.check.scope import Fault
-from sim.check.world import State, World
+from sim.check.world import State
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 DIGEST_BYTES = 8
 """A story compares hundreds of states, not millions: 64 bits are plenty."""
 
 
-def digest(world: World, state: State) -> str:
+def digest(world: Transitions, state: State) -> str:
     """16 hexadecimal digits."""
     return hashlib.blake2b(_encode(_plain(world, state)), digest_size=DIGEST_BYTES).hexdigest()
 
 
-def _plain(world: World, state: State) -> dict[str, Any]:
+def _plain(world: Transitions, state: State) -> dict[str, Any]:
     """Everything by value. What a state keeps in the order of interned numbers is put into an order of its own."""
-    nodes, links, frames = world.cluster.nodes, world.cluster.links, world.frames.values
-    ghost = world.ghost_of(state)
-    left = world.budgets.values[state[world.budget]]
+    space = world.space
+    nodes, links, frames = space.cluster.nodes, space.cluster.links, space.frames.values
+    ghost = space.ghost_of(state)
+    left = space.budgets.values[state[space.budget]]
     ends = zip(nodes, state, strict=False)
     # Of a core whose engine reports and ends at once the ghosts say all there is to say.
-    told = world.scope.late or world.scope.decodes or world.cluster.method is not None
-    cores = frozenset() if told else frozenset(world.cluster.roles.values())
+    told = space.scope.late or space.scope.decodes or space.cluster.method is not None
+    cores = frozenset() if told else frozenset(space.cluster.roles.values())
     return {
-        **world.further(state),
-        "endpoints": [world.endpoints.values[end] for node, end in ends if node not in cores],
+        **space.further(state),
+        "endpoints": [space.endpoints.values[end] for node, end in ends if node not in cores],
         "links": [
-            [*link, *(frames[frame] for frame in world.chans.values[chan])]
-            for link, chan in zip(links, state[world.first_link : world.bag], strict=True)
+            [*link, *(frames[frame] for frame in space.chans.values[chan])]
+            for link, chan in zip(links, state[space.first_link : space.bag], strict=True)
             if chan
         ],
-        "late": _sorted([*links[link], frames[frame]] for link, frame in world.bags.values[state[world.bag]]),
+        "late": _sorted([*links[link], frames[frame]] for link, frame in space.bags.values[state[space.bag]]),
         "tasks": _sorted(
-            [kind, nodes[node], world.judge.operations.values[about] if kind in ABOUT_OPERATIONS else nodes[about]]
-            for kind, node, about in world.tasks_of(state)
+            [kind, nodes[node], space.judge.operations.values[about] if kind in ABOUT_OPERATIONS else nodes[about]]
+            for kind, node, about in space.tasks_of(state)
         ),
         "operations": _sorted(
-            [*world.judge.operations.values[op], world.carried(flags)] for op, flags in world.ops_of(state)
+            [*space.judge.operations.values[op], world.components.operations.by_value(flags)]
+            for op, flags in space.ops_of(state)
         ),
         "ghost": {name: values for name, values in ghost._asdict().items() if any(values)},
         "left": {fault.name: left[fault] for fault in Fault if left[fault]},

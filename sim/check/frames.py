@@ -2,63 +2,123 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pdflow.protocol.events import PeerLost
-from sim.check.changes import Changes
-from sim.check.scope import Fault, Scope
-from sim.check.world import Draft
+from sim.check.moves import Acts, Move
+from sim.check.scope import Fault
+from sim.check.turns import TurnRunner
+from sim.check.world import Draft, State, StateSpace
 
 
-class Frames(Changes):
+class Frames:
     """The moves of links."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
+    def __init__(self, space: StateSpace, turns: TurnRunner) -> None:
+        self.space = space
+        self.turns = turns
+        self.cluster = space.cluster
         self._splits: dict[int, tuple[int, int]] = {}
+        self._moves: dict[State, tuple[Move, ...]] = {}
 
-    def deliver(self, draft: Draft, link: int) -> None:
-        self.arrive(draft, link, self._take(draft, link))
+    def acts(self) -> Acts:
+        return {
+            "deliver": self.deliver,
+            "drop": self.drop,
+            "delay": self.delay,
+            "duplicate": self.duplicate,
+            "late": self.late,
+            "lose": self.lose,
+        }
 
-    def _take(self, draft: Draft, link: int) -> int:
+    # What may happen.
+
+    def moves(self, state: State) -> tuple[Move, ...]:
+        """To the frames that wait on links."""
+        space = self.space
+        key = (*state[space.first_link : space.bag], state[space.budget])
+        found = self._moves.get(key)
+        if found is None:
+            found = self._moves[key] = tuple(self.possible(state))
+        return found
+
+    def possible(self, state: State) -> Iterator[Move]:
+        """The same, found anew."""
+        left, first = self.space.left(state), self.space.first_link
+        for link in range(len(self.cluster.links)):
+            if state[first + link]:
+                yield ("deliver", link)
+                if link < self.cluster.between_engines:
+                    if left[Fault.DROP]:
+                        yield ("drop", link)
+                    if left[Fault.DELAY]:
+                        yield ("delay", link)
+                    if left[Fault.DUP]:
+                        yield ("duplicate", link)
+
+    def late_moves(self, state: State) -> Iterator[Move]:
+        """To those that have left theirs."""
+        for i in range(len(self.space.bags.values[state[self.space.bag]])):
+            yield ("late", i)
+
+    def losses(self, state: State) -> Iterator[Move]:
+        """To connections."""
+        if self.space.left(state)[Fault.LOSE]:
+            for link in range(self.cluster.between_engines):
+                yield ("lose", link)
+
+    def lost_by(self, state: State, move: Move) -> list[int]:
+        """The links on which everything is lost with a connection."""
+        return [move[1]]
+
+    # What it does.
+
+    def deliver(self, draft: Draft, move: Move) -> None:
+        link = move[1]
+        self.turns.arrive(draft, link, self.take(draft, link))
+
+    def take(self, draft: Draft, link: int) -> int:
         """The oldest frame of a link, taken from it."""
-        slot = self.first_link + link
-        first, rest = self._split(draft[slot])
-        draft[slot] = rest
+        slot = self.space.first_link + link
+        first, draft[slot] = self._split(draft[slot])
         return first
 
     def _split(self, chan: int) -> tuple[int, int]:
+        """The first frame, and the others."""
         found = self._splits.get(chan)
         if found is None:
-            frames = self.chans.values[chan]
-            found = self._splits[chan] = (frames[0], self.chans.of(frames[1:]))
+            frames = self.space.chans.values[chan]
+            found = self._splits[chan] = (frames[0], self.space.chans.of(frames[1:]))
         return found
 
-    def drop(self, draft: Draft, link: int) -> None:
-        self.spend(draft, Fault.DROP)
-        self._take(draft, link)
+    def drop(self, draft: Draft, move: Move) -> None:
+        self.space.spend(draft, Fault.DROP)
+        self.take(draft, move[1])
 
-    def delay(self, draft: Draft, link: int) -> None:
+    def delay(self, draft: Draft, move: Move) -> None:
         """Later frames overtake this one."""
-        self.spend(draft, Fault.DELAY)
-        self._keep(draft, link, self._take(draft, link))
+        self.space.spend(draft, Fault.DELAY)
+        self._keep(draft, move[1], self.take(draft, move[1]))
 
-    def duplicate(self, draft: Draft, link: int) -> None:
-        self.spend(draft, Fault.DUP)
-        self._keep(draft, link, self._split(draft[self.first_link + link])[0])
+    def duplicate(self, draft: Draft, move: Move) -> None:
+        self.space.spend(draft, Fault.DUP)
+        self._keep(draft, move[1], self._split(draft[self.space.first_link + move[1]])[0])
 
     def _keep(self, draft: Draft, link: int, frame: int) -> None:
-        bag = self.bags.values[draft[self.bag]]
-        draft[self.bag] = self.bags.of(tuple(sorted((*bag, (link, frame)))))
+        bags, slot = self.space.bags, self.space.bag
+        draft[slot] = bags.of(tuple(sorted((*bags.values[draft[slot]], (link, frame)))))
 
-    def late(self, draft: Draft, i: int) -> None:
+    def late(self, draft: Draft, move: Move) -> None:
         """A duplicate arrives, or a frame that was overtaken."""
-        bag = self.bags.values[draft[self.bag]]
+        i, bags, slot = move[1], self.space.bags, self.space.bag
+        bag = bags.values[draft[slot]]
         link, frame = bag[i]
-        draft[self.bag] = self.bags.of(bag[:i] + bag[i + 1 :])
-        self.arrive(draft, link, frame)
+        draft[slot] = bags.of(bag[:i] + bag[i + 1 :])
+        self.turns.arrive(draft, link, frame)
 
-    def lose(self, draft: Draft, link: int) -> None:
+    def lose(self, draft: Draft, move: Move) -> None:
         """A connection breaks at one end: what it had under way towards the other is gone."""
-        name, peer = self.cluster.links[link]
-        self.spend(draft, Fault.LOSE)
-        draft[self.first_link + link] = 0
-        self.event(draft, name, PeerLost(peer))
+        name, peer = self.cluster.links[move[1]]
+        self.space.spend(draft, Fault.LOSE)
+        draft[self.space.first_link + move[1]] = 0
+        self.turns.event(draft, name, PeerLost(peer))

@@ -101,6 +101,18 @@ class Content(IntEnum):
     """It is another prompt's, or of other positions."""
 
 
+class ClientStage(IntEnum):
+    """A client of the router, and its one request."""
+
+    AWAY = 0
+    WAITING = 1
+    GONE = 2
+    """It has hung up, and the router has yet to say so."""
+    COMPLETED = 3
+    FAILED = 4
+    CANCELLED = 5
+
+
 class Ghost(NamedTuple):
     products: tuple[int, ...]
     stages: tuple[int, ...]
@@ -113,7 +125,7 @@ class Ghost(NamedTuple):
     barred: tuple[int, ...]
     """By request, a bit for each pair of ranks that D's fence, or D's death, has closed to what P may still post."""
     clients: tuple[int, ...] = ()
-    """With the router's endpoint in the world: where each client's request is, by routed_judge.Client."""
+    """With the router's endpoint in the world: where each client's request is, by ClientStage."""
     legs: tuple[int, ...] = ()
     """By attempt, what the router has made of its legs, by routed_judge.Leg."""
 

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 
 from pdflow.protocol.events import TimerFired
 from pdflow.protocol.timers import Timer, TimerKind
+from sim.check.alarms import fires_by_clocks
 from sim.check.ghost import Broken, Product, Stage
 from sim.check.prompt import prompt
-from sim.check.relation import Relation
-from sim.check.scope import ENDLESS
-from sim.check.timed import Timed
+from sim.check.relation import Transitions
+from sim.check.timed import Clocks
 from sim.check.world import State
 
 REPAIRS = frozenset({TimerKind.SYNC, TimerKind.CANCEL})
@@ -26,32 +26,32 @@ STEPS = 500
 """More than any scope's frames, operations and tasks together; beyond it something repeats itself."""
 
 
-def live(world: Relation, states: Iterable[State], good: set[State] | None = None) -> None:
+def live(world: Transitions, states: Iterable[State], good: set[State] | None = None) -> None:
     """Every one of these can settle. Raises Broken("L", ...), whose `state` is the first that cannot.
 
     Args:
         good: calm states that can; those on the way are added.
     """
-    if not world.scope.clocks:
+    if not world.space.scope.clocks:
         prompt(world, states)
         return
     good = set() if good is None else good
     for state in states:
         # Of states that differ only in what is left of the budgets, one schedule is followed.
-        begin = calmed(world, state)
+        begin = world.space.spent(state)
         if begin not in good:
             good.update(settle(world, state, good)[1:])
             good.add(begin)
 
 
-def settle(world: Relation, state: State, good: set[State] | None = None) -> list[State]:
+def settle(world: Transitions, state: State, good: set[State] | None = None) -> list[State]:
     """The states on the way to rest, up to one that is known to be good. Raises Broken: "L" if there is none, or what
     else breaks on the way."""
     chain = [state]
-    if not world.scope.clocks:
+    if not world.space.scope.clocks:
         prompt(world, chain)
         return chain
-    if world.settled(state):
+    if world.space.settled(state):
         return chain
     try:
         for after in calm(world, state):
@@ -61,62 +61,58 @@ def settle(world: Relation, state: State, good: set[State] | None = None) -> lis
     except Broken as other:
         other.state = state
         raise
-    if not world.settled(chain[-1]):
+    if not world.space.settled(chain[-1]):
         broken = Broken("L", f"with faults over it never ends: {missing(world, chain[-1])}")
         broken.state = state
         raise broken
     return chain
 
 
-def missing(world: Relation, state: State) -> str:
+def missing(world: Transitions, state: State) -> str:
     """What has not ended, in words."""
-    ghost, cluster = world.ghost_of(state), world.cluster
+    ghost, cluster = world.space.ghost_of(state), world.space.cluster
     words = [
         f"{cluster.requests[i]} is {Stage(stage).name}"
         for i, stage in enumerate(ghost.stages)
-        if stage not in world.over
+        if stage not in world.space.over
     ]
     words += [
         f"P's {cluster.xids[i]} is {Product(product).name}"
         for i, product in enumerate(ghost.products)
         if product in (Product.QUEUED, Product.HELD)
     ]
-    words += [f"an operation is open ({world.operations(op)[2].op})" for op, _ in world.ops_of(state)]
+    words += [f"an operation is open ({world.space.operations(op)[2].op})" for op, _ in world.space.ops_of(state)]
     words += [
         f"{node} remembers {len(cells)} transfer(s)"
         for node in cluster.nodes
-        if (cells := getattr(world.body(state, node), "cells", None))
+        if (cells := getattr(world.space.body(state, node), "cells", None))
     ]
-    return ", ".join(words + world.unanswered(state))
+    return ", ".join(words + world.space.unanswered(state))
 
 
-def calmed(world: Relation, state: State) -> State:
-    """The same state with faults over, and time without an end."""
-    state = world.spent(state)
-    return world.put(state, world.left_ticks, ENDLESS) if isinstance(world, Timed) else state
-
-
-def _by_the_clock(world: Timed, state: State) -> Iterator[State]:
+def _by_the_clock(world: Transitions, clocks: Clocks, state: State) -> Iterator[State]:
     """The same with clocks: whatever may happen does, and when nothing may, time goes on."""
-    state = calmed(world, state)
+    state = world.space.spent(state)
     for _ in range(STEPS):
         moves = world.moves(state)
         move = next((m for m in moves if m[0] != "tick"), None)
         if move is None:
             # Each clock in its turn: the one that is behind.
-            move = next(iter(sorted(moves, key=lambda m: m[1] == (state[world.ahead] <= 0))), None)
-        if move is None or world.settled(state):
+            move = next(iter(sorted(moves, key=lambda m: m[1] == (state[clocks.ahead] <= 0))), None)
+        if move is None or world.space.settled(state):
             return
         state = world.apply(state, move)
         yield state
 
 
-def calm(world: Relation, state: State) -> Iterator[State]:
-    if isinstance(world, Timed):
-        yield from _by_the_clock(world, state)
+def calm(world: Transitions, state: State) -> Iterator[State]:
+    """The states of one fair schedule, with faults over."""
+    clocks = world.components.clocks
+    if clocks is not None:
+        yield from _by_the_clock(world, clocks, state)
         return
-    ends = ENDS if world.scope.dialect.control_frames else ENDS | {TimerKind.DEADLINE}
-    state = calmed(world, state)
+    ends = ENDS if world.space.scope.dialect.control_frames else ENDS | {TimerKind.DEADLINE}
+    state = world.space.spent(state)
     for kinds in (REPAIRS, REPAIRS, REPAIRS, ends, REPAIRS, ends, REPAIRS, ends | REPAIRS, ends | REPAIRS):
         for _ in range(STEPS):
             move = next((move for move in world.moves(state) if move[0] != "timer"), None)
@@ -124,20 +120,20 @@ def calm(world: Relation, state: State) -> Iterator[State]:
                 break
             state = world.apply(state, move)
             yield state
-        if world.settled(state):
+        if world.space.settled(state):
             return
-        for at, node in enumerate(world.cluster.nodes):
-            for timer in world.armed[state[at]]:
-                if timer.kind in kinds and timer in world.armed[state[at]] and _may_fire(world, state, timer):
-                    state = world.feed(state, node, TimerFired(timer))
+        for at, node in enumerate(world.space.cluster.nodes):
+            for timer in world.space.armed[state[at]]:
+                if timer.kind in kinds and timer in world.space.armed[state[at]] and _may_fire(world, state, timer):
+                    state = world.turns.feed(state, node, TimerFired(timer))
                     yield state
 
 
-def _may_fire(world: Relation, state: State, timer: Timer) -> bool:
+def _may_fire(world: Transitions, state: State, timer: Timer) -> bool:
     """Not where SYNC would move this deadline for ever: then nothing may rest on its end."""
-    if not world.scope.dialect.control_frames:
-        return world.by_clocks(state, timer)
-    cells = [cell for d in world.cluster.ds for cell in world.body(state, d.engine).cells.values()]
+    if not world.space.scope.dialect.control_frames:
+        return fires_by_clocks(world.space, state, timer)
+    cells = [cell for d in world.space.cluster.ds for cell in world.space.body(state, d.engine).cells.values()]
     if timer.kind is TimerKind.GRANT:
         return not any(cell.grant is not None and cell.grant.reg == timer.key for cell in cells)
     return timer.kind is not TimerKind.LEASE or not any(c.grant is None and c.params.xid == timer.key for c in cells)

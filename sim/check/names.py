@@ -13,13 +13,15 @@ from pdflow.protocol.events import FrameOrdered
 from pdflow.protocol.ids import Op, Reg
 from pdflow.protocol.messages import Heartbeat, Sync, SyncReply
 from sim.check.ghost import ABOUT_OPERATIONS
-from sim.check.relation import Move, Relation
-from sim.check.world import State
+from sim.check.moves import Move
+from sim.check.relation import Transitions
+from sim.check.world import State, StateSpace
 
 
-def name(world: Relation, state: State, move: Move) -> str:
+def name(world: Transitions, state: State, move: Move) -> str:
     """Such as "deliver Register u0-d0000000 D.r0 -> P.r0"."""
-    cluster, verb = world.cluster, move[0]
+    space, verb = world.space, move[0]
+    cluster = space.cluster
     if verb == "room":
         return f"{verb} {cluster.engines[move[1]]}"
     if verb == "copied":
@@ -29,13 +31,13 @@ def name(world: Relation, state: State, move: Move) -> str:
     if verb in ("decode", "admit", "report", "hit", "load", "preempt", "end", "abort"):
         return f"{verb} {cluster.requests[move[1]]}"
     if verb in ("deliver", "drop", "delay", "duplicate", "check"):
-        frame = world.chans.values[state[world.first_link + move[1]]][0]
-        return f"{verb} {_frame(world, move[1], frame)}"
+        frame = space.chans.values[state[space.first_link + move[1]]][0]
+        return f"{verb} {_frame(space, move[1], frame)}"
     if verb == "late":
-        link, frame = world.bags.values[state[world.bag]][move[1]]
-        return f"late {_frame(world, link, frame)}"
+        link, frame = space.bags.values[state[space.bag]][move[1]]
+        return f"late {_frame(space, link, frame)}"
     if verb in ("lose", "evict"):
-        return f"{verb} {_link(world, move[1])}"
+        return f"{verb} {_link(space, move[1])}"
     if verb in ("request", "hang up"):
         return f"{verb} r{move[1]}"
     if verb == "tick":
@@ -45,35 +47,35 @@ def name(world: Relation, state: State, move: Move) -> str:
     if verb == "outlive":
         return f"restart {cluster.engines[move[1]]}, and its ranks live on"
     if verb == "timer":
-        timer = world.armed[state[move[1]]][move[2]]
+        timer = space.armed[state[move[1]]][move[2]]
         return f"timer {timer.kind.name} {_about(timer.key)} at {cluster.nodes[move[1]]}"
     if verb in ("task", "unreachable", "flush fails"):
-        kind, node, about = world.tasks_of(state)[move[1]]
+        kind, node, about = space.tasks_of(state)[move[1]]
         ends = f"{cluster.nodes[node]} -> {cluster.nodes[about]}" if kind not in ABOUT_OPERATIONS else ""
-        what = ends or _operation(world, about)
+        what = ends or _operation(space, about)
         return f"{kind if verb == 'task' else verb} {what}"
-    op, flags = world.ops_of(state)[move[1]]
-    pieces = world.piece(state, flags, move) if verb in ("read", "land") else ""
-    return f"{verb} {_operation(world, op)}{pieces}"
+    op, flags = space.ops_of(state)[move[1]]
+    pieces = world.components.operations.piece(state, flags, move) if verb in ("read", "land") else ""
+    return f"{verb} {_operation(space, op)}{pieces}"
 
 
-def find(world: Relation, state: State, text: str) -> Move | None:
+def find(world: Transitions, state: State, text: str) -> Move | None:
     """The move of this name, if it may happen now."""
     return next((move for move in world.moves(state) if name(world, state, move) == text), None)
 
 
-def _link(world: Relation, link: int) -> str:
-    sender, to = world.cluster.links[link]
+def _link(space: StateSpace, link: int) -> str:
+    sender, to = space.cluster.links[link]
     return f"{sender} -> {to}"
 
 
-def _frame(world: Relation, link: int, frame: int) -> str:
-    message = world.frames.values[frame]
-    return f"{type(message).__name__} {subject(message)} {_link(world, link)}"
+def _frame(space: StateSpace, link: int, frame: int) -> str:
+    message = space.frames.values[frame]
+    return f"{type(message).__name__} {subject(message)} {_link(space, link)}"
 
 
-def _operation(world: Relation, op: int) -> str:
-    node, life, effect = world.operations(op)
+def _operation(space: StateSpace, op: int) -> str:
+    node, life, effect = space.operations(op)
     again = f" of life {life + 1}" if life else ""
     return f"{type(effect).__name__} {_about(effect.op)} by {node}{again}"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import ReadEnded, Received, WriteEnded
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.values import Address
-from sim.check.changes import Changes
 from sim.check.cluster import FIRST_LIFE, SOURCE
 from sim.check.ghost import (
     ENDED_ERR,
@@ -22,105 +22,186 @@ from sim.check.ghost import (
     Content,
     Product,
 )
-from sim.check.scope import Fault, Scope
-from sim.check.world import Draft, State
+from sim.check.moves import Acts, Move
+from sim.check.scope import Fault
+from sim.check.turns import TurnRunner
+from sim.check.world import Draft, State, StateSpace
 
 READ_PIECE, LANDED_PIECE = 1 << PIECE, 1 << (PIECE + 3)
 
 
-class OneSided(Changes):
-    """The moves of operations."""
+class Operations(Protocol):
+    """What others ask of the part that owns the one-sided operations."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
+    split: bool
+    """Whether operations read and land piece by piece."""
+
+    def acts(self) -> Acts: ...
+
+    def moves(self, state: State) -> Iterator[Move]: ...
+
+    def piece(self, state: State, flags: int, move: Move) -> str:
+        """Which piece a move reads or lands, in words; nothing where an operation has only one."""
+
+    def by_value(self, flags: int) -> Any:
+        """An operation's flags by value, for a state's digest."""
+
+    def flushed(self, state: State, node: int, peer: int) -> bool:
+        """Whether everything that this node has posted to that peer has landed."""
+
+    def stop(self, draft: Draft, node: int, op: int) -> None:
+        """A node's transport stops one of its operations between two pieces."""
+
+    def engine_dies(self, draft: Draft, name: str) -> None:
+        """What is left of every operation when this engine dies."""
+
+
+class OneSided:
+    """The moves of operations that read and land whole, or in pieces of their own, as the scope says."""
+
+    def __init__(self, space: StateSpace, turns: TurnRunner) -> None:
+        self.space = space
+        self.turns = turns
+        self.cluster = space.cluster
+        self.judge = space.judge
+        self.scope = space.scope
         self._notices: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._ends: dict[tuple[int, int], tuple[int, int, int]] = {}
-        self.split = scope.chunks > 1 or not scope.done_is_remote
-        """Whether operations read and land piece by piece."""
+        self.split = self.scope.chunks > 1 or not self.scope.done_is_remote
 
-    def piece(self, state: State, flags: int, move: tuple[Any, ...]) -> str:
-        """Which piece a move reads or lands, in words; nothing where an operation has only one."""
+    def acts(self) -> Acts:
+        return {
+            "read": self.read,
+            "land": self.land,
+            "error": self.error,
+            "notice": self.notice,
+            "lose notice": self.lose_notice,
+            "ended": self.ended,
+        }
+
+    # What may happen.
+
+    def moves(self, state: State) -> Iterator[Move]:
+        left = self.space.left(state)
+        for i, (_, flags) in enumerate(self.space.ops_of(state)):
+            if flags & FLYING and not flags & (ENDED_ERR | TOLD):
+                if not self.split:
+                    yield ("land", i)
+                else:
+                    read, landed = flags >> PIECE & 7, flags >> (PIECE + 3) & 7
+                    if read < self.scope.chunks:
+                        yield ("read", i)
+                    if landed < read:
+                        yield ("land", i)
+                if can_fail(flags) and left[Fault.ERR]:
+                    yield ("error", i)
+            yield from self.handle_moves(i, flags, left)
+
+    @staticmethod
+    def handle_moves(i: int, flags: int, left: tuple[int, ...]) -> Iterator[Move]:
+        """Whatever its pieces do: its notice arrives, its handle ends."""
+        if flags & NOTICE:
+            yield ("notice", i)
+            if left[Fault.DROP]:
+                yield ("lose notice", i)
+        if flags & (ENDED_OK | ENDED_ERR):
+            yield ("ended", i)
+
+    # What it does.
+
+    def piece(self, state: State, flags: int, move: Move) -> str:
         if not self.split:
             return ""
         return f" piece {(flags >> PIECE & 7 if move[0] == 'read' else flags >> (PIECE + 3) & 7) + 1}"
 
-    def read(self, draft: Draft, i: int) -> None:
-        """The next piece of the source is read."""
-        op, flags = self.ops_of(draft)[i]
-        node, _, effect = self.operations(op)
-        flags += READ_PIECE
-        if flags >> PIECE & 7 == self.scope.chunks and not self._ends_landed(effect):
-            flags |= 0 if flags & ORPHAN else ENDED_OK
-        self.put_flags(draft, i, flags)
-        if not flags & ORPHAN and node not in self.cluster.orphans:  # Nobody reuses the memory of a life that is over.
-            self._note_stale(draft, effect)
+    def by_value(self, flags: int) -> Any:
+        return flags
 
-    def _ends_landed(self, effect: PostWrite | PostRead) -> bool:
+    def read(self, draft: Draft, move: Move) -> None:
+        """The next piece of the source is read."""
+        i = move[1]
+        op, flags = self.space.ops_of(draft)[i]
+        node, _, effect = self.space.operations(op)
+        flags += READ_PIECE
+        if flags >> PIECE & 7 == self.scope.chunks and not self.ends_landed(effect):
+            flags |= 0 if flags & ORPHAN else ENDED_OK
+        self.space.put_flags(draft, i, flags)
+        if not flags & ORPHAN and node not in self.cluster.orphans:  # Nobody reuses the memory of a life that is over.
+            self.note_stale(draft, effect)
+
+    def ends_landed(self, effect: PostWrite | PostRead) -> bool:
         """Whether a good end means that the bytes have landed. Of a READ it does: they land where its end is seen."""
         return self.scope.done_is_remote or type(effect) is PostRead
 
-    def _note_stale(self, draft: Draft, effect: PostWrite | PostRead) -> None:
+    def note_stale(self, draft: Draft, effect: PostWrite | PostRead) -> None:
+        """Its source is read: whether P still holds it."""
         request = self.judge.request_of(effect)
         product = self.cluster.product_of[request]
         if isinstance(effect, PostWrite):
             product = effect.source.generation - SOURCE
-        if self.ghost_of(draft).products[product] != Product.HELD:
-            self.put_ghost(draft, "content", request, Content.STALE)
+        if self.space.ghost_of(draft).products[product] != Product.HELD:
+            self.space.put_ghost(draft, "content", request, Content.STALE)
 
-    def land(self, draft: Draft, i: int) -> None:
+    def land(self, draft: Draft, move: Move) -> None:
         """The next piece lands at D, or the whole at once."""
-        op, flags = self.ops_of(draft)[i]
-        effect = self.operations(op)[2]
+        i = move[1]
+        op, flags = self.space.ops_of(draft)[i]
+        effect = self.space.operations(op)[2]
         ended = ENDED_OK
         if self.split:
             flags += LANDED_PIECE
             if flags >> (PIECE + 3) & 7 < self.scope.chunks:
-                self.put_flags(draft, i, flags)
+                self.space.put_flags(draft, i, flags)
                 return
-            ended = ENDED_OK if self._ends_landed(effect) else 0
+            ended = ENDED_OK if self.ends_landed(effect) else 0
         elif type(effect) is PostRead:
-            self._note_stale(draft, effect)
+            self.note_stale(draft, effect)
+        self.note_landed(draft, effect)
+        notice = 0 if effect.notice is None else NOTICE
+        self.space.put_flags(draft, i, flags & ~FLYING | notice | (0 if flags & ORPHAN else ended))
+
+    def note_landed(self, draft: Draft, effect: PostWrite | PostRead) -> None:
+        """All of it is at D."""
         request = self.judge.request_of(effect)
         bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
-        self.put_ghost(draft, "landed", request, self.ghost_of(draft).landed[request] | bit)
-        notice = 0 if effect.notice is None else NOTICE
-        self.put_flags(draft, i, flags & ~FLYING | notice | (0 if flags & ORPHAN else ended))
+        self.space.put_ghost(draft, "landed", request, self.space.ghost_of(draft).landed[request] | bit)
 
-    def error(self, draft: Draft, i: int) -> None:
+    def error(self, draft: Draft, move: Move) -> None:
         """A handle ends badly, which says nothing of its bytes."""
-        self.spend(draft, Fault.ERR)
-        self.put_flags(draft, i, self.ops_of(draft)[i][1] | ENDED_ERR)
+        self.space.spend(draft, Fault.ERR)
+        self.space.put_flags(draft, move[1], self.space.ops_of(draft)[move[1]][1] | ENDED_ERR)
 
-    def notice(self, draft: Draft, i: int) -> None:
-        key = (draft[self.op], i)
+    def notice(self, draft: Draft, move: Move) -> None:
+        space, i = self.space, move[1]
+        key = (draft[space.op], i)
         found = self._notices.get(key)
         if found is None:
-            op, flags = self.ops_of(draft)[i]
-            node, life, effect = self.operations(op)
-            self.put_flags(draft, i, flags & ~NOTICE)
+            op, flags = space.ops_of(draft)[i]
+            node, life, effect = space.operations(op)
+            space.put_flags(draft, i, flags & ~NOTICE)
             sender, at = self.cluster.orphans.get(node, node), self.cluster.at[other_end(effect)]
             frame = Received(sender, FIRST_LIFE[engine_of(sender)] + life, effect.notice)
-            found = self._notices[key] = (draft[self.op], at, self.events.of((at, frame)))
-        draft[self.op], at, event = found
-        self.turn(draft, at, event)
+            found = self._notices[key] = (draft[space.op], at, self.turns.events.of((at, frame)))
+        draft[space.op], at, event = found
+        self.turns.turn(draft, at, event)
 
-    def lose_notice(self, draft: Draft, i: int) -> None:
-        self.spend(draft, Fault.DROP)
-        self.put_flags(draft, i, self.ops_of(draft)[i][1] & ~NOTICE)
+    def lose_notice(self, draft: Draft, move: Move) -> None:
+        self.space.spend(draft, Fault.DROP)
+        self.space.put_flags(draft, move[1], self.space.ops_of(draft)[move[1]][1] & ~NOTICE)
 
-    def ended(self, draft: Draft, i: int) -> None:
+    def ended(self, draft: Draft, move: Move) -> None:
         """Who posted it hears how its handle ended."""
-        key = (draft[self.op], i)
+        key = (draft[self.space.op], move[1])
         found = self._ends.get(key)
         if found is None:
-            found = self._ends[key] = self._end(draft, i)
-        draft[self.op], at, event = found
-        self.turn(draft, at, event)
+            found = self._ends[key] = self._end(draft, move[1])
+        draft[self.space.op], at, event = found
+        self.turns.turn(draft, at, event)
 
     def _end(self, draft: Draft, i: int) -> tuple[int, int, int]:
         """The operations afterwards, and who hears of it, and what: an event by its number."""
-        op, flags = self.ops_of(draft)[i]
-        node, _, effect = self.operations(op)
+        op, flags = self.space.ops_of(draft)[i]
+        node, _, effect = self.space.operations(op)
         ok = bool(flags & ENDED_OK)
         left = flags & ~(ENDED_OK | ENDED_ERR)
         if type(effect) is PostRead:
@@ -129,10 +210,45 @@ class OneSided(Changes):
             left |= TOLD
         else:
             left &= ~READING
-        self.put_flags(draft, i, left)
+        self.space.put_flags(draft, i, left)
         at = self.cluster.at[node]
         event = (WriteEnded if type(effect) is PostWrite else ReadEnded)(effect.op, ok)
-        return draft[self.op], at, self.events.of((at, event))
+        return draft[self.space.op], at, self.turns.events.of((at, event))
+
+    # What else changes operations.
+
+    def flushed(self, state: State, node: int, peer: int) -> bool:
+        nodes = self.cluster.nodes
+        for op, flags in self.space.ops_of(state):
+            owner, _, effect = self.space.operations(op)
+            if flags & FLYING and owner == nodes[node] and other_end(effect) == nodes[peer]:
+                return False
+        return True
+
+    def stop(self, draft: Draft, node: int, op: int) -> None:
+        raise AssertionError("only a method's operations stop between two pieces")
+
+    def engine_dies(self, draft: Draft, name: str) -> None:
+        self.space.put_ops(draft, [(op, self.outliving(name, op, flags)) for op, flags in self.space.ops_of(draft)])
+
+    def outliving(self, name: str, op: int, flags: int) -> int:
+        """What is left of one operation when this engine dies. What its NIC has begun may land all the same, but not in
+        the memory of a process that is gone."""
+        node, _, effect = self.space.operations(op)
+        if engine_of(node) == name:
+            if type(effect) is PostRead or not flags & (FLYING | NOTICE):
+                return 0
+            return flags & ~(ENDED_OK | ENDED_ERR | TOLD | READING) | ORPHAN
+        if engine_of(other_end(effect)) == name and type(effect) is PostWrite:
+            flags &= ~NOTICE
+            if flags & FLYING:
+                return flags & ~FLYING | cut(flags)
+        return flags
+
+
+def can_fail(flags: int) -> bool:
+    """Whether the handle of an operation under way may still end badly."""
+    return bool(flags & READING and not flags & (ORPHAN | ENDED_OK))
 
 
 def cut(flags: int) -> int:

@@ -8,13 +8,14 @@ happen is remembered for all budgets at once, and what a state has no budget for
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Iterable, Sized
 from typing import TypeAlias
 
+from sim.check.alarms import Alarms
+from sim.check.compose import plain, routed
+from sim.check.moves import Move, Reads
 from sim.check.names import name
-from sim.check.relation import Move, Relation
-from sim.check.routed import Routed
-from sim.check.schedulers import ON_OPERATIONS
+from sim.check.relation import Relation
 from sim.check.scope import BUDGETED_TIMERS, Fault, Scope
 from sim.check.swarm import quiet
 from sim.check.world import State
@@ -38,86 +39,86 @@ PRICES = {
     "unreachable": Fault.UNREACHABLE,
     "withdraw": Fault.WITHDRAW,
 }
-ON_TASKS = frozenset(("task", "unreachable", "flush fails"))
-GHOSTS, LATE, TASKS, OPERATIONS = range(4)
-PARTS: tuple[Callable[[str], bool], ...] = (
-    lambda verb: verb not in ON_TASKS and verb not in ON_OPERATIONS and verb != "late",
-    lambda verb: verb == "late",
-    ON_TASKS.__contains__,
-    ON_OPERATIONS.__contains__,
-)
-"""What may happen apart from frames and timers, by what it depends on: ghosts, late frames, tasks, operations. Each is
-remembered by itself, since their combinations hardly repeat."""
 Priced: TypeAlias = tuple[tuple[Move, int], ...]
 """Moves, each with the place of the budget that it spends."""
 
 
-class Ordered(Relation):
-    """The same moves as a Relation's, whatever was explored before in the same order."""
+class Ordered:
+    """The same moves as a relation's, whatever was explored before in the same order. What may happen apart from frames
+    and timers is remembered by what it depends on (`Reads`), each by itself, since their combinations hardly repeat."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
-        self.begin = self.start()
+    def __init__(self, relation: Relation) -> None:
+        self.relation = relation
+        self.components = relation.components
+        self.space = space = relation.space
+        self.turns = relation.turns
+        alarms = self.components.timers
+        assert isinstance(alarms, Alarms), "a world without clocks"
+        self.timers = alarms
+        self.begin = self.turns.start()
         self.twist = 0
         """Moves come in the same order, but begin elsewhere: another fair schedule for the same end."""
-        self.unlimited = self.budgets.of((1,) * len(Fault))
-        self.parts: list[dict[tuple[int, ...], Priced]] = [{} for _ in PARTS]
+        self.unlimited = space.budgets.of((1,) * len(Fault))
+        self.known: list[dict[tuple[int, ...], Priced]] = [{} for _ in Reads]
+        """By what decides them."""
         self.alarms: dict[tuple[int, int], Priced] = {}
-        self.arrivals_at = [self._of_link(link) for link in range(len(self.cluster.links))]
+        self.arrivals_at = [self._of_link(link) for link in range(len(space.cluster.links))]
 
     def opening(self, budget: tuple[int, ...]) -> State:
         """Where a run with these budgets begins."""
-        return self.put(self.begin, self.budget, self.budgets.of(budget))
+        space = self.space
+        return space.put(self.begin, space.budget, space.budgets.of(budget))
 
     def remembered(self) -> int:
         """About how much it keeps."""
-        kept: tuple[Sized, ...] = (self.turns, self.judged, self.chans.ids, self.endpoints.ids, *self.parts)
+        turns, space = self.turns, self.space
+        kept: tuple[Sized, ...] = (turns.turns, turns.judged, space.chans.ids, space.endpoints.ids, *self.known)
         return sum(map(len, kept))
 
+    def apply(self, state: State, move: Move) -> State:
+        return self.relation.apply(state, move)
+
     def moves(self, state: State) -> list[Move]:
-        left = (*self.left(state), 1)
-        op = state[self.op]
-        keys = ((state[self.ghost],), (state[self.bag],), (op, state[self.task]), (op,))
+        space, timers = self.space, self.timers
+        left = (*space.left(state), 1)
+        op = state[space.op]
+        keys = ((state[space.ghost],), (state[space.bag],), (op, state[space.task]), (op,))
         moves: list[Move] = []
-        for part, key in enumerate(keys):
-            found = self.parts[part].get(key)
+        for reads, key in enumerate(keys):
+            found = self.known[reads].get(key)
             if found is None:
-                found = self.parts[part][key] = self._of_part(state, part)
+                found = self.known[reads][key] = self._of_sources(state, reads)
             moves += [move for move, price in found if left[price]]
-        for link, frames in enumerate(state[self.first_link : self.bag]):
+        for link, frames in enumerate(state[space.first_link : space.bag]):
             if frames:
                 moves += [move for move, price in self.arrivals_at[link] if left[price]]
-        for at, end in enumerate(state[: self.first_link]):
-            if self.armed[end]:
+        for at, end in enumerate(state[: space.first_link]):
+            if space.armed[end]:
                 found = self.alarms.get((at, end))
                 if found is None:
-                    timers = self._priced(state, self._of_timers(at, end, self.unlimited))
-                    found = self.alarms[at, end] = self._by_name(state, timers)
-                if self.fair is None:
-                    moves += [move for move, price in found if left[price]]
+                    armed = self._priced(state, timers.armed_at(at, end, self.unlimited))
+                    found = self.alarms[at, end] = self._by_name(state, armed)
+                if timers.by_clocks:
+                    moves += [move for move, price in found if left[price] and timers.fair(state, move)]
                 else:
-                    moves += [move for move, price in found if left[price] and self.fair(state, at, move[2])]
+                    moves += [move for move, price in found if left[price]]
         if self.twist and moves:
             first = self.twist % len(moves)
             return moves[first:] + moves[:first]
         return moves
 
-    def _of_part(self, state: State, part: int) -> Priced:
-        rich = list(self.put(state, self.budget, self.unlimited))
-        if part != LATE:
-            rich[self.bag] = self.bags.of(())
-        if part not in (OPERATIONS, TASKS):
-            rich[self.op] = self.ops.of(())
-        if part != TASKS:
-            rich[self.task] = self.tasks.of(())
-        found = self._priced(state, (move for move in self._of_tail(tuple(rich)) if PARTS[part](move[0])))
-        return found if part == GHOSTS else self._by_name(state, found)
+    def _of_sources(self, state: State, reads: int) -> Priced:
+        rich = self.space.put(state, self.space.budget, self.unlimited)
+        sources = [source for source in self.components.sources if source.reads == reads]
+        found = self._priced(state, (move for source in sources for move in source.possible(rich)))
+        return found if reads == Reads.GHOSTS else self._by_name(state, found)
 
     def _of_link(self, link: int) -> Priced:
         """What may happen to a frame there, which asks nothing of the frame."""
-        waiting = list(self.put(self.begin, self.budget, self.unlimited))
-        waiting[self.first_link + link] = self.chans.of((0,))
-        moves = [move for move in self._of_chans(tuple(waiting)) if move[1] == link]
+        space = self.space
+        waiting = list(space.put(self.begin, space.budget, self.unlimited))
+        waiting[space.first_link + link] = space.chans.of((0,))
+        moves = [move for move in self.components.frames.possible(tuple(waiting)) if move[1] == link]
         return self._priced(self.begin, moves)
 
     def _priced(self, state: State, moves: Iterable[Move]) -> Priced:
@@ -130,24 +131,15 @@ class Ordered(Relation):
 
     def _price(self, state: State, move: Move) -> int:
         if move[0] == "timer":
-            return BUDGETED_TIMERS.get(self.armed[state[move[1]]][move[2]].kind, FREE)
+            return BUDGETED_TIMERS.get(self.space.armed[state[move[1]]][move[2]].kind, FREE)
         if move[0] == "restart":
-            return self.death_of(move[1])
+            return self.components.deaths.death_of(move[1])
         return PRICES.get(move[0], FREE)
 
 
-class OrderedRouted(Ordered, Routed):
-    """The same with the router's endpoint."""
-
-
-def kind(scope: Scope) -> type[Ordered]:
-    """Which of the two, of a scope without clocks."""
-    return OrderedRouted if scope.attempts else Ordered
-
-
 def ordered(scope: Scope) -> Ordered:
-    """The world of a scope without clocks."""
-    return kind(scope)(scope)
+    """The world of a scope without clocks, with the router's endpoint if it has attempts."""
+    return Ordered(Relation(routed(scope) if scope.attempts else plain(scope)))
 
 
 DEAD_WORLDS = 32
@@ -166,7 +158,7 @@ class Worlds:
 
     def of(self, cluster: Scope) -> Ordered:
         """Asked again for the same cluster, it gives the same world, until another is asked for."""
-        if self.last is not None and (self.last[0] is cluster or self.last[1].scope is cluster):
+        if self.last is not None and (self.last[0] is cluster or self.last[1].space.scope is cluster):
             return self.last[1]
         world = self.known.pop(cluster, None)
         if world is None or world.remembered() > self.most // 4:

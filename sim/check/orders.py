@@ -2,76 +2,150 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pdflow.protocol.ids import KvParams
 from pdflow.serving.events import DecodeRequested, PrefillReported, RequestAborted
-from sim.check.changes import Changes
 from sim.check.cluster import DIGEST
 from sim.check.ghost import DECODING, FLYING, Broken, Ghost, Product, Stage
+from sim.check.moves import Acts, Move
 from sim.check.roles import Admits, Computes, Ends, Fails, Preempts, Reports
 from sim.check.scope import TOKENS, Fault
-from sim.check.world import Draft
+from sim.check.turns import TurnRunner
+from sim.check.world import Draft, State, StateSpace
+
+ANSWERED = (Product.HELD, Product.RELEASED, Product.DEAD)
+"""P has said what became of the prompt."""
 
 
-class Orders(Changes):
+class Engines:
     """The moves of engines and clients."""
 
-    def finish(self, draft: Draft, i: int) -> None:
+    def __init__(self, space: StateSpace, turns: TurnRunner) -> None:
+        self.space = space
+        self.turns = turns
+        self.cluster = space.cluster
+        self.scope = space.scope
+        self.judge = space.judge
+        self.abortable = (Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN, Stage.ADMITTED, *DECODING * self.cluster.decodes)
+        self.routed = self.scope.attempts > 0
+        """The router's endpoint dispatches decode legs, takes them back, and reports how prefill legs ended."""
+
+    def acts(self) -> Acts:
+        return {
+            "finish": self.finish,
+            "abort prefill": self.abort_prefill,
+            "cancel prefill": self.cancel_prefill,
+            "report": self.report_admitted,
+            "preempt": self.preempt,
+            "end": self.end,
+            "decode": self.decode,
+            "admit": self.admit,
+            "hit": self.hit,
+            "abort": self.abort,
+        }
+
+    # What may happen.
+
+    def moves(self, state: State) -> Iterator[Move]:
+        left, ghost = self.space.left(state), self.space.ghost_of(state)
+        yield from self.prompt_moves(ghost, left)
+        yield from self.request_moves(ghost, left)
+
+    def prompt_moves(self, ghost: Ghost, left: tuple[int, ...]) -> Iterator[Move]:
+        for i, product in enumerate(ghost.products):
+            if product == Product.QUEUED:
+                yield ("finish", i)
+                if left[Fault.PREFILL_ABORT]:
+                    yield ("abort prefill", i)
+            elif product == Product.COMPUTED:
+                yield ("finish", i)
+            if self.scope.late and left[Fault.ABORT] and product in (Product.QUEUED, Product.COMPUTED):
+                yield ("cancel prefill", i)
+
+    def request_moves(self, ghost: Ghost, left: tuple[int, ...]) -> Iterator[Move]:
+        early = self.scope.concurrent and not self.scope.pulls
+        for i, stage in enumerate(ghost.stages):
+            if stage == Stage.UNBORN:
+                if not self.routed and (early or ghost.products[self.cluster.product_of[i]] in ANSWERED):
+                    yield ("decode", i)
+            elif stage == Stage.ENQUEUED:
+                if self.scope.hit_tokens == TOKENS:
+                    yield ("hit", i)
+                elif not self.scope.pool or not self.taken(ghost, i):
+                    yield ("admit", i)
+            elif stage == Stage.GIVEN:
+                yield ("report", i)
+            elif self.scope.decodes and stage in DECODING:
+                yield ("end", i)
+                if left[Fault.PREEMPT] and stage == Stage.COMMITTED:
+                    yield ("preempt", i)
+            if left[Fault.ABORT] and not self.routed and stage in self.abortable:
+                yield ("abort", i)
+
+    # P's engine.
+
+    def finish(self, draft: Draft, move: Move) -> None:
         """P has computed a prompt."""
-        cluster = self.cluster
-        if self.scope.late and self.ghost_of(draft).products[i] == Product.QUEUED:
-            self.put_ghost(draft, "products", i, Product.COMPUTED)
+        cluster, i = self.cluster, move[1]
+        if self.scope.late and self.space.ghost_of(draft).products[i] == Product.QUEUED:
+            self.space.put_ghost(draft, "products", i, Product.COMPUTED)
             self.at_p(draft, i, Computes(cluster.xids[i], cluster.sources[i]))
             return
         said = Reports(cluster.xids[i]) if self.scope.late else Computes(cluster.xids[i], cluster.sources[i])
         self.at_p(draft, i, said)
         self.report(draft, i, True)
 
-    def cancel_prefill(self, draft: Draft, i: int) -> None:
+    def cancel_prefill(self, draft: Draft, move: Move) -> None:
         """The prefill leg is taken back. What P has computed stays."""
-        self.spend(draft, Fault.ABORT)
-        queued = self.ghost_of(draft).products[i] == Product.QUEUED
+        i = move[1]
+        self.space.spend(draft, Fault.ABORT)
+        queued = self.space.ghost_of(draft).products[i] == Product.QUEUED
         if queued:
-            self.put_ghost(draft, "products", i, Product.DEAD)
+            self.space.put_ghost(draft, "products", i, Product.DEAD)
         else:
             self.judge.goal("taken back too late")
         self.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
         if queued:
             self.report(draft, i, False)
 
-    def at_p(self, draft: Draft, i: int, event: object) -> None:
-        """Something happens to a prompt at its engine."""
-        self.event(draft, self.cluster.roles[self.cluster.p_of[i].engine], event)
-
-    def at_d(self, draft: Draft, i: int, event: object) -> None:
-        """Something happens to a request at its engine."""
-        self.event(draft, self.cluster.roles[self.cluster.d_of[i].engine], event)
-
-    def report(self, draft: Draft, product: int, ok: bool) -> None:
-        """The router tells D how a prefill leg ended, which vllm-compat rests on."""
-        if not self.scope.dialect.control_frames:
-            for i, request_id in enumerate(self.cluster.requests):
-                if self.cluster.product_of[i] == product and self.ghost_of(draft).stages[i] != Stage.UNBORN:
-                    self.at_d(draft, i, PrefillReported(request_id, ok))
-
-    def abort_prefill(self, draft: Draft, i: int) -> None:
-        self.spend(draft, Fault.PREFILL_ABORT)
-        self.put_ghost(draft, "products", i, Product.DEAD)
+    def abort_prefill(self, draft: Draft, move: Move) -> None:
+        i = move[1]
+        self.space.spend(draft, Fault.PREFILL_ABORT)
+        self.space.put_ghost(draft, "products", i, Product.DEAD)
         self.at_p(draft, i, Fails(self.cluster.xids[i]))
         self.report(draft, i, False)
 
-    def decode(self, draft: Draft, i: int) -> None:
+    def at_p(self, draft: Draft, i: int, event: object) -> None:
+        """Something happens to a prompt at its engine."""
+        self.turns.event(draft, self.cluster.roles[self.cluster.p_of[i].engine], event)
+
+    def report(self, draft: Draft, product: int, ok: bool) -> None:
+        """The router tells D how a prefill leg ended, which vllm-compat rests on."""
+        if not self.scope.dialect.control_frames and not self.routed:
+            for i, request_id in enumerate(self.cluster.requests):
+                if self.cluster.product_of[i] == product and self.space.ghost_of(draft).stages[i] != Stage.UNBORN:
+                    self.at_d(draft, i, PrefillReported(request_id, ok))
+
+    # D's engine.
+
+    def at_d(self, draft: Draft, i: int, event: object) -> None:
+        """Something happens to a request at its engine."""
+        self.turns.event(draft, self.cluster.roles[self.cluster.d_of[i].engine], event)
+
+    def decode(self, draft: Draft, move: Move) -> None:
         """The decode leg reaches D."""
-        cluster = self.cluster
+        space, cluster, i = self.space, self.cluster, move[1]
         product = cluster.product_of[i]
         xid = cluster.xids[product]
-        answered = self.ghost_of(draft).products[product] in (Product.HELD, Product.RELEASED)
+        answered = space.ghost_of(draft).products[product] in (Product.HELD, Product.RELEASED)
         if self.scope.pulls and answered:
             params = self.judge.params[xid]
         else:
             params = KvParams(cluster.p_of[product], xid, cluster.prefill_ids[product], TOKENS)
-        self.put_ghost(draft, "stages", i, Stage.KNOWN)
+        space.put_ghost(draft, "stages", i, Stage.KNOWN)
         self.requested_at_d(draft, i, params)
-        now = self.ghost_of(draft).products[product]
+        now = space.ghost_of(draft).products[product]
         if not self.scope.dialect.control_frames and now not in (Product.QUEUED, Product.COMPUTED):
             self.at_d(draft, i, PrefillReported(cluster.requests[i], now != Product.DEAD))
 
@@ -80,28 +154,30 @@ class Orders(Changes):
         digest = DIGEST + cluster.product_of[i]
         self.at_d(draft, i, DecodeRequested(cluster.requests[i], params, cluster.d_blocks, TOKENS, digest))
 
-    def admit(self, draft: Draft, i: int) -> None:
+    def admit(self, draft: Draft, move: Move) -> None:
         """D's engine has a seat and blocks for it."""
-        self.put_ghost(draft, "stages", i, Stage.GIVEN if self.scope.late else Stage.ADMITTED)
+        i = move[1]
+        self.space.put_ghost(draft, "stages", i, Stage.GIVEN if self.scope.late else Stage.ADMITTED)
         self.at_d(draft, i, Admits(self.cluster.requests[i], self.cluster.targets[i], self.scope.hit_tokens))
 
-    def tell_admitted(self, draft: Draft, i: int) -> None:
+    def report_admitted(self, draft: Draft, move: Move) -> None:
         """And says so."""
-        self.put_ghost(draft, "stages", i, Stage.ADMITTED)
-        self.at_d(draft, i, Reports(self.cluster.requests[i]))
+        self.space.put_ghost(draft, "stages", move[1], Stage.ADMITTED)
+        self.at_d(draft, move[1], Reports(self.cluster.requests[move[1]]))
 
-    def preempt(self, draft: Draft, i: int) -> None:
+    def preempt(self, draft: Draft, move: Move) -> None:
         """D's engine takes the blocks of a request that it decodes."""
-        self.spend(draft, Fault.PREEMPT)
-        flying = [self.operations(op)[2] for op, flags in self.ops_of(draft) if flags & FLYING]
+        space, i = self.space, move[1]
+        space.spend(draft, Fault.PREEMPT)
+        flying = [space.operations(op)[2] for op, flags in space.ops_of(draft) if flags & FLYING]
         if any(self.judge.request_of(effect) == i for effect in flying):
             raise Broken("S1", f"blocks of {self.cluster.requests[i]} are others', and something may land in them")
-        self.put_ghost(draft, "stages", i, Stage.PREEMPTED)
+        space.put_ghost(draft, "stages", i, Stage.PREEMPTED)
         self.at_d(draft, i, Preempts(self.cluster.requests[i]))
 
-    def end(self, draft: Draft, i: int) -> None:
+    def end(self, draft: Draft, move: Move) -> None:
         """D's engine has generated the last token."""
-        self.at_d(draft, i, Ends(self.cluster.requests[i]))
+        self.at_d(draft, move[1], Ends(self.cluster.requests[move[1]]))
 
     def taken(self, ghost: Ghost, i: int) -> bool:
         """Whether another request still holds the blocks that this one would get. Decoding takes no time here."""
@@ -111,16 +187,18 @@ class Orders(Changes):
             stage in holding and j % pool == i % pool and d_of[j] is d_of[i] for j, stage in enumerate(ghost.stages)
         )
 
-    def hit(self, draft: Draft, i: int) -> None:
+    def hit(self, draft: Draft, move: Move) -> None:
         """The whole prompt is in D's prefix cache: nothing has to land."""
-        self.put_ghost(draft, "landed", i, self.cluster.everything)
-        self.put_ghost(draft, "stages", i, Stage.ADMITTED)
+        i = move[1]
+        self.space.put_ghost(draft, "landed", i, self.cluster.everything)
+        self.space.put_ghost(draft, "stages", i, Stage.ADMITTED)
         self.at_d(draft, i, Admits(self.cluster.requests[i], self.cluster.targets[i], TOKENS))
 
-    def abort(self, draft: Draft, i: int) -> None:
+    def abort(self, draft: Draft, move: Move) -> None:
         """The client gives up."""
-        self.spend(draft, Fault.ABORT)
-        decodes = self.ghost_of(draft).stages[i] in DECODING
+        i = move[1]
+        self.space.spend(draft, Fault.ABORT)
+        decodes = self.space.ghost_of(draft).stages[i] in DECODING
         self.at_d(draft, i, RequestAborted(self.cluster.requests[i]))
-        if decodes and self.ghost_of(draft).stages[i] in DECODING:
+        if decodes and self.space.ghost_of(draft).stages[i] in DECODING:
             raise Broken("S6", f"{self.cluster.requests[i]} is aborted, and its engine decodes on")

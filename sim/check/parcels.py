@@ -6,18 +6,16 @@ When a piece is posted is open: from when the Lanes would give it on, so that a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from pdflow.methods.lanes import Lanes, lane_rules
-from pdflow.methods.method import Grain, Method
 from pdflow.methods.shipment import Ending, Piece
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of
 from pdflow.protocol.values import Address
 from pdflow.serving.effects import OfferPiece, WithdrawPieces
-from sim.check.changes import FLAGS
 from sim.check.cluster import SOURCE
 from sim.check.ghost import (
     ENDED_ERR,
@@ -31,9 +29,13 @@ from sim.check.ghost import (
     Broken,
     Interned,
 )
-from sim.check.relation import Move, Relation
-from sim.check.scope import BLOCK_TOKENS, TOKENS, Fault, Scope
-from sim.check.world import Draft, State
+from sim.check.moves import Act, Acts, Move
+from sim.check.onesided import OneSided, can_fail
+from sim.check.plan import Plan
+from sim.check.scope import Fault
+from sim.check.shipped import MethodEngines
+from sim.check.turns import TurnRunner
+from sim.check.world import FLAGS, Draft, State, StateSpace
 
 Air: TypeAlias = tuple[tuple[Piece, bool], ...]
 """Pieces that are read and have not landed; whether the notice is behind that one."""
@@ -41,33 +43,33 @@ POSTS = (PostWrite, PostRead, OfferPiece, WithdrawPieces)
 """Effects that mean something to a rank's lanes."""
 
 
-class Load(NamedTuple):
+class PieceProgress(NamedTuple):
     """What there is of an operation beside its flags."""
 
     air: Air = ()
     posted: int = 0
 
 
-def chunks_of(method: Method) -> tuple[int, ...]:
-    """Up to which tokens steps compute a prompt: in one, or in two where each is sent by itself."""
-    return (BLOCK_TOKENS, TOKENS) if method.grain is Grain.LAYER_CHUNK else (TOKENS,)
+class PieceOperations:
+    """The moves of operations in pieces. Above an operation's flags stands the number of its progress; one more slot
+    has the lanes of every rank. What an operation has as a whole, its handle and its notice, is as in `whole`."""
 
+    split = True
 
-class Parcels(Relation):
-    """The moves of pieces. Above an operation's flags stands the number of its load, what of it is in the air; one more
-    slot has the lanes of every rank."""
-
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
-        cluster = self.cluster
-        assert cluster.plan is not None
-        self.plan = cluster.plan
-        self.rules = lane_rules(self.plan.method, self.plan.conduct)
-        self.split = True
-        self.loads = Interned()
-        self.loads.of(None)
-        self.known: list[Load] = [Load()]
-        """By the number of each load. That of 0 is an operation's that never began."""
+    def __init__(self, space: StateSpace, turns: TurnRunner, engines: MethodEngines, plan: Plan) -> None:
+        cluster = space.cluster
+        self.space = space
+        self.turns = turns
+        self.cluster = cluster
+        self.judge = space.judge
+        self.engines = engines
+        self.whole = OneSided(space, turns)
+        self.plan = plan
+        self.rules = lane_rules(plan.method, plan.conduct)
+        self.progress = Interned()
+        self.progress.of(None)
+        self.known: list[PieceProgress] = [PieceProgress()]
+        """By the number of each. That of 0 is an operation's that never began."""
         self.ranks = [rank for engine in cluster.engines for rank in cluster.ranks[engine]]
         self.rank_at = {rank: i for i, rank in enumerate(self.ranks)}
         self.lane_values = Interned()
@@ -75,24 +77,23 @@ class Parcels(Relation):
         """By number. Not to be changed."""
         self.of_ranks = Interned()
         """By rank, the number of its lanes."""
-        self.slot = self.budget + 1
-        self.do = {verb: self._then_tidy(act) for verb, act in self.do.items()}
+        lanes = tuple(self.lanes_number(Lanes(self.rules)) for _ in self.ranks)
+        self.slot = space.claim((self.of_ranks.of(lanes),), self._lanes_by_value)
         self._posting: dict[int, bool] = {}
         self._tidied: dict[tuple[int, int, int], int] = {}
 
-    def beginning(self) -> State:
-        lanes = tuple(self.lanes_number(Lanes(self.rules)) for _ in self.ranks)
-        return (*super().beginning(), self.of_ranks.of(lanes))
+    def acts(self) -> Acts:
+        return {**self.whole.acts(), "read": self.read, "land": self.land, "ended": self.ended}
 
     # Values.
 
-    def load_of(self, flags: int) -> Load:
+    def progress_of(self, flags: int) -> PieceProgress:
         return self.known[flags >> PIECE]
 
-    def with_load(self, flags: int, load: Load) -> int:
-        number = self.loads.of(load)
+    def with_progress(self, flags: int, progress: PieceProgress) -> int:
+        number = self.progress.of(progress)
         if number == len(self.known):
-            self.known.append(load)
+            self.known.append(progress)
         return flags & FLAGS | number << PIECE
 
     def lanes_number(self, lanes: Lanes[Op]) -> int:
@@ -110,18 +111,18 @@ class Parcels(Relation):
         numbers, at = self.of_ranks.values[draft[self.slot]], self.rank_at[rank]
         draft[self.slot] = self.of_ranks.of((*numbers[:at], self.lanes_number(lanes), *numbers[at + 1 :]))
 
-    def carried(self, flags: int) -> Any:
-        load = self.load_of(flags)
-        return [flags & FLAGS, load.air, load.posted]
+    def by_value(self, flags: int) -> Any:
+        progress = self.progress_of(flags)
+        return [flags & FLAGS, progress.air, progress.posted]
 
-    def further(self, state: State) -> dict[str, Any]:
+    def _lanes_by_value(self, state: State) -> dict[str, Any]:
         return {"lanes": [self.lane_values.values[number] for number in self.of_ranks.values[state[self.slot]]]}
 
     def piece(self, state: State, flags: int, move: Move) -> str:
         if move[0] == "land":
-            piece = self.load_of(flags).air[move[2]][0]
+            piece = self.progress_of(flags).air[move[2]][0]
         else:
-            found = self.lanes(state, self.operations(self.ops_of(state)[move[1]][0])[0]).next()
+            found = self.lanes(state, self.space.operations(self.space.ops_of(state)[move[1]][0])[0]).next()
             assert found is not None
             piece = found[1]
         return f" layer {piece.layer} from {piece.start}"
@@ -133,21 +134,15 @@ class Parcels(Relation):
 
     # What endpoints and cores have asked of the ranks.
 
-    def turn(self, draft: Draft, node: int, event: int) -> int:
-        batch = super().turn(draft, node, event)
-        if batch >= 0:
-            self.post(draft, batch)
-        return batch
-
     def post(self, draft: Draft, batch: int) -> None:
         """In the order in which they did."""
         asked = self._posting.get(batch)
+        effects = self.turns.batches.values[batch]
         if asked is None:
-            effects = self.batches.values[batch]
             asked = self._posting[batch] = any(isinstance(effect, POSTS) for _, effect, _ in effects)
         if asked:
             self.tidy(draft)
-            for node, effect, _ in self.batches.values[batch]:
+            for node, effect, _ in effects:
                 if isinstance(effect, (PostWrite, PostRead)):
                     self._begin(draft, node, effect)
                 elif isinstance(effect, (OfferPiece, WithdrawPieces)):
@@ -155,23 +150,19 @@ class Parcels(Relation):
 
     def _begin(self, draft: Draft, node: Address, effect: PostWrite | PostRead) -> None:
         """One that was barred, or can lead nowhere, is not begun."""
-        life = self.judge.life(self.ghost_of(draft), node)
+        life = self.judge.life(self.space.ghost_of(draft), node)
         wanted = self.judge.operations.of((node, life, effect))
-        for i, (op, flags) in enumerate(self.ops_of(draft)):
+        for i, (op, flags) in enumerate(self.space.ops_of(draft)):
             if op == wanted and flags & FLYING and not flags >> PIECE:
                 start, stop = effect.grant.token_start, effect.grant.token_start + effect.grant.num_tokens
                 lanes, reads = self.lanes(draft, node), type(effect) is PostRead
                 lanes.add(effect.op, effect.grant.xid, self.plan.layers, start, stop, reads=reads)
                 lanes.begin(effect.op)
                 self.put_lanes(draft, node, lanes)
-                self.put_flags(draft, i, self.with_load(flags, Load()))
-                if self.is_computed_on(draft, self.product_of(effect)):
+                self.space.put_flags(draft, i, self.with_progress(flags, PieceProgress()))
+                if self.engines.is_computed_on(draft, self.product_of(effect)):
                     self.judge.goal("posted while being computed")
                 return
-
-    def is_computed_on(self, draft: Draft, product: int) -> bool:
-        """Whether P's engine has a part of a prompt still to compute."""
-        raise NotImplementedError
 
     def _of_prompt(self, draft: Draft, node: Address, effect: OfferPiece | WithdrawPieces) -> None:
         """More of it can be sent, or nothing any more."""
@@ -186,23 +177,28 @@ class Parcels(Relation):
                 lanes.withdraw(effect.handle)
             self.put_lanes(draft, rank, lanes)
 
-    def _then_tidy(self, act: Callable[..., None]) -> Callable[..., None]:
-        def done(draft: Draft, *about: Any) -> None:
-            act(draft, *about)
+    def tidied(self, acts: Acts) -> Acts:
+        """The same moves; what they have left in the lanes is tidied up."""
+        return {verb: self._then_tidy(act) for verb, act in acts.items()}
+
+    def _then_tidy(self, act: Act) -> Act:
+        def done(draft: Draft, move: Move) -> None:
+            act(draft, move)
             self.tidy(draft)
 
         return done
 
     def tidy(self, draft: Draft) -> None:
         """What of an operation can land no more, since it was cut off or has failed, has no lane any more."""
-        key = (draft[self.op], draft[self.ghost], draft[self.slot])
+        space = self.space
+        key = (draft[space.op], draft[space.ghost], draft[self.slot])
         found = self._tidied.get(key)
         if found is None:
-            ghost = self.ghost_of(draft)
+            ghost = space.ghost_of(draft)
             under_way = {
                 (node, effect.op)
-                for op, flags in self.ops_of(draft)
-                for node, life, effect in (self.operations(op),)
+                for op, flags in space.ops_of(draft)
+                for node, life, effect in (space.operations(op),)
                 if flags & FLYING and not flags & (ENDED_ERR | TOLD) and life == self.judge.life(ghost, node)
             }
             for rank in self.ranks:
@@ -220,12 +216,22 @@ class Parcels(Relation):
 
     # What may happen.
 
-    def _of_tail(self, state: State) -> Iterator[Move]:
-        yield from super()._of_tail(state)
+    def moves(self, state: State) -> Iterator[Move]:
+        left = self.space.left(state)
+        for i, (_, flags) in enumerate(self.space.ops_of(state)):
+            if flags & FLYING and not flags & (ENDED_ERR | TOLD):
+                for k in range(len(self.progress_of(flags).air)):
+                    yield ("land", i, k)
+                if can_fail(flags) and left[Fault.ERR]:
+                    yield ("error", i)
+            yield from self.whole.handle_moves(i, flags, left)
+
+    def lane_moves(self, state: State) -> Iterator[Move]:
+        """What the ranks' lanes would do next."""
         places = {
             (node, effect.op): i
-            for i, (op, flags) in enumerate(self.ops_of(state))
-            for node, _, effect in (self.operations(op),)
+            for i, (op, flags) in enumerate(self.space.ops_of(state))
+            for node, _, effect in (self.space.operations(op),)
             if flags & FLYING and not flags & (ENDED_ERR | TOLD | ORPHAN)
         }
         for rank in self.ranks:
@@ -238,53 +244,45 @@ class Parcels(Relation):
                 if lanes.ending(one) is Ending.STOPPED:
                     yield ("ended", places[rank, one])
 
-    def _of_operation(self, i: int, flags: int, left: tuple[int, ...]) -> Iterator[Move]:
-        if flags & FLYING and not flags & (ENDED_ERR | TOLD):
-            for k in range(len(self.load_of(flags).air)):
-                yield ("land", i, k)
-            if left[Fault.ERR] and flags & READING and not flags & (ORPHAN | ENDED_OK):
-                yield ("error", i)
-        if flags & NOTICE:
-            yield ("notice", i)
-            if left[Fault.DROP]:
-                yield ("lose notice", i)
-        if flags & (ENDED_OK | ENDED_ERR):
-            yield ("ended", i)
+    # What it does.
 
-    def read(self, draft: Draft, i: int) -> None:
+    def read(self, draft: Draft, move: Move) -> None:
         """The next piece is posted, and its source read. Where DONE is local, that is the last one's end for P; any
         other has ended when it has landed, or the notice could be there before it (Shipment)."""
-        op, flags = self.ops_of(draft)[i]
-        node, _, effect = self.operations(op)
-        load, lanes = self.load_of(flags), self.lanes(draft, node)
+        i = move[1]
+        op, flags = self.space.ops_of(draft)[i]
+        node, _, effect = self.space.operations(op)
+        progress, lanes = self.progress_of(flags), self.lanes(draft, node)
         found = lanes.next()
         assert found is not None
         assert found[0] == effect.op
         last = lanes.all_posted(effect.op)
-        if last and not self._ends_landed(effect):
+        if last and not self.whole.ends_landed(effect):
             flags |= ENDED_OK
         self.put_lanes(draft, node, lanes)
-        self.put_flags(draft, i, self.with_load(flags, Load((*load.air, (found[1], last)), load.posted + 1)))
+        more = PieceProgress((*progress.air, (found[1], last)), progress.posted + 1)
+        self.space.put_flags(draft, i, self.with_progress(flags, more))
         self._count_lanes(draft, node, type(effect))
-        self._note_stale(draft, effect)
+        self.whole.note_stale(draft, effect)
 
     def _count_lanes(self, draft: Draft, rank: Address, kind: type) -> None:
         """Of a rank's memory for what is under way there is as much as it has lanes."""
         limit = self.rules.writes if kind is PostWrite else self.rules.reads
         under_way = sum(
-            len(self.load_of(flags).air)
-            for op, flags in self.ops_of(draft)
-            for node, _, effect in (self.operations(op),)
+            len(self.progress_of(flags).air)
+            for op, flags in self.space.ops_of(draft)
+            for node, _, effect in (self.space.operations(op),)
             if node == rank and type(effect) is kind and flags & FLYING and not flags & (ENDED_ERR | TOLD | ORPHAN)
         )
         if limit is not None and under_way > limit:
             raise Broken("S9", f"{rank} has {under_way} pieces under way, and {limit} lane(s)")
 
-    def land(self, draft: Draft, i: int, k: int = 0) -> None:
+    def land(self, draft: Draft, move: Move) -> None:
         """A piece lands at D, in whatever order."""
-        op, flags = self.ops_of(draft)[i]
-        node, _, effect = self.operations(op)
-        air, posted = self.load_of(flags)
+        _, i, k = move
+        op, flags = self.space.ops_of(draft)[i]
+        node, _, effect = self.space.operations(op)
+        air, posted = self.progress_of(flags)
         (piece, last), air = air[k], air[:k] + air[k + 1 :]
         if last and effect.notice is not None:
             flags |= NOTICE
@@ -293,67 +291,64 @@ class Parcels(Relation):
         else:
             lanes = self.lanes(draft, node)
             lanes.landed(effect.op, piece)
-            sent = not air and self._was_sent(lanes, effect.op)
+            sent = not air and _was_sent(lanes, effect.op)
             self.put_lanes(draft, node, lanes)
         if sent:
-            request = self.judge.request_of(effect)
-            bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
-            self.put_ghost(draft, "landed", request, self.ghost_of(draft).landed[request] | bit)
-            if self._ends_landed(effect) and not flags & ORPHAN:
+            self.whole.note_landed(draft, effect)
+            if self.whole.ends_landed(effect) and not flags & ORPHAN:
                 flags |= ENDED_OK
         if sent or (flags & ORPHAN and not air):
             flags &= ~FLYING
-        self.put_flags(draft, i, self.with_load(flags, Load(air, posted)))
+        self.space.put_flags(draft, i, self.with_progress(flags, PieceProgress(air, posted)))
 
-    @staticmethod
-    def _was_sent(lanes: Lanes[Op], op: Op) -> bool:
-        """Told once. One that has stopped stays open until its owner is told."""
-        return lanes.fork().ending(op) is Ending.SENT and lanes.ending(op) is Ending.SENT
-
-    def ended(self, draft: Draft, i: int) -> None:
-        op, flags = self.ops_of(draft)[i]
-        node, _, effect = self.operations(op)
+    def ended(self, draft: Draft, move: Move) -> None:
+        """A handle ends, or a WRITE has stopped."""
+        i = move[1]
+        op, flags = self.space.ops_of(draft)[i]
         if flags & (ENDED_OK | ENDED_ERR):
-            super().ended(draft, i)
+            self.whole.ended(draft, move)
             return
-        lanes, load = self.lanes(draft, node), self.load_of(flags)
+        node, _, effect = self.space.operations(op)
+        lanes, progress = self.lanes(draft, node), self.progress_of(flags)
         assert lanes.ending(effect.op) is Ending.STOPPED
         self.put_lanes(draft, node, lanes)
-        self.judge.goal("stopped between two pieces" if load.posted else "stopped before the first piece")
+        self.judge.goal("stopped between two pieces" if progress.posted else "stopped before the first piece")
         # What is in the air may land, whatever the handle says: nothing is, unless the Shipment is wrong.
-        self.put_flags(draft, i, flags & ~(READING if load.air else READING | FLYING))
-        self.event(draft, node, WriteStopped(effect.op))
+        self.space.put_flags(draft, i, flags & ~(READING if progress.air else READING | FLYING))
+        self.turns.event(draft, node, WriteStopped(effect.op))
 
     # What else changes operations.
 
-    def task_done(self, draft: Draft, i: int) -> None:
-        kind, node, about = self.tasks_of(draft)[i]
-        if kind != "stop":
-            super().task_done(draft, i)
-            return
-        self.take_task(draft, i)
-        if any(op == about and flags & FLYING for op, flags in self.ops_of(draft)):
+    def stop(self, draft: Draft, node: int, op: int) -> None:
+        if any(known == op and flags & FLYING for known, flags in self.space.ops_of(draft)):
             rank = self.cluster.nodes[node]
             lanes = self.lanes(draft, rank)
-            lanes.halt(self.operations(about)[2].op)
+            lanes.halt(self.space.operations(op)[2].op)
             self.put_lanes(draft, rank, lanes)
 
     def flushed(self, state: State, node: int, peer: int) -> bool:
         """A flush is about what was posted: not about pieces that are still to come."""
         nodes = self.cluster.nodes
-        for op, flags in self.ops_of(state):
-            owner, _, effect = self.operations(op)
-            if flags & FLYING and self.load_of(flags).air and (owner, effect.to) == (nodes[node], nodes[peer]):
+        for op, flags in self.space.ops_of(state):
+            owner, _, effect = self.space.operations(op)
+            if flags & FLYING and self.progress_of(flags).air and (owner, effect.to) == (nodes[node], nodes[peer]):
                 return False
         return True
 
+    def engine_dies(self, draft: Draft, name: str) -> None:
+        """With its processes go the lanes of its ranks."""
+        self.space.put_ops(draft, [(op, self._outliving(name, op, flags)) for op, flags in self.space.ops_of(draft)])
+        for rank in self.cluster.ranks[name]:
+            self.put_lanes(draft, rank, Lanes(self.rules))
+
     def _outliving(self, name: str, op: int, flags: int) -> int:
-        left = super()._outliving(name, op, flags)
-        if left & ORPHAN and not self.load_of(left).air:
+        """What has not been posted never will be."""
+        left = self.whole.outliving(name, op, flags)
+        if left & ORPHAN and not self.progress_of(left).air:
             left &= ~FLYING
         return left
 
-    def restart(self, draft: Draft, engine: int) -> None:
-        super().restart(draft, engine)
-        for rank in self.cluster.ranks[self.cluster.engines[engine]]:
-            self.put_lanes(draft, rank, Lanes(self.rules))
+
+def _was_sent(lanes: Lanes[Op], op: Op) -> bool:
+    """Told once. One that has stopped stays open until its owner is told."""
+    return lanes.fork().ending(op) is Ending.SENT and lanes.ending(op) is Ending.SENT

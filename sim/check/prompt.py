@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sim.check.ghost import Broken, Ghost, Product, Stage
-from sim.check.relation import Relation
+from sim.check.relation import Transitions
 from sim.check.scope import TOKENS, Fault
 from sim.check.world import State
 
@@ -29,25 +29,25 @@ TOLD = (Fault.ERR, Fault.UNREACHABLE, Fault.PREFILL_ABORT, Fault.WITHDRAW)
 """What may rightly end a request that nobody gave up, and is told to those who wait if there is a word for it."""
 
 
-def prompt(world: Relation, states: Iterable[State]) -> None:
+def prompt(world: Transitions, states: Iterable[State]) -> None:
     """Raises Broken("L1", "L2" or "L3", ...), whose `state` is the first at rest in which something is amiss."""
     for state in states:
         if all(move[0] in UNASKED for move in world.moves(state)):
-            found = amiss(world, state)
+            found = amiss(world, state, world.space.scope.budget)
             if found is not None:
                 found.state = state
                 raise found
 
 
-def amiss(world: Relation, state: State) -> Broken | None:
-    """What has not ended, or not well, although nothing more will happen."""
-    strict = world.scope.dialect.control_frames
-    ghost, cluster = world.ghost_of(state), world.cluster
-    left, had = world.left(state), world.scope.budget
+def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | None:
+    """What has not ended, or not well, although nothing more will happen. `had`: the budgets at the beginning."""
+    strict = world.space.scope.dialect.control_frames
+    ghost, cluster = world.space.ghost_of(state), world.space.cluster
+    left = world.space.left(state)
     spent = {fault for fault in Fault if left[fault] != had[fault]}
     if spent.intersection(UNHEARD) or (spent.intersection(TOLD) and not strict):
         return None
-    if (world.scope.same_product or world.scope.same_base) and not strict:
+    if (world.space.scope.same_product or world.space.scope.same_base) and not strict:
         return None
     failed = 0
     dead = {engine for engine, lives in zip(cluster.engines, ghost.lives, strict=True) if lives}
@@ -56,43 +56,43 @@ def amiss(world: Relation, state: State) -> Broken | None:
             continue
         if stage == Stage.RESOLVED:
             return Broken("L3", f"the blocks of {request} are free only when a timer has fired")
-        if stage == world.over[0] or _taken(world, ghost, i):
+        if stage == world.space.over[0] or _taken(world, ghost, i):
             continue
-        if stage not in world.over:
+        if stage not in world.space.over:
             return Broken("L1", f"{request} is {Stage(stage).name}, and waits for a timer")
         failed += stage in (Stage.FREED, Stage.LEFT)
-    if not dead and (unanswered := world.unanswered(state)):
+    if not dead and (unanswered := world.space.unanswered(state)):
         return Broken("L1", f"{', '.join(unanswered)}, and waits for a timer")
-    given_up = had[Fault.ABORT] - left[Fault.ABORT] + world.cut_short(state)
+    given_up = had[Fault.ABORT] - left[Fault.ABORT] + world.space.cut_short(state)
     if not spent.intersection(TOLD) and failed > given_up:
         return Broken("L1", "a request has failed that nobody gave up, though nothing was lost")
     if Fault.UNREACHABLE in spent:
         return None
-    limit = world.cluster.timers.release_lease_ns
-    if Fault.DELAY not in spent and (strict or world.scope.pulls or world.scope.hit_tokens == TOKENS):
+    limit = world.space.cluster.timers.release_lease_ns
+    if Fault.DELAY not in spent and (strict or world.space.scope.pulls or world.space.scope.hit_tokens == TOKENS):
         for i, (xid, product) in enumerate(zip(cluster.xids, ghost.products, strict=True)):
             asked = [j for j, stage in enumerate(ghost.stages) if cluster.product_of[j] == i and stage != Stage.UNBORN]
             if not asked or any(dead.intersection(cluster.ends_of(j)) for j in asked):
                 continue
-            if Fault.ERR in spent and any(ghost.stages[j] in (world.over[0], Stage.LEFT) for j in asked):
+            if Fault.ERR in spent and any(ghost.stages[j] in (world.space.over[0], Stage.LEFT) for j in asked):
                 continue
             if product == Product.HELD and _longest_lease(world, state, xid) > limit:
                 return Broken("L2", f"nobody wants {xid} any more, and P keeps it for as long as if somebody did")
     return None
 
 
-def _taken(world: Relation, ghost: Ghost, i: int) -> bool:
+def _taken(world: Transitions, ghost: Ghost, i: int) -> bool:
     """Whether another attempt has been sent this one's prompt, which ends it, wanted or not."""
-    products = world.cluster.product_of
+    products = world.space.cluster.product_of
     return any(landed and j != i and products[j] == products[i] for j, landed in enumerate(ghost.landed))
 
 
-def _longest_lease(world: Relation, state: State, xid: str) -> int:
+def _longest_lease(world: Transitions, state: State, xid: str) -> int:
     """`now` is 0, so that a lease's end is its length."""
     leases = [
         cell.lease_until
-        for rank in world.cluster.p_ranks
-        for cell in world.body(state, rank).cells.values()
+        for rank in world.space.cluster.p_ranks
+        for cell in world.space.body(state, rank).cells.values()
         if cell.xid == xid and cell.source is not None
     ]
     return max(leases, default=0)

@@ -16,7 +16,8 @@ from sim.check import names
 from sim.check.digest import digest
 from sim.check.ghost import Broken
 from sim.check.live import live
-from sim.check.relation import Move, Relation
+from sim.check.moves import Move
+from sim.check.relation import Transitions
 from sim.check.story import Information, Step, StoryFile, Verdict
 from sim.check.world import State
 
@@ -84,9 +85,9 @@ class Replayed:
         return self.mismatch is None and _invariant(self.verdict) == _invariant(story.verdict)
 
 
-def walk(world: Relation, moves: Iterable[str], state: State | None = None) -> Iterator[Stride]:
+def walk(world: Transitions, moves: Iterable[str], state: State | None = None) -> Iterator[Stride]:
     """Every name in turn. One that is not possible changes nothing; one that breaks something is the last."""
-    state = world.start() if state is None else state
+    state = world.turns.start() if state is None else state
     for number, name in enumerate(moves, 1):
         move = names.find(world, state, name)
         if move is None:
@@ -101,9 +102,9 @@ def walk(world: Relation, moves: Iterable[str], state: State | None = None) -> I
         state = after
 
 
-def strict(world: Relation, story: StoryFile) -> Replayed:
+def strict(world: Transitions, story: StoryFile) -> Replayed:
     """Up to the first difference, if there is one."""
-    state = world.start()
+    state = world.turns.start()
     applied: list[str] = []
 
     def ended(mismatch: Mismatch | None, verdict: Verdict | None = None) -> Replayed:
@@ -130,9 +131,9 @@ def strict(world: Relation, story: StoryFile) -> Replayed:
     return ended(None, _last_judgement(world, state))
 
 
-def lenient(world: Relation, moves: Iterable[str], lively: bool = True) -> Replayed:
+def lenient(world: Transitions, moves: Iterable[str], lively: bool = True) -> Replayed:
     """What is not possible is skipped. `lively`: judge at the end whether all can still end."""
-    state = world.start()
+    state = world.turns.start()
     applied: list[str] = []
     skipped: list[int] = []
     for stride in walk(world, moves, state):
@@ -148,9 +149,9 @@ def lenient(world: Relation, moves: Iterable[str], lively: bool = True) -> Repla
     return Replayed(state, tuple(applied), tuple(skipped), _last_judgement(world, state) if lively else None)
 
 
-def named(world: Relation, moves: Iterable[Move]) -> list[str]:
+def named(world: Transitions, moves: Iterable[Move]) -> list[str]:
     """Moves of this world, by name. The last may break something."""
-    state = world.start()
+    state = world.turns.start()
     found = []
     for move in moves:
         found.append(names.name(world, state, move))
@@ -162,10 +163,10 @@ def named(world: Relation, moves: Iterable[Move]) -> list[str]:
 
 
 def record(
-    world: Relation, moves: Iterable[str], *, mutant: str | None = None, information: Information | None = None
+    world: Transitions, moves: Iterable[str], *, mutant: str | None = None, information: Information | None = None
 ) -> StoryFile:
     """What happens if these moves do, leniently: a story that replays strictly."""
-    state = world.start()
+    state = world.turns.start()
     start = digest(world, state)
     steps = []
     verdict = None
@@ -177,7 +178,7 @@ def record(
             steps.append(Step(move=stride.name))
             verdict = Verdict(invariant=stride.broken.name, what=stride.broken.what)
     return StoryFile(
-        scope=world.scope,
+        scope=world.space.scope,
         steps=tuple(steps),
         start=start,
         verdict=verdict or _last_judgement(world, state),
@@ -186,7 +187,7 @@ def record(
     )
 
 
-def _last_judgement(world: Relation, state: State) -> Verdict | None:
+def _last_judgement(world: Transitions, state: State) -> Verdict | None:
     try:
         live(world, [state])
     except Broken as broken:
@@ -194,19 +195,19 @@ def _last_judgement(world: Relation, state: State) -> Verdict | None:
     return None
 
 
-def _differs(world: Relation, state: State, number: int, step: str, recorded: str | None) -> Mismatch | None:
+def _differs(world: Transitions, state: State, number: int, step: str, recorded: str | None) -> Mismatch | None:
     if recorded is None or (now := digest(world, state)) == recorded:
         return None
     return Mismatch(number, step, "it leads to another state than in the story", digests=(recorded, now))
 
 
-def _both(world: Relation, story: StoryFile, stride: Stride) -> tuple[str, str] | None:
+def _both(world: Transitions, story: StoryFile, stride: Stride) -> tuple[str, str] | None:
     """The digests of the state before a step."""
     recorded = story.steps[stride.number - 2].after if stride.number > 1 else story.start
     return None if recorded is None else (recorded, digest(world, stride.before))
 
 
-def _possible(world: Relation, state: State) -> tuple[str, ...]:
+def _possible(world: Transitions, state: State) -> tuple[str, ...]:
     """Each name once."""
     return tuple(dict.fromkeys(names.name(world, state, move) for move in world.moves(state)))
 

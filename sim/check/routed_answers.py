@@ -12,28 +12,24 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pdflow.routing.answer import Answer
 from sim.check.ghost import CRASH, Broken, Interned
-from sim.check.relation import Relation
-from sim.check.scope import Scope
-from sim.check.world import Draft, State
+from sim.check.world import Draft, State, StateSpace
 
 Args = ParamSpec("Args")
 Said = TypeVar("Said")
 
 
-class Answers(Relation):
-    """A Relation with a further slot for each client's answer, behind all others."""
+class ClientAnswers:
+    """A further slot of every state for each client's answer."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
-        self.first_answer = len(super().beginning())
+    def __init__(self, space: StateSpace) -> None:
         self.answers = Interned()
         """Their fingerprints. The first is that of an answer of which nothing has come."""
-        self.answer_bodies: list[Answer] = []
+        self.bodies: list[Answer] = []
         self._asked: dict[tuple[Any, ...], tuple[int, Any]] = {}
-
-    def beginning(self) -> State:
-        fresh = self._known(Answer(self.scope.streams, first_from_prefill=False))
-        return (*super().beginning(), *[fresh] * self.scope.requests)
+        scope = space.scope
+        fresh = self._known(Answer(scope.streams, first_from_prefill=False))
+        self.clients = scope.requests
+        self.first = space.claim((fresh,) * self.clients, self._by_value)
 
     def answer(
         self,
@@ -44,11 +40,11 @@ class Answers(Relation):
         **named: Args.kwargs,
     ) -> Said:
         """What a method of this client's `Answer` says, and the change that it makes to a draft. Raises Broken."""
-        slot = self.first_answer + client
+        slot = self.first + client
         key = (draft[slot], rule, args, *named.items())
         found = self._asked.get(key)
         if found is None:
-            body = self.answer_bodies[draft[slot]].fork()
+            body = self.bodies[draft[slot]].fork()
             try:
                 said = rule(body, *args, **named)
             except Exception as error:
@@ -58,13 +54,13 @@ class Answers(Relation):
         answered: Said = found[1]
         return answered
 
-    def further(self, state: State) -> dict[str, Any]:
+    def _by_value(self, state: State) -> dict[str, Any]:
         """Those of which nothing has come say nothing."""
-        further, answers = super().further(state[: self.first_answer]), state[self.first_answer :]
-        return {**further, "answers": [self.answers.values[at] for at in answers]} if any(answers) else further
+        answers = state[self.first : self.first + self.clients]
+        return {"answers": [self.answers.values[at] for at in answers]} if any(answers) else {}
 
     def _known(self, body: Answer) -> int:
         found = self.answers.of(body.fingerprint())
-        if found == len(self.answer_bodies):
-            self.answer_bodies.append(body)
+        if found == len(self.bodies):
+            self.bodies.append(body)
         return found

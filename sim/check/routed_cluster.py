@@ -12,6 +12,7 @@ from typing import Any
 from pdflow.protocol.values import Address, EngineId, RequestId
 from pdflow.routing.router import Router
 from sim.check.cluster import Cluster
+from sim.check.ghost import ClientStage, Ghost, Stage
 from sim.check.scope import Scope
 
 ROUTER = "router"
@@ -32,8 +33,8 @@ class RoutedCluster(Cluster):
         super().__init__(scope)
         self.at[ROUTER] = len(self.nodes)
         self.nodes.append(ROUTER)
-        self.first_http = len(self.links)
-        """From here on links are HTTP, each leg's by itself: one leg's answer may overtake another's."""
+        self.over = (*self.over, Stage.UNBORN)
+        # Each leg has a link of HTTP by itself: one leg's answer may overtake another's.
         self.http: dict[tuple[RequestId, Address, Address], int] = {}
         """(attempt, sender, receiver)"""
         self.notices: dict[EngineId, int] = {}
@@ -54,6 +55,15 @@ class RoutedCluster(Cluster):
         self.prefill_ids = self.requests
         self.client_of = [i for i, _ in attempts]
         """Whose request each is an attempt of."""
+
+    def first_ghost(self) -> Ghost:
+        """No client has asked for anything."""
+        none, away = (0,) * len(self.requests), (ClientStage.AWAY,) * self.scope.requests
+        return super().first_ghost()._replace(products=none, clients=away, legs=none)
+
+    def first_events(self) -> list[tuple[Address, Any]]:
+        """The router is asked by its clients, which is a move."""
+        return []
 
     def endpoints(self) -> list[Any]:
         scope = self.scope

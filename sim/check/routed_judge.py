@@ -11,28 +11,16 @@ says so, and timers hide mistakes. What becomes of blocks is judged as it is wit
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum, IntFlag
+from enum import IntFlag
 from typing import Any
 
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.values import Address, RequestId
 from pdflow.routing.answer import Ending
 from pdflow.routing.effects import AbortLeg, DispatchDecode, DispatchPrefill, Reply
-from sim.check.ghost import Broken, Ghost, Sketch, Stage
+from sim.check.ghost import Broken, ClientStage, Ghost, Sketch, Stage
 from sim.check.judge import Judge
 from sim.check.routed_cluster import RoutedCluster
-
-
-class Client(IntEnum):
-    """A client, and its one request."""
-
-    AWAY = 0
-    WAITING = 1
-    GONE = 2
-    """It has hung up, and the router has yet to say so."""
-    COMPLETED = 3
-    FAILED = 4
-    CANCELLED = 5
 
 
 class Leg(IntFlag):
@@ -50,7 +38,7 @@ class Leg(IntFlag):
 
 P_SENT, P_OPEN, D_SENT, D_OPEN, HEARD, TOLD = (leg.value for leg in Leg)
 OPEN = P_OPEN | D_OPEN
-OUTCOMES = {"completed": Client.COMPLETED, "failed": Client.FAILED, "cancelled": Client.CANCELLED}
+OUTCOMES = {"completed": ClientStage.COMPLETED, "failed": ClientStage.FAILED, "cancelled": ClientStage.CANCELLED}
 
 
 class RoutedJudge(Judge):
@@ -94,7 +82,7 @@ class RoutedJudge(Judge):
         i = self.attempt(effect.request_id)
         if draft.legs[i] & sent:
             raise Broken("S6", f"{type(effect).__name__} {effect.request_id} a second time")
-        if draft.clients[effect.request] != Client.WAITING:
+        if draft.clients[effect.request] != ClientStage.WAITING:
             raise Broken("S6", f"{effect.request_id} is dispatched, and its client has been answered")
         told = self.heard(draft, effect.request, TOLD)
         if told:
@@ -111,8 +99,10 @@ class RoutedJudge(Judge):
         """A piece of this attempt's answer is passed on to its client."""
         attempt, request = self.cluster.requests[i], self.cluster.client_of[i]
         client, heard = ghost.clients[request], self.heard(ghost, request)
-        if client != Client.WAITING:
-            raise Broken("S6", f"client {request} receives a piece of {attempt}, and is {Client(client).name.lower()}")
+        if client != ClientStage.WAITING:
+            raise Broken(
+                "S6", f"client {request} receives a piece of {attempt}, and is {ClientStage(client).name.lower()}"
+            )
         if heard not in ("", attempt):
             raise Broken("S6", f"client {request} receives a piece of {attempt}, and has the start of {heard}")
 
@@ -131,10 +121,10 @@ class RoutedJudge(Judge):
     def replied(self, draft: Sketch, effect: Reply) -> None:
         client = draft.clients[effect.request]
         answer = f"client {effect.request} is told {effect.outcome}"
-        if client not in (Client.WAITING, Client.GONE):
-            raise Broken("S6", f"{answer}, and was told {Client(client).name.lower()} before")
-        if (effect.outcome == "cancelled") != (client == Client.GONE):
-            raise Broken("S6", f"{answer}, and is {Client(client).name.lower()}")
+        if client not in (ClientStage.WAITING, ClientStage.GONE):
+            raise Broken("S6", f"{answer}, and was told {ClientStage(client).name.lower()} before")
+        if (effect.outcome == "cancelled") != (client == ClientStage.GONE):
+            raise Broken("S6", f"{answer}, and is {ClientStage(client).name.lower()}")
         mine = [i for i, whose in enumerate(self.cluster.client_of) if whose == effect.request]
         if effect.outcome == "completed" and draft.stages[mine[effect.attempts - 1]] != Stage.COMMITTED:
             raise Broken("S6", f"{answer}, and attempt {effect.attempts} was never committed")

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from pdflow.protocol.effects import PostWrite
 from pdflow.workload.rng import Stream
-from sim.check.relation import Move, Relation
+from sim.check.moves import Move
+from sim.check.relation import Transitions
 from sim.check.routed_cluster import ROUTER
 from sim.check.world import State
 
@@ -28,20 +29,20 @@ class Scheduler(Protocol):
     def pick(self, state: State, moves: Sequence[Move]) -> Move: ...
 
 
-def chain(world: Relation, state: State, move: Move) -> Hashable:
+def chain(world: Transitions, state: State, move: Move) -> Hashable:
     """What a move belongs to. Frames are chains of their own: priorities by sender alone would never let the later one
     of two overtake."""
-    verb = move[0]
+    space, verb = world.space, move[0]
     if verb in ("deliver", "drop", "delay", "duplicate"):
-        return ("frame", move[1], world.chans.values[state[world.first_link + move[1]]][0])
+        return ("frame", move[1], space.chans.values[state[space.first_link + move[1]]][0])
     if verb == "timer":
-        return ("timer", move[1], world.armed[state[move[1]]][move[2]])
+        return ("timer", move[1], space.armed[state[move[1]]][move[2]])
     if verb in ON_OPERATIONS:
-        return ("operation", world.ops_of(state)[move[1]][0])
+        return ("operation", space.ops_of(state)[move[1]][0])
     if verb in ("task", "unreachable", "flush fails"):
-        return world.tasks_of(state)[move[1]]
+        return space.tasks_of(state)[move[1]]
     if verb == "late":
-        return ("late", *world.bags.values[state[world.bag]][move[1]])
+        return ("late", *space.bags.values[state[space.bag]][move[1]])
     if verb in ("decode", "admit", "report", "hit", "load", "preempt", "end", "abort"):
         return ("request", move[1])
     if verb == "copied":
@@ -49,19 +50,20 @@ def chain(world: Relation, state: State, move: Move) -> Hashable:
     return move
 
 
-def node(world: Relation, state: State, move: Move) -> int:
+def node(world: Transitions, state: State, move: Move) -> int:
     """Where a move happens, as a place among the cluster's nodes: two at one place race, others do not."""
-    verb, cluster = move[0], world.cluster
+    space, verb = world.space, move[0]
+    cluster = space.cluster
     if verb == "timer":
         return int(move[1])
     if verb in ("deliver", "drop", "delay", "duplicate"):
         return cluster.at[cluster.links[move[1]][1]]
     if verb == "late":
-        return cluster.at[cluster.links[world.bags.values[state[world.bag]][move[1]][0]][1]]
+        return cluster.at[cluster.links[space.bags.values[state[space.bag]][move[1]][0]][1]]
     if verb in ("task", "unreachable", "flush fails"):
-        return world.tasks_of(state)[move[1]][1]
+        return space.tasks_of(state)[move[1]][1]
     if verb in ON_OPERATIONS:
-        poster, _, effect = world.operations(world.ops_of(state)[move[1]][0])
+        poster, _, effect = space.operations(space.ops_of(state)[move[1]][0])
         at_target = verb in ("land", "notice", "lose notice") and type(effect) is PostWrite
         return cluster.at[effect.to] if at_target else cluster.at[poster]
     if verb == "lose":
@@ -99,7 +101,7 @@ class PartialOrder:
     """Like POS (Yuan et al., CAV 2018): the highest of random priorities runs, and everything that raced with it draws
     anew. Orders of what does not race are not drawn again and again, so rare orders of what does come sooner."""
 
-    def __init__(self, world: Relation, rng: Stream) -> None:
+    def __init__(self, world: Transitions, rng: Stream) -> None:
         self.world, self.rng = world, rng
         self.priorities: dict[Hashable, int] = {}
 
@@ -126,9 +128,9 @@ class Pct:
     Unfair on purpose: it finds what needs somebody to be starved, such as a handshake until after the end of a lease.
     """
 
-    def __init__(self, world: Relation, rng: Stream, depth: int) -> None:
+    def __init__(self, world: Transitions, rng: Stream, depth: int) -> None:
         self.world, self.rng = world, rng
-        scope = world.scope
+        scope = world.space.scope
         span = LENGTH * scope.requests * scope.p_tp * scope.d_tp
         self.changes = {rng.below(span) for _ in range(depth - 1)}
         self.priorities: dict[Hashable, int] = {}
@@ -162,7 +164,7 @@ class Pct:
 class Queue:
     """Whoever has waited longest, but now and then somebody else: long stories that go almost well."""
 
-    def __init__(self, world: Relation, rng: Stream, noise: float) -> None:
+    def __init__(self, world: Transitions, rng: Stream, noise: float) -> None:
         self.world, self.rng, self.noise = world, rng, noise
         self.since: dict[Hashable, int] = {}
         self.count = 0
@@ -182,7 +184,7 @@ class Queue:
         return moves[chosen]
 
 
-def scheduler_of(world: Relation, kind: str, rng: Stream) -> Scheduler:
+def scheduler_of(world: Transitions, kind: str, rng: Stream) -> Scheduler:
     """One of swarm.SCHEDULERS by its name."""
     if kind == "partial order":
         return PartialOrder(world, rng)

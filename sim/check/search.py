@@ -17,7 +17,8 @@ import attrs
 from sim.check.counting import Counting
 from sim.check.ghost import Broken
 from sim.check.live import live
-from sim.check.relation import Move, Relation
+from sim.check.moves import Move
+from sim.check.relation import Transitions
 from sim.check.scope import ENDLESS
 from sim.check.symmetry import Symmetry
 from sim.check.world import Draft, State
@@ -63,7 +64,7 @@ CALM_STATES = 1_000_000
 
 
 def explore(
-    world: Relation,
+    world: Transitions,
     limit: int = 10_000_000,
     tick: Tick | None = None,
     lively: bool = True,
@@ -79,7 +80,7 @@ def explore(
 
 
 def shortest(
-    world: Relation,
+    world: Transitions,
     limit: int = 10_000_000,
     lively: bool = True,
     tick: Tick | None = None,
@@ -97,14 +98,14 @@ def shortest(
 class Search:
     """One search of one world, and the way to what it finds."""
 
-    def __init__(self, world: Relation, symmetry: Symmetry | None = None) -> None:
+    def __init__(self, world: Transitions, symmetry: Symmetry | None = None) -> None:
         self.world = world
-        self.start = world.start()
+        self.start = world.turns.start()
         self.symmetry = symmetry
         self.others = () if symmetry is None else symmetry.others
-        scope = world.scope
+        scope = world.space.scope
         endless = scope.horizon == ENDLESS and scope.dialect.control_frames
-        self.counting = Counting(world) if endless else None
+        self.counting = Counting(world.space) if endless else None
         self.seen = {self._name(self.start)}
         self.level = [self.start]
         self.found = Coverage()
@@ -147,7 +148,7 @@ class Search:
 
     def _expand(self, chunk: list[State], first: int, following: list[State]) -> None:
         """All that may happen in these states, which are numbered from here on."""
-        moves, do, seen = self.world.moves, self.world.do, self.seen
+        moves, acts, seen = self.world.moves, self.world.components.acts, self.seen
         exact, alone = self.counting is None, not self.others
         transitions, number = 0, first
         move: Move | None = None
@@ -155,7 +156,7 @@ class Search:
             for number, state in enumerate(chunk, first):
                 for which, move in enumerate(moves(state)):
                     draft = list(state)
-                    do[move[0]](draft, *move[1:])
+                    acts[move[0]](draft, move)
                     transitions += 1
                     after = tuple(draft)
                     name = hash(after) if exact else self._name(draft)

@@ -1,5 +1,5 @@
-"""The world of a transfer method: its pieces go by lanes, and its engines say themselves what they may do next, where a
-prompt is sent before all of it is computed, or goes by way of memory beside the blocks.
+"""The engines of a transfer method: what they may do next they say themselves, where a prompt is sent before all of it
+is computed, or goes by way of memory beside the blocks.
 
 What an engine does with a prompt or a request is the cores', as everywhere (roles.py, layered_role.py, staged_role.py).
 Here are the moves that those engines have besides.
@@ -7,25 +7,27 @@ Here are the moves that those engines have besides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from pdflow.methods.method import Grain, Method
 from pdflow.protocol.effects import Send
 from pdflow.protocol.messages import Progress, RegisterAck
 from pdflow.protocol.producer import ProducerCell
 from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.values import NEVER, Allocation
+from pdflow.protocol.values import NEVER, Address, Allocation
 from pdflow.serving.events import PromptWithdrawn, RequestAborted, RoomDue
 from sim.check.cluster import role_of
 from sim.check.ghost import Broken, Product
 from sim.check.layered_role import Chunk, Layer, LayeredPrefillRole
-from sim.check.parcels import Parcels, chunks_of
-from sim.check.plan import Copied
-from sim.check.relation import Move
+from sim.check.moves import Acts, Move
+from sim.check.orders import Engines
+from sim.check.plan import Copied, Plan
 from sim.check.roles import BEGUN, QUEUED, Admits, Computes, Fails, Reports
-from sim.check.scope import Fault, Scope
+from sim.check.scope import BLOCK_TOKENS, TOKENS, Fault
 from sim.check.staged_role import BLOCKS, StagedDecodeRole
-from sim.check.world import Draft, State
+from sim.check.turns import TurnRunner
+from sim.check.world import Draft, State, StateSpace
 
 OF_LAYERED = frozenset({"finish", "abort prefill", "cancel prefill"})
 OF_STAGED = frozenset({"admit", "report", "end", "preempt"})
@@ -33,32 +35,60 @@ OF_STAGED = frozenset({"admit", "report", "end", "preempt"})
 BUDGETED = {"abort prefill": Fault.PREFILL_ABORT, "cancel prefill": Fault.ABORT, "preempt": Fault.PREEMPT}
 
 
-class Shipped(Parcels):
-    """A Relation by a method."""
+def chunks_of(method: Method) -> tuple[int, ...]:
+    """Up to which tokens steps compute a prompt: in one, or in two where each is sent by itself."""
+    return (BLOCK_TOKENS, TOKENS) if method.grain is Grain.LAYER_CHUNK else (TOKENS,)
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
-        cluster, plan = self.cluster, self.plan
+
+class MethodEngines:
+    """The moves of a method's engines: those of any engines, in `plain`, as far as these have no others."""
+
+    def __init__(self, space: StateSpace, turns: TurnRunner, plain: Engines, plan: Plan) -> None:
+        cluster = space.cluster
+        self.space = space
+        self.turns = turns
+        self.cluster = cluster
+        self.judge = space.judge
+        self.plain = plain
+        self.plan = plan
         self.layered, self.staged_at_d = plan.layered, plan.method.staged_at_d
-        self.parts = chunks_of(plan.method)
+        self.chunks = chunks_of(plan.method)
         self.not_here = (OF_LAYERED if self.layered else frozenset()) | (OF_STAGED if self.staged_at_d else frozenset())
         chooses = {"P": self.layered, "D": self.staged_at_d}
         self.choosers = [cluster.at[node] for engine, node in cluster.roles.items() if chooses[role_of(engine)]]
         self._choices: dict[tuple[int, int], tuple[Move, ...]] = {}
-        more: dict[str, Callable[..., None]] = {
+
+    def acts(self) -> Acts:
+        return {
+            **self.plain.acts(),
+            "finish": self.finish,
+            "abort prefill": self.abort_prefill,
+            "cancel prefill": self.cancel_prefill,
+            "report": self.report_admitted,
             "begin": self.begin,
             "withdraw": self.withdraw,
             "room": self.room,
             "load": self.load,
             "copied": self.copied,
         }
-        self.do |= {verb: self._then_tidy(act) for verb, act in more.items()}
 
     # What may happen.
 
-    def moves(self, state: State) -> list[Move]:
-        moves = super().moves(state)
-        budget = state[self.budget]
+    def moves(self, state: State) -> Iterator[Move]:
+        for move in self.plain.moves(state):
+            if move[0] not in self.not_here:
+                yield move
+
+    def withdrawals(self, state: State) -> Iterator[Move]:
+        if self.space.left(state)[Fault.WITHDRAW]:
+            for i, product in enumerate(self.space.ghost_of(state).products):
+                if product == Product.HELD:
+                    yield ("withdraw", i)
+
+    def chosen(self, state: State) -> list[Move]:
+        """What the engines say that they may do next."""
+        moves: list[Move] = []
+        budget = state[self.space.budget]
         for slot in self.choosers:
             key = (state[slot], budget)
             found = self._choices.get(key)
@@ -67,18 +97,9 @@ class Shipped(Parcels):
             moves += found
         return moves
 
-    def _of_tail(self, state: State) -> Iterator[Move]:
-        for move in super()._of_tail(state):
-            if move[0] not in self.not_here:
-                yield move
-        if self.left(state)[Fault.WITHDRAW]:
-            for i, product in enumerate(self.ghost_of(state).products):
-                if product == Product.HELD:
-                    yield ("withdraw", i)
-
     def _of_engine(self, state: State, slot: int) -> Iterator[Move]:
-        left, cluster = self.left(state), self.cluster
-        body: LayeredPrefillRole | StagedDecodeRole = self.bodies[state[slot]]
+        left, cluster = self.space.left(state), self.cluster
+        body: LayeredPrefillRole | StagedDecodeRole = self.space.bodies[state[slot]]
         prefills = isinstance(body, LayeredPrefillRole)
         names = cluster.xids if prefills else cluster.requests
         for verb, handle in body.choices():
@@ -87,112 +108,116 @@ class Shipped(Parcels):
                 yield (verb, cluster.number[handle])
             elif verb == "copied":
                 yield (verb, int(prefills), names.index(handle))
-            elif (budget is None or left[budget]) and (verb != "end" or self.scope.decodes):
+            elif (budget is None or left[budget]) and (verb != "end" or self.space.scope.decodes):
                 yield (verb, names.index(handle))
 
     # P's engine.
 
     def is_computed_on(self, draft: Draft, product: int) -> bool:
+        """Whether P's engine has a part of a prompt still to compute."""
         return self.layered and self._phase(draft, product) == BEGUN
 
     def _phase(self, draft: Draft, i: int) -> int:
-        role = self.body(draft, self.cluster.roles[self.cluster.p_of[i].engine])
+        role = self.space.body(draft, self.cluster.roles[self.cluster.p_of[i].engine])
         phase: int = role.seqs.get(self.cluster.xids[i], (0, None))[0]
         return phase
 
-    def begin(self, draft: Draft, i: int) -> None:
+    def begin(self, draft: Draft, move: Move) -> None:
+        self._first_part(draft, move[1])
+
+    def _first_part(self, draft: Draft, i: int) -> None:
         """A first part of a prompt is computed: a layer of it, or a chunk."""
-        self._chunk(draft, i, self.parts[0])
-        self.at_p(draft, i, Layer(self.cluster.xids[i], self.parts[0], 0))
+        self._chunk(draft, i, self.chunks[0])
+        self.plain.at_p(draft, i, Layer(self.cluster.xids[i], self.chunks[0], 0))
 
     def _chunk(self, draft: Draft, i: int, known: int) -> None:
-        self.at_p(draft, i, Chunk(self.cluster.xids[i], self.cluster.sources[i], known))
+        self.plain.at_p(draft, i, Chunk(self.cluster.xids[i], self.cluster.sources[i], known))
 
-    def finish(self, draft: Draft, i: int) -> None:
+    def finish(self, draft: Draft, move: Move) -> None:
         """All of a prompt is computed, or said to be."""
-        xid, source = self.cluster.xids[i], self.cluster.sources[i]
         if not self.layered:
-            super().finish(draft, i)
+            self.plain.finish(draft, move)
             return
+        i = move[1]
+        xid, source = self.cluster.xids[i], self.cluster.sources[i]
         phase = self._phase(draft, i)
         if phase not in (QUEUED, BEGUN):
-            self.at_p(draft, i, Reports(xid))
+            self.plain.at_p(draft, i, Reports(xid))
             return
         if self.plan.conduct.early:
             if phase == QUEUED:
-                self.begin(draft, i)
-            for known in self.parts[1:]:
+                self._first_part(draft, i)
+            for known in self.chunks[1:]:
                 self._chunk(draft, i, known)
-                self.at_p(draft, i, Layer(xid, known, 0))
+                self.plain.at_p(draft, i, Layer(xid, known, 0))
             for layer in range(1, self.plan.layers):
-                self.at_p(draft, i, Layer(xid, self.parts[-1], layer))
-        if self.ghost_of(draft).products[i] == Product.QUEUED:
-            self.put_ghost(draft, "products", i, Product.COMPUTED)
-        self.at_p(draft, i, Computes(xid, source))
-        self.report(draft, i, True)
+                self.plain.at_p(draft, i, Layer(xid, self.chunks[-1], layer))
+        if self.space.ghost_of(draft).products[i] == Product.QUEUED:
+            self.space.put_ghost(draft, "products", i, Product.COMPUTED)
+        self.plain.at_p(draft, i, Computes(xid, source))
+        self.plain.report(draft, i, True)
 
-    def abort_prefill(self, draft: Draft, i: int) -> None:
+    def abort_prefill(self, draft: Draft, move: Move) -> None:
         """Of one that has begun the protocol knows, and releases it."""
-        if self.ghost_of(draft).products[i] == Product.QUEUED:
-            super().abort_prefill(draft, i)
+        i = move[1]
+        if self.space.ghost_of(draft).products[i] == Product.QUEUED:
+            self.plain.abort_prefill(draft, move)
             return
-        self.spend(draft, Fault.PREFILL_ABORT)
+        self.space.spend(draft, Fault.PREFILL_ABORT)
         self.judge.goal("given up while being computed")
-        self.at_p(draft, i, Fails(self.cluster.xids[i]))
+        self.plain.at_p(draft, i, Fails(self.cluster.xids[i]))
 
-    def cancel_prefill(self, draft: Draft, i: int) -> None:
+    def cancel_prefill(self, draft: Draft, move: Move) -> None:
         """The prefill leg is taken back. Of what has been computed, or has begun, the lease decides, or the core."""
-        product = self.ghost_of(draft).products[i]
+        i = move[1]
+        product = self.space.ghost_of(draft).products[i]
         if product in (Product.QUEUED, Product.COMPUTED):
-            super().cancel_prefill(draft, i)
+            self.plain.cancel_prefill(draft, move)
             return
-        self.spend(draft, Fault.ABORT)
+        self.space.spend(draft, Fault.ABORT)
         self.judge.goal("given up while being computed")
-        self.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
+        self.plain.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
 
-    def withdraw(self, draft: Draft, i: int) -> None:
+    def withdraw(self, draft: Draft, move: Move) -> None:
         """P's memory wants this prompt's room for what is not in this world."""
-        self.spend(draft, Fault.WITHDRAW)
-        self.at_p(draft, i, PromptWithdrawn(self.cluster.xids[i]))
+        self.space.spend(draft, Fault.WITHDRAW)
+        self.plain.at_p(draft, move[1], PromptWithdrawn(self.cluster.xids[move[1]]))
 
     # D's engine.
 
-    def room(self, draft: Draft, engine: int) -> None:
+    def room(self, draft: Draft, move: Move) -> None:
         """Whoever is next has room to land in."""
-        self.event(draft, self.cluster.roles[self.cluster.engines[engine]], RoomDue())
+        self.turns.event(draft, self.cluster.roles[self.cluster.engines[move[1]]], RoomDue())
 
-    def load(self, draft: Draft, i: int) -> None:
+    def load(self, draft: Draft, move: Move) -> None:
         """D's engine has blocks for what has landed, and it is copied into them."""
-        self.at_d(draft, i, Admits(self.cluster.requests[i], Allocation(BLOCKS + i, ()), 0))
+        i = move[1]
+        self.plain.at_d(draft, i, Admits(self.cluster.requests[i], Allocation(BLOCKS + i, ()), 0))
 
-    def tell_admitted(self, draft: Draft, i: int) -> None:
+    def report_admitted(self, draft: Draft, move: Move) -> None:
         if not self.staged_at_d:
-            super().tell_admitted(draft, i)
+            self.plain.report_admitted(draft, move)
             return
-        self.at_d(draft, i, Reports(self.cluster.requests[i]))
+        self.plain.at_d(draft, move[1], Reports(self.cluster.requests[move[1]]))
 
-    def copied(self, draft: Draft, at_p: int, i: int) -> None:
+    def copied(self, draft: Draft, move: Move) -> None:
         """A copy between blocks and what lies beside them has ended."""
+        _, at_p, i = move
         if at_p:
-            self.at_p(draft, i, Copied(self.cluster.xids[i]))
+            self.plain.at_p(draft, i, Copied(self.cluster.xids[i]))
         else:
-            self.at_d(draft, i, Copied(self.cluster.requests[i]))
+            self.plain.at_d(draft, i, Copied(self.cluster.requests[i]))
 
     # What P's ranks say of a prompt that is being computed.
 
-    def _step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
-        known = (end, event) in self.steps
-        after, effects = super()._step(end, event)
-        body = self.bodies[after]
-        if not known and isinstance(body, ProducerRank):
-            for cell in body.cells.values():
-                if cell.source is not None and not cell.source.complete:
-                    self._take_their_time(cell, effects)
-        return after, effects
-
-    def _take_their_time(self, cell: ProducerCell, effects: tuple[Any, ...]) -> None:
+    def takes_its_time(self, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
         """It is kept for as long as it takes, unless nobody wants it; and D is not told that anything goes on, since it
         gives up what then makes no progress."""
+        for cell in after.cells.values() if isinstance(after, ProducerRank) else ():
+            if cell.source is not None and not cell.source.complete:
+                self._takes_its_time(cell, effects)
+
+    def _takes_its_time(self, cell: ProducerCell, effects: tuple[Any, ...]) -> None:
         if self.cluster.timers.release_lease_ns < cell.lease_until < NEVER:
             raise Broken("L1", f"a lease on {cell.xid} runs while it is computed")
         for effect in effects:

@@ -14,9 +14,10 @@ import attrs
 
 from sim.check.ghost import Broken
 from sim.check.live import calm
+from sim.check.moves import Move
 from sim.check.names import name
-from sim.check.ordered import Ordered, kind, ordered
-from sim.check.relation import Move
+from sim.check.ordered import Ordered, ordered
+from sim.check.relation import Transitions
 from sim.check.replay import named
 from sim.check.scope import Scope
 from sim.check.search import Story, shortest
@@ -62,7 +63,7 @@ class Replay:
 
 def replay(world: Ordered, names: Iterable[str], settling: bool = True) -> Replay:
     """Do these moves from the start, skipping those that cannot happen; `settling`: then everything must settle."""
-    state = world.start()
+    state = world.turns.start()
     done: list[str] = []
     for text in names:
         found = _find(world, state, text)
@@ -94,7 +95,7 @@ def shrink(scope: Scope, names: Sequence[str], invariant: str, small: int = SMAL
         assert spoken is not None, "what breaks when a calm schedule goes on breaks when its moves are said"
         scope, story = _simplest(scope, spoken, invariant)
     if invariant not in LIVENESS:
-        own = _searched(_among(scope, story.names), invariant, OWN)
+        own = _searched(Among(ordered(scope), story.names), invariant, OWN)
         if own is not None and len(own.moves) < len(story.names):
             shorter = _broken(ordered(scope), tuple(named(ordered(scope), own.moves)), invariant, False)
             assert shorter is not None, "a subset of a scope's moves is a story of that scope"
@@ -123,20 +124,19 @@ def minimal(names: Sequence[str], breaks: Callable[[Sequence[str]], bool]) -> li
     return left
 
 
-class Among(Ordered):
-    """A world in which only some moves happen: those that a story names."""
+class Among:
+    """Of a world's moves only some: those that a story names."""
 
-    def __init__(self, scope: Scope, names: Iterable[str]) -> None:
-        super().__init__(scope)
+    def __init__(self, world: Ordered, names: Iterable[str]) -> None:
+        self.world = world
+        self.components, self.space, self.turns = world.components, world.space, world.turns
         self.named = frozenset(map(loosely, names))
 
     def moves(self, state: State) -> list[Move]:
-        return [move for move in super().moves(state) if loosely(name(self, state, move)) in self.named]
+        return [move for move in self.world.moves(state) if loosely(name(self.world, state, move)) in self.named]
 
-
-def _among(scope: Scope, names: Iterable[str]) -> Among:
-    world: Among = type("Among", (Among, kind(scope)), {})(scope, names)
-    return world
+    def apply(self, state: State, move: Move) -> State:
+        return self.world.apply(state, move)
 
 
 def _simplest(scope: Scope, story: Replay, invariant: str) -> tuple[Scope, Replay]:
@@ -174,7 +174,7 @@ def _spoken(world: Ordered, story: Replay) -> list[str]:
     for after in _until_broken(calm(world, state)):
         for move in world.moves(state):
             broken, reached = _apply(world, state, move)
-            if (broken is not None) if after is None else (broken is None and world.spent(reached) == after):
+            if (broken is not None) if after is None else (broken is None and world.space.spent(reached) == after):
                 said.append(name(world, state, move))
                 state = reached
                 break
@@ -189,7 +189,7 @@ def _until_broken(states: Iterator[State]) -> Iterator[State | None]:
         yield None
 
 
-def _searched(world: Ordered, invariant: str, limit: int) -> Story | None:
+def _searched(world: Transitions, invariant: str, limit: int) -> Story | None:
     """The shortest story of this world, if it is small enough."""
     try:
         found = shortest(world, limit, lively=invariant in LIVENESS)
@@ -220,7 +220,7 @@ def _apply(world: Ordered, state: State, move: Move) -> tuple[Broken | None, Sta
 
 def _unsettled(world: Ordered, state: State) -> Broken | None:
     try:
-        rest(world, state, world.scope.budget)
+        rest(world, state, world.space.scope.budget)
     except Broken as broken:
         return broken.with_traceback(None)
     return None

@@ -20,10 +20,10 @@ from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.protocol.dialect import DIALECTS
 from pdflow.scenario.convert import did_you_mean, one_of, shown
 from pdflow.version import version
+from sim.check.compose import relation
 from sim.check.races.owners import WORLDS
 from sim.check.relation import Relation
 from sim.check.scope import Scope
-from sim.check.timed import relation
 
 VERSION = 1
 LARGEST = 1_000

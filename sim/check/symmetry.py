@@ -27,7 +27,7 @@ from pdflow.protocol.values import Allocation, EngineId
 from sim.check.cluster import DIGEST, FIRST_LIFE, ORPHAN, Cluster
 from sim.check.ghost import ABOUT_OPERATIONS, WORD, Ghost
 from sim.check.roles import address_of
-from sim.check.world import World
+from sim.check.world import StateSpace
 
 SYNCED = "synced"
 NUMBERED = (Sync, SyncReply)
@@ -39,17 +39,17 @@ Renaming: TypeAlias = Callable[[Sequence[int]], Iterable[int]]
 
 
 class Symmetry:
-    """The renamings of one world. `others` are all but the one that changes nothing: none, if nothing is alike."""
+    """The renamings of one space. `others` are all but the one that changes nothing: none, if nothing is alike."""
 
-    def __init__(self, world: World) -> None:
-        cluster = world.cluster
+    def __init__(self, space: StateSpace) -> None:
+        cluster = space.cluster
         # A router's endpoint numbers its attempts, and a method's memories serve in turn; nothing here knows how.
         plain = type(cluster) is Cluster and not cluster.scope.method
         orders = permutations(range(len(cluster.requests))) if plain else iter([()])
         next(orders)
         found = filter(None, (Names.after(cluster, order) for order in orders))
         self.others: tuple[Renaming, ...] = tuple(
-            Slots(world, names).renaming() for names in found if names is not None
+            Slots(space, names).renaming() for names in found if names is not None
         )
 
     def __str__(self) -> str:
@@ -186,27 +186,27 @@ class Table(dict[int, int]):
 class Slots:
     """One renaming of the states of a world: a table for each slot."""
 
-    def __init__(self, world: World, names: Names) -> None:
-        self.world = world
+    def __init__(self, space: StateSpace, names: Names) -> None:
+        self.space = space
         self.names = names
-        nodes, links, word = world.cluster.nodes, world.cluster.links, names.words
-        self.node = [world.cluster.at[word.get(node, node)] for node in nodes]
-        self.engine = [world.cluster.number[word.get(engine, engine)] for engine in world.cluster.engines]
-        self.link = [world.cluster.link_of[word.get(a, a), word.get(b, b)] for a, b in links]
+        nodes, links, word = space.cluster.nodes, space.cluster.links, names.words
+        self.node = [space.cluster.at[word.get(node, node)] for node in nodes]
+        self.engine = [space.cluster.number[word.get(engine, engine)] for engine in space.cluster.engines]
+        self.link = [space.cluster.link_of[word.get(a, a), word.get(b, b)] for a, b in links]
         self.frame = Table(self._frame)
         self.operation = Table(self._operation)
         ends, chans, unnamed = Table(self._end), Table(self._chan), Table(int)
-        self.tables = [unnamed] * len(world.beginning())
-        self.tables[: world.bag] = [ends] * world.first_link + [chans] * (world.bag - world.first_link)
-        self.tables[world.bag] = Table(self._bag)
-        self.tables[world.task] = Table(self._tasks)
-        self.tables[world.op] = Table(self._ops)
-        self.tables[world.ghost] = Table(self._ghost)
+        self.tables = [unnamed] * len(space.beginning())
+        self.tables[: space.bag] = [ends] * space.first_link + [chans] * (space.bag - space.first_link)
+        self.tables[space.bag] = Table(self._bag)
+        self.tables[space.task] = Table(self._tasks)
+        self.tables[space.op] = Table(self._ops)
+        self.tables[space.ghost] = Table(self._ghost)
 
     def renaming(self) -> Renaming:
         """Every slot, each where its engine's new name puts it."""
         values = partial(map, getitem, self.tables)
-        first = self.world.first_link
+        first = self.space.first_link
         moved = [*self.node, *(first + link for link in self.link)]
         if moved == sorted(moved):
             return values
@@ -214,27 +214,27 @@ class Slots:
         return lambda state: place(tuple(values(state)))
 
     def _end(self, number: int) -> int:
-        node = self.world.endpoints.values[number][0]
-        return self.world.endpoint(self.names.value(node), self.names.body(self.world.bodies[number]))
+        node = self.space.endpoints.values[number][0]
+        return self.space.endpoint(self.names.value(node), self.names.body(self.space.bodies[number]))
 
     def _frame(self, number: int) -> int:
-        return self.world.frames.of(self.names.value(self.world.frames.values[number]))
+        return self.space.frames.of(self.names.value(self.space.frames.values[number]))
 
     def _operation(self, number: int) -> int:
-        known = self.world.judge.operations
+        known = self.space.judge.operations
         node, life, effect = known.values[number]
         return known.of((self.names.value(node), life, self.names.value(effect)))
 
     def _chan(self, number: int) -> int:
-        chans = self.world.chans
+        chans = self.space.chans
         return chans.of(tuple(self.frame[frame] for frame in chans.values[number]))
 
     def _bag(self, number: int) -> int:
-        bags = self.world.bags
+        bags = self.space.bags
         return bags.of(tuple(sorted((self.link[link], self.frame[frame]) for link, frame in bags.values[number])))
 
     def _tasks(self, number: int) -> int:
-        tasks = self.world.tasks
+        tasks = self.space.tasks
         renamed = (
             (kind, self.node[node], self.operation[about] if kind in ABOUT_OPERATIONS else self.node[about])
             for kind, node, about in tasks.values[number]
@@ -242,11 +242,11 @@ class Slots:
         return tasks.of(tuple(sorted(renamed)))
 
     def _ops(self, number: int) -> int:
-        ops = self.world.ops
+        ops = self.space.ops
         return ops.of(tuple(sorted((self.operation[op], flags) for op, flags in ops.values[number])))
 
     def _ghost(self, number: int) -> int:
-        ghosts = self.world.ghosts
+        ghosts = self.space.ghosts
         ghost: Ghost = ghosts.values[number]
         requests = self.names.requests
         return ghosts.of(

@@ -2,60 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from pdflow.protocol.effects import ReadWord
 from pdflow.protocol.events import FenceEnded, FlushEnded, HandshakeEnded, SourceReady, WordRead
 from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.values import Address, Xid
-from sim.check.changes import Changes
 from sim.check.ghost import ENDED_OK, FLYING, TOLD, Stage
-from sim.check.onesided import cut, other_end
+from sim.check.moves import Acts, Move
+from sim.check.onesided import Operations, cut, other_end
 from sim.check.scope import Fault
-from sim.check.world import Draft, State
+from sim.check.turns import TurnRunner
+from sim.check.world import Draft, State, StateSpace
 
 BEFORE_GRANT = (Stage.UNBORN, Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN)
 """P has no grant of such a request."""
 
 
-class Tasks(Changes):
+class Tasks:
     """The moves of a transport that is asked for something."""
 
-    def task_done(self, draft: Draft, i: int) -> None:
-        kind, node, about = self.take_task(draft, i)
-        nodes = self.cluster.nodes
-        name = nodes[node]
-        if kind == "handshake":
-            life = self.life(self.ghost_of(draft), nodes[about])
-            self.event(draft, name, HandshakeEnded(nodes[about], True, life))
-        elif kind == "fence":
-            self.fence(draft, name, nodes[about])
-        elif kind == "flush":
-            self.event(draft, name, FlushEnded(nodes[about], True))
-        else:
-            effect = self.operations(about)[2]
-            self.event(draft, name, WordRead(effect.op, self.word(draft, effect)))
+    def __init__(self, space: StateSpace, turns: TurnRunner, operations: Operations) -> None:
+        self.space = space
+        self.turns = turns
+        self.cluster = space.cluster
+        self.operations = operations
+        self.ends: dict[str, Callable[[Draft, int, int], None]] = {
+            "handshake": self.connected,
+            "fence": self.fenced,
+            "flush": self.flushed,
+            "word": self.word_read,
+            "stop": operations.stop,
+        }
+        """What a task comes to that ends well, by its kind."""
 
-    def word(self, draft: Draft, effect: ReadWord) -> int:
+    def acts(self) -> Acts:
+        return {"task": self.end, "unreachable": self.unreachable, "flush fails": self.flush_fails}
+
+    def moves(self, state: State) -> Iterator[Move]:
+        left = self.space.left(state)
+        for i, (kind, node, about) in enumerate(self.space.tasks_of(state)):
+            if kind != "flush" or self.operations.flushed(state, node, about):
+                yield ("task", i)
+            if kind == "handshake" and left[Fault.UNREACHABLE]:
+                yield ("unreachable", i)
+            if kind == "flush" and left[Fault.ERR]:
+                yield ("flush fails", i)
+
+    def end(self, draft: Draft, move: Move) -> None:
+        kind, node, about = self.space.take_task(draft, move[1])
+        self.ends[kind](draft, node, about)
+
+    def connected(self, draft: Draft, node: int, peer: int) -> None:
+        name, to = self.cluster.nodes[node], self.cluster.nodes[peer]
+        life = self.space.life(self.space.ghost_of(draft), to)
+        self.turns.event(draft, name, HandshakeEnded(to, True, life))
+
+    def flushed(self, draft: Draft, node: int, peer: int) -> None:
+        self.turns.event(draft, self.cluster.nodes[node], FlushEnded(self.cluster.nodes[peer], True))
+
+    def word_read(self, draft: Draft, node: int, op: int) -> None:
+        effect = self.space.operations(op)[2]
+        self.turns.event(draft, self.cluster.nodes[node], WordRead(effect.op, self.word(draft, effect)))
+
+    def word(self, draft: State | Draft, effect: ReadWord) -> int:
         """P bumps its word when it lets go; which it has done by the time its product is released, at the latest."""
-        xid = self.cluster.xids[self.cluster.product_of[self.judge.request_of(effect)]]
-        cells = self.body(draft, effect.source).cells.values()
+        judge = self.space.judge
+        xid = self.cluster.xids[self.cluster.product_of[judge.request_of(effect)]]
+        cells = self.space.body(draft, effect.source).cells.values()
         held = any(cell.source is not None and cell.xid == xid for cell in cells)
         held = held or self._source_is_coming(draft, effect.source, xid)
-        return self.judge.words[effect.source, effect.index] + (0 if held else 1)
+        return judge.words[effect.source, effect.index] + (0 if held else 1)
 
-    def _source_is_coming(self, draft: Draft, rank: Address, xid: Xid) -> bool:
+    def _source_is_coming(self, draft: State | Draft, rank: Address, xid: Xid) -> bool:
         """Whether P's rank has yet to hear that it has something to let go of."""
-        link = self.cluster.link_of.get((engine_of(rank), rank))
+        space, link = self.space, self.cluster.link_of.get((engine_of(rank), rank))
         if link is None:
             return False
-        frames = [self.frames.values[frame] for frame in self.chans.values[draft[self.first_link + link]]]
+        frames = [space.frames.values[frame] for frame in space.chans.values[draft[space.first_link + link]]]
         return any(isinstance(frame, SourceReady) and frame.xid == xid for frame in frames)
+
+    def fenced(self, draft: Draft, node: int, peer: int) -> None:
+        self.fence(draft, self.cluster.nodes[node], self.cluster.nodes[peer])
 
     def fence(self, draft: Draft, name: Address, peer: Address) -> None:
         """Either end's fence: nothing of that link lands any more; its handles end badly."""
+        space, cluster = self.space, self.cluster
         ops = []
-        for op, flags in self.ops_of(draft):
-            node, _, effect = self.operations(op)
-            outlived = self.cluster.orphans.get(node) == peer and other_end(effect) == name
+        for op, flags in space.ops_of(draft):
+            node, _, effect = space.operations(op)
+            outlived = cluster.orphans.get(node) == peer and other_end(effect) == name
             if {node, other_end(effect)} == {name, peer} or outlived:
                 if flags & FLYING:
                     # One that was done before it had landed, and is cut off now, has not been done.
@@ -64,33 +100,24 @@ class Tasks(Changes):
                 if flags & TOLD and node == name:
                     flags = 0
             ops.append((op, flags))
-        self.put_ops(draft, ops)
-        if name in self.cluster.d_ranks:
-            cluster, ghost = self.cluster, self.ghost_of(draft)
+        space.put_ops(draft, ops)
+        if name in cluster.d_ranks:
+            ghost = space.ghost_of(draft)
             ends = engine_of(peer), engine_of(name)
             pair = cluster.bit.get((rank_of(peer), rank_of(name)), 0)
             for i, stage in enumerate(ghost.stages):
                 if stage not in BEFORE_GRANT and cluster.ends_of(i) == ends:
-                    self.put_ghost(draft, "barred", i, ghost.barred[i] | pair)
-        self.event(draft, name, FenceEnded(peer))
+                    space.put_ghost(draft, "barred", i, ghost.barred[i] | pair)
+        self.turns.event(draft, name, FenceEnded(peer))
 
-    def unreachable(self, draft: Draft, i: int) -> None:
+    def unreachable(self, draft: Draft, move: Move) -> None:
         """A handshake fails."""
-        self.spend(draft, Fault.UNREACHABLE)
-        _, node, about = self.take_task(draft, i)
-        self.event(draft, self.cluster.nodes[node], HandshakeEnded(self.cluster.nodes[about], False, 0))
+        self.space.spend(draft, Fault.UNREACHABLE)
+        _, node, peer = self.space.take_task(draft, move[1])
+        self.turns.event(draft, self.cluster.nodes[node], HandshakeEnded(self.cluster.nodes[peer], False, 0))
 
-    def flush_fails(self, draft: Draft, i: int) -> None:
+    def flush_fails(self, draft: Draft, move: Move) -> None:
         """What was posted may have landed, or not."""
-        self.spend(draft, Fault.ERR)
-        _, node, about = self.take_task(draft, i)
-        self.event(draft, self.cluster.nodes[node], FlushEnded(self.cluster.nodes[about], False))
-
-    def flushed(self, state: State, node: int, peer: int) -> bool:
-        """Whether everything that this node has posted to that peer has landed."""
-        nodes = self.cluster.nodes
-        for op, flags in self.ops_of(state):
-            owner, _, effect = self.operations(op)
-            if flags & FLYING and owner == nodes[node] and other_end(effect) == nodes[peer]:
-                return False
-        return True
+        self.space.spend(draft, Fault.ERR)
+        _, node, peer = self.space.take_task(draft, move[1])
+        self.turns.event(draft, self.cluster.nodes[node], FlushEnded(self.cluster.nodes[peer], False))

@@ -25,113 +25,135 @@ from pdflow.protocol.producer_rank import ProducerRank
 from pdflow.protocol.values import NEVER, Instant
 from sim.check.cluster import TRANSPORT_TICKS, role_of
 from sim.check.ghost import AGE, ENDED_ERR, FLYING, TOLD, Broken, Product, Stage
-from sim.check.relation import Move, Relation
-from sim.check.scope import ENDLESS, Scope
-from sim.check.world import Draft, State
+from sim.check.moves import Acts, Move
+from sim.check.scope import ENDLESS
+from sim.check.turns import TurnRunner
+from sim.check.world import Draft, State, StateSpace
 
 LONG_AGO = -10
 """Longer than any duration of TICKS: nothing asks how much longer."""
 
 
-class Timed(Relation):
-    """A Relation whose engines have clocks: one more slot, by how many ticks P's is ahead of D's, and one for the ticks
-    that are left to P's."""
+class DueTimers:
+    """The moves of timers that are due. They have no budget: time itself bounds them."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
-        self.ahead = self.budget + 1
-        self.left_ticks = self.budget + 2
-        self.do["tick"] = self.tick
+    def __init__(self, space: StateSpace, turns: TurnRunner) -> None:
+        self.space = space
+        self.turns = turns
+        self._moves: dict[tuple[int, int], tuple[Move, ...]] = {}
+
+    def acts(self) -> Acts:
+        return {"timer": self.fire}
+
+    def moves(self, state: State) -> list[Move]:
+        moves: list[Move] = []
+        armed, known = self.space.armed, self._moves
+        for node, end in enumerate(state[: self.space.first_link]):
+            if armed[end]:
+                due = known.get((node, end))
+                moves += self.due_at(node, end) if due is None else due
+        return moves
+
+    def due_at(self, node: int, end: int) -> tuple[Move, ...]:
+        """Those of one endpoint."""
+        found = self._moves.get((node, end))
+        if found is None:
+            body = self.space.bodies[end]
+            due = [(i, body.deadline(timer)) for i, timer in enumerate(self.space.armed[end])]
+            found = tuple(("timer", node, i) for i, at in due if at is not None and at <= 0)
+            self._moves[node, end] = found
+        return found
+
+    def fire(self, draft: Draft, move: Move) -> None:
+        _, node, i = move
+        before, name = draft[node], self.space.cluster.nodes[node]
+        timer = self.space.armed[before][i]
+        self.turns.event(draft, name, TimerFired(timer))
+        if draft[node] == before:
+            raise Broken("L", f"{timer.kind.name} is due at {name}, and firing changes nothing")
+
+
+class Clocks:
+    """The moves of clocks: one more slot, by how many ticks P's is ahead of D's, and one for the ticks that are left to
+    P's."""
+
+    def __init__(self, space: StateSpace, timers: DueTimers) -> None:
+        self.space = space
+        self.scope = space.scope
+        self.timers = timers
+        self.ahead = space.claim((0, self.scope.horizon), self._by_value)
+        self.left_ticks = self.ahead + 1
+        space.calms(self.left_ticks, ENDLESS)
         self._aged: dict[int, int] = {}
         self._aged_ops: dict[tuple[int, int], int] = {}
-        self._due: dict[int, bool] = {}
         self._overdue: dict[tuple[int, int], bool] = {}
-        nodes = self.cluster.nodes
+        nodes = space.cluster.nodes
         self._slots = [[at for at, node in enumerate(nodes) if role_of(node) == name] for name in "PD"]
 
-    def beginning(self) -> State:
-        return (*super().beginning(), 0, self.scope.horizon)
+    def _by_value(self, state: State) -> dict[str, Any]:
+        return {"clocks": state[self.ahead : self.ahead + 2]}
+
+    def acts(self) -> Acts:
+        return {"tick": self.tick}
 
     # What may happen.
 
-    def moves(self, state: State) -> list[Move]:
-        found = super().moves(state)
-        if not any(state[self.first_link : self.bag]):
+    def moves(self, state: State) -> Iterator[Move]:
+        if not any(state[self.space.first_link : self.space.bag]):
             ahead, left = state[self.ahead], state[self.left_ticks]
             if left and ahead < self.scope.skew and not self._waited_for(state, 0):
-                found.append(("tick", 0))
+                yield ("tick", 0)
             if ahead > -self.scope.skew and not self._waited_for(state, 1):
-                found.append(("tick", 1))
-        return found
-
-    def _of_timers(self, node: int, end: int, budget: int) -> Iterator[Move]:
-        """Those that are due. They have no budget: time itself bounds them."""
-        body = self.bodies[end]
-        for i, timer in enumerate(self.armed[end]):
-            if (at := body.deadline(timer)) is not None and at <= 0:
-                yield ("timer", node, i)
+                yield ("tick", 1)
 
     def _waited_for(self, state: State, engine: int) -> bool:
         """Whether something has to happen before this clock goes on: 0 is the P engines', 1 the D engines'."""
         for node in self._slots[engine]:
-            end = state[node]
-            due = self._due.get(end)
-            if due is None:
-                due = self._due[end] = next(self._of_timers(node, end, 0), None) is not None
-            if due:
+            if self.space.armed[state[node]] and self.timers.due_at(node, state[node]):
                 return True
         if self._undispatched(state):
             return True
-        key = (engine, state[self.op])
+        key = (engine, state[self.space.op])
         overdue = self._overdue.get(key)
         if overdue is None:
             overdue = self._overdue[key] = any(
-                role_of(self.operations(op)[0]) == "PD"[engine]
-                and self._lands(flags)
+                role_of(self.space.operations(op)[0]) == "PD"[engine]
+                and _lands(flags)
                 and flags >> AGE >= TRANSPORT_TICKS
-                for op, flags in self.ops_of(state)
+                for op, flags in self.space.ops_of(state)
             )
         return overdue
 
-    @staticmethod
-    def _lands(flags: int) -> bool:
-        return bool(flags & FLYING and not flags & (ENDED_ERR | TOLD))
-
     def _undispatched(self, state: State) -> bool:
-        """A pull's decode leg follows its prefill leg at once: what a lease has lost by then D cannot know (C10)."""
-        if not self.scope.pulls:
+        """A pull's decode leg follows its prefill leg at once: what a lease has lost by then D cannot know (C10). With
+        the router's endpoint what is to be dispatched is on its way, and time waits for that."""
+        if not self.scope.pulls or self.scope.attempts:
             return False
-        ghost = self.ghost_of(state)
+        ghost = self.space.ghost_of(state)
         return any(
             stage == Stage.UNBORN and ghost.products[product] == Product.HELD
-            for stage, product in zip(ghost.stages, self.cluster.product_of, strict=True)
+            for stage, product in zip(ghost.stages, self.space.cluster.product_of, strict=True)
         )
 
     # Time.
 
-    def timer(self, draft: Draft, node: int, i: int) -> None:
-        before = draft[node]
-        timer = self.armed[before][i]
-        self.event(draft, self.cluster.nodes[node], TimerFired(timer))
-        if draft[node] == before:
-            raise Broken("L", f"{timer.kind.name} is due at {self.cluster.nodes[node]}, and firing changes nothing")
-
-    def tick(self, draft: Draft, engine: int) -> None:
+    def tick(self, draft: Draft, move: Move) -> None:
+        space, engine = self.space, move[1]
         for node in self._slots[engine]:
-            draft[node] = self._older(draft[node], self.cluster.nodes[node])
-        key = (engine, draft[self.op])
+            draft[node] = self._older(draft[node], space.cluster.nodes[node])
+        key = (engine, draft[space.op])
         older = self._aged_ops.get(key)
         if older is None:
-            self.put_ops(draft, [(op, self._flown(engine, op, flags)) for op, flags in self.ops_of(draft)])
-            older = self._aged_ops[key] = draft[self.op]
-        draft[self.op] = older
+            space.put_ops(draft, [(op, self._flown(engine, op, flags)) for op, flags in space.ops_of(draft)])
+            older = self._aged_ops[key] = draft[space.op]
+        draft[space.op] = older
         draft[self.ahead] += 1 - 2 * engine
         if engine == 0 and self.scope.horizon < ENDLESS:
             draft[self.left_ticks] -= 1
 
     def _flown(self, engine: int, op: int, flags: int) -> int:
         """An operation's flags one tick of this engine later."""
-        if role_of(self.operations(op)[0]) == "PD"[engine] and flags & FLYING:
+        if role_of(self.space.operations(op)[0]) == "PD"[engine] and flags & FLYING:
             flags += 1 << AGE
             if flags >> AGE > TRANSPORT_TICKS:
                 # It has ended badly without landing, and never will.
@@ -141,8 +163,12 @@ class Timed(Relation):
     def _older(self, end: int, address: str) -> int:
         found = self._aged.get(end)
         if found is None:
-            found = self._aged[end] = self.endpoint(address, aged(self.bodies[end]))
+            found = self._aged[end] = self.space.endpoint(address, aged(self.space.bodies[end]))
         return found
+
+
+def _lands(flags: int) -> bool:
+    return bool(flags & FLYING and not flags & (ENDED_ERR | TOLD))
 
 
 def aged(body: Any) -> Any:
@@ -188,21 +214,3 @@ def aged(body: Any) -> Any:
 
 def _nearer(at: Instant) -> Instant:
     return at if at >= NEVER else max(at - 1, LONG_AGO)
-
-
-def relation(scope: Scope) -> Relation:
-    """The world of a scope."""
-    return kind(scope)(scope)
-
-
-def kind(scope: Scope) -> type[Relation]:
-    """With clocks if it has a horizon, with the router's endpoint if that has attempts."""
-    if scope.method:
-        from sim.check.shipped import Shipped
-
-        return Shipped
-    if not scope.attempts:
-        return Timed if scope.horizon else Relation
-    from sim.check.routed import Routed, RoutedTimed
-
-    return RoutedTimed if scope.horizon else Routed

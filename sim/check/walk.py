@@ -15,10 +15,10 @@ from pdflow.workload.rng import Rng, Stream
 from sim.check.digest import digest
 from sim.check.ghost import Broken
 from sim.check.live import settle
+from sim.check.moves import Move
 from sim.check.names import name
 from sim.check.ordered import PRICES, Ordered, Worlds
 from sim.check.prompt import amiss
-from sim.check.relation import Move
 from sim.check.schedulers import Scheduler, node, scheduler_of
 from sim.check.scope import Scope
 from sim.check.swarm import Hold, Manner, budget_of, cluster_of, manner_of, quiet, with_budget
@@ -80,7 +80,7 @@ class Course:
         manner, rng = self.manner, self.rng
         if manner.hasty is not None:
             for move in moves:
-                if move[0] == "timer" and self.world.armed[state[move[1]]][move[2]].kind is manner.hasty:
+                if move[0] == "timer" and self.world.space.armed[state[move[1]]][move[2]].kind is manner.hasty:
                     return move
         ordinary, timers, faults = self._sorted(moves)
         if faults and rng.uniform() < (manner.fault_rate or 0):
@@ -129,7 +129,7 @@ def walk(worlds: Worlds, seed: int, dialect: Dialect, scope: Scope | None = None
     rng = Rng(seed)
     plan = rng.stream("plan")
     budget = budget_of(plan, cluster)
-    manner = manner_of(plan, cluster, len(world.cluster.links), len(world.cluster.nodes))
+    manner = manner_of(plan, cluster, len(world.space.cluster.links), len(world.space.cluster.nodes))
     schedule = rng.stream("schedule")
     course = Course(world, manner, scheduler_of(world, manner.scheduler, schedule), schedule)
     return run(world, budget if scope is None else scope.budget, course, seed)
@@ -139,7 +139,7 @@ def run(world: Ordered, budget: tuple[int, ...], course: Course, seed: int = -1)
     """Follow a course to its end, and settle."""
     state = world.opening(budget)
     taken: list[Move] = []
-    record = Walk(seed, world.scope, budget, course.manner, taken, state)
+    record = Walk(seed, world.space.scope, budget, course.manner, taken, state)
     moves_of, apply, following = world.moves, world.apply, course.next
     steps = LONGEST if course.manner.steps is None else course.manner.steps
     try:
@@ -164,9 +164,9 @@ def rest(world: Ordered, state: State, budget: tuple[int, ...]) -> int:
     That it can settle is what is asked (live.py): if one fair schedule repeats itself, others are tried. Without clocks
     it must settle by itself, and well (prompt.py).
     """
-    if not world.scope.clocks:
+    if not world.space.scope.clocks:
         return _promptly(world, state, budget)
-    if world.settled(state):
+    if world.space.settled(state):
         return 0
     for world.twist in TWISTS:
         try:
@@ -184,9 +184,7 @@ def _promptly(world: Ordered, state: State, budget: tuple[int, ...]) -> int:
     while move := next((move for move in world.moves(state) if move[0] not in FAULTS), None):
         state = world.apply(state, move)
         steps += 1
-    cluster, world.scope = world.scope, with_budget(world.scope, budget)
-    found = amiss(world, state)
-    world.scope = cluster
+    found = amiss(world, state, budget)
     if found is not None:
         raise found
     return steps

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from sim.check.compose import relation
 from sim.check.mutants.catalogue import MUTANTS
 from sim.check.mutants.hunt import Kill, hunt
 from sim.check.named import Named
@@ -22,7 +23,6 @@ from sim.check.races.catalogue import RACES
 from sim.check.races.verdict import Found, look
 from sim.check.search import explore
 from sim.check.symmetry import Symmetry
-from sim.check.timed import relation
 
 
 @attrs.frozen
@@ -44,9 +44,9 @@ def explored(named: Named) -> Explored:
     if row is not None and not (row["stopped_by"] or row["missed"] or row["story"] or row["reductions"]):
         return Explored(row["states"], row["transitions"], frozenset(row["goals"]))
     world = relation(named.scope)
-    covered = explore(world, limit=1 << 62, symmetry=None if named.states else Symmetry(world))
+    covered = explore(world, limit=1 << 62, symmetry=None if named.states else Symmetry(world.space))
     assert covered.complete
-    return Explored(covered.states, covered.transitions, frozenset(world.judge.seen))
+    return Explored(covered.states, covered.transitions, frozenset(world.space.judge.seen))
 
 
 @cache

@@ -16,7 +16,7 @@ from pdflow.protocol.events import FrameOrdered, ShardReleased
 from pdflow.protocol.messages import Sync
 from pdflow.protocol.producer_scheduler import ProducerScheduler
 from pdflow.protocol.values import Instant
-from sim.check.relation import Relation
+from sim.check.compose import relation
 from sim.check.scope import Scope
 from sim.check.search import Story, shortest
 
@@ -28,7 +28,7 @@ def test_every_bug_that_was_written_still_applies() -> None:
 
 
 def broken(scope: Scope) -> Story:
-    found = shortest(Relation(scope))
+    found = shortest(relation(scope))
     assert found is not None
     return found
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from sim.check.compose import relation
 from sim.check.counting import NONE, Counting
 from sim.check.ghost import Broken
 from sim.check.mutants.catalogue import MUTANTS
-from sim.check.relation import Relation
+from sim.check.relation import Transitions
 from sim.check.scope import ENDLESS, Scope
 from sim.check.search import Search
-from sim.check.timed import relation
 from sim.check.world import State
 
 QUIET = {"abort": 0, "deadline": 0, "stall": 0}
 
 
-def whole(world: Relation) -> set[State]:
-    states = {world.start()}
+def whole(world: Transitions) -> set[State]:
+    states = {world.turns.start()}
     level = list(states)
     while level:
         level = list({world.apply(state, move) for state in level for move in world.moves(state)} - states)
@@ -38,7 +38,7 @@ def whole(world: Relation) -> set[State]:
 )
 def test_with_higher_numbers_the_same_happens(scope: Scope) -> None:
     world = relation(scope)
-    counting = Counting(world)
+    counting = Counting(world.space)
     higher = counting.less(-3)
     numbered = [state for state in whole(world) if 0 < counting.lowest_in(state) < NONE]
     assert numbered
@@ -52,7 +52,7 @@ def test_with_higher_numbers_the_same_happens(scope: Scope) -> None:
 
 def test_the_lowest_is_called_1() -> None:
     world = relation(Scope(pulls=True, sync=2, **QUIET))
-    counting = Counting(world)
+    counting = Counting(world.space)
     for state in whole(world):
         if 0 < counting.lowest_in(state) < NONE:
             raised = tuple(counting.less(-3)(state))
@@ -64,7 +64,7 @@ def ended(scope: Scope, counts: bool) -> tuple[Search, str]:
     """A search to its end, and what it has found broken."""
     world = relation(scope)
     search = Search(world)
-    search.counting = Counting(world) if counts else None
+    search.counting = Counting(world.space) if counts else None
     try:
         search.run(1_000_000, None, lively=True)
     except Broken as broken:
@@ -78,7 +78,7 @@ def test_it_leaves_out_what_says_nothing_new() -> None:
     (less, found), (more, also) = ended(scope, True), ended(scope, False)
     assert found == also == ""
     assert less.found.states < more.found.states
-    assert less.world.judge.seen.keys() == more.world.judge.seen.keys()
+    assert less.world.space.judge.seen.keys() == more.world.space.judge.seen.keys()
 
 
 @pytest.mark.nightly

@@ -18,18 +18,17 @@ from pdflow.protocol.events import PairMissing, PairReported
 from pdflow.protocol.lease import expired_unclaimed
 from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
 from pdflow.routing.effects import RouterEffect
-from sim.check import diagram, names
-from sim.check.diagram import Diagram, Line, Style, collect
+from sim.check import diagram_lines, names
+from sim.check.compose import relation
+from sim.check.diagram import Diagram, collect
+from sim.check.diagram_lines import Line, Style
 from sim.check.diagram_mermaid import mermaid
 from sim.check.diagram_text import text
 from sim.check.races.owners import WORLDS
-from sim.check.relation import Relation
 from sim.check.replay import named, record
-from sim.check.routed import Routed
 from sim.check.scope import Scope
 from sim.check.search import shortest
 from sim.check.story import Information, Step, StoryFile
-from sim.check.timed import relation
 
 REQUEST = "u0-d0000000"
 
@@ -75,7 +74,7 @@ client router P P.r0 wire D.r0  D
 
 
 def planted() -> Diagram:
-    world = Relation(Scope())
+    world = relation(Scope())
     found = shortest(world)
     assert found is not None
     return collect(record(world, named(world, found.moves), mutant="lease frees under a write"))
@@ -107,7 +106,7 @@ def test_a_planted_bug_as_mermaid() -> None:
 
 
 def told(scope: Scope, *moves: str) -> Diagram:
-    story = record(Relation(scope), moves)
+    story = record(relation(scope), moves)
     assert story.moves == list(moves)
     return collect(story)
 
@@ -208,7 +207,7 @@ def test_what_lags_within_an_engine_is_on_no_wire() -> None:
 def test_that_something_never_ends_is_said_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
     for event in (CancelDue, PairMissing, PairReported):
         monkeypatch.setitem(CONSUMER_RULES, (QUARANTINED, event), lambda cell, event, now, ctx: (cell, NOTHING))
-    world = Relation(Scope(drop=2, deadline=0, stall=0))
+    world = relation(Scope(drop=2, deadline=0, stall=0))
     found = shortest(world)
     assert found is not None
     assert found.broken.name == "L"
@@ -232,11 +231,11 @@ def test_what_is_not_possible_is_shown_as_skipped_under_its_own_number() -> None
 
 
 def test_every_move_and_every_effect_has_a_shape() -> None:
-    worlds = [Routed(Scope(attempts=1)), relation(Scope(method="cpu-staged"))]
-    worlds += [*(world(Scope()) for world in (Relation, *WORLDS.values()))]
-    assert set(diagram._MOVES) == {verb for world in worlds for verb in world.do}
+    worlds = [relation(Scope(attempts=1)), relation(Scope(method="cpu-staged"))]
+    worlds += [*(world(Scope()) for world in (relation, *WORLDS.values()))]
+    assert set(diagram_lines.MOVES) == {verb for world in worlds for verb in world.components.acts}
     shaped = {*typing.get_args(effects.Effect), *typing.get_args(RouterEffect)}
-    assert set(diagram._EFFECTS) == shaped
+    assert set(diagram_lines.EFFECTS) == shaped
 
 
 SCOPES = [
@@ -259,7 +258,7 @@ GRAMMAR = re.compile(
 @given(st.sampled_from(SCOPES), st.lists(st.integers(0, 10_000), max_size=40))
 def test_any_story_can_be_drawn(scope: Scope, choices: list[int]) -> None:
     world = relation(scope)
-    state = world.start()
+    state = world.turns.start()
     moves = []
     for choice in choices:
         possible = world.moves(state)

@@ -13,9 +13,10 @@ from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
 from pdflow.protocol.producer_rules import RULES
 from pdflow.protocol.values import Instant
 from sim.check.cluster import Cluster
-from sim.check.diagram import Style, collect
+from sim.check.compose import relation
+from sim.check.diagram import collect
+from sim.check.diagram_lines import Style
 from sim.check.diagram_mermaid import mermaid
-from sim.check.relation import Relation
 from sim.check.replay import named, record, strict
 from sim.check.scope import Scope
 from sim.check.search import Story, explore, shortest
@@ -28,7 +29,7 @@ OUTLIVED = Scope(p_restart=1, orphan=True, sync=1, abort=0, deadline=0, stall=0)
 
 
 def story(scope: Scope) -> Story:
-    found = shortest(Relation(scope))
+    found = shortest(relation(scope))
     assert found is not None
     return found
 
@@ -88,10 +89,10 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transport that lets an older grant land behind a fence."""
 
     def unbarred(self: Tasks, draft: Draft, name: str, peer: str) -> None:
-        barred = self.ghost_of(draft).barred
+        barred = self.space.ghost_of(draft).barred
         fence(self, draft, name, peer)
         for i, bits in enumerate(barred):
-            self.put_ghost(draft, "barred", i, bits)
+            self.space.put_ghost(draft, "barred", i, bits)
 
     fence = Tasks.fence
     monkeypatch.setattr(Tasks, "fence", unbarred)
@@ -106,13 +107,13 @@ def test_an_orphan_writes_where_no_fence_bars_it(monkeypatch: pytest.MonkeyPatch
 
 def test_only_an_orphan_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch)
-    assert explore(Relation(Scope(p_restart=1, sync=1, abort=0, deadline=0, stall=0))).complete
+    assert explore(relation(Scope(p_restart=1, sync=1, abort=0, deadline=0, stall=0))).complete
 
 
 def test_an_orphans_story_replays_and_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch)
-    told = record(Relation(OUTLIVED), named(Relation(OUTLIVED), story(OUTLIVED).moves))
-    assert strict(Relation(OUTLIVED), told).confirms(told)
+    told = record(relation(OUTLIVED), named(relation(OUTLIVED), story(OUTLIVED).moves))
+    assert strict(relation(OUTLIVED), told).confirms(told)
     drawn = collect(told)
     assert drawn.prefill == ("P", "P.r0", "orphan P.r0")
     lines = [(line.style, line.at, line.text.split(",")[0]) for line in drawn.lines]

@@ -8,6 +8,7 @@ import pytest
 from pdflow.methods.catalogue import METHODS
 from pdflow.serving import staged_sending
 from pdflow.workload.rng import Rng, Stream
+from sim.check.compose import relation
 from sim.check.live import live
 from sim.check.method_scopes import BY_METHOD, COUNTS
 from sim.check.names import find
@@ -15,7 +16,6 @@ from sim.check.scope import ENDLESS, Scope
 from sim.check.scopes import SCOPES
 from sim.check.search import shortest
 from sim.check.symmetry import Symmetry
-from sim.check.timed import relation
 
 
 def test_every_method_is_explored() -> None:
@@ -41,8 +41,8 @@ def test_what_has_no_meaning_with_a_method_is_refused(wrong: dict[str, object], 
 
 def test_requests_of_a_method_are_not_taken_for_one_another() -> None:
     """They queue for room in turn, which a renaming would have to know."""
-    assert Symmetry(relation(Scope(requests=2))).others
-    assert not Symmetry(relation(Scope(method="cpu-staged", requests=2))).others
+    assert Symmetry(relation(Scope(requests=2)).space).others
+    assert not Symmetry(relation(Scope(method="cpu-staged", requests=2)).space).others
 
 
 def test_what_a_small_memory_holds_waits_for_the_engine() -> None:
@@ -50,7 +50,7 @@ def test_what_a_small_memory_holds_waits_for_the_engine() -> None:
     world = relation(
         Scope(method="p2p-nccl-put", requests=2, pool=1, **dict.fromkeys(("abort", "deadline", "stall"), 0))
     )
-    state = world.start()
+    state = world.turns.start()
     for name in (
         "finish x0",
         "decode u0-d0000000",
@@ -117,7 +117,7 @@ def test_nothing_breaks_in_larger_clusters_and_everything_ends() -> None:
     for _ in range(50):
         world = relation(cluster(rng))
         for _ in range(10):
-            state = world.start()
+            state = world.turns.start()
             for _ in range(10 + rng.below(60)):
                 moves = world.moves(state)
                 if rng.below(6):

@@ -14,12 +14,12 @@ import pdflow.protocol
 import pdflow.routing
 import pdflow.serving
 from pdflow.version import compiled
+from sim.check.compose import relation
 from sim.check.mutants import mutant as patching
 from sim.check.mutants.catalogue import MUTANTS
 from sim.check.mutants.hunt import Kill, alarm, as_expected, hunt, searched, story
 from sim.check.mutants.mutant import CannotMutate, Mutant, Swap
 from sim.check.mutants.stray import stray
-from sim.check.relation import Relation
 from sim.check.replay import strict
 from sim.check.scope import Scope
 from sim.check.scopes import SCOPES as NAMED
@@ -145,8 +145,8 @@ def test_guards_change_worlds_that_are_made_inside() -> None:
     mutant = MUTANTS["deferred-write-after-expiry"]
     scope = Scope(drop=1)
     with mutant.applied():
-        assert Relation(scope).scope == attrs.evolve(scope, dialect=changed(scope.dialect, lease_rechecked=False))
-    assert Relation(scope).scope == scope
+        assert relation(scope).space.scope == attrs.evolve(scope, dialect=changed(scope.dialect, lease_rechecked=False))
+    assert relation(scope).space.scope == scope
 
 
 @pytest.mark.parametrize("name", ["deferred-write-after-expiry", "no-tombstone", "fail-ignored", "seq-repeated"])

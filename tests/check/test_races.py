@@ -10,18 +10,19 @@ import pytest
 
 from pdflow.protocol.dialect import DIALECTS, STRICT, VLLM_COMPAT, VLLM_STOCK, Dialect
 from sim.check import names
-from sim.check.diagram import Style, collect
+from sim.check.compose import relation
+from sim.check.diagram import collect
+from sim.check.diagram_lines import Style
 from sim.check.diagram_text import text
 from sim.check.ghost import Broken
 from sim.check.races.catalogue import GROUPS, RACES
-from sim.check.races.owners import Poisoned, read_as_nothing
+from sim.check.races.owners import poisoned, read_as_nothing
 from sim.check.races.page import line, shown_by
 from sim.check.races.race import SEARCHED, Breaks, Holds, Passes, Point, Race, Residual, ToldBy, Unmodelled
 from sim.check.races.verdict import NoSuchRaceError, Row, known, look, rows, run, story
-from sim.check.relation import Relation
+from sim.check.relation import Transitions
 from sim.check.replay import strict
 from sim.check.story import StoryError, decode, encode
-from sim.check.timed import relation
 from sim.check.world import State
 from tests.check.answers import looked
 
@@ -79,7 +80,7 @@ def test_a_race_that_is_harmless_is_drawn_to_its_good_end() -> None:
     assert any(move.startswith("timer LEASE") for move in told.moves)
     replayed = strict(relation(told.scope), told)
     assert replayed.confirms(told)
-    assert relation(told.scope).scope.dialect is STRICT
+    assert relation(told.scope).space.scope.dialect is STRICT
 
 
 def test_what_has_no_story_says_where_there_is_one() -> None:
@@ -111,14 +112,14 @@ def test_a_race_of_threads_loses_another_request(number: str) -> None:
 @pytest.mark.parametrize("dialect", [VLLM_COMPAT, STRICT], ids=lambda d: d.name)
 def test_poison_takes_nothing_from_ours(dialect: Dialect) -> None:
     """Its bytes go through our decoders, and what waits behind them is still there."""
-    world = Poisoned(attrs.evolve(RACES["R34"].scope, dialect=dialect))
-    state = world.start()
+    world = poisoned(attrs.evolve(RACES["R34"].scope, dialect=dialect))
+    state = world.turns.start()
     for name in ("finish x0", "decode u0-d0000000", "abort u0-d0000000", "finish x1", "decode u1-d0000001"):
         state = applied(world, state, name)
     for name in ("admit u1-d0000001", "handshake D.r0 -> P.r0"):
         state = applied(world, state, name)
     after = applied(world, state, "poison x0")
-    assert after == world.put(state, world.to_come, 0)
+    assert after == world.space.put(state, world.space.budget + 1, 0)
     assert names.find(world, after, "poison x0") is None
 
 
@@ -132,7 +133,7 @@ def test_poison_that_is_read_as_something_is_a_violation() -> None:
         read_as_nothing(lambda raw: raw, b"poison")
 
 
-def applied(world: Relation, state: State, name: str) -> State:
+def applied(world: Transitions, state: State, name: str) -> State:
     move = names.find(world, state, name)
     assert move is not None, name
     return world.apply(state, move)

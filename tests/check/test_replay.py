@@ -18,13 +18,12 @@ from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.lease import expired_unclaimed
 from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
 from sim.check import names
+from sim.check.compose import relation
 from sim.check.digest import digest
-from sim.check.relation import Relation
 from sim.check.replay import lenient, named, record, strict
 from sim.check.scope import Scope
 from sim.check.search import explore, shortest
 from sim.check.story import Step, StoryFile, Verdict, decode, encode, read
-from sim.check.timed import relation
 
 ROOT = Path(__file__).resolve().parents[2]
 REPLAYS = sorted((ROOT / "tests/replays").glob("*.json"))
@@ -51,7 +50,7 @@ WHOLE = [
 def wander(scope: Scope, choices: list[int]) -> list[str]:
     """The names of a random path."""
     world = relation(scope)
-    state = world.start()
+    state = world.turns.start()
     told = []
     for choice in choices:
         moves = world.moves(state)
@@ -105,7 +104,7 @@ def test_digests_do_not_depend_on_the_order_in_which_values_were_met(scope: Scop
 def test_states_have_one_digest_each(scope: Scope) -> None:
     """Of a whole scope: 64 bits suffice, and nothing of a state is left out."""
     world = relation(scope)
-    seen = {world.start()}
+    seen = {world.turns.start()}
     level = list(seen)
     while level:
         after = {world.apply(state, move) for state in level for move in world.moves(state)} - seen
@@ -118,13 +117,13 @@ def test_states_have_one_digest_each(scope: Scope) -> None:
 WANDERING = """
 import random
 from sim.check import names, replay, story
-from sim.check.relation import Relation
+from sim.check.compose import relation
 from sim.check.scope import Scope
 
 for scope in (Scope(requests=2, d_tp=2, dup=2, lose=1, lagging=True), Scope(pulls=True, sync=2, p_restart=1)):
     for seed in range(5):
-        world, told, rng = Relation(scope), [], random.Random(seed)
-        state = world.start()
+        world, told, rng = relation(scope), [], random.Random(seed)
+        state = world.turns.start()
         while len(told) < 60 and (moves := world.moves(state)):
             move = rng.choice(moves)
             told.append(names.name(world, state, move))
@@ -153,7 +152,7 @@ def test_digests_do_not_depend_on_the_hash_seed() -> None:
 
 
 def story(*moves: str, scope: Scope | None = None) -> StoryFile:
-    world = Relation(scope or Scope(dup=1))
+    world = relation(scope or Scope(dup=1))
     told = record(world, moves)
     assert told.moves == list(moves)
     return told
@@ -167,7 +166,7 @@ def with_step(old: StoryFile, k: int, move: str) -> StoryFile:
 
 def test_a_move_that_is_not_possible_is_named_with_what_is() -> None:
     told = story("finish x0", f"decode {REQUEST}", f"admit {REQUEST}", "handshake D.r0 -> P.r0")
-    mismatch = strict(Relation(told.scope), with_step(told, 3, "admit u0-d000000")).mismatch
+    mismatch = strict(relation(told.scope), with_step(told, 3, "admit u0-d000000")).mismatch
     assert mismatch is not None
     assert (mismatch.step, mismatch.expected) == (3, "admit u0-d000000")
     assert f"admit {REQUEST}" in mismatch.possible
@@ -181,7 +180,7 @@ def test_a_move_that_is_not_possible_is_named_with_what_is() -> None:
 def test_the_first_state_that_differs_is_named_with_both_digests() -> None:
     told = story("finish x0", f"decode {REQUEST}", f"admit {REQUEST}")
     other = with_step(told, 2, "timer LEASE x0 at P.r0")
-    replayed = strict(Relation(told.scope), other)
+    replayed = strict(relation(told.scope), other)
     mismatch = replayed.mismatch
     assert mismatch is not None
     assert (mismatch.step, mismatch.expected) == (2, "timer LEASE x0 at P.r0")
@@ -195,7 +194,7 @@ def test_the_first_state_that_differs_is_named_with_both_digests() -> None:
 
 def test_a_start_that_differs_is_step_0() -> None:
     told = msgspec.structs.replace(story("finish x0"), start="0" * 16)
-    mismatch = strict(Relation(told.scope), told).mismatch
+    mismatch = strict(relation(told.scope), told).mismatch
     assert mismatch is not None
     assert str(mismatch).startswith("step 0: expected the state before the first step; it leads to another state")
 
@@ -203,20 +202,20 @@ def test_a_start_that_differs_is_step_0() -> None:
 def test_steps_without_digests_are_not_compared() -> None:
     told = story("finish x0", f"decode {REQUEST}")
     bare = msgspec.structs.replace(told, start=None, steps=tuple(Step(move=move) for move in told.moves))
-    assert strict(Relation(told.scope), bare).confirms(bare)
+    assert strict(relation(told.scope), bare).confirms(bare)
 
 
 def test_where_nothing_can_happen_any_more_that_is_said() -> None:
     scope = Scope(abort=0, deadline=0, stall=0)
     told = story("finish x0", "timer LEASE x0 at P.r0", scope=scope)
     longer = msgspec.structs.replace(told, steps=(*told.steps, *(Step(move="restart P"),) * 2))
-    assert "it is not possible now" in str(strict(Relation(scope), longer).mismatch)
+    assert "it is not possible now" in str(strict(relation(scope), longer).mismatch)
 
 
 def test_another_verdict_than_the_recorded_one_is_no_confirmation() -> None:
     told = story("finish x0")
     claims = msgspec.structs.replace(told, verdict=Verdict(invariant="S2", what="x0 is released under a WRITE"))
-    replayed = strict(Relation(told.scope), claims)
+    replayed = strict(relation(told.scope), claims)
     assert replayed.mismatch is None
     assert replayed.verdict is None
     assert not replayed.confirms(claims)
@@ -232,26 +231,26 @@ def lease_frees_under_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("lease_frees_under_a_write")
 def test_the_shortest_story_of_a_planted_bug_replays_to_the_same_verdict() -> None:
-    world = Relation(Scope())
+    world = relation(Scope())
     found = shortest(world)
     assert found is not None
     told = decode(encode(record(world, named(world, found.moves), mutant="lease frees under a write")))
     assert told.verdict == Verdict(invariant=found.broken.name, what=found.broken.what)
     assert len(told.steps) == len(found.moves)
     assert told.steps[-1].after is None
-    replayed = strict(Relation(Scope()), told)
+    replayed = strict(relation(Scope()), told)
     assert replayed.verdict == told.verdict
     assert replayed.confirms(told)
     # Other budgets, the same names: a mutant's story told in a larger scope.
-    assert lenient(Relation(Scope(drop=1, dup=1)), told.moves).verdict == told.verdict
+    assert lenient(relation(Scope(drop=1, dup=1)), told.moves).verdict == told.verdict
 
 
 def test_without_its_mutant_a_story_says_at_which_step_it_differs(lease_frees_under_a_write, monkeypatch) -> None:
-    world = Relation(Scope())
+    world = relation(Scope())
     found = shortest(world)
     told = record(world, named(world, found.moves))
     monkeypatch.undo()
-    replayed = strict(Relation(Scope()), told)
+    replayed = strict(relation(Scope()), told)
     assert replayed.mismatch is None
     assert replayed.verdict is None
     assert not replayed.confirms(told)
@@ -259,12 +258,12 @@ def test_without_its_mutant_a_story_says_at_which_step_it_differs(lease_frees_un
 
 @pytest.mark.usefixtures("lease_frees_under_a_write")
 def test_a_story_that_goes_on_after_its_violation_is_not_the_same() -> None:
-    world = Relation(Scope())
+    world = relation(Scope())
     found = shortest(world)
     assert found is not None
     told = record(world, named(world, found.moves))
     longer = msgspec.structs.replace(told, steps=(*told.steps, Step(move="finish x0")))
-    mismatch = strict(Relation(Scope()), longer).mismatch
+    mismatch = strict(relation(Scope()), longer).mismatch
     assert str(mismatch) == (
         f"step {len(told.steps)}: expected timer LEASE x0 at P.r0; "
         "the story goes on, but this breaks S2: x0 is released under a WRITE"

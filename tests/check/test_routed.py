@@ -18,19 +18,22 @@ from pdflow.routing.events import ClientGone, DecodeEnded, EngineLost, PrefillAn
 from pdflow.routing.failure import after_failure
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Router
-from sim.check.diagram import CLIENT, collect
+from sim.check.compose import relation
+from sim.check.diagram import collect
+from sim.check.diagram_lines import CLIENT
 from sim.check.diagram_mermaid import mermaid
 from sim.check.diagram_text import text
 from sim.check.digest import digest
-from sim.check.ghost import Broken, Product
+from sim.check.ghost import Broken, ClientStage, Product
 from sim.check.live import settle
 from sim.check.names import find, name
 from sim.check.ordered import Worlds
-from sim.check.relation import Relation
+from sim.check.relation import Transitions
 from sim.check.replay import lenient, named, record, strict
-from sim.check.routed import Routed
+from sim.check.routed import RouterDriver
+from sim.check.routed_answers import ClientAnswers
 from sim.check.routed_cluster import ROUTER
-from sim.check.routed_judge import HEARD, Client
+from sim.check.routed_judge import HEARD, RoutedJudge
 from sim.check.routed_scopes import ROUTED
 from sim.check.schedulers import node
 from sim.check.scope import Scope
@@ -38,7 +41,6 @@ from sim.check.search import shortest
 from sim.check.shrink import shrink
 from sim.check.simpler import simpler
 from sim.check.story import decode, encode
-from sim.check.timed import relation
 from sim.check.walk import walk
 
 PATIENT: dict[str, Any] = {"deadline": 0, "stall": 0}
@@ -54,10 +56,10 @@ RETRIED = [
 """The first attempt's prefill fails, the second's does not."""
 
 
-def told(scope: Scope, names: list[str]) -> tuple[Routed, Any]:
+def told(scope: Scope, names: list[str]) -> tuple[Transitions, Any]:
     """These moves, each of which must be possible."""
-    world = Routed(scope)
-    state = world.start()
+    world = relation(scope)
+    state = world.turns.start()
     for wanted in names:
         move = find(world, state, wanted)
         assert move is not None, (wanted, [name(world, state, move) for move in world.moves(state)])
@@ -65,16 +67,17 @@ def told(scope: Scope, names: list[str]) -> tuple[Routed, Any]:
     return world, state
 
 
-def waiting(world: Routed, state: Any, sender: str, to: str) -> list[str]:
+def waiting(world: Transitions, state: Any, sender: str, to: str) -> list[str]:
     """What is under way from one to the other."""
-    links = [link for link, ends in enumerate(world.cluster.links) if ends == (sender, to)]
-    frames = [frame for link in links for frame in world.chans.values[state[world.first_link + link]]]
-    return [type(world.frames.values[frame]).__name__ for frame in frames]
+    links = [link for link, ends in enumerate(world.space.cluster.links) if ends == (sender, to)]
+    frames = [frame for link in links for frame in world.space.chans.values[state[world.space.first_link + link]]]
+    return [type(world.space.frames.values[frame]).__name__ for frame in frames]
 
 
 def test_nothing_happens_before_a_client_asks() -> None:
-    world = Routed(Scope(attempts=1, requests=2, p_restart=0))
-    assert [name(world, world.start(), move) for move in world.moves(world.start())] == ["request r0", "request r1"]
+    world = relation(Scope(attempts=1, requests=2, p_restart=0))
+    start = world.turns.start()
+    assert [name(world, start, move) for move in world.moves(start)] == ["request r0", "request r1"]
 
 
 @pytest.mark.parametrize(
@@ -87,12 +90,12 @@ def test_a_decode_leg_is_dispatched_as_the_router_dispatches(concurrent: bool, p
 
 def test_a_retry_is_another_attempt_in_every_table() -> None:
     world, state = told(Scope(attempts=2, concurrent=False, prefill_abort=1, **PATIENT), RETRIED)
-    ghost = world.ghost_of(state)
+    ghost = world.space.ghost_of(state)
     assert ghost.products == (Product.DEAD, Product.HELD)
     assert waiting(world, state, ROUTER, "D") == ["DispatchDecode"]
     after = settle(world, state)[-1]
-    assert world.ghost_of(after).clients == (Client.COMPLETED,)
-    assert world.body(after, ROUTER).attempts == {}
+    assert world.space.ghost_of(after).clients == (ClientStage.COMPLETED,)
+    assert world.space.body(after, ROUTER).attempts == {}
 
 
 def test_what_a_dead_engine_has_answered_arrives_before_its_death_is_noticed_or_never() -> None:
@@ -110,64 +113,75 @@ def test_a_leg_that_is_taken_back_is_aborted_only_where_it_runs() -> None:
     begun = ["request r0", "deliver DispatchPrefill r0.1 router -> P"]
     taken_back = ["hang up r0", "deliver AbortLeg r0.1 router -> P"]
     world, state = told(scope, [*begun, *taken_back])
-    assert world.body(state, "P").fingerprint() == world.body(world.start(), "P").fingerprint()
+    assert world.space.body(state, "P").fingerprint() == world.space.body(world.turns.start(), "P").fingerprint()
     world, state = told(scope, [*begun, "finish x0.1", *taken_back])
-    assert world.body(state, "P.r0").cells, "its lease decides"
-    assert "taken back too late" in world.judge.seen
+    assert world.space.body(state, "P.r0").cells, "its lease decides"
+    assert "taken back too late" in world.space.judge.seen
 
 
 def test_a_token_is_ahead_of_its_legs_end_and_the_endpoint_is_told_behind_the_client() -> None:
-    world = Routed(Scope(attempts=2, pulls=True, streams=True, **PATIENT))
-    for state in settle(world, world.apply(world.start(), ("request", 0))):
+    world = relation(Scope(attempts=2, pulls=True, streams=True, **PATIENT))
+    for state in settle(world, world.apply(world.turns.start(), ("request", 0))):
         under_way = waiting(world, state, "D", ROUTER)
         assert under_way in ([], ["TokenCame", "DecodeEnded"], ["TokenPassed", "DecodeEnded"], ["DecodeEnded"])
-        assert bool(world.ghost_of(state).legs[0] & HEARD) == (
-            under_way in (["TokenPassed", "DecodeEnded"], ["DecodeEnded"]) or world.ghost_of(state).clients[0] > 1
+        assert bool(world.space.ghost_of(state).legs[0] & HEARD) == (
+            under_way in (["TokenPassed", "DecodeEnded"], ["DecodeEnded"]) or world.space.ghost_of(state).clients[0] > 1
         )
 
 
-def answers(world: Routed, state: Any) -> list[Answer]:
-    return [world.answer_bodies[at] for at in state[world.first_answer :]]
+def client_answers(world: Transitions) -> ClientAnswers:
+    assert isinstance(world.space.clients, RouterDriver)
+    return world.space.clients.answers
+
+
+def answers(world: Transitions, state: Any) -> list[Answer]:
+    known = client_answers(world)
+    return [known.bodies[at] for at in state[known.first :]]
+
+
+def judge_of(world: Transitions) -> RoutedJudge:
+    assert isinstance(world.space.judge, RoutedJudge)
+    return world.space.judge
 
 
 def test_a_whole_answer_is_one_piece_where_clients_do_not_stream() -> None:
-    world = Routed(Scope(attempts=2, pulls=True, **PATIENT))
-    for state in settle(world, world.apply(world.start(), ("request", 0))):
+    world = relation(Scope(attempts=2, pulls=True, **PATIENT))
+    for state in settle(world, world.apply(world.turns.start(), ("request", 0))):
         (answer,) = answers(world, state)
-        ended = world.ghost_of(state).clients == (Client.COMPLETED,)
+        ended = world.space.ghost_of(state).clients == (ClientStage.COMPLETED,)
         assert (answer.streaming, answer.over) == (("r0.1", True) if ended else (None, False))
-        assert bool(world.ghost_of(state).legs[0] & HEARD) == ended
+        assert bool(world.space.ghost_of(state).legs[0] & HEARD) == ended
     assert ended
 
 
 def test_each_client_has_an_answer_of_its_own_and_states_share_none_that_changes() -> None:
     world, state = told(Scope(attempts=1, requests=2, **PATIENT), ["request r0", "request r1", "hang up r1"])
     assert [answer.over for answer in answers(world, state)] == [False, True]
-    assert [answer.over for answer in answers(world, world.start())] == [False, False]
-    assert "answers" not in world.further(world.start())
-    assert [answer[4] for answer in world.further(state)["answers"]] == [False, True]
+    assert [answer.over for answer in answers(world, world.turns.start())] == [False, False]
+    assert "answers" not in world.space.further(world.turns.start())
+    assert [answer[4] for answer in world.space.further(state)["answers"]] == [False, True]
 
 
 def test_what_an_answer_raises_is_a_violation() -> None:
-    world = Routed(Scope(attempts=1))
+    world = relation(Scope(attempts=1))
     with pytest.raises(Broken, match=r"crash: LocalProtocolError: r0\.1 has no whole answer"):
-        world.answer(list(world.start()), 0, Answer.whole, "r0.1")
+        client_answers(world).answer(list(world.turns.start()), 0, Answer.whole, "r0.1")
 
 
 @pytest.mark.parametrize(
     ("client", "legs", "what"),
     [
-        (Client.WAITING, (HEARD, 0), "client 0 receives a piece of r0.2, and has the start of r0.1"),
-        (Client.FAILED, (0, 0), "client 0 receives a piece of r0.2, and is failed"),
+        (ClientStage.WAITING, (HEARD, 0), "client 0 receives a piece of r0.2, and has the start of r0.1"),
+        (ClientStage.FAILED, (0, 0), "client 0 receives a piece of r0.2, and is failed"),
     ],
 )
 def test_what_reaches_a_client_is_of_one_attempt_and_before_its_end(
-    client: Client, legs: tuple[int, ...], what: str
+    client: ClientStage, legs: tuple[int, ...], what: str
 ) -> None:
-    world = Routed(Scope(attempts=2))
-    ghost = world.ghost_of(world.start())._replace(clients=(client,), legs=legs)
+    world = relation(Scope(attempts=2))
+    ghost = world.space.ghost_of(world.turns.start())._replace(clients=(client,), legs=legs)
     with pytest.raises(Broken, match=what):
-        world.judge.received(ghost, 1)
+        judge_of(world).received(ghost, 1)
 
 
 @pytest.mark.parametrize(
@@ -181,21 +195,21 @@ def test_what_reaches_a_client_is_of_one_attempt_and_before_its_end(
     ],
 )
 def test_what_a_client_is_told_of_the_end_fits_what_it_has(outcome: Any, legs: int, ending: Ending) -> None:
-    world = Routed(Scope(attempts=1))
-    ghost = world.ghost_of(world.start())._replace(legs=(legs,))
+    world = relation(Scope(attempts=1))
+    ghost = world.space.ghost_of(world.turns.start())._replace(legs=(legs,))
     with pytest.raises(Broken, match=f"and its end is {ending.name}: {outcome}"):
-        world.judge.ended(ghost, Reply(0, outcome, Code.NONE, 1), ending)
+        judge_of(world).ended(ghost, Reply(0, outcome, Code.NONE, 1), ending)
 
 
 def test_only_a_router_hears_of_tokens() -> None:
     with pytest.raises(ValueError, match="streams: only the router's endpoint"):
-        Relation(Scope(streams=True))
+        relation(Scope(streams=True))
 
 
 @pytest.mark.parametrize("field", ["same_product", "same_base"])
 def test_what_it_is_not_made_for_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=f"attempts: with the router's endpoint, {field} is false"):
-        Routed(evolve(Scope(attempts=1), **{field: True}))
+        relation(evolve(Scope(attempts=1), **{field: True}))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +224,7 @@ def test_what_it_is_not_made_for_is_refused(field: str) -> None:
 )
 def test_where_nobody_knows_whose_turn_it_will_be(scope: Scope, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        Routed(scope)
+        relation(scope)
 
 
 def test_its_stories_replay() -> None:
@@ -240,28 +254,31 @@ def test_its_diagrams_show_what_the_router_does() -> None:
     assert mermaid(drawn)
 
 
-class Doubting(Routed):
+class Doubting:
     """Keeps two routers of one fingerprint that came about in different ways, and lets both do the same."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, world: Transitions) -> None:
+        self.space, self.turns = world.space, world.turns
         self.others: dict[int, Router] = {}
         self.compared = 0
-        super().__init__(scope)
+        self.plain_endpoint, self.plain_step = self.space.endpoint, self.turns.step
+        self.space.endpoint = self.endpoint  # type: ignore[method-assign]
+        self.turns.step = self.step  # type: ignore[method-assign]
 
     def endpoint(self, node: str, body: Any) -> int:
-        number = super().endpoint(node, body)
-        if node == ROUTER and self.bodies[number] is not body:
+        number = self.plain_endpoint(node, body)
+        if node == ROUTER and self.space.bodies[number] is not body:
             self.others[number] = body
         return number
 
-    def _step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
+    def step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
         if end in self.others:
-            one, other = self.bodies[end].fork(), self.others[end].fork()
-            what = self.events.values[event][1]
+            one, other = self.space.bodies[end].fork(), self.others[end].fork()
+            what = self.turns.events.values[event][1]
             assert one.handle(what, 0) == other.handle(what, 0)
             assert one.fingerprint() == other.fingerprint()
             self.compared += 1
-        return super()._step(end, event)
+        return self.plain_step(end, event)
 
 
 @pytest.mark.parametrize(
@@ -273,9 +290,10 @@ class Doubting(Routed):
     ids=["two requests", "two engines"],
 )
 def test_routers_of_one_fingerprint_do_the_same(scope: Scope) -> None:
-    world = Doubting(scope)
+    world = relation(scope)
+    doubting = Doubting(world)
     assert shortest(world) is None
-    assert world.compared > 10
+    assert doubting.compared > 10
 
 
 # At random.
@@ -297,8 +315,8 @@ def test_nothing_breaks_in_random_runs(scope: Scope) -> None:
     for seed in range(100):
         record = walk(worlds, seed, scope.dialect, scope)
         assert record.broken is None, (seed, record.broken, record.names(worlds.of(record.cluster)))
-        outcomes.update(worlds.of(record.cluster).ghost_of(record.end).clients)
-    assert {Client.COMPLETED, Client.FAILED, Client.CANCELLED} <= outcomes
+        outcomes.update(worlds.of(record.cluster).space.ghost_of(record.end).clients)
+    assert {ClientStage.COMPLETED, ClientStage.FAILED, ClientStage.CANCELLED} <= outcomes
 
 
 @pytest.mark.parametrize("scope", WALKED, ids=range(len(WALKED)))
@@ -310,7 +328,7 @@ def test_its_moves_are_found_by_their_names_in_any_world(scope: Scope) -> None:
         state = again.opening(record.budget)
         for before, move in record.steps(world):
             assert digest(world, before) == digest(again, state)
-            assert 0 <= node(world, before, move) < len(world.cluster.nodes)
+            assert 0 <= node(world, before, move) < len(world.space.cluster.nodes)
             possible = [name(world, before, each) for each in world.moves(before)]
             assert possible == [name(again, state, each) for each in again.moves(state)]
             found = find(again, state, name(world, before, move))

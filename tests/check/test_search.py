@@ -12,17 +12,17 @@ from click.testing import CliRunner
 
 from pdflow.cli import cli
 from sim.check import crew
+from sim.check.compose import relation
 from sim.check.crew import Limits, search
 from sim.check.ghost import Broken
 from sim.check.live import settle
 from sim.check.mutants.catalogue import MUTANTS
 from sim.check.named import Named
 from sim.check.parts import scopes as scopes_part
-from sim.check.relation import Relation
+from sim.check.relation import Transitions
 from sim.check.scope import Scope
 from sim.check.search import Coverage, explore, shortest
-from sim.check.timed import relation
-from sim.check.world import State
+from sim.check.world import State, StateSpace
 
 SCOPES = {
     "push": Scope(dup=1),
@@ -31,9 +31,9 @@ SCOPES = {
 }
 
 
-def levels(world: Relation) -> list[set[State]]:
+def levels(world: Transitions) -> list[set[State]]:
     """Every state, whole, by how many moves lead to it at least."""
-    found = [{world.start()}]
+    found = [{world.turns.start()}]
     seen = set(found[0])
     while found[-1]:
         after = {world.apply(state, move) for state in found[-1] for move in world.moves(state)} - seen
@@ -63,25 +63,25 @@ def test_the_way_back_leads_to_the_violation_and_none_is_shorter() -> None:
         world = mutant.world()
         story = shortest(world)
         assert story is not None
-        state = world.start()
+        state = world.turns.start()
         for move in story.moves[:-1]:
             state = world.apply(state, move)
         with pytest.raises(Broken, match=str(story.broken)):
             world.apply(state, story.moves[-1])
         other = mutant.world()
-        near = {other.start()}
+        near = {other.turns.start()}
         for _ in story.moves[1:]:
             near = {other.apply(state, move) for state in near for move in other.moves(state)}
 
 
 def test_a_state_that_cannot_end_is_where_its_story_leads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Relation, "settled", lambda world, state: not world.ops_of(state))
+    monkeypatch.setattr(StateSpace, "settled", lambda space, state: not space.ops_of(state))
     monkeypatch.setattr("sim.check.live.calm", lambda world, state: iter(()))
-    world = Relation(Scope())
+    world = relation(Scope())
     story = shortest(world)
     assert story is not None
     assert story.broken.name == "L"
-    state = world.start()
+    state = world.turns.start()
     for move in story.moves:
         settle(world, state)
         state = world.apply(state, move)

@@ -8,8 +8,8 @@ import pytest
 from pdflow.protocol.dialect import STRICT
 from sim.check.campaign import Task, walks
 from sim.check.cluster import Cluster
-from sim.check.ordered import Ordered
-from sim.check.relation import Relation
+from sim.check.compose import relation
+from sim.check.ordered import ordered
 from sim.check.replay import lenient, named
 from sim.check.scope import Fault, Scope
 from sim.check.search import shortest
@@ -56,17 +56,17 @@ def test_stories_shrink_to_nearly_the_shortest(plant) -> None:  # type: ignore[n
         failure = walks(Task(dialect=STRICT), range(1_000)).failures[broken]
         short = shrink(failure.scope, failure.names, broken, small=0)
         assert short.broken.name == broken
-        again = replay(Ordered(short.scope), short.names)
+        again = replay(ordered(short.scope), short.names)
         assert again.broken is not None
         assert (again.names, again.broken.name) == (short.names, broken)
-        best = shortest(Relation(short.scope))
+        best = shortest(relation(short.scope))
         assert best is not None
         assert len(short.names) <= RATIO * len(best.moves)
         confirmed = shrink(failure.scope, failure.names, broken)
         assert confirmed.shortest
         assert len(confirmed.names) == len(best.moves)
         # What another reads of it breaks as well.
-        told = lenient(Relation(confirmed.scope), confirmed.names)
+        told = lenient(relation(confirmed.scope), confirmed.names)
         assert told.verdict is not None
         assert told.verdict.invariant == broken
         assert told.skipped == ()
@@ -76,7 +76,7 @@ def test_what_breaks_only_while_everything_settles_is_told_to_its_end() -> None:
     """The run stopped before the violation: the story says the calm schedule's moves too."""
     scope = Scope(err=1, abort=0, deadline=0, stall=0)
     with failed_write_counts_as_sent():
-        world = Ordered(scope)
+        world = ordered(scope)
         story = shortest(world)
         assert story is not None
         names = named(world, story.moves)

@@ -7,13 +7,13 @@ from itertools import permutations
 import pytest
 
 from pdflow.protocol.dialect import VLLM_COMPAT, VLLM_STOCK
+from sim.check.compose import relation
 from sim.check.mutants.catalogue import MUTANTS
 from sim.check.mutants.mutant import Mutant
-from sim.check.relation import Relation
+from sim.check.relation import Transitions
 from sim.check.scope import Scope
 from sim.check.search import explore, shortest
 from sim.check.symmetry import Symmetry
-from sim.check.timed import relation
 from sim.check.world import State
 
 QUIET = {"abort": 0, "deadline": 0, "stall": 0}
@@ -51,13 +51,13 @@ BROKEN = {
 def whole(scope: Scope) -> tuple[set[State], Symmetry]:
     """Every state, and the renamings of its world."""
     world = relation(scope)
-    states = {world.start()}
+    states = {world.turns.start()}
     level = list(states)
     while level:
         after = {world.apply(state, move): None for state in level for move in world.moves(state)}
         level = [state for state in after if state not in states]
         states.update(level)
-    return states, Symmetry(world)
+    return states, Symmetry(world.space)
 
 
 @pytest.mark.slow
@@ -74,16 +74,16 @@ def test_one_of_each_orbit_is_looked_at(scope: Scope) -> None:
     orbits = {frozenset([state, *(tuple(other(state)) for other in symmetry.others)]) for state in states}
     assert all(states >= orbit for orbit in orbits)
     world = relation(scope)
-    covered = explore(world, symmetry=Symmetry(world))
+    covered = explore(world, symmetry=Symmetry(world.space))
     assert covered.states == len(orbits) < len(states)
     plain = relation(scope)
     raw = explore(plain)
     assert raw.states == len(states)
     assert raw.depth == covered.depth
-    assert world.judge.seen.keys() == plain.judge.seen.keys()
+    assert world.space.judge.seen.keys() == plain.space.judge.seen.keys()
 
 
-def verdict(world: Relation, symmetry: Symmetry | None) -> tuple[str, int] | None:
+def verdict(world: Transitions, symmetry: Symmetry | None) -> tuple[str, int] | None:
     """What is broken, and in how many steps."""
     found = shortest(world, symmetry=symmetry)
     return None if found is None else (found.broken.name, len(found.moves))
@@ -102,25 +102,25 @@ COUPLED = [
 def test_what_breaks_breaks_in_as_many_steps(mutant: Mutant) -> None:
     with mutant.applied():
         world = mutant.world()
-        assert verdict(world, Symmetry(world)) == verdict(mutant.world(), None)
+        assert verdict(world, Symmetry(world.space)) == verdict(mutant.world(), None)
 
 
 @pytest.mark.parametrize("scope", BROKEN.values(), ids=BROKEN.keys())
 def test_so_does_vllm(scope: Scope) -> None:
     world = relation(scope)
-    found = verdict(world, Symmetry(world))
+    found = verdict(world, Symmetry(world.space))
     assert found is not None
     assert found == verdict(relation(scope), None)
 
 
 def test_one_request_is_like_no_other() -> None:
-    assert not Symmetry(relation(Scope())).others
+    assert not Symmetry(relation(Scope()).space).others
 
 
 def test_what_something_tells_apart_is_not_alike() -> None:
     # Of three requests, two share their blocks: the first and the third.
-    symmetry = Symmetry(relation(Scope(requests=3, pool=2)))
+    symmetry = Symmetry(relation(Scope(requests=3, pool=2)).space)
     assert len(symmetry.others) == 1
     # Two P engines serve three requests: the first and the third are on one.
-    assert len(Symmetry(relation(Scope(requests=3, p_engines=2))).others) == 1
-    assert not Symmetry(relation(Scope(pulls=True, requests=2, p_engines=2))).others
+    assert len(Symmetry(relation(Scope(requests=3, p_engines=2)).space).others) == 1
+    assert not Symmetry(relation(Scope(pulls=True, requests=2, p_engines=2)).space).others

@@ -23,9 +23,9 @@ from pdflow.protocol.lease import expired_unclaimed
 from pdflow.protocol.producer import IN_FLIGHT, CancelReceived, LeaseEnded
 from pdflow.protocol.producer_writes import cancelled, sent
 from sim.check.campaign import Task, walks
+from sim.check.compose import relation
 from sim.check.names import name
-from sim.check.ordered import Ordered, Worlds
-from sim.check.relation import Relation
+from sim.check.ordered import Worlds, ordered
 from sim.check.scope import Fault, Scope
 from sim.check.swarm import BLOCK, CLUSTERS, ERA, RANKS, SCHEDULERS, cluster_of
 from sim.check.walk import digest_of, walk
@@ -90,8 +90,8 @@ def test_moves_are_those_of_the_relation(seed: int) -> None:
     """Which remembers them as a whole, and finds them with the budgets of the state."""
     worlds = Worlds()
     record = walk(worlds, seed, (STRICT, VLLM_COMPAT)[seed // BLOCK % 2])
-    plain = Relation(record.scope)
-    state = plain.start()
+    plain = relation(record.scope)
+    state = plain.turns.start()
     world = worlds.of(record.cluster)
     for left, (before, move) in enumerate(record.steps(world), 1 - len(record.moves)):
         named = sorted(name(world, before, possible) for possible in world.moves(before))
@@ -227,7 +227,7 @@ def test_planted_bugs_are_found(plant, broken) -> None:  # type: ignore[no-untyp
     failure = found.failures[broken]
     with plant():
         again = walk(Worlds(), failure.seed, STRICT)
-        names = again.names(Ordered(again.scope))
+        names = again.names(ordered(again.scope))
     assert again.broken is not None
     assert (again.broken.name, again.broken.what) == (broken, failure.what)
     assert tuple(names) == failure.names

@@ -38,10 +38,10 @@ from pdflow.protocol.messages import Code, Done, Progress, Register
 from pdflow.protocol.phases import CONSUMER_PHASES, PRODUCER_PHASES, ConsumerPhase, ProducerPhase
 from pdflow.protocol.producer import ProducerCell, ProducerContext
 from pdflow.protocol.values import Allocation
-from sim.check.relation import Relation
+from sim.check.compose import relation
+from sim.check.relation import Transitions
 from sim.check.scope import Scope
 from sim.check.search import explore
-from sim.check.timed import relation
 
 FAR = 1 << 60
 OTHER = Reg("D", 9, 9, "another")
@@ -50,7 +50,7 @@ CONSUMER_TIMES = ("deadline_until", "stall_until", "cancel_at", "reclaim_until")
 
 
 @cache
-def space(dialect: Dialect, pulls: bool, p_tp: int, d_tp: int, method: str = "") -> Relation:
+def space(dialect: Dialect, pulls: bool, p_tp: int, d_tp: int, method: str = "") -> Transitions:
     early = {"method": method, "prefill_abort": 1} if method else {}
     explored = relation(Scope(dialect=dialect, pulls=pulls, p_tp=p_tp, d_tp=d_tp, err=1, dup=1, **early))
     explore(explored, limit=4000, lively=False)
@@ -67,31 +67,31 @@ def called(which: Any) -> str:
     return " ".join([dialect.name, "pull" if pulls else "push", f"{p_tp}:{d_tp}", *method])
 
 
-def cells_of(explored: Relation, kind: type) -> dict[Any, None]:
+def cells_of(explored: Transitions, kind: type) -> dict[Any, None]:
     """In the order in which they were met, without repetitions."""
     found: dict[Any, None] = {}
-    for endpoint in explored.bodies:
+    for endpoint in explored.space.bodies:
         for cell in getattr(endpoint, "cells", {}).values():
             if type(cell) is kind:
                 found[cell] = None
     return found
 
 
-def producer_context(explored: Relation, connected: bool = True) -> ProducerContext:
-    scope = explored.scope
+def producer_context(explored: Transitions, connected: bool = True) -> ProducerContext:
+    scope = explored.space.scope
     return ProducerContext(
         0,
-        explored.cluster.p.shards,
+        explored.space.cluster.p.shards,
         scope.dialect,
-        explored.cluster.timers,
-        explored.cluster.geometry,
+        explored.space.cluster.timers,
+        explored.space.cluster.geometry,
         True,
-        explored.cluster.method is not None and explored.cluster.method.in_pieces,
+        explored.space.cluster.method is not None and explored.space.cluster.method.in_pieces,
         connected=connected,
     )
 
 
-def producer_events(cell: ProducerCell, explored: Relation) -> list[Any]:
+def producer_events(cell: ProducerCell, explored: Transitions) -> list[Any]:
     source = Source(Allocation(10, (100, 101)), 32, 70, 1, None)
     events: list[Any] = [
         SourceReady(cell.xid, "u0-e0000000", source),
@@ -109,9 +109,9 @@ def producer_events(cell: ProducerCell, explored: Relation) -> list[Any]:
         producer.ShardTaken(0, 2),
     ]
     for reg in (cell.reg or Reg("D", 201, 1, "u0-d0000000"), OTHER):
-        for rank in range(explored.scope.d_tp):
+        for rank in range(explored.space.scope.d_tp):
             target = Allocation(20, (200, 201))
-            grant = Register(reg, cell.xid, rank, explored.cluster.d.shards, target, 0, 32, 70, 1, 1)
+            grant = Register(reg, cell.xid, rank, explored.space.cluster.d.shards, target, 0, 32, 70, 1, 1)
             events += [grant, msgspec.structs.replace(grant, digest=71)]
             events += [WriteEnded(Op(reg, 0, rank), ok) for ok in (True, False)]
             events += [WriteStopped(Op(reg, 0, rank))]
@@ -121,15 +121,20 @@ def producer_events(cell: ProducerCell, explored: Relation) -> list[Any]:
     return events
 
 
-def consumer_context(explored: Relation) -> ConsumerContext:
-    scope = explored.scope
-    ranks = tuple(explored.cluster.d_ranks)
+def consumer_context(explored: Transitions) -> ConsumerContext:
+    scope = explored.space.scope
+    ranks = tuple(explored.space.cluster.d_ranks)
     return ConsumerContext(
-        explored.cluster.d, ranks, scope.dialect, explored.cluster.timers, explored.cluster.geometry, scope.pulls
+        explored.space.cluster.d,
+        ranks,
+        scope.dialect,
+        explored.space.cluster.timers,
+        explored.space.cluster.geometry,
+        scope.pulls,
     )
 
 
-def consumer_events(cell: ConsumerCell, explored: Relation) -> list[Any]:
+def consumer_events(cell: ConsumerCell, explored: Transitions) -> list[Any]:
     admitted = DecodeAdmitted(cell.request_id, Allocation(20, (200, 201)), 0, 32, 70, 1)
     events: list[Any] = [
         consumer.Admission(Reg("D", 201, 1, cell.request_id), admitted),
@@ -145,11 +150,11 @@ def consumer_events(cell: ConsumerCell, explored: Relation) -> list[Any]:
     ]
     reg = OTHER if cell.grant is None else cell.grant.reg
     for named in (reg, OTHER):
-        for p_rank, d_rank in explored.cluster.pairs:
+        for p_rank, d_rank in explored.space.cluster.pairs:
             op = Op(named, p_rank, d_rank)
             for sender in (f"P.r{p_rank}", f"Q.r{p_rank}", f"P.r{p_rank + 1}"):
-                nbytes = explored.cluster.geometry.nbytes(
-                    p_rank, d_rank, explored.cluster.p.shards, explored.cluster.d.shards, 32
+                nbytes = explored.space.cluster.geometry.nbytes(
+                    p_rank, d_rank, explored.space.cluster.p.shards, explored.space.cluster.d.shards, 32
                 )
                 done = Done(named, p_rank, 20, nbytes, 1)
                 events += [PairLanded(op, sender), PairLanded(op, sender, done)]
@@ -161,7 +166,7 @@ def consumer_events(cell: ConsumerCell, explored: Relation) -> list[Any]:
     return events
 
 
-def producer_steps(explored: Relation):  # type: ignore[no-untyped-def]
+def producer_steps(explored: Transitions):  # type: ignore[no-untyped-def]
     for connected in (True, False):
         ctx = producer_context(explored, connected)
         for cell in cells_of(explored, ProducerCell):
@@ -171,7 +176,7 @@ def producer_steps(explored: Relation):  # type: ignore[no-untyped-def]
                 yield cell, event, ctx
 
 
-def consumer_steps(explored: Relation):  # type: ignore[no-untyped-def]
+def consumer_steps(explored: Transitions):  # type: ignore[no-untyped-def]
     ctx = consumer_context(explored)
     for cell in cells_of(explored, ConsumerCell):
         for event in consumer_events(cell, explored):

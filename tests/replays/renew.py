@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from sim.check.compose import relation
 from sim.check.replay import record
 from sim.check.story import read, write
-from sim.check.timed import relation
 
 
 def main(files: list[str]) -> None:

@@ -221,7 +221,7 @@ async def test_ways_through_every_methods_scopes_are_told_live(walks: int, mock_
     for named in BY_METHOD:
         if not not_live(named.scope):
             for seed in range(walks):
-                reached |= (await walk(named.scope, seed)).world.judge.seen.keys()
+                reached |= (await walk(named.scope, seed)).world.space.judge.seen.keys()
     assert reached >= REACHED, f"missed: {REACHED - reached}"
 
 

@@ -22,10 +22,10 @@ import pdflow.routing
 import pdflow.serving
 from pdflow.errors import PdflowError
 from pdflow.version import compiled
+from sim.check.cluster import Cluster
+from sim.check.compose import relation
 from sim.check.relation import Relation
 from sim.check.scope import Scope
-from sim.check.timed import relation
-from sim.check.world import World
 
 MISSING: Any = object()
 
@@ -96,7 +96,7 @@ class Mutant:
                     undo.append(change.undo)
                     change.do()
             if self.guards:
-                change = _in_namespace(World, "__init__", World.__init__, self._world_without_guards())
+                change = _in_namespace(Cluster, "__init__", Cluster.__init__, self._cluster_without_guards())
                 undo.append(change.undo)
                 change.do()
             yield
@@ -104,11 +104,11 @@ class Mutant:
             for back in reversed(undo):
                 back()
 
-    def _world_without_guards(self) -> Callable[[World, Scope], None]:
-        made = World.__init__
+    def _cluster_without_guards(self) -> Callable[[Cluster, Scope], None]:
+        made = Cluster.__init__
 
-        def without_guards(world: World, scope: Scope) -> None:
-            made(world, self.scope_with(scope))
+        def without_guards(cluster: Cluster, scope: Scope) -> None:
+            made(cluster, self.scope_with(scope))
 
         return without_guards
 

@@ -8,12 +8,12 @@ from rich.console import Console
 
 from pdflow.protocol.dialect import DIALECTS, STRICT, VLLM_COMPAT, Dialect
 from sim.check.campaign import Failure, Task, Walked, walks
+from sim.check.compose import relation
 from sim.check.parts.part import Answer, Options, answer, keep
 from sim.check.replay import record
 from sim.check.report import Counter
 from sim.check.shrink import shrink
 from sim.check.story import Information
-from sim.check.timed import relation
 
 DEFAULT_S = 30.0
 RUNS = 10_000_000

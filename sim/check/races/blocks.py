@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sim.check.races import points as at
-from sim.check.races.owners import TwoOwners
 from sim.check.races.race import Breaks, Holds, Passes, Race, Residual, Unmodelled, told_by
 from sim.check.scope import TOKENS, Scope
 
@@ -41,7 +40,7 @@ SOURCE = (
         line="The engine's thread reaps a lease while the writer's, which has not heard, matches it.",
         source="probe",
         scope=Scope(abort=0, deadline=0, stall=0),
-        world=TwoOwners,
+        own_world="TwoOwners",
         points=(at.registration_between_owners,),
         stock=Breaks("S2", 7),
         compat=Unmodelled(ONE_OWNER),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sim.check.races import points as at
 from sim.check.races.blocks import UNIQUE
-from sim.check.races.owners import Evicting
 from sim.check.races.race import Breaks, Holds, Passes, Race, Residual, Unmodelled, told_by
 from sim.check.scope import Scope
 
@@ -109,7 +108,7 @@ RESTART = (
         line="A peer is evicted on one thread between another's check and its WRITE.",
         source="probe; analysis",
         scope=Scope(requests=2, concurrent=False, abort=0, deadline=0, stall=0),
-        world=Evicting,
+        own_world="Evicting",
         points=(at.evicted_between_check_and_write,),
         stock=Breaks("L", 14),
         compat=Unmodelled(ONE_TURN),

@@ -12,8 +12,9 @@ import attrs
 
 from sim.check.ghost import Broken
 from sim.check.live import live, settle
+from sim.check.moves import Move
 from sim.check.races.race import Point
-from sim.check.relation import Move, Relation
+from sim.check.relation import Transitions
 from sim.check.search import Coverage, Story, explore, path_to
 from sim.check.world import State
 
@@ -42,7 +43,25 @@ class Seen:
     """Whether the first point was."""
 
 
-def through(world: Relation, points: tuple[Point, ...], invariant: str, stop: Stop) -> Seen:
+class Passing:
+    """The same moves, and whether a point was among them."""
+
+    def __init__(self, world: Transitions, point: Point) -> None:
+        self.world = world
+        self.point = point
+        self.components, self.space, self.turns = world.components, world.space, world.turns
+        self.reached = False
+
+    def moves(self, state: State) -> list[Move]:
+        found = self.world.moves(state)
+        self.reached = self.reached or any(self.point.at(self.space, state, move) for move in found)
+        return found
+
+    def apply(self, state: State, move: Move) -> State:
+        return self.world.apply(state, move)
+
+
+def through(world: Transitions, points: tuple[Point, ...], invariant: str, stop: Stop) -> Seen:
     """The shortest story through all points that breaks this invariant; for one of L, to a state that cannot end well.
     Raises OutOfTime."""
     parents, found = _search(world, points, stop, broken=invariant)
@@ -55,38 +74,26 @@ def through(world: Relation, points: tuple[Point, ...], invariant: str, stop: St
     return Seen(None, len(parents), reached)
 
 
-def well_ended(world: Relation, point: Point, stop: Stop) -> tuple[Move, ...]:
+def well_ended(world: Transitions, point: Point, stop: Stop) -> tuple[Move, ...]:
     """The shortest way through a point to a state in which everything has ended; empty if there is none."""
     parents, found = _search(world, (point,), stop, settled=True)
     return path_to(parents, found) if isinstance(found, tuple) else ()
 
 
-def whole(world: Relation, point: Point, stop: Stop) -> tuple[Coverage, bool]:
+def whole(world: Transitions, point: Point, stop: Stop) -> tuple[Coverage, bool]:
     """Every state, and whether the point was reached among them. Raises Broken, OutOfTime."""
-    reached = False
-    plain = world.moves
-
-    def watched(state: State) -> list[Move]:
-        nonlocal reached
-        found = plain(state)
-        reached = reached or any(point.at(world, state, move) for move in found)
-        return found
-
-    world.moves = watched  # type: ignore[method-assign]
-    try:
-        coverage = explore(world, LIMIT, lambda _: stop())
-    finally:
-        world.moves = plain  # type: ignore[method-assign]
+    passing = Passing(world, point)
+    coverage = explore(passing, LIMIT, lambda _: stop())
     if not coverage.complete:
         raise OutOfTime
-    return coverage, reached
+    return coverage, passing.reached
 
 
 def _search(
-    world: Relation, points: tuple[Point, ...], stop: Stop, broken: str = "", settled: bool = False
+    world: Transitions, points: tuple[Point, ...], stop: Stop, broken: str = "", settled: bool = False
 ) -> tuple[dict[Node, tuple[Node, Move] | None], Story | Node | None]:
     """Breadth first. Ends at a story that breaks `broken`, or at the first settled state, behind all points."""
-    start: Node = (0, world.start())
+    start: Node = (0, world.turns.start())
     parents: dict[Node, tuple[Node, Move] | None] = {start: None}
     level = [start]
     while level:
@@ -104,20 +111,20 @@ def _search(
                     continue
                 if after not in parents:
                     parents[after] = (node, move)
-                    if settled and passed == len(points) and world.settled(after[1]):
+                    if settled and passed == len(points) and world.space.settled(after[1]):
                         return parents, after
                     following.append(after)
         level = following
     return parents, None
 
 
-def _passed(world: Relation, points: tuple[Point, ...], node: Node, move: Move) -> int:
+def _passed(world: Transitions, points: tuple[Point, ...], node: Node, move: Move) -> int:
     passed, state = node
-    return passed + (passed < len(points) and points[passed].at(world, state, move))
+    return passed + (passed < len(points) and points[passed].at(world.space, state, move))
 
 
 def _lifeless(
-    world: Relation, parents: dict[Node, tuple[Node, Move] | None], nodes: Iterable[Node], invariant: str, stop: Stop
+    world: Transitions, parents: dict[Node, tuple[Node, Move] | None], nodes: Iterable[Node], invariant: str, stop: Stop
 ) -> Story | None:
     """The first of these, as they were found, from which not everything ends. What breaks otherwise on its way there is
     another race's."""
@@ -128,8 +135,8 @@ def _lifeless(
         if node[1] in good:
             continue
         try:
-            if world.scope.clocks:
-                good.update(after for after in settle(world, node[1], good) if not any(world.left(after)))
+            if world.space.scope.clocks:
+                good.update(after for after in settle(world, node[1], good) if not any(world.space.left(after)))
             else:
                 live(world, [node[1]])
         except Broken as broken:

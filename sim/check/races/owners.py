@@ -8,8 +8,10 @@ two halves the other thread may do what it does at any moment, as any timer may 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import attrs
 import msgspec
 
 from pdflow.protocol.ids import Reg, base_id
@@ -19,144 +21,159 @@ from pdflow.protocol.timers import TimerKind
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow.protocol.wire.strict import LENGTH_BYTES, VERSION, decode_frame
 from pdflow.protocol.wire.vllm import PUSH_REG, decode_notification
+from sim.check.components import Components
+from sim.check.compose import plain
 from sim.check.ghost import Broken, Product
-from sim.check.relation import Move, Relation
+from sim.check.moves import Acts, Move
+from sim.check.relation import Relation
 from sim.check.scope import Scope
-from sim.check.world import Draft, State
+from sim.check.world import Draft, State, StateSpace
 
 WRITER = "P.r0"
 STRANGER = "u0-ffffffff"
 """A request id of nobody here, under the base id of the first prompt."""
 
 
-class TwoOwners(Relation):
-    """A Relation in which P's leases end in two moves (R03): the engine's thread ends the lease, and the blocks are
-    gone; then the writer finds that in its inbox, and only then does it know."""
+class SplitLease:
+    """P's leases end in two moves (R03): the engine's thread ends the lease, and the blocks are gone; then the writer
+    finds that in its inbox, and only then does it know."""
 
-    def timer(self, draft: Draft, node: int, i: int) -> None:
-        timer = self.armed[draft[node]][i]
+    def __init__(self, base: Components) -> None:
+        self.space = base.space
+        self.plain = base.acts["timer"]
+
+    def acts(self) -> Acts:
+        return {"timer": self.fire}
+
+    def fire(self, draft: Draft, move: Move) -> None:
+        space = self.space
+        timer = space.armed[draft[move[1]]][move[2]]
         if timer.kind is not TimerKind.LEASE:
-            super().timer(draft, node, i)
+            self.plain(draft, move)
             return
-        product = self.cluster.xids.index(str(timer.key))
-        if self.ghost_of(draft).products[product] == Product.HELD:
-            self.put_ghost(draft, "products", product, Product.RELEASED)
+        product = space.cluster.xids.index(str(timer.key))
+        if space.ghost_of(draft).products[product] == Product.HELD:
+            space.put_ghost(draft, "products", product, Product.RELEASED)
             return
         # The writer lets go of what is gone already: not a second release.
-        self.put_ghost(draft, "products", product, Product.HELD)
-        super().timer(draft, node, i)
-        self.put_ghost(draft, "products", product, Product.RELEASED)
+        space.put_ghost(draft, "products", product, Product.HELD)
+        self.plain(draft, move)
+        space.put_ghost(draft, "products", product, Product.RELEASED)
 
 
-class Raising(Relation):
-    """A Relation whose writer may raise, once: its loop logs that and goes on, without what it had drained. One more
-    slot: how often what makes it raise is still to come."""
+class RaisingWriter:
+    """P's writer may raise, once: its loop logs that and goes on, without what it had drained. One more slot: how often
+    what makes it raise is still to come; and with `checks` another, whether it has checked and not yet posted."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
-        self.to_come = self.budget + 1
-        self.inbox = self.cluster.link_of["D.r0", WRITER]
+    def __init__(self, space: StateSpace, checks: bool = False) -> None:
+        self.space = space
+        self.slots = 1 + checks
+        self.to_come = space.claim((1, 0)[: self.slots], self._by_value)
+        self.checked = self.to_come + 1
+        space.calms(self.to_come, 0)
+        self.inbox = space.cluster.link_of["D.r0", WRITER]
 
-    def beginning(self) -> State:
-        return (*super().beginning(), 1)
-
-    def spent(self, state: State) -> State:
-        return self.put(super().spent(state), self.to_come, 0)
-
-    def lost_by(self, state: State, move: Move) -> list[int]:
-        """The links whose frames were in the batch that this move loses."""
-        return []
+    def _by_value(self, state: State) -> dict[str, Any]:
+        return {"clocks": state[self.to_come : self.to_come + self.slots]}
 
     def raises(self, draft: Draft, request_id: str) -> None:
         """A match takes the prompt for good, and its WRITE is never posted; the rest of the batch is gone."""
-        draft[self.first_link + self.inbox] = 0
-        body = self.body(draft, WRITER).fork()
+        space = self.space
+        draft[space.first_link + self.inbox] = 0
+        body = space.body(draft, WRITER).fork()
         for xid in body.store.matching.product_bases.get(base_id(request_id), ())[:1]:
             body.store.matching.spend(xid, body.cells[xid].request_id)
-        draft[self.cluster.at[WRITER]] = self.endpoint(WRITER, body)
+        draft[space.cluster.at[WRITER]] = space.endpoint(WRITER, body)
 
 
-class Poisoned(Raising):
+class Poison:
     """A stranger's registration has an id and nothing else (R34). vLLM looks for the other fields when the id has been
     matched: with a prompt that is there, the writer raises. Ours read the same bytes by their own decoders."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
-        self.do["poison"] = self.poison
+    def __init__(self, base: Components) -> None:
+        self.space = base.space
+        self.writer = RaisingWriter(base.space)
 
-    def moves(self, state: State) -> list[Move]:
+    def acts(self) -> Acts:
+        return {"poison": self.poison}
+
+    def moves(self, state: State) -> Iterator[Move]:
         """It is drained before whatever has come from D: agents' notifications are drained in the agents' order."""
-        found = super().moves(state)
-        waits = state[self.to_come] and state[self.first_link + self.inbox]
-        if waits and self.ghost_of(state).products[0] == Product.HELD and self._matches(state):
-            found.append(("poison", 0))
-        return found
+        space, writer = self.space, self.writer
+        waits = state[writer.to_come] and state[space.first_link + writer.inbox]
+        if waits and space.ghost_of(state).products[0] == Product.HELD and self._matches(state):
+            yield ("poison", 0)
 
     def _matches(self, state: State) -> bool:
         """Whether vLLM would find a prompt for it, which ours do not look for."""
-        ours = self.scope.dialect.registrations_end
-        return ours or base_id(STRANGER) in self.body(state, WRITER).store.matching.product_bases
+        ours = self.space.scope.dialect.registrations_end
+        return ours or base_id(STRANGER) in self.space.body(state, WRITER).store.matching.product_bases
 
-    def poison(self, draft: Draft, product: int) -> None:
-        draft[self.to_come] = 0
-        if self.scope.dialect.registrations_end:
-            read_as_nothing(*(STRICT_POISON if self.scope.dialect.control_frames else VLLM_POISON))
+    def poison(self, draft: Draft, move: Move) -> None:
+        dialect = self.space.scope.dialect
+        draft[self.writer.to_come] = 0
+        if dialect.registrations_end:
+            read_as_nothing(*(STRICT_POISON if dialect.control_frames else VLLM_POISON))
         else:
-            self.raises(draft, STRANGER)
+            self.writer.raises(draft, STRANGER)
 
     def lost_by(self, state: State, move: Move) -> list[int]:
-        return [self.inbox] if move[0] == "poison" and not self.scope.dialect.registrations_end else []
+        """The batch that was drained with it."""
+        return [] if self.space.scope.dialect.registrations_end else [self.writer.inbox]
 
 
-class Evicting(Raising):
+class Eviction:
     """P's engine thread forgets D for its age (R47), as it does when another engine comes up; D has been idle for as
-    long as that takes. The writer checks that D is connected, and looks its descriptors up when it posts: one more
-    slot, whether it stands between the two."""
+    long as that takes. The writer checks that D is connected, and looks its descriptors up when it posts: it may stand
+    between the two."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
-        self.checked = self.budget + 2
-        self.do |= {"check": self.check, "evict": self.evict}
+    def __init__(self, base: Components) -> None:
+        self.space = base.space
+        self.frames = base.frames
+        self.writer = RaisingWriter(base.space, checks=True)
+        self.checked = self.writer.checked
 
-    def beginning(self) -> State:
-        return (*super().beginning(), 0)
+    def acts(self) -> Acts:
+        return {"check": self.check, "evict": self.evict, "deliver": self.deliver}
 
-    def moves(self, state: State) -> list[Move]:
-        found = super().moves(state)
-        writer = self.body(state, WRITER)
-        if "D.r0" in writer.peers.connected:
-            if not state[self.checked] and self._would_post(state, writer.store.matching):
-                found.append(("check", self.inbox))
-            if state[self.to_come] and not self.ops_of(state):
-                found.append(("evict", self.cluster.link_of[WRITER, "D.r0"]))
-        return found
+    def moves(self, state: State) -> Iterator[Move]:
+        space = self.space
+        body = space.body(state, WRITER)
+        if "D.r0" in body.peers.connected:
+            if not state[self.checked] and self._would_post(state, body.store.matching):
+                yield ("check", self.writer.inbox)
+            if state[self.writer.to_come] and not space.ops_of(state):
+                yield ("evict", space.cluster.link_of[WRITER, "D.r0"])
 
     def _would_post(self, state: State, matching: Matching) -> bool:
         """Whether what comes next is a registration whose prompt is there."""
-        waiting = self.chans.values[state[self.first_link + self.inbox]]
-        frame = self.frames.values[waiting[0]] if waiting else None
+        space = self.space
+        waiting = space.chans.values[state[space.first_link + self.writer.inbox]]
+        frame = space.frames.values[waiting[0]] if waiting else None
         return isinstance(frame, Register) and matching.product_of(frame) is not None
 
-    def check(self, draft: Draft, link: int) -> None:
+    def check(self, draft: Draft, move: Move) -> None:
         draft[self.checked] = 1
 
-    def deliver(self, draft: Draft, link: int) -> None:
-        if link == self.inbox:
+    def deliver(self, draft: Draft, move: Move) -> None:
+        if move[1] == self.writer.inbox:
             draft[self.checked] = 0
-        super().deliver(draft, link)
+        self.frames.deliver(draft, move)
 
-    def evict(self, draft: Draft, link: int) -> None:
-        draft[self.to_come] = 0
+    def evict(self, draft: Draft, move: Move) -> None:
+        space, inbox = self.space, self.writer.inbox
+        draft[self.writer.to_come] = 0
         if draft[self.checked]:
             draft[self.checked] = 0
-            frame = self.frames.values[self.chans.values[draft[self.first_link + self.inbox]][0]]
-            self.raises(draft, frame.reg.request_id)
-        body = self.body(draft, WRITER).fork()
+            frame = space.frames.values[space.chans.values[draft[space.first_link + inbox]][0]]
+            self.writer.raises(draft, frame.reg.request_id)
+        body = space.body(draft, WRITER).fork()
         body.peers.lost("D.r0")
-        draft[self.cluster.at[WRITER]] = self.endpoint(WRITER, body)
+        draft[space.cluster.at[WRITER]] = space.endpoint(WRITER, body)
 
     def lost_by(self, state: State, move: Move) -> list[int]:
-        return [self.inbox] if move[0] == "evict" and state[self.checked] else []
+        """The batch that was drained, if the writer stands between its check and its WRITE."""
+        return [self.writer.inbox] if state[self.checked] else []
 
 
 def _framed(body: bytes) -> bytes:
@@ -184,5 +201,33 @@ def read_as_nothing(decode: Decoder, poison: bytes) -> None:
         raise Broken("S9", f"a registration without its fields is read as {read}")
 
 
-WORLDS: dict[str, type[Relation]] = {world.__name__: world for world in (TwoOwners, Poisoned, Evicting)}
+def stands_between(space: StateSpace, state: State) -> bool:
+    """Whether the writer has checked that D is connected and not yet posted, where D may be forgotten (Eviction)."""
+    return bool(state[space.budget + 2])
+
+
+def two_owners(scope: Scope) -> Relation:
+    base = plain(scope)
+    return Relation(attrs.evolve(base, acts=base.acts | SplitLease(base).acts()))
+
+
+def poisoned(scope: Scope) -> Relation:
+    base = plain(scope)
+    poison = Poison(base)
+    lost_by = base.lost_by | {"poison": poison.lost_by}
+    return Relation(attrs.evolve(base, acts=base.acts | poison.acts(), further=(poison.moves,), lost_by=lost_by))
+
+
+def evicting(scope: Scope) -> Relation:
+    base = plain(scope)
+    eviction = Eviction(base)
+    lost_by = base.lost_by | {"evict": eviction.lost_by}
+    return Relation(attrs.evolve(base, acts=base.acts | eviction.acts(), further=(eviction.moves,), lost_by=lost_by))
+
+
+WORLDS: dict[str, Callable[[Scope], Relation]] = {
+    "TwoOwners": two_owners,
+    "Poisoned": poisoned,
+    "Evicting": evicting,
+}
 """By the names that stories know them by."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from sim.check.races.catalogue import GROUPS
 from sim.check.races.race import SEARCHED, Race, ToldBy, Unmodelled
 from sim.check.races.verdict import Found, Row, rows
-from sim.check.timed import relation
 
 HEAD = """\
 # Races
@@ -79,6 +78,6 @@ def _said(race: Race, dialect: str, found: Found) -> str:
         return f"{shown.says}; {tests}" if shown.says else tests
     assert isinstance(shown, SEARCHED)
     why = getattr(shown, "why", "")
-    if race.world is not relation:
-        why = f"a world of its own, {race.world.__name__} of sim/check/races"
+    if race.own_world:
+        why = f"a world of its own, {race.own_world} of sim/check/races"
     return f"scope {found.where}{'; ' + why if why else ''}"

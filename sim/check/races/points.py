@@ -11,12 +11,12 @@ from pdflow.protocol.messages import Cancel, Heartbeat, Register, Sync
 from pdflow.protocol.timers import TimerKind
 from sim.check.cluster import SOURCE
 from sim.check.ghost import ENDED_ERR, ENDED_OK, FLYING, PIECE, READING, TOLD, Product, Stage
-from sim.check.races.owners import Evicting
+from sim.check.moves import Move
+from sim.check.races.owners import stands_between
 from sim.check.races.race import Point
-from sim.check.relation import Move, Relation
-from sim.check.world import State
+from sim.check.world import State, StateSpace
 
-Judged: TypeAlias = Callable[[Relation, State, Move], bool]
+Judged: TypeAlias = Callable[[StateSpace, State, Move], bool]
 
 
 def point(says: str) -> Callable[[Judged], Point]:
@@ -26,47 +26,47 @@ def point(says: str) -> Callable[[Judged], Point]:
 # What a move is about.
 
 
-def frame(world: Relation, state: State, move: Move) -> Any:
+def frame(space: StateSpace, state: State, move: Move) -> Any:
     """The frame that arrives or is lost."""
     if move[0] == "late":
-        return world.frames.values[world.bags.values[state[world.bag]][move[1]][1]]
-    return world.frames.values[world.chans.values[state[world.first_link + move[1]]][0]]
+        return space.frames.values[space.bags.values[state[space.bag]][move[1]][1]]
+    return space.frames.values[space.chans.values[state[space.first_link + move[1]]][0]]
 
 
-def operations(world: Relation, state: State, kind: type) -> Iterator[tuple[Any, int]]:
+def operations(space: StateSpace, state: State, kind: type) -> Iterator[tuple[Any, int]]:
     """Open ones of this kind: (effect, flags)."""
-    for op, flags in world.ops_of(state):
-        effect = world.operations(op)[2]
+    for op, flags in space.ops_of(state):
+        effect = space.operations(op)[2]
         if type(effect) is kind:
             yield effect, flags
 
 
-def operation(world: Relation, state: State, move: Move) -> tuple[Any, int]:
+def operation(space: StateSpace, state: State, move: Move) -> tuple[Any, int]:
     """What lands, ends, or tells of its end."""
-    op, flags = world.ops_of(state)[move[1]]
-    return world.operations(op)[2], flags
+    op, flags = space.ops_of(state)[move[1]]
+    return space.operations(op)[2], flags
 
 
-def lease_ends(world: Relation, state: State, move: Move) -> bool:
-    return move[0] == "timer" and world.armed[state[move[1]]][move[2]].kind is TimerKind.LEASE
+def lease_ends(space: StateSpace, state: State, move: Move) -> bool:
+    return move[0] == "timer" and space.armed[state[move[1]]][move[2]].kind is TimerKind.LEASE
 
 
-def of_p(world: Relation, state: State, move: Move) -> bool:
+def of_p(space: StateSpace, state: State, move: Move) -> bool:
     """Whether a task is P's, about a connection."""
-    kind, node, _ = world.tasks_of(state)[move[1]]
-    return kind == "handshake" and engine_of(world.cluster.nodes[node]) == "P"
+    kind, node, _ = space.tasks_of(state)[move[1]]
+    return kind == "handshake" and engine_of(space.cluster.nodes[node]) == "P"
 
 
-def held(world: Relation, state: State, product: int = 0) -> bool:
-    return world.ghost_of(state).products[product] == Product.HELD
+def held(space: StateSpace, state: State, product: int = 0) -> bool:
+    return space.ghost_of(state).products[product] == Product.HELD
 
 
-def released(world: Relation, state: State) -> bool:
-    return world.ghost_of(state).products[0] == Product.RELEASED
+def released(space: StateSpace, state: State) -> bool:
+    return space.ghost_of(state).products[0] == Product.RELEASED
 
 
-def stage(world: Relation, state: State) -> int:
-    found: int = world.ghost_of(state).stages[0]
+def stage(space: StateSpace, state: State) -> int:
+    found: int = space.ghost_of(state).stages[0]
     return found
 
 
@@ -74,107 +74,107 @@ def stage(world: Relation, state: State) -> int:
 
 
 @point("the lease ends while a WRITE reads")
-def lease_ends_under_write(world: Relation, state: State, move: Move) -> bool:
-    if not lease_ends(world, state, move):
+def lease_ends_under_write(space: StateSpace, state: State, move: Move) -> bool:
+    if not lease_ends(space, state, move):
         return False
-    return any(flags & READING for _, flags in operations(world, state, PostWrite))
+    return any(flags & READING for _, flags in operations(space, state, PostWrite))
 
 
 @point("the connection that a WRITE waits for is there, and the prompt is not")
-def connected_too_late(world: Relation, state: State, move: Move) -> bool:
-    late = move[0] == "task" and released(world, state) and stage(world, state) == Stage.ADMITTED
-    return late and of_p(world, state, move)
+def connected_too_late(space: StateSpace, state: State, move: Move) -> bool:
+    late = move[0] == "task" and released(space, state) and stage(space, state) == Stage.ADMITTED
+    return late and of_p(space, state, move)
 
 
 @point("a READ lands of blocks that have been released")
-def read_too_late(world: Relation, state: State, move: Move) -> bool:
-    return move[0] == "land" and released(world, state) and type(operation(world, state, move)[0]) is PostRead
+def read_too_late(space: StateSpace, state: State, move: Move) -> bool:
+    return move[0] == "land" and released(space, state) and type(operation(space, state, move)[0]) is PostRead
 
 
 @point("D admits what P has released meanwhile")
-def admitted_too_late(world: Relation, state: State, move: Move) -> bool:
-    return move[0] == "admit" and released(world, state)
+def admitted_too_late(space: StateSpace, state: State, move: Move) -> bool:
+    return move[0] == "admit" and released(space, state)
 
 
 @point("P hears that a queued request is still wanted")
-def interest(world: Relation, state: State, move: Move) -> bool:
-    if move[0] != "deliver" or type(frame(world, state, move)) not in (Heartbeat, Sync):
+def interest(space: StateSpace, state: State, move: Move) -> bool:
+    if move[0] != "deliver" or type(frame(space, state, move)) not in (Heartbeat, Sync):
         return False
-    return stage(world, state) == Stage.ENQUEUED and held(world, state)
+    return stage(space, state) == Stage.ENQUEUED and held(space, state)
 
 
 @point("its lease ends all the same")
-def lease_ends_in_queue(world: Relation, state: State, move: Move) -> bool:
-    queued = lease_ends(world, state, move) and stage(world, state) == Stage.ENQUEUED
-    return queued and held(world, state)
+def lease_ends_in_queue(space: StateSpace, state: State, move: Move) -> bool:
+    queued = lease_ends(space, state, move) and stage(space, state) == Stage.ENQUEUED
+    return queued and held(space, state)
 
 
 @point("a registration arrives at the writer's thread, which has not heard that the engine's has ended the lease")
-def registration_between_owners(world: Relation, state: State, move: Move) -> bool:
-    if move[0] != "deliver" or not released(world, state) or type(frame(world, state, move)) is not Register:
+def registration_between_owners(space: StateSpace, state: State, move: Move) -> bool:
+    if move[0] != "deliver" or not released(space, state) or type(frame(space, state, move)) is not Register:
         return False
-    return any(cell.source is not None for cell in world.body(state, "P.r0").cells.values())
+    return any(cell.source is not None for cell in space.body(state, "P.r0").cells.values())
 
 
 @point("the engine's thread forgets D between the writer's check of it and its WRITE")
-def evicted_between_check_and_write(world: Relation, state: State, move: Move) -> bool:
-    return move[0] == "evict" and isinstance(world, Evicting) and bool(state[world.checked])
+def evicted_between_check_and_write(space: StateSpace, state: State, move: Move) -> bool:
+    return move[0] == "evict" and stands_between(space, state)
 
 
 @point("a stranger's registration without its fields is drained before another request's registration")
-def poison_before_registration(world: Relation, state: State, move: Move) -> bool:
+def poison_before_registration(space: StateSpace, state: State, move: Move) -> bool:
     """The first request needs its prompt no more: it is the other one that is lost."""
-    if move[0] != "poison" or world.ghost_of(state).stages != (Stage.FREED, Stage.ADMITTED):
+    if move[0] != "poison" or space.ghost_of(state).stages != (Stage.FREED, Stage.ADMITTED):
         return False
-    frames = world.chans.values[state[world.first_link + world.cluster.link_of["D.r0", "P.r0"]]]
-    return any(isinstance(world.frames.values[waiting], Register) for waiting in frames)
+    frames = space.chans.values[state[space.first_link + space.cluster.link_of["D.r0", "P.r0"]]]
+    return any(isinstance(space.frames.values[waiting], Register) for waiting in frames)
 
 
 # D's blocks.
 
 
 @point("the client gives up while bytes may land")
-def abort_under_write(world: Relation, state: State, move: Move) -> bool:
-    return move[0] == "abort" and any(flags & FLYING for _, flags in world.ops_of(state))
+def abort_under_write(space: StateSpace, state: State, move: Move) -> bool:
+    return move[0] == "abort" and any(flags & FLYING for _, flags in space.ops_of(state))
 
 
 @point("the client gives up before D has blocks for it")
-def abort_before_blocks(world: Relation, state: State, move: Move) -> bool:
-    return move[0] == "abort" and stage(world, state) < Stage.ADMITTED and held(world, state)
+def abort_before_blocks(space: StateSpace, state: State, move: Move) -> bool:
+    return move[0] == "abort" and stage(space, state) < Stage.ADMITTED and held(space, state)
 
 
 @point("a retry's prompt is finished beside the registration of an attempt that is over")
-def stale_registration(world: Relation, state: State, move: Move) -> bool:
-    if move[0] != "finish" or move[1] != 1 or stage(world, state) < Stage.RESOLVED:
+def stale_registration(space: StateSpace, state: State, move: Move) -> bool:
+    if move[0] != "finish" or move[1] != 1 or stage(space, state) < Stage.RESOLVED:
         return False
-    first = world.cluster.requests[0]
-    cells = world.body(state, "P.r0").cells.values()
+    first = space.cluster.requests[0]
+    cells = space.body(state, "P.r0").cells.values()
     return any(grant.reg.request_id == first for cell in cells for grant in cell.grants)
 
 
 @point("another prompt's KV lands")
-def foreign_lands(world: Relation, state: State, move: Move) -> bool:
+def foreign_lands(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "land":
         return False
-    effect, _ = operation(world, state, move)
-    asked = world.cluster.product_of[world.judge.request_of(effect)]
+    effect, _ = operation(space, state, move)
+    asked = space.cluster.product_of[space.judge.request_of(effect)]
     return type(effect) is PostWrite and effect.source.generation - SOURCE != asked
 
 
 @point("a registration arrives when its request is over")
-def registration_too_late(world: Relation, state: State, move: Move) -> bool:
-    if move[0] not in ("deliver", "late") or stage(world, state) < Stage.COMMITTED:
+def registration_too_late(space: StateSpace, state: State, move: Move) -> bool:
+    if move[0] not in ("deliver", "late") or stage(space, state) < Stage.COMMITTED:
         return False
-    what = frame(world, state, move)
-    return type(what) is Register and what.reg.request_id == world.cluster.requests[0]
+    what = frame(space, state, move)
+    return type(what) is Register and what.reg.request_id == space.cluster.requests[0]
 
 
 @point("a copy of a registration arrives at the rank of P whose half has landed, and the other's has not")
-def copy_after_half(world: Relation, state: State, move: Move) -> bool:
-    if move[0] != "late" or stage(world, state) != Stage.ADMITTED:
+def copy_after_half(space: StateSpace, state: State, move: Move) -> bool:
+    if move[0] != "late" or stage(space, state) != Stage.ADMITTED:
         return False
-    cluster, what, landed = world.cluster, frame(world, state, move), world.ghost_of(state).landed[0]
-    _, to = cluster.links[world.bags.values[state[world.bag]][move[1]][0]]
+    cluster, what, landed = space.cluster, frame(space, state, move), space.ghost_of(state).landed[0]
+    _, to = cluster.links[space.bags.values[state[space.bag]][move[1]][0]]
     if type(what) is not Register or what.reg.request_id != cluster.requests[0]:
         return False
     half = cluster.bit[cluster.p_ranks.index(to), what.d_rank]
@@ -182,82 +182,82 @@ def copy_after_half(world: Relation, state: State, move: Move) -> bool:
 
 
 @point("P dies while D holds blocks of an aborted request")
-def p_dies_after_abort(world: Relation, state: State, move: Move) -> bool:
-    return move == ("restart", 0) and stage(world, state) == Stage.RESOLVED
+def p_dies_after_abort(space: StateSpace, state: State, move: Move) -> bool:
+    return move == ("restart", 0) and stage(space, state) == Stage.RESOLVED
 
 
 @point("one handle has ended badly and its sibling may still land")
-def sibling_ends_badly(world: Relation, state: State, move: Move) -> bool:
-    if move[0] != "ended" or not operation(world, state, move)[1] & ENDED_ERR:
+def sibling_ends_badly(space: StateSpace, state: State, move: Move) -> bool:
+    if move[0] != "ended" or not operation(space, state, move)[1] & ENDED_ERR:
         return False
-    return any(flags & FLYING for i, (_, flags) in enumerate(world.ops_of(state)) if i != move[1])
+    return any(flags & FLYING for i, (_, flags) in enumerate(space.ops_of(state)) if i != move[1])
 
 
 @point("the lease ends while a WRITE whose handle has ended badly may still read")
-def lease_ends_after_error(world: Relation, state: State, move: Move) -> bool:
-    return lease_ends(world, state, move) and any(flags & TOLD for _, flags in operations(world, state, PostWrite))
+def lease_ends_after_error(space: StateSpace, state: State, move: Move) -> bool:
+    return lease_ends(space, state, move) and any(flags & TOLD for _, flags in operations(space, state, PostWrite))
 
 
 @point("a second rank's CANCEL arrives while the first one's waits")
-def second_cancel(world: Relation, state: State, move: Move) -> bool:
-    if move[0] != "deliver" or type(frame(world, state, move)) is not Cancel:
+def second_cancel(space: StateSpace, state: State, move: Move) -> bool:
+    if move[0] != "deliver" or type(frame(space, state, move)) is not Cancel:
         return False
-    return any(cell.askers for cell in world.body(state, "P.r0").cells.values())
+    return any(cell.askers for cell in space.body(state, "P.r0").cells.values())
 
 
 @point("P is told that a WRITE has failed of which a part has landed")
-def error_after_landing(world: Relation, state: State, move: Move) -> bool:
+def error_after_landing(space: StateSpace, state: State, move: Move) -> bool:
     return (
-        move[0] == "ended" and error_heard(world, state, move) and operation(world, state, move)[1] >> PIECE + 3 & 7 > 0
+        move[0] == "ended" and error_heard(space, state, move) and operation(space, state, move)[1] >> PIECE + 3 & 7 > 0
     )
 
 
 # Signals that are missing.
 
 
-def error_heard(world: Relation, state: State, move: Move) -> bool:
-    return bool(operation(world, state, move)[1] & ENDED_ERR) and stage(world, state) == Stage.ADMITTED
+def error_heard(space: StateSpace, state: State, move: Move) -> bool:
+    return bool(operation(space, state, move)[1] & ENDED_ERR) and stage(space, state) == Stage.ADMITTED
 
 
 @point("P is told that a WRITE has failed for which D waits")
-def write_fails(world: Relation, state: State, move: Move) -> bool:
-    return move[0] == "ended" and error_heard(world, state, move)
+def write_fails(space: StateSpace, state: State, move: Move) -> bool:
+    return move[0] == "ended" and error_heard(space, state, move)
 
 
 @point("P cannot reach a D that waits")
-def p_cannot_reach_d(world: Relation, state: State, move: Move) -> bool:
-    return move[0] == "unreachable" and stage(world, state) == Stage.ADMITTED and of_p(world, state, move)
+def p_cannot_reach_d(space: StateSpace, state: State, move: Move) -> bool:
+    return move[0] == "unreachable" and stage(space, state) == Stage.ADMITTED and of_p(space, state, move)
 
 
 @point("a registration arrives after the lease")
-def registration_after_lease(world: Relation, state: State, move: Move) -> bool:
-    late = move[0] == "deliver" and released(world, state) and stage(world, state) == Stage.ADMITTED
-    return late and type(frame(world, state, move)) is Register
+def registration_after_lease(space: StateSpace, state: State, move: Move) -> bool:
+    late = move[0] == "deliver" and released(space, state) and stage(space, state) == Stage.ADMITTED
+    return late and type(frame(space, state, move)) is Register
 
 
 @point("one rank's registration is lost")
-def registration_lost(world: Relation, state: State, move: Move) -> bool:
-    return move[0] == "drop" and type(frame(world, state, move)) is Register
+def registration_lost(space: StateSpace, state: State, move: Move) -> bool:
+    return move[0] == "drop" and type(frame(space, state, move)) is Register
 
 
 @point("one rank registers, and the other has not heard of the request yet")
-def one_rank_lags(world: Relation, state: State, move: Move) -> bool:
-    if move[0] != "deliver" or type(frame(world, state, move)) is not Register:
+def one_rank_lags(space: StateSpace, state: State, move: Move) -> bool:
+    if move[0] != "deliver" or type(frame(space, state, move)) is not Register:
         return False
-    cluster = world.cluster
-    return held(world, state) and any(state[world.first_link + cluster.link_of["D", rank]] for rank in cluster.d_ranks)
+    cluster = space.cluster
+    return held(space, state) and any(state[space.first_link + cluster.link_of["D", rank]] for rank in cluster.d_ranks)
 
 
 @point("the lagging rank is told that all has landed")
-def completion_too_early(world: Relation, state: State, move: Move) -> bool:
+def completion_too_early(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "notice":
         return False
-    to = operation(world, state, move)[0].to
-    return bool(state[world.first_link + world.cluster.link_of["D", to]])
+    to = operation(space, state, move)[0].to
+    return bool(state[space.first_link + space.cluster.link_of["D", to]])
 
 
 @point("the completion is lost")
-def completion_lost(world: Relation, state: State, move: Move) -> bool:
+def completion_lost(space: StateSpace, state: State, move: Move) -> bool:
     return bool(move[0] == "lose notice")
 
 
@@ -265,35 +265,35 @@ def completion_lost(world: Relation, state: State, move: Move) -> bool:
 
 
 @point("a registration arrives where two prompts have its base id")
-def two_candidates(world: Relation, state: State, move: Move) -> bool:
-    both = move[0] == "deliver" and held(world, state) and held(world, state, 1)
-    return both and type(frame(world, state, move)) is Register
+def two_candidates(space: StateSpace, state: State, move: Move) -> bool:
+    both = move[0] == "deliver" and held(space, state) and held(space, state, 1)
+    return both and type(frame(space, state, move)) is Register
 
 
 @point("a prompt is finished that a dead D has registered for")
-def d_is_another(world: Relation, state: State, move: Move) -> bool:
-    if move[0] != "finish" or not world.ghost_of(state).lives[1] or stage(world, state) != Stage.FREED:
+def d_is_another(space: StateSpace, state: State, move: Move) -> bool:
+    if move[0] != "finish" or not space.ghost_of(state).lives[1] or stage(space, state) != Stage.FREED:
         return False
-    return any(cell.grants for cell in world.body(state, "P.r0").cells.values())
+    return any(cell.grants for cell in space.body(state, "P.r0").cells.values())
 
 
 @point("P dies with a prompt that D waits for")
-def p_dies(world: Relation, state: State, move: Move) -> bool:
-    return move == ("restart", 0) and stage(world, state) == Stage.ADMITTED and held(world, state)
+def p_dies(space: StateSpace, state: State, move: Move) -> bool:
+    return move == ("restart", 0) and stage(space, state) == Stage.ADMITTED and held(space, state)
 
 
 @point("the completion of an aborted request arrives")
-def completion_after_abort(world: Relation, state: State, move: Move) -> bool:
-    return move[0] == "notice" and stage(world, state) == Stage.RESOLVED
+def completion_after_abort(space: StateSpace, state: State, move: Move) -> bool:
+    return move[0] == "notice" and stage(space, state) == Stage.RESOLVED
 
 
 @point("a younger prompt's lease ends before an older one's")
-def second_lease_ends_first(world: Relation, state: State, move: Move) -> bool:
-    if not lease_ends(world, state, move) or not held(world, state):
+def second_lease_ends_first(space: StateSpace, state: State, move: Move) -> bool:
+    if not lease_ends(space, state, move) or not held(space, state):
         return False
-    return bool(world.armed[state[move[1]]][move[2]].key == world.cluster.xids[1])
+    return bool(space.armed[state[move[1]]][move[2]].key == space.cluster.xids[1])
 
 
 @point("P is told that a WRITE has landed")
-def write_ends_well(world: Relation, state: State, move: Move) -> bool:
-    return move[0] == "ended" and bool(operation(world, state, move)[1] & ENDED_OK)
+def write_ends_well(space: StateSpace, state: State, move: Move) -> bool:
+    return move[0] == "ended" and bool(operation(space, state, move)[1] & ENDED_OK)

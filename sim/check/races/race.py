@@ -14,10 +14,12 @@ from typing import TypeAlias
 import attrs
 
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, VLLM_STOCK, Dialect
-from sim.check.relation import Move, Relation
+from sim.check.compose import relation
+from sim.check.moves import Move
+from sim.check.races.owners import WORLDS
+from sim.check.relation import Relation
 from sim.check.scope import Scope
-from sim.check.timed import relation
-from sim.check.world import State
+from sim.check.world import State, StateSpace
 
 
 @attrs.frozen
@@ -25,7 +27,7 @@ class Point:
     """A move in a state: the moment at which a race is won or lost."""
 
     says: str
-    at: Callable[[Relation, State, Move], bool]
+    at: Callable[[StateSpace, State, Move], bool]
 
 
 @attrs.frozen
@@ -88,8 +90,8 @@ class Race:
     source: str
     scope: Scope = attrs.field(factory=Scope)
     """Of every search; its dialect does not count."""
-    world: Callable[[Scope], Relation] = relation
-    """What is searched, if not the explored world as it is."""
+    own_world: str = ""
+    """Which of WORLDS is searched, if not the explored world as it is."""
     points: tuple[Point, ...] = ()
     """The first must be reached in every dialect; the others, in their order, make
     vLLM's story the one that is meant."""
@@ -101,6 +103,10 @@ class Race:
     def shown(self) -> dict[str, Shown]:
         """By dialect, in the order of the table."""
         return {VLLM_STOCK.name: self.stock, VLLM_COMPAT.name: self.compat, STRICT.name: self.strict}
+
+    def world(self, scope: Scope) -> Relation:
+        """What is searched, in a scope of it."""
+        return WORLDS.get(self.own_world, relation)(scope)
 
     def scope_in(self, dialect: Dialect) -> Scope:
         shown = self.shown[dialect.name]

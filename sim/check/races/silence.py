@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sim.check.races import points as at
-from sim.check.races.owners import Poisoned
 from sim.check.races.race import Breaks, Passes, Race, Unmodelled, told_by
 from sim.check.scope import Scope
 
@@ -169,7 +168,7 @@ INPUT = (
         line="A registration without its fields raises in the writer's thread, and what was read with it is lost.",
         source="probe",
         scope=Scope(requests=2, concurrent=False, deadline=0, stall=0),
-        world=Poisoned,
+        own_world="Poisoned",
         points=(at.poison_before_registration,),
         stock=Breaks("L", 8),
         compat=Passes(),

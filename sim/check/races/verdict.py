@@ -16,7 +16,6 @@ from sim.check.races.race import SEARCHED, Breaks, Holds, Passes, Point, Race, R
 from sim.check.replay import named, record
 from sim.check.scope import Scope
 from sim.check.story import Information, StoryFile, Verdict
-from sim.check.timed import relation
 
 
 class NoSuchRaceError(PdflowError):
@@ -194,7 +193,6 @@ def story(name: str, dialect: str, stop: Stop = never) -> StoryFile:
         tellable = [name for name, other in race.shown.items() if isinstance(other, SEARCHED)]
         others = f"; it is searched in {', '.join(tellable)}" if tellable else ""
         raise NoSuchRaceError(f"{race.number} has no story in {dialect}: {look(race, dialect).words}{others}")
-    own_world = "" if race.world is relation else race.world.__name__
     world = race.world(race.scope_in(DIALECTS[dialect]))
     information = Information(note=f"{race.number} {race.name}: {race.line}", scheduler="breadth first")
     if isinstance(shown, (Breaks, Residual)):
@@ -204,6 +202,6 @@ def story(name: str, dialect: str, stop: Stop = never) -> StoryFile:
         told = record(world, named(world, found.moves), information=information)
         # What needs no timer is judged by live.py alone, not where a story is recorded.
         broken = Verdict(invariant=found.broken.name, what=found.broken.what)
-        return msgspec.structs.replace(told, verdict=broken, own_world=own_world)
+        return msgspec.structs.replace(told, verdict=broken, own_world=race.own_world)
     told = record(world, named(world, well_ended(world, race.points[0], stop)), information=information)
-    return msgspec.structs.replace(told, own_world=own_world)
+    return msgspec.structs.replace(told, own_world=race.own_world)

@@ -38,12 +38,13 @@ from runtime.ranks import WORD_BYTES, Beside, LayoutBook
 from runtime.transports.base import Tell
 from sim.check import names
 from sim.check.cluster import DIGEST, FIRST_LIFE, SHAPE, role_of
+from sim.check.compose import relation
 from sim.check.ghost import ENDED_OK, PIECE, Product, Stage
-from sim.check.relation import Move
+from sim.check.moves import Move
+from sim.check.relation import Relation
 from sim.check.roles import WEIGHTS
 from sim.check.scope import TOKENS, Scope
-from sim.check.timed import kind
-from sim.check.world import Draft, State
+from sim.check.world import State
 from tests.runtime.support.hand import Hand
 from tests.runtime.support.held import Held, Operation, Wires, frame
 from tests.runtime.support.kv import kv, put_kv
@@ -68,28 +69,18 @@ def digest_of(tokens: list[int], weights: int) -> int:
     return DIGEST + tokens[0]
 
 
-def listening(scope: Scope) -> Any:
-    """The world of a scope, which says what its endpoints heard and answered in a move: `heard` is for its user to
-    empty. It remembers no turn."""
-    base = kind(scope)
+class Heard:
+    """What a world's endpoints heard and answered in a move, for its user to empty. The world remembers no turn."""
 
-    class Listening(base):  # type: ignore[valid-type, misc]
-        def __init__(self) -> None:
-            super().__init__(scope)
-            self.heard: list[Turn] = []
+    def __init__(self, world: Relation) -> None:
+        self.turns: list[Turn] = []
+        world.turns.observer = self
 
-        def turn(self, draft: Draft, node: int, event: int) -> None:
-            self.turns.clear()
-            self.steps.clear()
-            super().turn(draft, node, event)
+    def judging(self, node: Address) -> None:
+        """What is judged, the world's own tests look at."""
 
-        def _step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
-            at, what = self.events.values[event]
-            after, effects = super()._step(end, event)
-            self.heard.append(Turn(self.cluster.nodes[at], what, effects))
-            return after, effects
-
-    return Listening()
+    def stepped(self, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
+        self.turns.append(Turn(node, event, effects))
 
 
 class NotToldOn(Exception):  # noqa: N818 (what happened, not which kind of error)
@@ -100,9 +91,10 @@ class Told:
     """One telling. `nursery` is where nodes run."""
 
     def __init__(self, scope: Scope, nursery: trio.Nursery) -> None:
-        self.world: Final = listening(scope)
-        self.cluster: Final = self.world.cluster
-        self.state: State = self.world.beginning()
+        self.world: Final = relation(scope)
+        self.heard_there: Final = Heard(self.world)
+        self.cluster: Final = self.world.space.cluster
+        self.state: State = self.world.space.beginning()
         self.oracle: Final = Oracle(self.cluster.geometry, scope.done_is_remote)
         self.nursery: Final = nursery
         self.shape = SHAPE
@@ -154,7 +146,7 @@ class Told:
             self.start(engine)
         for i, (xid, request_id) in enumerate(zip(self.cluster.xids, self.cluster.prefill_ids, strict=True)):
             self.prefills[i] = self.prefill_node(i).begin(request_id, xid, [i] * TOKENS)
-        self.state = self.world.start()
+        self.state = self.world.turns.start()
         await self.agree("the beginning")
 
     async def tell(self, name: str) -> None:
@@ -210,15 +202,15 @@ class Told:
         self.take_posted()
         self.all_were_posted(name)
         for engine in self.nodes:
-            live, world = (self.of_engine(engine, turns) for turns in (self.heard, self.world.heard))
+            live, world = (self.of_engine(engine, turns) for turns in (self.heard, self.heard_there.turns))
             assert live == world, differing(name, live, world)
         self.heard.clear()
-        self.world.heard.clear()
+        self.heard_there.turns.clear()
         for node in self.nodes.values():
             if not self.cluster.scope.decodes:
                 hand(node).decode_all()
             for address, port in node.ports.items() if not self.cluster.scope.horizon else ():
-                assert port.endpoint.fingerprint() == self.world.body(self.state, address).fingerprint(), name  # type: ignore[attr-defined]
+                assert port.endpoint.fingerprint() == self.world.space.body(self.state, address).fingerprint(), name  # type: ignore[attr-defined]
         self.agree_on_blocks(name)
 
     def all_were_posted(self, name: str) -> None:
@@ -246,7 +238,7 @@ class Told:
 
     def held(self) -> dict[EngineId, set[int]]:
         """By engine, the generations of the world's blocks that somebody has."""
-        ghost, cluster = self.world.ghost_of(self.state), self.cluster
+        ghost, cluster = self.world.space.ghost_of(self.state), self.cluster
         held: dict[EngineId, set[int]] = {engine: set() for engine in cluster.engines}
         for i, product in enumerate(ghost.products):
             if product in (Product.HELD, Product.COMPUTED):
@@ -341,7 +333,7 @@ class Told:
 
     def finish(self, i: int) -> None:
         """Where engines report late, that is another move of this name."""
-        if self.world.ghost_of(self.state).products[i] == Product.QUEUED:
+        if self.world.space.ghost_of(self.state).products[i] == Product.QUEUED:
             self.compute(i)
             self.hand_at_p(i).finish_prompt(self.prompt(i))
             if self.cluster.scope.late:
@@ -377,7 +369,7 @@ class Told:
     def decode(self, i: int) -> None:
         node = self.nodes[self.cluster.d_of[i].engine]
         assert isinstance(node, DecodeNode)
-        (said,) = [turn.event for turn in self.world.heard if type(turn.event) is DecodeQueued]
+        (said,) = [turn.event for turn in self.heard_there.turns if type(turn.event) is DecodeQueued]
         sampling = Sampling(max_tokens=1)
         tokens = [self.cluster.product_of[i]] * TOKENS
         self.decodes[i] = node.begin(self.cluster.requests[i], said.params, tokens, sampling)
@@ -436,8 +428,8 @@ class Told:
         self.late.append((self.cluster.links[link], self.wire(link)[0]))
 
     async def arrive_late(self, i: int) -> None:
-        link, number = self.world.bags.values[self.state[self.world.bag]][i]
-        ends, message = self.cluster.links[link], self.world.frames.values[number]
+        link, number = self.world.space.bags.values[self.state[self.world.space.bag]][i]
+        ends, message = self.cluster.links[link], self.world.space.frames.values[number]
         at = next(at for at, (on, data) in enumerate(self.late) if on == ends and frame(data) == message)
         await self.arrive(*self.late.pop(at))
 
@@ -463,7 +455,7 @@ class Told:
     # Transports.
 
     async def task(self, i: int) -> None:
-        kind, number, about = self.world.tasks_of(self.state)[i]
+        kind, number, about = self.world.space.tasks_of(self.state)[i]
         name, nodes = self.cluster.nodes[number], self.cluster.nodes
         if kind == "handshake":
             await self.shake(name, nodes[about])
@@ -473,15 +465,15 @@ class Told:
             self.transport(name).end_flush(nodes[about], True)
         else:
             assert kind == "word", kind
-            _, _, effect = self.world.operations(about)
-            word = self.world.word(self.state, effect)
-            says = word == self.world.judge.words[effect.source, effect.index]
+            _, _, effect = self.world.space.operations(about)
+            word = self.world.components.tasks.word(self.state, effect)
+            says = word == self.world.space.judge.words[effect.source, effect.index]
             assert self.stands(effect) == says, "P's memory says otherwise"
             self.operation(about).tell_word(word)
 
     def stands(self, effect: ReadWord) -> bool:
         """Whether P's word is what it was when the prompt was answered. The world numbers words in its own way."""
-        xid = self.cluster.xids[self.cluster.product_of[self.world.judge.request_of(effect)]]
+        xid = self.cluster.xids[self.cluster.product_of[self.world.space.judge.request_of(effect)]]
         rank = self.nodes[engine_of(effect.source)].ranks[effect.source]
         word = self.answers[xid].words[rank_of(effect.source)]
         at = rank.words_at + word.index % rank.slots * WORD_BYTES
@@ -493,21 +485,21 @@ class Told:
         node.put(node.ports[name], HandshakeEnded(peer, True, other.place.incarnation))
 
     def unreachable(self, i: int) -> None:
-        _, node, about = self.world.tasks_of(self.state)[i]
+        _, node, about = self.world.space.tasks_of(self.state)[i]
         name = self.cluster.nodes[node]
         at = self.nodes[engine_of(name)]
         at.put(at.ports[name], HandshakeEnded(self.cluster.nodes[about], False, 0))
 
     def flush_fails(self, i: int) -> None:
-        _, node, about = self.world.tasks_of(self.state)[i]
+        _, node, about = self.world.space.tasks_of(self.state)[i]
         self.transport(self.cluster.nodes[node]).end_flush(self.cluster.nodes[about], False)
 
     def operation(self, op: int) -> Operation:
         self.take_posted()
-        return self.operations[self.world.operations(op)]
+        return self.operations[self.world.space.operations(op)]
 
     def of_move(self, i: int) -> tuple[Operation, int]:
-        op, flags = self.world.ops_of(self.state)[i]
+        op, flags = self.world.space.ops_of(self.state)[i]
         return self.operation(op), flags
 
     def read(self, i: int) -> None:
@@ -516,7 +508,7 @@ class Told:
 
     def land(self, i: int, k: int = 0) -> None:
         operation, _ = self.of_move(i)
-        if not self.world.split:
+        if not self.world.components.operations.split:
             operation.read(0, 1)
         operation.land()
 
@@ -533,7 +525,7 @@ class Told:
     def timer(self, number: int, i: int) -> None:
         address = self.cluster.nodes[number]
         node = self.nodes[engine_of(address)]
-        node.put(node.ports[address], TimerFired(self.world.armed[self.state[number]][i]))
+        node.put(node.ports[address], TimerFired(self.world.space.armed[self.state[number]][i]))
 
 
 def differing(name: str, live: list[Turn], world: list[Turn]) -> str:

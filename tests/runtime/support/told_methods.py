@@ -30,7 +30,8 @@ from runtime.ranks import Beside
 from sim.check.cluster import SHAPE, role_of
 from sim.check.ghost import ENDED_ERR, ENDED_OK, ORPHAN
 from sim.check.layered_role import LayeredPrefillRole, step_of
-from sim.check.relation import Move
+from sim.check.moves import Move
+from sim.check.parcels import PieceOperations
 from sim.check.roles import BEGUN, QUEUED
 from sim.check.scope import Scope
 from sim.check.staged_role import BLOCKS as LOADED
@@ -51,6 +52,9 @@ class ToldMethod(Told):
         super().__init__(scope, nursery)
         assert self.cluster.plan is not None
         self.plan: Final = self.cluster.plan
+        operations = self.world.components.operations
+        assert isinstance(operations, PieceOperations)
+        self.pieces: Final = operations
         self.shape = structs.replace(SHAPE, num_layers=self.plan.layers)
         self.air: dict[Any, dict[Piece, Operation]] = defaultdict(dict)
         """By operation, its pieces that are read and have not landed."""
@@ -119,8 +123,8 @@ class ToldMethod(Told):
 
     async def agree(self, name: str) -> None:
         await super().agree(name)
-        for rank in self.world.ranks:
-            lanes = self.world.lanes(self.state, rank)
+        for rank in self.pieces.ranks:
+            lanes = self.pieces.lanes(self.state, rank)
             _, ready, *_ = lanes.fingerprint()
             posts, would = self.orders(rank).next(), lanes.next()
             assert posts == would, f"{name}: {rank} would post {posts}, and in the world {would}"
@@ -130,7 +134,7 @@ class ToldMethod(Told):
         """Where the world's engine keeps account of blocks, its account; and who has room, or waits for some."""
         held = super().held()
         for engine, node in self.nodes.items():
-            role = self.world.body(self.state, self.cluster.roles[engine])
+            role = self.world.space.body(self.state, self.cluster.roles[engine])
             if not isinstance(role, LayeredPrefillRole | StagedDecodeRole):
                 continue
             allocations = [allocation for _, allocation in role.seqs.values() if allocation is not None]
@@ -148,14 +152,14 @@ class ToldMethod(Told):
 
     def phase(self, i: int) -> int:
         """Where a prompt is in the world's engine."""
-        role = self.world.body(self.state, self.cluster.roles[self.cluster.p_of[i].engine])
+        role = self.world.space.body(self.state, self.cluster.roles[self.cluster.p_of[i].engine])
         phase: int = role.seqs.get(self.cluster.xids[i], (0, None))[0]
         return phase
 
     def begin_prompt(self, i: int) -> None:
         self.compute(i)
-        self.chunk(i, self.world.parts[0])
-        self.layer(i, self.world.parts[0], 0)
+        self.chunk(i, self.pieces.engines.chunks[0])
+        self.layer(i, self.pieces.engines.chunks[0], 0)
 
     def chunk(self, i: int, known: int) -> None:
         node, xid = self.prefill_node(i), self.cluster.xids[i]
@@ -170,7 +174,7 @@ class ToldMethod(Told):
         if not self.plan.layered:
             super().finish(i)
             return
-        phase, parts = self.phase(i), self.world.parts
+        phase, parts = self.phase(i), self.pieces.engines.chunks
         if phase in (QUEUED, BEGUN):
             self.end_steps(i, phase, parts)
             self.hand_at_p(i).finish_prompt(self.prompt(i))
@@ -244,7 +248,7 @@ class ToldMethod(Told):
     def fail(self) -> None:
         """What in the world has ended badly with this move ends so: whatever of it is under way, or else the piece that
         is posted next."""
-        flags_of = {self.world.operations(op): flags for op, flags in self.world.ops_of(self.state)}
+        flags_of = {self.world.space.operations(op): flags for op, flags in self.world.space.ops_of(self.state)}
         for key, flags in flags_of.items():
             rank, life, effect = key
             if not flags & ENDED_ERR or life != self.lives[engine_of(rank)]:
@@ -268,13 +272,13 @@ class ToldMethod(Told):
         return self.transport(rank).posted.popleft()
 
     def key(self, i: int) -> tuple[Any, int]:
-        op, flags = self.world.ops_of(self.state)[i]
-        return self.world.operations(op), flags
+        op, flags = self.world.space.ops_of(self.state)[i]
+        return self.world.space.operations(op), flags
 
     def read(self, i: int) -> None:
         key, _ = self.key(i)
         rank, _, effect = key
-        lanes = self.world.lanes(self.state, rank)
+        lanes = self.pieces.lanes(self.state, rank)
         _, piece = lanes.next()
         operation = self.post(rank, effect, piece)
         brings_notice = isinstance(effect, PostWrite) and lanes.all_posted(effect.op)
@@ -285,12 +289,12 @@ class ToldMethod(Told):
     def land(self, i: int, k: int = 0) -> None:
         """Where DONE is local, the last piece's has been seen already, or will be told."""
         key, flags = self.key(i)
-        piece, last = self.world.load_of(flags).air[k]
+        piece, last = self.pieces.progress_of(flags).air[k]
         operation = self.air[key].pop(piece)
         operation.land()
         if last:
             self.last[key] = operation
-        if not flags & ORPHAN and (not last or self.world._ends_landed(key[2])):
+        if not flags & ORPHAN and (not last or self.pieces.whole.ends_landed(key[2])):
             del self.open[key][piece]
             operation.end(True)
 
@@ -310,10 +314,10 @@ class ToldMethod(Told):
         orders.tell(said)
 
     async def task(self, i: int) -> None:
-        kind, number, about = self.world.tasks_of(self.state)[i]
+        kind, number, about = self.world.space.tasks_of(self.state)[i]
         name = self.cluster.nodes[number]
         if kind == "stop":
-            self.orders(name).stop_now(self.world.operations(about)[2].op)
+            self.orders(name).stop_now(self.world.space.operations(about)[2].op)
             return
         if kind == "fence":
             self.orders(name).cut_off_now(self.cluster.nodes[about])

@@ -1,0 +1,129 @@
+"""The world of a scope: which parts its relation is composed of.
+
+Engines that have no method and no clocks, without a router, are the plain case. A router's endpoint (`attempts`),
+clocks (`horizon`) and a transfer method (`method`) each add parts, or put others in the places of plain ones.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from sim.check.alarms import Alarms
+from sim.check.cluster import Cluster
+from sim.check.components import Components
+from sim.check.deaths import Deaths
+from sim.check.frames import Frames
+from sim.check.judge import Judge
+from sim.check.moves import MoveSource, Reads
+from sim.check.onesided import OneSided, Operations
+from sim.check.orders import Engines
+from sim.check.parcels import PieceOperations
+from sim.check.relation import Relation
+from sim.check.routed import RouterDriver
+from sim.check.routed_cluster import RoutedCluster
+from sim.check.routed_judge import RoutedJudge
+from sim.check.scope import Scope
+from sim.check.shipped import MethodEngines
+from sim.check.tasks import Tasks
+from sim.check.timed import Clocks, DueTimers
+from sim.check.turns import TurnRunner
+from sim.check.world import StateSpace
+
+
+def relation(scope: Scope) -> Relation:
+    """The relation of a scope's world. Raises ValueError for a scope that no cluster fits."""
+    if scope.method:
+        return Relation(by_method(scope))
+    components = routed(scope) if scope.attempts else plain(scope)
+    return Relation(timed(components) if scope.horizon else components)
+
+
+def plain(scope: Scope) -> Components:
+    """Engines without clocks, and what a router might do at any moment."""
+    cluster = Cluster(scope)
+    space = StateSpace(cluster, Judge(cluster))
+    turns = TurnRunner(space)
+    return composed(space, turns, Engines(space, turns), OneSided(space, turns))
+
+
+def composed(space: StateSpace, turns: TurnRunner, engines: Engines, operations: Operations) -> Components:
+    """The parts that every world has, around the two that a method has others of."""
+    frames = Frames(space, turns)
+    tasks = Tasks(space, turns, operations)
+    timers = Alarms(space, turns)
+    deaths = Deaths(space, turns, engines, operations)
+    parts = (engines, frames, tasks, operations, timers, deaths)
+    return Components(
+        space=space,
+        turns=turns,
+        engines=engines,
+        frames=frames,
+        tasks=tasks,
+        operations=operations,
+        timers=timers,
+        deaths=deaths,
+        acts={verb: act for part in parts for verb, act in part.acts().items()},
+        sources=(
+            MoveSource(Reads.GHOSTS, engines.moves),
+            MoveSource(Reads.LATE, frames.late_moves),
+            MoveSource(Reads.TASKS, tasks.moves),
+            MoveSource(Reads.OPERATIONS, operations.moves),
+            MoveSource(Reads.GHOSTS, frames.losses),
+            MoveSource(Reads.GHOSTS, deaths.moves),
+        ),
+        lost_by={"lose": frames.lost_by, "restart": deaths.lost_by, "outlive": deaths.lost_by},
+    )
+
+
+def routed(scope: Scope) -> Components:
+    """With the router's endpoint, which decides what elsewhere may happen at any moment."""
+    cluster = RoutedCluster(scope)
+    judge = RoutedJudge(cluster)
+    space = StateSpace(cluster, judge)
+    turns = TurnRunner(space)
+    base = composed(space, turns, Engines(space, turns), OneSided(space, turns))
+    driver = RouterDriver(cluster, judge, base)
+    turns.http = driver
+    space.clients = driver
+    return attrs.evolve(
+        base,
+        acts=base.acts | driver.acts(),
+        sources=(
+            MoveSource(Reads.GHOSTS, driver.moves),
+            *base.sources[:-1],
+            MoveSource(Reads.GHOSTS, driver.death_moves),
+        ),
+    )
+
+
+def timed(base: Components) -> Components:
+    """With clocks: timers fire when they are due."""
+    timers = DueTimers(base.space, base.turns)
+    clocks = Clocks(base.space, timers)
+    acts = base.acts | timers.acts() | clocks.acts()
+    return attrs.evolve(base, timers=timers, clocks=clocks, acts=acts, further=(clocks.moves,))
+
+
+def by_method(scope: Scope) -> Components:
+    """By a transfer method: engines and operations are others."""
+    cluster = Cluster(scope)
+    assert cluster.plan is not None
+    space = StateSpace(cluster, Judge(cluster))
+    turns = TurnRunner(space)
+    plain_engines = Engines(space, turns)
+    engines = MethodEngines(space, turns, plain_engines, cluster.plan)
+    operations = PieceOperations(space, turns, engines, cluster.plan)
+    turns.posting = operations
+    turns.checks.append(engines.takes_its_time)
+    base = composed(space, turns, plain_engines, operations)
+    return attrs.evolve(
+        base,
+        acts=operations.tidied(base.acts | engines.acts()),
+        sources=(
+            MoveSource(Reads.GHOSTS, engines.moves),
+            *base.sources[1:],
+            MoveSource(Reads.OPERATIONS, operations.lane_moves),
+            MoveSource(Reads.GHOSTS, engines.withdrawals),
+        ),
+        further=(engines.chosen,),
+    )

@@ -1,0 +1,331 @@
+"""The lines of a story's diagram: what one means, and which line a move, an event or an effect becomes.
+
+A frame is two lines: from its sender into the wire when it is sent, and out of the wire when it arrives, is lost, or
+arrives once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from pdflow.protocol.consumer import ConsumerCell
+from pdflow.protocol.effects import (
+    AnswerPrefill,
+    BumpWord,
+    Commit,
+    Enqueue,
+    Fence,
+    Flush,
+    FreeBlocks,
+    Handshake,
+    Note,
+    PostRead,
+    PostWrite,
+    Quarantine,
+    ReadWord,
+    ReleaseBlocks,
+    Resolve,
+    Send,
+    StopWrite,
+    Tell,
+)
+from pdflow.protocol.events import DecodeAdmitted, PrefillBegun, PrefillFinished, PrefillLegEnded, PrefillQueued
+from pdflow.protocol.messages import Code
+from pdflow.protocol.producer import ProducerCell
+from pdflow.protocol.values import Address, Allocation
+from pdflow.routing.effects import (
+    AbortLeg,
+    DispatchAlone,
+    DispatchDecode,
+    DispatchPrefill,
+    EngineLeft,
+    EngineSilent,
+    Reply,
+    ReportPrefill,
+)
+from sim.check import names
+from sim.check.cluster import role_of
+from sim.check.moves import Move
+from sim.check.races.owners import WRITER
+from sim.check.relation import Transitions
+from sim.check.world import State
+
+CLIENT, ROUTER, WIRE = "client", "router", "wire"
+
+
+class Style(Enum):
+    """What a line means."""
+
+    TOLD = "told"
+    """Within an engine, or between it and the router or a client."""
+    SENT = "sent"
+    """A frame, or what is asked of the transport, into the wire or out of it."""
+    LOST = "lost"
+    """It does not arrive."""
+    BYTES = "bytes"
+    """A one-sided operation: asked for, its source read, landing."""
+    NOTE = "note"
+    """Something happens here: a timer, a fault, an order of the engine."""
+    PHASE = "phase"
+    BLOCKS = "blocks"
+    IGNORED = "ignored"
+    BROKEN = "broken"
+
+
+@attrs.frozen
+class Line:
+    style: Style
+    at: str
+    text: str
+    to: str | None = None
+    """The other end of an arrow, or the last lifeline of a note that is over several."""
+    number: int | None = None
+    """Of the step that begins with this line."""
+
+    @property
+    def arrow(self) -> bool:
+        return self.to is not None and self.style in (Style.TOLD, Style.SENT, Style.LOST, Style.BYTES)
+
+
+def last_lifeline(world: Transitions) -> str:
+    return world.space.cluster.ds[-1].engine
+
+
+def ends(world: Transitions, state: State, i: int) -> tuple[Address, Address, Address]:
+    """Of an operation: who posted it, whose memory it reads, where it lands."""
+    node, _, effect = world.space.operations(world.space.ops_of(state)[i][0])
+    return (node, node, effect.to) if isinstance(effect, PostWrite) else (node, effect.source, node)
+
+
+Shape = tuple[Style, str, str | None]
+"""How a move's first line is drawn: at whom, and to whom."""
+
+
+def _of_link(style: Style) -> Callable[[Transitions, State, Move], Shape]:
+    """A frame that leaves the wire. What lags within an engine was on no wire."""
+
+    def shape(world: Transitions, state: State, move: Move) -> Shape:
+        link = world.space.bags.values[state[world.space.bag]][move[1]][0] if move[0] == "late" else move[1]
+        to = world.space.cluster.links[link][1]
+        return (style, WIRE, to) if link < world.space.cluster.between_engines else (Style.NOTE, to, None)
+
+    return shape
+
+
+def _of_task(style: Style) -> Callable[[Transitions, State, Move], Shape]:
+    """The transport's answer."""
+    return lambda world, state, move: (style, WIRE, world.space.cluster.nodes[world.space.tasks_of(state)[move[1]][1]])
+
+
+def somewhere(world: Transitions, state: State, move: Move) -> Shape:
+    return Style.NOTE, CLIENT, last_lifeline(world)
+
+
+def _restart(world: Transitions, state: State, move: Move) -> Shape:
+    name = world.space.cluster.engines[move[1]]
+    ranks = world.space.cluster.ranks[name]
+    return (Style.NOTE, name, ranks[-1]) if role_of(name) == "P" else (Style.NOTE, ranks[0], name)
+
+
+def _at_p(world: Transitions, state: State, move: Move) -> Shape:
+    return Style.NOTE, world.space.cluster.p_of[move[1]].engine, None
+
+
+def _at_d(world: Transitions, state: State, move: Move) -> Shape:
+    return Style.NOTE, world.space.cluster.d_of[move[1]].engine, None
+
+
+def _to_d(sender: str) -> Callable[[Transitions, State, Move], Shape]:
+    return lambda world, state, move: (Style.TOLD, sender, world.space.cluster.d_of[move[1]].engine)
+
+
+def _land(world: Transitions, state: State, move: Move) -> Shape:
+    """All at once, its source is read and it lands; in pieces, reading is a move of its own."""
+    _, source, target = ends(world, state, move[1])
+    return Style.BYTES, WIRE if world.components.operations.split else source, target
+
+
+def _notice(style: Style) -> Callable[[Transitions, State, Move], Shape]:
+    """Behind a WRITE's bytes to where they land; of a READ, to whose memory was read."""
+
+    def shape(world: Transitions, state: State, move: Move) -> Shape:
+        node, source, target = ends(world, state, move[1])
+        return style, WIRE, target if node == source else source
+
+    return shape
+
+
+MOVES: dict[str, Callable[[Transitions, State, Move], Shape]] = {
+    "request": lambda world, state, move: (Style.TOLD, CLIENT, ROUTER),
+    "hang up": lambda world, state, move: (Style.TOLD, CLIENT, ROUTER),
+    "room": lambda world, state, move: (Style.NOTE, world.space.cluster.engines[move[1]], None),
+    "copied": lambda world, state, move: (_at_p if move[1] else _at_d)(world, state, move[1:]),
+    "begin": _at_p,
+    "finish": _at_p,
+    "withdraw": _at_p,
+    "load": _at_d,
+    "abort prefill": _at_p,
+    "cancel prefill": _at_p,
+    "decode": _to_d(ROUTER),
+    "admit": _at_d,
+    "hit": _at_d,
+    "report": _at_d,
+    "preempt": _at_d,
+    "end": _at_d,
+    "abort": _to_d(CLIENT),
+    "poison": lambda world, state, move: (Style.SENT, WIRE, WRITER),
+    "check": lambda world, state, move: (Style.NOTE, WRITER, None),
+    "evict": lambda world, state, move: (Style.NOTE, WRITER, None),
+    "deliver": _of_link(Style.SENT),
+    "drop": _of_link(Style.LOST),
+    "delay": lambda world, state, move: (Style.NOTE, WIRE, None),
+    "duplicate": lambda world, state, move: (Style.NOTE, WIRE, None),
+    "late": _of_link(Style.SENT),
+    "task": _of_task(Style.SENT),
+    "unreachable": _of_task(Style.LOST),
+    "flush fails": _of_task(Style.LOST),
+    "lose": lambda world, state, move: (Style.NOTE, world.space.cluster.links[move[1]][0], None),
+    "restart": _restart,
+    "outlive": _restart,
+    "read": lambda world, state, move: (Style.BYTES, ends(world, state, move[1])[1], WIRE),
+    "land": _land,
+    "error": lambda world, state, move: (Style.NOTE, WIRE, None),
+    "notice": _notice(Style.SENT),
+    "lose notice": _notice(Style.LOST),
+    "ended": lambda world, state, move: (Style.SENT, WIRE, ends(world, state, move[1])[0]),
+    "timer": lambda world, state, move: (Style.NOTE, world.space.cluster.nodes[move[1]], None),
+}
+
+
+# What an endpoint does.
+
+
+def named(message: Any) -> str:
+    return f"{type(message).__name__} {names.subject(message)}".rstrip()
+
+
+def _held(owner: str, allocation: Allocation) -> str:
+    return f"{owner}: generation {allocation.generation} in blocks {', '.join(map(str, allocation.blocks))}"
+
+
+def _generation(allocation: Allocation) -> str:
+    return f"generation {allocation.generation}"
+
+
+def _why(code: Code) -> str:
+    return "" if code is Code.NONE else f", {code.name}"
+
+
+Said = tuple[Any, ...]
+"""Style, at whom, text, and to whom if it is an arrow."""
+
+
+def something(node: Address, effect: Any) -> Said:
+    return Style.NOTE, node, named(effect)
+
+
+EVENTS: dict[type, Callable[[Address, Any], Said]] = {
+    PrefillQueued: lambda node, event: (Style.TOLD, ROUTER, f"prefill {event.xid}", node),
+    PrefillLegEnded: lambda node, event: (
+        Style.TOLD,
+        ROUTER,
+        f"prefill leg of {event.request_id} ended {'well' if event.ok else 'badly'}",
+        node,
+    ),
+    PrefillBegun: lambda node, event: (Style.BLOCKS, node, _held(event.xid, event.allocation)),
+    PrefillFinished: lambda node, event: (Style.BLOCKS, node, _held(event.xid, event.allocation)),
+    DecodeAdmitted: lambda node, event: (Style.BLOCKS, node, _held(event.request_id, event.allocation)),
+}
+"""Events that say more than the move that led to them."""
+OF_ROUTER = frozenset({PrefillQueued, PrefillLegEnded})
+"""Where the router's endpoint is in the world, its own effects have said so."""
+
+
+def _posted(word: str, source: str, effect: PostWrite | PostRead) -> str:
+    op = effect.op
+    where = f"{source} -> {_generation(effect.grant.target)}"
+    return f"{word} {op.reg.request_id} r{op.p_rank}->r{op.d_rank}, {where}"
+
+
+EFFECTS: dict[type, Callable[[Address, Any], Said]] = {
+    Tell: lambda node, effect: (Style.TOLD, node, named(effect.event), effect.to),
+    Send: lambda node, effect: (Style.SENT, node, f"{named(effect.message)} to {effect.to}", WIRE),
+    Handshake: lambda node, effect: (Style.SENT, node, f"handshake with {effect.peer}", WIRE),
+    Flush: lambda node, effect: (Style.SENT, node, f"flush to {effect.peer}", WIRE),
+    Fence: lambda node, effect: (Style.SENT, node, f"fence {effect.peer}", WIRE),
+    PostWrite: lambda node, effect: (
+        Style.BYTES,
+        node,
+        _posted("WRITE", _generation(effect.source), effect),
+        WIRE,
+    ),
+    StopWrite: lambda node, effect: (Style.SENT, node, f"stop WRITE {effect.op.reg.request_id}", WIRE),
+    PostRead: lambda node, effect: (Style.BYTES, node, _posted("READ", effect.source, effect), WIRE),
+    ReadWord: lambda node, effect: (Style.BYTES, node, f"READ lease word of {effect.source}", WIRE),
+    BumpWord: lambda node, effect: (Style.BLOCKS, node, "lease word bumped"),
+    AnswerPrefill: lambda node, effect: (Style.TOLD, node, f"prefill {effect.params.xid} answered", ROUTER),
+    ReleaseBlocks: lambda node, effect: (
+        Style.BLOCKS,
+        node,
+        f"{_generation(effect.allocation)} of {effect.xid} released{_why(effect.code)}",
+    ),
+    Enqueue: lambda node, effect: (Style.NOTE, node, f"{effect.request_id} is let into the engine's queue"),
+    Commit: lambda node, effect: (Style.BLOCKS, node, f"{effect.request_id} committed: its KV is visible"),
+    Resolve: lambda node, effect: (
+        Style.TOLD,
+        node,
+        f"{effect.request_id} resolved: {effect.outcome.name}{_why(effect.code)}",
+        ROUTER,
+    ),
+    Quarantine: lambda node, effect: (Style.BLOCKS, node, f"{_generation(effect.allocation)} in quarantine"),
+    FreeBlocks: lambda node, effect: (Style.BLOCKS, node, f"{_generation(effect.allocation)} freed"),
+    Note: lambda node, effect: (Style.IGNORED, node, effect.name),
+    DispatchPrefill: lambda node, effect: (Style.TOLD, node, f"dispatch prefill {effect.xid}", "P"),
+    DispatchDecode: lambda node, effect: (Style.TOLD, node, f"dispatch decode {effect.request_id}", "D"),
+    DispatchAlone: lambda node, effect: (Style.TOLD, node, f"decode {effect.request_id} without a prefill leg", "D"),
+    EngineLeft: lambda node, effect: (Style.NOTE, node, f"nothing is left at {effect.engine}"),
+    EngineSilent: lambda node, effect: (Style.NOTE, node, f"{effect.engine} has fallen silent"),
+    AbortLeg: lambda node, effect: (
+        Style.TOLD,
+        node,
+        f"abort {effect.role} {effect.request_id}",
+        "P" if effect.role == "prefill" else "D",
+    ),
+    ReportPrefill: lambda node, effect: (
+        Style.TOLD,
+        node,
+        f"prefill leg of {effect.request_id} ended {'well' if effect.ok else 'badly'}",
+        "D",
+    ),
+    Reply: lambda node, effect: (Style.TOLD, node, f"r{effect.request} {effect.outcome}{_why(effect.code)}", CLIENT),
+}
+
+
+def phases(before: Any, after: Any) -> Iterator[str]:
+    """Which cells changed their phase. A cell of P may change its key, from its xid to its registration."""
+    old, new = (dict(getattr(body, "cells", {})) for body in (before, after))
+    gone = {key: old[key] for key in old if key not in new}
+    for key, cell in new.items():
+        was = old.get(key)
+        if was is None:
+            moved = next((k for k, c in gone.items() if _product(c) == _product(cell)), None)
+            was = None if moved is None else gone.pop(moved)
+        if was is None or was.phase is not cell.phase:
+            yield f"{_cell(cell)}: {f'{was.phase.name} -> ' if was else ''}{cell.phase.name}"
+    for cell in gone.values():
+        yield f"{_cell(cell)}: {cell.phase.name} -> GONE"
+
+
+def _product(cell: Any) -> str:
+    """What stays the same in a cell of P while it changes its key."""
+    return cell.xid if isinstance(cell, ProducerCell) else ""
+
+
+def _cell(cell: ProducerCell | ConsumerCell) -> str:
+    if isinstance(cell, ConsumerCell):
+        return cell.request_id
+    return cell.xid if cell.reg is None else f"{cell.xid} for {cell.reg.request_id}".removeprefix(" for ")

@@ -1,0 +1,291 @@
+"""The turn: one event into one endpoint, all that follows from it within its engine, and what becomes of its effects.
+
+A turn is remembered by what it read (the event and the engine's endpoints; then the effects, operations, tasks and
+ghosts), so that almost none runs the core: an explorer's time goes into tuples and dictionaries. `now` stays 0: every
+deadline is a constant then, and an armed timer may fire at any moment, which over-approximates every clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from pdflow.protocol.effects import Note, Send, Tell
+from pdflow.protocol.events import FrameOrdered, HandshakeEnded, Received
+from pdflow.protocol.ids import engine_of
+from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
+from pdflow.protocol.values import Address
+from sim.check.former import heeds_former_life
+from sim.check.ghost import CRASH, Broken, Interned, Sketch
+from sim.check.wake import overslept
+from sim.check.world import Draft, State, StateSpace
+
+HEARD = (Send, Tell)
+"""What an orphan does of this reaches nobody: its connections and its scheduler are gone."""
+Batch: TypeAlias = list[tuple[Address, Any, Any]]
+"""(address, effect, event) of effects that must be judged."""
+Turn: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...], int]
+"""The engine's endpoints afterwards; frames by the slot of their link; a number for the effects that must be judged, or
+-1."""
+StepResult: TypeAlias = tuple[int, tuple[Any, ...]]
+"""One endpoint afterwards, and its effects."""
+StepCheck: TypeAlias = Callable[[Address, Any, Any, Any, tuple[Any, ...]], None]
+"""(address, endpoint before, endpoint after, event, effects); raises Broken."""
+
+
+class Http(Protocol):
+    """What goes over HTTP, besides the frames between endpoints."""
+
+    def sent(self, node: Address, effect: Any) -> Iterable[tuple[int, Any]]:
+        """(link, what) for everything that an effect sends, in this order."""
+
+
+class Posting(Protocol):
+    """Whoever carries out in pieces what endpoints ask of their transports."""
+
+    def post(self, draft: Draft, batch: int) -> None:
+        """The effects of this number, in their order."""
+
+
+class TurnObserver(Protocol):
+    """Sees what endpoints do, step by step."""
+
+    def judging(self, node: Address) -> None:
+        """An effect of this node is about to be judged."""
+
+    def stepped(self, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
+        """An endpoint has handled an event."""
+
+
+class TurnRunner:
+    """The turns of one world."""
+
+    def __init__(self, space: StateSpace) -> None:
+        cluster = space.cluster
+        self.space = space
+        self.cluster = cluster
+        self.events = Interned()
+        """(node, event)"""
+        self.batches = Interned()
+        self.steps: dict[tuple[int, int], StepResult] = {}
+        self.role_steps: dict[tuple[int, int], StepResult] = {}
+        self.turns: dict[tuple[int, ...], Turn] = {}
+        self.judged: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
+        self.appended: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.arrivals: dict[tuple[int, int, tuple[int, int]], int] = {}
+        self.checks: list[StepCheck] = [_is_woken, _forgets_former_life]
+        """What must hold of every step of an endpoint."""
+        self.http: Http | None = None
+        self.posting: Posting | None = None
+        self.observer: TurnObserver | None = None
+        """With one no turn is remembered: what is not run cannot be seen. To be set before the first."""
+
+        count = len(cluster.nodes)
+        engines = [engine_of(node) for node in cluster.nodes]
+        self.span = [(engines.index(engine), count - engines[::-1].index(engine)) for engine in engines]
+        """The slots of each node's engine."""
+        bodies = {engine: cluster.role(engine) for engine in cluster.roles}
+        self.role_at = [cluster.at.get(cluster.roles.get(engine, ""), -1) for engine in engines]
+        """The slot of its core; -1: it has none."""
+        roles = [bodies.get(engine) for engine in engines]
+        self.core_takes = [frozenset() if role is None else role.takes for role in roles]
+        """Effects of each node that its engine's core takes."""
+
+    def start(self) -> State:
+        """The state before the first move."""
+        state = self.space.beginning()
+        for node, event in self.cluster.first_events():
+            state = self.feed(state, node, event)
+        return state
+
+    def feed(self, state: State, node: Address, event: Any) -> State:
+        """One event, and all that follows from it. Raises Broken."""
+        draft = list(state)
+        self.event(draft, node, event)
+        return tuple(draft)
+
+    def event(self, draft: Draft, node: Address, event: Any) -> int:
+        """The same, to a draft; the number of the effects that were judged, or -1."""
+        at = self.cluster.at[node]
+        return self.turn(draft, at, self.events.of((at, event)))
+
+    def arrive(self, draft: Draft, link: int, frame: int) -> None:
+        """A frame reaches the other end of its link. One between endpoints of an engine is an event by itself."""
+        space = self.space
+        ghost = space.ghosts.values[draft[space.ghost]]
+        key = (link, frame, ghost.lives)
+        found = self.arrivals.get(key)
+        if found is None:
+            sender, to = self.cluster.links[link]
+            what = space.frames.values[frame]
+            if link < self.cluster.between_engines:
+                what = Received(sender, space.life(ghost, sender), what)
+            found = self.arrivals[key] = self.events.of((self.cluster.at[to], what))
+        self.turn(draft, self.events.values[found][0], found)
+
+    def turn(self, draft: Draft, node: int, event: int) -> int:
+        """Change the draft of a state by what this event does, judged: the effects of this number, or none with -1."""
+        first, end = self.span[node]
+        key = (event, *draft[first:end])
+        turn = self.turns.get(key)
+        if turn is None:
+            turn = self._run(key[1:], first, event)
+            if self.observer is None:
+                self.turns[key] = turn
+        draft[first:end], sends, batch = turn
+        for slot, frames in sends:
+            more = (draft[slot], frames)
+            chan = self.appended.get(more)
+            if chan is None:
+                chans = self.space.chans
+                chan = self.appended[more] = chans.of(chans.values[draft[slot]] + frames)
+            draft[slot] = chan
+        if batch >= 0:
+            space = self.space
+            op, task, ghost = space.op, space.task, space.ghost
+            before = (batch, draft[op], draft[task], draft[ghost])
+            after = self.judged.get(before)
+            if after is None:
+                after = self._judge(*before)
+                if self.observer is None:
+                    self.judged[before] = after
+            draft[op], draft[task], draft[ghost] = after
+            if self.posting is not None:
+                self.posting.post(draft, batch)
+        return batch
+
+    def _run(self, ends: tuple[int, ...], first: int, event: int) -> Turn:
+        """Run the endpoints: what one tells another of its engine comes at once, unless ranks lag."""
+        after = list(ends)
+        space, cluster = self.space, self.cluster
+        nodes, links, lagging = cluster.nodes, cluster.link_of, space.scope.lagging
+        sends: dict[int, list[int]] = {}
+        batch: Batch = []
+        queue = deque([event])
+        role_at, taken = self.role_at[first], self.core_takes[first]
+        while queue:
+            event = queue.popleft()
+            at, what = self.events.values[event]
+            node = nodes[at]
+            if at == role_at:
+                self._role_turn(after, first, event, queue, batch)
+                continue
+            before = after[at - first]
+            after[at - first], effects = self.step(before, event)
+            if self.observer is not None:
+                self.observer.stepped(node, space.bodies[before], space.bodies[after[at - first]], what, effects)
+            if node in cluster.orphans:
+                effects = tuple(effect for effect in effects if type(effect) not in HEARD)
+            for effect in effects:
+                kind = type(effect)
+                if kind is Tell:
+                    if _says_all(effect.event):
+                        batch.append((node, effect, what))
+                    if not lagging:
+                        queue.append(self.events.of((cluster.at[effect.to], effect.event)))
+                        continue
+                    slot = space.first_link + links[node, effect.to]
+                    sends.setdefault(slot, []).append(space.frames.of(effect.event))
+                elif kind is Send:
+                    slot = space.first_link + links[node, effect.to]
+                    sends.setdefault(slot, []).append(space.frames.of(self._on_the_wire(effect.message)))
+                    if _claims(effect.message):
+                        batch.append((node, effect, what))
+                elif kind is not Note:
+                    batch.append((node, effect, what))
+                    if kind in taken and node not in cluster.orphans:
+                        self._role_turn(after, first, self.events.of((role_at, effect)), queue, batch)
+        number = self.batches.of(tuple(batch)) if batch else -1
+        if self.http is not None:
+            for node, effect, _ in batch:
+                for link, what in self.http.sent(node, effect):
+                    sends.setdefault(space.first_link + link, []).append(space.frames.of(what))
+        return tuple(after), tuple((slot, tuple(frames)) for slot, frames in sends.items()), number
+
+    def _role_turn(self, after: list[int], first: int, event: int, queue: deque[int], batch: Batch) -> None:
+        """The core of the engine: what it tells its scheduler's endpoint is handled behind what is there already."""
+        at, what = self.events.values[event]
+        key = (after[at - first], event)
+        hit = self.role_steps.get(key)
+        if hit is None:
+            try:
+                body = self.space.bodies[key[0]].fork()
+                effects = body.handle(what, 0)
+                hit = self.role_steps[key] = (self.space.endpoint(self.cluster.nodes[at], body), effects)
+            except AssertionError as error:
+                raise Broken("S6", str(error)) from error
+            except KeyError as error:
+                raise Broken("S6", f"{type(what).__name__} of {error}, which has ended at its engine") from error
+            except Exception as error:
+                raise Broken(CRASH, f"{type(error).__name__}: {error}") from error
+        after[at - first], effects = hit
+        for effect in effects:
+            if type(effect) is Tell:
+                queue.append(self.events.of((self.cluster.at[effect.to], effect.event)))
+            else:
+                batch.append((self.cluster.nodes[at], effect, what))
+
+    def step(self, end: int, event: int) -> StepResult:
+        """What one endpoint does with an event. Raises Broken."""
+        hit = self.steps.get((end, event))
+        if hit is None:
+            at, what = self.events.values[event]
+            node, before = self.cluster.nodes[at], self.space.bodies[end]
+            try:
+                body = before.fork()
+                effects = body.handle(what, 0)
+                after = self.space.endpoint(node, body)
+            except Exception as error:
+                # That the core raises on what it ought to bear is a violation like any other.
+                raise Broken(CRASH, f"{type(error).__name__}: {error}") from error
+            for check in self.checks:
+                check(node, before, body, what, effects)
+            hit = self.steps[end, event] = (after, effects)
+        return hit
+
+    def _on_the_wire(self, message: Any) -> Any:
+        """vLLM's PUSH_REG has no word for the prefill product, and none for what of it is wanted."""
+        dialect = self.space.scope.dialect
+        if not isinstance(message, Register) or dialect.matches_by_xid:
+            return message
+        if dialect.control_frames:
+            return msgspec.structs.replace(message, xid="")
+        return msgspec.structs.replace(message, xid="", token_start=0, num_tokens=0, digest=0, weights=0)
+
+    def _judge(self, batch: int, op: int, task: int, ghost: int) -> tuple[int, int, int]:
+        space = self.space
+        draft = Sketch(space.ops.values[op], space.tasks.values[task], space.ghosts.values[ghost])
+        for node, effect, event in self.batches.values[batch]:
+            if self.observer is not None:
+                self.observer.judging(node)
+            space.judge.judge(draft, node, effect, event)
+        return (
+            space.ops.of(tuple(sorted(draft.ops))),
+            space.tasks.of(tuple(sorted(draft.tasks))),
+            space.ghosts.of(draft.ghost()),
+        )
+
+
+def _is_woken(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
+    if (timer := overslept(before, after)) is not None:
+        raise Broken("L", f"{node} wants {timer.kind.name} earlier than before, and would not be woken for it")
+
+
+def _forgets_former_life(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
+    if type(event) is HandshakeEnded and heeds_former_life(after, event):
+        raise Broken("S8", f"a frame of the life before makes {node} act, though {event.peer} has shown another")
+
+
+def _says_all(told: Any) -> bool:
+    """Whether it is the order of a SYNC, whose lists the ghosts know."""
+    return isinstance(told, FrameOrdered) and isinstance(told.message, Sync)
+
+
+def _claims(message: Any) -> bool:
+    """Whether it says that something was sent, or answers a CANCEL: the ghosts must look at it."""
+    if isinstance(message, RegisterAck):
+        return message.progress is Progress.SENT
+    return isinstance(message, (CancelAck, SyncReply))
