@@ -19,15 +19,6 @@ PACKAGES: Final = ("pdflow", "sim", "runtime")
 Graph: TypeAlias = Mapping[str, frozenset[str]]
 """Modules by name, each with those that it imports."""
 
-STILL_TO_GO: Final = [
-    "sim.check.routed sim.check.timed",
-    "sim.build sim.failover sim.faults sim.heartbeats sim.hindrances sim.lives sim.routing sim.scaling"
-    " sim.store_prefill_node sim.stores sim.witness",
-    "sim.aggregated_node sim.decode_node sim.engine_node sim.fabric sim.node sim.patience sim.prefill_node"
-    " sim.router_node sim.sessions sim.store_node sim.world sim.writer",
-]
-"""Circles that are known, each by its modules. One that is gone, or has become smaller, is to be taken out here."""
-
 
 def imports(tree: ast.AST, modules: frozenset[str]) -> Iterator[str]:
     """Those of `modules` that a file imports. The rules of ruff allow no relative imports."""
@@ -85,12 +76,7 @@ def _sources() -> dict[str, str]:
 
 def test_no_file_is_in_a_circle_of_imports() -> None:
     graph = graph_of(_sources())
-    known = [entry.split() for entry in STILL_TO_GO]
-    found = circles(graph)
-    new = [described(circle, graph) for circle in found if circle not in known]
-    assert not new, "\n" + "\n".join(new)
-    gone = [" ".join(circle) for circle in known if circle not in found]
-    assert not gone, f"no circles any more, to be taken out of STILL_TO_GO: {gone}"
+    assert not circles(graph), "\n".join(described(circle, graph) for circle in circles(graph))
 
 
 @pytest.mark.parametrize(
