@@ -58,6 +58,10 @@ class Node:
         """Where its endpoints see the time; not the world's, where a fault has it run wrong (`skew.py`)."""
         self.alive = True
         self.paused_until: Instant = 0
+        self.makes_contact = True
+        """Whether its ranks make themselves known, where a method as published has words for that."""
+        self.in_host_memory = False
+        """Whether its blocks are in its host's memory, so that nothing is copied on the host."""
         self.observer: Observer | None = None
         self.do: dict[type, Callable[[Any, Any], None]] = {Note: self.note}
         self.core.do = self.do
@@ -78,16 +82,6 @@ class Node:
         self.core.observe = turned
 
     # What the network asks.
-
-    @property
-    def makes_contact(self) -> bool:
-        """Whether its ranks make themselves known, where a method as published has words for that."""
-        return True
-
-    @property
-    def in_host_memory(self) -> bool:
-        """Whether its blocks are in its host's memory, so that nothing is copied on the host."""
-        return False
 
     def newest_generation(self) -> int:
         """The last one of its pool so far, if it has blocks."""

@@ -97,7 +97,7 @@ class Parcel:
     def go_on(self, _: None = None) -> None:
         """Through the next stage, or to the end. The dead begin nothing."""
         shipping, flight = self.shipping, self.order.flight
-        if not flight.mover.node.alive:
+        if not (flight.d_port if flight.reads else flight.p_port).node.alive:
             shipping.env.call(0, shipping.lost, self)
             return
         if not self.stages:

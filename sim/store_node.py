@@ -34,6 +34,9 @@ class StoreNode(PeerNode):
     def __init__(self, ports: NodePorts, name: str, memory: StoreMemory, block_size: int) -> None:
         self.storing = StoreCore(memory, block_size, self.count)
         super().__init__(ports, Side.P, self.storing)
+        # A store calls nobody.
+        self.makes_contact = False
+        self.in_host_memory = True
         self.name = name
         self.memory = memory
         self.get_port: Port
@@ -104,18 +107,6 @@ class StoreNode(PeerNode):
 
     def bump(self, port: Port, effect: BumpWord) -> None:
         self.fabric.words.pop((port.address, effect.word.index), None)
-
-    # What the network asks.
-
-    @property
-    def makes_contact(self) -> bool:
-        """A store calls nobody."""
-        return False
-
-    @property
-    def in_host_memory(self) -> bool:
-        """It is."""
-        return True
 
     # At the end.
 
