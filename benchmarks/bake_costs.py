@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdflow.scenario.aiconfigurator import tabulated
-from pdflow.scenario.cost_file import written
+from pdflow.scenario.costs.aiconfigurator import tabulated
+from pdflow.scenario.costs.cost_file import written
 
 FOLDER = Path(__file__).resolve().parents[1] / "pdflow/scenario/presets/costs/aiconfigurator"
 COMBINATIONS = (

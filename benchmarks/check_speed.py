@@ -17,14 +17,14 @@ import attrs
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from pdflow.scenario import load
 from pdflow.version import compiled
-from sim.check.campaign import Task, walks
-from sim.check.compose import relation
-from sim.check.mutants.catalogue import MUTANTS
-from sim.check.mutants.hunt import hunt
-from sim.check.named import Named
-from sim.check.scopes import SCOPES
-from sim.check.search import Coverage, explore
-from sim.run import Options, prepare, run
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.mutants.catalogue import MUTANTS
+from pdflow_sim.check.mutants.hunt import hunt
+from pdflow_sim.check.scopes.catalogue import SCOPES
+from pdflow_sim.check.scopes.named import Named
+from pdflow_sim.check.search.campaign import Task, walks
+from pdflow_sim.check.search.search import Coverage, explore
+from pdflow_sim.run import Options, prepare, run
 
 REFERENCE = str(Path(__file__).resolve().parents[1] / "examples/reference.toml")
 TWO_REQUESTS = ("two requests, one lost frame", "two requests, one pool, a loss and a duplicate")

@@ -18,7 +18,7 @@ from pdflow.protocol.events import DecodeAdmitted, DecodeQueued, PrefillFinished
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.values import MS, Allocation, S
 from pdflow.scenario import load
-from sim.run import Options, prepare, run
+from pdflow_sim.run import Options, prepare, run
 from tests.support.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]

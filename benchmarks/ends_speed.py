@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pdflow.results.metrics import measure
+from pdflow.results.figures.metrics import measure
+from pdflow.results.files.write import write_requests
 from pdflow.results.records import STAGES, Records
-from pdflow.results.write import write_requests
-from pdflow.scenario.distributions import FixedLength, UniformLength
-from pdflow.scenario.workload_schema import PoissonArrival, Workload
+from pdflow.scenario.schema.distributions import FixedLength, UniformLength
+from pdflow.scenario.schema.workload import PoissonArrival, Workload
 from pdflow.workload.build import requests
 
 MS = 1_000_000

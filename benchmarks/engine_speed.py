@@ -17,12 +17,12 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from pdflow.layout.descriptors import rank_memory
-from runtime.engines.config import ModelConfig
-from runtime.engines.job import GREEDY, Want, Work
-from runtime.engines.kv_cache import KvCache
-from runtime.engines.model import Llama
-from runtime.engines.torch_runner import TorchRunner
-from runtime.engines.weights import DTYPES, Layer, Weights
+from pdflow_runtime.engines.config import ModelConfig
+from pdflow_runtime.engines.job import GREEDY, Want, Work
+from pdflow_runtime.engines.kv_cache import KvCache
+from pdflow_runtime.engines.model import Llama
+from pdflow_runtime.engines.torch_runner import TorchRunner
+from pdflow_runtime.engines.weights import DTYPES, Layer, Weights
 
 BLOCK_SIZE = 16
 SHAPES = {

@@ -22,8 +22,8 @@ import numpy as np
 
 from pdflow.cost.fit import Step, decode_step, fitted, misfit, prompt_step
 from pdflow.cost.step import to_ps
-from pdflow.scenario.aiconfigurator import row_errors
-from pdflow.scenario.cost_file import CostFile, Engine, MadeFrom, cost_file, written
+from pdflow.scenario.costs.aiconfigurator import row_errors
+from pdflow.scenario.costs.cost_file import CostFile, Engine, MadeFrom, cost_file, written
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "pdflow/scenario/presets/costs/fitted"

@@ -1,7 +1,7 @@
 """Computes the bundled workload models from published traces: python benchmarks/fit_workload.py ../shared/data/traces
 
 Writes pdflow/workload/models/*.toml, each with the source of its trace. `pdflow trace model` makes models of other
-traces by the same code, pdflow/workload/fit.py.
+traces by the same code, pdflow/workload/fitting/fit.py.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pdflow.scenario.workload_schema import Trace, TraceFormat
-from pdflow.workload.fit import fit
-from pdflow.workload.fit_arrivals import LEVELS
+from pdflow.scenario.schema.workload import Trace, TraceFormat
+from pdflow.workload.fitting.fit import fit
+from pdflow.workload.fitting.fit_arrivals import LEVELS
 from pdflow.workload.model_file import model_toml
-from pdflow.workload.readers import read_trace
+from pdflow.workload.traces.readers import read_trace
 
 MODELS = Path(__file__).resolve().parents[1] / "pdflow" / "workload" / "models"
 

@@ -1,45 +1,45 @@
 """Bugs that somebody could have written: name, file of pdflow/protocol, what stands there, what would.
 
-None is among sim/check/mutants, which drop rules; these are slips, ten for each run of docs/bugs.md, written before it.
-`python benchmarks/mutate.py --hand` looks for them.
+None is among sim/pdflow_sim/check/mutants, which drop rules; these are slips, ten for each run of docs/bugs.md, written
+before it. `python benchmarks/mutate.py --hand` looks for them.
 """
 
 FIRST = (
     (
         "a pair's number taken for its bit, when a lost REG is repeated",
-        "consumer_rules.py",
+        "consumer/rules.py",
         "    bit = _bit_at(cell, event.op)\n    if ctx.pulls or",
         "    bit = _bit_at(cell, event.op) >> 1\n    if ctx.pulls or",
     ),
-    ("the D rank's bit taken for the pair's", "consumer.py", "if bits >> i & 1:", "if bits >> d_rank & 1:"),
-    ("a resolved request's deadline stays armed", "consumer.py", "            deadline_until=NEVER,\n", ""),
+    ("the D rank's bit taken for the pair's", "consumer/cell.py", "if bits >> i & 1:", "if bits >> d_rank & 1:"),
+    ("a resolved request's deadline stays armed", "consumer/cell.py", "            deadline_until=NEVER,\n", ""),
     (
         "the floor's own registration is not buried",
-        "tombstones.py",
+        "producer/tombstones.py",
         "if seq >= self.floor and seq not in",
         "if seq > self.floor and seq not in",
     ),
     (
         "a fenced WRITE reported as CANCELLED, not IO",
-        "producer_writes.py",
+        "producer/writes.py",
         "    return end_registration(cell, Code.IO, True, now, ctx)\n",
         "    return end_registration(cell, Code.CANCELLED, True, now, ctx)\n",
     ),
     (
         "a repeated REG renews the lease",
-        "producer_writes.py",
+        "producer/writes.py",
         "return cell, acknowledge(cell, event.d_rank, ctx)",
         "return cell.with_lease(now + ctx.timers.lease_ns), acknowledge(cell, event.d_rank, ctx)",
     ),
     (
         "what waited for a connection is not forgotten when sent",
-        "consumer_rank.py",
+        "consumer/rank.py",
         "pending = self.pending.pop(peer, ())",
         "pending = self.pending.get(peer, ())",
     ),
     (
         "P's own rank's bit settled, not D's",
-        "producer_writes.py",
+        "producer/writes.py",
         "unsettled = cell.flying & ~(1 << event.d_rank)",
         "unsettled = cell.flying & ~(1 << ctx.rank)",
     ),
@@ -51,7 +51,7 @@ FIRST = (
     ),
     (
         "a CANCEL repeated to those who have answered it",
-        "consumer_rules.py",
+        "consumer/rules.py",
         "everything(cell) & ~cell.settled, Cancel(",
         "everything(cell) & cell.settled, Cancel(",
     ),
@@ -59,25 +59,25 @@ FIRST = (
 SECOND = (
     (
         "the floor itself counts as below the floor",
-        "tombstones.py",
+        "producer/tombstones.py",
         "        if reg.seq < self.floor:\n",
         "        if reg.seq <= self.floor:\n",
     ),
     (
         "SYNC leaves out what is in quarantine",
-        "consumer_scheduler.py",
+        "consumer/scheduler.py",
         "c.phase in (WAITING, QUARANTINED))",
         "c.phase is WAITING)",
     ),
     (
         "a registration that is dropped keeps its base id",
-        "matching.py",
+        "producer/matching.py",
         "            _drop(self.registration_bases, base_id(reg.request_id), reg)\n",
         "",
     ),
     (
         "a RELEASE lengthens a lease, and never shortens it",
-        "lease.py",
+        "producer/lease.py",
         "until < cell.lease_until else cell",
         "until > cell.lease_until else cell",
     ),
@@ -90,32 +90,32 @@ SECOND = (
     ),
     (
         "a stall is noted when it moves away, not when it comes nearer",
-        "consumer_cells.py",
+        "consumer/cells.py",
         "if after.stall_until < before.stall_until:",
         "if after.stall_until > before.stall_until:",
     ),
     (
         "the grant's time taken for the lease's",
-        "producer_writes.py",
+        "producer/writes.py",
         "if cell.expired or (cell.lease_until <= now and",
         "if cell.expired or (cell.grant_until <= now and",
     ),
     (
         "what a D has stopped wanting stays noted",
-        "producer_frames.py",
+        "producer/frames.py",
         "        if wanted:\n            store.interests[sender] = wanted\n        else:\n"
         "            store.interests.pop(sender, None)\n",
         "        if wanted:\n            store.interests[sender] = wanted\n",
     ),
     (
         "a rank does not note which READ it was told of last",
-        "consumer_rank.py",
+        "consumer/rank.py",
         "        self.newest = max(self.newest, event.grant.reg.seq)\n",
         "",
     ),
     (
         "the last rank's word counts, not the worst",
-        "producer_scheduler.py",
+        "producer/scheduler.py",
         "code = product.code if event.code is Code.NONE else event.code",
         "code = event.code",
     ),

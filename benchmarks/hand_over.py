@@ -23,8 +23,8 @@ from typing import Any
 import trio
 
 from pdflow.methods.catalogue import METHODS
+from pdflow.results.files.write import read_requests
 from pdflow.results.records import PREFILL, STAGES
-from pdflow.results.write import read_requests
 from tests.runtime.support.served import Served, served
 
 ROOT = Path(__file__).resolve().parents[1]

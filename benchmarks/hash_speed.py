@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
-from runtime.engines import weight_hash
-from runtime.engines.weight_hash import hash_weights, threads
+from pdflow_runtime.engines import weight_hash
+from pdflow_runtime.engines.weight_hash import hash_weights, threads
 
 SHAPES: Final = {"q": (8192, 8192), "k": (1024, 8192), "up": (28672, 8192), "norm": (8192,)}
 MODEL_BYTES: Final = 141e9

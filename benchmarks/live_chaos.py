@@ -30,7 +30,7 @@ import msgspec
 import trio
 
 from benchmarks.live_cuts import Wire, cut, lose, pace, wires
-from runtime.http.errors import UpstreamError
+from pdflow_runtime.http.errors import UpstreamError
 from tests.runtime.support.served import Served, served
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +39,7 @@ CONCURRENCY = 16
 PROMPTS = 48
 DEADLINE_S = 60.0
 ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
-ROUTER = "runtime.front"
+ROUTER = "pdflow_runtime.router.front"
 TRICKLE = 20_000
 """Bytes per second."""
 QUIET_S = 90.0

@@ -27,10 +27,10 @@ from pdflow.engine.sequence import Sequence
 from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.events import PrefillFinished
 from pdflow.protocol.messages import Code
-from runtime.engine_node import EngineNode
-from runtime.engines.job import Sampling
-from runtime.models import TorchModel
-from runtime.prefill_node import PrefillLeg
+from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.nodes.engine_node import EngineNode
+from pdflow_runtime.nodes.models import TorchModel
+from pdflow_runtime.nodes.prefill_node import PrefillLeg
 from tests.runtime.support.house import Answer, House, cluster, house
 from tests.runtime.support.kv import kv
 

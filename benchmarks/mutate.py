@@ -1,8 +1,9 @@
 """Bugs that nobody chose, and what catches them: python benchmarks/mutate.py [--seed N] [--bugs N] [--hand]
 
-Draws places of the core's source at random, changes each alone in a copy of the packages, and lets `sim/check` look for
-up to a minute: the smaller scopes, random walks of both dialects, then the larger scopes. `--hand` takes those of
-benchmarks/hand_bugs.py instead. docs/bugs.md is what it said. The copies are the only place where anything is changed.
+Draws places of the core's source at random, changes each alone in a copy of the packages, and lets
+`sim/pdflow_sim/check` look for up to a minute: the smaller scopes, random walks of both dialects, then the larger
+scopes. `--hand` takes those of benchmarks/hand_bugs.py instead. docs/bugs.md is what it said. The copies are the only
+place where anything is changed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import attrs
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = "pdflow/protocol"
-PLACES = ("producer*.py", "consumer*.py", "lease.py", "matching.py", "tombstones.py", "peers.py")
+PLACES = ("producer/*.py", "consumer/*.py", "peers.py")
 UNTOUCHED = ("fork", "fingerprint", "armed")
 """What only the checker calls: it would be the checker that is changed."""
 SMALL_STATES = 17_000
@@ -130,7 +131,7 @@ def sites(file: Path) -> Iterator[Bug]:
         assert node.end_col_offset is not None
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
-        return Bug(file.name, start, end, text, what)
+        return Bug(file.relative_to(ROOT / CORE).as_posix(), start, end, text, what)
 
     bodies = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
     for node in (node for body in bodies for node in visited(body)):
@@ -220,7 +221,7 @@ def hunted(bug: Bug, budget_s: float) -> dict[str, object]:
         changed = Path(place, CORE, bug.file)
         changed.write_bytes(bug.apply(changed.read_bytes()))
         command = [sys.executable, str(Path(__file__).resolve()), "--judge", str(budget_s)]
-        environment = os.environ | {"PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = os.environ | {"PYTHONPATH": f"{place}:{place}/sim", "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             done = subprocess.run(
                 command, cwd=place, env=environment, capture_output=True, text=True, timeout=budget_s + 30, check=False
@@ -238,12 +239,12 @@ def judge(budget_s: float) -> dict[str, object]:
     """Search with the packages that are imported here, until something is found or the time is over."""
     import pdflow
     from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
-    from sim.check.campaign import Task, walks
-    from sim.check.compose import relation
-    from sim.check.ghost import Broken
-    from sim.check.named import Named
-    from sim.check.scopes import SCOPES
-    from sim.check.search import explore
+    from pdflow_sim.check.moves.compose import relation
+    from pdflow_sim.check.scopes.catalogue import SCOPES
+    from pdflow_sim.check.scopes.named import Named
+    from pdflow_sim.check.search.campaign import Task, walks
+    from pdflow_sim.check.search.search import explore
+    from pdflow_sim.check.state.shadow_state import Broken
 
     assert Path(str(pdflow.__file__)).is_relative_to(Path.cwd()), f"{pdflow.__file__} is not the copy"
     began = time.monotonic()

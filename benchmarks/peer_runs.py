@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from pdflow.cost.step import StepCost
 from pdflow.scenario import load
-from pdflow.scenario.cost_file import Engine, MadeFrom, cost_file, written
+from pdflow.scenario.costs.cost_file import Engine, MadeFrom, cost_file, written
 from pdflow.workload.build import requests
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, Request
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from pdflow.scenario import Scenario, load
-from sim.run import Options, prepare, run
+from pdflow_sim.run import Options, prepare, run
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = str(ROOT / "examples/reference.toml")

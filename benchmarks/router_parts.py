@@ -85,14 +85,14 @@ async def router(engine_port: int, pd: bool) -> None:
     import msgspec
     import trio
 
-    from runtime.http.client import HttpClient
-    from runtime.http.messages import JSON, Header, Request
-    from runtime.http.openai.completion import read_completion
-    from runtime.http.openai.fields import rewritten
-    from runtime.http.relay import relay
-    from runtime.http.responder import Responder
-    from runtime.http.server import serve_http
-    from runtime.http.sockets import listen
+    from pdflow_runtime.http.client import HttpClient
+    from pdflow_runtime.http.messages import JSON, Header, Request
+    from pdflow_runtime.http.openai.completion import read_completion
+    from pdflow_runtime.http.openai.fields import rewritten
+    from pdflow_runtime.http.relay import relay
+    from pdflow_runtime.http.responder import Responder
+    from pdflow_runtime.http.server import serve_http
+    from pdflow_runtime.http.sockets import listen
 
     client = HttpClient(idle_per_host=1024)
     kv = msgspec.json.Decoder(dict[str, msgspec.Raw])

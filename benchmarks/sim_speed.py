@@ -50,13 +50,13 @@ METHOD_CASES: dict[str, list[str]] = {
 
 CHILD = """
 import json, resource, sys, time
-import pdflow.results.result, sim.run
+import pdflow.results.result, pdflow_sim.run
 from pdflow.scenario import load
 began = time.process_time()
 scenario = load(sys.argv[1], overrides=sys.argv[2:])
-world, _ = sim.run.prepare(scenario, sim.run.Options(), [])
-sim.run.run(world, None, False)
-result = sim.run.conclude(scenario, world, (), False)
+world, _ = pdflow_sim.run.prepare(scenario, pdflow_sim.run.Options(), [])
+pdflow_sim.run.run(world, None, False)
+result = pdflow_sim.run.conclude(scenario, world, (), False)
 cpu_s = time.process_time() - began
 assert result.metrics.completed == scenario.workload.requests
 print(json.dumps({

@@ -7,7 +7,7 @@ what of it is neither a file's nor shared; file descriptors, shared memory, and 
 open in it. After the first minutes, the slope of each must have 0 within its 95 % interval.
 
 Before all that comes a burst of more at once than will be: an engine keeps the memory that its largest step has needed
-(runtime/engines/malloc.py), and that a larger one comes by chance in the second half is no leak.
+(runtime/pdflow_runtime/engines/malloc.py), and that a larger one comes by chance in the second half is no leak.
 
 What is noted one second hangs on what was noted the second before. So the time is cut into 20 blocks, each long against
 that, and the line goes through the means of the blocks. What only ever has one value has the slope 0.
@@ -28,13 +28,13 @@ import msgspec
 import numpy as np
 import trio
 
-from runtime.http.errors import UpstreamError
+from pdflow_runtime.http.errors import UpstreamError
 from tests.runtime.support.served import Served, served
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = ROOT / "examples/serve-quickstart.toml"
 ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
-ROUTER = "runtime.front"
+ROUTER = "pdflow_runtime.router.front"
 CONCURRENCY = 16
 CAPACITY_S = 20
 BURST = 64

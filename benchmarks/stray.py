@@ -16,10 +16,10 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sim.check.mutants.catalogue import MUTANTS
-from sim.check.mutants.mutant import Mutant
-from sim.check.mutants.stray import RUNS, stray
-from sim.check.swarm import ERA
+from pdflow_sim.check.mutants.catalogue import MUTANTS
+from pdflow_sim.check.mutants.mutant import Mutant
+from pdflow_sim.check.mutants.stray import RUNS, stray
+from pdflow_sim.check.search.swarm import ERA
 
 NEVER = RUNS + 1
 

@@ -26,13 +26,13 @@ from typing import NamedTuple
 import numpy as np
 
 from pdflow.layout.descriptors import Descriptor
-from runtime.transports.copying import Mapped
-from runtime.transports.groups import CHUNK_BYTES, Group, HostStaging
-from runtime.transports.mooncake import local_on, require
-from runtime.transports.nccl_standin import StandIn
-from runtime.transports.nixl import Local
-from runtime.transports.region import OwnedRegion
-from runtime.transports.registered import DRAM, Table
+from pdflow_runtime.transports.copying import Mapped
+from pdflow_runtime.transports.mooncake import local_on, require
+from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, Group, HostStaging
+from pdflow_runtime.transports.nccl.standin import StandIn
+from pdflow_runtime.transports.nixl import Local
+from pdflow_runtime.transports.region import OwnedRegion
+from pdflow_runtime.transports.registered import DRAM, Table
 
 LARGE_BYTES = 64 << 20
 LAYERS = 32

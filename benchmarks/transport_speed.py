@@ -37,15 +37,15 @@ import trio
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from benchmarks.transport_bare import BARE, CASES, LARGE_BYTES, SMALL, Other, loop_in_c, pieces_of
 from pdflow.layout.descriptors import Descriptor
-from runtime.processes import end_process
-from runtime.transports.agent import StreamAgent
-from runtime.transports.base import Ended, TransportEvent
-from runtime.transports.mooncake import MooncakeTransport
-from runtime.transports.nccl import NcclTransport
-from runtime.transports.nccl_standin import StandIn
-from runtime.transports.nixl import NixlTransport
-from runtime.transports.shm import ShmTransport
-from runtime.transports.tcp import TcpTransport
+from pdflow_runtime.process.processes import end_process
+from pdflow_runtime.transports.agent import StreamAgent
+from pdflow_runtime.transports.base import Ended, TransportEvent
+from pdflow_runtime.transports.mooncake import MooncakeTransport
+from pdflow_runtime.transports.nccl.standin import StandIn
+from pdflow_runtime.transports.nccl.transport import NcclTransport
+from pdflow_runtime.transports.nixl import NixlTransport
+from pdflow_runtime.transports.shm import ShmTransport
+from pdflow_runtime.transports.tcp import TcpTransport
 
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
 KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]] = {

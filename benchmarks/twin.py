@@ -4,14 +4,14 @@
     python -m benchmarks.twin synthetic    two P and two D that take the time that a scenario's GPUs would
 
 A cluster is started and calibrated; then requests are sent by `pdflow bench`, and those of the same lengths are
-simulated at the instants at which they came. Live stages are those that the cluster's parts note (runtime/rows.py):
-from a request's arrival at the router until its first token passes there. Printed of each stage are its share of TTFT,
-the medians, and the median of |simulated / live - 1| over the requests of which it makes at least 5 % of TTFT, live or
-simulated; judged are stages that make at least 5 % of TTFT altogether. `own` is that error with times that were fitted
-to this very run: what is left is the form of the model. `again` is that of the live cluster against itself, to which
-the same requests are sent once more: no model can be expected to be nearer to a run than another run is. `chance` is
-that of the simulation against itself if every other request comes half a decode step later: which step an arrival
-catches, nobody can know.
+simulated at the instants at which they came. Live stages are those that the cluster's parts note
+(runtime/pdflow_runtime/observe/rows.py): from a request's arrival at the router until its first token passes there.
+Printed of each stage are its share of TTFT, the medians, and the median of |simulated / live - 1| over the requests of
+which it makes at least 5 % of TTFT, live or simulated; judged are stages that make at least 5 % of TTFT altogether.
+`own` is that error with times that were fitted to this very run: what is left is the form of the model. `again` is that
+of the live cluster against itself, to which the same requests are sent once more: no model can be expected to be nearer
+to a run than another run is. `chance` is that of the simulation against itself if every other request comes half a
+decode step later: which step an arrival catches, nobody can know.
 
 What the model doesn't hold: cores that are shared with whatever else runs, here the router and the load generator, and
 on a machine with other work that, too; caches and clock speeds that depend on what ran before; the collector of Python.
@@ -34,16 +34,16 @@ import trio
 from pdflow import simulate
 from pdflow.cost.step import PS_PER_S
 from pdflow.results.records import STAGES, Records, stage_durations_ns
-from pdflow.scenario.costs import step_cost
-from pdflow.scenario.editable import Scenario
-from runtime.calibrate.command import measured_of
-from runtime.calibrate.files import write
-from runtime.calibrate.probe import Probe
-from runtime.calibrate.traffic import rate_at
-from runtime.clock import now_ns, wall_offset_ns
-from runtime.diary import Page
-from runtime.http.client import HttpClient
-from runtime.rows import rows
+from pdflow.scenario.costs.step_costs import step_cost
+from pdflow.scenario.reading.editable import Scenario
+from pdflow_runtime.calibrate.command import measured_of
+from pdflow_runtime.calibrate.files import write
+from pdflow_runtime.calibrate.probe import Probe
+from pdflow_runtime.calibrate.traffic import rate_at
+from pdflow_runtime.clock import now_ns, wall_offset_ns
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.observe.event_log import Page
+from pdflow_runtime.observe.rows import rows
 from tests.runtime.support.served import ROOT, Served, served
 
 LOADS: Final = (0.2, 0.4, 0.6)
@@ -140,7 +140,7 @@ def put_first(cluster: Served) -> None:
     go_at_once(os.getpid())
     for pid in processes_of(cluster.process.pid):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        (go_at_once if b"runtime.front" in command else go_first)(pid)
+        (go_at_once if b"pdflow_runtime.router.front" in command else go_first)(pid)
 
 
 def processes_of(pid: int) -> list[int]:

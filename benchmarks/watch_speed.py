@@ -20,12 +20,12 @@ from typing import Any
 
 from rich.console import Console
 
-from pdflow.results.timeline import TraceEvent, timeline
-from pdflow.results.write import TIMELINE_NAME, write_timeline
-from pdflow.scenario.load import load
-from sim.live import watching
-from sim.run import Options, prepare, run
-from sim.world import World
+from pdflow.results.files.timeline import TraceEvent, timeline
+from pdflow.results.files.write import TIMELINE_NAME, write_timeline
+from pdflow.scenario.reading.load import load
+from pdflow_sim.observe.live_table import watching
+from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.world import World
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "examples/reference.toml"

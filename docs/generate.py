@@ -35,12 +35,12 @@ from pdflow.methods.show import facts
 from pdflow.protocol import dialect, phases
 from pdflow.protocol.diagrams import dialects_page, docstrings, phases_page
 from pdflow.protocol.wire.formats import regenerated
-from pdflow.results.events import read_events
-from pdflow.scenario.costs import Shelf, cost_tables
-from pdflow.scenario.jsonschema import schema_json
-from sim.check.mutants.page import page as mutants_page
-from sim.check.races.page import page as races_page
-from sim.narration import one_request
+from pdflow.results.files.events import read_events
+from pdflow.scenario.costs.step_costs import Shelf, cost_tables
+from pdflow.scenario.schema.jsonschema import schema_json
+from pdflow_sim.check.mutants.page import page as mutants_page
+from pdflow_sim.check.races.page import page as races_page
+from pdflow_sim.observe.text_trace import one_request
 
 ROOT = Path(__file__).resolve().parents[1]
 MAIN_JOB = ("simulate", "examples/conversation.toml")

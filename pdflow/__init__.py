@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pdflow.errors import MissingBackendError, PdflowError, ScenarioError
     from pdflow.results.result import Result
-    from pdflow.scenario.editable import Scenario
+    from pdflow.scenario.reading.editable import Scenario
 
 __all__ = [
     "MissingBackendError",
@@ -34,7 +34,7 @@ _HOMES = {
     "MissingBackendError": "pdflow.errors",
     "PdflowError": "pdflow.errors",
     "Result": "pdflow.results.result",
-    "Scenario": "pdflow.scenario.editable",
+    "Scenario": "pdflow.scenario.reading.editable",
     "ScenarioError": "pdflow.errors",
 }
 
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> object:
 
 def load(path: str | PathLike[str], overrides: Mapping[str, Any] | None = None) -> Scenario:
     """Load a scenario file: `Scenario.load`."""
-    from pdflow.scenario.editable import Scenario
+    from pdflow.scenario.reading.editable import Scenario
 
     return Scenario.load(path, overrides or {})
 
@@ -91,7 +91,7 @@ def simulate(
     from importlib import import_module
     from os import fspath
 
-    from pdflow.scenario.editable import Scenario
+    from pdflow.scenario.reading.editable import Scenario
 
     if out is None and (events or save_detailed or timeline or html):
         raise ValueError("events, save_detailed, timeline and html write into a folder: say which with out=...")
@@ -101,7 +101,7 @@ def simulate(
     elif edits:
         scenario = scenario.with_(edits)
     result: Result = (
-        import_module("sim.run")
+        import_module("pdflow_sim.run")
         .simulate(
             scenario.resolved,
             out=None if out is None else fspath(out),
@@ -152,10 +152,10 @@ def sweep(
     """
     from importlib import import_module
 
-    from pdflow.scenario.editable import Scenario
+    from pdflow.scenario.reading.editable import Scenario
 
     if not isinstance(scenario, Scenario):
         scenario = Scenario.load(scenario)
-    run = import_module("sim.sweep").sweep
+    run = import_module("pdflow_sim.experiments.sweep").sweep
     frame: pd.DataFrame = run(scenario, points, jobs=jobs, seeds=seeds, cache=cache, progress=progress)
     return frame

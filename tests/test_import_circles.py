@@ -14,7 +14,8 @@ from typing import Final, TypeAlias
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-PACKAGES: Final = ("pdflow", "sim", "runtime")
+ROOTS: Final = (".", "sim", "runtime")
+"""The folders that hold pdflow, pdflow_sim and pdflow_runtime."""
 
 Graph: TypeAlias = Mapping[str, frozenset[str]]
 """Modules by name, each with those that it imports."""
@@ -68,8 +69,8 @@ def described(circle: list[str], graph: Graph) -> str:
 
 def _sources() -> dict[str, str]:
     found = {}
-    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
+    for folder, path in sorted((ROOT / root, path) for root in ROOTS for path in (ROOT / root).glob("pdflow*/**/*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
     return found
 

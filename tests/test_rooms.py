@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("pdflow", "sim", "runtime")
+ROOTS = {"pdflow": ".", "pdflow_sim": "sim", "pdflow_runtime": "runtime"}
+"""Where each package lies: the folder that holds it."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -31,22 +32,23 @@ PURE: Final = _words(
 )
 """What any file of pdflow may import. `pathlib` is for arithmetic: calls that touch a disk are found below."""
 
-SIMULATED: Final = PURE | {"simpy", "sim"}
+SIMULATED: Final = PURE | {"simpy", "pdflow_sim"}
 CHECKED: Final = SIMULATED | _words("gc textwrap")
-"""What sim/check may import besides: it looks for no cycles among millions of states, and draws."""
+"""What sim/pdflow_sim/check may import besides: it looks for no cycles among millions of states, and draws."""
 LIVE: Final = PURE | _words(
     """
-    runtime trio httptools argparse base64 ctypes errno fcntl gc hmac http importlib ipaddress logging mmap os outcome
+    pdflow_runtime
+    trio httptools argparse base64 ctypes errno fcntl gc hmac http importlib ipaddress logging mmap os outcome
     platform prometheus_client resource secrets select shlex shutil signal socket ssl stat subprocess sys tempfile
     textwrap threading urllib uuid weakref
     """
 )
 """What the live world may import: it touches the world, but by trio, and reads the clock in one place."""
 COMPUTING: Final = LIVE | _words("torch safetensors tokenizers jinja2")
-"""What runtime/engines may import besides: what computes tokens."""
+"""What runtime/pdflow_runtime/engines may import besides: what computes tokens."""
 MOVING: Final = LIVE | _words("nixl mooncake torch")
-"""What runtime/transports may import besides: what moves bytes."""
-CLOCK: Final = "runtime/clock.py"
+"""What runtime/pdflow_runtime/transports may import besides: what moves bytes."""
+CLOCK: Final = "runtime/pdflow_runtime/clock.py"
 CLOCKS: Final = _words("current_time perf_counter monotonic")
 
 
@@ -57,67 +59,75 @@ class Permit(NamedTuple):
 
 
 EXCEPTIONS: Final = {
-    "pdflow/__init__.py": Permit("its public functions open sim/ when called", "importlib os pandas sim"),
+    "pdflow/__init__.py": Permit("its public functions open sim/ when called", "importlib os pandas pdflow_sim"),
     "pdflow/__main__.py": Permit("python -m pdflow"),
     "pdflow/cli/__init__.py": Permit(
         "the front door: prints; what cannot be printed goes nowhere", "click errno os sys", touches_files=True
     ),
     "pdflow/cli/bench_options.py": Permit("options of a command", "click"),
-    "pdflow/cli/checking.py": Permit("commands: opens sim/ when asked", "click importlib sim"),
-    "pdflow/cli/listings.py": Permit("commands: opens sim/ when asked", "click sim"),
+    "pdflow/cli/checking.py": Permit("commands: opens sim/ when asked", "click importlib pdflow_sim"),
+    "pdflow/cli/listings.py": Permit("commands: opens sim/ when asked", "click pdflow_sim"),
     "pdflow/cli/options.py": Permit("options of commands", "click"),
-    "pdflow/cli/runs.py": Permit("commands: opens sim/ or runtime/ when asked", "click importlib runtime sim sys"),
-    "pdflow/cli/serving.py": Permit("commands: opens runtime/ when asked", "click importlib runtime sys"),
+    "pdflow/cli/runs.py": Permit(
+        "commands: opens sim/ or runtime/ when asked", "click importlib pdflow_runtime pdflow_sim sys"
+    ),
+    "pdflow/cli/serving.py": Permit("commands: opens runtime/ when asked", "click importlib pdflow_runtime sys"),
     "pdflow/cli/traces.py": Permit("commands", "click"),
     "pdflow/version.py": Permit("asks the installation for its version", "importlib"),
-    "pdflow/scenario/aiconfigurator.py": Permit(
+    "pdflow/scenario/costs/aiconfigurator.py": Permit(
         "asks an extra, if it is installed", "aiconfigurator_core importlib logging"
     ),
-    "pdflow/scenario/costs.py": Permit(
+    "pdflow/scenario/costs/step_costs.py": Permit(
         "reads cost files, and those that come with pdflow", "importlib", touches_files=True
     ),
-    "pdflow/scenario/editable.py": Permit("writes scenario files", "os", touches_files=True),
-    "pdflow/scenario/load.py": Permit("reads scenario files", "os", touches_files=True),
+    "pdflow/scenario/reading/editable.py": Permit("writes scenario files", "os", touches_files=True),
+    "pdflow/scenario/reading/load.py": Permit("reads scenario files", "os", touches_files=True),
     "pdflow/scenario/presets.py": Permit("reads the presets that come with pdflow", "importlib", touches_files=True),
-    "pdflow/workload/readers.py": Permit("reads traces and bundled models", "importlib", touches_files=True),
-    "pdflow/results/frame.py": Permit("makes tables, by an extra", "pandas"),
+    "pdflow/workload/traces/readers.py": Permit("reads traces and bundled models", "importlib", touches_files=True),
+    "pdflow/results/comparison/frame.py": Permit("makes tables, by an extra", "pandas"),
     "pdflow/results/plots.py": Permit("draws, by an extra; in memory", "io matplotlib"),
     "pdflow/results/result.py": Permit("says that it hands out tables", "pandas"),
-    "pdflow/results/write.py": Permit("writes and reads result files", "gzip os", touches_files=True),
-    "pdflow/results/read.py": Permit("reads result files", touches_files=True),
-    "pdflow/results/events.py": Permit("writes and reads events.jsonl", touches_files=True),
-    "runtime/clock.py": Permit("reads the clocks", "time"),
-    "runtime/engines/weight_hash.py": Permit("hashes files by several threads", "concurrent"),
-    "runtime/store_server.py": Permit("asks a server, by an extra", "valkey"),
-    "sim/check/campaign.py": Permit("walks in processes, until the time is over", "concurrent multiprocessing time"),
-    "sim/check/command.py": Permit(
+    "pdflow/results/files/write.py": Permit("writes and reads result files", "gzip os", touches_files=True),
+    "pdflow/results/files/read.py": Permit("reads result files", touches_files=True),
+    "pdflow/results/files/events.py": Permit("writes and reads events.jsonl", touches_files=True),
+    "runtime/pdflow_runtime/clock.py": Permit("reads the clocks", "time"),
+    "runtime/pdflow_runtime/engines/weight_hash.py": Permit("hashes files by several threads", "concurrent"),
+    "runtime/pdflow_runtime/store/server.py": Permit("asks a server, by an extra", "valkey"),
+    "sim/pdflow_sim/check/search/campaign.py": Permit(
+        "walks in processes, until the time is over", "concurrent multiprocessing time"
+    ),
+    "sim/pdflow_sim/check/command.py": Permit(
         "prints, counts processors, opens the part that was asked for", "importlib os sys time"
     ),
-    "sim/check/crew.py": Permit(
+    "sim/pdflow_sim/check/search/workers.py": Permit(
         "searches in processes, until time or memory is over, which the system is asked for",
         "concurrent multiprocessing queue resource time",
         touches_files=True,
     ),
-    "sim/check/parts/methods.py": Permit("a budget of time", "time"),
-    "sim/check/parts/mutants.py": Permit("a budget of time", "time"),
-    "sim/check/parts/part.py": Permit("a budget of time; writes stories", "time", touches_files=True),
-    "sim/check/parts/races.py": Permit("a budget of time", "time"),
-    "sim/check/parts/scenario.py": Permit("a budget of time", "time"),
-    "sim/check/parts/walk.py": Permit("a budget of time", "time"),
-    "sim/check/report.py": Permit("how long it has taken so far", "time"),
-    "sim/check/story.py": Permit("reads and writes story files", touches_files=True),
-    "sim/calibrate.py": Permit("quotes its own command", "shlex"),
-    "sim/live.py": Permit("draws a few times a second", "time"),
-    "sim/row_cache.py": Permit("keeps rows of sweeps", touches_files=True),
-    "sim/run.py": Permit(
+    "sim/pdflow_sim/check/parts/methods.py": Permit("a budget of time", "time"),
+    "sim/pdflow_sim/check/parts/mutants.py": Permit("a budget of time", "time"),
+    "sim/pdflow_sim/check/parts/part.py": Permit("a budget of time; writes stories", "time", touches_files=True),
+    "sim/pdflow_sim/check/parts/races.py": Permit("a budget of time", "time"),
+    "sim/pdflow_sim/check/parts/scenario.py": Permit("a budget of time", "time"),
+    "sim/pdflow_sim/check/parts/walk.py": Permit("a budget of time", "time"),
+    "sim/pdflow_sim/check/report.py": Permit("how long it has taken so far", "time"),
+    "sim/pdflow_sim/check/counterexamples/counterexample.py": Permit(
+        "reads and writes story files", touches_files=True
+    ),
+    "sim/pdflow_sim/experiments/calibrate.py": Permit("quotes its own command", "shlex"),
+    "sim/pdflow_sim/observe/live_table.py": Permit("draws a few times a second", "time"),
+    "sim/pdflow_sim/experiments/row_cache.py": Permit("keeps rows of sweeps", touches_files=True),
+    "sim/pdflow_sim/run.py": Permit(
         "--out, SOURCE_DATE_EPOCH, its own command quoted, a wall clock for the speed it prints, Ctrl-C",
         "os shlex signal sys threading time",
         touches_files=True,
     ),
-    "sim/seen.py": Permit("reads what requests took", "csv io", touches_files=True),
-    "sim/sweep.py": Permit("a table and a bar, by an extra", "os pandas tqdm warnings"),
-    "sim/uncollected.py": Permit("runs without the search for cycles", "gc"),
-    "sim/workers.py": Permit("runs in processes, which end with it", "multiprocessing os subprocess sys threading"),
+    "sim/pdflow_sim/experiments/seen.py": Permit("reads what requests took", "csv io", touches_files=True),
+    "sim/pdflow_sim/experiments/sweep.py": Permit("a table and a bar, by an extra", "os pandas tqdm warnings"),
+    "sim/pdflow_sim/uncollected.py": Permit("runs without the search for cycles", "gc"),
+    "sim/pdflow_sim/experiments/workers.py": Permit(
+        "runs in processes, which end with it", "multiprocessing os subprocess sys threading"
+    ),
 }
 
 ROOMS: Final = {
@@ -156,13 +166,13 @@ BUILTINS: Final = _words("open print input breakpoint __import__ exec eval")
 
 def violations(path: str, source: str) -> list[str]:
     """What a file at that place, with that text, does against the rules."""
-    package = path.partition("/")[0]
+    package = next(top for top, root in ROOTS.items() if path.startswith(f"{root}/{top}/".removeprefix("./")))
     permitted = EXCEPTIONS.get(path, Permit("none"))
-    checks = path.startswith("sim/check/")
-    live = COMPUTING if path.startswith("runtime/engines/") else LIVE
-    if path.startswith("runtime/transports/"):
+    checks = path.startswith("sim/pdflow_sim/check/")
+    live = COMPUTING if path.startswith("runtime/pdflow_runtime/engines/") else LIVE
+    if path.startswith("runtime/pdflow_runtime/transports/"):
         live = MOVING
-    room = CHECKED if checks else {"pdflow": PURE, "sim": SIMULATED, "runtime": live}[package]
+    room = CHECKED if checks else {"pdflow": PURE, "pdflow_sim": SIMULATED, "pdflow_runtime": live}[package]
     allowed = room | _words(permitted.modules)
     tree = ast.parse(source)
     found = []
@@ -170,13 +180,13 @@ def violations(path: str, source: str) -> list[str]:
         top = module.partition(".")[0]
         if top not in allowed or (top == "numpy" and not NUMPY_IO.isdisjoint(module.split("."))):
             found.append(f"{path}:{line}: imports {module}")
-        elif module.startswith("sim.check.mutants") and not checks:
-            found.append(f"{path}:{line}: imports {module}; only sim/check may")
-        elif package == "pdflow" and top in ("sim", "runtime") and not lazy:
+        elif module.startswith("pdflow_sim.check.mutants") and not checks:
+            found.append(f"{path}:{line}: imports {module}; only sim/pdflow_sim/check may")
+        elif package == "pdflow" and top in ("pdflow_sim", "pdflow_runtime") and not lazy:
             found.append(f"{path}:{line}: imports {module} at module level; only inside a function")
         elif package == "pdflow" and top == "pdflow":
             found += [f"{path}:{line}: {problem}" for problem in _room_problem(path, module)]
-    if package == "runtime":
+    if package == "pdflow_runtime":
         found += [] if path == CLOCK else [f"{path}:{line}: reads a clock" for line in _clocks(tree)]
     elif package == "pdflow" or path not in EXCEPTIONS:
         found += [f"{path}:{line}: {what}" for line, what in _touches(tree, permitted.touches_files)]
@@ -194,7 +204,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
             module = "." * node.level + (node.module or "")
             yield node.lineno, module, id(node) in lazy
             for alias in node.names:
-                below = ROOT.joinpath(*module.split("."), alias.name)
+                below = ROOT.joinpath(ROOTS.get(module.partition(".")[0], "."), *module.split("."), alias.name)
                 if module == "numpy" or below.is_dir() or below.with_suffix(".py").is_file():
                     yield node.lineno, f"{module}.{alias.name}", id(node) in lazy
         elif isinstance(node, ast.Call) and _name(node.func) == "import_module":
@@ -245,7 +255,9 @@ def _name(node: ast.expr) -> str:
 
 
 def _files() -> list[str]:
-    return sorted(p.relative_to(ROOT).as_posix() for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
+    return sorted(
+        p.relative_to(ROOT).as_posix() for package, root in ROOTS.items() for p in (ROOT / root / package).rglob("*.py")
+    )
 
 
 def test_imports_run_one_way_and_the_core_is_pure() -> None:
@@ -283,47 +295,47 @@ def test_tests_mirror_rooms() -> None:
 
 
 PLANTED = [
-    ("pdflow/protocol/lease.py", "import time"),
-    ("pdflow/protocol/lease.py", "from datetime import datetime"),
-    ("pdflow/protocol/lease.py", "def f():\n    import random"),
-    ("pdflow/protocol/lease.py", "if TYPE_CHECKING:\n    import simpy"),
-    ("pdflow/protocol/lease.py", "from pdflow.memory.paged import PagedPool"),
-    ("pdflow/protocol/lease.py", "from pdflow import memory"),
-    ("pdflow/protocol/lease.py", "from pdflow.errors import PdflowError"),
-    ("pdflow/protocol/lease.py", "import os.path"),
-    ("pdflow/protocol/lease.py", "from .values import S"),
-    ("pdflow/protocol/lease.py", "from sim.clock import Clock"),
-    ("pdflow/protocol/lease.py", "def f():\n    import_module('runtime.driver')"),
+    ("pdflow/protocol/producer/lease.py", "import time"),
+    ("pdflow/protocol/producer/lease.py", "from datetime import datetime"),
+    ("pdflow/protocol/producer/lease.py", "def f():\n    import random"),
+    ("pdflow/protocol/producer/lease.py", "if TYPE_CHECKING:\n    import simpy"),
+    ("pdflow/protocol/producer/lease.py", "from pdflow.memory.paged import PagedPool"),
+    ("pdflow/protocol/producer/lease.py", "from pdflow import memory"),
+    ("pdflow/protocol/producer/lease.py", "from pdflow.errors import PdflowError"),
+    ("pdflow/protocol/producer/lease.py", "import os.path"),
+    ("pdflow/protocol/producer/lease.py", "from .values import S"),
+    ("pdflow/protocol/producer/lease.py", "from pdflow_sim.clock import Clock"),
+    ("pdflow/protocol/producer/lease.py", "def f():\n    import_module('pdflow_runtime.driver')"),
     ("pdflow/engine/engine.py", "import threading"),
     ("pdflow/engine/engine.py", "import asyncio"),
     ("pdflow/engine/engine.py", "import trio"),
     ("pdflow/engine/engine.py", "import torch"),
-    ("pdflow/engine/engine.py", "from pdflow.protocol.producer_rank import ProducerRank"),
-    ("pdflow/engine/engine.py", "from pdflow.protocol import producer_rank"),
+    ("pdflow/engine/engine.py", "from pdflow.protocol.producer.rank import ProducerRank"),
+    ("pdflow/engine/engine.py", "from pdflow.protocol.producer import rank"),
     ("pdflow/engine/engine.py", "from pdflow.routing.router import Router"),
     ("pdflow/workload/rng.py", "import secrets, uuid"),
     ("pdflow/workload/rng.py", "import numpy as np\nnp.random.default_rng(1)"),
     ("pdflow/workload/rng.py", "import numpy.random"),
     ("pdflow/workload/rng.py", "from numpy import random"),
-    ("pdflow/results/metrics.py", "import socket"),
-    ("pdflow/results/metrics.py", "import subprocess"),
-    ("pdflow/results/metrics.py", "def f(path):\n    return open(path)"),
-    ("pdflow/results/metrics.py", "def f(path):\n    return path.read_text()"),
-    ("pdflow/results/metrics.py", "def f(path):\n    path.replace('b')"),
-    ("pdflow/results/metrics.py", "print(1)"),
-    ("pdflow/scenario/load.py", "import time"),
-    ("pdflow/cli/runs.py", "from sim.run import simulate"),
-    ("pdflow/cli/runs.py", "import importlib\nrun = importlib.import_module('sim.run')"),
-    ("pdflow/cli/serving.py", "from runtime.cluster import main"),
-    ("sim/world.py", "import runtime.driver"),
-    ("sim/world.py", "import time"),
-    ("sim/world.py", "import random"),
-    ("runtime/driver.py", "from sim.clock import Clock"),
-    ("runtime/driver.py", "import time"),
-    ("runtime/driver.py", "import asyncio"),
-    ("runtime/driver.py", "import pickle"),
-    ("runtime/driver.py", "import torch"),
-    ("runtime/driver.py", "import trio\ntrio.current_time()"),
+    ("pdflow/results/figures/metrics.py", "import socket"),
+    ("pdflow/results/figures/metrics.py", "import subprocess"),
+    ("pdflow/results/figures/metrics.py", "def f(path):\n    return open(path)"),
+    ("pdflow/results/figures/metrics.py", "def f(path):\n    return path.read_text()"),
+    ("pdflow/results/figures/metrics.py", "def f(path):\n    path.replace('b')"),
+    ("pdflow/results/figures/metrics.py", "print(1)"),
+    ("pdflow/scenario/reading/load.py", "import time"),
+    ("pdflow/cli/runs.py", "from pdflow_sim.run import simulate"),
+    ("pdflow/cli/runs.py", "import importlib\nrun = importlib.import_module('pdflow_sim.run')"),
+    ("pdflow/cli/serving.py", "from pdflow_runtime.process.cluster import main"),
+    ("sim/pdflow_sim/world.py", "import pdflow_runtime.driver"),
+    ("sim/pdflow_sim/world.py", "import time"),
+    ("sim/pdflow_sim/world.py", "import random"),
+    ("runtime/pdflow_runtime/driver.py", "from pdflow_sim.clock import Clock"),
+    ("runtime/pdflow_runtime/driver.py", "import time"),
+    ("runtime/pdflow_runtime/driver.py", "import asyncio"),
+    ("runtime/pdflow_runtime/driver.py", "import pickle"),
+    ("runtime/pdflow_runtime/driver.py", "import torch"),
+    ("runtime/pdflow_runtime/driver.py", "import trio\ntrio.current_time()"),
 ]  # fmt: skip
 
 
@@ -339,11 +351,11 @@ def test_a_planted_violation_is_found(path: str, source: str) -> None:
         ("pdflow/engine/engine.py", "'a.b'.replace('.', '/')"),
         ("pdflow/engine/engine.py", "msgspec.structs.replace(cell, phase=1)"),
         ("pdflow/results/result.py", "from pathlib import Path\nPath('a') / 'b'"),
-        ("pdflow/cli/runs.py", "def f():\n    importlib.import_module('sim.run')"),
-        ("sim/world.py", "import simpy\nfrom pdflow.protocol.producer_rank import ProducerRank"),
-        ("runtime/driver.py", "import trio\nfrom pdflow.protocol.producer_rank import ProducerRank"),
-        ("runtime/engines/model.py", "import torch\nopen('config.json')"),
-        ("runtime/clock.py", "import trio\ntrio.current_time()"),
+        ("pdflow/cli/runs.py", "def f():\n    importlib.import_module('pdflow_sim.run')"),
+        ("sim/pdflow_sim/world.py", "import simpy\nfrom pdflow.protocol.producer.rank import ProducerRank"),
+        ("runtime/pdflow_runtime/driver.py", "import trio\nfrom pdflow.protocol.producer.rank import ProducerRank"),
+        ("runtime/pdflow_runtime/engines/model.py", "import torch\nopen('config.json')"),
+        ("runtime/pdflow_runtime/clock.py", "import trio\ntrio.current_time()"),
     ],
 )
 def test_what_is_allowed_is_not_found(path: str, source: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.published.common import HELD_OUT, MEASURED, Section, axes_of, percent, run
 from benchmarks.validation.common import table
-from pdflow.methods.nccl_groups import all_groups, bytes_per_gpu, group_bytes, most_peers, pair_groups
+from pdflow.methods.nccl.groups import all_groups, bytes_per_gpu, group_bytes, most_peers, pair_groups
 from pdflow.results.result import Result
 
 METHODS = ("p2p-nccl-put-async", "p2p-nccl-get", "p2p-nccl-put")
@@ -118,7 +118,7 @@ def report_groups() -> Section:
         f"with 16 channels and {most_peers(left, 8)} with 8. 96P144D does not fit with 16: each P GPU meets 144. With "
         f"8 it takes {percent(bytes_per_gpu(144, 8) / left)} of that, and on D, with its buffer of 8 GB, "
         f"{(bytes_per_gpu(96, 8) + 8e9) / 1e9:.0f} GB have to be left free. A scenario that leaves less does not load "
-        "(`pdflow/methods/nccl_groups.py`). The CUDA context and the engine's own groups lie there too, and "
+        "(`pdflow/methods/nccl/groups.py`). The CUDA context and the engine's own groups lie there too, and "
         "are not counted.",
         "",
     ]

@@ -19,7 +19,7 @@ from benchmarks.published.common import (
 )
 from benchmarks.validation import directions
 from benchmarks.validation.common import read_csv, scenario_of, table
-from sim.run import simulate
+from pdflow_sim.run import simulate
 
 
 def report_block_sizes() -> Section:

@@ -10,10 +10,10 @@ from statistics import median
 import attrs
 
 from pdflow.cost.step import StepCost
-from pdflow.scenario.load import parse, resolve
-from pdflow.scenario.schema import Scenario
-from sim.calibrate import latencies_ms, ran
-from sim.world import World
+from pdflow.scenario.reading.load import parse, resolve
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_sim.experiments.calibrate import latencies_ms, ran
+from pdflow_sim.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 

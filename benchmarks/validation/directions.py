@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.validation.common import Found, read_csv, scenario_of, table
 from pdflow.results.result import Result
-from sim.run import simulate
+from pdflow_sim.run import simulate
 
 FILE = "seed_systems_measurements.csv"
 RUNS = (

@@ -18,10 +18,10 @@ import attrs
 
 from benchmarks.validation.common import Claim, Found, error, latencies, read_csv, said, scenario_of, table
 from pdflow.cost.step import StepCost
-from pdflow.scenario.costs import step_cost
-from pdflow.scenario.fit import kv_tokens_of
-from pdflow.scenario.schema import Scenario
-from sim.calibrate import ran
+from pdflow.scenario.costs.step_costs import step_cost
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.validation.fit import kv_tokens_of
+from pdflow_sim.experiments.calibrate import ran
 
 FILE = "aiconfigurator_silicon_disagg.csv"
 BEST, WORST = (0.0, 0.01), (0.003, 0.25)

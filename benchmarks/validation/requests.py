@@ -17,8 +17,8 @@ import attrs
 
 from benchmarks.validation.common import Claim, Found, error, latencies, off, said, scenario_of, table, world_of
 from pdflow.cost.step import StepCost
-from sim.calibrate import Calibration, calibrate
-from sim.seen import Seen
+from pdflow_sim.experiments.calibrate import Calibration, calibrate
+from pdflow_sim.experiments.seen import Seen
 
 CALIBRATED_ON = tuple(range(0, 300, 30))
 """By order of arrival: chosen before any fit, and never counted in what is reported as held out."""

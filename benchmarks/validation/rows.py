@@ -28,9 +28,9 @@ from benchmarks.validation.common import (
     table,
 )
 from pdflow.cost.scale import Factors, scaled
-from pdflow.scenario.costs import step_cost
-from pdflow.scenario.fit import kv_tokens_of
-from sim.calibrate import nearest, ran
+from pdflow.scenario.costs.step_costs import step_cost
+from pdflow.scenario.validation.fit import kv_tokens_of
+from pdflow_sim.experiments.calibrate import nearest, ran
 
 FILE = "aiconfigurator_silicon_agg_vllm_hopper.csv"
 FITTED = 10

@@ -1,6 +1,6 @@
 """The options of `pdflow bench`: those of `vllm bench serve` that matter here, by its names, and a few of our own.
 
-What they mean together is decided where they are used (runtime/bench/asked.py, plan.py).
+What they mean together is decided where they are used (runtime/pdflow_runtime/bench/asked.py, plan.py).
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def check(ctx: click.Context, /, what: str, as_json: bool, **options: Any) -> No
     WHAT is all, scopes, methods, walk, mutants, races or a SCENARIO.toml. Says what was covered, or writes the shortest
     story that breaks an invariant into --out and exits with 1.
     """
-    command = importlib.import_module("sim.check.command")
+    command = importlib.import_module("pdflow_sim.check.command")
     replay, diagram, trace = (options.pop(name) for name in ("replay", "diagram", "trace"))
     if trace is not None and not what.endswith(".toml"):
         raise click.UsageError("--trace FILE needs the scenario that the record is of: pdflow check NAME.toml --trace")
@@ -55,7 +55,7 @@ def validate(scenario: str, overrides: tuple[str, ...]) -> None:
 
     Says what is wrong, or else what its engines hold and how fast its links are.
     """
-    from pdflow.scenario.load import load
+    from pdflow.scenario.reading.load import load
     from pdflow.scenario.show import scenario_view
 
     print_view(scenario_view(load(scenario, overrides=overrides)))

@@ -12,7 +12,7 @@ from pdflow.cli.options import print_view
 @click.command()
 def schema() -> None:
     """Print the JSON Schema of scenario files."""
-    from pdflow.scenario.jsonschema import schema_json
+    from pdflow.scenario.schema.jsonschema import schema_json
 
     click.echo(json.dumps(schema_json(), indent=2))
 
@@ -39,7 +39,7 @@ def methods(names: tuple[str, ...], dialect: str) -> None:
     if unknown:
         raise click.UsageError(f"no method {unknown[0]}; there are {', '.join(METHODS)}")
     for name in names:
-        from sim.narration import one_request
+        from pdflow_sim.observe.text_trace import one_request
 
         print_view(methods_view(METHODS, (name,)))
         click.echo("\n  One request:\n")

@@ -13,7 +13,7 @@ import click
 from pdflow.cli.options import SET, live, need_out, print_view
 
 if TYPE_CHECKING:
-    from pdflow.scenario.schema import Scenario
+    from pdflow.scenario.schema.scenario import Scenario
 
 
 @click.command()
@@ -41,7 +41,7 @@ def simulate(
     **flags: bool,
 ) -> None:
     """Simulate a SCENARIO file: its cluster and its workload."""
-    from pdflow.scenario.load import load
+    from pdflow.scenario.reading.load import load
 
     need_out(out, flags)
     ctx.exit(_simulate(load(scenario, overrides=overrides, seed=seed), seeds, out=out, **flags))
@@ -50,9 +50,11 @@ def simulate(
 def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
     """Run it in the simulated world; the exit code. Options are those of the command, by name."""
     if seeds is not None:
-        several = importlib.import_module("sim.seeds").simulate_seeds(scenario, seeds, command=sys.argv[1:], **options)
+        several = importlib.import_module("pdflow_sim.experiments.seeds").simulate_seeds(
+            scenario, seeds, command=sys.argv[1:], **options
+        )
         return int(several.exit_code)
-    run = importlib.import_module("sim.run")
+    run = importlib.import_module("pdflow_sim.run")
     result = run.simulate(scenario, command=sys.argv[1:], **options)
     return int(result.exit_code)
 
@@ -71,13 +73,13 @@ def compare(runs: tuple[Path, ...], overrides: tuple[str, ...], seeds: int | Non
     now; `--set` is for all of these. Shows figures side by side, stage by stage, and the differences with 95 %
     intervals.
     """
-    from pdflow.results.compare import Comparisons
-    from pdflow.results.read import read_runs
+    from pdflow.results.comparison.compare import Comparisons
+    from pdflow.results.files.read import read_runs
 
     if len(runs) < 2:
         raise click.UsageError("it takes two runs to compare")
     if any(run.suffix == ".toml" for run in runs):
-        compared = importlib.import_module("sim.compare").gathered(runs, overrides, seeds)
+        compared = importlib.import_module("pdflow_sim.experiments.compare").gathered(runs, overrides, seeds)
     elif overrides or seeds:
         raise click.UsageError("--set and --seeds are for scenario files, of which none is named")
     else:
@@ -119,14 +121,14 @@ def calibrate(
     if seen is None:
         if pool is not None:
             raise click.UsageError("--pool is for SEEN.csv: a running cluster's pools are all measured")
-        cluster = live(lambda: importlib.import_module("runtime.calibrate.command"))
+        cluster = live(lambda: importlib.import_module("pdflow_runtime.calibrate.command"))
         ctx.exit(cluster.main(scenario, overrides, url, Path(out), sys.argv[1:]))
     if url is not None:
         raise click.UsageError("--url is for a running cluster: leave SEEN.csv out")
-    from pdflow.results.write import guarding, replacing
-    from pdflow.scenario.load import load
+    from pdflow.results.files.write import guarding, replacing
+    from pdflow.scenario.reading.load import load
 
-    text, file = importlib.import_module("sim.calibrate").calibrated(
+    text, file = importlib.import_module("pdflow_sim.experiments.calibrate").calibrated(
         load(scenario, overrides=overrides), seen, pool, sys.argv[1:]
     )
     path = Path(out)

@@ -57,11 +57,15 @@ def serve(
             raise click.UsageError("--timeline and --html are of a whole cluster, and --role is one part of it")
         said = said if host is None else (*said, f"serve.{'host' if role == 'router' else 'engine_host'}={host}")
         ctx.exit(
-            live(lambda: importlib.import_module("runtime.role")).main(scenario, said, role, name, out=out, **flags)
+            live(lambda: importlib.import_module("pdflow_runtime.process.role")).main(
+                scenario, said, role, name, out=out, **flags
+            )
         )
     if name is not None or host is not None:
         raise click.UsageError("--name and --host go with --role")
-    ctx.exit(live(lambda: importlib.import_module("runtime.cluster")).main(scenario, said, out=out, **flags))
+    ctx.exit(
+        live(lambda: importlib.import_module("pdflow_runtime.process.cluster")).main(scenario, said, out=out, **flags)
+    )
 
 
 @click.command()
@@ -75,7 +79,7 @@ def top(ctx: click.Context, /, url: str, every: float, once: bool) -> None:
     Each engine's pool, streams and queue, blocks in quarantine, and the requests that have been there for the longest,
     with the states that they are in.
     """
-    ctx.exit(live(lambda: importlib.import_module("runtime.top")).main(url, every, once))
+    ctx.exit(live(lambda: importlib.import_module("pdflow_runtime.observe.top")).main(url, every, once))
 
 
 @click.command()
@@ -90,7 +94,7 @@ def bench(ctx: click.Context, /, more: tuple[str, ...], goodput: tuple[str, ...]
     if more and not goodput:
         raise click.UsageError(f"unexpected {more[0]!r}")
     ctx.exit(
-        live(lambda: importlib.import_module("runtime.bench.command")).bench(
+        live(lambda: importlib.import_module("pdflow_runtime.bench.command")).bench(
             sys.argv[1:], goodput=(*goodput, *more), **options
         )
     )

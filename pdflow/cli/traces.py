@@ -18,7 +18,7 @@ def _known_format(_ctx: click.Context, _param: click.Parameter, value: str | Non
     if value is not None:
         from typing import get_args
 
-        from pdflow.scenario.workload_schema import TraceFormat
+        from pdflow.scenario.schema.workload import TraceFormat
 
         if value not in get_args(TraceFormat):
             raise click.BadParameter(f"{value!r} is not one of {', '.join(get_args(TraceFormat))}")
@@ -57,7 +57,7 @@ def describe_trace(as_json: bool, **asked: Any) -> None:
 
     Counts, rates, burstiness, lengths, possible prefix hits, classes, and the rate over time as a plot.
     """
-    from pdflow.workload.command import Asked, described_trace
+    from pdflow.workload.traces.command import Asked, described_trace
 
     click.echo(described_trace(Asked(**asked), as_json), nl=False)
 
@@ -72,8 +72,8 @@ def model_trace(out: str, title: str | None, **asked: Any) -> None:
     It holds rates, quantiles and probabilities, no row of the trace, so that the shape of traffic can be shared without
     the traffic. Prints how like the trace is what the model draws.
     """
-    from pdflow.results.write import guarding, replacing
-    from pdflow.workload.command import Asked, modelled_trace
+    from pdflow.results.files.write import guarding, replacing
+    from pdflow.workload.traces.command import Asked, modelled_trace
 
     path = Path(out)
     text, likeness = modelled_trace(Asked(**asked), path.stem, title)

@@ -1,8 +1,8 @@
-"""A plan of faults, resolved: engines by name, times in ns. What a file may say is `pdflow.scenario.faults`.
+"""A plan of faults, resolved: engines by name, times in ns. What a file may say is `pdflow.scenario.schema.faults`.
 
-A plan says what happens, not how: the simulated world applies it in `sim/faults.py`. Engines are named as the scenario
-counts them ("prefill-0"), whatever id a restarted one has taken. Kinds and words are those of Chaos Mesh, Toxiproxy and
-Jepsen where these agree.
+A plan says what happens, not how: the simulated world applies it in `sim/pdflow_sim/faults/faults.py`. Engines are
+named as the scenario counts them ("prefill-0"), whatever id a restarted one has taken. Kinds and words are those of
+Chaos Mesh, Toxiproxy and Jepsen where these agree.
 
 The router is not among the engines: nothing here happens to it, nor to its connections to them; but what engines report
 to it may be lost on links to `ROUTER`.

@@ -3,7 +3,7 @@
 The store is D towards P, and P towards D: what PutStart asks for is a registration, PutEnd is its commit, and what
 GetReplicaList gives is a lease. So P may die when it has put, and neither side needs to know the other. The original's
 router puts the keys to store and to load in both legs; ours need not, as whoever has the prompt makes the same
-(`kv_store_keys.py`). As published, puts and gets hold the engines up, one prompt that cannot be got has D compute its
+(`store/keys.py`). As published, puts and gets hold the engines up, one prompt that cannot be got has D compute its
 whole batch again, and each process salts its keys.
 """
 
@@ -16,7 +16,8 @@ _SPEECH = Speech(
     words=(
         Word("handshake", Side.P, When.CONTACT),
         Word("handshake", Side.D, When.CONTACT),
-        # PutStart is a call of the store's in either dialect (`sim/store_node.py`), and REG what it comes back with.
+        # PutStart is a call of the store's in either dialect (`sim/pdflow_sim/nodes/store_node.py`), and REG what it
+        # comes back with.
         Word("PutStart's answer", Side.D, When.REQUEST, frame="REG"),
         Word("PutEnd", Side.P, When.CLOSING, frame="DONE"),
         Word("GetReplicaList", Side.D, When.REQUEST),

@@ -127,7 +127,7 @@ class Method:
     loading: Hop | None = None
     """How KV gets from where it landed into D's blocks, unless it is there already."""
     groups: bool = False
-    """Each P rank shares an NCCL group of two with each D rank that it sends to: `nccl_groups.py`."""
+    """Each P rank shares an NCCL group of two with each D rank that it sends to: `nccl/groups.py`."""
     has_workers: bool = False
     """`num_workers` of a scenario is what a P rank has under way at most."""
     back_pressure: str

@@ -3,15 +3,16 @@
 Where to look, by question:
 
 - what can happen, what is done about it: `events`, `effects`; what travels between engines: `messages`, bytes in `wire`
-- who decides about a finished prompt and its WRITEs: `producer` (the cell), `producer_writes` (rules; their table:
-  `producer_rules`) and `producer_rank`, which owns a store of cells: `producer_cells`, and an object for D's frames:
-  `producer_frames`. A REG goes from `producer_frames` by way of the store's `apply` to its rule in `producer_writes`
+- who decides about a finished prompt and its WRITEs: `producer.cell` (the cell), `producer.writes` (rules; their table:
+  `producer.rules`) and `producer.rank`, which owns a store of cells: `producer.cells`, and an object for D's frames:
+  `producer.frames`. A REG goes from `producer.frames` by way of the store's `apply` to its rule in `producer.writes`
 - what a lease's end means, in every phase and dialect: `lease`
-- who decides about a request that waits for its KV: `consumer` (the cell; rules and their table: `consumer_rules`) and
-  `consumer_scheduler`, which owns a store of cells: `consumer_cells`; at its ranks `consumer_rank`; what P's frames do
-  there: `consumer_frames`, and its READs: `consumer_reads`
+- who decides about a request that waits for its KV: `consumer.cell` (the cell; rules and their table: `consumer.rules`)
+and
+  `consumer.scheduler`, which owns a store of cells: `consumer.cells`; at its ranks `consumer.rank`; what P's frames do
+  there: `consumer.frames`, and its READs: `consumer.reads`
 - which registration belongs to which prompt: `matching`; what is remembered of ended ones: `tombstones`
 - who is connected, which life of an engine counts: `peers`; how long anything lasts: `timers`, `deadlines`
 - what differs between the dialects: `dialect`; which phase may follow which: `phases`
-- what must always hold, judged from outside: `invariants`, over `oracle_blocks` and `oracle_operations`
+- what must always hold, judged from outside: `invariants.oracle`, over `invariants.blocks` and `invariants.operations`
 """

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
-from pdflow.protocol.consumer_rules import RULES as CONSUMER_RULES
+from pdflow.protocol.consumer.rules import RULES as CONSUMER_RULES
 from pdflow.protocol.dialect import DIALECTS
 from pdflow.protocol.phases import CONSUMER_PHASES, PRODUCER_PHASES, ConsumerPhase, ProducerPhase
-from pdflow.protocol.producer_rules import RULES as PRODUCER_RULES
+from pdflow.protocol.producer.rules import RULES as PRODUCER_RULES
 
 AGAIN = "Written by `pdflow/protocol/diagrams.py`; `UPDATE_DOCS=1 pytest tests/protocol/test_docs.py` writes it again."
 
@@ -83,7 +83,7 @@ def phases_page(phases_source: str) -> str:
         "## P: one prompt at one rank",
         f"```mermaid\n{p_drawn}\n```",
         table(("phase", "meaning"), docstrings(phases_source, "ProducerPhase").items()),
-        "What a lease's end means in each phase and dialect stands in `pdflow/protocol/lease.py`.",
+        "What a lease's end means in each phase and dialect stands in `pdflow/protocol/producer/lease.py`.",
         rules_table(PRODUCER_RULES, ProducerPhase),
         "## D: one request",
         f"```mermaid\n{d_drawn}\n```",

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Self
 
 import attrs
 
-from pdflow.results.bench_json import About
-from pdflow.results.metrics import Metrics, measure
+from pdflow.results.figures.metrics import Metrics, measure
+from pdflow.results.files.bench_json import About
 from pdflow.results.records import Records
 from pdflow.results.steps import Steps
 from pdflow.results.table import Report
 from pdflow.results.totals import Totals
 
 if TYPE_CHECKING:
-    from pdflow.scenario.editable import Scenario
+    from pdflow.scenario.reading.editable import Scenario
 
 
 @attrs.frozen(eq=False, repr=False)

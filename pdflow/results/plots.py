@@ -16,8 +16,8 @@ from pdflow.results.extra import notebook_extra
 from pdflow.results.finished import FinishedRun
 from pdflow.results.page.curves import PERCENTS, SLICES, Curve, distributions_ms, over_time
 from pdflow.results.totals import NS_PER_S
-from pdflow.scenario.convert import shown
-from pdflow.scenario.editable import Scenario
+from pdflow.scenario.reading.convert import shown
+from pdflow.scenario.reading.editable import Scenario
 
 with notebook_extra():
     from matplotlib.figure import Figure

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from pdflow.results import words
-from pdflow.results.bench_json import bench_json, statements
+from pdflow.results.figures.itls import itls_s
+from pdflow.results.figures.slo import ClassMetrics
+from pdflow.results.files.bench_json import bench_json, statements
+from pdflow.results.files.write import REQUESTS_NAME, RESULTS_NAME, write_requests, write_results
 from pdflow.results.finished import FinishedRun
-from pdflow.results.itls import itls_s
-from pdflow.results.slo import ClassMetrics
-from pdflow.results.write import REQUESTS_NAME, RESULTS_NAME, write_requests, write_results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,7 +77,7 @@ class Result(FinishedRun):
 
         Raises MissingBackendError without pandas; `records` needs nothing.
         """
-        from pdflow.results.frame import requests_frame
+        from pdflow.results.comparison.frame import requests_frame
 
         return requests_frame(self.records, self.about.warmup_ns)
 

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.results import words
-from pdflow.results.bench_json import About, statements
-from pdflow.results.metrics import Metrics
-from pdflow.results.spread import Spread
+from pdflow.results.figures.metrics import Metrics
+from pdflow.results.figures.spread import Spread
+from pdflow.results.files.bench_json import About, statements
 from pdflow.results.totals import NS_PER_S, Totals
 
 LATENCY_COLUMNS = ("mean", "p50", "p90", "p99")

@@ -9,7 +9,7 @@ from pdflow.faults import plan
 from pdflow.faults.names import matching
 from pdflow.faults.plan import ROUTER, Links, Plan, When
 from pdflow.protocol.values import EngineId
-from pdflow.scenario.faults import (
+from pdflow.scenario.schema.faults import (
     FAULT_KINDS,
     CrashFault,
     DelayFault,
@@ -28,8 +28,8 @@ from pdflow.scenario.faults import (
     SlowFault,
     TransferErrorFault,
 )
-from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.schema import Pool, Scenario
+from pdflow.scenario.schema.fields import seconds_to_ns
+from pdflow.scenario.schema.scenario import Pool, Scenario
 
 
 def plan_of(scenario: Scenario) -> Plan:

@@ -9,14 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.convert import did_you_mean
-from pdflow.scenario.cost_file import CostFile
-from pdflow.scenario.costs import Shelf, cost_tables, step_cost
-from pdflow.scenario.network_schema import Network
+from pdflow.scenario.costs.cost_file import CostFile
+from pdflow.scenario.costs.step_costs import Shelf, cost_tables, step_cost
 from pdflow.scenario.presets import Kind, Preset, presets
-from pdflow.scenario.resolution import resolution_of
-from pdflow.scenario.schema import Scenario
+from pdflow.scenario.reading.convert import did_you_mean
+from pdflow.scenario.schema.network import Network
+from pdflow.scenario.schema.scenario import Scenario
 from pdflow.scenario.summary import faults_summary, pool_summary, workload_summary
+from pdflow.scenario.validation.resolution import resolution_of
 
 _KINDS: tuple[tuple[Kind, str], ...] = (("models", "model"), ("gpus", "GPU"), ("links", "network"))
 _SHELVES: tuple[Shelf, ...] = ("fitted", "aiconfigurator")

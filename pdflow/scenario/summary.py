@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-from pdflow.scenario.fit import kv_tokens_of
 from pdflow.scenario.plan import plan_of
-from pdflow.scenario.schema import Pool, Scenario
-from pdflow.scenario.workload_schema import (
+from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.workload import (
     Arrival,
     ClosedArrival,
     ConstantArrival,
@@ -17,6 +16,7 @@ from pdflow.scenario.workload_schema import (
     RampArrival,
     Trace,
 )
+from pdflow.scenario.validation.fit import kv_tokens_of
 
 
 @attrs.frozen

@@ -21,8 +21,8 @@ from pdflow.methods.params.connectors import CpuExtra, MooncakeV0Extra, Mooncake
 from pdflow.methods.params.errors import ParamsError
 from pdflow.methods.params.mooncake_json import File, PipeFile, StoreFile, devices_of, read_mooncake_json
 from pdflow.methods.params.settings import loaded
-from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.locate_json import json_key_lines
+from pdflow.scenario.reading.locate import KeyPath
+from pdflow.scenario.reading.locate_json import json_key_lines
 
 TCP_PRESET: Final = "tcp-25g"
 

@@ -8,7 +8,7 @@ the pool; Quarantine, keep these out of use.
 from __future__ import annotations
 
 from pdflow.methods.shipment import Piece
-from pdflow.methods.store_memory import Item
+from pdflow.methods.store.memory import Item
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Address, Allocation, Value, Xid

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from pdflow.methods.shipment import Piece
-from pdflow.methods.store_memory import Item
+from pdflow.methods.store.memory import Item
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Address, Allocation, RequestId, Value, Xid

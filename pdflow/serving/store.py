@@ -3,7 +3,7 @@
 The node is a decode engine towards the prefill engines that put, and a prefill engine towards the engines that get,
 under two names and over one memory. A put is a decode leg: the store registers room, P writes, and the commit makes it
 complete. From then on it is offered as a computed prompt is; so is what a lookup has found, at once. Who has called is
-answered when there is something to get, or when there will not be. What is where in memory is `kv_store_ledger.py`'s to
+answered when there is something to get, or when there will not be. What is where in memory is `store/ledger.py`'s to
 say.
 
 Who gets room is asked when all that happens now has: it may be among those that are given up at this very instant.
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from pdflow.methods.kv_store_ledger import Lookup, Offer, Put, StoreLedger
-from pdflow.methods.store_memory import StoreMemory
+from pdflow.methods.store.ledger import Lookup, Offer, Put, StoreLedger
+from pdflow.methods.store.memory import StoreMemory
 from pdflow.protocol.effects import AnswerPrefill, Commit, Enqueue, FreeBlocks, Quarantine, ReleaseBlocks, Resolve
 from pdflow.protocol.events import DecodeAborted
 from pdflow.protocol.messages import Code

@@ -16,15 +16,15 @@ from pdflow.layout.shapes import KvShape, stage_layers
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.guards import patience
 from pdflow.methods.staging import KvSize
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.consumer.rank import ConsumerRank
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo
-from pdflow.protocol.producer import ProducerContext
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.scenario.fit import kv_tokens_of
-from pdflow.scenario.schema import Pool, Scenario
+from pdflow.protocol.producer.cell import ProducerContext
+from pdflow.protocol.producer.rank import ProducerRank
+from pdflow.protocol.producer.scheduler import ProducerScheduler
+from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.validation.fit import kv_tokens_of
 
 
 class Producer(NamedTuple):

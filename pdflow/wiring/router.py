@@ -21,14 +21,14 @@ from pdflow.routing.policy import Choice
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import Dispatch, Router
 from pdflow.routing.two_choices import TwoChoices
-from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.fit import kv_tokens_of
+from pdflow.scenario.schema.fields import seconds_to_ns
+from pdflow.scenario.validation.fit import kv_tokens_of
 
 if TYPE_CHECKING:
     from pdflow.methods.method import Method
     from pdflow.protocol.ids import EngineInfo
-    from pdflow.scenario.router_schema import Policy
-    from pdflow.scenario.schema import Pool, Scenario
+    from pdflow.scenario.schema.router import Policy
+    from pdflow.scenario.schema.scenario import Pool, Scenario
 
 Crossover: TypeAlias = Callable[[int], tuple[int, ...]]
 """By the position of a decode engine: the longest prompts that stay there, by how many legs it has open."""

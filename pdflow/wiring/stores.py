@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from pdflow.protocol.ids import EngineInfo, Shards
-from pdflow.protocol.producer import ProducerContext
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.fit import store_block_bytes
+from pdflow.protocol.producer.cell import ProducerContext
+from pdflow.protocol.producer.rank import ProducerRank
+from pdflow.protocol.producer.scheduler import ProducerScheduler
+from pdflow.scenario.schema.fields import seconds_to_ns
+from pdflow.scenario.validation.fit import store_block_bytes
 from pdflow.wiring.engines import Consumer, EngineWiring, Producer
 
 if TYPE_CHECKING:
     from pdflow.protocol.values import EngineId, Xid
-    from pdflow.scenario.schema import Pool, Scenario
+    from pdflow.scenario.schema.scenario import Pool, Scenario
 
 _PUTS: Final = ".put"
 _GETS: Final = ".get"

@@ -3,7 +3,7 @@
 `build.requests` turns a [workload] table into requests; `readers` opens the files.
 """
 
-from pdflow.scenario import schema  # noqa: F401 (first: loading a scenario reads its trace, and a trace is read as its schema says)
+from pdflow.scenario.schema import scenario as schema  # noqa: F401 (first: loading a scenario reads its trace, and a trace is read as its schema says)
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, WHEN_ONE_ENDS, Request
 from pdflow.workload.rng import Rng, Stream
 

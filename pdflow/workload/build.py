@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from pdflow.scenario.distributions import Length
-from pdflow.scenario.workload_schema import Arrival, Client, ConstantArrival, GammaArrival, Trace, Workload
+from pdflow.scenario.schema.distributions import Length
+from pdflow.scenario.schema.workload import Arrival, Client, ConstantArrival, GammaArrival, Trace, Workload
 from pdflow.workload import draws
-from pdflow.workload.readers import load_model, read_trace
 from pdflow.workload.request import Request
 from pdflow.workload.rng import Rng
-from pdflow.workload.traces import sliced
+from pdflow.workload.traces.readers import load_model, read_trace
+from pdflow.workload.traces.traces import sliced
 
 
 def requests(workload: Workload, seed: int, base_dir: Path) -> Iterator[Request]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from math import exp, log
 
 from pdflow.protocol.values import Instant, S
-from pdflow.scenario.distributions import (
+from pdflow.scenario.schema.distributions import (
     EmpiricalLength,
     EmpiricalTurns,
     ExponentialTime,
@@ -19,7 +19,7 @@ from pdflow.scenario.distributions import (
     Time,
     Turns,
 )
-from pdflow.scenario.workload_schema import (
+from pdflow.scenario.schema.workload import (
     Arrival,
     Client,
     ClosedArrival,

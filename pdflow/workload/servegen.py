@@ -26,10 +26,10 @@ import msgspec
 
 from pdflow.protocol.values import Instant, S
 from pdflow.workload.arrivals import FINE_BITS
-from pdflow.workload.complaints import Complaints
 from pdflow.workload.lengths import empirical
 from pdflow.workload.request import Request
 from pdflow.workload.rng import Rng, Stream, standard_gamma
+from pdflow.workload.traces.complaints import Complaints
 
 WINDOW_S: Final = 600.0
 """Of a trace that has only one."""

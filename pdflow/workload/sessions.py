@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from pdflow.protocol.values import Instant
-from pdflow.scenario.workload_schema import FIRST_TURN, LATER_TURNS, Client, Sessions, Workload
+from pdflow.scenario.schema.workload import FIRST_TURN, LATER_TURNS, Client, Sessions, Workload
 from pdflow.workload import draws
 from pdflow.workload.request import SESSION_BLOCK_TOKENS, Request
 from pdflow.workload.rng import Rng

@@ -15,22 +15,22 @@ from pdflow.methods.lanes import lane_rules
 from pdflow.methods.method import Memory
 from pdflow.methods.staging import Staging
 from pdflow.protocol.ids import EngineInfo, Shards
-from pdflow.scenario.schema import MeasuredCost, Pool, Scenario
+from pdflow.scenario.schema.scenario import MeasuredCost, Pool, Scenario
 from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.serving.staged_sending import StagedSending
 from pdflow.wiring.engines import EngineWiring
-from runtime.beside import beside
-from runtime.decode_node import DecodeNode
-from runtime.engine_node import EngineNode
-from runtime.engines.loop import LiveEngine
-from runtime.layered_prefill_node import LayeredPrefillNode
-from runtime.models import Model, shape_of
-from runtime.prefill_node import PrefillNode
-from runtime.ranked_node import Place
-from runtime.ranks import Beside, LayoutBook
-from runtime.staged_decode_node import StagedDecodeNode
-from runtime.store_build import store_prefill_node, stores_of
-from runtime.transports.base import MakeTransport
+from pdflow_runtime.engines.loop import LiveEngine
+from pdflow_runtime.nodes.decode_node import DecodeNode
+from pdflow_runtime.nodes.engine_node import EngineNode
+from pdflow_runtime.nodes.layered_prefill_node import LayeredPrefillNode
+from pdflow_runtime.nodes.models import Model, shape_of
+from pdflow_runtime.nodes.prefill_node import PrefillNode
+from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.nodes.ranks import Beside, LayoutBook
+from pdflow_runtime.nodes.staged_decode_node import StagedDecodeNode
+from pdflow_runtime.nodes.staging_memory import beside
+from pdflow_runtime.store.build import store_prefill_node, stores_of
+from pdflow_runtime.transports.base import MakeTransport
 
 UNMEASURED: Final = (
     "and pool {}'s engines were not measured: serve without it, run `pdflow calibrate FILE -o measured` meanwhile, and "

@@ -7,49 +7,49 @@ from math import lcm
 
 from pdflow.cost.step import StepCost
 from pdflow.methods.guards import spoil
-from pdflow.methods.kv_store_geometry import HiddenStates
+from pdflow.methods.store.geometry import HiddenStates
 from pdflow.network.network import Network
 from pdflow.protocol.ids import EngineInfo, Shards
-from pdflow.protocol.invariants import Oracle
+from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import MS, EngineId
 from pdflow.routing.hedging import HedgingRouter
-from pdflow.scenario.costs import api_server_ns, step_cost
-from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.fit import HIDDEN_BYTES_PER_VALUE, stored_hidden_bytes
+from pdflow.scenario.costs.step_costs import api_server_ns, step_cost
 from pdflow.scenario.plan import plan_of
-from pdflow.scenario.scale_schema import most_engines
-from pdflow.scenario.schema import Pool, Scenario
+from pdflow.scenario.schema.fields import seconds_to_ns
+from pdflow.scenario.schema.scale import most_engines
+from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.validation.fit import HIDDEN_BYTES_PER_VALUE, stored_hidden_bytes
 from pdflow.wiring.router import Cluster, heartbeat_ns, router_of
 from pdflow.wiring.stores import StoreWiring, beside
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, SESSION_BLOCK_TOKENS
 from pdflow.workload.rng import Rng
 from pdflow.workload.sessions import sessions
-from sim.active_faults import ActiveFaults
-from sim.clients import Clients
-from sim.clock import Clock
-from sim.engine_builder import EngineBuilder
-from sim.engine_slot import EngineSlot
-from sim.fabric import Fabric, FabricSettings
-from sim.faults import Faults
-from sim.faulty_fabric import FaultyFabric
-from sim.grouped_shipping import GroupedShipping
-from sim.heartbeats import Heartbeats
-from sim.hedged_router_node import HedgedRouterNode
-from sim.lives import Lives
-from sim.node_ports import NodePorts
-from sim.paths import Paths
-from sim.patience import Patience
-from sim.prompt_content import PromptContent
-from sim.recording import Recorder
-from sim.router_link import RouterLink
-from sim.router_node import RouterNode
-from sim.routing import cluster_of
-from sim.scaling import Scaling
-from sim.sessions import Sessions
-from sim.shipping import Shipping
-from sim.stores import Stores
-from sim.witness import Witness
-from sim.world import World
+from pdflow_sim.clients.client_timeouts import Patience
+from pdflow_sim.clients.clients import Clients
+from pdflow_sim.clients.prompt_content import PromptContent
+from pdflow_sim.clients.sessions import Sessions
+from pdflow_sim.clock import Clock
+from pdflow_sim.engine_builder import EngineBuilder
+from pdflow_sim.engine_slot import EngineSlot
+from pdflow_sim.faults.active_faults import ActiveFaults
+from pdflow_sim.faults.faults import Faults
+from pdflow_sim.faults.faulty_fabric import FaultyFabric
+from pdflow_sim.faults.restarts import Lives
+from pdflow_sim.faults.witness import Witness
+from pdflow_sim.membership.heartbeats import Heartbeats
+from pdflow_sim.membership.scaling import Scaling
+from pdflow_sim.network.fabric import Fabric, FabricSettings
+from pdflow_sim.network.grouped_shipping import GroupedShipping
+from pdflow_sim.network.paths import Paths
+from pdflow_sim.network.shipping import Shipping
+from pdflow_sim.nodes.hedged_router_node import HedgedRouterNode
+from pdflow_sim.nodes.ports import NodePorts
+from pdflow_sim.nodes.router_link import RouterLink
+from pdflow_sim.nodes.router_node import RouterNode
+from pdflow_sim.nodes.stores import Stores
+from pdflow_sim.observe.recording import Recorder
+from pdflow_sim.routing import cluster_of
+from pdflow_sim.world import World
 
 
 class Builder(EngineBuilder):

@@ -60,7 +60,9 @@ class Clock:
         return self.pending > self.looks
 
     def real(self, duration_ns: int) -> int:
-        """How long the world takes until this clock has moved on by that much (`sim.skew` has others)."""
+        """How long the world takes until this clock has moved on by that much (`pdflow_sim.faults.clock_skew` has
+        others).
+        """
         return duration_ns
 
     def last(self, callback: Callback, about: Any, order: int) -> None:

@@ -13,8 +13,8 @@ from pdflow.methods.staging import Staging, staging_of
 from pdflow.protocol.ids import EngineInfo, rank_address
 from pdflow.protocol.values import EngineId
 from pdflow.results.steps import Steps
-from pdflow.scenario.fit import kv_shape_of
-from pdflow.scenario.schema import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.validation.fit import kv_shape_of
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.landing import Landing, StagedLanding
 from pdflow.serving.pieces import ListeningLanding, PieceLanding, QueueingLanding
@@ -22,20 +22,20 @@ from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.serving.staged_sending import StagedSending
 from pdflow.wiring.engines import EngineWiring
-from sim.aggregated_node import AggregatedNode
-from sim.decode_node import DecodeNode
-from sim.engine_node import EngineNode
-from sim.engine_slot import EngineSlot, EngineSlots
-from sim.layered_prefill_node import LayeredPrefillNode
-from sim.node_ports import EngineParts, NodePorts
-from sim.node_registry import NodeRegistry
-from sim.piecewise_decode_node import PiecewiseDecodeNode
-from sim.prefill_node import WEIGHTS, PrefillNode
-from sim.recording import RecordedEngine, Recorder
-from sim.run_metrics import RunMetrics
-from sim.staged_decode_node import StagedDecodeNode
-from sim.store_prefill_node import StorePrefillNode
-from sim.stores import Stores
+from pdflow_sim.engine_slot import EngineSlot, EngineSlots
+from pdflow_sim.nodes.aggregated_node import AggregatedNode
+from pdflow_sim.nodes.decode_node import DecodeNode
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.layered_prefill_node import LayeredPrefillNode
+from pdflow_sim.nodes.piecewise_decode_node import PiecewiseDecodeNode
+from pdflow_sim.nodes.ports import EngineParts, NodePorts
+from pdflow_sim.nodes.prefill_node import WEIGHTS, PrefillNode
+from pdflow_sim.nodes.registry import NodeRegistry
+from pdflow_sim.nodes.staged_decode_node import StagedDecodeNode
+from pdflow_sim.nodes.store_prefill_node import StorePrefillNode
+from pdflow_sim.nodes.stores import Stores
+from pdflow_sim.observe.recording import RecordedEngine, Recorder
+from pdflow_sim.observe.run_metrics import RunMetrics
 
 
 class EngineBuilder(EngineWiring):

@@ -13,7 +13,7 @@ from pdflow.cost.step import StepCost
 from pdflow.engine.sequence import Limits
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.values import EngineId
-from pdflow.scenario.schema import Pool
+from pdflow.scenario.schema.scenario import Pool
 
 
 @attrs.frozen(kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdflow.cost.step import StepCost
-from pdflow.scenario.ways import Crossover
+from pdflow.scenario.costs.transfer_time import Crossover
 from pdflow.wiring.engines import EngineWiring
 from pdflow.wiring.router import Cluster, Target, dispatch_of
-from sim.engine_slot import EngineSlots
+from pdflow_sim.engine_slot import EngineSlots
 
 
 def cluster_of(

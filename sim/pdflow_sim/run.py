@@ -22,15 +22,11 @@ from rich.console import Console, RenderableType
 from pdflow.cost.step import StepCost
 from pdflow.errors import EXIT_DONE, EXIT_INTERRUPTED, InvariantError
 from pdflow.protocol.errors import InvariantViolated
-from pdflow.protocol.invariants import Oracle
-from pdflow.results.bench_json import About, CostStatement, content_sha256
-from pdflow.results.events import EventsHeader, EventsWriter, writing_events
-from pdflow.results.page.page import page
-from pdflow.results.recording import Recording
-from pdflow.results.result import Result
-from pdflow.results.timeline import timeline
-from pdflow.results.totals import EngineTotals, LinkTotals
-from pdflow.results.write import (
+from pdflow.protocol.invariants.oracle import Oracle
+from pdflow.results.files.bench_json import About, CostStatement, content_sha256
+from pdflow.results.files.events import EventsHeader, EventsWriter, writing_events
+from pdflow.results.files.timeline import timeline
+from pdflow.results.files.write import (
     EVENTS_NAME,
     PAGE_NAME,
     TIMELINE_NAME,
@@ -38,22 +34,26 @@ from pdflow.results.write import (
     write_page,
     write_timeline,
 )
-from pdflow.scenario.content import content_of
-from pdflow.scenario.costs import kind_of
-from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.resolution import resolution_of
-from pdflow.scenario.schema import Scenario
+from pdflow.results.page.page import page
+from pdflow.results.recording import Recording
+from pdflow.results.result import Result
+from pdflow.results.totals import EngineTotals, LinkTotals
+from pdflow.scenario.costs.step_costs import kind_of
+from pdflow.scenario.reading.content import content_of
+from pdflow.scenario.schema.fields import seconds_to_ns
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.workload import ClosedArrival
 from pdflow.scenario.summary import trace_note
-from pdflow.scenario.workload_schema import ClosedArrival
+from pdflow.scenario.validation.resolution import resolution_of
 from pdflow.version import version
 from pdflow.workload.build import burstiness_of, rate_of, requests
-from sim.build import Builder
-from sim.live import watching
-from sim.liveness import Watch, assert_all_ended
-from sim.node import Observer
-from sim.recording import Recorder
-from sim.uncollected import uncollected
-from sim.world import World
+from pdflow_sim.build import Builder
+from pdflow_sim.nodes.node import Observer
+from pdflow_sim.observe.live_table import watching
+from pdflow_sim.observe.liveness import Watch, assert_all_ended
+from pdflow_sim.observe.recording import Recorder
+from pdflow_sim.uncollected import uncollected
+from pdflow_sim.world import World
 
 
 @attrs.frozen(kw_only=True)

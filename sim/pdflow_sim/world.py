@@ -1,6 +1,6 @@
 """One simulated run, put together: its parts, for whoever lets it happen and looks at what came of it.
 
-Nothing that is part of a run knows this: each part is given the others that it needs (`sim.build`).
+Nothing that is part of a run knows this: each part is given the others that it needs (`pdflow_sim.build`).
 """
 
 from __future__ import annotations
@@ -11,29 +11,31 @@ from pdflow.cost.step import StepCost
 from pdflow.results.records import Records
 from pdflow.results.steps import Steps
 from pdflow.results.totals import Totals
-from sim.aggregated_node import AggregatedNode
-from sim.clients import Clients
-from sim.clock import Clock
-from sim.decode_node import DecodeNode
-from sim.fabric import Fabric
-from sim.faults import Faults
-from sim.heartbeats import Heartbeats
-from sim.node import Observer
-from sim.node_registry import NodeRegistry
-from sim.patience import Patience
-from sim.prefill_node import PrefillNode
-from sim.recording import Recorder
-from sim.router_node import RouterNode
-from sim.run_metrics import RunMetrics
-from sim.scaling import Scaling
-from sim.sessions import Sessions
-from sim.shipping import Shipping
-from sim.store_node import StoreNode
+from pdflow_sim.clients.client_timeouts import Patience
+from pdflow_sim.clients.clients import Clients
+from pdflow_sim.clients.sessions import Sessions
+from pdflow_sim.clock import Clock
+from pdflow_sim.faults.faults import Faults
+from pdflow_sim.membership.heartbeats import Heartbeats
+from pdflow_sim.membership.scaling import Scaling
+from pdflow_sim.network.fabric import Fabric
+from pdflow_sim.network.shipping import Shipping
+from pdflow_sim.nodes.aggregated_node import AggregatedNode
+from pdflow_sim.nodes.decode_node import DecodeNode
+from pdflow_sim.nodes.node import Observer
+from pdflow_sim.nodes.prefill_node import PrefillNode
+from pdflow_sim.nodes.registry import NodeRegistry
+from pdflow_sim.nodes.router_node import RouterNode
+from pdflow_sim.nodes.store_node import StoreNode
+from pdflow_sim.observe.recording import Recorder
+from pdflow_sim.observe.run_metrics import RunMetrics
 
 
 @attrs.define(kw_only=True)
 class World:
-    """Built by `sim.build`. `records` and `totals` fill as it runs; the clock stops when the last request has ended."""
+    """Built by `pdflow_sim.build`. `records` and `totals` fill as it runs; the clock stops when the last request has
+    ended.
+    """
 
     env: Clock
     metrics: RunMetrics

@@ -61,6 +61,6 @@ def test_an_event_costs_the_same_however_many_transfers_are_open() -> None:
 def test_every_file_of_ours_belongs_to_a_room() -> None:
     from benchmarks.profile_sim import ROOT, room_of
 
-    assert room_of(str(ROOT / "pdflow/protocol/lease.py")) == "protocol"
-    assert room_of(str(ROOT / "sim/node.py")) == "sim"
+    assert room_of(str(ROOT / "pdflow/protocol/producer/lease.py")) == "protocol"
+    assert room_of(str(ROOT / "sim/pdflow_sim/nodes/node.py")) == "sim"
     assert room_of("<string>") == room_of("/usr/lib/python3/heapq.py") == "libraries"

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch", reason="the engine's arithmetic is torch's:
 
 from benchmarks import engine_speed  # noqa: E402
 from pdflow.layout.descriptors import rank_memory  # noqa: E402
-from runtime.engines.kv_cache import KvCache  # noqa: E402
-from runtime.engines.torch_runner import TorchRunner  # noqa: E402
+from pdflow_runtime.engines.kv_cache import KvCache  # noqa: E402
+from pdflow_runtime.engines.torch_runner import TorchRunner  # noqa: E402
 
 
 @pytest.mark.parametrize(("sequences", "start", "new"), [(3, 100, 1), (1, 40, 60)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.fit_costs import DATA, SOURCES
-from pdflow.scenario.cost_file import CostFile
-from pdflow.scenario.costs import cost_tables
+from pdflow.scenario.costs.cost_file import CostFile
+from pdflow.scenario.costs.step_costs import cost_tables
 
 
 @pytest.mark.skipif(not (DATA / "published").is_dir(), reason="the measurements are not ours to commit, and not here")

@@ -25,11 +25,11 @@ def test_a_seed_is_a_draw() -> None:
 @pytest.mark.nightly
 def test_what_mypy_refuses_is_not_drawn(tmp_path: Path) -> None:
     copied(tmp_path)
-    source = (tmp_path / CORE / "lease.py").read_bytes()
-    untyped = Bug("lease.py", len(source), len(source), "answer: int = None\n", "not an int")
-    typed = Bug("lease.py", len(source), len(source), "answer: int = 42\n", "an int")
+    source = (tmp_path / CORE / "producer/lease.py").read_bytes()
+    untyped = Bug("producer/lease.py", len(source), len(source), "answer: int = None\n", "not an int")
+    typed = Bug("producer/lease.py", len(source), len(source), "answer: int = 42\n", "an int")
     assert [well_typed(bug, tmp_path) for bug in (typed, untyped, typed)] == [True, False, True]
-    assert (tmp_path / CORE / "lease.py").read_bytes() == source
+    assert (tmp_path / CORE / "producer/lease.py").read_bytes() == source
 
 
 def test_a_bug_is_found_in_a_copy() -> None:

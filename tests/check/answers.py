@@ -15,14 +15,14 @@ from typing import Any
 
 import attrs
 
-from sim.check.compose import relation
-from sim.check.mutants.catalogue import MUTANTS
-from sim.check.mutants.hunt import Kill, hunt
-from sim.check.named import Named
-from sim.check.races.catalogue import RACES
-from sim.check.races.verdict import Found, look
-from sim.check.search import explore
-from sim.check.symmetry import Symmetry
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.mutants.catalogue import MUTANTS
+from pdflow_sim.check.mutants.hunt import Kill, hunt
+from pdflow_sim.check.races.catalogue import RACES
+from pdflow_sim.check.races.verdict import Found, look
+from pdflow_sim.check.scopes.named import Named
+from pdflow_sim.check.search.search import explore
+from pdflow_sim.check.state.symmetry import Symmetry
 
 
 @attrs.frozen

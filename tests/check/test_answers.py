@@ -13,11 +13,11 @@ from attrs import evolve
 from click.testing import CliRunner
 
 from pdflow.cli import cli
-from sim.check.mutants.catalogue import MUTANTS
-from sim.check.mutants.hunt import hunt
-from sim.check.races.catalogue import RACES
-from sim.check.races.verdict import look
-from sim.check.scopes import SCOPES
+from pdflow_sim.check.mutants.catalogue import MUTANTS
+from pdflow_sim.check.mutants.hunt import hunt
+from pdflow_sim.check.races.catalogue import RACES
+from pdflow_sim.check.races.verdict import look
+from pdflow_sim.check.scopes.catalogue import SCOPES
 from tests.check import answers
 from tests.check.answers import explored, hunted, looked, no_clock
 

@@ -9,16 +9,16 @@ import pytest
 
 from benchmarks.hand_bugs import FIRST, HAND, SECOND
 from benchmarks.mutate import by_hand, diff
-from pdflow.protocol.consumer_cells import ConsumerCells
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.consumer.cells import ConsumerCells
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import NOTHING, Effects, Tell
 from pdflow.protocol.events import FrameOrdered, ShardReleased
 from pdflow.protocol.messages import Sync
-from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.values import Instant
-from sim.check.compose import relation
-from sim.check.scope import Scope
-from sim.check.search import Story, shortest
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.search import Story, shortest
 
 
 def test_every_bug_that_was_written_still_applies() -> None:

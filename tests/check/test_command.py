@@ -10,12 +10,12 @@ from click.testing import CliRunner, Result
 
 from pdflow.cli import cli
 from pdflow.protocol.dialect import STRICT
-from sim.check import command
-from sim.check.mutants.catalogue import MUTANTS
-from sim.check.named import Named
-from sim.check.parts import scopes as scopes_part
-from sim.check.scope import Scope
-from sim.check.swarm import BLOCK, ERA, cluster_of
+from pdflow_sim.check import command
+from pdflow_sim.check.mutants.catalogue import MUTANTS
+from pdflow_sim.check.parts import scopes as scopes_part
+from pdflow_sim.check.scopes.named import Named
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.swarm import BLOCK, ERA, cluster_of
 
 ROOT = Path(__file__).resolve().parents[2]
 REPLAYS = sorted((ROOT / "tests/replays").glob("*.json"))

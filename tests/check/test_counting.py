@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sim.check.compose import relation
-from sim.check.counting import NONE, Counting
-from sim.check.ghost import Broken
-from sim.check.mutants.catalogue import MUTANTS
-from sim.check.relation import Transitions
-from sim.check.scope import ENDLESS, Scope
-from sim.check.search import Search
-from sim.check.world import State
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.mutants.catalogue import MUTANTS
+from pdflow_sim.check.scopes.scope import ENDLESS, Scope
+from pdflow_sim.check.search.search import Search
+from pdflow_sim.check.state.counting import NONE, Counting
+from pdflow_sim.check.state.shadow_state import Broken
+from pdflow_sim.check.state.space import State
 
 QUIET = {"abort": 0, "deadline": 0, "stall": 0}
 

@@ -9,26 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.protocol import effects, producer_rules
-from pdflow.protocol.consumer import QUARANTINED, CancelDue
-from pdflow.protocol.consumer_rules import RULES as CONSUMER_RULES
+from pdflow.protocol import effects
+from pdflow.protocol.consumer.cell import QUARANTINED, CancelDue
+from pdflow.protocol.consumer.rules import RULES as CONSUMER_RULES
 from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.effects import NOTHING
 from pdflow.protocol.events import PairMissing, PairReported
-from pdflow.protocol.lease import expired_unclaimed
-from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
+from pdflow.protocol.producer import rules as producer_rules
+from pdflow.protocol.producer.cell import IN_FLIGHT, LeaseEnded
+from pdflow.protocol.producer.lease import expired_unclaimed
 from pdflow.routing.effects import RouterEffect
-from sim.check import diagram_lines, names
-from sim.check.compose import relation
-from sim.check.diagram import Diagram, collect
-from sim.check.diagram_lines import Line, Style
-from sim.check.diagram_mermaid import mermaid
-from sim.check.diagram_text import text
-from sim.check.races.owners import WORLDS
-from sim.check.replay import named, record
-from sim.check.scope import Scope
-from sim.check.search import shortest
-from sim.check.story import Information, Step, StoryFile
+from pdflow_sim.check.counterexamples import diagram_lines, names
+from pdflow_sim.check.counterexamples.counterexample import Information, Step, StoryFile
+from pdflow_sim.check.counterexamples.diagram import Diagram, collect
+from pdflow_sim.check.counterexamples.diagram_lines import Line, Style
+from pdflow_sim.check.counterexamples.diagram_mermaid import mermaid
+from pdflow_sim.check.counterexamples.diagram_text import text
+from pdflow_sim.check.counterexamples.replay import named, record
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.races.owners import WORLDS
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.search import shortest
 
 REQUEST = "u0-d0000000"
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from pdflow.protocol.consumer_cells import ConsumerCells
-from pdflow.protocol.consumer_scheduler import ON, ConsumerScheduler
+from pdflow.protocol.consumer.cells import ConsumerCells
+from pdflow.protocol.consumer.scheduler import ON, ConsumerScheduler
 from pdflow.protocol.effects import Effects
 from pdflow.protocol.events import PeerRestarted
-from pdflow.protocol.lease import expired_unclaimed
-from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
-from pdflow.protocol.producer_rules import RULES
+from pdflow.protocol.producer.cell import IN_FLIGHT, LeaseEnded
+from pdflow.protocol.producer.lease import expired_unclaimed
+from pdflow.protocol.producer.rules import RULES
 from pdflow.protocol.values import Instant
-from sim.check.cluster import Cluster
-from sim.check.compose import relation
-from sim.check.diagram import collect
-from sim.check.diagram_lines import Style
-from sim.check.diagram_mermaid import mermaid
-from sim.check.replay import named, record, strict
-from sim.check.scope import Scope
-from sim.check.search import Story, explore, shortest
-from sim.check.shrink import shrink
-from sim.check.tasks import Tasks
-from sim.check.world import Draft
+from pdflow_sim.check.counterexamples.diagram import collect
+from pdflow_sim.check.counterexamples.diagram_lines import Style
+from pdflow_sim.check.counterexamples.diagram_mermaid import mermaid
+from pdflow_sim.check.counterexamples.replay import named, record, strict
+from pdflow_sim.check.counterexamples.shrink import shrink
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.tasks import Tasks
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.search import Story, explore, shortest
+from pdflow_sim.check.state.cluster import Cluster
+from pdflow_sim.check.state.space import Draft
 
 TWO_P = Scope(p_engines=2, requests=2, p_restart=1, sync=1, concurrent=False, abort=0, deadline=0, stall=0)
 OUTLIVED = Scope(p_restart=1, orphan=True, sync=1, abort=0, deadline=0, stall=0)

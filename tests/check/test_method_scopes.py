@@ -8,14 +8,14 @@ import pytest
 from pdflow.methods.catalogue import METHODS
 from pdflow.serving import staged_sending
 from pdflow.workload.rng import Rng, Stream
-from sim.check.compose import relation
-from sim.check.live import live
-from sim.check.method_scopes import BY_METHOD, COUNTS
-from sim.check.names import find
-from sim.check.scope import ENDLESS, Scope
-from sim.check.scopes import SCOPES
-from sim.check.search import shortest
-from sim.check.symmetry import Symmetry
+from pdflow_sim.check.counterexamples.names import find
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.scopes.catalogue import SCOPES
+from pdflow_sim.check.scopes.method_scopes import BY_METHOD, COUNTS
+from pdflow_sim.check.scopes.scope import ENDLESS, Scope
+from pdflow_sim.check.search.liveness import live
+from pdflow_sim.check.search.search import shortest
+from pdflow_sim.check.state.symmetry import Symmetry
 
 
 def test_every_method_is_explored() -> None:

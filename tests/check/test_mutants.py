@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import attrs
 import pytest
 from msgspec.structs import replace as changed
 
-import pdflow.methods
-import pdflow.protocol
-import pdflow.routing
-import pdflow.serving
 from pdflow.version import compiled
-from sim.check.compose import relation
-from sim.check.mutants import mutant as patching
-from sim.check.mutants.catalogue import MUTANTS
-from sim.check.mutants.hunt import Kill, alarm, as_expected, hunt, searched, story
-from sim.check.mutants.mutant import CannotMutate, Mutant, Swap
-from sim.check.mutants.stray import stray
-from sim.check.replay import strict
-from sim.check.scope import Scope
-from sim.check.scopes import SCOPES as NAMED
-from sim.check.story import decode, encode
+from pdflow_sim.check.counterexamples.counterexample import decode, encode
+from pdflow_sim.check.counterexamples.replay import strict
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.mutants import mutant as patching
+from pdflow_sim.check.mutants.catalogue import MUTANTS
+from pdflow_sim.check.mutants.hunt import Kill, alarm, as_expected, hunt, searched, story
+from pdflow_sim.check.mutants.mutant import CannotMutate, Mutant, Swap, machine_modules
+from pdflow_sim.check.mutants.stray import stray
+from pdflow_sim.check.scopes.catalogue import SCOPES as NAMED
+from pdflow_sim.check.scopes.scope import Scope
 from tests.check.answers import hunted, no_clock
 
 pytestmark = pytest.mark.skipif(compiled(), reason="a compiled machine cannot be patched")
@@ -91,9 +86,7 @@ def test_every_mutant_says_what_it_drops() -> None:
 def functions() -> dict[tuple[str, str], Any]:
     """Every function that the machine knows, and every table with one, by where it stands."""
     found: dict[tuple[str, str], Any] = {}
-    packages = (pdflow.protocol, pdflow.methods, pdflow.serving, pdflow.routing)
-    modules = [module for package in packages for module in vars(package).values()]
-    for module in [m for m in modules if isinstance(m, ModuleType)]:
+    for module in machine_modules():
         for name, value in vars(module).items():
             if isinstance(value, dict):
                 # Whole: a copy hashes no key, and a rule's key takes long to hash.

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from pdflow.protocol.dialect import DIALECTS, STRICT
 from pdflow.workload.rng import Rng
-from sim.check.digest import digest
-from sim.check.names import find, name
-from sim.check.ordered import Ordered, ordered
-from sim.check.schedulers import Given, chain, node
-from sim.check.scope import BLOCK_TOKENS, TOKENS, Fault, Scope
-from sim.check.swarm import Manner, quiet
-from sim.check.walk import Course, Walk, run
+from pdflow_sim.check.counterexamples.names import find, name
+from pdflow_sim.check.moves.ordered import Ordered, ordered
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, Fault, Scope
+from pdflow_sim.check.search.schedulers import Given, chain, node
+from pdflow_sim.check.search.swarm import Manner, quiet
+from pdflow_sim.check.search.walk import Course, Walk, run
+from pdflow_sim.check.state.digest import digest
 
 CLUSTERS = st.builds(
     Scope,

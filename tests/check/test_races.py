@@ -9,21 +9,21 @@ import attrs
 import pytest
 
 from pdflow.protocol.dialect import DIALECTS, STRICT, VLLM_COMPAT, VLLM_STOCK, Dialect
-from sim.check import names
-from sim.check.compose import relation
-from sim.check.diagram import collect
-from sim.check.diagram_lines import Style
-from sim.check.diagram_text import text
-from sim.check.ghost import Broken
-from sim.check.races.catalogue import GROUPS, RACES
-from sim.check.races.owners import poisoned, read_as_nothing
-from sim.check.races.page import line, shown_by
-from sim.check.races.race import SEARCHED, Breaks, Holds, Passes, Point, Race, Residual, ToldBy, Unmodelled
-from sim.check.races.verdict import NoSuchRaceError, Row, known, look, rows, run, story
-from sim.check.relation import Transitions
-from sim.check.replay import strict
-from sim.check.story import StoryError, decode, encode
-from sim.check.world import State
+from pdflow_sim.check.counterexamples import names
+from pdflow_sim.check.counterexamples.counterexample import StoryError, decode, encode
+from pdflow_sim.check.counterexamples.diagram import collect
+from pdflow_sim.check.counterexamples.diagram_lines import Style
+from pdflow_sim.check.counterexamples.diagram_text import text
+from pdflow_sim.check.counterexamples.replay import strict
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.races.catalogue import GROUPS, RACES
+from pdflow_sim.check.races.owners import poisoned, read_as_nothing
+from pdflow_sim.check.races.page import line, shown_by
+from pdflow_sim.check.races.race import SEARCHED, Breaks, Holds, Passes, Point, Race, Residual, ToldBy, Unmodelled
+from pdflow_sim.check.races.verdict import NoSuchRaceError, Row, known, look, rows, run, story
+from pdflow_sim.check.state.shadow_state import Broken
+from pdflow_sim.check.state.space import State
 from tests.check.answers import looked
 
 CASES = [

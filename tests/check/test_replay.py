@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.protocol import producer_rules
 from pdflow.protocol.dialect import VLLM_COMPAT
-from pdflow.protocol.lease import expired_unclaimed
-from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
-from sim.check import names
-from sim.check.compose import relation
-from sim.check.digest import digest
-from sim.check.replay import lenient, named, record, strict
-from sim.check.scope import Scope
-from sim.check.search import explore, shortest
-from sim.check.story import Step, StoryFile, Verdict, decode, encode, read
+from pdflow.protocol.producer import rules as producer_rules
+from pdflow.protocol.producer.cell import IN_FLIGHT, LeaseEnded
+from pdflow.protocol.producer.lease import expired_unclaimed
+from pdflow_sim.check.counterexamples import names
+from pdflow_sim.check.counterexamples.counterexample import Step, StoryFile, Verdict, decode, encode, read
+from pdflow_sim.check.counterexamples.replay import lenient, named, record, strict
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.search import explore, shortest
+from pdflow_sim.check.state.digest import digest
 
 ROOT = Path(__file__).resolve().parents[2]
 REPLAYS = sorted((ROOT / "tests/replays").glob("*.json"))
@@ -116,9 +116,11 @@ def test_states_have_one_digest_each(scope: Scope) -> None:
 
 WANDERING = """
 import random
-from sim.check import names, replay, story
-from sim.check.compose import relation
-from sim.check.scope import Scope
+from pdflow_sim.check.counterexamples import names
+from pdflow_sim.check.counterexamples import replay
+from pdflow_sim.check.counterexamples import counterexample as story
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.scopes.scope import Scope
 
 for scope in (Scope(requests=2, d_tp=2, dup=2, lose=1, lagging=True), Scope(pulls=True, sync=2, p_restart=1)):
     for seed in range(5):

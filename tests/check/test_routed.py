@@ -18,30 +18,30 @@ from pdflow.routing.events import ClientGone, DecodeEnded, EngineLost, PrefillAn
 from pdflow.routing.failure import after_failure
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Router
-from sim.check.compose import relation
-from sim.check.diagram import collect
-from sim.check.diagram_lines import CLIENT
-from sim.check.diagram_mermaid import mermaid
-from sim.check.diagram_text import text
-from sim.check.digest import digest
-from sim.check.ghost import Broken, ClientStage, Product
-from sim.check.live import settle
-from sim.check.names import find, name
-from sim.check.ordered import Worlds
-from sim.check.relation import Transitions
-from sim.check.replay import lenient, named, record, strict
-from sim.check.routed import RouterDriver
-from sim.check.routed_answers import ClientAnswers
-from sim.check.routed_cluster import ROUTER
-from sim.check.routed_judge import HEARD, RoutedJudge
-from sim.check.routed_scopes import ROUTED
-from sim.check.schedulers import node
-from sim.check.scope import Scope
-from sim.check.search import shortest
-from sim.check.shrink import shrink
-from sim.check.simpler import simpler
-from sim.check.story import decode, encode
-from sim.check.walk import walk
+from pdflow_sim.check.counterexamples.counterexample import decode, encode
+from pdflow_sim.check.counterexamples.diagram import collect
+from pdflow_sim.check.counterexamples.diagram_lines import CLIENT
+from pdflow_sim.check.counterexamples.diagram_mermaid import mermaid
+from pdflow_sim.check.counterexamples.diagram_text import text
+from pdflow_sim.check.counterexamples.names import find, name
+from pdflow_sim.check.counterexamples.replay import lenient, named, record, strict
+from pdflow_sim.check.counterexamples.shrink import shrink
+from pdflow_sim.check.counterexamples.simpler import simpler
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.ordered import Worlds
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.routed.answers import ClientAnswers
+from pdflow_sim.check.routed.cluster import ROUTER
+from pdflow_sim.check.routed.judge import HEARD, RoutedJudge
+from pdflow_sim.check.routed.routed import RouterDriver
+from pdflow_sim.check.scopes.routed_scopes import ROUTED
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.liveness import settle
+from pdflow_sim.check.search.schedulers import node
+from pdflow_sim.check.search.search import shortest
+from pdflow_sim.check.search.walk import walk
+from pdflow_sim.check.state.digest import digest
+from pdflow_sim.check.state.shadow_state import Broken, ClientStage, Product
 
 PATIENT: dict[str, Any] = {"deadline": 0, "stall": 0}
 RETRIED = [

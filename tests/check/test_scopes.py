@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.check.named import Named
-from sim.check.scopes import SCOPES
+from pdflow_sim.check.scopes.catalogue import SCOPES
+from pdflow_sim.check.scopes.named import Named
 from tests.check.answers import explored
 
 CI = [named for named in SCOPES if not named.nightly]

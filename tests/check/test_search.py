@@ -11,18 +11,18 @@ import pytest
 from click.testing import CliRunner
 
 from pdflow.cli import cli
-from sim.check import crew
-from sim.check.compose import relation
-from sim.check.crew import Limits, search
-from sim.check.ghost import Broken
-from sim.check.live import settle
-from sim.check.mutants.catalogue import MUTANTS
-from sim.check.named import Named
-from sim.check.parts import scopes as scopes_part
-from sim.check.relation import Transitions
-from sim.check.scope import Scope
-from sim.check.search import Coverage, explore, shortest
-from sim.check.world import State, StateSpace
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.mutants.catalogue import MUTANTS
+from pdflow_sim.check.parts import scopes as scopes_part
+from pdflow_sim.check.scopes.named import Named
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search import workers as crew
+from pdflow_sim.check.search.liveness import settle
+from pdflow_sim.check.search.search import Coverage, explore, shortest
+from pdflow_sim.check.search.workers import Limits, search
+from pdflow_sim.check.state.shadow_state import Broken
+from pdflow_sim.check.state.space import State, StateSpace
 
 SCOPES = {
     "push": Scope(dup=1),
@@ -76,7 +76,7 @@ def test_the_way_back_leads_to_the_violation_and_none_is_shorter() -> None:
 
 def test_a_state_that_cannot_end_is_where_its_story_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateSpace, "settled", lambda space, state: not space.ops_of(state))
-    monkeypatch.setattr("sim.check.live.calm", lambda world, state: iter(()))
+    monkeypatch.setattr("pdflow_sim.check.search.liveness.calm", lambda world, state: iter(()))
     world = relation(Scope())
     story = shortest(world)
     assert story is not None
@@ -90,7 +90,7 @@ def test_a_state_that_cannot_end_is_where_its_story_leads(monkeypatch: pytest.Mo
 
 
 def test_what_breaks_safety_is_told_before_what_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sim.check.live.calm", lambda world, state: iter(()))
+    monkeypatch.setattr("pdflow_sim.check.search.liveness.calm", lambda world, state: iter(()))
     mutant = MUTANTS["no-tombstone"]
     with mutant.applied():
         found = shortest(mutant.world())

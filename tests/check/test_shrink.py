@@ -6,16 +6,16 @@ import attrs
 import pytest
 
 from pdflow.protocol.dialect import STRICT
-from sim.check.campaign import Task, walks
-from sim.check.cluster import Cluster
-from sim.check.compose import relation
-from sim.check.ordered import ordered
-from sim.check.replay import lenient, named
-from sim.check.scope import Fault, Scope
-from sim.check.search import shortest
-from sim.check.shrink import minimal, replay, shrink
-from sim.check.simpler import loosely, simpler
-from sim.check.swarm import with_budget
+from pdflow_sim.check.counterexamples.replay import lenient, named
+from pdflow_sim.check.counterexamples.shrink import minimal, replay, shrink
+from pdflow_sim.check.counterexamples.simpler import loosely, simpler
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.ordered import ordered
+from pdflow_sim.check.scopes.scope import Fault, Scope
+from pdflow_sim.check.search.campaign import Task, walks
+from pdflow_sim.check.search.search import shortest
+from pdflow_sim.check.search.swarm import with_budget
+from pdflow_sim.check.state.cluster import Cluster
 from tests.check.test_walk import (
     PLANTED,
     cancel_in_flight_is_answered_at_once,

@@ -13,8 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.protocol.dialect import DIALECTS, VLLM_COMPAT
-from sim.check.scope import Scope
-from sim.check.story import Information, Step, StoryError, StoryFile, Verdict, decode, encode, read, write
+from pdflow_sim.check.counterexamples.counterexample import (
+    Information,
+    Step,
+    StoryError,
+    StoryFile,
+    Verdict,
+    decode,
+    encode,
+    read,
+    write,
+)
+from pdflow_sim.check.scopes.scope import Scope
 
 STORY = StoryFile(
     scope=Scope(dialect=VLLM_COMPAT, p_tp=2, dup=1),

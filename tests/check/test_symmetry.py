@@ -7,14 +7,14 @@ from itertools import permutations
 import pytest
 
 from pdflow.protocol.dialect import VLLM_COMPAT, VLLM_STOCK
-from sim.check.compose import relation
-from sim.check.mutants.catalogue import MUTANTS
-from sim.check.mutants.mutant import Mutant
-from sim.check.relation import Transitions
-from sim.check.scope import Scope
-from sim.check.search import explore, shortest
-from sim.check.symmetry import Symmetry
-from sim.check.world import State
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.mutants.catalogue import MUTANTS
+from pdflow_sim.check.mutants.mutant import Mutant
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.search import explore, shortest
+from pdflow_sim.check.state.space import State
+from pdflow_sim.check.state.symmetry import Symmetry
 
 QUIET = {"abort": 0, "deadline": 0, "stall": 0}
 ALIKE = {

@@ -12,23 +12,23 @@ from pathlib import Path
 import attrs
 import pytest
 
-from pdflow.protocol import producer_rules
-from pdflow.protocol.consumer import QUARANTINED, WAITING, CancelDue, RequestDoomed
-from pdflow.protocol.consumer_rules import RULES as CONSUMER_RULES
-from pdflow.protocol.consumer_rules import freed
+from pdflow.protocol.consumer.cell import QUARANTINED, WAITING, CancelDue, RequestDoomed
+from pdflow.protocol.consumer.rules import RULES as CONSUMER_RULES
+from pdflow.protocol.consumer.rules import freed
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, Dialect
 from pdflow.protocol.effects import NOTHING, Outcome, Resolve
 from pdflow.protocol.events import PairMissing, PairReported, WriteEnded
-from pdflow.protocol.lease import expired_unclaimed
-from pdflow.protocol.producer import IN_FLIGHT, CancelReceived, LeaseEnded
-from pdflow.protocol.producer_writes import cancelled, sent
-from sim.check.campaign import Task, walks
-from sim.check.compose import relation
-from sim.check.names import name
-from sim.check.ordered import Worlds, ordered
-from sim.check.scope import Fault, Scope
-from sim.check.swarm import BLOCK, CLUSTERS, ERA, RANKS, SCHEDULERS, cluster_of
-from sim.check.walk import digest_of, walk
+from pdflow.protocol.producer import rules as producer_rules
+from pdflow.protocol.producer.cell import IN_FLIGHT, CancelReceived, LeaseEnded
+from pdflow.protocol.producer.lease import expired_unclaimed
+from pdflow.protocol.producer.writes import cancelled, sent
+from pdflow_sim.check.counterexamples.names import name
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.ordered import Worlds, ordered
+from pdflow_sim.check.scopes.scope import Fault, Scope
+from pdflow_sim.check.search.campaign import Task, walks
+from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS, ERA, RANKS, SCHEDULERS, cluster_of
+from pdflow_sim.check.search.walk import digest_of, walk
 
 ROOT = Path(__file__).resolve().parents[2]
 GOALS = {

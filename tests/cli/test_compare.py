@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import sim.compare
+import pdflow_sim.experiments.compare
 from pdflow.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +72,7 @@ def test_several_seeds_of_scenario_files_are_those_of_their_folders(tmp_path: Pa
 
 
 def test_nothing_is_simulated_before_all_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sim.compare, "prepare", None)
+    monkeypatch.setattr(pdflow_sim.experiments.compare, "prepare", None)
     reference = ROOT / "examples/reference.toml"
     for args, said in (
         ((reference, tmp_path), "neither"),
@@ -87,7 +87,7 @@ def test_nothing_is_simulated_before_all_is_read(tmp_path: Path, monkeypatch: py
 
 
 def test_part_of_a_run_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sim.compare, "run", lambda world, oracle, drain: True)
+    monkeypatch.setattr(pdflow_sim.experiments.compare, "run", lambda world, oracle, drain: True)
     reference = ROOT / "examples/reference.toml"
     result = pdflow_command("compare", reference, reference)
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pdflow.cli import cli
-from pdflow.scenario.workload_schema import Trace, TraceFormat
-from pdflow.workload.guess import guess
-from pdflow.workload.readers import load_model, read_trace
-from pdflow.workload.statistics import statistics
+from pdflow.scenario.schema.workload import Trace, TraceFormat
+from pdflow.workload.fitting.statistics import statistics
+from pdflow.workload.traces.guess import guess
+from pdflow.workload.traces.readers import load_model, read_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "../shared/data/traces"
 SHARING = {"prefix blocks hit, unlimited cache", "requests that hit more than one block", "blocks hit by those, mean"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from docs.generate import ROOT, pages, scenario_keys, written
-from sim.check.mutants import page as mutants
-from sim.check.races import page as races
-from sim.check.races.catalogue import RACES
-from sim.check.races.verdict import Row
+from pdflow_sim.check.mutants import page as mutants
+from pdflow_sim.check.races import page as races
+from pdflow_sim.check.races.catalogue import RACES
+from pdflow_sim.check.races.verdict import Row
 from tests.check.answers import hunted, looked
 
 

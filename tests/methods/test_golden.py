@@ -13,7 +13,7 @@ import pytest
 
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.show import frames
-from sim.narration import one_request
+from pdflow_sim.observe.text_trace import one_request
 
 HERE = Path(__file__).parent
 CASES = [(name, dialect) for name in METHODS for dialect in ("strict", "as-published")]

@@ -9,9 +9,9 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.methods.kv_store_keys import block_keys, chained, home, origin
+from pdflow.methods.store.keys import block_keys, chained, home, origin
 
-SHOWN = "from pdflow.methods.kv_store_keys import *; print(block_keys(origin('m', 0, 1), [[1, 2], [3]]))"
+SHOWN = "from pdflow.methods.store.keys import *; print(block_keys(origin('m', 0, 1), [[1, 2], [3]]))"
 BLOCKS = st.lists(st.lists(st.integers(0, 200_000), min_size=1, max_size=4), max_size=6)
 
 

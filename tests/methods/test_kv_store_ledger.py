@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pdflow.methods.kv_store_ledger import Put, StoreLedger
-from pdflow.methods.store_memory import Item, StoreMemory
+from pdflow.methods.store.ledger import Put, StoreLedger
+from pdflow.methods.store.memory import Item, StoreMemory
 from pdflow.protocol.events import DecodeAborted, DecodeAdmitted, DecodeHit, SourceWithdrawn
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
 from pdflow.protocol.messages import Code

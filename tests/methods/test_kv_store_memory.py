@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pdflow.memory.paged import PoolError
-from pdflow.methods.store_memory import FREED, PIN_NS, Item, Placed, StoreMemory
+from pdflow.methods.store.memory import FREED, PIN_NS, Item, Placed, StoreMemory
 
 BLOCKS = 40
 MINUTE = PIN_NS // 30

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.methods.kv_store_keys import origin
-from pdflow.methods.kv_store_objects import most_named, objects_of
-from pdflow.methods.store_memory import Item, blocks_of
+from pdflow.methods.store.keys import origin
+from pdflow.methods.store.memory import Item, blocks_of
+from pdflow.methods.store.objects import most_named, objects_of
 
 START = origin("m", 0, 1)
 UNIT = 32

@@ -17,7 +17,7 @@ from pdflow.methods.lanes import LaneRules, Lanes, lane_rules
 from pdflow.methods.method import AS_PUBLISHED, Turns
 from pdflow.methods.shipment import Ending, Piece, Shipment, whole
 from pdflow.version import compiled
-from sim.check.mutants.catalogue import MUTANTS
+from pdflow_sim.check.mutants.catalogue import MUTANTS
 
 WIDTHS = st.sampled_from([1, 1, 2, 3, None])
 RULES = st.builds(

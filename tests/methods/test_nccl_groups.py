@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pdflow.errors import ScenarioError
-from pdflow.methods.nccl_groups import all_groups, bytes_per_gpu, group_bytes, most_peers, pair_groups
-from pdflow.scenario.editable import Scenario
+from pdflow.methods.nccl.groups import all_groups, bytes_per_gpu, group_bytes, most_peers, pair_groups
+from pdflow.scenario.reading.editable import Scenario
 
 
 def test_a_group_is_as_large_as_published() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdflow.methods.nccl_table import Group, Groups, Use
+from pdflow.methods.nccl.table import Group, Groups, Use
 
 P, D = ("p0", "p1", "p2"), ("d0", "d1", "d2", "d3")
 RANKS = (*P, *D)

@@ -10,11 +10,11 @@ import pytest
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.speech import When
 from pdflow.scenario import load
-from pdflow.scenario.load import parse, resolve
-from sim.fabric import FRAMES
-from sim.narration import ONE, Narrator
-from sim.run import Options, prepare, run
-from sim.world import World
+from pdflow.scenario.reading.load import parse, resolve
+from pdflow_sim.network.fabric import FRAMES
+from pdflow_sim.observe.text_trace import ONE, Narrator
+from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.world import World
 
 SMALL = Path(__file__).resolve().parents[1] / "sim/small.toml"
 SPEAKING = [name for name, method in METHODS.items() if method.published.speech.words]

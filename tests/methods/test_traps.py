@@ -20,15 +20,15 @@ from pdflow.methods.method import Conduct
 from pdflow.methods.pages import runs
 from pdflow.methods.shipment import Ending, Piece, Shipment
 from pdflow.scenario import load
-from sim.check.datapath.acts import Acts
-from sim.check.datapath.findings import Finding
-from sim.check.datapath.pairing import Pairing
-from sim.check.datapath.search import Explored, explore
-from sim.check.datapath.setting import Setting
-from sim.check.races.catalogue import RACES
-from sim.check.races.verdict import look
-from sim.run import Options, conclude, prepare, run
-from sim.world import World
+from pdflow_sim.check.datapath.acts import Acts
+from pdflow_sim.check.datapath.findings import Finding
+from pdflow_sim.check.datapath.pairing import Pairing
+from pdflow_sim.check.datapath.search import Explored, explore
+from pdflow_sim.check.datapath.setting import Setting
+from pdflow_sim.check.races.catalogue import RACES
+from pdflow_sim.check.races.verdict import look
+from pdflow_sim.run import Options, conclude, prepare, run
+from pdflow_sim.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ROOT / "tests/sim/small.toml"

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdflow.protocol import consumer, consumer_rules, producer, producer_rules
-from pdflow.protocol.consumer import ConsumerCell, ConsumerContext
+from pdflow.protocol.consumer import cell as consumer
+from pdflow.protocol.consumer import rules as consumer_rules
+from pdflow.protocol.consumer.cell import ConsumerCell, ConsumerContext
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, Dialect
 from pdflow.protocol.effects import NOTHING
 from pdflow.protocol.events import (
@@ -36,12 +37,14 @@ from pdflow.protocol.events import (
 from pdflow.protocol.ids import Op, Reg
 from pdflow.protocol.messages import Code, Done, Progress, Register
 from pdflow.protocol.phases import CONSUMER_PHASES, PRODUCER_PHASES, ConsumerPhase, ProducerPhase
-from pdflow.protocol.producer import ProducerCell, ProducerContext
+from pdflow.protocol.producer import cell as producer
+from pdflow.protocol.producer import rules as producer_rules
+from pdflow.protocol.producer.cell import ProducerCell, ProducerContext
 from pdflow.protocol.values import Allocation
-from sim.check.compose import relation
-from sim.check.relation import Transitions
-from sim.check.scope import Scope
-from sim.check.search import explore
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.search import explore
 
 FAR = 1 << 60
 OTHER = Reg("D", 9, 9, "another")

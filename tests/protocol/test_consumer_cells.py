@@ -12,21 +12,24 @@ from typing import Any, get_args
 
 import pytest
 
-from pdflow.protocol import consumer_frames, consumer_rank, consumer_scheduler, events
-from pdflow.protocol.consumer import CellEvent
-from pdflow.protocol.consumer_rules import RULES
+from pdflow.protocol import events
+from pdflow.protocol.consumer import frames as consumer_frames
+from pdflow.protocol.consumer import rank as consumer_rank
+from pdflow.protocol.consumer import scheduler as consumer_scheduler
+from pdflow.protocol.consumer.cell import CellEvent
+from pdflow.protocol.consumer.rules import RULES
 from pdflow.protocol.phases import ConsumerPhase
 
 PROTOCOL = Path(__file__).resolve().parents[2] / "pdflow" / "protocol"
-STORE = "consumer_cells.py"
+STORE = PROTOCOL / "consumer/cells.py"
 FUNNEL = {"add", "put", "_remove"}
 """The store's methods that may change an element of its table."""
 OWNERS = {"__init__", "fork"}
 """And those that may bind the table itself."""
 CHANGING = {"clear", "pop", "popitem", "setdefault", "update", "__setitem__", "__delitem__"}
 
-D_FILES = sorted(PROTOCOL.glob("consumer*.py"))
-OTHERS = sorted(set(PROTOCOL.rglob("*.py")) - set(D_FILES) - set(PROTOCOL.glob("producer*.py")))
+D_FILES = sorted((PROTOCOL / "consumer").glob("*.py"))
+OTHERS = sorted(set(PROTOCOL.rglob("*.py")) - set(D_FILES) - set((PROTOCOL / "producer").glob("*.py")))
 """What is P's has a store of its own, and a test of its own."""
 
 
@@ -68,7 +71,7 @@ def changes_of_cells(source: str) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("file", D_FILES + OTHERS, ids=lambda file: file.name)
 def test_only_the_store_changes_its_cells(file: Path) -> None:
     expected = {(name, "element") for name in FUNNEL} | {(name, "table") for name in OWNERS}
-    assert changes_of_cells(file.read_text()) == (expected if file.name == STORE else set())
+    assert changes_of_cells(file.read_text()) == (expected if file == STORE else set())
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from pdflow.protocol.events import (
 )
 from pdflow.protocol.ids import Op
 from pdflow.protocol.messages import Cancel, Code, Completion, Fail, Progress, Register, RegisterAck, Release, Sync
+from pdflow.protocol.producer.tombstones import WINDOW
 from pdflow.protocol.timers import TimerKind
-from pdflow.protocol.tombstones import WINDOW
 from pdflow.protocol.values import S
 from tests.support.cluster import Cluster
 from tests.support.endpoints import Agreed, engine_info

@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdflow.protocol import producer_rules
-from pdflow.protocol.consumer import WAITING
-from pdflow.protocol.consumer_rules import RULES as CONSUMER_RULES
-from pdflow.protocol.consumer_rules import freed
+from pdflow.protocol.consumer.cell import WAITING
+from pdflow.protocol.consumer.rules import RULES as CONSUMER_RULES
+from pdflow.protocol.consumer.rules import freed
 from pdflow.protocol.effects import (
     Commit,
     Enqueue,
@@ -39,9 +38,10 @@ from pdflow.protocol.events import (
     WriteEnded,
     WriteStopped,
 )
-from pdflow.protocol.lease import expired_unclaimed
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck
-from pdflow.protocol.producer import IN_FLIGHT, LeaseEnded
+from pdflow.protocol.producer import rules as producer_rules
+from pdflow.protocol.producer.cell import IN_FLIGHT, LeaseEnded
+from pdflow.protocol.producer.lease import expired_unclaimed
 from pdflow.protocol.values import Allocation, S
 from tests.support.cluster import Cluster
 

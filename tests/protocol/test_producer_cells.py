@@ -11,25 +11,27 @@ import msgspec
 import pytest
 
 import pdflow.protocol
-from pdflow.protocol import producer, producer_frames, producer_rank
 from pdflow.protocol.dialect import STRICT
 from pdflow.protocol.events import ProducerRankEvent, Received, Source
 from pdflow.protocol.ids import Reg, Shards
 from pdflow.protocol.messages import Message
 from pdflow.protocol.phases import ProducerPhase
-from pdflow.protocol.producer import LEASED, OPEN, CellEvent, ProducerCell, ProducerContext
-from pdflow.protocol.producer_cells import ProducerCells
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_rules import RULES
+from pdflow.protocol.producer import cell as producer
+from pdflow.protocol.producer import frames as producer_frames
+from pdflow.protocol.producer import rank as producer_rank
+from pdflow.protocol.producer.cell import LEASED, OPEN, CellEvent, ProducerCell, ProducerContext
+from pdflow.protocol.producer.cells import ProducerCells
+from pdflow.protocol.producer.rank import ProducerRank
+from pdflow.protocol.producer.rules import RULES
 from pdflow.protocol.timers import Timers
 from pdflow.protocol.values import Allocation
 from tests.support.endpoints import Agreed, engine_info
 
 FOLDER = Path(pdflow.protocol.__file__).parent
-STORE = "producer_cells.py"
+STORE = "producer/cells.py"
 CHANGING = {"pop", "popitem", "clear", "update", "setdefault", "__setitem__", "__delitem__"}
 OTHERS = sorted(
-    path.name for path in FOLDER.glob("*.py") if not path.name.startswith("consumer") and path.name != STORE
+    {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py") if path.parent.name != "consumer"} - {STORE}
 )
 
 
@@ -83,7 +85,7 @@ def test_the_store_itself_is_seen_to_change_them() -> None:
 
 
 def methods_of_the_cell() -> list[ast.FunctionDef]:
-    tree = ast.parse((FOLDER / "producer.py").read_text("utf-8"))
+    tree = ast.parse((FOLDER / "producer/cell.py").read_text("utf-8"))
     [cell] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "ProducerCell"]
     return [node for node in cell.body if isinstance(node, ast.FunctionDef)]
 
@@ -98,7 +100,7 @@ def test_what_is_called_becoming_sets_the_phase_and_nothing_else_does() -> None:
     assert {method.name for method in methods_of_the_cell() if sets_a_phase(method)} == named
     assert len(named) == 8
     for name in OTHERS:
-        if name != "producer.py" and (name == "lease.py" or name.startswith("producer")):
+        if name.startswith("producer/") and name != "producer/cell.py":
             assert not sets_a_phase(ast.parse((FOLDER / name).read_text("utf-8"))), name
 
 

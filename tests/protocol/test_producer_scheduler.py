@@ -15,7 +15,7 @@ from pdflow.protocol.events import (
 )
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.messages import Code
-from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.values import Allocation
 
 PLACE = Allocation(10, (100, 101))

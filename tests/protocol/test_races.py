@@ -24,7 +24,7 @@ from pdflow.protocol.messages import (
     Sync,
     Taken,
 )
-from pdflow.protocol.producer import READY
+from pdflow.protocol.producer.cell import READY
 from pdflow.protocol.values import MS, S
 from tests.support.cluster import Cluster
 from tests.support.endpoints import engine_info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdflow.protocol.dialect import VLLM_STOCK, Dialect
 from pdflow.protocol.events import TimeReached, WriteEnded
-from pdflow.protocol.producer import READY
+from pdflow.protocol.producer.cell import READY
 from pdflow.protocol.values import S
 from tests.protocol.support.stories import WAITS, NamedCluster, in_each_dialect, story
 

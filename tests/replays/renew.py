@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from sim.check.compose import relation
-from sim.check.replay import record
-from sim.check.story import read, write
+from pdflow_sim.check.counterexamples.counterexample import read, write
+from pdflow_sim.check.counterexamples.replay import record
+from pdflow_sim.check.moves.compose import relation
 
 
 def main(files: list[str]) -> None:

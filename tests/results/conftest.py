@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from pdflow.results.bench_json import About, CostStatement
+from pdflow.results.files.bench_json import About, CostStatement
 from pdflow.results.records import FIRST_DECODE, HANDOFF, P_QUEUE, PREFILL, ROUTE, XFER_WIRE, Records
 from pdflow.results.result import Result
 from pdflow.results.steps import Steps

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.results.bench_json import About, bench_date, bench_json, content_sha256
-from pdflow.results.itls import itls_s
+from pdflow.results.figures.itls import itls_s
+from pdflow.results.files.bench_json import About, bench_date, bench_json, content_sha256
+from pdflow.results.files.write import write_results
 from pdflow.results.records import STAGES, Records
 from pdflow.results.result import Result
 from pdflow.results.totals import Totals
-from pdflow.results.write import write_results
 
 # In the order of vllm/benchmarks/serve.py, `main_async` then `benchmark`.
 VLLM_KEYS = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from pdflow.results.metrics import Metrics, measure
+from pdflow.results.figures.metrics import Metrics, measure
 from pdflow.results.records import Records
 from pdflow.results.result import Result
 from pdflow.results.totals import Totals

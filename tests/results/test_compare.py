@@ -13,9 +13,9 @@ import attrs
 import pytest
 from rich.console import Console
 
-from pdflow.results.bench_json import About, CostStatement
-from pdflow.results.compare import Comparisons
-from pdflow.results.read import UnreadableRunError, read_runs
+from pdflow.results.comparison.compare import Comparisons
+from pdflow.results.files.bench_json import About, CostStatement
+from pdflow.results.files.read import UnreadableRunError, read_runs
 from pdflow.results.records import FIRST_DECODE, PREFILL, Records
 from pdflow.results.result import Result
 from pdflow.results.totals import Totals

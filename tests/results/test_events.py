@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pdflow.protocol import effects, events, ids, messages, timers, values
-from pdflow.results.events import (
+from pdflow.results.files.events import (
     EventsError,
     EventsHeader,
     classes_of,

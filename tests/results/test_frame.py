@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import pdflow
-from pdflow.results.frame import requests_frame
+from pdflow.results.comparison.frame import requests_frame
 from pdflow.results.records import STAGES, Records
 from pdflow.results.result import Result
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import pdflow
 from pdflow.cli import cli
 from pdflow.results import words
-from pdflow.results.bench_json import About
+from pdflow.results.files.bench_json import About
 from pdflow.results.page.chart import WIDTH, Axis, Chart
 from pdflow.results.page.curves import LINKS_SHOWN, SLICES, distributions_ms, over_time
 from pdflow.results.page.markup import Html, bar, tag
@@ -24,8 +24,8 @@ from pdflow.results.recording import Course, LinkCourse, Recording
 from pdflow.results.records import D_ADMIT, HANDOFF, NOTIFY, P_QUEUE, PREFILL, ROUTE, XFER_POST, XFER_WIRE, Records
 from pdflow.results.result import Result
 from pdflow.results.totals import EngineTotals, LinkTotals, Totals
-from pdflow.scenario.load import load
-from sim.run import Options, conclude, prepare, run
+from pdflow.scenario.reading.load import load
+from pdflow_sim.run import Options, conclude, prepare, run
 
 FULL = LinkTotals(name="full", bytes=1, capacity_bytes_per_s=5 * 10**10)
 HOSTILE = "</pre></style><script>alert(1)</script>\"'<img src=x onerror=alert(1)>&amp;"

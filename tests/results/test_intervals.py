@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pdflow.results.intervals import (
+from pdflow.results.figures.intervals import (
     FEWEST_BLOCKS,
     MOST_BLOCKS,
     RESAMPLES,

@@ -5,7 +5,7 @@ import math
 import attrs
 import pytest
 
-from pdflow.results.metrics import measure
+from pdflow.results.figures.metrics import measure
 from pdflow.results.records import STAGES, Records
 from pdflow.results.result import Result
 from pdflow.results.steps import Steps

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pdflow.results import words
-from pdflow.results.bench_json import About
+from pdflow.results.files.bench_json import About
 from pdflow.results.records import Records
 from pdflow.results.result import Result
 from pdflow.results.totals import Totals

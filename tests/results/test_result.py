@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdflow.results.itls import itls_s
+from pdflow.results.figures.itls import itls_s
 from pdflow.results.records import Records
 from pdflow.results.result import Result
 from pdflow.results.steps import Steps

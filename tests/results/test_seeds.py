@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from pdflow.results.comparison.seeds import SeedsReport
 from pdflow.results.result import Result
-from pdflow.results.seeds import SeedsReport
 
 
 def summary(result: Result, **changed: Any) -> dict[str, Any]:

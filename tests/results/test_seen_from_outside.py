@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pdflow.results.bench_json import About, Seen, bench_json
-from pdflow.results.compare import Comparisons
-from pdflow.results.metrics import measure
-from pdflow.results.quoted import Quoted
-from pdflow.results.read import read_runs
+from pdflow.results.comparison.compare import Comparisons
+from pdflow.results.figures.metrics import measure
+from pdflow.results.figures.quoted import Quoted
+from pdflow.results.figures.spread import of_ints
+from pdflow.results.files.bench_json import About, Seen, bench_json
+from pdflow.results.files.read import read_runs
+from pdflow.results.files.write import write_requests, write_results
 from pdflow.results.records import FIRST_DECODE, Records
-from pdflow.results.spread import of_ints
 from pdflow.results.table import Report
 from pdflow.results.totals import Totals
-from pdflow.results.write import write_requests, write_results
 
 MS = 1_000_000
 INSIDE = {"transfers", "links", "engines", "gpu_busy_share", "cost", "notes", "world_events"}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.results import exact, spread
+from pdflow.results.figures import exact, spread
 from pdflow.results.steps import Steps
 
 Row = tuple[int, int, int, int, int]

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdflow.cli import cli
+from pdflow.results.files.timeline import timeline
+from pdflow.results.files.write import write_timeline
 from pdflow.results.recording import Course, LinkCourse, Recording
 from pdflow.results.records import STAGES, Records
-from pdflow.results.timeline import timeline
-from pdflow.results.write import write_timeline
 
 Events = list[dict[str, Any]]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from pdflow.results.metrics import measure
-from pdflow.results.read import UnreadableRunError, read_runs
+from pdflow.results.figures.metrics import measure
+from pdflow.results.files.read import UnreadableRunError, read_runs
 from pdflow.results.records import Records
 from pdflow.results.result import Result
 from pdflow.results.steps import Steps

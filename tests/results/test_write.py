@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pdflow.results.files.write import OutputError, read_requests, replacing, write_requests, write_results
 from pdflow.results.records import STAGES, Records
 from pdflow.results.result import Result
-from pdflow.results.write import OutputError, read_requests, replacing, write_requests, write_results
 
 
 def test_requests_come_back_as_they_went(result: Result, tmp_path: Path) -> None:

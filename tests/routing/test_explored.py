@@ -2,8 +2,8 @@
 long as one is not, somebody is at work for it. No attempt is begun behind a token that the client has, and none but the
 attempt of that token completes the request. When all are answered, nothing is left, and who was to leave has left.
 
-`pdflow check` explores the plain router with the engines' endpoints behind it (sim/check/routed.py). Here engines are
-only what they answer: well, badly, late although the leg was taken back, or never because they died.
+`pdflow check` explores the plain router with the engines' endpoints behind it (sim/pdflow_sim/check/routed/routed.py).
+Here engines are only what they answer: well, badly, late although the leg was taken back, or never because they died.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.membership import Membership
 from pdflow.version import compiled
-from sim.uncollected import uncollected
+from pdflow_sim.uncollected import uncollected
 
 Make = Callable[..., Any]
 LATER = 1 << 40

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from runtime.models import TorchModel
+    from pdflow_runtime.nodes.models import TorchModel
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
     """The tiny one, for as many engines as want it: nobody writes to its weights."""
-    from runtime.models import TorchModel
+    from pdflow_runtime.nodes.models import TorchModel
     from tests.runtime.support.house import cluster
 
     with pytest.MonkeyPatch.context() as patch:

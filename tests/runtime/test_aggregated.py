@@ -10,8 +10,8 @@ import trio
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
-from pdflow.results.read import read_runs
-from pdflow.results.runs import OneRun
+from pdflow.results.comparison.runs import OneRun
+from pdflow.results.files.read import read_runs
 from tests.runtime.support.served import Completion, served
 
 pytestmark = pytest.mark.slow

@@ -17,15 +17,15 @@ from pdflow.protocol.events import PrefillBegun, SourceWithdrawn
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.serving.decode_request import DecodeStage
-from runtime.beside import RoomState, room_state
-from runtime.decode_node import DecodeLeg
-from runtime.diary import TOKEN, Passed
-from runtime.engines.job import Sampling
-from runtime.models import TorchModel
-from runtime.prefill_node import PrefillLeg
-from runtime.staged_decode_node import StagedDecodeNode
-from runtime.state import state_of
-from runtime.top import view
+from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.nodes.decode_node import DecodeLeg
+from pdflow_runtime.nodes.models import TorchModel
+from pdflow_runtime.nodes.prefill_node import PrefillLeg
+from pdflow_runtime.nodes.staged_decode_node import StagedDecodeNode
+from pdflow_runtime.nodes.staging_memory import RoomState, room_state
+from pdflow_runtime.observe.event_log import TOKEN, Passed
+from pdflow_runtime.observe.state import state_of
+from pdflow_runtime.observe.top import view
 from tests.runtime.support.house import PATIENCE_S, Answer, House, cluster, house, said
 from tests.runtime.test_hand_over import prompt, same_tokens
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from pdflow.protocol.messages import Code
-from runtime.call import Leg
-from runtime.http.client import HttpClient
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import JSON, Request
-from runtime.http.responder import Responder
-from runtime.kv_params import Coordinates
-from runtime.places import EnginePlace
-from runtime.signed import Signer
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.process.addresses import EnginePlace
+from pdflow_runtime.router.call import Leg
+from pdflow_runtime.security.signed import Signer
 from tests.runtime.http.world import LOCAL, serving
 
 

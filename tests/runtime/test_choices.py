@@ -8,14 +8,14 @@ import msgspec
 import pytest
 import trio
 
-from runtime.choices import Several
-from runtime.http.client import HttpClient
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import EVENT_STREAM, Request
-from runtime.http.openai.answers import DONE
-from runtime.http.openai.completion import read_completion
-from runtime.http.responder import Responder
-from runtime.kv_params import Coordinates
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import EVENT_STREAM, Request
+from pdflow_runtime.http.openai.answers import DONE
+from pdflow_runtime.http.openai.completion import read_completion
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.router.choices import Several
 from tests.runtime.http.world import LOCAL, serving
 
 EVENTS = 5

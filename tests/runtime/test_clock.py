@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from runtime.clock import within
+from pdflow_runtime.clock import within
 
 
 @pytest.mark.trio

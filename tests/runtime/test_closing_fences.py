@@ -19,9 +19,9 @@ from pdflow.protocol.events import FenceEnded, WriteEnded
 from pdflow.protocol.ids import EngineInfo, Op, Reg, Shards
 from pdflow.protocol.messages import Done, Register
 from pdflow.protocol.values import Allocation
-from runtime.ranks import About, LayoutBook, Rank
-from runtime.transports.base import MakeTransport
-from runtime.transports.tcp import TcpTransport
+from pdflow_runtime.nodes.ranks import About, LayoutBook, Rank
+from pdflow_runtime.transports.base import MakeTransport
+from pdflow_runtime.transports.tcp import TcpTransport
 from tests.runtime.support.local import ClosingTransport
 
 SHAPE = KvShape(2, 2, 64, 4, 16)

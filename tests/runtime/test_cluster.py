@@ -20,11 +20,11 @@ import trio
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
-from pdflow.results.read import read_runs
+from pdflow.results.comparison.runs import OneRun
+from pdflow.results.files.read import read_runs
 from pdflow.results.records import stage_durations_ns
-from pdflow.results.runs import OneRun
-from pdflow.scenario.load import load
-from sim.check.trace import follow
+from pdflow.scenario.reading.load import load
+from pdflow_sim.check.counterexamples.trace import follow
 from tests.runtime.support.house import prompt
 from tests.runtime.support.served import Completion, Served, served
 

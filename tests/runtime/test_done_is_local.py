@@ -18,14 +18,14 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 from pdflow.protocol.effects import Flush, PostWrite
 from pdflow.protocol.events import WriteEnded
 from pdflow.protocol.phases import ProducerPhase
-from pdflow.protocol.producer_rank import ProducerRank
-from runtime.build import Builder
-from runtime.decode_node import DecodeLeg
-from runtime.engines.job import Sampling
-from runtime.models import TorchModel
-from runtime.transports.base import MakeTransport
-from runtime.transports.tcp import TcpTransport
-from runtime.worker import AtHost
+from pdflow.protocol.producer.rank import ProducerRank
+from pdflow_runtime.build import Builder
+from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.nodes.decode_node import DecodeLeg
+from pdflow_runtime.nodes.models import TorchModel
+from pdflow_runtime.process.worker import AtHost
+from pdflow_runtime.transports.base import MakeTransport
+from pdflow_runtime.transports.tcp import TcpTransport
 from tests.runtime.support.held import Held
 from tests.runtime.support.house import House, cluster, house, prompt
 from tests.runtime.support.local import BoastfulTransport, ClosingTransport, LocalTransport

@@ -15,13 +15,13 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 from pdflow.engine.sequence import Phase
 from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.ids import KvParams
-from pdflow.results.read import read_runs
-from pdflow.results.runs import OneRun
-from pdflow.scenario.load import load
+from pdflow.results.comparison.runs import OneRun
+from pdflow.results.files.read import read_runs
+from pdflow.scenario.reading.load import load
 from pdflow.serving.decode_request import DecodeStage
-from runtime.engines.job import Sampling
-from runtime.models import TorchModel
-from sim.check.trace import follow
+from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.nodes.models import TorchModel
+from pdflow_sim.check.counterexamples.trace import follow
 from tests.runtime.support.fronted import Fronted, fronted
 from tests.runtime.support.house import cluster, house, prompt, said
 from tests.runtime.support.served import Completion, served

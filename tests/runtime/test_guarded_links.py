@@ -17,10 +17,10 @@ from pdflow.errors import ScenarioError
 from pdflow.protocol.effects import Handshake, Send
 from pdflow.protocol.events import HandshakeEnded, PeerLost, Received
 from pdflow.protocol.wire.strict import Hello, encode_frame
-from runtime.links import Link
-from runtime.proving import MAGIC, Proof
-from runtime.secret import Secret
-from runtime.tls import Tls, tls_of
+from pdflow_runtime.nodes.links import Link
+from pdflow_runtime.security.proving import MAGIC, Proof
+from pdflow_runtime.security.secret import Secret
+from pdflow_runtime.security.tls import Tls, tls_of
 from tests.runtime.support.house import cluster
 from tests.runtime.test_links import CANCEL, met, sides
 

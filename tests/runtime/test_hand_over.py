@@ -15,19 +15,19 @@ from pdflow.protocol.events import Received
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code, Done
 from pdflow.serving.decode_request import DecodeStage
-from runtime.clock import now_ns
-from runtime.decode_api import DecodeApi
-from runtime.decode_node import DecodeLeg
-from runtime.engine_api import EngineApi
-from runtime.engines.job import Sampling
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import Request
-from runtime.kv_params import Coordinates
-from runtime.models import TorchModel
-from runtime.prefill_api import PrefillApi
-from runtime.signed import Gate
-from runtime.transports.agent import StreamAgent
-from runtime.transports.named import transport_named
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import Request
+from pdflow_runtime.nodes.decode_api import DecodeApi
+from pdflow_runtime.nodes.decode_node import DecodeLeg
+from pdflow_runtime.nodes.engine_api import EngineApi
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.nodes.models import TorchModel
+from pdflow_runtime.nodes.prefill_api import PrefillApi
+from pdflow_runtime.security.signed import Gate
+from pdflow_runtime.transports.agent import StreamAgent
+from pdflow_runtime.transports.named import transport_named
 from tests.runtime.support.house import LOCAL, Answer, House, cluster, house, prompt, said
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100, 700)

@@ -12,9 +12,9 @@ import trio
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
 from pdflow.routing.conditional import Disaggregation
 from pdflow.routing.governed import Rules
-from runtime.http.openai.answers import DONE
-from runtime.http.openai.between import FirstAnswer, FirstToken
-from runtime.kv_params import Coordinates, decode_json
+from pdflow_runtime.http.openai.answers import DONE
+from pdflow_runtime.http.openai.between import FirstAnswer, FirstToken
+from pdflow_runtime.nodes.kv_params import Coordinates, decode_json
 from tests.runtime.http.world import LOCAL
 from tests.runtime.test_router_node import Town, counted, heard_of_one_request, settled, town
 

@@ -8,7 +8,7 @@ import pytest
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
-from runtime.kv_params import Coordinates, decode_json, prefill_json, read_decode, read_prefill
+from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, prefill_json, read_decode, read_prefill
 
 AT = Coordinates("127.0.0.1", 5600)
 ASKED = KvParams(EngineInfo("prefill-0", Shards(2, 1, 32)), "x1", "", 0)

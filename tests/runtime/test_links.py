@@ -20,9 +20,9 @@ from pdflow.protocol.values import Allocation, Instant
 from pdflow.protocol.wire.limits import MAX_BLOCKS
 from pdflow.protocol.wire.strict import VERSION, Hello, encode_frame
 from pdflow.serving.core import Port
-from runtime import links
-from runtime.links import Links
-from runtime.node import Node
+from pdflow_runtime.nodes import links
+from pdflow_runtime.nodes.links import Links
+from pdflow_runtime.nodes.node import Node
 
 
 class Heard:

@@ -8,15 +8,15 @@ import trio
 import trio.testing
 
 from pdflow.protocol.values import S
-from runtime.admin import Admin
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import JSON, Request
-from runtime.http.responder import Responder
-from runtime.kv_params import Coordinates
-from runtime.places import EngineGone, EngineLeaving, EnginePlace
-from runtime.reports import PATH, Reporter, router_at
-from runtime.secret import Secret
-from runtime.signed import UNSIGNED, Gate, Signer
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.process.addresses import EngineGone, EngineLeaving, EnginePlace
+from pdflow_runtime.process.reports import PATH, Reporter, router_at
+from pdflow_runtime.router.admin import Admin
+from pdflow_runtime.security.secret import Secret
+from pdflow_runtime.security.signed import UNSIGNED, Gate, Signer
 from tests.runtime.http.world import LOCAL, serving
 from tests.runtime.support.house import cluster
 from tests.runtime.test_router_node import ENGINES, Town, settled, town

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.protocol.wire.limits import MAX_BLOCKS
-from runtime.http.errors import OpenAIError
-from runtime.models import TorchModel, folder_of, open_prompts, weights_bytes
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.nodes.models import TorchModel, folder_of, open_prompts, weights_bytes
 from tests.runtime.support.house import cluster
 
 

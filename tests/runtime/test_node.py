@@ -16,8 +16,8 @@ from pdflow.protocol.events import PeerHeard, TimeReached
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Instant, S, Value
 from pdflow.serving.core import Port
-from runtime.clock import now_ns
-from runtime.node import MOST_FRAMES, Node
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.nodes.node import MOST_FRAMES, Node
 
 
 class Do(Value, frozen=True, gc=False):

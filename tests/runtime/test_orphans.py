@@ -18,7 +18,7 @@ from tests.runtime.calibrate.test_probe import SYNTHETIC
 from tests.runtime.support.served import ROOT, served
 
 QUICKSTART = ROOT / "examples/serve-quickstart.toml"
-PARTS = ("runtime.front", "prefill-0", "decode-0")
+PARTS = ("pdflow_runtime.router.front", "prefill-0", "decode-0")
 PATIENCE_S = 60
 BENCHMARK = f"""
 import time

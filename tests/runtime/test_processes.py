@@ -9,7 +9,7 @@ LIMITED = """
 import resource
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
-from runtime.processes import run_until_told
+from pdflow_runtime.process.processes import run_until_told
 async def run():
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
 assert most > 64
@@ -22,6 +22,8 @@ def test_a_part_may_open_as_many_files_as_the_system_lets_it() -> None:
 
 
 def test_who_has_ended_well_does_not_crash_in_what_libraries_do_at_exit() -> None:
-    crashing = "import atexit, os, sys; from runtime.processes import end_process; atexit.register(os.abort);"
+    crashing = (
+        "import atexit, os, sys; from pdflow_runtime.process.processes import end_process; atexit.register(os.abort);"
+    )
     ended = subprocess.run([sys.executable, "-c", f"{crashing} print('said'); end_process(3)"], capture_output=True)
     assert (ended.returncode, ended.stdout) == (3, b"said\n")

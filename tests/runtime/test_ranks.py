@@ -21,8 +21,8 @@ from pdflow.protocol.events import WriteEnded
 from pdflow.protocol.ids import EngineInfo, Op, Reg, Shards
 from pdflow.protocol.messages import Done, Register
 from pdflow.protocol.values import Allocation
-from runtime.ranks import About, LayoutBook, Rank
-from runtime.transports.base import Ended, PeerGone
+from pdflow_runtime.nodes.ranks import About, LayoutBook, Rank
+from pdflow_runtime.transports.base import Ended, PeerGone
 
 SHAPE = KvShape(4, 2, 64, 4, 16)
 MEMORY = rank_memory(SHAPE, 8, 1)

@@ -16,10 +16,10 @@ import trio
 from trio.testing import MockClock
 
 from pdflow.methods.catalogue import METHODS
-from sim.check.digest import digest
-from sim.check.method_scopes import BY_METHOD, STOPS
-from sim.check.scope import ENDLESS, TOKENS, Scope
-from sim.check.story import StoryFile, read
+from pdflow_sim.check.counterexamples.counterexample import StoryFile, read
+from pdflow_sim.check.scopes.method_scopes import BY_METHOD, STOPS
+from pdflow_sim.check.scopes.scope import ENDLESS, TOKENS, Scope
+from pdflow_sim.check.state.digest import digest
 from tests.runtime.support.held import HeldOrders, Wires
 from tests.runtime.support.told import NotToldOn, Told, digest_of
 from tests.runtime.support.told_methods import telling
@@ -82,8 +82,8 @@ def test_no_story_is_left_out_unseen() -> None:
 
 @pytest.fixture(autouse=True)
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.ranked_node.Links", Wires)
-    monkeypatch.setattr("runtime.ranks.Orders", HeldOrders)
+    monkeypatch.setattr("pdflow_runtime.nodes.ranked_node.Links", Wires)
+    monkeypatch.setattr("pdflow_runtime.nodes.ranks.Orders", HeldOrders)
     for module in ("prefill_node", "decode_node"):
         monkeypatch.setattr(f"runtime.{module}.digest_of", digest_of)
 

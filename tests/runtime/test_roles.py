@@ -18,13 +18,13 @@ import trustme
 from click.testing import CliRunner
 
 from pdflow.cli import cli
-from runtime.http.client import HttpClient
-from runtime.http.errors import UpstreamError
-from runtime.http.messages import Headers
-from runtime.http.sockets import listen
-from runtime.secret import Secret
-from runtime.signed import Signer
-from runtime.tls import KEYS
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.http.messages import Headers
+from pdflow_runtime.http.sockets import listen
+from pdflow_runtime.security.secret import Secret
+from pdflow_runtime.security.signed import Signer
+from pdflow_runtime.security.tls import KEYS
 from tests.runtime.support.served import ROOT, served
 
 pytestmark = pytest.mark.slow

@@ -19,22 +19,22 @@ from pdflow.routing.governed import GovernedRouter, Rules
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Dispatch
-from runtime.admin import Admin
-from runtime.call import Call
-from runtime.clock import now_ns
-from runtime.front import Front
-from runtime.http.client import HttpClient
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import EVENT_STREAM, JSON, Request
-from runtime.http.openai.answers import DONE, error_event
-from runtime.http.responder import Responder
-from runtime.http.server import Server
-from runtime.kv_params import Coordinates
-from runtime.models import ByteTokens
-from runtime.places import EngineGone, EnginePlace
-from runtime.prompts import Prompts
-from runtime.router_node import RouterNode
-from runtime.signed import Gate
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON, Request
+from pdflow_runtime.http.openai.answers import DONE, error_event
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.http.server import Server
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.nodes.models import ByteTokens
+from pdflow_runtime.process.addresses import EngineGone, EnginePlace
+from pdflow_runtime.router.admin import Admin
+from pdflow_runtime.router.call import Call
+from pdflow_runtime.router.front import Front
+from pdflow_runtime.router.prompts import Prompts
+from pdflow_runtime.router.router_node import RouterNode
+from pdflow_runtime.security.signed import Gate
 from tests.runtime.http.world import LOCAL, serving
 
 ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")

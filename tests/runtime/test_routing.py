@@ -17,20 +17,20 @@ from pdflow.errors import ScenarioError
 from pdflow.routing.effects import DispatchPrefill
 from pdflow.routing.events import NO_SESSION, RequestArrived
 from pdflow.scenario import Scenario, load
-from pdflow.scenario.schema import MeasuredCost
-from runtime.admin import Admin
-from runtime.build import Builder, refuse_what_is_not_served
-from runtime.front import Front
-from runtime.http.client import HttpClient
-from runtime.http.messages import JSON, Header, Request
-from runtime.http.responder import Responder
-from runtime.kv_params import Coordinates
-from runtime.models import open_prompts
-from runtime.places import EnginePlace
-from runtime.router_node import RouterNode
-from runtime.routing import governed_of, seats_of
-from runtime.signed import Gate
-from runtime.transports.named import transport_named
+from pdflow.scenario.schema.scenario import MeasuredCost
+from pdflow_runtime.build import Builder, refuse_what_is_not_served
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.messages import JSON, Header, Request
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.nodes.models import open_prompts
+from pdflow_runtime.process.addresses import EnginePlace
+from pdflow_runtime.router.admin import Admin
+from pdflow_runtime.router.front import Front
+from pdflow_runtime.router.router_node import RouterNode
+from pdflow_runtime.router.routing import governed_of, seats_of
+from pdflow_runtime.security.signed import Gate
+from pdflow_runtime.transports.named import transport_named
 from tests.runtime.http.world import LOCAL, serving
 from tests.runtime.support.house import prompt
 

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 
 from pdflow.results.records import STAGES, stage_durations_ns
-from pdflow.scenario.load import load
-from runtime.diary import (
+from pdflow.scenario.reading.load import load
+from pdflow_runtime.observe.event_log import (
     LAST,
     RELEASED,
     TOKEN,
@@ -27,8 +27,8 @@ from runtime.diary import (
     Sent,
     Stepped,
 )
-from runtime.record import NotesHeader, Record, read_notes
-from runtime.rows import Rows, rows
+from pdflow_runtime.observe.record import NotesHeader, Record, read_notes
+from pdflow_runtime.observe.rows import Rows, rows
 
 SCENARIO = load(str(Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"))
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.errors import ScenarioError
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import Header, Request
-from runtime.places import is_loopback
-from runtime.secret import Secret, secret_beyond_loopback, secret_of
-from runtime.signed import WINDOW_S, Gate, Signer, operators_signer
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import Header, Request
+from pdflow_runtime.process.addresses import is_loopback
+from pdflow_runtime.security.secret import Secret, secret_beyond_loopback, secret_of
+from pdflow_runtime.security.signed import WINDOW_S, Gate, Signer, operators_signer
 from tests.runtime.support.house import cluster
 
 TEXT = "what all parts of this cluster know"

@@ -12,17 +12,17 @@ import trio
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
-from pdflow.methods.store_memory import blocks_of
+from pdflow.methods.store.memory import blocks_of
 from pdflow.protocol.effects import PostRead
 from pdflow.protocol.events import ReadEnded
 from pdflow.protocol.messages import Code
-from runtime.build import Builder
-from runtime.engines.job import Sampling
-from runtime.models import TorchModel
-from runtime.prefill_node import PrefillLeg
-from runtime.store_keys import StoreKeys
-from runtime.store_prefill_node import StorePrefillNode
-from runtime.transports.named import transport_named
+from pdflow_runtime.build import Builder
+from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.nodes.models import TorchModel
+from pdflow_runtime.nodes.prefill_node import PrefillLeg
+from pdflow_runtime.store.keys import StoreKeys
+from pdflow_runtime.store.prefill_node import StorePrefillNode
+from pdflow_runtime.transports.named import transport_named
 from tests.runtime.support.house import LOCAL, House, cluster, house, prompt
 
 STORE = ("transfer.method=kv-store", "pool.prefill.enable_prefix_caching=false")
@@ -199,7 +199,7 @@ def test_keys_are_of_the_content_and_of_the_weights() -> None:
 async def test_a_node_that_stands_still_is_not_waited_for_before_a_prompt_is_computed(
     model: TorchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.store_calls.LOOK_S", 0.05)
+    monkeypatch.setattr("pdflow_runtime.store.calls.LOOK_S", 0.05)
     async with house(cluster(*BY_BLOCK), model) as home:
         assert await asked(home, "a", prompt(100)) == 100
         there = putting(home).stores

@@ -12,23 +12,23 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.methods.store_memory import Item
+from pdflow.methods.store.memory import Item
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
-from runtime.build import Builder
-from runtime.http.client import HttpClient
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import JSON
-from runtime.http.server import serve_http
-from runtime.http.sockets import listen
-from runtime.kv_params import Coordinates, decode_json
-from runtime.secret import Secret
-from runtime.signed import Gate, Signer
-from runtime.store_api import StoreApi, read
-from runtime.store_build import store_node
-from runtime.store_calls import PUSH, LookBody, PutBody, WithdrawBody
-from runtime.store_node import StoreNode
-from runtime.store_state import StoreCollector, state_of
-from runtime.transports.named import transport_named
+from pdflow_runtime.build import Builder
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import JSON
+from pdflow_runtime.http.server import serve_http
+from pdflow_runtime.http.sockets import listen
+from pdflow_runtime.nodes.kv_params import Coordinates, decode_json
+from pdflow_runtime.security.secret import Secret
+from pdflow_runtime.security.signed import Gate, Signer
+from pdflow_runtime.store.api import StoreApi, read
+from pdflow_runtime.store.build import store_node
+from pdflow_runtime.store.calls import PUSH, LookBody, PutBody, WithdrawBody
+from pdflow_runtime.store.node import StoreNode
+from pdflow_runtime.store.state import StoreCollector, state_of
+from pdflow_runtime.transports.named import transport_named
 from tests.runtime.support.house import LOCAL, cluster
 
 BODIES: Final = (PutBody, LookBody, WithdrawBody)

@@ -16,12 +16,12 @@ import trio
 
 from pdflow.layout.descriptors import rank_memory
 from pdflow.layout.shapes import KvShape
-from pdflow.methods.kv_store_ledger import StoreLedger
-from pdflow.methods.store_memory import Item, StoreMemory
-from runtime import store_backing
-from runtime.store_backing import Backing
-from runtime.store_server import RefusedError, ServerError, ValueServer
-from runtime.store_values import Cells, Form, layout_of
+from pdflow.methods.store.ledger import StoreLedger
+from pdflow.methods.store.memory import Item, StoreMemory
+from pdflow_runtime.store import backing as store_backing
+from pdflow_runtime.store.backing import Backing
+from pdflow_runtime.store.server import RefusedError, ServerError, ValueServer
+from pdflow_runtime.store.values import Cells, Form, layout_of
 
 SHAPE = KvShape(2, 2, head_dim=2, bytes_per_value=2, block_size=4)
 UNIT = 8

@@ -15,10 +15,10 @@ import trio
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
-from pdflow.scenario.load import load
-from runtime.engines.job import Sampling
-from runtime.models import TorchModel
-from sim.check.trace import follow
+from pdflow.scenario.reading.load import load
+from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.nodes.models import TorchModel
+from pdflow_sim.check.counterexamples.trace import follow
 from tests.runtime.support.house import house
 from tests.runtime.support.served import Completion, Served, served
 from tests.runtime.support.value_server import KINDS, KeptServer, kept_server, program

@@ -11,8 +11,8 @@ import trio
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
-from runtime.models import TorchModel
-from runtime.store_backing import Backing
+from pdflow_runtime.nodes.models import TorchModel
+from pdflow_runtime.store.backing import Backing
 from tests.runtime.support.house import House, cluster, house
 from tests.runtime.support.value_server import KINDS, KeptServer, kept_server
 from tests.runtime.test_store import BY_BLOCK, asked, prompt
@@ -151,7 +151,7 @@ async def test_a_server_that_is_started_again_is_used_again(model: TorchModel, s
 async def test_a_server_that_stands_still_is_done_without(
     model: TorchModel, server: KeptServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.store_server.ANSWER_S", 0.1)
+    monkeypatch.setattr("pdflow_runtime.store.server.ANSWER_S", 0.1)
     async with house(cluster(*beside(server)), model) as home:
         server.pause()
         assert await asked(home, "a", PROMPT) == len(PROMPT)

@@ -20,9 +20,9 @@ pytest.importorskip("valkey", reason="needs pip install 'pdflow[valkey]'")
 from pdflow.cli import cli
 from pdflow.errors import ScenarioError
 from pdflow.scenario.store_url import StoreUrl
-from runtime.http.sockets import listen
-from runtime.store_server import WORDS as WORDS_TOLD
-from runtime.store_server import RefusedError, ServerError, ValkeyServer, server_of
+from pdflow_runtime.http.sockets import listen
+from pdflow_runtime.store.server import WORDS as WORDS_TOLD
+from pdflow_runtime.store.server import RefusedError, ServerError, ValkeyServer, server_of
 from tests.runtime.support.house import cluster
 from tests.runtime.support.value_server import KINDS, kept_server
 
@@ -163,7 +163,7 @@ def test_without_its_client_one_hears_how_to_install_it(monkeypatch: pytest.Monk
 
 def line_of(said: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """What `pdflow serve` says then."""
-    monkeypatch.setattr("runtime.cluster.log_to_stderr", lambda who: None)
+    monkeypatch.setattr("pdflow_runtime.process.cluster.log_to_stderr", lambda who: None)
     overrides = [arg for word in said for arg in ("--set", word)]
     ran = CliRunner().invoke(cli, ["serve", str(EXAMPLE), *overrides])
     lines = ran.stderr.splitlines()

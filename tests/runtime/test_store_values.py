@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pdflow.layout.descriptors import Nesting, PlaneOrder, RankMemory, rank_memory
 from pdflow.layout.shapes import KvShape
-from runtime.secret import MAC_BYTES, Secret
-from runtime.store_values import HEADER_BYTES, BadValueError, Cells, Form, layout_of
+from pdflow_runtime.security.secret import MAC_BYTES, Secret
+from pdflow_runtime.store.values import HEADER_BYTES, BadValueError, Cells, Form, layout_of
 
 SHAPE = KvShape(3, 4, head_dim=2, bytes_per_value=2, block_size=4)
 BLOCKS = 5

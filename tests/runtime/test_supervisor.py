@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import trio
 
-from runtime.cluster import Cluster, Part
-from runtime.places import EngineGone, read_news
-from runtime.record import Record
+from pdflow_runtime.observe.record import Record
+from pdflow_runtime.process.addresses import EngineGone, read_news
+from pdflow_runtime.process.cluster import Cluster, Part
 from tests.runtime.support.house import cluster
 
 

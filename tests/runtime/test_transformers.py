@@ -18,9 +18,9 @@ import torch
 import transformers
 
 from pdflow.protocol.messages import Code
-from runtime.engines.job import Sampling
-from runtime.engines.tiny import tiny_model
-from runtime.models import TorchModel
+from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.engines.tiny import tiny_model
+from pdflow_runtime.nodes.models import TorchModel
 from tests.runtime.support.house import House, cluster, house, prompt
 from tests.runtime.support.served import served
 from tests.runtime.test_cluster import QUICKSTART

@@ -14,9 +14,9 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 from safetensors.torch import load_file, save_file
 
 from pdflow.protocol.messages import Code
-from pdflow.scenario.schema import Scenario
-from runtime.engines.job import Sampling
-from runtime.models import TorchModel, folder_of
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.nodes.models import TorchModel, folder_of
 from tests.runtime.support.house import Prefill, cluster, house, prompt
 from tests.runtime.test_store import another_engine
 

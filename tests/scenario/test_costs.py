@@ -19,11 +19,11 @@ from pdflow.cost.roofline import roofline
 from pdflow.cost.step import LinearTable, LinearTime, StepCost
 from pdflow.errors import ScenarioError
 from pdflow.scenario import load
-from pdflow.scenario.aiconfigurator import tabulated
-from pdflow.scenario.cost_file import Engine, MadeFrom, RowErrors, cost_file, read_cost, written
-from pdflow.scenario.costs import cost_tables, kind_of, step_cost
-from sim.build import build
-from sim.run import about, simulate
+from pdflow.scenario.costs.aiconfigurator import tabulated
+from pdflow.scenario.costs.cost_file import Engine, MadeFrom, RowErrors, cost_file, read_cost, written
+from pdflow.scenario.costs.step_costs import cost_tables, kind_of, step_cost
+from pdflow_sim.build import build
+from pdflow_sim.run import about, simulate
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs/costs.md").read_text()
 GOOD = (Path(__file__).resolve().parents[2] / "examples/reference.toml").read_text()

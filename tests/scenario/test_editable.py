@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from pdflow.errors import ScenarioError
 from pdflow.methods.catalogue import METHODS
 from pdflow.scenario import load
-from pdflow.scenario.editable import Scenario
-from pdflow.scenario.jsonschema import schema_json
-from pdflow.scenario.paths import SERVED, with_paths
-from pdflow.scenario.toml_text import toml_text
+from pdflow.scenario.reading.editable import Scenario
+from pdflow.scenario.reading.paths import SERVED, with_paths
+from pdflow.scenario.reading.toml_text import toml_text
+from pdflow.scenario.schema.jsonschema import schema_json
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "examples/reference.toml"

@@ -9,9 +9,9 @@ import pytest
 
 from pdflow.errors import ScenarioError
 from pdflow.scenario import kv_tokens_of, load
-from pdflow.scenario.distributions import FixedLength, UniformLength
-from pdflow.scenario.schema import ConstantCost, RooflineCost
-from pdflow.scenario.workload_schema import MODELS, ClosedArrival, PoissonArrival
+from pdflow.scenario.schema.distributions import FixedLength, UniformLength
+from pdflow.scenario.schema.scenario import ConstantCost, RooflineCost
+from pdflow.scenario.schema.workload import MODELS, ClosedArrival, PoissonArrival
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

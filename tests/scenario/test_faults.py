@@ -14,9 +14,9 @@ from pdflow.faults import plan
 from pdflow.faults.plan import When
 from pdflow.protocol.messages import Message
 from pdflow.scenario import load
-from pdflow.scenario.faults import FAULT_KINDS, Fault, Frame
-from pdflow.scenario.jsonschema import schema_json
 from pdflow.scenario.plan import plan_of
+from pdflow.scenario.schema.faults import FAULT_KINDS, Fault, Frame
+from pdflow.scenario.schema.jsonschema import schema_json
 
 GOOD = (Path(__file__).resolve().parents[2] / "examples/reference.toml").read_text()
 VALIDATOR = Draft202012Validator(schema_json())

@@ -10,10 +10,10 @@ import pytest
 
 from pdflow.cost.specs import ModelSpec
 from pdflow.errors import ScenarioError
-from pdflow.scenario.convert import structure
 from pdflow.scenario.hf_config import HfConfigError, computed_dtype, model_values
-from pdflow.scenario.load import load
 from pdflow.scenario.presets import presets
+from pdflow.scenario.reading.convert import structure
+from pdflow.scenario.reading.load import load
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from pdflow.scenario.jsonschema import schema_json
+from pdflow.scenario.schema.jsonschema import schema_json
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = (ROOT / "examples/reference.toml").read_text()

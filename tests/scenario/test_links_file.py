@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pdflow.errors import ScenarioError
-from pdflow.scenario.editable import Scenario as Editable
-from pdflow.scenario.load import load
-from pdflow.scenario.schema import Scenario
+from pdflow.scenario.reading.editable import Scenario as Editable
+from pdflow.scenario.reading.load import load
+from pdflow.scenario.schema.scenario import Scenario
 
 REFERENCE = (Path(__file__).resolve().parents[2] / "examples/reference.toml").read_text()
 OURS = """\

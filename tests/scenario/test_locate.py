@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.scenario.locate import KeyPath, key_lines
+from pdflow.scenario.reading.locate import KeyPath, key_lines
 
 DOCUMENT = '''\
 # a comment with a "quote and [brackets]

@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario import Scenario, load
-from pdflow.scenario.jsonschema import schema_json
-from pdflow.scenario.locate import key_lines
+from pdflow.scenario.reading.locate import key_lines
+from pdflow.scenario.schema.jsonschema import schema_json
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TEXTS = [

@@ -9,7 +9,7 @@ import pytest
 
 from pdflow.errors import ScenarioError
 from pdflow.scenario import Scenario, load
-from pdflow.scenario.distributions import FixedLength
+from pdflow.scenario.schema.distributions import FixedLength
 
 REFERENCE = Path(__file__).resolve().parents[2] / "examples/reference.toml"
 

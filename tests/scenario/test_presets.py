@@ -6,9 +6,9 @@ import pytest
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.network.slices import queue_bytes_per_s
-from pdflow.scenario.convert import structure
-from pdflow.scenario.network_schema import Network
 from pdflow.scenario.presets import Preset, presets
+from pdflow.scenario.reading.convert import structure
+from pdflow.scenario.schema.network import Network
 
 EVERY = [preset for kind in ("models", "gpus", "links") for preset in presets(kind).values()]  # type: ignore[arg-type]
 

@@ -8,10 +8,10 @@ import pytest
 
 from pdflow.errors import ScenarioError
 from pdflow.scenario import load
-from pdflow.scenario.content import content_of
-from pdflow.scenario.jsonschema import schema_json
-from pdflow.scenario.router_schema import Router
-from pdflow.scenario.scale_schema import Scale
+from pdflow.scenario.reading.content import content_of
+from pdflow.scenario.schema.jsonschema import schema_json
+from pdflow.scenario.schema.router import Router
+from pdflow.scenario.schema.scale import Scale
 
 REFERENCE = Path(__file__).resolve().parents[2] / "examples/reference.toml"
 

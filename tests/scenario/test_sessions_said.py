@@ -8,7 +8,7 @@ import pytest
 
 from pdflow.errors import ScenarioError
 from pdflow.scenario import load
-from pdflow.scenario.distributions import ExponentialTime, FixedLength, FixedTime, FixedTurns, GeometricTurns
+from pdflow.scenario.schema.distributions import ExponentialTime, FixedLength, FixedTime, FixedTurns, GeometricTurns
 from pdflow.scenario.summary import workload_summary
 
 SESSIONS = Path(__file__).resolve().parents[2] / "examples/sessions.toml"

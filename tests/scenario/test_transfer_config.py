@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pdflow.errors import ScenarioError
-from pdflow.scenario.editable import Scenario
-from pdflow.scenario.load import load
-from pdflow.scenario.locate_json import json_key_lines
+from pdflow.scenario.reading.editable import Scenario
+from pdflow.scenario.reading.load import load
+from pdflow.scenario.reading.locate_json import json_key_lines
 from pdflow.scenario.show import scenario_view
 from pdflow.scenario.transfer_config import TransferConfigError, read_transfer_config
 

@@ -13,12 +13,12 @@ import attrs
 import trio
 import trio.testing
 
-import runtime.ranked_node
+import pdflow_runtime.nodes.ranked_node
 from pdflow.engine.sequence import ChunkBegun, Dropped, Finished, NeverFitsError, Outcome, Sequence
 from pdflow.layout.shapes import stage_layers
 from pdflow.methods.method import Memory
 from pdflow.methods.shipment import Piece
-from pdflow.methods.store_memory import Item
+from pdflow.methods.store.memory import Item
 from pdflow.protocol.effects import Fence, Handshake, PostRead, PostWrite, ReadWord, Send
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Op, rank_address
 from pdflow.protocol.messages import Code
@@ -26,14 +26,14 @@ from pdflow.protocol.values import MS, Address, Allocation, EngineId, Instant, S
 from pdflow.serving.core import Port
 from pdflow.serving.events import EngineRejected
 from pdflow.wiring.stores import load_xid, put_name
-from runtime.build import Builder
-from runtime.engines.job import Job, Sampling, Token
-from runtime.engines.loop import LayerComputed
-from runtime.kv_params import Coordinates
-from runtime.ranked_node import Place
-from runtime.store_calls import Found
-from runtime.store_node import StoreNode
-from runtime.transports.base import DoneMeans, Fences, Tell, Transport
+from pdflow_runtime.build import Builder
+from pdflow_runtime.engines.job import Job, Sampling, Token
+from pdflow_runtime.engines.loop import LayerComputed
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.store.calls import Found
+from pdflow_runtime.store.node import StoreNode
+from pdflow_runtime.transports.base import DoneMeans, Fences, Tell, Transport
 from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Look, Store, Together, Wait
 from tests.serving.scripted_engine import LAYER_NS, EngineModel
 from tests.serving.setting import (
@@ -323,7 +323,7 @@ class Live:
 
     def _patched(self) -> Any:
         """The clock of live nodes is the script's; their ranks and links are recorded."""
-        return patch.multiple("runtime.clock", trio=self.clock)
+        return patch.multiple("pdflow_runtime.clock", trio=self.clock)
 
     def _node(self) -> Any:
         setting, builder, record = self.setting, self.builder, self.record
@@ -348,7 +348,7 @@ class Live:
         def links(*_: Any) -> Links:
             return Links(record)
 
-        with patch.multiple(runtime.ranked_node, Rank=rank, Links=links):
+        with patch.multiple(pdflow_runtime.nodes.ranked_node, Rank=rank, Links=links):
             if setting.role == "store":
                 return self._store(place)
             make = builder.empty_prefill_node if setting.role == "prefill" else builder.empty_decode_node

@@ -7,13 +7,13 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from pdflow.layout.shapes import KvShape
 from pdflow.methods.catalogue import METHODS
-from pdflow.methods.store_memory import Item, StoreMemory
+from pdflow.methods.store.memory import Item, StoreMemory
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
 from pdflow.scenario import Scenario, load
-from pdflow.scenario.schema import Pool
+from pdflow.scenario.schema.scenario import Pool
 from pdflow.wiring.engines import EngineWiring
 from pdflow.wiring.stores import StoreWiring, get_name, load_name, load_xid, node_name, put_name
-from runtime.content import digest_of
+from pdflow_runtime.nodes.content import digest_of
 from tests.serving.script import Lengths
 
 Role: TypeAlias = Literal["decode", "prefill", "aggregated", "store"]

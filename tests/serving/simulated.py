@@ -16,7 +16,7 @@ from pdflow.engine.sequence import Dropped, Limits, Outcome, Sequence
 from pdflow.methods.method import Hop, Memory
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import Staging
-from pdflow.methods.store_memory import Item
+from pdflow.methods.store.memory import Item
 from pdflow.protocol.effects import PostRead, PostWrite, Send
 from pdflow.protocol.ids import EngineInfo, Op, rank_address
 from pdflow.protocol.messages import Code
@@ -27,13 +27,13 @@ from pdflow.serving.effects import AnswerCall
 from pdflow.serving.events import LookupRequested, PutRequested
 from pdflow.wiring.engines import Consumer
 from pdflow.wiring.stores import load_xid
-from sim.aggregated_node import AggregatedNode
-from sim.build import Builder
-from sim.engine_node import EngineNode
-from sim.engine_slot import EngineSlot
-from sim.node import Port
-from sim.prefill_node import PrefillNode
-from sim.store_node import StoreNode
+from pdflow_sim.build import Builder
+from pdflow_sim.engine_slot import EngineSlot
+from pdflow_sim.nodes.aggregated_node import AggregatedNode
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.node import Port
+from pdflow_sim.nodes.prefill_node import PrefillNode
+from pdflow_sim.nodes.store_node import StoreNode
 from tests.serving.peers import number_of
 from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Look, Store, Together, Wait
 from tests.serving.scripted_engine import EngineModel

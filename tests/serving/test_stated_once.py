@@ -10,7 +10,11 @@ from typing import Final
 from pdflow.protocol import events
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-OTHERS: Final = ("runtime/engines/", "sim/recording.py", "sim/check/mutants/")
+OTHERS: Final = (
+    "runtime/pdflow_runtime/engines/",
+    "sim/pdflow_sim/observe/recording.py",
+    "sim/pdflow_sim/check/mutants/",
+)
 """Engines, which know their own phases and answers; and mutants, which break endpoints."""
 ASKED: Final = {"Phase", "Dropped", "NeverFitsError"}
 TOLD: Final = {name for name in vars(events) if name.startswith(("Decode", "Prefill")) or name == "SourceWithdrawn"}

@@ -1,8 +1,8 @@
 """A P and a D in vLLM's order of hooks, and between their workers a network that a test carries out item by item.
 
-The endpoints, the cores and the geometry are pdflow's own; the oracle of `pdflow/protocol/invariants.py` sees every
-event of every endpoint. Beside it stands what only vLLM's pools know: a WRITE or READ must find its blocks given out
-as they were when they were named, on either side.
+The endpoints, the cores and the geometry are pdflow's own; the oracle of `pdflow/protocol/invariants/oracle.py` sees
+every event of every endpoint. Beside it stands what only vLLM's pools know: a WRITE or READ must find its blocks given
+out as they were when they were named, on either side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pdflow.protocol.effects import (
 )
 from pdflow.protocol.events import Received, TimeReached
 from pdflow.protocol.ids import engine_of, rank_address
-from pdflow.protocol.invariants import Oracle
+from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import MS, Allocation
 from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from pdflow.methods.method import Memory, Method
 from pdflow.methods.staging import KvSize, PagedStaging, RingStaging, Staging
-from pdflow.methods.store_memory import Item, Placed, StoreMemory
+from pdflow.methods.store.memory import Item, Placed, StoreMemory
 from pdflow.protocol import events
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code

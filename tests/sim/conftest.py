@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from pdflow.results.write import request_lines
+from pdflow.results.files.write import request_lines
 from pdflow.scenario import Scenario, load
-from sim.run import Options, prepare, run
-from sim.world import World
+from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.world import World
 
 HERE = Path(__file__).parent
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pdflow.engine.sequence import Phase, Sequence
 from pdflow.protocol.values import MS
-from pdflow.scenario.load import parse, resolve
-from sim.run import Options, prepare, run
-from sim.world import World
+from pdflow.scenario.reading.load import parse, resolve
+from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.world import World
 
 SMALL_POOL = """
 [workload]

@@ -16,7 +16,7 @@ from pdflow.errors import InvariantError
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.guards import Guards
 from pdflow.scenario import load
-from sim.run import simulate
+from pdflow_sim.run import simulate
 
 FILE = Path(__file__).parent / "small.toml"
 Play = Callable[..., Any]

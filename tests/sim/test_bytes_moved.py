@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pdflow.scenario.fit import kv_shape_of
-from sim.run import conclude
+from pdflow.scenario.validation.fit import kv_shape_of
+from pdflow_sim.run import conclude
 
 LINK_BYTES_PER_S = 2_000_000_000
 NIC_BYTES_PER_S = 1_000_000_000

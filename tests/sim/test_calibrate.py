@@ -13,9 +13,9 @@ from pdflow.cli import cli
 from pdflow.cost.scale import Factors, scaled
 from pdflow.errors import ScenarioError
 from pdflow.scenario import load
-from pdflow.scenario.costs import step_cost
-from sim.calibrate import calibrate, latencies_ms, ran
-from sim.seen import Seen, read_seen
+from pdflow.scenario.costs.step_costs import step_cost
+from pdflow_sim.experiments.calibrate import calibrate, latencies_ms, ran
+from pdflow_sim.experiments.seen import Seen, read_seen
 
 ALONE = Path(__file__).with_name("alone.toml")
 TRAFFIC = {

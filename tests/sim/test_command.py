@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pdflow.results.events import read_events
+from pdflow.results.files.events import read_events
 from pdflow.results.records import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ import pytest
 from pdflow.errors import ScenarioError
 from pdflow.protocol.ids import rank_address
 from pdflow.results.records import XFER_POST, XFER_WIRE
-from pdflow.scenario.schema import Scenario
-from sim.build import build
-from sim.world import World
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_sim.build import build
+from pdflow_sim.world import World
 
 Play: TypeAlias = Callable[..., World]
 

@@ -13,7 +13,7 @@ import pytest
 
 from pdflow.errors import InvariantError
 from pdflow.scenario import load
-from sim.run import Run, simulate
+from pdflow_sim.run import Run, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "examples/faults").glob("*.toml"))

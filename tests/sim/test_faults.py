@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from pdflow.cli import cli
 from pdflow.errors import InvariantError
-from pdflow.scenario.resolution import Resolution, resolution_of
-from sim.fabric import Fabric
-from sim.liveness import Watch
+from pdflow.scenario.validation.resolution import Resolution, resolution_of
+from pdflow_sim.network.fabric import Fabric
+from pdflow_sim.observe.liveness import Watch
 
 Play = Callable[..., Any]
 MS = 1_000_000

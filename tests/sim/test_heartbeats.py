@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.messages import Code
-from sim.run_metrics import REASONS
+from pdflow_sim.observe.run_metrics import REASONS
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.worlds import RELAXED, random_worlds
 from tests.sim.test_fault_swarm import everything_ends as ends_under_faults

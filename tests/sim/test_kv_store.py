@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.world import World
+from pdflow_sim.world import World
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.worlds import disturb, disturbances, random_worlds, scenarios
 

@@ -12,7 +12,7 @@ import pytest
 from pdflow.errors import ScenarioError
 from pdflow.protocol.ids import Op
 from pdflow.results.records import P_QUEUE, PREFILL
-from sim.world import World
+from pdflow_sim.world import World
 
 Play = Callable[..., World]
 TOKEN_BYTES = 131_072

@@ -14,11 +14,11 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from pdflow.results.write import request_lines
-from pdflow.scenario.load import load
-from sim import live
-from sim.live import WINDOW_NS, Watcher, watching
-from sim.run import Options, prepare, run
+from pdflow.results.files.write import request_lines
+from pdflow.scenario.reading.load import load
+from pdflow_sim.observe import live_table as live
+from pdflow_sim.observe.live_table import WINDOW_NS, Watcher, watching
+from pdflow_sim.run import Options, prepare, run
 
 HERE = Path(__file__).parent
 LONG = ("workload.requests=200", "workload.arrival.rate_rps=10")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.methods.nccl_table import Groups
-from sim.narration import Narrator
+from pdflow.methods.nccl.table import Groups
+from pdflow_sim.observe.text_trace import Narrator
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.worlds import random_worlds, scenarios
 

@@ -11,10 +11,10 @@ from pdflow.protocol.ids import Reg, Shards, rank_address
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Allocation
 from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
-from pdflow.scenario.schema import Scenario
-from sim.build import build
-from sim.paths import Paths
-from sim.world import World
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_sim.build import build
+from pdflow_sim.network.paths import Paths
+from pdflow_sim.world import World
 
 Play: TypeAlias = Callable[..., World]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pdflow.errors import InvariantError
-from pdflow.results.metrics import measure
-from pdflow.scenario.schema import Slo
-from sim.patience import CANCELLED, NO_FIRST_TOKEN, TIMED_OUT
+from pdflow.results.figures.metrics import measure
+from pdflow.scenario.schema.scenario import Slo
+from pdflow_sim.clients.client_timeouts import CANCELLED, NO_FIRST_TOKEN, TIMED_OUT
 from tests.sim.test_faults import ONE, tokens_ms
 
 HERE = Path(__file__).parent

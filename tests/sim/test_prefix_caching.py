@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdflow.protocol.effects import PostWrite
-from pdflow.results.bench_json import bench_json
+from pdflow.results.files.bench_json import bench_json
 from pdflow.scenario import Scenario
 from pdflow.workload.build import requests
-from sim.run import simulate
+from pdflow_sim.run import simulate
 from tests.sim.support.worlds import (
     RELAXED,
     both_modes_agree,

@@ -9,8 +9,8 @@ import pytest
 
 from pdflow.results.recording import Course, Recording
 from pdflow.results.records import IntColumn
-from pdflow.scenario.load import load
-from sim.run import Options, conclude, prepare, run, simulate
+from pdflow.scenario.reading.load import load
+from pdflow_sim.run import Options, conclude, prepare, run, simulate
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

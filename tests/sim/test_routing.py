@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdflow.scenario import load
-from sim.run import Options, prepare, run
+from pdflow_sim.run import Options, prepare, run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 POLICIES = ("round-robin", "least-loaded", "two-choices", "prefix-aware", "session-affinity")

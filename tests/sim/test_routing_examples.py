@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pdflow.scenario import load
-from sim.run import Options, prepare, run, simulate
+from pdflow_sim.run import Options, prepare, run, simulate
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BLIND = ("router.policy=round-robin", "router.decode_policy=round-robin", "router.disaggregate_above_tokens=0")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pdflow.protocol.messages import Code
 from pdflow.routing.effects import Reply
 from pdflow.routing.events import DecodeEnded, PrefillAnswered
-from sim.run import Options, conclude, prepare, run
+from pdflow_sim.run import Options, conclude, prepare, run
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.worlds import RELAXED, both_modes_agree, random_worlds, scenarios
 from tests.sim.test_fault_swarm import everything_ends as ends_under_faults

@@ -11,12 +11,12 @@ import attrs
 import pytest
 from click.testing import CliRunner, Result
 
-import sim.seeds
+import pdflow_sim.experiments.seeds
 from pdflow.cli import cli
 from pdflow.errors import EXIT_INTERRUPTED, InvariantError
-from pdflow.scenario.load import load
-from sim.run import simulate
-from sim.seeds import simulate_seeds
+from pdflow.scenario.reading.load import load
+from pdflow_sim.experiments.seeds import simulate_seeds
+from pdflow_sim.run import simulate
 
 SMALL = Path(__file__).with_name("small.toml")
 
@@ -63,7 +63,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, outcomes: dict[int, Any]) -> None:
         return SimpleNamespace(exit_code=outcome, result=real.result)
 
     real = simulate(load(str(SMALL)), quiet=True)
-    monkeypatch.setattr(sim.seeds, "simulate", run)
+    monkeypatch.setattr(pdflow_sim.experiments.seeds, "simulate", run)
 
 
 def test_an_interrupted_run_ends_it_and_is_in_no_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

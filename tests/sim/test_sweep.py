@@ -15,11 +15,11 @@ import pandas as pd
 import pytest
 
 import pdflow
-import sim.rows
-import sim.workers
-from sim.points import points_of
-from sim.rows import Row, Task
-from sim.sweep import NOT_RUN
+import pdflow_sim.experiments.rows
+import pdflow_sim.experiments.workers
+from pdflow_sim.experiments.points import points_of
+from pdflow_sim.experiments.rows import Row, Task
+from pdflow_sim.experiments.sweep import NOT_RUN
 
 SMALL = Path(__file__).parent / "small.toml"
 GRID = {"transfer.method": ["nixl-push", "nixl-pull"], "pool.d.replicas": range(1, 3)}
@@ -100,7 +100,7 @@ def test_a_point_that_cannot_be_run_is_a_row_that_says_why(monkeypatch: pytest.M
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr(sim.rows, "simulate", broken)
+    monkeypatch.setattr(pdflow_sim.experiments.rows, "simulate", broken)
     assert swept({})["error"].tolist() == ["ZeroDivisionError: of ours"]
 
 
@@ -114,7 +114,7 @@ def test_all_that_is_wrong_with_the_scenario_itself_is_raised() -> None:
 def test_what_was_run_is_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = swept(GRID, cache=tmp_path / "rows", seeds=2)
     assert len(list((tmp_path / "rows").iterdir())) == 8
-    monkeypatch.setattr(sim.rows, "simulate", None)
+    monkeypatch.setattr(pdflow_sim.experiments.rows, "simulate", None)
     pd.testing.assert_frame_equal(swept(GRID, cache=tmp_path / "rows", seeds=2), first)
     # It is found by what it says: push to 2 engines is what the file has, and a name changes no figure.
     again = swept([{"scenario.seed": 2, "scenario.name": "other"}], cache=tmp_path / "rows")
@@ -151,10 +151,10 @@ def test_lengths_beside_a_clients_rates_are_part_of_it(tmp_path: Path) -> None:
 
 def test_a_process_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when memory runs out: the row says so, and another process goes on."""
-    ended = sim.workers.Worker.ended
+    ended = pdflow_sim.experiments.workers.Worker.ended
     killed: list[int] = []
 
-    def dies_once(worker: sim.workers.Worker) -> Row | None:
+    def dies_once(worker: pdflow_sim.experiments.workers.Worker) -> Row | None:
         row = ended(worker)
         if killed:
             return row
@@ -162,14 +162,14 @@ def test_a_process_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> N
         os.kill(worker._process.pid, signal.SIGKILL)
         return None
 
-    monkeypatch.setattr(sim.workers.Worker, "ended", dies_once)
+    monkeypatch.setattr(pdflow_sim.experiments.workers.Worker, "ended", dies_once)
     frame = swept(GRID, jobs=2)
     assert frame["error"].notna().sum() == 1
     assert frame["error"].dropna().iloc[0] == "its process was ended by signal 9"
 
 
 def test_ctrl_c_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate = sim.rows.simulate
+    simulate = pdflow_sim.experiments.rows.simulate
     runs: list[int] = []
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
@@ -178,7 +178,7 @@ def test_ctrl_c_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return simulate(*arguments, **options)
 
-    monkeypatch.setattr(sim.rows, "simulate", interrupted)
+    monkeypatch.setattr(pdflow_sim.experiments.rows, "simulate", interrupted)
     frame = swept(GRID)
     assert frame.attrs == {"interrupted": True}
     assert frame["error"].isna().tolist() == [True, True, False, False]
@@ -193,20 +193,20 @@ import pdflow
 long = {"workload.requests": 3_000_000, "workload.arrival.rate_rps": 1}
 short = {"workload.requests": 1}
 if sys.argv[2] == "1":
-    import sim.rows
-    simulate = sim.rows.simulate
+    import pdflow_sim.experiments.rows
+    simulate = pdflow_sim.experiments.rows.simulate
     def interrupting(resolved, **options):
         if resolved.workload.requests > 1:
             threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
         return simulate(resolved, **options)
-    sim.rows.simulate = interrupting
+    pdflow_sim.experiments.rows.simulate = interrupting
 else:
-    import sim.workers
-    ended = sim.workers.Worker.ended
+    import pdflow_sim.experiments.workers
+    ended = pdflow_sim.experiments.workers.Worker.ended
     def interrupting(worker):
         os.kill(os.getpid(), signal.SIGINT)
         return ended(worker)
-    sim.workers.Worker.ended = interrupting
+    pdflow_sim.experiments.workers.Worker.ended = interrupting
 frame = pdflow.sweep(sys.argv[1], [short, long, long], jobs=int(sys.argv[2]), progress=False)
 print(frame["error"].isna().tolist(), frame.attrs)
 """
@@ -233,12 +233,12 @@ def test_a_signal_ends_a_sweep_of_a_script_without_a_guard(jobs: int, tmp_path: 
 ABANDONED = """
 import sys
 import pdflow
-import sim.workers
-begin = sim.workers.Worker.begin
+import pdflow_sim.experiments.workers
+begin = pdflow_sim.experiments.workers.Worker.begin
 def telling(worker, task):
     begin(worker, task)
     print(worker._process.pid, flush=True)
-sim.workers.Worker.begin = telling
+pdflow_sim.experiments.workers.Worker.begin = telling
 long = {"workload.requests": 3_000_000, "workload.arrival.rate_rps": 1}
 pdflow.sweep(sys.argv[1], [long, long], jobs=2, progress=False)
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pdflow.scenario import load
-from sim.run import Options, prepare, run
-from sim.world import World
+from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.world import World
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

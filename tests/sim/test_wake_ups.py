@@ -10,10 +10,10 @@ import pytest
 
 from pdflow.methods.catalogue import METHODS
 from pdflow.version import compiled
-from sim.decode_node import DecodeNode
-from sim.engine_node import EngineNode
-from sim.prefill_node import PrefillNode
-from sim.store_prefill_node import StorePrefillNode
+from pdflow_sim.nodes.decode_node import DecodeNode
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.prefill_node import PrefillNode
+from pdflow_sim.nodes.store_prefill_node import StorePrefillNode
 
 pytestmark = pytest.mark.skipif(compiled(), reason="what is compiled cannot be watched")
 

@@ -36,7 +36,7 @@ from pdflow.protocol.events import (
     TimeReached,
 )
 from pdflow.protocol.ids import EngineInfo, KvParams, engine_of, rank_address
-from pdflow.protocol.invariants import Oracle
+from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation
 from tests.support.endpoints import Agreed, engine_info

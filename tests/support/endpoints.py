@@ -8,14 +8,14 @@ import attrs
 
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.shapes import KvShape
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.consumer.rank import ConsumerRank
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.dialect import STRICT, Dialect
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
-from pdflow.protocol.producer import ProducerContext
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.producer.cell import ProducerContext
+from pdflow.protocol.producer.rank import ProducerRank
+from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.timers import Timers
 from pdflow.protocol.values import Address
 

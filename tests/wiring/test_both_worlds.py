@@ -25,12 +25,12 @@ from pdflow.routing.events import (
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.router import Router
-from pdflow.scenario.load import load
-from pdflow.scenario.schema import Scenario
-from runtime.build import Builder as LiveBuilder
-from runtime.routing import router_of
-from runtime.transports.named import transport_named
-from sim.build import Builder as SimBuilder
+from pdflow.scenario.reading.load import load
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_runtime.build import Builder as LiveBuilder
+from pdflow_runtime.router.routing import router_of
+from pdflow_runtime.transports.named import transport_named
+from pdflow_sim.build import Builder as SimBuilder
 
 POLICIES = ("round-robin", "least-loaded", "two-choices", "prefix-aware", "session-affinity")
 ENGINES = ("p-0", "p-1", "p-2", "d-0", "d-1", "big-0")

@@ -27,12 +27,12 @@ from pdflow.protocol.events import ReadEnded, WriteEnded, WriteStopped
 from pdflow.protocol.ids import Op, Reg, Shards
 from pdflow.protocol.messages import Done, Register
 from pdflow.protocol.values import Allocation
-from pdflow.scenario.load import load
+from pdflow.scenario.reading.load import load
 from pdflow.version import compiled
 from pdflow.workload.rng import Rng, Stream
-from runtime.orders import Orders, Way
-from sim.build import build
-from sim.shipping import Shipping
+from pdflow_runtime.nodes.transfers import Orders, Way
+from pdflow_sim.build import build
+from pdflow_sim.network.shipping import Shipping
 
 pytestmark = pytest.mark.skipif(compiled(), reason="what is compiled cannot be watched")
 

@@ -10,7 +10,7 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.prefix_aware import PrefixAware
-from pdflow.scenario.load import load
+from pdflow.scenario.reading.load import load
 from pdflow.wiring.router import Cluster, Target, dispatch_of, router_of
 
 

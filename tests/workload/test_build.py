@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from pdflow.scenario.distributions import EmpiricalLength, FixedLength, Length, LognormalLength, UniformLength
-from pdflow.scenario.workload_schema import (
+from pdflow.scenario.schema.distributions import EmpiricalLength, FixedLength, Length, LognormalLength, UniformLength
+from pdflow.scenario.schema.workload import (
     Arrival,
     ClosedArrival,
     ConstantArrival,
@@ -22,7 +22,7 @@ from pdflow.scenario.workload_schema import (
 )
 from pdflow.workload import WHEN_ONE_ENDS, Request
 from pdflow.workload.build import requests
-from pdflow.workload.readers import load_model
+from pdflow.workload.traces.readers import load_model
 
 HERE = Path()
 

@@ -15,12 +15,12 @@ from scipy.special import gammaincinv
 from benchmarks.fit_workload import MODELS as FOLDER
 from benchmarks.fit_workload import TRACES as SOURCES
 from benchmarks.fit_workload import model
-from pdflow.scenario.workload_schema import MODELS
+from pdflow.scenario.schema.workload import MODELS
 from pdflow.workload import Request
-from pdflow.workload.fit import FEWEST, UnfitError, fit, product_limit
-from pdflow.workload.fit_arrivals import LEVELS, clock_step_ns, dispersion
+from pdflow.workload.fitting.fit import FEWEST, UnfitError, fit, product_limit
+from pdflow.workload.fitting.fit_arrivals import LEVELS, clock_step_ns, dispersion
+from pdflow.workload.fitting.simplex import gamma_quantile, least
 from pdflow.workload.model_file import ModelFileError, model_of, model_toml
-from pdflow.workload.simplex import gamma_quantile, least
 
 TRACES = Path(__file__).resolve().parents[2] / "../shared/data/traces"
 

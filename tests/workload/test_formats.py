@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.scenario.workload_schema import Columns, Trace, TraceFormat
+from pdflow.scenario.schema.workload import Columns, Trace, TraceFormat
 from pdflow.workload import Request
-from pdflow.workload.clock import milliseconds_ns, nanoseconds_ns, seconds_ns
-from pdflow.workload.complaints import TraceError
-from pdflow.workload.csv_rows import cells_of
-from pdflow.workload.json_rows import sharegpt_texts
-from pdflow.workload.readers import LONGEST_LINE, read_trace, says_when
-from pdflow.workload.traces import parse
+from pdflow.workload.traces.clock import milliseconds_ns, nanoseconds_ns, seconds_ns
+from pdflow.workload.traces.complaints import TraceError
+from pdflow.workload.traces.csv_rows import cells_of
+from pdflow.workload.traces.json_rows import sharegpt_texts
+from pdflow.workload.traces.readers import LONGEST_LINE, read_trace, says_when
+from pdflow.workload.traces.traces import parse
 
 TRACES = Path(__file__).resolve().parents[2] / "../shared/data/traces"
 OWN = Columns(arrival_s="t", input_tokens="in", output_tokens="out", class_="tier")

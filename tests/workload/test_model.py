@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pdflow.scenario.workload_schema import MODELS, Trace, TraceFormat
+from pdflow.scenario.schema.workload import MODELS, Trace, TraceFormat
+from pdflow.workload.fitting.statistics import compare, statistics
 from pdflow.workload.model_file import ModelFileError
-from pdflow.workload.readers import load_model, read_trace
-from pdflow.workload.statistics import compare, statistics
+from pdflow.workload.traces.readers import load_model, read_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "../shared/data/traces"
 FILES: dict[str, tuple[str, TraceFormat]] = {

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.scenario.workload_schema import Trace, Workload
+from pdflow.scenario.schema.workload import Trace, Workload
 from pdflow.workload import Request
 from pdflow.workload.build import requests
-from pdflow.workload.complaints import TraceError
-from pdflow.workload.readers import check_trace, read_clients, read_trace
 from pdflow.workload.servegen import read_lengths, read_windows
+from pdflow.workload.traces.complaints import TraceError
+from pdflow.workload.traces.readers import check_trace, read_clients, read_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "../shared/data/traces"
 DATASET = """{

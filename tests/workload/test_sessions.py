@@ -10,7 +10,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.scenario.distributions import (
+from pdflow.scenario.schema.distributions import (
     EmpiricalTurns,
     ExponentialTime,
     FixedLength,
@@ -24,7 +24,7 @@ from pdflow.scenario.distributions import (
     UniformTime,
     UniformTurns,
 )
-from pdflow.scenario.workload_schema import Client, ClosedArrival, PoissonArrival, Sessions, Workload
+from pdflow.scenario.schema.workload import Client, ClosedArrival, PoissonArrival, Sessions, Workload
 from pdflow.workload import draws
 from pdflow.workload.request import NEVER, SESSION_BLOCK_TOKENS, WHEN_ONE_ENDS
 from pdflow.workload.rng import Rng

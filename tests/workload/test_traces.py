@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.errors import ScenarioError
-from pdflow.scenario.workload_schema import Trace, TraceFormat
+from pdflow.scenario.schema.workload import Trace, TraceFormat
 from pdflow.workload import Request
-from pdflow.workload.clock import instant_ns
-from pdflow.workload.complaints import REPORTED, TraceError
-from pdflow.workload.readers import check_trace, read_trace
-from pdflow.workload.traces import parse
+from pdflow.workload.traces.clock import instant_ns
+from pdflow.workload.traces.complaints import REPORTED, TraceError
+from pdflow.workload.traces.readers import check_trace, read_trace
+from pdflow.workload.traces.traces import parse
 
 TRACES = Path(__file__).resolve().parents[2] / "../shared/data/traces"
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

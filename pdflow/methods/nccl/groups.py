@@ -2,7 +2,7 @@
 
 Each rank of a P engine shares a group with the rank of its number in each D engine that it has sent to. Groups are made
 at the first use and used again. As published they are never closed, so sooner or later each P rank has one for each D
-engine and the other way round; a scenario may say how many a rank keeps (`nccl_table`). They are made when vLLM has
+engine and the other way round; a scenario may say how many a rank keeps (`nccl.table`). They are made when vLLM has
 measured its memory, and so take theirs from what `gpu_memory_utilization` leaves. What making one takes is the first
 contact of two engines (`handshake_s`): all ranks make theirs at once.
 """

@@ -5,7 +5,7 @@ Of a rank's idle groups that goes which has been idle for longest. Where none is
 operation is stopped for it.
 
 Groups of PR #18242 are never closed; that they could be was its reviewers' wish (SEED_SYSTEMS section 1). What a group
-takes, and how many there are without a bound, is in `nccl_groups`.
+takes, and how many there are without a bound, is in `nccl.groups`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import TypeAlias
 
 from pdflow.memory.paged import PoolError
-from pdflow.methods.store_memory import Item, StoreMemory
+from pdflow.methods.store.memory import Item, StoreMemory
 from pdflow.protocol.events import (
     DecodeAborted,
     DecodeAdmitted,

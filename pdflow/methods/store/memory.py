@@ -21,7 +21,7 @@ from collections.abc import Hashable
 from itertools import takewhile
 
 from pdflow.memory.paged import PagedPool, PoolError
-from pdflow.methods.kv_store_keys import Key
+from pdflow.methods.store.keys import Key
 from pdflow.protocol.values import Allocation, Instant, S, Value
 
 FREED = 0.05

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pdflow.methods.kv_store_keys import Key, block_keys, chained
-from pdflow.methods.store_memory import Item
+from pdflow.methods.store.keys import Key, block_keys, chained
+from pdflow.methods.store.memory import Item
 
 
 def most_named(tokens: int, unit_tokens: int) -> int:

@@ -2,7 +2,7 @@
 
 Every change of a cell goes through `ConsumerCells.put`; `add` makes a cell. From the change alone follow the blocks in
 quarantine, how far the floor of sequence numbers rises, which deadlines are pushed, and which requests are let into the
-queue where a prefill engine's limit kept them out. What a request does in each phase stands in `consumer_rules`.
+queue where a prefill engine's limit kept them out. What a request does in each phase stands in `consumer.rules`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,17 @@ from collections.abc import Hashable
 
 import msgspec
 
-from pdflow.protocol.consumer import GONE, HELD, QUARANTINED, QUEUED, CellEvent, ConsumerCell, ConsumerContext, RoomMade
-from pdflow.protocol.consumer_rules import deadline_of, step
+from pdflow.protocol.consumer.cell import (
+    GONE,
+    HELD,
+    QUARANTINED,
+    QUEUED,
+    CellEvent,
+    ConsumerCell,
+    ConsumerContext,
+    RoomMade,
+)
+from pdflow.protocol.consumer.rules import deadline_of, step
 from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.effects import NOTHING, Effect, Effects, Note
 from pdflow.protocol.events import DecodeQueued

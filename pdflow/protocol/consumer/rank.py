@@ -1,7 +1,7 @@
 """The endpoint of one D rank: connects, sends what the scheduler orders, and reports what arrives.
 
-It owns its connections and the frames that wait for one. What a peer's frame means stands in `consumer_frames`, and
-what becomes of a READ in `consumer_reads`, each with the state that it needs; this endpoint owns one of either.
+It owns its connections and the frames that wait for one. What a peer's frame means stands in `consumer.frames`, and
+what becomes of a READ in `consumer.reads`, each with the state that it needs; this endpoint owns one of either.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, TypeAlias, TypeVar, cast
 
-from pdflow.protocol.consumer_frames import ON_FRAME, ConsumerFrames
-from pdflow.protocol.consumer_reads import ConsumerReads, Read
+from pdflow.protocol.consumer.frames import ON_FRAME, ConsumerFrames
+from pdflow.protocol.consumer.reads import ConsumerReads, Read
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import NOTHING, Effects, Fence, Handshake, Note, Send, Tell
 from pdflow.protocol.events import (

@@ -2,7 +2,7 @@
 
 Against strict the lease word read after the data proves it (PROTOCOL 7.5); against a vLLM P, which proves nothing, the
 bytes count only if D itself was never silent for so long that its lease could have run out (R04, R09). Whether there is
-a connection to read over is the endpoint's affair (`consumer_rank`).
+a connection to read over is the endpoint's affair (`consumer.rank`).
 """
 
 from __future__ import annotations

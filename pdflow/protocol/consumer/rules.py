@@ -1,7 +1,7 @@
 """D's rules and their table: (phase, event) -> rule. A missing row is a named no-op.
 
 Rules are pure: `step(cell, event, now, ctx)`. They decide when a request is loaded, when it is resolved instead, and by
-what each of its writers counts as ended; what a cell is and whom its orders go to stands in `consumer`. Sources:
+what each of its writers counts as ended; what a cell is and whom its orders go to stands in `consumer.cell`. Sources:
 PROTOCOL 3.3, 3.5, 7.2 (C6, C7), 7.4, 7.5.
 """
 
@@ -12,7 +12,7 @@ from typing import Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from pdflow.protocol.consumer import (
+from pdflow.protocol.consumer.cell import (
     GONE,
     HELD,
     QUARANTINED,

@@ -1,8 +1,8 @@
 """The endpoint of D's scheduler: takes its events to their cells, watches its prefill engines, and says what D wants.
 
-It decides when a prefill engine is dead, and what a SYNC names. It owns a store of cells (`consumer_cells`), where what
+It decides when a prefill engine is dead, and what a SYNC names. It owns a store of cells (`consumer.cells`), where what
 follows from a cell's change stands, and which requests must wait for an engine at its block limit. What a request does
-in each phase stands in `consumer_rules`.
+in each phase stands in `consumer.rules`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, TypeAlias, TypeVar, cast
 
-from pdflow.protocol.consumer import (
+from pdflow.protocol.consumer.cell import (
     HELD,
     QUARANTINED,
     QUEUED,
@@ -25,7 +25,7 @@ from pdflow.protocol.consumer import (
     RequestDoomed,
     order_fences,
 )
-from pdflow.protocol.consumer_cells import FIRST_SEQ, ConsumerCells, PrefillPeer
+from pdflow.protocol.consumer.cells import FIRST_SEQ, ConsumerCells, PrefillPeer
 from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import NOTHING, Effect, Effects, Enqueue, Note, Tell

@@ -2,7 +2,7 @@
 
 It decides S6, and what the other invariants ask of an allocation: that it is made of free blocks, not freed or released
 under an operation (S1, S2), and committed only when every pair has landed well (S3, S4, S5). What lands is seen in
-`oracle_operations`.
+`invariants.operations`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pdflow.protocol.events import (
     SourceReady,
 )
 from pdflow.protocol.geometry import Geometry
-from pdflow.protocol.ghosts import Product, Request
 from pdflow.protocol.ids import Shards
+from pdflow.protocol.invariants.shadow_state import Product, Request
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, EngineId, RequestId, Xid
 

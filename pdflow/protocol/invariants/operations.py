@@ -27,9 +27,9 @@ from pdflow.protocol.events import (
     WriteStopped,
 )
 from pdflow.protocol.geometry import Geometry
-from pdflow.protocol.ghosts import Operation, Product, Request, mismatch
 from pdflow.protocol.ids import EngineInfo, KvParams, Op, Reg, engine_of, rank_address, rank_of
-from pdflow.protocol.oracle_blocks import BlockOracle
+from pdflow.protocol.invariants.blocks import BlockOracle
+from pdflow.protocol.invariants.shadow_state import Operation, Product, Request, mismatch
 from pdflow.protocol.values import Address, RequestId
 
 Link: TypeAlias = tuple[Address, Address]

@@ -20,7 +20,8 @@ decides is whether S1 to S9 hold (PROTOCOL 6). One event costs O(1), apart from 
 | S9 | a frame moves only what its sender owns: WRITEs and answers go to the sender's engine, and D's request changes |
 |    | for its own prefill engine alone. (What stops a loop is an exception, and needs no observer.) |
 
-What holds blocks is judged in `oracle_blocks`, what moves bytes in `oracle_operations`, what is said (S7, S8, S9) here.
+What holds blocks is judged in `invariants.blocks`, what moves bytes in `invariants.operations`, what is said (S7, S8,
+S9) here.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ from pdflow.protocol.events import (
 )
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import Reg, engine_of, rank_of
+from pdflow.protocol.invariants.operations import OperationOracle
 from pdflow.protocol.messages import CancelAck, Code, Completion, Disposition, Done, Progress, RegisterAck, SyncReply
-from pdflow.protocol.oracle_operations import OperationOracle
 from pdflow.protocol.values import Address, EngineId, Instant
 
 STORY_EVENTS = 4096

@@ -1,6 +1,6 @@
 """Ghost state of the oracle: prompts at P, requests at D and operations between them, as seen from outside.
 
-Nothing here is the machine's; the oracle (`invariants`) fills it from events and effects alone, and judges.
+Nothing here is the machine's; the oracle (`invariants.oracle`) fills it from events and effects alone, and judges.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """P's side of one prefill product at one rank: what its cell holds, and what may happen to it.
 
 A cell holds the lease and at most one registration, so that matching, in either order, is a row of the table. What
-happens in each phase stands in `producer_writes`, what a lease's end means in `lease`, and which rule answers which
-event in `producer_rules`. The `becoming_*` methods alone change a cell's phase.
+happens in each phase stands in `producer.writes`, what a lease's end means in `lease`, and which rule answers which
+event in `producer.rules`. The `becoming_*` methods alone change a cell's phase.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A cell stands under its registration or, while it has none, under its xid. What is decided here follows from the change
 alone, whoever caused it: under which key the cell stands from now on, what its tombstone says, when its product is let
-go of, and whom it must be connected to before it writes. Which change an event causes stands in `producer_writes` and
-`lease`; which cell it means, in `producer_frames` and `producer_rank`.
+go of, and whom it must be connected to before it writes. Which change an event causes stands in `producer.writes` and
+`lease`; which cell it means, in `producer.frames` and `producer.rank`.
 
 No other file puts a cell into `cells` or takes one out (tests/protocol/test_producer_cells.py): what an event changes
 goes through `apply`; a new cell through `add`; a change that moves no key and no phase through `update`.
@@ -21,11 +21,9 @@ from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.effects import NOTHING, BumpWord, Effects, Handshake, Note, Tell
 from pdflow.protocol.events import ShardReleased
 from pdflow.protocol.ids import Reg, rank_address
-from pdflow.protocol.lease import released, renewed
-from pdflow.protocol.matching import Matching
 from pdflow.protocol.messages import Code, Register, SyncItem
 from pdflow.protocol.peers import Peers
-from pdflow.protocol.producer import (
+from pdflow.protocol.producer.cell import (
     GONE,
     IN_FLIGHT,
     JOINING,
@@ -39,9 +37,11 @@ from pdflow.protocol.producer import (
     ProducerContext,
     RegistrationRefused,
 )
-from pdflow.protocol.producer_rules import step
+from pdflow.protocol.producer.lease import released, renewed
+from pdflow.protocol.producer.matching import Matching
+from pdflow.protocol.producer.rules import step
+from pdflow.protocol.producer.tombstones import Tombstones
 from pdflow.protocol.timers import Timer, TimerKind
-from pdflow.protocol.tombstones import Tombstones
 from pdflow.protocol.values import NEVER, Address, EngineId, Instant, RequestId, Xid
 
 Key: TypeAlias = Reg | Xid

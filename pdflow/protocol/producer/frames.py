@@ -2,7 +2,7 @@
 
 A frame counts only from the incarnation that the last handshake showed (S8), and only in its sender's own name (S9). A
 registration is given its product, a share of one, or a cell that waits; one that has ended meets its tombstone again.
-What a registration then does to its cell stands in `producer_writes`; how the store keeps it, in `producer_cells`.
+What a registration then does to its cell stands in `producer.writes`; how the store keeps it, in `producer.cells`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pdflow.protocol.messages import (
     SyncReply,
     Taken,
 )
-from pdflow.protocol.producer import JOINING, OPEN, CancelReceived, ProducerCell, ShardTaken, progress_of
-from pdflow.protocol.producer_cells import ProducerCells
+from pdflow.protocol.producer.cell import JOINING, OPEN, CancelReceived, ProducerCell, ShardTaken, progress_of
+from pdflow.protocol.producer.cells import ProducerCells
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import NEVER, Address, Instant, RequestId, Xid
 

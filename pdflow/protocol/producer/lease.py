@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from pdflow.protocol.effects import NOTHING
 from pdflow.protocol.messages import Code
-from pdflow.protocol.producer import (
+from pdflow.protocol.producer.cell import (
     IN_FLIGHT,
     JOINING,
     LEASED,
@@ -44,7 +44,7 @@ from pdflow.protocol.producer import (
     Stepped,
     rows,
 )
-from pdflow.protocol.producer_writes import end_registration
+from pdflow.protocol.producer.writes import end_registration
 from pdflow.protocol.values import NEVER, Instant
 
 

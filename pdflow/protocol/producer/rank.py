@@ -1,8 +1,8 @@
 """The endpoint of one P rank: finds the cell that an event names, and has its store step it.
 
 `handle(event, now)` is the only way in. Here stands what its scheduler, its transport and time have to say; what D's
-frames do is in `producer_frames`, how a changed cell is put back or buried in `producer_cells`. None of the three
-decides anything about a transfer: those rules are in `producer_writes` and `lease`.
+frames do is in `producer.frames`, how a changed cell is put back or buried in `producer.cells`. None of the three
+decides anything about a transfer: those rules are in `producer.writes` and `lease`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pdflow.protocol.events import (
 from pdflow.protocol.ids import Reg, engine_of, rank_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.peers import Peers
-from pdflow.protocol.producer import (
+from pdflow.protocol.producer.cell import (
     IN_FLIGHT,
     OPEN,
     READY,
@@ -47,8 +47,8 @@ from pdflow.protocol.producer import (
     RegistrationRetired,
     ShardTaken,
 )
-from pdflow.protocol.producer_cells import Key, ProducerCells
-from pdflow.protocol.producer_frames import ProducerFrames
+from pdflow.protocol.producer.cells import Key, ProducerCells
+from pdflow.protocol.producer.frames import ProducerFrames
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import NEVER, Address, EngineId, Instant, Xid
 

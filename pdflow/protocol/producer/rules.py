@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pdflow.protocol.effects import NOTHING
 from pdflow.protocol.events import PrefillEnded, SourceCompleted, SourceReady, WriteEnded, WriteStopped
-from pdflow.protocol.lease import LEASE_RULES
 from pdflow.protocol.messages import Register
-from pdflow.protocol.producer import (
+from pdflow.protocol.producer.cell import (
     IN_FLIGHT,
     JOINING,
     LEASED,
@@ -27,7 +26,8 @@ from pdflow.protocol.producer import (
     Stepped,
     rows,
 )
-from pdflow.protocol.producer_writes import (
+from pdflow.protocol.producer.lease import LEASE_RULES
+from pdflow.protocol.producer.writes import (
     cancelled,
     cancelled_in_flight,
     completed,

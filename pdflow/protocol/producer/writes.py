@@ -26,7 +26,7 @@ from pdflow.protocol.messages import (
     RegisterAck,
     SyncItem,
 )
-from pdflow.protocol.producer import (
+from pdflow.protocol.producer.cell import (
     IN_FLIGHT,
     JOINING,
     OPEN,

@@ -9,10 +9,10 @@ import attrs
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from pdflow.results import compare_table
-from pdflow.results.differences import Comparison, Figures, SeedFigures
-from pdflow.results.intervals import CONFIDENCE, RESAMPLES
-from pdflow.results.runs import OneRun, Runs, SeedRuns
+from pdflow.results.comparison import compare_table
+from pdflow.results.comparison.differences import Comparison, Figures, SeedFigures
+from pdflow.results.comparison.runs import OneRun, Runs, SeedRuns
+from pdflow.results.figures.intervals import CONFIDENCE, RESAMPLES
 
 
 @attrs.frozen(eq=False)

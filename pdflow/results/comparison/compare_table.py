@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.results import words
-from pdflow.results.differences import Difference, How
-from pdflow.results.intervals import Interval
+from pdflow.results.comparison.differences import Difference, How
+from pdflow.results.comparison.runs import Runs, SeedRuns
+from pdflow.results.comparison.seeds import LATENCIES, RATES
+from pdflow.results.figures.intervals import Interval
 from pdflow.results.records import STAGES
-from pdflow.results.runs import Runs, SeedRuns
-from pdflow.results.seeds import LATENCIES, RATES
 from pdflow.results.table import LATENCY_COLUMNS
 
 WIDEST: Final = 80

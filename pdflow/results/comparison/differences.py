@@ -15,11 +15,11 @@ from typing import Any, Final, Literal, TypeAlias
 import attrs
 import numpy as np
 
-from pdflow.results import intervals, spread
-from pdflow.results.intervals import FEWEST_BLOCKS, Floats, Interval
+from pdflow.results.comparison.runs import OneRun, Runs, SeedRuns
+from pdflow.results.comparison.seeds import RATES
+from pdflow.results.figures import intervals, spread
+from pdflow.results.figures.intervals import FEWEST_BLOCKS, Floats, Interval
 from pdflow.results.records import stage_durations_ns, stages_seen
-from pdflow.results.runs import OneRun, Runs, SeedRuns
-from pdflow.results.seeds import RATES
 from pdflow.results.table import LATENCY_COLUMNS
 
 _STAGE: Final = "stage_"

@@ -14,12 +14,12 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from pdflow.results.bench_json import statements
-from pdflow.results.metrics import completed
+from pdflow.results.comparison.seeds import SeedsReport
+from pdflow.results.figures.metrics import completed
+from pdflow.results.figures.slo import Classes, Served, Slo, met_by
+from pdflow.results.files.bench_json import statements
 from pdflow.results.records import Records
 from pdflow.results.result import Result
-from pdflow.results.seeds import SeedsReport
-from pdflow.results.slo import Classes, Served, Slo, met_by
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.results import words
-from pdflow.results.intervals import CONFIDENCE, Interval, of_mean
+from pdflow.results.figures.intervals import CONFIDENCE, Interval, of_mean
 from pdflow.results.table import LATENCY_COLUMNS
 
 _WIDEST = 80

@@ -15,10 +15,10 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from pdflow.results import spread
+from pdflow.results.figures import spread
+from pdflow.results.figures.slo import Classes, ClassMetrics, Served, Slo, SloMetrics, judge
+from pdflow.results.figures.spread import Spread
 from pdflow.results.records import IntColumn, Records, stage_durations_ns, stages_seen
-from pdflow.results.slo import Classes, ClassMetrics, Served, Slo, SloMetrics, judge
-from pdflow.results.spread import Spread
 from pdflow.results.steps import Steps
 from pdflow.results.totals import NS_PER_S, PS_PER_NS, share
 

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from pdflow.results import spread
+from pdflow.results.figures import spread
 from pdflow.results.records import IntColumn
 
 LATENCIES: Final = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_including_client_queue")

@@ -16,9 +16,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from pdflow.results import spread
+from pdflow.results.figures import spread
+from pdflow.results.figures.spread import Spread
 from pdflow.results.records import IntColumn
-from pdflow.results.spread import Spread
 from pdflow.results.totals import NS_PER_S, share
 
 

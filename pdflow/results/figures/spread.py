@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from pdflow.results.exact import Chunk, Ints, Moments, at_ranks, moments
+from pdflow.results.figures.exact import Chunk, Ints, Moments, at_ranks, moments
 from pdflow.results.steps import Steps
 
 NS_PER_MS = 1_000_000

@@ -23,10 +23,10 @@ from typing import Any
 import attrs
 import msgspec
 
-from pdflow.results.metrics import Metrics
+from pdflow.results.figures.metrics import Metrics
+from pdflow.results.figures.slo import ClassMetrics, Slo, SloMetrics
+from pdflow.results.figures.spread import Spread
 from pdflow.results.records import Records
-from pdflow.results.slo import ClassMetrics, Slo, SloMetrics
-from pdflow.results.spread import Spread
 from pdflow.results.totals import NS_PER_S, Totals, share
 
 FORMAT_VERSION = 1

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Literal
 import msgspec
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
-from pdflow.results.write import OutputError, replacing
+from pdflow.results.files.write import OutputError, replacing
 
 FORMAT = "pdflow.events"
 VERSION = 1

@@ -14,12 +14,12 @@ from msgspec import Meta
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.results import words
-from pdflow.results.bench_json import CostStatement, statements
+from pdflow.results.comparison.runs import OneRun, Runs, SeedRuns, done_of, good_of
+from pdflow.results.comparison.seeds import Estimate, SeedsReport
+from pdflow.results.files.bench_json import CostStatement, statements
+from pdflow.results.files.write import REQUESTS_NAME, RESULTS_NAME, SEEDS_NAME
 from pdflow.results.records import NEVER, STAGES, Outcome, Records
-from pdflow.results.runs import OneRun, Runs, SeedRuns, done_of, good_of
-from pdflow.results.seeds import Estimate, SeedsReport
 from pdflow.results.totals import NS_PER_S
-from pdflow.results.write import REQUESTS_NAME, RESULTS_NAME, SEEDS_NAME
 
 _Instant = Annotated[int, Meta(ge=0, le=2**53)]
 """104 days in ns: SLOs are judged in ps, and int64 holds no more of them."""

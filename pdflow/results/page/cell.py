@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdflow.results.bench_json import statements
+from pdflow.results.files.bench_json import statements
 from pdflow.results.finished import FinishedRun
 from pdflow.results.page.markup import Html, joined, table, tag
 from pdflow.results.page.page import stages, title, verdict

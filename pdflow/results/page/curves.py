@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pdflow.results import spread
+from pdflow.results.figures import spread
+from pdflow.results.figures.metrics import completed
+from pdflow.results.figures.spread import NS_PER_MS
+from pdflow.results.files.timeline import Level, Stamps, summed
 from pdflow.results.finished import FinishedRun
-from pdflow.results.metrics import completed
 from pdflow.results.recording import Changes, Recording
 from pdflow.results.records import Records
-from pdflow.results.spread import NS_PER_MS
-from pdflow.results.timeline import Level, Stamps, summed
 
 SLICES: Final = 160
 PERCENTS: Final = range(101)

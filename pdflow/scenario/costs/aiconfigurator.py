@@ -22,7 +22,7 @@ from typing import Any, Final
 import attrs
 
 from pdflow.cost.fit import Misfit, Step, decode_step, fitted, misfit, prompt_step
-from pdflow.scenario.cost_file import CostFile, Engine, MadeFrom, RowErrors, cost_file
+from pdflow.scenario.costs.cost_file import CostFile, Engine, MadeFrom, RowErrors, cost_file
 
 INSTALL: Final = "pip install 'pdflow[aiconfigurator]'"
 GPUS: Final = {

@@ -17,8 +17,8 @@ from attrs import field
 
 from pdflow.cost.step import LinearTable, LinearTime, StepCost
 from pdflow.errors import Problem
-from pdflow.scenario.convert import structure
-from pdflow.scenario.fields import AT_LEAST_ONE, KV_TOKENS, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, Bound, about
+from pdflow.scenario.reading.convert import structure
+from pdflow.scenario.schema.fields import AT_LEAST_ONE, KV_TOKENS, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, Bound, about
 
 FORMAT: Final = "pdflow-step-cost/1"
 MOST_BYTES: Final = 1_000_000

@@ -18,11 +18,11 @@ from pdflow.cost.roofline import roofline
 from pdflow.cost.specs import ModelSpec
 from pdflow.cost.step import StepCost, constant, to_ps
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.convert import Complaint, did_you_mean
-from pdflow.scenario.cost_file import MOST_BYTES, CostFile, read_cost
-from pdflow.scenario.document import Parts
-from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.schema import (
+from pdflow.scenario.costs.cost_file import MOST_BYTES, CostFile, read_cost
+from pdflow.scenario.reading.convert import Complaint, did_you_mean
+from pdflow.scenario.reading.document import Parts
+from pdflow.scenario.schema.fields import seconds_to_ns
+from pdflow.scenario.schema.scenario import (
     COST_KINDS,
     AiconfiguratorCost,
     ConstantCost,
@@ -138,7 +138,7 @@ def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
             file = cost_tables("aiconfigurator").get(f"{model.name}_{pool.gpu.name}_tp{pool.tp}")
             if file is None:
                 # Brings numpy, which nothing else in loading a scenario needs.
-                from pdflow.scenario.aiconfigurator import tabulated
+                from pdflow.scenario.costs.aiconfigurator import tabulated
 
                 try:
                     file = tabulated(pool.gpu.name, model.name, pool.tp)

@@ -1,7 +1,7 @@
 """What KV's way from a pool to another takes while nobody else is on it, and which prompts had better not be sent it.
 
 Latency, the slowest link, posting and control are what a scenario says of them, the same for a simulation's routes
-(`sim/paths.py`) and for a router's rule. How flows share links is not decided here.
+(`sim/pdflow_sim/network/paths.py`) and for a router's rule. How flows share links is not decided here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pdflow.layout.descriptors import DescriptorCounter, descriptor_counter, ran
 from pdflow.layout.ranks import Initiator, Pair, Rule, writers
 from pdflow.layout.shapes import KvShape
 from pdflow.protocol.values import S
-from pdflow.scenario.costs import api_server_ns
-from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
-from pdflow.scenario.network_schema import Link, Network
-from pdflow.scenario.schema import Pool, Scenario
+from pdflow.scenario.costs.step_costs import api_server_ns
+from pdflow.scenario.schema.fields import seconds_to_ns
+from pdflow.scenario.schema.network import Link, Network
+from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.validation.fit import kv_shape_of, kv_tokens_of
 
 
 def links_between(network: Network, source: Pool, target: Pool) -> list[Link]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from pdflow.scenario.schema import Scenario
+from pdflow.scenario.schema.scenario import Scenario
 
 
 def content_of(scenario: Scenario) -> dict[str, Any]:

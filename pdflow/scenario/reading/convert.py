@@ -24,9 +24,11 @@ from cattrs import (
 )
 from cattrs.gen import make_dict_structure_fn, make_mapping_structure_fn, override
 
-from pdflow.scenario import distributions, faults, schema, workload_schema
-from pdflow.scenario.fields import Bound, WholeOrAuto, key_of
-from pdflow.scenario.locate import KeyPath
+from pdflow.scenario.reading.locate import KeyPath
+from pdflow.scenario.schema import distributions, faults
+from pdflow.scenario.schema import scenario as schema
+from pdflow.scenario.schema import workload as workload_schema
+from pdflow.scenario.schema.fields import Bound, WholeOrAuto, key_of
 
 T = TypeVar("T")
 

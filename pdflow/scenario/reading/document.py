@@ -12,16 +12,17 @@ from typing import Any, Final, TypeGuard, TypeVar
 import attrs
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
-from pdflow.scenario import faults, schema
-from pdflow.scenario.convert import Complaint, did_you_mean, one_of, shown, structure
-from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.network_schema import Network
 from pdflow.scenario.presets import Kind, presets
-from pdflow.scenario.router_schema import Router
-from pdflow.scenario.scale_schema import Scale
-from pdflow.scenario.serve_schema import Serve
-from pdflow.scenario.transfer_schema import Transfer
-from pdflow.scenario.workload_schema import Workload
+from pdflow.scenario.reading.convert import Complaint, did_you_mean, one_of, shown, structure
+from pdflow.scenario.reading.locate import KeyPath
+from pdflow.scenario.schema import faults
+from pdflow.scenario.schema import scenario as schema
+from pdflow.scenario.schema.network import Network
+from pdflow.scenario.schema.router import Router
+from pdflow.scenario.schema.scale import Scale
+from pdflow.scenario.schema.serve import Serve
+from pdflow.scenario.schema.transfer import Transfer
+from pdflow.scenario.schema.workload import Workload
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 import attrs
 
 from pdflow.errors import Problem
-from pdflow.scenario.convert import Complaint, MisfitError, shown
-from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.overrides import Override, apply_override, parse_key, parse_override
+from pdflow.scenario.reading.convert import Complaint, MisfitError, shown
+from pdflow.scenario.reading.locate import KeyPath
+from pdflow.scenario.reading.overrides import Override, apply_override, parse_key, parse_override
 
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 

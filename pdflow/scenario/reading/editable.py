@@ -17,14 +17,14 @@ from typing import Any, Final
 
 import attrs
 
-from pdflow.scenario.convert import shown
-from pdflow.scenario.draft import Draft
-from pdflow.scenario.load import parse, read, resolve
-from pdflow.scenario.paths import with_paths
-from pdflow.scenario.schema import Pool, Slo
-from pdflow.scenario.schema import Scenario as Resolved
+from pdflow.scenario.reading.convert import shown
+from pdflow.scenario.reading.draft import Draft
+from pdflow.scenario.reading.load import parse, read, resolve
+from pdflow.scenario.reading.paths import with_paths
+from pdflow.scenario.reading.toml_text import toml_text
+from pdflow.scenario.schema.scenario import Pool, Slo
+from pdflow.scenario.schema.scenario import Scenario as Resolved
 from pdflow.scenario.summary import faults_summary, workload_summary
-from pdflow.scenario.toml_text import toml_text
 
 _NO_EDITS: Final[Mapping[str, Any]] = MappingProxyType({})
 _NAMELESS: Final = "scenario"

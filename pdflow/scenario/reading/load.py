@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.convert import Complaint, did_you_mean, shown
-from pdflow.scenario.costs import check_costs
-from pdflow.scenario.document import DTYPES, Parts, is_links_file, read_document
-from pdflow.scenario.draft import Draft
+from pdflow.scenario.costs.step_costs import check_costs
 from pdflow.scenario.hf_config import DTYPES as HF_DTYPES
 from pdflow.scenario.hf_config import HfConfigError, computed_dtype, model_values
-from pdflow.scenario.locate import KeyPath, key_lines
-from pdflow.scenario.schema import Scenario
-from pdflow.scenario.validate import check
-from pdflow.scenario.workload_schema import FIRST_TURN, LATER_TURNS, MODELS, Workload
-from pdflow.workload.complaints import TraceError
+from pdflow.scenario.reading.convert import Complaint, did_you_mean, shown
+from pdflow.scenario.reading.document import DTYPES, Parts, is_links_file, read_document
+from pdflow.scenario.reading.draft import Draft
+from pdflow.scenario.reading.locate import KeyPath, key_lines
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.workload import FIRST_TURN, LATER_TURNS, MODELS, Workload
+from pdflow.scenario.validation.scenario import check
 from pdflow.workload.model_file import ModelFileError
-from pdflow.workload.readers import check_trace, load_model, says_when
+from pdflow.workload.traces.complaints import TraceError
+from pdflow.workload.traces.readers import check_trace, load_model, says_when
 
 if TYPE_CHECKING:
     from pdflow.scenario.transfer_config import TransferConfig

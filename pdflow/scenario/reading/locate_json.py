@@ -6,7 +6,7 @@ import json
 import re
 from typing import Final
 
-from pdflow.scenario.locate import KeyPath
+from pdflow.scenario.reading.locate import KeyPath
 
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
 _TOKEN: Final = re.compile(rf"(?P<key>{_STRING})\s*:|{_STRING}|[{{}}\[\]]")

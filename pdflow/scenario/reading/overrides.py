@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 
-from pdflow.scenario.convert import MisfitError, did_you_mean, shown
-from pdflow.scenario.locate import KeyPath
+from pdflow.scenario.reading.convert import MisfitError, did_you_mean, shown
+from pdflow.scenario.reading.locate import KeyPath
 
 
 @attrs.frozen

@@ -9,8 +9,8 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pdflow.scenario.document import is_links_file
-from pdflow.scenario.workload_schema import MODELS
+from pdflow.scenario.reading.document import is_links_file
+from pdflow.scenario.schema.workload import MODELS
 
 SERVED = ("model", "secret_file", "store_password_file", "tls_cert", "tls_key", "tls_ca")
 """Of [serve]."""

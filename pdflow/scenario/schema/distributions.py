@@ -11,7 +11,7 @@ from typing import TypeAlias
 import attrs
 from attrs import field
 
-from pdflow.scenario.fields import AT_LEAST_ONE, DELAY, NOT_EMPTY, POSITIVE, SCALE, SHAPE, TURNS, about
+from pdflow.scenario.schema.fields import AT_LEAST_ONE, DELAY, NOT_EMPTY, POSITIVE, SCALE, SHAPE, TURNS, about
 
 
 @attrs.frozen(kw_only=True)

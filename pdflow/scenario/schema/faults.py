@@ -1,8 +1,8 @@
 """What [[fault]] and [faults] can say, as attrs classes: one class per kind, one field per key.
 
 Engines and links are meant by name, with `*` for any part of one: "prefill-0", "decode-*". What the keys of one fault
-must be to each other, and whether its names mean anything, is `validate_faults.py`; with names and times worked out it
-becomes a plan of `pdflow.faults` in `plan.py`.
+must be to each other, and whether its names mean anything, is `validation/faults.py`; with names and times worked out
+it becomes a plan of `pdflow.faults` in `plan.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import attrs
 from attrs import field
 
-from pdflow.scenario.fields import DELAY, NOT_EMPTY, NOT_NEGATIVE, SCALE, TIMER, Bound, about
+from pdflow.scenario.schema.fields import DELAY, NOT_EMPTY, NOT_NEGATIVE, SCALE, TIMER, Bound, about
 
 SHARE = Bound(above=0, at_most=1)
 RATE = Bound(above=0, at_most=1e6)

@@ -13,11 +13,11 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 import attrs
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
-from pdflow.scenario.convert import TAGGED, Tagged
-from pdflow.scenario.document import DTYPES, REQUIRED_TABLES, TABLES
-from pdflow.scenario.fields import Bound, WholeOrAuto, key_of
-from pdflow.scenario.network_schema import Network
 from pdflow.scenario.presets import Kind, presets
+from pdflow.scenario.reading.convert import TAGGED, Tagged
+from pdflow.scenario.reading.document import DTYPES, REQUIRED_TABLES, TABLES
+from pdflow.scenario.schema.fields import Bound, WholeOrAuto, key_of
+from pdflow.scenario.schema.network import Network
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 

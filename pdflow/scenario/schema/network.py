@@ -8,7 +8,7 @@ from __future__ import annotations
 import attrs
 from attrs import field
 
-from pdflow.scenario.fields import AT_LEAST_ONE, DELAY, NICS, NOT_EMPTY, NOT_NEGATIVE, about
+from pdflow.scenario.schema.fields import AT_LEAST_ONE, DELAY, NICS, NOT_EMPTY, NOT_NEGATIVE, about
 
 
 @attrs.frozen(kw_only=True)

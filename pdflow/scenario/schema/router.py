@@ -1,7 +1,7 @@
 """What [router] can say: who is chosen, in which order legs start, and what comes after a failure.
 
 The other tables, and how to read this class, are in `schema.py`; what keys must be to each other is in
-`validate_router.py`. What a policy does is in docs/routing.md.
+`validation/router.py`. What a policy does is in docs/routing.md.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import attrs
 from attrs import field
 
 from pdflow.methods.catalogue import METHODS
-from pdflow.scenario.fields import AT_LEAST_ONE, NOT_NEGATIVE, TIMER, WholeOrAuto, about
-from pdflow.scenario.transfer_schema import Transfer
+from pdflow.scenario.schema.fields import AT_LEAST_ONE, NOT_NEGATIVE, TIMER, WholeOrAuto, about
+from pdflow.scenario.schema.transfer import Transfer
 
 Policy: TypeAlias = Literal["round-robin", "least-loaded", "two-choices", "prefix-aware", "session-affinity"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import attrs
 from attrs import field
 
-from pdflow.scenario.fields import AT_LEAST_ONE, DELAY, ENGINES, NOT_EMPTY, POSITIVE, TIMER, about
+from pdflow.scenario.schema.fields import AT_LEAST_ONE, DELAY, ENGINES, NOT_EMPTY, POSITIVE, TIMER, about
 
 
 @attrs.frozen(kw_only=True)

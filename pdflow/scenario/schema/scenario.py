@@ -19,8 +19,8 @@ import attrs
 from attrs import field
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
-from pdflow.scenario.faults import Fault, Faults
-from pdflow.scenario.fields import (
+from pdflow.scenario.schema.faults import Fault, Faults
+from pdflow.scenario.schema.fields import (
     AT_LEAST_ONE,
     DELAY,
     ENGINES,
@@ -31,12 +31,12 @@ from pdflow.scenario.fields import (
     POSITIVE,
     about,
 )
-from pdflow.scenario.network_schema import Network
-from pdflow.scenario.router_schema import Router
-from pdflow.scenario.scale_schema import Scale
-from pdflow.scenario.serve_schema import Serve
-from pdflow.scenario.transfer_schema import Transfer
-from pdflow.scenario.workload_schema import Workload
+from pdflow.scenario.schema.network import Network
+from pdflow.scenario.schema.router import Router
+from pdflow.scenario.schema.scale import Scale
+from pdflow.scenario.schema.serve import Serve
+from pdflow.scenario.schema.transfer import Transfer
+from pdflow.scenario.schema.workload import Workload
 
 
 @attrs.frozen(kw_only=True)

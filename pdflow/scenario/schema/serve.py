@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import attrs
 from attrs import field
 
-from pdflow.scenario.fields import AT_LEAST_ONE, NOT_EMPTY, TIMER, Bound, about
+from pdflow.scenario.schema.fields import AT_LEAST_ONE, NOT_EMPTY, TIMER, Bound, about
 
 TransportName: TypeAlias = Literal["shm", "tcp", "nixl", "mooncake", "nccl"]
 PORT = Bound(at_least=0, at_most=65_535)

@@ -12,7 +12,7 @@ from attrs import field
 
 from pdflow.methods.mooncake import NUM_WORKERS
 from pdflow.protocol.timers import Timers
-from pdflow.scenario.fields import (
+from pdflow.scenario.schema.fields import (
     AT_LEAST_ONE,
     DELAY,
     ENGINES,

@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 import attrs
 from attrs import field
 
-from pdflow.scenario.distributions import Length, Time, Turns
-from pdflow.scenario.fields import (
+from pdflow.scenario.schema.distributions import Length, Time, Turns
+from pdflow.scenario.schema.fields import (
     AT_LEAST_ONE,
     DELAY,
     FRACTION,

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from pdflow.faults.names import matching
 from pdflow.faults.plan import ROUTER
 from pdflow.methods.catalogue import METHODS
-from pdflow.scenario.convert import Complaint, did_you_mean
-from pdflow.scenario.document import Parts
-from pdflow.scenario.faults import (
+from pdflow.scenario.plan import engines_of, links_of
+from pdflow.scenario.reading.convert import Complaint, did_you_mean
+from pdflow.scenario.reading.document import Parts
+from pdflow.scenario.reading.locate import KeyPath
+from pdflow.scenario.schema.faults import (
     CrashFault,
     DropFault,
     Fault,
@@ -24,10 +26,8 @@ from pdflow.scenario.faults import (
     SlowFault,
     TransferErrorFault,
 )
-from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.network_schema import Network
-from pdflow.scenario.plan import engines_of, links_of
-from pdflow.scenario.schema import Pool
+from pdflow.scenario.schema.network import Network
+from pdflow.scenario.schema.scenario import Pool
 
 
 def check_faults(parts: Parts, pools: Sequence[Pool] | None) -> Iterator[Complaint]:

@@ -6,8 +6,8 @@ from pdflow.cost.capacity import kv_capacity_tokens
 from pdflow.cost.specs import ModelSpec
 from pdflow.layout.shapes import KvShape, MlaDims
 from pdflow.methods.catalogue import METHODS
-from pdflow.scenario.schema import Pool
-from pdflow.scenario.transfer_schema import Transfer
+from pdflow.scenario.schema.scenario import Pool
+from pdflow.scenario.schema.transfer import Transfer
 
 HIDDEN_BYTES_PER_VALUE = 2
 """Hidden states of the V0 connectors, in 16 bits."""

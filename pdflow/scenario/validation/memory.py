@@ -9,13 +9,13 @@ from fractions import Fraction
 from pdflow.cost.specs import ModelSpec
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.method import Memory
-from pdflow.methods.nccl_groups import bytes_per_gpu, most_peers
-from pdflow.scenario.convert import Complaint
-from pdflow.scenario.fit import store_block_bytes, stored_hidden_bytes
-from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.scale_schema import Scale, most_engines
-from pdflow.scenario.schema import Pool
-from pdflow.scenario.transfer_schema import Transfer
+from pdflow.methods.nccl.groups import bytes_per_gpu, most_peers
+from pdflow.scenario.reading.convert import Complaint
+from pdflow.scenario.reading.locate import KeyPath
+from pdflow.scenario.schema.scale import Scale, most_engines
+from pdflow.scenario.schema.scenario import Pool
+from pdflow.scenario.schema.transfer import Transfer
+from pdflow.scenario.validation.fit import store_block_bytes, stored_hidden_bytes
 
 
 def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]], scales: Sequence[Scale]) -> Iterator[Complaint]:

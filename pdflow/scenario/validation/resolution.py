@@ -13,10 +13,10 @@ import attrs
 
 from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.values import S
-from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.fit import kv_tokens_of
-from pdflow.scenario.scale_schema import most_engines
-from pdflow.scenario.schema import Scenario
+from pdflow.scenario.schema.fields import seconds_to_ns
+from pdflow.scenario.schema.scale import most_engines
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.validation.fit import kv_tokens_of
 
 
 @attrs.frozen(kw_only=True)

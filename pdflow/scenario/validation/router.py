@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pdflow.scenario.convert import Complaint, did_you_mean
-from pdflow.scenario.router_schema import Router
-from pdflow.scenario.scale_schema import Scale
-from pdflow.scenario.schema import Pool
-from pdflow.scenario.transfer_schema import Transfer
+from pdflow.scenario.reading.convert import Complaint, did_you_mean
+from pdflow.scenario.schema.router import Router
+from pdflow.scenario.schema.scale import Scale
+from pdflow.scenario.schema.scenario import Pool
+from pdflow.scenario.schema.transfer import Transfer
 
 ONLY_OF = {
     "prefix_weight": "prefix-aware",

@@ -15,18 +15,18 @@ from pdflow.cost.specs import ModelSpec
 from pdflow.layout.ranks import check_tp
 from pdflow.layout.shapes import LayoutError
 from pdflow.methods.catalogue import METHODS
-from pdflow.scenario.convert import Complaint, did_you_mean
-from pdflow.scenario.document import Parts
-from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
-from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.network_schema import Network
-from pdflow.scenario.schema import Pool
-from pdflow.scenario.transfer_schema import Transfer
-from pdflow.scenario.validate_faults import check_faults
-from pdflow.scenario.validate_memory import check_memory, check_store
-from pdflow.scenario.validate_router import check_router, check_scales
-from pdflow.scenario.validate_serve import check_serve
-from pdflow.scenario.validate_workload import check_longest_request, check_workload
+from pdflow.scenario.reading.convert import Complaint, did_you_mean
+from pdflow.scenario.reading.document import Parts
+from pdflow.scenario.reading.locate import KeyPath
+from pdflow.scenario.schema.network import Network
+from pdflow.scenario.schema.scenario import Pool
+from pdflow.scenario.schema.transfer import Transfer
+from pdflow.scenario.validation.faults import check_faults
+from pdflow.scenario.validation.fit import kv_shape_of, kv_tokens_of
+from pdflow.scenario.validation.memory import check_memory, check_store
+from pdflow.scenario.validation.router import check_router, check_scales
+from pdflow.scenario.validation.serve import check_serve
+from pdflow.scenario.validation.workload import check_longest_request, check_workload
 
 NAME: Final = re.compile(r"[\w.+-]+")
 """What may be a pool's name: it becomes part of addresses, track names and lines of text."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdflow.methods.catalogue import METHODS
-from pdflow.scenario.convert import Complaint
-from pdflow.scenario.serve_schema import Serve
+from pdflow.scenario.reading.convert import Complaint
+from pdflow.scenario.schema.serve import Serve
+from pdflow.scenario.schema.transfer import Transfer
 from pdflow.scenario.store_url import read_store_url
-from pdflow.scenario.transfer_schema import Transfer
 
 
 def check_serve(serve: Serve, transfer: Transfer | None) -> Iterator[Complaint]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdflow.cost.specs import ModelSpec
-from pdflow.scenario.convert import Complaint
-from pdflow.scenario.distributions import Length
-from pdflow.scenario.document import Parts
-from pdflow.scenario.fit import kv_tokens_of
-from pdflow.scenario.locate import KeyPath
-from pdflow.scenario.schema import Pool
-from pdflow.scenario.workload_schema import Columns, RampArrival, Sessions, Workload
-from pdflow.workload.csv_rows import CSV_FORMATS
-from pdflow.workload.traces import OF_TEXTS
+from pdflow.scenario.reading.convert import Complaint
+from pdflow.scenario.reading.document import Parts
+from pdflow.scenario.reading.locate import KeyPath
+from pdflow.scenario.schema.distributions import Length
+from pdflow.scenario.schema.scenario import Pool
+from pdflow.scenario.schema.workload import Columns, RampArrival, Sessions, Workload
+from pdflow.scenario.validation.fit import kv_tokens_of
+from pdflow.workload.traces.csv_rows import CSV_FORMATS
+from pdflow.workload.traces.traces import OF_TEXTS
 
 LONGEST_SPAN_S = 1e9
 """30 years, a ninth of what instants can count."""

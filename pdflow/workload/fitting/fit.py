@@ -18,7 +18,7 @@ import numpy as np
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.protocol.values import S
-from pdflow.workload.fit_arrivals import LEVELS, Floats, Ints, fit_arrivals, quantiles
+from pdflow.workload.fitting.fit_arrivals import LEVELS, Floats, Ints, fit_arrivals, quantiles
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, Request
 
 GROUPS = 10

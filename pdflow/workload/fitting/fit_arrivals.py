@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdflow.protocol.values import S
-from pdflow.workload.simplex import gamma_quantile, least
+from pdflow.workload.fitting.simplex import gamma_quantile, least
 
 LEVELS = (
     *(0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85),

@@ -11,18 +11,18 @@ import attrs
 import msgspec
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
-from pdflow.scenario.convert import structure
-from pdflow.scenario.fields import key_of
+from pdflow.scenario.reading.convert import structure
+from pdflow.scenario.schema.fields import key_of
+from pdflow.scenario.schema.workload import Columns, Trace, TraceFormat
 from pdflow.scenario.summary import trace_note
-from pdflow.scenario.workload_schema import Columns, Trace, TraceFormat
-from pdflow.workload.describe import describe
-from pdflow.workload.described import described
-from pdflow.workload.fit import UnfitError, fit
-from pdflow.workload.fit_arrivals import LEVELS
+from pdflow.workload.fitting.fit import UnfitError, fit
+from pdflow.workload.fitting.fit_arrivals import LEVELS
+from pdflow.workload.fitting.statistics import compare
 from pdflow.workload.model_file import model_of, model_toml
-from pdflow.workload.readers import read_trace, says_when, trace_of
-from pdflow.workload.statistics import compare
-from pdflow.workload.traces import sliced
+from pdflow.workload.traces.describe import describe
+from pdflow.workload.traces.described import described
+from pdflow.workload.traces.readers import read_trace, says_when, trace_of
+from pdflow.workload.traces.traces import sliced
 
 HERE = Path()
 SEED = 0

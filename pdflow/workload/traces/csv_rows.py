@@ -14,10 +14,10 @@ from typing import Final
 
 import attrs
 
-from pdflow.scenario.workload_schema import Columns, Trace, TraceFormat
-from pdflow.workload.clock import CLOCKS
-from pdflow.workload.complaints import Complaints
+from pdflow.scenario.schema.workload import Columns, Trace, TraceFormat
 from pdflow.workload.request import Row
+from pdflow.workload.traces.clock import CLOCKS
+from pdflow.workload.traces.complaints import Complaints
 
 PUBLISHED: Final[Mapping[TraceFormat, Columns]] = {
     "azure": Columns(arrival_stamp="TIMESTAMP", input_tokens="ContextTokens", output_tokens="GeneratedTokens"),

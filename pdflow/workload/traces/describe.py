@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from pdflow.protocol.values import S
-from pdflow.workload.fit_arrivals import Ints, dispersion
+from pdflow.workload.fitting.fit_arrivals import Ints, dispersion
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, Request
 
 PERCENTILES = (1, 10, 25, 50, 75, 90, 95, 99)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pdflow.scenario.workload_schema import TraceFormat
-from pdflow.workload.csv_rows import PUBLISHED, header_cells
+from pdflow.scenario.schema.workload import TraceFormat
+from pdflow.workload.traces.csv_rows import PUBLISHED, header_cells
 
 _WINDOW = re.compile(r"\d+(\.\d+)?,[\d.e+-]+,[\d.e+-]*,(Gamma|Weibull|),[\d.e+-]*,[\d.e+-]*\s*", re.ASCII).fullmatch
 _CONVERSATIONS = re.compile(r'\[?\s*\{[^{}]*"conversations"\s*:').match

@@ -20,9 +20,9 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 
 from pdflow.protocol.values import MS
-from pdflow.workload.complaints import Complaints
-from pdflow.workload.csv_rows import CLASS, CLASS_EXPECTED
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, Row
+from pdflow.workload.traces.complaints import Complaints
+from pdflow.workload.traces.csv_rows import CLASS, CLASS_EXPECTED
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
 _Hash = Annotated[int, msgspec.Meta(ge=0)]

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Final, TextIO, get_args
 
 from pdflow.errors import Problem
-from pdflow.scenario.workload_schema import MODELS, Columns, Trace, TraceFormat
+from pdflow.scenario.schema.workload import MODELS, Columns, Trace, TraceFormat
 from pdflow.workload import servegen
-from pdflow.workload.complaints import Complaints, TraceError
-from pdflow.workload.guess import guess
 from pdflow.workload.model import Model
 from pdflow.workload.model_file import ModelFileError, model_of
 from pdflow.workload.request import Request
-from pdflow.workload.traces import has_times, parse, texts
+from pdflow.workload.traces.complaints import Complaints, TraceError
+from pdflow.workload.traces.guess import guess
+from pdflow.workload.traces.traces import has_times, parse, texts
 
 LONGEST_LINE: Final = 1 << 20
 """Characters; the longest line of the published traces has 2,000."""

@@ -15,10 +15,10 @@ from itertools import islice
 from typing import Final
 
 from pdflow.protocol.values import S
-from pdflow.scenario.workload_schema import Trace, TraceFormat
-from pdflow.workload.csv_rows import CSV_FORMATS, columns_of, csv_rows, header_cells
-from pdflow.workload.json_rows import Text, custom_texts, mooncake_rows, sharegpt_texts, untimed_rows
+from pdflow.scenario.schema.workload import Trace, TraceFormat
 from pdflow.workload.request import Request, Row
+from pdflow.workload.traces.csv_rows import CSV_FORMATS, columns_of, csv_rows, header_cells
+from pdflow.workload.traces.json_rows import Text, custom_texts, mooncake_rows, sharegpt_texts, untimed_rows
 
 OF_TEXTS: Final[frozenset[TraceFormat]] = frozenset(("sharegpt", "vllm-custom"))
 """Formats without times, whose lengths may be estimates."""

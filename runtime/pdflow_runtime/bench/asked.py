@@ -12,8 +12,8 @@ import msgspec
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.results import words
-from pdflow.results.quoted import LATENCIES, Quoted
-from pdflow.scenario.schema import Slo
+from pdflow.results.figures.quoted import LATENCIES, Quoted
+from pdflow.scenario.schema.scenario import Slo
 
 GOODPUT: Final = ("ttft", "tpot", "e2el")
 """What --goodput may bound."""

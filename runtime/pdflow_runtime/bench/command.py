@@ -16,22 +16,22 @@ import trio
 from rich.console import Console
 
 from pdflow.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO, PdflowError
-from pdflow.results.write import make_folder
+from pdflow.results.files.write import make_folder
 from pdflow.workload.sessions import sessions
-from runtime.bench.asked import Asked
-from runtime.bench.contents import Contents
-from runtime.bench.form import Form
-from runtime.bench.ledger import Ledger
-from runtime.bench.load import Load, Places, Requests
-from runtime.bench.plan import Plan, plan_of
-from runtime.bench.progress import Progress
-from runtime.bench.report import Run
-from runtime.bench.run_clock import RunClock
-from runtime.bench.sender import Sender, Server
-from runtime.bench.talk import Talk
-from runtime.bench.target import model_of, server_of
-from runtime.http.client import HttpClient
-from runtime.processes import leaves
+from pdflow_runtime.bench.asked import Asked
+from pdflow_runtime.bench.contents import Contents
+from pdflow_runtime.bench.form import Form
+from pdflow_runtime.bench.ledger import Ledger
+from pdflow_runtime.bench.load import Load, Places, Requests
+from pdflow_runtime.bench.plan import Plan, plan_of
+from pdflow_runtime.bench.progress import Progress
+from pdflow_runtime.bench.report import Run
+from pdflow_runtime.bench.run_clock import RunClock
+from pdflow_runtime.bench.sender import Sender, Server
+from pdflow_runtime.bench.talk import Talk
+from pdflow_runtime.bench.target import model_of, server_of
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.process.processes import leaves
 
 IDLE_CONNECTIONS = 4_096
 """Kept for the next requests."""

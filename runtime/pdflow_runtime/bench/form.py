@@ -7,7 +7,7 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from runtime.bench.contents import as_text
+from pdflow_runtime.bench.contents import as_text
 
 CHAT: Final = "/chat/completions"
 """How the path of the chat API ends."""

@@ -15,8 +15,8 @@ from pdflow.results.records import Outcome, Records
 from pdflow.results.steps import Steps
 from pdflow.results.totals import PS_PER_NS
 from pdflow.workload.request import Request
-from runtime.bench.answer import Answer
-from runtime.bench.run_clock import RunClock
+from pdflow_runtime.bench.answer import Answer
+from pdflow_runtime.bench.run_clock import RunClock
 
 
 class Ledger:

@@ -1,7 +1,8 @@
 """Sends requests when they are due: at instants of their own, or each when another has ended.
 
-The order and the instants are those of the simulated world (sim/world.py, sim/sessions.py). What can be prepared before
-it is due is: preparing a long prompt takes longer than sending it.
+The order and the instants are those of the simulated world (sim/pdflow_sim/world.py,
+sim/pdflow_sim/clients/sessions.py). What can be prepared before it is due is: preparing a long prompt takes longer than
+sending it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Final, Protocol
 import trio
 
 from pdflow.workload.request import WHEN_ONE_ENDS, Request
-from runtime.bench.answer import Answer
-from runtime.bench.contents import Contents
-from runtime.bench.form import Form
-from runtime.bench.sender import Sender
+from pdflow_runtime.bench.answer import Answer
+from pdflow_runtime.bench.contents import Contents
+from pdflow_runtime.bench.form import Form
+from pdflow_runtime.bench.sender import Sender
 
 PREPARED_BYTES: Final = 64 << 20
 """Of bodies that wait to be sent; one is always prepared."""

@@ -14,13 +14,12 @@ from typing import Any, Final, get_args
 
 import attrs
 
-from pdflow.results.bench_json import content_sha256
-from pdflow.scenario.content import content_of
-from pdflow.scenario.distributions import FixedLength, Length, UniformLength
-from pdflow.scenario.load import load
-from pdflow.scenario.schema import Slo
-from pdflow.scenario.summary import trace_note
-from pdflow.scenario.workload_schema import (
+from pdflow.results.files.bench_json import content_sha256
+from pdflow.scenario.reading.content import content_of
+from pdflow.scenario.reading.load import load
+from pdflow.scenario.schema.distributions import FixedLength, Length, UniformLength
+from pdflow.scenario.schema.scenario import Slo
+from pdflow.scenario.schema.workload import (
     Arrival,
     ClosedArrival,
     ConstantArrival,
@@ -30,12 +29,13 @@ from pdflow.scenario.workload_schema import (
     TraceFormat,
     Workload,
 )
+from pdflow.scenario.summary import trace_note
 from pdflow.workload.build import burstiness_of, rate_of, requests
-from pdflow.workload.command import Asked as TraceAsked
-from pdflow.workload.readers import check_trace, read_texts, says_when
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, SESSION_BLOCK_TOKENS, Request
-from pdflow.workload.traces import OF_TEXTS
-from runtime.bench.asked import Asked, AskedError
+from pdflow.workload.traces.command import Asked as TraceAsked
+from pdflow.workload.traces.readers import check_trace, read_texts, says_when
+from pdflow.workload.traces.traces import OF_TEXTS
+from pdflow_runtime.bench.asked import Asked, AskedError
 
 PROMPTS: Final = 1_000
 """--num-prompts, where nothing says how many."""

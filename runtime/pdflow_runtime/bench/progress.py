@@ -16,7 +16,7 @@ from rich.text import Text
 
 from pdflow.protocol.values import Instant, S
 from pdflow.results import words
-from runtime.bench.ledger import Ledger
+from pdflow_runtime.bench.ledger import Ledger
 
 WINDOW_NS: Final = 10 * S
 DRAW_S: Final = 0.5

@@ -12,19 +12,19 @@ import attrs
 import msgspec
 import numpy as np
 
-from pdflow.results import spread
-from pdflow.results.bench_json import About, Seen, bench_date, bench_json
-from pdflow.results.metrics import Metrics, completed, measure
+from pdflow.results.figures import spread
+from pdflow.results.figures.metrics import Metrics, completed, measure
+from pdflow.results.figures.spread import Spread
+from pdflow.results.files.bench_json import About, Seen, bench_date, bench_json
+from pdflow.results.files.write import REQUESTS_NAME, RESULTS_NAME, guarding, write_requests, write_results
 from pdflow.results.records import Records
-from pdflow.results.spread import Spread
 from pdflow.results.table import Report
 from pdflow.results.totals import NS_PER_S
-from pdflow.results.write import REQUESTS_NAME, RESULTS_NAME, guarding, write_requests, write_results
 from pdflow.version import version
-from runtime.bench.asked import Asked
-from runtime.bench.ledger import Ledger
-from runtime.bench.plan import Plan
-from runtime.clock import wall_s
+from pdflow_runtime.bench.asked import Asked
+from pdflow_runtime.bench.ledger import Ledger
+from pdflow_runtime.bench.plan import Plan
+from pdflow_runtime.clock import wall_s
 
 WORLD: Final = "live"
 

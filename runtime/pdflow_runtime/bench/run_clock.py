@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from pdflow.protocol.values import Instant
-from runtime.clock import deadline_of, now_ns
+from pdflow_runtime.clock import deadline_of, now_ns
 
 
 class RunClock:

@@ -10,18 +10,18 @@ from typing import Final, NamedTuple
 import trio
 
 from pdflow.protocol.values import Instant, S
-from pdflow.scenario.workload_schema import Client
+from pdflow.scenario.schema.workload import Client
 from pdflow.workload.request import NEVER
-from runtime.bench.answer import Answer, BrokenAnswerError, refusal
-from runtime.bench.ledger import Ledger
-from runtime.http.client import HttpClient
-from runtime.http.errors import UpstreamError
-from runtime.http.messages import Headers
+from pdflow_runtime.bench.answer import Answer, BrokenAnswerError, refusal
+from pdflow_runtime.bench.ledger import Ledger
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.http.messages import Headers
 
 TIMED_OUT: Final = "client timeout"
 NO_FIRST_TOKEN: Final = "client timeout before the first token"
 CANCELLED: Final = "client cancelled"
-"""As the simulation says them (sim/patience.py)."""
+"""As the simulation says them (sim/pdflow_sim/clients/client_timeouts.py)."""
 ERROR_BYTES: Final = 1 << 16
 """Of an error, what is read."""
 

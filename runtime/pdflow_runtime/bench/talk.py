@@ -1,4 +1,5 @@
-"""Sends the turns of sessions, each a think time after the answer of the one before (the rules of sim/sessions.py).
+"""Sends the turns of sessions, each a think time after the answer of the one before (the rules of
+sim/pdflow_sim/clients/sessions.py).
 
 A turn that fails or is cancelled ends its session. With closed arrivals each user begins another session a think time
 after the last one's end. The workload's number of requests counts turns, in the order in which they are sent; sessions
@@ -16,9 +17,9 @@ import trio
 from pdflow.protocol.values import Instant
 from pdflow.workload.request import WHEN_ONE_ENDS
 from pdflow.workload.sessions import Session
-from runtime.bench.contents import Contents, Conversation
-from runtime.bench.form import Form
-from runtime.bench.load import Places
+from pdflow_runtime.bench.contents import Contents, Conversation
+from pdflow_runtime.bench.form import Form
+from pdflow_runtime.bench.load import Places
 
 
 class Talk:

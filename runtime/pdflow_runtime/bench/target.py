@@ -11,14 +11,14 @@ import trio
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.protocol.values import S
-from runtime.bench.answer import plain, refusal
-from runtime.bench.asked import Asked, AskedError
-from runtime.bench.form import CHAT
-from runtime.bench.sender import ERROR_BYTES, Server
-from runtime.clock import now_ns
-from runtime.http.client import HttpClient
-from runtime.http.errors import UpstreamError
-from runtime.http.messages import JSON, Header
+from pdflow_runtime.bench.answer import plain, refusal
+from pdflow_runtime.bench.asked import Asked, AskedError
+from pdflow_runtime.bench.form import CHAT
+from pdflow_runtime.bench.sender import ERROR_BYTES, Server
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.http.messages import JSON, Header
 
 CHAT_BACKEND: Final = "openai-chat"
 AGAIN_NS: Final = 1 * S

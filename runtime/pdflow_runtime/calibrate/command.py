@@ -13,25 +13,25 @@ from rich.console import Console
 from rich.table import Table
 
 from pdflow.errors import EXIT_DONE, PdflowError
-from pdflow.scenario.editable import Scenario as Editable
-from pdflow.scenario.load import read, resolve
-from pdflow.scenario.schema import Scenario
-from runtime.bench.asked import Asked
-from runtime.bench.target import model_of, server_of
-from runtime.build import engines_of, refuse_what_is_not_served
-from runtime.calibrate.delays import delays, door_s, link_values
-from runtime.calibrate.files import Measured, values_of, write
-from runtime.calibrate.probe import Probe, ProbeError, rounds
-from runtime.calibrate.steps import StepFit, TooFewStepsError, fit_steps, steps_seen
-from runtime.calibrate.traffic import drawn, rate_at
-from runtime.clock import now_ns, wall_offset_ns
-from runtime.diary import Asked as Arrived
-from runtime.diary import Moved, Page
-from runtime.http.client import HttpClient
-from runtime.kv_params import Coordinates
-from runtime.models import is_synthetic, open_prompts
-from runtime.places import reached_at, url_of
-from runtime.processes import leaves
+from pdflow.scenario.reading.editable import Scenario as Editable
+from pdflow.scenario.reading.load import read, resolve
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_runtime.bench.asked import Asked
+from pdflow_runtime.bench.target import model_of, server_of
+from pdflow_runtime.build import engines_of, refuse_what_is_not_served
+from pdflow_runtime.calibrate.delays import delays, door_s, link_values
+from pdflow_runtime.calibrate.files import Measured, values_of, write
+from pdflow_runtime.calibrate.probe import Probe, ProbeError, rounds
+from pdflow_runtime.calibrate.steps import StepFit, TooFewStepsError, fit_steps, steps_seen
+from pdflow_runtime.calibrate.traffic import drawn, rate_at
+from pdflow_runtime.clock import now_ns, wall_offset_ns
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.nodes.models import is_synthetic, open_prompts
+from pdflow_runtime.observe.event_log import Asked as Arrived
+from pdflow_runtime.observe.event_log import Moved, Page
+from pdflow_runtime.process.addresses import reached_at, url_of
+from pdflow_runtime.process.processes import leaves
 
 BUSY: Final = 0.35
 """Share of their time that engines work while hops and messages are measured."""

@@ -17,8 +17,8 @@ import attrs
 
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, EngineId, Instant, RequestId, S
-from runtime.diary import TOKEN, Frame, Heard, Met, Moved, Noted, Page, Passed, Sent
-from runtime.rows import timed
+from pdflow_runtime.observe.event_log import TOKEN, Frame, Heard, Met, Moved, Noted, Page, Passed, Sent
+from pdflow_runtime.observe.rows import timed
 
 Samples: TypeAlias = list[int]
 KEPT: Final = 0.95

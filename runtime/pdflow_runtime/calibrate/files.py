@@ -15,15 +15,15 @@ from typing import Any, Final
 import attrs
 
 from pdflow.errors import PdflowError
-from pdflow.results.write import guarding, make_folder, replacing
-from pdflow.scenario.cost_file import CostFile, Engine, MadeFrom, RowErrors, cost_file, written
-from pdflow.scenario.editable import Scenario as Editable
-from pdflow.scenario.fit import kv_tokens_of
-from pdflow.scenario.schema import Pool, Scenario
-from pdflow.scenario.toml_text import toml_text
+from pdflow.results.files.write import guarding, make_folder, replacing
+from pdflow.scenario.costs.cost_file import CostFile, Engine, MadeFrom, RowErrors, cost_file, written
+from pdflow.scenario.reading.editable import Scenario as Editable
+from pdflow.scenario.reading.toml_text import toml_text
+from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.validation.fit import kv_tokens_of
 from pdflow.version import version
-from runtime.calibrate.delays import LinkValues
-from runtime.calibrate.steps import StepFit
+from pdflow_runtime.calibrate.delays import LinkValues
+from pdflow_runtime.calibrate.steps import StepFit
 
 SCENARIO_NAME: Final = "scenario.toml"
 LINKS_NAME: Final = "links.toml"

@@ -14,18 +14,18 @@ import msgspec
 import trio
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
-from pdflow.scenario.schema import Scenario
+from pdflow.scenario.schema.scenario import Scenario
 from pdflow.workload.request import Request
-from runtime.bench.contents import Contents
-from runtime.bench.form import Form
-from runtime.bench.sender import Server
-from runtime.clock import deadline_of, now_ns
-from runtime.diary import Page
-from runtime.http.client import HttpClient
-from runtime.http.errors import UpstreamError
-from runtime.http.messages import JSON
-from runtime.reports import ROUTER
-from runtime.signed import operators_signer
+from pdflow_runtime.bench.contents import Contents
+from pdflow_runtime.bench.form import Form
+from pdflow_runtime.bench.sender import Server
+from pdflow_runtime.clock import deadline_of, now_ns
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.http.messages import JSON
+from pdflow_runtime.observe.event_log import Page
+from pdflow_runtime.process.reports import ROUTER
+from pdflow_runtime.security.signed import operators_signer
 
 COMPLETIONS: Final = "/v1/completions"
 NOTES: Final = "/admin/notes"

@@ -21,7 +21,7 @@ import attrs
 from pdflow.cost.fit import Misfit, Step, fitted, misfit
 from pdflow.cost.step import StepCost
 from pdflow.protocol.values import S
-from runtime.diary import Page, Stepped
+from pdflow_runtime.observe.event_log import Page, Stepped
 
 ALIKE: Final = 0.1
 KNOTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

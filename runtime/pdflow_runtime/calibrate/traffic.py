@@ -14,8 +14,8 @@ import attrs
 
 from pdflow.cost.step import PS_PER_S, StepCost
 from pdflow.protocol.values import S
-from pdflow.scenario.schema import Pool, Scenario
-from pdflow.scenario.workload_schema import PoissonArrival
+from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.workload import PoissonArrival
 from pdflow.workload.build import requests
 from pdflow.workload.request import Request
 from pdflow.workload.sessions import sessions

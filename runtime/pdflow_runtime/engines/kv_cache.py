@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pdflow.layout.descriptors import RankMemory
 from pdflow.layout.shapes import KvShape
-from runtime.engines.shards import shards
+from pdflow_runtime.engines.shards import shards
 
 
 class KvCache:

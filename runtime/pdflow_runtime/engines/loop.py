@@ -24,9 +24,9 @@ from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.protocol.values import Allocation, Instant, Value
 from pdflow.serving.events import EngineRejected
-from runtime.clock import now_ns
-from runtime.engines.job import Job, Runner, Sampled, Token, Want, Work
-from runtime.engines.prefix import block_names
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.engines.job import Job, Runner, Sampled, Token, Want, Work
+from pdflow_runtime.engines.prefix import block_names
 
 
 class LayerComputed(Value, frozen=True, gc=False):

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
-from runtime.engines.config import ModelConfig
-from runtime.engines.kv_cache import KvCache
-from runtime.engines.weights import Layer, Weights
+from pdflow_runtime.engines.config import ModelConfig
+from pdflow_runtime.engines.kv_cache import KvCache
+from pdflow_runtime.engines.weights import Layer, Weights
 
 ROWS: Final = 16
 TILE: Final = 128

@@ -13,7 +13,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from runtime.engines.job import Logprobs, Sampled, Sampling, Want
+from pdflow_runtime.engines.job import Logprobs, Sampled, Sampling, Want
 
 
 def sample(logits: Tensor, wants: Seq[Want]) -> list[Sampled]:

@@ -19,10 +19,10 @@ from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.layout.descriptors import RankMemory
 from pdflow.layout.shapes import KvShape
 from pdflow.protocol.values import Instant
-from runtime.clock import deadline_of, now_ns
-from runtime.engines.config import ModelError
-from runtime.engines.job import LayerDone, Logprobs, Sampled, Work
-from runtime.engines.shards import Shard, shards
+from pdflow_runtime.clock import deadline_of, now_ns
+from pdflow_runtime.engines.config import ModelError
+from pdflow_runtime.engines.job import LayerDone, Logprobs, Sampled, Work
+from pdflow_runtime.engines.shards import Shard, shards
 
 WORD_BYTES: Final = 8
 WORDS: Final = 2

@@ -22,7 +22,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 
-from runtime.engines.config import ModelError
+from pdflow_runtime.engines.config import ModelError
 
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],

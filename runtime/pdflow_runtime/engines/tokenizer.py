@@ -14,7 +14,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Pieces
 
-from runtime.engines.config import ModelError, read_json
+from pdflow_runtime.engines.config import ModelError, read_json
 
 
 class ChatError(ValueError):

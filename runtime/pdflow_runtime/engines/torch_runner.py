@@ -9,12 +9,21 @@ import torch
 import trio
 from torch import Tensor
 
-from runtime.clock import clock_for_threads
-from runtime.engines.job import LayerDone, Sampled, Work
-from runtime.engines.kv_cache import KvCache
-from runtime.engines.malloc import keep_what_is_freed
-from runtime.engines.model import CONTEXT_BYTES, QUERIES, TILE, Attending, Llama, StepInput, beyond, context_blocks
-from runtime.engines.sampling import sample
+from pdflow_runtime.clock import clock_for_threads
+from pdflow_runtime.engines.job import LayerDone, Sampled, Work
+from pdflow_runtime.engines.kv_cache import KvCache
+from pdflow_runtime.engines.malloc import keep_what_is_freed
+from pdflow_runtime.engines.model import (
+    CONTEXT_BYTES,
+    QUERIES,
+    TILE,
+    Attending,
+    Llama,
+    StepInput,
+    beyond,
+    context_blocks,
+)
+from pdflow_runtime.engines.sampling import sample
 
 
 class TorchRunner:

@@ -27,8 +27,8 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from runtime.clock import stopwatch_ns, wall_ns
-from runtime.engines.config import ModelError
+from pdflow_runtime.clock import stopwatch_ns, wall_ns
+from pdflow_runtime.engines.config import ModelError
 
 log = logging.getLogger(__name__)
 

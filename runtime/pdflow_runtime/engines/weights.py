@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from runtime.engines.config import ModelConfig, ModelError
+from pdflow_runtime.engines.config import ModelConfig, ModelError
 
 DTYPES: Final = {
     "float64": torch.float64,

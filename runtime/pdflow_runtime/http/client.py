@@ -16,10 +16,10 @@ from types import TracebackType
 
 import trio
 
-from runtime.http.errors import UpstreamError
-from runtime.http.messages import Headers, head
-from runtime.http.response import Response, read_head
-from runtime.http.sockets import close, connect, send_all, silent
+from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.http.messages import Headers, head
+from pdflow_runtime.http.response import Response, read_head
+from pdflow_runtime.http.sockets import close, connect, send_all, silent
 
 
 class HttpClient:

@@ -16,13 +16,13 @@ from contextlib import suppress
 import trio
 
 from pdflow.protocol.values import S
-from runtime.clock import deadline_of, now_ns
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import JSON, Limits, Request, head, status_line
-from runtime.http.parsing import Refusal, RequestParser
-from runtime.http.pump import Pump
-from runtime.http.responder import Responder
-from runtime.http.sockets import close, receive, send_all, silent
+from pdflow_runtime.clock import deadline_of, now_ns
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import JSON, Limits, Request, head, status_line
+from pdflow_runtime.http.parsing import Refusal, RequestParser
+from pdflow_runtime.http.pump import Pump
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.http.sockets import close, receive, send_all, silent
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import httptools
 import msgspec
 
-from runtime.http.messages import Header, Limits, Request
+from pdflow_runtime.http.messages import Header, Limits, Request
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import outcome
 import trio
 from trio.lowlevel import Abort, current_task, notify_closing, reschedule, wait_readable, wait_task_rescheduled
 
-from runtime.http.sockets import receive_now
+from pdflow_runtime.http.sockets import receive_now
 
 Take: TypeAlias = Callable[[bytes], bool]
 """Takes the next bytes, b"" for the end, without waiting. False: no more for now."""

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
-from runtime.http.errors import OpenAIError, UpstreamError
-from runtime.http.messages import JSON, Header, Headers
-from runtime.http.openai.answers import DONE, error_event
-from runtime.http.responder import Responder
-from runtime.http.response import Response
+from pdflow_runtime.http.errors import OpenAIError, UpstreamError
+from pdflow_runtime.http.messages import JSON, Header, Headers
+from pdflow_runtime.http.openai.answers import DONE, error_event
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.http.response import Response
 
 HOP: Final = frozenset(
     (

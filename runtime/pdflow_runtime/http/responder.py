@@ -13,9 +13,9 @@ from enum import Enum, auto
 import trio
 from trio.lowlevel import wait_writable
 
-from runtime.http.messages import Header, Request, head, status_line
-from runtime.http.pump import Pump
-from runtime.http.sockets import send_now
+from pdflow_runtime.http.messages import Header, Request, head, status_line
+from pdflow_runtime.http.pump import Pump
+from pdflow_runtime.http.sockets import send_now
 
 _KEEP_ALIVE: Header = (b"connection", b"keep-alive")
 _CLOSE: Header = (b"connection", b"close")

@@ -13,10 +13,10 @@ from itertools import count
 
 import httptools
 
-from runtime.http.errors import UpstreamError
-from runtime.http.messages import Header, Headers, first
-from runtime.http.pump import Pump, Take
-from runtime.http.sockets import receive
+from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.http.messages import Header, Headers, first
+from pdflow_runtime.http.pump import Pump, Take
+from pdflow_runtime.http.sockets import receive
 
 _HEAD_END = b"\r\n\r\n"
 

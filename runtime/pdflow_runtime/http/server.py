@@ -19,11 +19,11 @@ from typing import TypeAlias
 
 import trio
 
-from runtime.http.connection import Connection
-from runtime.http.messages import Limits, Request
-from runtime.http.pump import Pump
-from runtime.http.responder import Responder
-from runtime.http.sockets import close, tuned
+from pdflow_runtime.http.connection import Connection
+from pdflow_runtime.http.messages import Limits, Request
+from pdflow_runtime.http.pump import Pump
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.http.sockets import close, tuned
 
 RequestHandler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]
 

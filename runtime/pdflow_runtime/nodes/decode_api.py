@@ -12,19 +12,19 @@ from typing import Final
 import msgspec
 import trio
 
-from runtime.decode_node import DecodeLeg, DecodeNode
-from runtime.engine_api import EngineApi, LegAsked, ended, named, shown
-from runtime.engines.job import Logprobs, Token
-from runtime.http.messages import EVENT_STREAM, JSON, Request
-from runtime.http.openai.answers import DONE, Piece, usage
-from runtime.http.openai.between import FirstToken
-from runtime.http.openai.fields import decoded
-from runtime.http.openai.sampling import Asked
-from runtime.http.responder import Responder
-from runtime.kv_params import Coordinates, read_decode
-from runtime.prompts import Prompts
-from runtime.signed import Gate
-from runtime.words import Words
+from pdflow_runtime.engines.job import Logprobs, Token
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON, Request
+from pdflow_runtime.http.openai.answers import DONE, Piece, usage
+from pdflow_runtime.http.openai.between import FirstToken
+from pdflow_runtime.http.openai.fields import decoded
+from pdflow_runtime.http.openai.sampling import Asked
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.nodes.decode_node import DecodeLeg, DecodeNode
+from pdflow_runtime.nodes.engine_api import EngineApi, LegAsked, ended, named, shown
+from pdflow_runtime.nodes.kv_params import Coordinates, read_decode
+from pdflow_runtime.router.answer_text import Words
+from pdflow_runtime.router.prompts import Prompts
+from pdflow_runtime.security.signed import Gate
 
 _first: Final = msgspec.json.Decoder(FirstToken)
 

@@ -15,7 +15,7 @@ import trio
 
 from pdflow.engine.sequence import Admitted, Finished
 from pdflow.engine.sequence import Sequence as Seq
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
@@ -33,15 +33,15 @@ from pdflow.serving.events import (
     RequestAborted,
 )
 from pdflow.serving.landing import Landing
-from runtime.clock import now_ns
-from runtime.content import digest_of
-from runtime.diary import TOKEN
-from runtime.engine_node import EngineNode, Known
-from runtime.engines.job import Job, Sampling, Token
-from runtime.engines.loop import Told
-from runtime.models import weights_words
-from runtime.ranked_node import Place
-from runtime.transports.base import MakeTransport
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.engines.job import Job, Sampling, Token
+from pdflow_runtime.engines.loop import Told
+from pdflow_runtime.nodes.content import digest_of
+from pdflow_runtime.nodes.engine_node import EngineNode, Known
+from pdflow_runtime.nodes.models import weights_words
+from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.observe.event_log import TOKEN
+from pdflow_runtime.transports.base import MakeTransport
 
 log = logging.getLogger(__name__)
 

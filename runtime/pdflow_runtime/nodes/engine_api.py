@@ -14,23 +14,23 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.messages import Code
 from pdflow.protocol.wire.checks import id_problem
-from runtime.clock import wall_s
-from runtime.engine_node import EngineNode
-from runtime.engines.job import Sampling
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import JSON, Request
-from runtime.http.openai.answers import DONE, Answer, ChatAnswer, CompletionAnswer, Piece, error_event
-from runtime.http.openai.between import Between, FirstToken, read_between
-from runtime.http.openai.chat import ChatRequest, read_chat
-from runtime.http.openai.completion import CompletionRequest, read_completion
-from runtime.http.openai.models import ModelCard, model_not_found, models_body
-from runtime.http.openai.sampling import Asked
-from runtime.http.responder import Responder
-from runtime.kv_params import Coordinates
-from runtime.part_api import PartApi
-from runtime.prompts import Prompts
-from runtime.signed import Gate
-from runtime.state import EngineState, state_of
+from pdflow_runtime.clock import wall_s
+from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.openai.answers import DONE, Answer, ChatAnswer, CompletionAnswer, Piece, error_event
+from pdflow_runtime.http.openai.between import Between, FirstToken, read_between
+from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
+from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
+from pdflow_runtime.http.openai.models import ModelCard, model_not_found, models_body
+from pdflow_runtime.http.openai.sampling import Asked
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.nodes.engine_node import EngineNode
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.observe.state import EngineState, state_of
+from pdflow_runtime.process.component_api import PartApi
+from pdflow_runtime.router.prompts import Prompts
+from pdflow_runtime.security.signed import Gate
 
 STATUS: Final = {
     Code.REJECTED: 400,

@@ -16,11 +16,11 @@ from pdflow.memory.paged import PagedPool
 from pdflow.methods.staging import Staging
 from pdflow.protocol.values import Allocation, Instant, RequestId
 from pdflow.serving.core import Core, Endpoint
-from runtime.engines.loop import LiveEngine, Told
-from runtime.meter import EngineCollector, Meter
-from runtime.ranked_node import Place, RankedNode
-from runtime.ranks import Rank
-from runtime.transports.base import MakeTransport
+from pdflow_runtime.engines.loop import LiveEngine, Told
+from pdflow_runtime.nodes.ranked_node import Place, RankedNode
+from pdflow_runtime.nodes.ranks import Rank
+from pdflow_runtime.observe.metrics import EngineCollector, Meter
+from pdflow_runtime.transports.base import MakeTransport
 
 
 class Known(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pdflow.engine.sequence import ChunkBegun
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import Staging
-from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.serving.core import Endpoint, Port
 from pdflow.serving.effects import (
     CopyOut,
@@ -25,10 +25,10 @@ from pdflow.serving.effects import (
 )
 from pdflow.serving.events import ChunkStarted, CopiedOut, LayerReady
 from pdflow.serving.sending import Sending
-from runtime.prefill_node import PrefillLeg, PrefillNode
-from runtime.ranked_node import Place
-from runtime.ranks import Rank
-from runtime.transports.base import MakeTransport
+from pdflow_runtime.nodes.prefill_node import PrefillLeg, PrefillNode
+from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.nodes.ranks import Rank
+from pdflow_runtime.transports.base import MakeTransport
 
 
 class LayeredPrefillNode(PrefillNode):

@@ -28,14 +28,14 @@ from pdflow.protocol.wire.limits import MAX_HANDSHAKE_BYTES
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow.protocol.wire.strict import LENGTH_BYTES, Frame, FrameDecoder, Hello, encode_frame
 from pdflow.serving.core import Port
-from runtime.clock import within
-from runtime.node import Node
-from runtime.proving import MAGIC, Proof, prove_as_acceptor, prove_as_opener
-from runtime.ranks import Rank
-from runtime.secret import MAC_BYTES, Secret
-from runtime.strangers import Strangers
-from runtime.tls import Tls
-from runtime.transports.base import TransportError
+from pdflow_runtime.clock import within
+from pdflow_runtime.nodes.node import Node
+from pdflow_runtime.nodes.ranks import Rank
+from pdflow_runtime.security.pending_connections import Strangers
+from pdflow_runtime.security.proving import MAGIC, Proof, prove_as_acceptor, prove_as_opener
+from pdflow_runtime.security.secret import MAC_BYTES, Secret
+from pdflow_runtime.security.tls import Tls
+from pdflow_runtime.transports.base import TransportError
 
 log = logging.getLogger(__name__)
 

@@ -15,17 +15,17 @@ import msgspec
 from pdflow.errors import MissingBackendError, Problem, ScenarioError
 from pdflow.layout.shapes import KvShape
 from pdflow.protocol.wire.limits import MAX_BLOCKS
-from pdflow.scenario.costs import step_cost
-from pdflow.scenario.fit import kv_shape_of, kv_tokens_of
+from pdflow.scenario.costs.step_costs import step_cost
 from pdflow.scenario.hf_config import DTYPES as HF_DTYPES
-from pdflow.scenario.schema import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.validation.fit import kv_shape_of, kv_tokens_of
 from pdflow.version import version
-from runtime.engines.job import Runner
-from runtime.prompts import Prompts
+from pdflow_runtime.engines.job import Runner
+from pdflow_runtime.router.prompts import Prompts
 
 if TYPE_CHECKING:
-    from runtime.engine_node import EngineNode
-    from runtime.engines.config import ModelConfig
+    from pdflow_runtime.engines.config import ModelConfig
+    from pdflow_runtime.nodes.engine_node import EngineNode
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def folder_of(scenario: Scenario) -> Path:
     if (folder / "config.json").is_file():
         return folder
     try:
-        from runtime.engines.tiny import tiny_model
+        from pdflow_runtime.engines.tiny import tiny_model
     except ImportError:
         raise MissingBackendError(f'engine = "torch" needs torch, safetensors and tokenizers: {INSTALL}') from None
     return tiny_model(folder, scenario.seed, **said)
@@ -105,7 +105,7 @@ class TorchModel:
     """A Hugging Face folder, read whole."""
 
     def __init__(self, scenario: Scenario) -> None:
-        from runtime.engines.weights import read_weights
+        from pdflow_runtime.engines.weights import read_weights
 
         folder = folder_of(scenario)
         self.config = config_of(scenario, folder)
@@ -116,9 +116,9 @@ class TorchModel:
         self.prompts = prompts_of(scenario, folder, self.config)
 
     def runner(self, node: EngineNode) -> Runner:
-        from runtime.engines.kv_cache import KvCache
-        from runtime.engines.model import Llama
-        from runtime.engines.torch_runner import TorchRunner
+        from pdflow_runtime.engines.kv_cache import KvCache
+        from pdflow_runtime.engines.model import Llama
+        from pdflow_runtime.engines.torch_runner import TorchRunner
 
         ranks = node.computed_in()
         cache = KvCache(node.place.shape, [rank.memory for rank in ranks], node.memories(), self._loaded.dtype)
@@ -137,7 +137,7 @@ class SyntheticModel:
         self._cost = step_cost(scenario.model, pool, scenario.base_dir)
 
     def runner(self, node: EngineNode) -> Runner:
-        from runtime.engines.synthetic import SyntheticRunner
+        from pdflow_runtime.engines.synthetic import SyntheticRunner
 
         ranks = node.computed_in()
         memories = [rank.memory for rank in ranks]
@@ -189,7 +189,7 @@ def open_prompts(scenario: Scenario) -> Prompts:
 def prompts_of(scenario: Scenario, folder: Path, config: ModelConfig) -> Prompts:
     """By the tokenizer of that folder."""
     try:
-        from runtime.engines.tokenizer import Tokenizer
+        from pdflow_runtime.engines.tokenizer import Tokenizer
     except ImportError:
         raise MissingBackendError(f"a model's tokenizer needs tokenizers and jinja2: {INSTALL}") from None
     context, most = config.max_position_embeddings, handed_over(scenario)
@@ -208,7 +208,7 @@ def weights_of(folder: Path, config: ModelConfig, dtype: str) -> int:
     bytes and what config.json says of the network (rotations, norms, heads), and two bits for the dtype of KV and of
     the computation. How tensors are cut into files, and config.json's other keys, do not matter. ModelError if a file
     cannot be read."""
-    from runtime.engines.weight_hash import hash_weights
+    from pdflow_runtime.engines.weight_hash import hash_weights
 
     found = hash_weights(folder, cache() / "weights")
     network = attrs.asdict(config, filter=lambda field, _: field.name not in NOT_COMPUTED_WITH)
@@ -246,8 +246,8 @@ def dtype_of(scenario: Scenario, folder: Path, config: ModelConfig) -> str:
             return OF_BYTES[nbytes]
         problem = f"is {nbytes}, and no torch engine computes in so many bytes: say model.kv_dtype, one of {known}"
         raise ScenarioError([Problem(scenario.path, "model.kv_bytes_per_value", problem)])
-    from runtime.engines.config import BYTES
-    from runtime.engines.weight_hash import stored_dtype
+    from pdflow_runtime.engines.config import BYTES
+    from pdflow_runtime.engines.weight_hash import stored_dtype
 
     dtype = config.dtype or stored_dtype(folder)
     if dtype is None or BYTES[dtype] != nbytes:
@@ -268,7 +268,7 @@ def weights_bytes(scenario: Scenario) -> int:
 
 def config_of(scenario: Scenario, folder: Path) -> ModelConfig:
     """What the folder says. It must be the model of [model], which is simulated, and says how large KV is."""
-    from runtime.engines.config import read_config
+    from pdflow_runtime.engines.config import read_config
 
     config, spec = read_config(folder), scenario.model
     pairs = {

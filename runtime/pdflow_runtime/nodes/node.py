@@ -26,8 +26,8 @@ from pdflow.protocol.effects import Note
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import NEVER, Address, Instant
 from pdflow.serving.core import Core, Endpoint, Port
-from runtime.clock import deadline_of, now_ns
-from runtime.diary import Diary
+from pdflow_runtime.clock import deadline_of, now_ns
+from pdflow_runtime.observe.event_log import Diary
 
 log = logging.getLogger(__name__)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from pdflow.protocol.messages import Code
-from runtime.engine_api import EngineApi, LegAsked, ended, shown
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import EVENT_STREAM, JSON
-from runtime.http.openai.answers import DONE, Piece, usage
-from runtime.http.openai.between import FirstAnswer, FirstToken
-from runtime.http.responder import Responder
-from runtime.kv_params import decode_json, read_prefill
-from runtime.prefill_node import PrefillLeg, PrefillNode
-from runtime.words import Words
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON
+from pdflow_runtime.http.openai.answers import DONE, Piece, usage
+from pdflow_runtime.http.openai.between import FirstAnswer, FirstToken
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.nodes.engine_api import EngineApi, LegAsked, ended, shown
+from pdflow_runtime.nodes.kv_params import decode_json, read_prefill
+from pdflow_runtime.nodes.prefill_node import PrefillLeg, PrefillNode
+from pdflow_runtime.router.answer_text import Words
 
 
 class PrefillApi(EngineApi[PrefillNode]):

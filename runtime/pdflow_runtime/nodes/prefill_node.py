@@ -15,7 +15,7 @@ from pdflow.engine.sequence import Sequence as Seq
 from pdflow.protocol.effects import AnswerPrefill, BumpWord, Enqueue, PostWrite, StopWrite
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
-from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.values import Allocation, Instant, RequestId, Xid
 from pdflow.serving.batch import dropped
 from pdflow.serving.core import Endpoint, Port
@@ -23,15 +23,15 @@ from pdflow.serving.effects import Computed, Drop, EndPrefill, Forget, FreePromp
 from pdflow.serving.events import PrefillRequested, PromptComputed, PromptWithdrawn, RequestAborted
 from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.sending import Sending
-from runtime.clock import now_ns
-from runtime.content import digest_of
-from runtime.diary import RELEASED, TOKEN
-from runtime.engine_node import EngineNode, Known
-from runtime.engines.job import GREEDY, Job, Sampling, Token
-from runtime.engines.loop import LayerComputed, Told
-from runtime.kv_params import Coordinates
-from runtime.ranked_node import Place
-from runtime.transports.base import MakeTransport
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.engines.job import GREEDY, Job, Sampling, Token
+from pdflow_runtime.engines.loop import LayerComputed, Told
+from pdflow_runtime.nodes.content import digest_of
+from pdflow_runtime.nodes.engine_node import EngineNode, Known
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.observe.event_log import RELEASED, TOKEN
+from pdflow_runtime.transports.base import MakeTransport
 
 
 class PrefillLeg:

@@ -16,17 +16,17 @@ import trio
 from pdflow.layout.shapes import KvShape
 from pdflow.protocol.effects import Fence, Flush, Handshake, Send
 from pdflow.protocol.ids import EngineInfo, rank_address
-from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.values import Address, EngineId, Instant
 from pdflow.serving.core import Core, Endpoint, Port
-from runtime.clock import now_ns
-from runtime.links import Links
-from runtime.meter import Meter, TransferMeter
-from runtime.node import Node
-from runtime.ranks import Beside, LayoutBook, Rank
-from runtime.secret import Secret
-from runtime.tls import Tls
-from runtime.transports.base import MakeTransport
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.nodes.links import Links
+from pdflow_runtime.nodes.node import Node
+from pdflow_runtime.nodes.ranks import Beside, LayoutBook, Rank
+from pdflow_runtime.observe.metrics import Meter, TransferMeter
+from pdflow_runtime.security.secret import Secret
+from pdflow_runtime.security.tls import Tls
+from pdflow_runtime.transports.base import MakeTransport
 
 
 @attrs.frozen(kw_only=True)

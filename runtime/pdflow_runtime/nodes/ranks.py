@@ -33,9 +33,9 @@ from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, Allocation, Xid
 from pdflow.protocol.wire.checks import shards_problem
 from pdflow.protocol.wire.malformed import Malformed
-from runtime.notices import read_notice
-from runtime.orders import Orders, Way
-from runtime.transports.base import (
+from pdflow_runtime.nodes.notifications import read_notice
+from pdflow_runtime.nodes.transfers import Orders, Way
+from pdflow_runtime.transports.base import (
     Ended,
     Fenced,
     Flushed,
@@ -47,10 +47,10 @@ from runtime.transports.base import (
     TransportEvent,
     WordArrived,
 )
-from runtime.transports.joint import join
+from pdflow_runtime.transports.joint import join
 
 if TYPE_CHECKING:
-    from runtime.meter import TransferMeter
+    from pdflow_runtime.observe.metrics import TransferMeter
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import Staging
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.values import Instant
 from pdflow.serving.core import Endpoint, Port
 from pdflow.serving.effects import AskForRoom, CopyIn, GiveBackRoom, TakeRoom
 from pdflow.serving.events import CopiedIn, RoomDue
 from pdflow.serving.landing import StagedLanding
-from runtime.decode_node import DecodeNode
-from runtime.ranked_node import Place
-from runtime.transports.base import MakeTransport
+from pdflow_runtime.nodes.decode_node import DecodeNode
+from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.transports.base import MakeTransport
 
 
 class StagedDecodeNode(DecodeNode):

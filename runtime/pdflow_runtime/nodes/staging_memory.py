@@ -15,10 +15,10 @@ from pdflow.layout.descriptors import RankMemory
 from pdflow.layout.rooms import Room
 from pdflow.methods.method import Memory
 from pdflow.methods.staging import PagedStaging, RingStaging, Staging
-from pdflow.scenario.schema import Pool
-from pdflow.scenario.transfer_schema import Transfer
+from pdflow.scenario.schema.scenario import Pool
+from pdflow.scenario.schema.transfer import Transfer
 from pdflow.wiring.engines import EngineWiring
-from runtime.ranks import Beside
+from pdflow_runtime.nodes.ranks import Beside
 
 STEP_BYTES: Final = 4096
 """Parts of a ring begin at multiples of this."""

@@ -25,13 +25,13 @@ from pdflow.protocol.events import ReadEnded, WriteEnded, WriteStopped
 from pdflow.protocol.ids import Op
 from pdflow.protocol.messages import Done, Register
 from pdflow.protocol.values import Address, Instant, Xid
-from runtime.clock import now_ns
-from runtime.notices import notice_of
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.nodes.notifications import notice_of
 
 if TYPE_CHECKING:
-    from runtime.diary import Diary
-    from runtime.meter import TransferMeter
-    from runtime.transports.base import Transport
+    from pdflow_runtime.observe.event_log import Diary
+    from pdflow_runtime.observe.metrics import TransferMeter
+    from pdflow_runtime.transports.base import Transport
 
 log = logging.getLogger(__name__)
 

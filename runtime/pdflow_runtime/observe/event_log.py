@@ -21,8 +21,8 @@ from pdflow.protocol.messages import Code, Done, Message
 from pdflow.protocol.values import Address, EngineId, Instant, RequestId
 from pdflow.routing.effects import DispatchAlone, DispatchDecode, DispatchPrefill, Reply
 from pdflow.routing.events import DecodeEnded, RequestArrived
-from runtime.clock import now_ns, wall_offset_ns
-from runtime.engines.job import Work
+from pdflow_runtime.clock import now_ns, wall_offset_ns
+from pdflow_runtime.engines.job import Work
 
 KEPT: Final = 1 << 12
 """Notes of the past that are still there to be asked for: about 1 MB, a few seconds of a busy engine."""

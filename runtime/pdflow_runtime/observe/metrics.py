@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pdflow.protocol.values import S
-from runtime.clock import now_ns
-from runtime.engines.loop import LiveEngine
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.engines.loop import LiveEngine
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 XFER_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)

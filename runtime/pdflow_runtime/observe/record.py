@@ -2,9 +2,9 @@
 events.jsonl, a timeline and a page.
 
 Each process writes files of its own, line by line, so that one that is killed leaves what it had come to: its notes
-(`diary.py`), and every event that went into an endpoint with what came out of it (`results/events.py`). They are laid
-into one order when the cluster has ended. Times are those of the process's clock moved to the wall's, so that parts of
-one host can be put side by side. A life of an engine names its incarnation in its header.
+(`observe/event_log.py`), and every event that went into an endpoint with what came out of it (`results/events.py`).
+They are laid into one order when the cluster has ended. Times are those of the process's clock moved to the wall's, so
+that parts of one host can be put side by side. A life of an engine names its incarnation in its header.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ import attrs
 import msgspec
 
 from pdflow.protocol.values import Address, Instant
-from pdflow.results.bench_json import About, content_sha256
-from pdflow.results.events import EventsHeader, EventsWriter
-from pdflow.results.page.page import page
-from pdflow.results.result import Result
-from pdflow.results.timeline import timeline
-from pdflow.results.write import (
+from pdflow.results.files.bench_json import About, content_sha256
+from pdflow.results.files.events import EventsHeader, EventsWriter
+from pdflow.results.files.timeline import timeline
+from pdflow.results.files.write import (
     EVENTS_NAME,
     PAGE_NAME,
     TIMELINE_NAME,
@@ -38,13 +36,15 @@ from pdflow.results.write import (
     write_page,
     write_timeline,
 )
-from pdflow.scenario.content import content_of
-from pdflow.scenario.schema import Scenario
+from pdflow.results.page.page import page
+from pdflow.results.result import Result
+from pdflow.scenario.reading.content import content_of
+from pdflow.scenario.schema.scenario import Scenario
 from pdflow.version import version
-from runtime.clock import wall_offset_ns, wall_s
-from runtime.diary import Noted, Page
-from runtime.node import Node
-from runtime.rows import Rows, rows
+from pdflow_runtime.clock import wall_offset_ns, wall_s
+from pdflow_runtime.nodes.node import Node
+from pdflow_runtime.observe.event_log import Noted, Page
+from pdflow_runtime.observe.rows import Rows, rows
 
 NOTES_NAME: Final = "notes.jsonl"
 

@@ -1,8 +1,8 @@
 """A live run as the simulated one is told: a row for each request, its stages' ends, the engines' steps, the totals.
 
-Worked out from what all parts have noted (`diary.py`). What a row means is `results.records`; here is only which note
-ends which stage. Instant 0 is the first request's arrival at the router, and the first token is there when its piece
-passes the router: of an answer that is not streamed, with the last one.
+Worked out from what all parts have noted (`observe/event_log.py`). What a row means is `results.records`; here is only
+which note ends which stage. Instant 0 is the first request's arrival at the router, and the first token is there when
+its piece passes the router: of an answer that is not streamed, with the last one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pdflow.results.records import (
 )
 from pdflow.results.steps import Steps
 from pdflow.results.totals import PS_PER_NS, EngineTotals, Totals
-from pdflow.scenario.fit import kv_tokens_of
-from pdflow.scenario.schema import Scenario
-from runtime.diary import (
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.validation.fit import kv_tokens_of
+from pdflow_runtime.observe.event_log import (
     LAST,
     RELEASED,
     TOKEN,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from pdflow.protocol.values import S
-from runtime.beside import RoomState, room_state
-from runtime.clock import now_ns
-from runtime.engine_node import EngineNode
-from runtime.store_backing import BackingState
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.nodes.engine_node import EngineNode
+from pdflow_runtime.nodes.staging_memory import RoomState, room_state
+from pdflow_runtime.store.backing import BackingState
 
 MOST: int = 50
 """Requests that are shown, the oldest first."""

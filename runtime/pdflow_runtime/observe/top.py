@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, PdflowError
-from runtime.http.client import HttpClient
-from runtime.http.errors import UpstreamError
-from runtime.processes import run_until_told
-from runtime.reports import ROUTER
-from runtime.signed import operators_signer
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.process.processes import run_until_told
+from pdflow_runtime.process.reports import ROUTER
+from pdflow_runtime.security.signed import operators_signer
 
 STATE: Final = "/admin/state"
 OLDEST: Final = 8

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from runtime.kv_params import Coordinates
+from pdflow_runtime.nodes.kv_params import Coordinates
 
 LOOPBACK: Final = "127.0.0.1"
 MAX_PORT: Final = 65_535

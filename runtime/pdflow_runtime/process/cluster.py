@@ -26,23 +26,23 @@ import trio
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError, Problem, ScenarioError
 from pdflow.protocol.values import S
-from pdflow.scenario.load import load
-from pdflow.scenario.schema import Scenario
+from pdflow.scenario.reading.load import load
+from pdflow.scenario.schema.scenario import Scenario
 from pdflow.wiring.router import heartbeat_ns
-from runtime.build import engines_of, refuse_what_is_not_served
-from runtime.clock import now_ns
-from runtime.front import listening
-from runtime.kv_params import Coordinates
-from runtime.logs import log_to_stderr
-from runtime.models import config_of, folder_of, is_synthetic, weights_bytes
-from runtime.places import EngineGone, EnginePlace, News, RouterPlace, is_loopback, reached_at
-from runtime.processes import drain_on_signal, run_until_told
-from runtime.record import Record
-from runtime.secret import secret_of
-from runtime.store_build import stores_of
-from runtime.store_server import check_server
-from runtime.tls import tls_of
-from runtime.transports.named import caution_of, transport_named
+from pdflow_runtime.build import engines_of, refuse_what_is_not_served
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.nodes.models import config_of, folder_of, is_synthetic, weights_bytes
+from pdflow_runtime.observe.record import Record
+from pdflow_runtime.process.addresses import EngineGone, EnginePlace, News, RouterPlace, is_loopback, reached_at
+from pdflow_runtime.process.logs import log_to_stderr
+from pdflow_runtime.process.processes import drain_on_signal, run_until_told
+from pdflow_runtime.router.front import listening
+from pdflow_runtime.security.secret import secret_of
+from pdflow_runtime.security.tls import tls_of
+from pdflow_runtime.store.build import stores_of
+from pdflow_runtime.store.server import check_server
+from pdflow_runtime.transports.named import caution_of, transport_named
 
 log = logging.getLogger(__name__)
 
@@ -137,9 +137,9 @@ class Cluster:
             parts[name] = await self._start(name, module, *args)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(begin, ROUTER, "runtime.front")
+            nursery.start_soon(begin, ROUTER, "pdflow_runtime.router.front")
             for name in self.engines:
-                nursery.start_soon(begin, name, "runtime.worker", "--name", name)
+                nursery.start_soon(begin, name, "pdflow_runtime.process.worker", "--name", name)
         return {name: parts[name] for name in (ROUTER, *self.engines)}
 
     def stop(self) -> None:
@@ -198,7 +198,7 @@ class Cluster:
         """A life of an engine, when it can be had."""
         while True:
             try:
-                part = await self._start(name, "runtime.worker", "--name", name)
+                part = await self._start(name, "pdflow_runtime.process.worker", "--name", name)
             except StartError as error:
                 log.error("%s", error)
                 await trio.sleep(AGAIN_S[min(deaths, len(AGAIN_S) - 1)])

@@ -13,12 +13,12 @@ from typing import Final
 
 import attrs
 
-from pdflow.scenario.load import load
-from pdflow.scenario.schema import Scenario
-from runtime.build import refuse_what_is_not_served
-from runtime.logs import log_to_stderr
-from runtime.processes import run_until_told
-from runtime.record import Record
+from pdflow.scenario.reading.load import load
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_runtime.build import refuse_what_is_not_served
+from pdflow_runtime.observe.record import Record
+from pdflow_runtime.process.logs import log_to_stderr
+from pdflow_runtime.process.processes import run_until_told
 
 HEARTBEAT_S: Final = 3.0
 """Between two reports, if the scenario has none: PR #18242's, as in `routing/heartbeats.py`."""

@@ -15,12 +15,12 @@ from typing import Final
 
 import msgspec
 
-from runtime.http.messages import JSON, Request
-from runtime.http.responder import Responder
-from runtime.meter import CONTENT_TYPE, Meter
-from runtime.ranked_node import RankedNode
-from runtime.signed import Gate
-from runtime.state import EngineState
+from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.nodes.ranked_node import RankedNode
+from pdflow_runtime.observe.metrics import CONTENT_TYPE, Meter
+from pdflow_runtime.observe.state import EngineState
+from pdflow_runtime.security.signed import Gate
 
 
 class PartApi(ABC):

@@ -15,8 +15,8 @@ import trio
 
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_INTERRUPTED, PdflowError
 from pdflow.protocol.values import MS
-from runtime.clock import now_ns
-from runtime.transports.base import TransportError
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.transports.base import TransportError
 
 log = logging.getLogger(__name__)
 AT_ONCE_NS: Final = 500 * MS

@@ -16,14 +16,14 @@ import trio
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.protocol.values import S
-from pdflow.scenario.schema import Scenario
-from runtime.clock import deadline_of, now_ns
-from runtime.http.client import HttpClient
-from runtime.http.errors import OpenAIError, UpstreamError
-from runtime.http.messages import JSON
-from runtime.kv_params import Coordinates
-from runtime.places import EngineGone, EngineLeaving, EnginePlace, News, reached_at, read_heard
-from runtime.signed import Signer
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_runtime.clock import deadline_of, now_ns
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import OpenAIError, UpstreamError
+from pdflow_runtime.http.messages import JSON
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.process.addresses import EngineGone, EngineLeaving, EnginePlace, News, reached_at, read_heard
+from pdflow_runtime.security.signed import Signer
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,15 @@ import sys
 from typing import Any
 
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, PdflowError, Problem, ScenarioError
-from pdflow.scenario.load import load
-from pdflow.scenario.schema import Scenario
-from runtime import front, worker
-from runtime.places import is_loopback
-from runtime.processes import end_process
-from runtime.record import Record
-from runtime.reports import ROUTER
-from runtime.routing import seats_of
+from pdflow.scenario.reading.load import load
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_runtime.observe.record import Record
+from pdflow_runtime.process import worker
+from pdflow_runtime.process.addresses import is_loopback
+from pdflow_runtime.process.processes import end_process
+from pdflow_runtime.process.reports import ROUTER
+from pdflow_runtime.router import front
+from pdflow_runtime.router.routing import seats_of
 
 
 def main(file: str, overrides: tuple[str, ...], role: str, name: str | None, **kept: Any) -> int:

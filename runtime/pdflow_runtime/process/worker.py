@@ -1,4 +1,4 @@
-"""The process of an engine, or of a node of the store: `python -m runtime.worker FILE --name prefill-0`.
+"""The process of an engine, or of a node of the store: `python -m pdflow_runtime.process.worker FILE --name prefill-0`.
 
 Its first line on stdout says where it hears; logs go to stderr. It reports to the router: started by itself, where the
 scenario says that the router is; with --child, where its stdin says so, if that does. SIGTERM drains it: it takes
@@ -22,30 +22,30 @@ import trio
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.protocol.values import Address, S
-from pdflow.scenario.schema import Scenario
+from pdflow.scenario.schema.scenario import Scenario
 from pdflow.wiring.router import heartbeat_ns
-from runtime.build import Builder, engines_of
-from runtime.clock import wall_ns
-from runtime.decode_api import DecodeApi
-from runtime.http.server import RequestHandler, serve_http
-from runtime.http.sockets import listen
-from runtime.kv_params import Coordinates
-from runtime.models import open_model
-from runtime.part import arguments, record_of, run_part
-from runtime.places import EnginePlace, is_loopback, reached_at, read_router
-from runtime.prefill_api import PrefillApi
-from runtime.processes import drain_on_signal, end_process, hear_stdin
-from runtime.ranked_node import RankedNode
-from runtime.record import Record
-from runtime.reports import Reporter, router_at
-from runtime.secret import secret_beyond_loopback
-from runtime.signed import Gate, Signer
-from runtime.store_api import StoreApi
-from runtime.store_build import store_node, stores_of
-from runtime.tls import tls_of
-from runtime.transports.base import DoneMeans, Fences, MakeTransport, Tell, Transport
-from runtime.transports.named import caution_of, transport_named
-from runtime.transports.nccl_library import gpus
+from pdflow_runtime.build import Builder, engines_of
+from pdflow_runtime.clock import wall_ns
+from pdflow_runtime.http.server import RequestHandler, serve_http
+from pdflow_runtime.http.sockets import listen
+from pdflow_runtime.nodes.decode_api import DecodeApi
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.nodes.models import open_model
+from pdflow_runtime.nodes.prefill_api import PrefillApi
+from pdflow_runtime.nodes.ranked_node import RankedNode
+from pdflow_runtime.observe.record import Record
+from pdflow_runtime.process.addresses import EnginePlace, is_loopback, reached_at, read_router
+from pdflow_runtime.process.component import arguments, record_of, run_part
+from pdflow_runtime.process.processes import drain_on_signal, end_process, hear_stdin
+from pdflow_runtime.process.reports import Reporter, router_at
+from pdflow_runtime.security.secret import secret_beyond_loopback
+from pdflow_runtime.security.signed import Gate, Signer
+from pdflow_runtime.security.tls import tls_of
+from pdflow_runtime.store.api import StoreApi
+from pdflow_runtime.store.build import store_node, stores_of
+from pdflow_runtime.transports.base import DoneMeans, Fences, MakeTransport, Tell, Transport
+from pdflow_runtime.transports.named import caution_of, transport_named
+from pdflow_runtime.transports.nccl.library import gpus
 
 log = logging.getLogger(__name__)
 Door: TypeAlias = Callable[[Coordinates, Gate, Callable[[], None]], RequestHandler]
@@ -192,7 +192,7 @@ async def still(node: RankedNode) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    parser = arguments("runtime.worker", __doc__)
+    parser = arguments("pdflow_runtime.process.worker", __doc__)
     parser.add_argument("--name", required=True, help="the engine, as in prefill-0")
     asked = parser.parse_args(args)
     return run_part(asked, asked.name, lambda scenario: work(scenario, asked.name, asked.child, record_of(asked)))

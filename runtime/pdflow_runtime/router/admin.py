@@ -1,7 +1,7 @@
 """What whoever runs the cluster may ask of the router: how it stands, and which engines are to serve.
 
 GET    /admin/state                  every engine: its pool, its streams, its requests with their states
-GET    /admin/notes                  what each part has noted of late: stages, steps, transfers (`diary.py`)
+GET    /admin/notes                  what each part has noted of late: stages, steps, transfers (`observe/event_log.py`)
 POST   /admin/engines                an engine's report of itself (`reports.py`); or {"pool": NAME}: one more is started
 POST   /admin/engines/NAME/drain     it gets nothing new; what it has goes on
 POST   /admin/engines/NAME/resume    it does again
@@ -19,11 +19,11 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from runtime.http.errors import OpenAIError, UpstreamError
-from runtime.http.messages import JSON, Request
-from runtime.http.responder import Responder
-from runtime.places import EnginePlace, Heard, News, is_place
-from runtime.router_node import RouterNode
+from pdflow_runtime.http.errors import OpenAIError, UpstreamError
+from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.process.addresses import EnginePlace, Heard, News, is_place
+from pdflow_runtime.router.router_node import RouterNode
 
 log = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from runtime.engines.detokenize import Detokenizer
-from runtime.engines.job import Ending, Logprobs
-from runtime.http.openai.answers import Piece
-from runtime.http.openai.logprobs import TokenLogprob
-from runtime.http.openai.sampling import Asked
-from runtime.prompts import Prompts
+from pdflow_runtime.engines.detokenize import Detokenizer
+from pdflow_runtime.engines.job import Ending, Logprobs
+from pdflow_runtime.http.openai.answers import Piece
+from pdflow_runtime.http.openai.logprobs import TokenLogprob
+from pdflow_runtime.http.openai.sampling import Asked
+from pdflow_runtime.router.prompts import Prompts
 
 
 class Words:

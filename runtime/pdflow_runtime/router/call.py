@@ -20,17 +20,17 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from pdflow.routing.answer import Answer, Piece
 from pdflow.routing.events import NO_SESSION
-from runtime.clock import now_ns
-from runtime.http.client import Exchange, HttpClient
-from runtime.http.errors import OpenAIError, UpstreamError
-from runtime.http.messages import JSON, Headers
-from runtime.http.openai.between import Between, FirstAnswer, FirstToken
-from runtime.http.openai.fields import Fields, rewritten
-from runtime.http.relay import relay
-from runtime.http.responder import Responder
-from runtime.kv_params import read_decode
-from runtime.places import EnginePlace
-from runtime.signed import Signer
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.http.client import Exchange, HttpClient
+from pdflow_runtime.http.errors import OpenAIError, UpstreamError
+from pdflow_runtime.http.messages import JSON, Headers
+from pdflow_runtime.http.openai.between import Between, FirstAnswer, FirstToken
+from pdflow_runtime.http.openai.fields import Fields, rewritten
+from pdflow_runtime.http.relay import relay
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.nodes.kv_params import read_decode
+from pdflow_runtime.process.addresses import EnginePlace
+from pdflow_runtime.security.signed import Signer
 
 log = logging.getLogger(__name__)
 

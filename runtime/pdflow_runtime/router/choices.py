@@ -14,15 +14,15 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from runtime.http.client import HttpClient
-from runtime.http.errors import OpenAIError, UpstreamError
-from runtime.http.messages import EVENT_STREAM, JSON, Headers
-from runtime.http.openai.answers import DONE, error_event
-from runtime.http.openai.fields import Fields, rewritten
-from runtime.http.openai.sampling import Asked
-from runtime.http.responder import Responder
-from runtime.kv_params import Coordinates
-from runtime.processes import leaves
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import OpenAIError, UpstreamError
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON, Headers
+from pdflow_runtime.http.openai.answers import DONE, error_event
+from pdflow_runtime.http.openai.fields import Fields, rewritten
+from pdflow_runtime.http.openai.sampling import Asked
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.process.processes import leaves
 
 REPLACED: Final = ("prompt", "messages", "prompt_token_ids", "n", "seed", "kv_transfer_params", "pdflow")
 MOST: Final = 256

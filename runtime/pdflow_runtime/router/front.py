@@ -1,4 +1,4 @@
-"""The router's process: `python -m runtime.front FILE`.
+"""The router's process: `python -m pdflow_runtime.router.front FILE`.
 
 Its first line on stdout is its URL. Engines report to it (`reports.py`). With --child it hears on stdin as well which
 are up and which are gone (a line of JSON for each, `places.py`), says on stdout which are to be started, and ends when
@@ -16,36 +16,36 @@ from typing import Final
 import trio
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.schema import Scenario
-from runtime.admin import Admin
-from runtime.build import Builder, engines_of
-from runtime.call import Call
-from runtime.choices import Several
-from runtime.clock import wall_s
-from runtime.http.client import HttpClient
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import JSON, Request
-from runtime.http.openai.chat import ChatRequest, read_chat
-from runtime.http.openai.completion import CompletionRequest, read_completion
-from runtime.http.openai.models import ModelCard, model_not_found, models_body
-from runtime.http.responder import Responder
-from runtime.http.server import serve_http
-from runtime.http.sockets import listen
-from runtime.kv_params import Coordinates
-from runtime.meter import CONTENT_TYPE
-from runtime.models import open_prompts
-from runtime.part import arguments, record_of, run_part
-from runtime.places import is_loopback, reached_at, read_news, url_of
-from runtime.processes import drain_on_signal, hear_stdin
-from runtime.prompts import Prompts
-from runtime.record import Record
-from runtime.reports import ROUTER
-from runtime.router_node import RouterNode
-from runtime.routing import SESSION, governed_of, seats_of, session_of
-from runtime.secret import secret_beyond_loopback, secret_of
-from runtime.signed import Gate, Signer
-from runtime.store_build import stores_of
-from runtime.transports.named import transport_named
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_runtime.build import Builder, engines_of
+from pdflow_runtime.clock import wall_s
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
+from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
+from pdflow_runtime.http.openai.models import ModelCard, model_not_found, models_body
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.http.server import serve_http
+from pdflow_runtime.http.sockets import listen
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.nodes.models import open_prompts
+from pdflow_runtime.observe.metrics import CONTENT_TYPE
+from pdflow_runtime.observe.record import Record
+from pdflow_runtime.process.addresses import is_loopback, reached_at, read_news, url_of
+from pdflow_runtime.process.component import arguments, record_of, run_part
+from pdflow_runtime.process.processes import drain_on_signal, hear_stdin
+from pdflow_runtime.process.reports import ROUTER
+from pdflow_runtime.router.admin import Admin
+from pdflow_runtime.router.call import Call
+from pdflow_runtime.router.choices import Several
+from pdflow_runtime.router.prompts import Prompts
+from pdflow_runtime.router.router_node import RouterNode
+from pdflow_runtime.router.routing import SESSION, governed_of, seats_of, session_of
+from pdflow_runtime.security.secret import secret_beyond_loopback, secret_of
+from pdflow_runtime.security.signed import Gate, Signer
+from pdflow_runtime.store.build import stores_of
+from pdflow_runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +212,7 @@ async def serve(node: RouterNode, app: Front, listener: socket.socket, scenario:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    parser = arguments("runtime.front", __doc__)
+    parser = arguments("pdflow_runtime.router.front", __doc__)
     asked = parser.parse_args(args)
     return run_part(asked, "router", lambda scenario: front(scenario, asked.child, record_of(asked)))
 

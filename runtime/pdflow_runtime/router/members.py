@@ -14,8 +14,8 @@ from typing import Final
 from pdflow.routing.events import EngineChanged, EngineJoins, EngineLeaves, EngineLost, EngineReported, RouterEvent
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.heartbeats import Roll, Seat
-from runtime.clock import now_ns
-from runtime.places import EngineGone, EngineLeaving, EnginePlace, News
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.process.addresses import EngineGone, EngineLeaving, EnginePlace, News
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from runtime.http.errors import OpenAIError
-from runtime.http.openai.chat import ChatRequest
-from runtime.http.openai.completion import CompletionRequest
-from runtime.http.openai.models import too_long, too_long_a_prompt
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.openai.chat import ChatRequest
+from pdflow_runtime.http.openai.completion import CompletionRequest
+from pdflow_runtime.http.openai.models import too_long, too_long_a_prompt
 
 
 class Tokens(Protocol):

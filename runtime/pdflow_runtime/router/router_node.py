@@ -33,20 +33,20 @@ from pdflow.routing.events import ClientGone, DecodeEnded, PrefillAnswered, Toke
 from pdflow.routing.governed import GovernedRouter
 from pdflow.serving.core import Port
 from pdflow.wiring.stores import node_of
-from runtime.call import Call, Leg
-from runtime.clock import now_ns
-from runtime.diary import LAST
-from runtime.http.client import HttpClient
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import EVENT_STREAM, JSON
-from runtime.http.openai.between import Between, FirstAnswer
-from runtime.http.relay import break_off
-from runtime.kv_params import Coordinates, decode_json, prefill_json
-from runtime.members import Members
-from runtime.meter import RouterMeter
-from runtime.node import Node
-from runtime.routing import arrival
-from runtime.signed import UNSIGNED, Signer
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON
+from pdflow_runtime.http.openai.between import Between, FirstAnswer
+from pdflow_runtime.http.relay import break_off
+from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, prefill_json
+from pdflow_runtime.nodes.node import Node
+from pdflow_runtime.observe.event_log import LAST
+from pdflow_runtime.observe.metrics import RouterMeter
+from pdflow_runtime.router.call import Call, Leg
+from pdflow_runtime.router.members import Members
+from pdflow_runtime.router.routing import arrival
+from pdflow_runtime.security.signed import UNSIGNED, Signer
 
 log = logging.getLogger(__name__)
 

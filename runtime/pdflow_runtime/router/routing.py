@@ -10,17 +10,17 @@ from pdflow.routing.events import NO_SESSION, EngineChanged, RequestArrived
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import Router
-from pdflow.scenario.costs import step_cost
-from pdflow.scenario.schema import Scenario
-from pdflow.scenario.ways import Crossover
+from pdflow.scenario.costs.step_costs import step_cost
+from pdflow.scenario.costs.transfer_time import Crossover
+from pdflow.scenario.schema.scenario import Scenario
 from pdflow.wiring.router import Cluster, Target, dispatch_of
 from pdflow.wiring.router import router_of as wired
 from pdflow.workload.request import SESSION_BLOCK_TOKENS
-from runtime.build import Builder, engines_of
-from runtime.engines.prefix import block_names
-from runtime.http.messages import Request
-from runtime.http.openai.fields import Fields
-from runtime.store_build import stores_of
+from pdflow_runtime.build import Builder, engines_of
+from pdflow_runtime.engines.prefix import block_names
+from pdflow_runtime.http.messages import Request
+from pdflow_runtime.http.openai.fields import Fields
+from pdflow_runtime.store.build import stores_of
 
 STORE: Final = "store"
 """The role of what is no engine, and gets no legs."""

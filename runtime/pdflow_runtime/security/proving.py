@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from runtime.secret import MAC_BYTES, Secret
+from pdflow_runtime.security.secret import MAC_BYTES, Secret
 
 MAGIC: Final = b"PDFLOW-1"
 """No frame begins so: it would be a length of more than a gigabyte."""

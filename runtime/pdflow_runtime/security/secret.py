@@ -14,8 +14,8 @@ from hashlib import blake2b
 from typing import Final
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.schema import Scenario
-from runtime.places import is_loopback
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_runtime.process.addresses import is_loopback
 
 VARIABLE: Final = "PDFLOW_SECRET"
 LEAST_BYTES: Final = 16

@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from runtime.clock import wall_s
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import Headers, Request, first
-from runtime.secret import MAC_BYTES, VARIABLE, Secret
+from pdflow_runtime.clock import wall_s
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import Headers, Request, first
+from pdflow_runtime.security.secret import MAC_BYTES, VARIABLE, Secret
 
 WINDOW_S: Final = 30
 """By which a time may differ from ours."""

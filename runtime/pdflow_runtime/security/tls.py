@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.schema import Scenario
+from pdflow.scenario.schema.scenario import Scenario
 
 KEYS: Final = ("tls_cert", "tls_key", "tls_ca")
 

@@ -1,4 +1,4 @@
-"""What a store's node answers over HTTP (`store_calls.py`): engines of the cluster ask, nobody else."""
+"""What a store's node answers over HTTP (`store/calls.py`): engines of the cluster ask, nobody else."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import msgspec
 
 from pdflow.methods.kv_store import KV_STORE
 from pdflow.methods.params.errors import ParamsError
-from pdflow.methods.store_memory import Item, blocks_of
+from pdflow.methods.store.memory import Item, blocks_of
 from pdflow.protocol.messages import Code
-from runtime.engine_api import ended
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import JSON, Request
-from runtime.http.responder import Responder
-from runtime.kv_params import Coordinates, decode_json, read_decode
-from runtime.part_api import PartApi
-from runtime.signed import Gate
-from runtime.state import EngineState
-from runtime.store_calls import PUSH, LookBody, PutBody, Told, WithdrawBody
-from runtime.store_node import StoreCall, StoreNode
-from runtime.store_state import StoreCollector, state_of
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.nodes.engine_api import ended
+from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, read_decode
+from pdflow_runtime.observe.state import EngineState
+from pdflow_runtime.process.component_api import PartApi
+from pdflow_runtime.security.signed import Gate
+from pdflow_runtime.store.calls import PUSH, LookBody, PutBody, Told, WithdrawBody
+from pdflow_runtime.store.node import StoreCall, StoreNode
+from pdflow_runtime.store.state import StoreCollector, state_of
 
 T = TypeVar("T")
 

@@ -1,12 +1,12 @@
-"""What a store's node has in a server beside it (`store_server.py`), so that it outlives the node.
+"""What a store's node has in a server beside it (`store/server.py`), so that it outlives the node.
 
 What is put into the node is written there behind it; what is looked for and is not in the node is looked for there, and
 then found in the node like anything else. No request waits for the server longer than LOOKED_S, or fails by it: what
 cannot be written is written when it is put the next time, and what is not there in time, or is not what was put there,
 is computed.
 
-Whose room it takes is the node's memory's to say (`pdflow/methods/kv_store_ledger.py`); what a value is,
-`store_values.py`'s.
+Whose room it takes is the node's memory's to say (`pdflow/methods/store/ledger.py`); what a value is,
+`store/values.py`'s.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Final, TypeAlias, TypeVar
 import msgspec
 import trio
 
-from pdflow.methods.kv_store_keys import Key
-from pdflow.methods.kv_store_ledger import StoreLedger
-from pdflow.methods.store_memory import Item
+from pdflow.methods.store.keys import Key
+from pdflow.methods.store.ledger import StoreLedger
+from pdflow.methods.store.memory import Item
 from pdflow.protocol.values import Instant, S
-from runtime.clock import now_ns
-from runtime.store_server import RefusedError, ServerError, ValueServer
-from runtime.store_values import HEADER_BYTES, BadValueError, Cells, Form
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.store.server import RefusedError, ServerError, ValueServer
+from pdflow_runtime.store.values import HEADER_BYTES, BadValueError, Cells, Form
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -8,26 +8,26 @@ from typing import Final
 import attrs
 
 from pdflow.methods.catalogue import METHODS
-from pdflow.methods.store_memory import StoreMemory
+from pdflow.methods.store.memory import StoreMemory
 from pdflow.protocol.ids import EngineInfo
-from pdflow.scenario.fit import kv_tokens_of
-from pdflow.scenario.schema import Scenario
-from pdflow.scenario.transfer_schema import Transfer
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.transfer import Transfer
+from pdflow.scenario.validation.fit import kv_tokens_of
 from pdflow.wiring.engines import EngineWiring, Producer
 from pdflow.wiring.stores import StoreWiring, node_name, put_name
 from pdflow.wiring.stores import beside as pool_beside
-from runtime.models import DTYPES
-from runtime.ranked_node import Place
-from runtime.ranks import LayoutBook
-from runtime.secret import secret_of
-from runtime.store_backing import Backing
-from runtime.store_calls import StoreClient
-from runtime.store_keys import StoreKeys
-from runtime.store_node import StoreNode
-from runtime.store_prefill_node import StorePrefillNode
-from runtime.store_server import server_of
-from runtime.store_values import Cells, Form, layout_of
-from runtime.transports.base import MakeTransport
+from pdflow_runtime.nodes.models import DTYPES
+from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.nodes.ranks import LayoutBook
+from pdflow_runtime.security.secret import secret_of
+from pdflow_runtime.store.backing import Backing
+from pdflow_runtime.store.calls import StoreClient
+from pdflow_runtime.store.keys import StoreKeys
+from pdflow_runtime.store.node import StoreNode
+from pdflow_runtime.store.prefill_node import StorePrefillNode
+from pdflow_runtime.store.server import server_of
+from pdflow_runtime.store.values import Cells, Form, layout_of
+from pdflow_runtime.transports.base import MakeTransport
 
 LEASES: Final = 1 << 16
 """Words of a rank. In a store any number of leases share the same blocks; so many are not open at once for long."""

@@ -17,16 +17,16 @@ import trio
 
 from pdflow.methods.kv_store import KV_STORE
 from pdflow.methods.params.errors import ParamsError
-from pdflow.methods.store_memory import Item
+from pdflow.methods.store.memory import Item
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId, Xid
 from pdflow.protocol.wire.limits import MAX_BLOCKS, MAX_ID_BYTES, MAX_U63
-from runtime.http.client import HttpClient
-from runtime.http.errors import OpenAIError, UpstreamError
-from runtime.http.messages import JSON
-from runtime.kv_params import Coordinates, decode_json, read_decode
-from runtime.signed import UNSIGNED
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import OpenAIError, UpstreamError
+from pdflow_runtime.http.messages import JSON
+from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, read_decode
+from pdflow_runtime.security.signed import UNSIGNED
 
 LOOK_S: Final = 2.0
 """What is not told so soon is computed."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import attrs
 
-from pdflow.methods.kv_store_keys import Key, home, origin
-from pdflow.methods.kv_store_objects import most_named, objects_of
-from pdflow.methods.store_memory import Item
+from pdflow.methods.store.keys import Key, home, origin
+from pdflow.methods.store.memory import Item
+from pdflow.methods.store.objects import most_named, objects_of
 from pdflow.wiring.stores import StoreWiring
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import trio
 
-from pdflow.methods.kv_store_ledger import Put, StoreLedger
-from pdflow.methods.store_memory import Item, StoreMemory
+from pdflow.methods.store.ledger import Put, StoreLedger
+from pdflow.methods.store.memory import Item, StoreMemory
 from pdflow.protocol.effects import AnswerPrefill, BumpWord, PostWrite, StopWrite
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
@@ -23,10 +23,10 @@ from pdflow.serving.effects import AnswerCall, AskForRoom, EndCall, Stored
 from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, RoomDue
 from pdflow.serving.store import StoreCore
 from pdflow.wiring.engines import Consumer, Producer
-from runtime.clock import now_ns
-from runtime.ranked_node import Place, RankedNode
-from runtime.store_backing import Backing
-from runtime.transports.base import MakeTransport
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.nodes.ranked_node import Place, RankedNode
+from pdflow_runtime.store.backing import Backing
+from pdflow_runtime.transports.base import MakeTransport
 
 
 class StoreCall:

@@ -11,7 +11,7 @@ import trio
 
 from pdflow.engine.sequence import Admitted
 from pdflow.engine.sequence import Sequence as Seq
-from pdflow.methods.store_memory import Item
+from pdflow.methods.store.memory import Item
 from pdflow.protocol.effects import Commit, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
@@ -31,18 +31,18 @@ from pdflow.serving.events import EngineAdmitted, PrefillRequested, PutEnded, St
 from pdflow.serving.storing import Storing
 from pdflow.wiring.engines import Consumer, Producer
 from pdflow.wiring.stores import load_xid, node_name, node_of
-from runtime.content import digest_of
-from runtime.engines.job import Job, Sampling
-from runtime.engines.loop import Told
-from runtime.kv_params import Coordinates
-from runtime.prefill_node import PrefillLeg, PrefillNode
-from runtime.ranked_node import Place
-from runtime.secret import Secret
-from runtime.signed import Signer
-from runtime.store_calls import Found, StoreClient
-from runtime.store_keys import StoreKeys
-from runtime.tls import Tls
-from runtime.transports.base import MakeTransport
+from pdflow_runtime.engines.job import Job, Sampling
+from pdflow_runtime.engines.loop import Told
+from pdflow_runtime.nodes.content import digest_of
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.nodes.prefill_node import PrefillLeg, PrefillNode
+from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.security.secret import Secret
+from pdflow_runtime.security.signed import Signer
+from pdflow_runtime.security.tls import Tls
+from pdflow_runtime.store.calls import Found, StoreClient
+from pdflow_runtime.store.keys import StoreKeys
+from pdflow_runtime.transports.base import MakeTransport
 
 NOBODY: Final = Coordinates("", 0)
 

@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import Any, Final, Protocol, TypeVar
 
 from pdflow.errors import MissingBackendError, Problem, ScenarioError
-from pdflow.scenario.schema import Scenario
+from pdflow.scenario.schema.scenario import Scenario
 from pdflow.scenario.store_url import StoreUrl, read_store_url
-from runtime.places import is_loopback
-from runtime.secret import MOST_BYTES, private_text, secret_of
+from pdflow_runtime.process.addresses import is_loopback
+from pdflow_runtime.security.secret import MOST_BYTES, private_text, secret_of
 
 T = TypeVar("T")
 VARIABLE: Final = "PDFLOW_STORE_PASSWORD"

@@ -8,11 +8,11 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pdflow.methods.kv_store_ledger import Lookup
+from pdflow.methods.store.ledger import Lookup
 from pdflow.protocol.values import S
-from runtime.clock import now_ns
-from runtime.state import MOST, EngineState, RequestState
-from runtime.store_node import StoreCall, StoreNode
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.observe.state import MOST, EngineState, RequestState
+from pdflow_runtime.store.node import StoreCall, StoreNode
 
 
 def state_of(node: StoreNode) -> EngineState:

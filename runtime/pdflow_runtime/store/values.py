@@ -21,8 +21,8 @@ import msgspec
 
 from pdflow.layout.descriptors import RankMemory
 from pdflow.layout.shapes import KvShape
-from pdflow.methods.kv_store_keys import Key
-from runtime.secret import MAC_BYTES, Secret
+from pdflow.methods.store.keys import Key
+from pdflow_runtime.security.secret import MAC_BYTES, Secret
 
 MAGIC: Final = b"pdkv"
 VERSION: Final = 1

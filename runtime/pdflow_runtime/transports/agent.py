@@ -18,7 +18,7 @@ import trio
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
-from runtime.transports.base import (
+from pdflow_runtime.transports.base import (
     DoneMeans,
     Ended,
     Fences,
@@ -29,10 +29,10 @@ from runtime.transports.base import (
     TransportError,
     WordArrived,
 )
-from runtime.transports.dialling import open_stream
-from runtime.transports.host import Host
-from runtime.transports.links import Link, Remote
-from runtime.transports.messages import (
+from pdflow_runtime.transports.host import Host
+from pdflow_runtime.transports.streams.dialling import open_stream
+from pdflow_runtime.transports.streams.links import Link, Remote
+from pdflow_runtime.transports.streams.messages import (
     MAX_NOTICE_BYTES,
     VERSION,
     Answer,
@@ -47,7 +47,7 @@ from runtime.transports.messages import (
     pack_checked,
     parse_description,
 )
-from runtime.transports.stream import Parcel, StreamBrokenError, StreamFinishedError, StreamLostError
+from pdflow_runtime.transports.streams.stream import Parcel, StreamBrokenError, StreamFinishedError, StreamLostError
 
 log = logging.getLogger(__name__)
 

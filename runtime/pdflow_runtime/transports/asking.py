@@ -10,10 +10,10 @@ import msgspec
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
-from runtime.transports.base import Tell, TransportError
-from runtime.transports.copying import Mapped
-from runtime.transports.links import Guest, Link
-from runtime.transports.messages import (
+from pdflow_runtime.transports.base import Tell, TransportError
+from pdflow_runtime.transports.copying import Mapped
+from pdflow_runtime.transports.streams.links import Guest, Link
+from pdflow_runtime.transports.streams.messages import (
     Data,
     Description,
     Pieces,
@@ -25,9 +25,9 @@ from runtime.transports.messages import (
     unpack_pieces,
     word_at,
 )
-from runtime.transports.over_tcp import TcpStreams
-from runtime.transports.sockets import listening
-from runtime.transports.stream import Parcel, StreamBrokenError
+from pdflow_runtime.transports.streams.over_tcp import TcpStreams
+from pdflow_runtime.transports.streams.sockets import listening
+from pdflow_runtime.transports.streams.stream import Parcel, StreamBrokenError
 
 ANYWHERE: Final = (1 << 64) - 1
 """The bound of a target that only the reader knows."""

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import trio
 
-from runtime.transports.messages import FEW_PIECES, Pieces
+from pdflow_runtime.transports.streams.messages import FEW_PIECES, Pieces
 
 INLINE_BYTES: Final = 512 << 10
 INLINE_PIECES: Final = 256

@@ -20,11 +20,11 @@ import trio
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.limits import MAX_NAME_BYTES
-from runtime.strangers import Strangers
-from runtime.transports.base import Noticed, Tell, TransportError
-from runtime.transports.copying import Memory, Motion
-from runtime.transports.links import Guest, Remote
-from runtime.transports.messages import (
+from pdflow_runtime.security.pending_connections import Strangers
+from pdflow_runtime.transports.base import Noticed, Tell, TransportError
+from pdflow_runtime.transports.copying import Memory, Motion
+from pdflow_runtime.transports.streams.links import Guest, Remote
+from pdflow_runtime.transports.streams.messages import (
     MAX_HELLO_BYTES,
     MAX_NOTICE_BYTES,
     TOKEN_BYTES,
@@ -40,8 +40,8 @@ from runtime.transports.messages import (
     frame,
     same_token,
 )
-from runtime.transports.stream import Parcel, Stream, StreamBrokenError, StreamFinishedError
-from runtime.transports.waits import Waits
+from pdflow_runtime.transports.streams.stream import Parcel, Stream, StreamBrokenError, StreamFinishedError
+from pdflow_runtime.transports.waits import Waits
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from runtime.transports.base import Transport, TransportError
+from pdflow_runtime.transports.base import Transport, TransportError
 
 
 @runtime_checkable

@@ -29,11 +29,11 @@ from typing import Any, Final
 import trio
 
 from pdflow.protocol.values import Address
-from runtime.transports.base import MissingBackend, TransportError
-from runtime.transports.links import Guest
-from runtime.transports.messages import Read, ReadOver, ReadWord
-from runtime.transports.registered import LibraryFetch, RegisteredAgent, RemoteMemory, Table
-from runtime.transports.stream import StreamBrokenError
+from pdflow_runtime.transports.base import MissingBackend, TransportError
+from pdflow_runtime.transports.registered import LibraryFetch, RegisteredAgent, RemoteMemory, Table
+from pdflow_runtime.transports.streams.links import Guest
+from pdflow_runtime.transports.streams.messages import Read, ReadOver, ReadWord
+from pdflow_runtime.transports.streams.stream import StreamBrokenError
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ import trio
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
-from runtime.transports.agent import StreamAgent
-from runtime.transports.copying import Motion
-from runtime.transports.links import Guest, Link, Remote
-from runtime.transports.messages import Pieces, Write, unpack_pieces
-from runtime.transports.stream import StreamBrokenError
+from pdflow_runtime.transports.agent import StreamAgent
+from pdflow_runtime.transports.copying import Motion
+from pdflow_runtime.transports.streams.links import Guest, Link, Remote
+from pdflow_runtime.transports.streams.messages import Pieces, Write, unpack_pieces
+from pdflow_runtime.transports.streams.stream import StreamBrokenError
 
 
 class FetchingAgent(StreamAgent):

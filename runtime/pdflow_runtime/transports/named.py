@@ -7,14 +7,14 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-from runtime.transports.base import MakeTransport
+from pdflow_runtime.transports.base import MakeTransport
 
 NAMED: Final = {
-    "shm": "ShmTransport",
-    "tcp": "TcpTransport",
-    "nixl": "NixlTransport",
-    "mooncake": "MooncakeTransport",
-    "nccl": "NcclTransport",
+    "shm": "shm:ShmTransport",
+    "tcp": "tcp:TcpTransport",
+    "nixl": "nixl:NixlTransport",
+    "mooncake": "mooncake:MooncakeTransport",
+    "nccl": "nccl.transport:NcclTransport",
 }
 
 
@@ -23,7 +23,7 @@ def transport_named(name: str) -> MakeTransport:
     module = _module(name)
     if hasattr(module, "require"):
         module.require()
-    made: MakeTransport = getattr(module, NAMED[name])
+    made: MakeTransport = getattr(module, NAMED[name].partition(":")[2])
     return made
 
 
@@ -34,4 +34,4 @@ def caution_of(name: str) -> str | None:
 
 
 def _module(name: str) -> ModuleType:
-    return import_module(f"runtime.transports.{name}")
+    return import_module(f"pdflow_runtime.transports.{NAMED[name].partition(':')[0]}")

@@ -31,12 +31,12 @@ import trio
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
-from runtime.transports.base import MissingBackend, Tell, TransportError
-from runtime.transports.copying import Memory
-from runtime.transports.links import Guest, Link, Remote
-from runtime.transports.messages import WORD_BYTES, Read, ReadOver, ReadWord, frame
-from runtime.transports.registered import DRAM, WORDS, LibraryFetch, RegisteredAgent, RemoteMemory, Table
-from runtime.transports.stream import Parcel, StreamBrokenError
+from pdflow_runtime.transports.base import MissingBackend, Tell, TransportError
+from pdflow_runtime.transports.copying import Memory
+from pdflow_runtime.transports.registered import DRAM, WORDS, LibraryFetch, RegisteredAgent, RemoteMemory, Table
+from pdflow_runtime.transports.streams.links import Guest, Link, Remote
+from pdflow_runtime.transports.streams.messages import WORD_BYTES, Read, ReadOver, ReadWord, frame
+from pdflow_runtime.transports.streams.stream import Parcel, StreamBrokenError
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import stat
 from pathlib import Path
 from typing import Final, Literal
 
-from runtime.transports.base import TransportError
+from pdflow_runtime.transports.base import TransportError
 
 FOLDER: Final = Path("/dev/shm")
 _NAME = re.compile(r"pdflow-([1-9][0-9]{0,9})-[0-9a-f]{16}\.(kv|sock)")

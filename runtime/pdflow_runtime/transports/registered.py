@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 
 from pdflow.protocol.values import Address
-from runtime.transports.base import Tell, TransportError
-from runtime.transports.copying import Mapped, Memory, Motion
-from runtime.transports.links import Link, Remote
-from runtime.transports.messages import VERSION, WORD_BYTES, Description, Hello, Pieces
-from runtime.transports.moving import FetchingAgent
-from runtime.transports.over_tcp import TcpStreams
-from runtime.transports.sockets import listening, tune
+from pdflow_runtime.transports.base import Tell, TransportError
+from pdflow_runtime.transports.copying import Mapped, Memory, Motion
+from pdflow_runtime.transports.moving import FetchingAgent
+from pdflow_runtime.transports.streams.links import Link, Remote
+from pdflow_runtime.transports.streams.messages import VERSION, WORD_BYTES, Description, Hello, Pieces
+from pdflow_runtime.transports.streams.over_tcp import TcpStreams
+from pdflow_runtime.transports.streams.sockets import listening, tune
 
 DRAM: Final = ""
 MOST_DIGITS: Final = 3

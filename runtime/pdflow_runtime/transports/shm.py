@@ -20,10 +20,12 @@ import msgspec
 import trio
 
 from pdflow.protocol.values import Address
-from runtime.transports.base import Tell, TransportError, WordArrived
-from runtime.transports.copying import Copy, Mapped
-from runtime.transports.links import Guest, Link, Remote
-from runtime.transports.messages import (
+from pdflow_runtime.transports.base import Tell, TransportError, WordArrived
+from pdflow_runtime.transports.copying import Copy, Mapped
+from pdflow_runtime.transports.moving import FetchingAgent
+from pdflow_runtime.transports.region import FOLDER, OwnedRegion, check_path, map_region, sweep
+from pdflow_runtime.transports.streams.links import Guest, Link, Remote
+from pdflow_runtime.transports.streams.messages import (
     VERSION,
     Description,
     Hello,
@@ -33,9 +35,7 @@ from runtime.transports.messages import (
     ReadWord,
     word_at,
 )
-from runtime.transports.moving import FetchingAgent
-from runtime.transports.region import FOLDER, OwnedRegion, check_path, map_region, sweep
-from runtime.transports.stream import Parcel, StreamBrokenError
+from pdflow_runtime.transports.streams.stream import Parcel, StreamBrokenError
 
 BACKLOG: Final = 128
 _CREDENTIALS: Final = struct.Struct("3i")

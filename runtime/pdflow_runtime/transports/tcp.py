@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from pdflow.protocol.wire.malformed import Malformed
-from runtime.transports.asking import ANYWHERE, AskingAgent
-from runtime.transports.copying import Mapped
-from runtime.transports.links import Guest, Link
-from runtime.transports.messages import Data, Description, Hello, Pieces, Write, frame, unpack_pieces
-from runtime.transports.sockets import tune
-from runtime.transports.stream import Parcel, StreamBrokenError
+from pdflow_runtime.transports.asking import ANYWHERE, AskingAgent
+from pdflow_runtime.transports.copying import Mapped
+from pdflow_runtime.transports.streams.links import Guest, Link
+from pdflow_runtime.transports.streams.messages import Data, Description, Hello, Pieces, Write, frame, unpack_pieces
+from pdflow_runtime.transports.streams.sockets import tune
+from pdflow_runtime.transports.streams.stream import Parcel, StreamBrokenError
 
 
 class TcpTransport(AskingAgent):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from pdflow.protocol.values import Address
-from runtime.transports.base import Fenced, Flushed, Tell
+from pdflow_runtime.transports.base import Fenced, Flushed, Tell
 
 
 class Wait:

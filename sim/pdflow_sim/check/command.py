@@ -17,10 +17,10 @@ from attrs import evolve
 from rich.console import Console
 
 from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO, Problem, ScenarioError
-from sim.check import story as stories
-from sim.check.parts.part import Answer, Options
-from sim.check.story import StoryError
-from sim.check.swarm import BLOCK, CLUSTERS
+from pdflow_sim.check.counterexamples import counterexample as stories
+from pdflow_sim.check.counterexamples.counterexample import StoryError
+from pdflow_sim.check.parts.part import Answer, Options
+from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS
 
 Part: TypeAlias = Callable[[Options, Console], Answer]
 PARTS = ("scopes", "methods", "mutants", "races", "walk")
@@ -51,7 +51,7 @@ def check(what: str, options: Options, trace: str | None = None) -> int:
         if is_scenario:
             answers["scenario"] = _of_scenario(what, options, trace, console)
         for name in () if is_scenario else PARTS if what == "all" else (what,):
-            part: Part = getattr(import_module(f"sim.check.parts.{name}"), name)
+            part: Part = getattr(import_module(f"pdflow_sim.check.parts.{name}"), name)
             answers[name] = part(evolve(options, budget_s=_left(options, began)), console)
     except KeyboardInterrupt:
         console.print("interrupted: what is said above holds, the rest was not looked at")
@@ -69,7 +69,7 @@ def _left(options: Options, began: float) -> float | None:
 
 
 def _of_scenario(file: str, options: Options, trace: str | None, console: Console) -> Answer:
-    from sim.check.parts import scenario
+    from pdflow_sim.check.parts import scenario
 
     if trace is not None:
         return scenario.trace(file, Path(trace), console)
@@ -78,7 +78,7 @@ def _of_scenario(file: str, options: Options, trace: str | None, console: Consol
 
 def replay(file: str) -> int:
     """Strictly. 1 if it does not go as it went, or ends as it should not."""
-    from sim.check.replay import strict
+    from pdflow_sim.check.counterexamples.replay import strict
 
     story = stories.read(file)
     with _patched(story.mutant, file):
@@ -99,12 +99,12 @@ def replay(file: str) -> int:
 
 def diagram(file: str, dialect: str | None = None) -> int:
     """Of a story's file, or of a race by its number: fixed-width text, then Mermaid."""
-    from sim.check.diagram import collect
-    from sim.check.diagram_mermaid import mermaid
-    from sim.check.diagram_text import text
+    from pdflow_sim.check.counterexamples.diagram import collect
+    from pdflow_sim.check.counterexamples.diagram_mermaid import mermaid
+    from pdflow_sim.check.counterexamples.diagram_text import text
 
     if re.fullmatch(r"[Rr]\d\d", file):
-        from sim.check.races.verdict import story as race
+        from pdflow_sim.check.races.verdict import story as race
 
         story = race(file, dialect or "vllm-stock")
     else:
@@ -124,7 +124,7 @@ def _patched(mutant: str | None, file: str) -> Iterator[None]:
     if mutant is None:
         yield
         return
-    from sim.check.mutants.catalogue import MUTANTS
+    from pdflow_sim.check.mutants.catalogue import MUTANTS
 
     if mutant not in MUTANTS:
         raise StoryError(file, "mutant", f"there is no mutant {mutant!r}; `pdflow check mutants` lists them")

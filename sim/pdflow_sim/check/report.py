@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sim.check.crew import Searched
-from sim.check.search import Coverage
+from pdflow_sim.check.search.search import Coverage
+from pdflow_sim.check.search.workers import Searched
 
 
 class Watched:

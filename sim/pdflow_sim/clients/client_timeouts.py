@@ -9,8 +9,8 @@ from typing import Final
 
 from pdflow.protocol.values import Instant
 from pdflow.workload.request import NEVER, Request
-from sim.clients import Clients
-from sim.clock import AFTER_ENGINES
+from pdflow_sim.clients.clients import Clients
+from pdflow_sim.clock import AFTER_ENGINES
 
 TIMED_OUT: Final = "client timeout"
 NO_FIRST_TOKEN: Final = "client timeout before the first token"

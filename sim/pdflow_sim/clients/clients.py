@@ -11,8 +11,8 @@ from typing import TypeAlias
 from pdflow.results.records import Outcome
 from pdflow.routing.effects import Reply
 from pdflow.workload.request import WHEN_ONE_ENDS, Request
-from sim.node_ports import NodePorts
-from sim.router_node import RouterNode
+from pdflow_sim.nodes.ports import NodePorts
+from pdflow_sim.nodes.router_node import RouterNode
 
 OnArrival: TypeAlias = Callable[[int, Request], None]
 """Called with a request's index, and what the workload says of it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pdflow.engine.sequence import Sequence
 from pdflow.protocol.values import Instant
 from pdflow.routing.attempt import Attempt
-from sim.node_registry import NodeRegistry
-from sim.router_link import RouterLink
+from pdflow_sim.nodes.registry import NodeRegistry
+from pdflow_sim.nodes.router_link import RouterLink
 
 
 class FirstTokens:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pdflow.results.records import Outcome
 from pdflow.workload.request import WHEN_ONE_ENDS
 from pdflow.workload.sessions import Session
-from sim.clients import Clients
+from pdflow_sim.clients.clients import Clients
 
 
 class Sessions:

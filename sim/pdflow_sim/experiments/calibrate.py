@@ -18,13 +18,13 @@ import attrs
 from pdflow.cost.scale import Factors, scaled
 from pdflow.cost.step import StepCost
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.cost_file import CostFile, Engine, MadeFrom, cost_file, written
-from pdflow.scenario.costs import step_cost
-from pdflow.scenario.schema import Pool, Scenario
+from pdflow.scenario.costs.cost_file import CostFile, Engine, MadeFrom, cost_file, written
+from pdflow.scenario.costs.step_costs import step_cost
+from pdflow.scenario.schema.scenario import Pool, Scenario
 from pdflow.workload.build import requests
-from sim.run import Options, prepare
-from sim.seen import Seen, read_seen
-from sim.world import World
+from pdflow_sim.experiments.seen import Seen, read_seen
+from pdflow_sim.run import Options, prepare
+from pdflow_sim.world import World
 
 BARS = {
     "tpot": (0.03, "±3 % (±6 % per request with preemption)"),

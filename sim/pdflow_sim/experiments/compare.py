@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.console import Console
 
 from pdflow.errors import EXIT_DONE
-from pdflow.results.read import read_runs
-from pdflow.results.runs import OneRun, Runs, SeedRuns
-from pdflow.scenario.load import load
-from pdflow.scenario.schema import Scenario
-from sim.live import watching
-from sim.run import Options, conclude, prepare, run
-from sim.seeds import run_seeds
+from pdflow.results.comparison.runs import OneRun, Runs, SeedRuns
+from pdflow.results.files.read import read_runs
+from pdflow.scenario.reading.load import load
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_sim.experiments.seeds import run_seeds
+from pdflow_sim.observe.live_table import watching
+from pdflow_sim.run import Options, conclude, prepare, run
 
 
 def gathered(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None) -> list[Runs]:

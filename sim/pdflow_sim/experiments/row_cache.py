@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from pdflow.results.bench_json import content_sha256
-from pdflow.results.write import replacing
-from pdflow.scenario.editable import Scenario
-from pdflow.scenario.paths import with_paths
+from pdflow.results.files.bench_json import content_sha256
+from pdflow.results.files.write import replacing
+from pdflow.scenario.reading.editable import Scenario
+from pdflow.scenario.reading.paths import with_paths
 from pdflow.version import version
 
 

@@ -10,10 +10,10 @@ import attrs
 
 from pdflow.errors import PdflowError
 from pdflow.results.result import Result
-from pdflow.scenario.editable import Scenario
-from sim.points import Point
-from sim.row_cache import find, keep, key_of
-from sim.run import simulate
+from pdflow.scenario.reading.editable import Scenario
+from pdflow_sim.experiments.points import Point
+from pdflow_sim.experiments.row_cache import find, keep, key_of
+from pdflow_sim.run import simulate
 
 
 @attrs.frozen

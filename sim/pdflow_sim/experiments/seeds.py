@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pdflow.errors import EXIT_DONE, InvariantError
-from pdflow.results.bench_json import statements
-from pdflow.results.seeds import SeedsReport
-from pdflow.results.write import SEEDS_NAME, write_results
-from pdflow.scenario.schema import Scenario
-from sim.run import print_report, simulate
+from pdflow.results.comparison.seeds import SeedsReport
+from pdflow.results.files.bench_json import statements
+from pdflow.results.files.write import SEEDS_NAME, write_results
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_sim.run import print_report, simulate
 
 
 @attrs.define

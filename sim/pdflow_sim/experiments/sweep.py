@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdflow.results.extra import notebook_extra
-from pdflow.scenario.editable import Scenario
-from sim.points import points_of
-from sim.rows import Row, Task
-from sim.workers import rows_of
+from pdflow.scenario.reading.editable import Scenario
+from pdflow_sim.experiments.points import points_of
+from pdflow_sim.experiments.rows import Row, Task
+from pdflow_sim.experiments.workers import rows_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-from sim.rows import Row, Task, row_of
+from pdflow_sim.experiments.rows import Row, Task, row_of
 
 
 def rows_of(tasks: Sequence[Task], jobs: int) -> Generator[tuple[int, Row], None, None]:
@@ -51,7 +51,8 @@ class Worker:
 
     def __init__(self, stack: ExitStack) -> None:
         self.pipe, theirs = Pipe()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from sim.workers import work; work({theirs.fileno()})"
+        here = "from pdflow_sim.experiments.workers import work"
+        code = f"import sys; sys.path[:] = {sys.path!r}; {here}; work({theirs.fileno()})"
         # A session of its own: Ctrl-C reaches the master alone, which then knows what is done.
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],

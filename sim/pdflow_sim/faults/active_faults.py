@@ -21,8 +21,8 @@ from pdflow.faults.plan import (
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.values import Address, EngineId
 from pdflow.wiring.stores import LOADS
-from sim.engine_slot import EngineSlots
-from sim.run_metrics import RunMetrics
+from pdflow_sim.engine_slot import EngineSlots
+from pdflow_sim.observe.run_metrics import RunMetrics
 
 F = TypeVar("F", MessageFault, TransferError, HandshakeError)
 

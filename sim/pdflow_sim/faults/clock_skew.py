@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdflow.protocol.values import Instant
-from sim.clock import Clock
+from pdflow_sim.clock import Clock
 
 PARTS = 1_000_000
 

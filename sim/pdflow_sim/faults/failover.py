@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdflow.protocol.ids import engine_of
-from sim.faulty_fabric import NO_FLOW, NO_SHARE, FaultyFabric, no_rail
-from sim.flight import Flight
-from sim.paths import Nic
+from pdflow_sim.faults.faulty_fabric import NO_FLOW, NO_SHARE, FaultyFabric, no_rail
+from pdflow_sim.network.flight import Flight
+from pdflow_sim.network.paths import Nic
 
 
 class LostShare(NamedTuple):

@@ -1,8 +1,8 @@
 """Applies a plan of faults to a run: draws when each begins and ends, and does what it says.
 
-What faults do to messages and operations is in `faulty_fabric`, dying and coming back in `lives`, wrong clocks in
-`skew`. A run without faults has none of these. From `heal_ns` on no fault acts, nor after the end of the last request:
-what is held then must come back, and a run comes to rest.
+What faults do to messages and operations is in `faulty_fabric`, dying and coming back in `faults.restarts`, wrong
+clocks in `skew`. A run without faults has none of these. From `heal_ns` on no fault acts, nor after the end of the last
+request: what is held then must come back, and a run comes to rest.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any, cast
 
 from pdflow.faults.draw import Numbers, Streams, Window, windows
 from pdflow.faults.plan import Crash, Fault, HangUp, NicDown, Pause, Skew, Slow
-from pdflow.protocol.invariants import Oracle
+from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import EngineId, Instant
 from pdflow.workload.request import Request
-from sim.clients import Clients
-from sim.clock import AFTER_ENGINES, INPUT
-from sim.engine_node import EngineNode
-from sim.failover import Failover
-from sim.faulty_fabric import FaultyFabric
-from sim.lives import Lives
-from sim.node import Observer
-from sim.node_registry import NodeRegistry
-from sim.paths import Nic
-from sim.skew import SkewedClock
+from pdflow_sim.clients.clients import Clients
+from pdflow_sim.clock import AFTER_ENGINES, INPUT
+from pdflow_sim.faults.clock_skew import SkewedClock
+from pdflow_sim.faults.failover import Failover
+from pdflow_sim.faults.faulty_fabric import FaultyFabric
+from pdflow_sim.faults.restarts import Lives
+from pdflow_sim.network.paths import Nic
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.node import Observer
+from pdflow_sim.nodes.registry import NodeRegistry
 
 
 class Course:

@@ -24,15 +24,15 @@ from pdflow.protocol.ids import Op, engine_of
 from pdflow.protocol.messages import Message
 from pdflow.protocol.values import Address, EngineId, Instant
 from pdflow.results.records import XFER_POST
-from sim.active_faults import ActiveFaults
-from sim.clock import Clock
-from sim.engine_node import EngineNode
-from sim.fabric import Fabric, FabricSettings
-from sim.flight import Flight
-from sim.node import Port
-from sim.paths import Paths
-from sim.run_metrics import RunMetrics
-from sim.witness import Witness
+from pdflow_sim.clock import Clock
+from pdflow_sim.faults.active_faults import ActiveFaults
+from pdflow_sim.faults.witness import Witness
+from pdflow_sim.network.fabric import Fabric, FabricSettings
+from pdflow_sim.network.flight import Flight
+from pdflow_sim.network.paths import Paths
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.node import Port
+from pdflow_sim.observe.run_metrics import RunMetrics
 
 NO_FLOW, NO_SHARE = -1, (-1, 0)
 """Stands among the shares of an operation that is stuck, so that it does not depart with one that has just ended."""

@@ -17,14 +17,14 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import EngineId
 from pdflow.routing.effects import DispatchAlone, DispatchDecode, DispatchPrefill
 from pdflow.routing.events import DecodeEnded, EngineChanged, PrefillAnswered
-from sim.engine_node import EngineNode
-from sim.engine_slot import EngineSlot
-from sim.faulty_fabric import FaultyFabric
-from sim.heartbeats import Heartbeats
-from sim.node_ports import NodePorts
-from sim.node_registry import NodeRegistry
-from sim.recording import Recorder
-from sim.router_node import RouterNode
+from pdflow_sim.engine_slot import EngineSlot
+from pdflow_sim.faults.faulty_fabric import FaultyFabric
+from pdflow_sim.membership.heartbeats import Heartbeats
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.ports import NodePorts
+from pdflow_sim.nodes.registry import NodeRegistry
+from pdflow_sim.nodes.router_node import RouterNode
+from pdflow_sim.observe.recording import Recorder
 
 MakeEngine: TypeAlias = Callable[[EngineSlot, EngineInfo, int, int], EngineNode]
 """Makes one incarnation of the engine of a slot, which stands there from then on: (the slot, its id and shards, its

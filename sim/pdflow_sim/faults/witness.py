@@ -13,13 +13,13 @@ from typing import Any
 from pdflow.protocol.effects import PostWrite
 from pdflow.protocol.events import FenceEnded, PeerLost, Received, WriteEnded
 from pdflow.protocol.ids import Op, engine_of, rank_address
-from pdflow.protocol.invariants import Oracle
+from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import Address, Instant
-from sim.clock import Clock
-from sim.engine_node import EngineNode
-from sim.flight import Flight
-from sim.node import Node, Observer
-from sim.node_registry import NodeRegistry
+from pdflow_sim.clock import Clock
+from pdflow_sim.network.flight import Flight
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.node import Node, Observer
+from pdflow_sim.nodes.registry import NodeRegistry
 
 
 class Witness:

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.values import EngineId
 from pdflow.routing.events import EngineReported
-from sim.clients import Clients
-from sim.engine_slot import EngineSlot
-from sim.node_registry import NodeRegistry
-from sim.scaling import Scaling
+from pdflow_sim.clients.clients import Clients
+from pdflow_sim.engine_slot import EngineSlot
+from pdflow_sim.membership.scaling import Scaling
+from pdflow_sim.nodes.registry import NodeRegistry
 
 
 class Heartbeats:

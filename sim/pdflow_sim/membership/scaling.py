@@ -17,13 +17,13 @@ from typing import Final
 from pdflow.protocol.values import MS, EngineId, Instant
 from pdflow.routing.events import EngineJoins, EngineLeaves
 from pdflow.routing.scaling import Autoscaler
-from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.scale_schema import Scale
-from pdflow.scenario.schema import Pool, Scenario
-from sim.clients import Clients
-from sim.engine_node import EngineNode
-from sim.engine_slot import EngineSlot
-from sim.node_registry import NodeRegistry
+from pdflow.scenario.schema.fields import seconds_to_ns
+from pdflow.scenario.schema.scale import Scale
+from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow_sim.clients.clients import Clients
+from pdflow_sim.engine_slot import EngineSlot
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.registry import NodeRegistry
 
 LOOK_NS: Final = 10 * MS
 """How often an engine that has no legs is asked whether it holds KV still."""

@@ -18,11 +18,11 @@ from pdflow.protocol.ids import Op
 from pdflow.protocol.messages import Message
 from pdflow.protocol.values import Address, Instant
 from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
-from sim.clock import Clock
-from sim.flight import Flight, copy_of
-from sim.node import FAR, Port
-from sim.paths import Paths, Route
-from sim.run_metrics import RunMetrics
+from pdflow_sim.clock import Clock
+from pdflow_sim.network.flight import Flight, copy_of
+from pdflow_sim.network.paths import Paths, Route
+from pdflow_sim.nodes.node import FAR, Port
+from pdflow_sim.observe.run_metrics import RunMetrics
 
 FRAMES = {kind.__struct_config__.tag: kind for kind in get_args(Message)}
 
@@ -66,7 +66,7 @@ class Fabric:
         self.paths = paths
         self.pulls = settings.pulls
         self.carry: Carry | None = None
-        """What operations are handed to (`sim.shipping`), if the method sends them in pieces."""
+        """What operations are handed to (`pdflow_sim.network.shipping`), if the method sends them in pieces."""
         self.control_ns = control_ns = settings.control_ns
         self.handshake_ns = settings.handshake_ns
         self.speech = speech

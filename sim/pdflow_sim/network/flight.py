@@ -8,8 +8,8 @@ from typing import TypeAlias
 from pdflow.network.network import FlowId, PathId
 from pdflow.protocol.ids import Op, Reg
 from pdflow.protocol.messages import Message
-from sim.node import Port
-from sim.paths import Rails
+from pdflow_sim.network.paths import Rails
+from pdflow_sim.nodes.node import Port
 
 NO_OP = Op(Reg("", 0, 0, ""), 0, 0)
 """Of a copy on one host."""
@@ -70,7 +70,9 @@ class Flight:
         """Of the blocks at D."""
         self.number = number
         self.then = then
-        """Told how it ended, if it is only a stretch of an operation's way (`sim.shipping`) or a copy on one host."""
+        """Told how it ended, if it is only a stretch of an operation's way (`pdflow_sim.network.shipping`) or a copy on
+        one host.
+        """
         self.reads = reads
         """D moves the bytes; otherwise P does."""
 

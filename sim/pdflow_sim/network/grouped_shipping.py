@@ -3,7 +3,7 @@
 A piece that has its turn at both ranks takes its group, or waits until one of the rank that lacks room is idle, and
 lets go of it where it ends. The first time two ranks meet their group is made by their handshake; to make it again
 takes as long, and whoever comes meanwhile waits for that too. Which group goes for another is decided by
-`pdflow.methods.nccl_table`.
+`pdflow.methods.nccl.table`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Iterable
 
 from pdflow.methods.method import Conduct, Method
-from pdflow.methods.nccl_table import Group, Groups, Use
+from pdflow.methods.nccl.table import Group, Groups, Use
 from pdflow.protocol.values import Address
-from sim.fabric import Fabric
-from sim.node import Node
-from sim.shipping import ASK, Parcel, Shipping
+from pdflow_sim.network.fabric import Fabric
+from pdflow_sim.network.shipping import ASK, Parcel, Shipping
+from pdflow_sim.nodes.node import Node
 
 GROUP = "group"
 

@@ -20,10 +20,10 @@ from pdflow.network.slices import queue_bytes_per_s, shares
 from pdflow.protocol.ids import engine_of, rank_address, rank_of
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, EngineId
-from pdflow.scenario.fields import seconds_to_ns
-from pdflow.scenario.network_schema import Network as NetworkTable
-from pdflow.scenario.schema import Pool
-from pdflow.scenario.ways import counters, latency_ns, links_between, posting_ns
+from pdflow.scenario.costs.transfer_time import counters, latency_ns, links_between, posting_ns
+from pdflow.scenario.schema.fields import seconds_to_ns
+from pdflow.scenario.schema.network import Network as NetworkTable
+from pdflow.scenario.schema.scenario import Pool
 
 Nic: TypeAlias = tuple[Address, int]
 """A rank, and the number of a NIC near its GPU."""

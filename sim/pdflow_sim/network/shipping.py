@@ -30,10 +30,10 @@ from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of, rank_of
 from pdflow.protocol.values import Address, RequestId, Xid
 from pdflow.results.records import HANDSHAKE
-from sim.fabric import Fabric
-from sim.flight import Flight, Then
-from sim.node import Node, Port
-from sim.paths import Route
+from pdflow_sim.network.fabric import Fabric
+from pdflow_sim.network.flight import Flight, Then
+from pdflow_sim.network.paths import Route
+from pdflow_sim.nodes.node import Node, Port
 
 
 class Queue:

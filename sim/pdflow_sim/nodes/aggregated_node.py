@@ -20,9 +20,9 @@ from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import Drop, EndDecode
 from pdflow.serving.events import AloneRequested, EngineFinished, RequestAborted
 from pdflow.serving.landing import Landing
-from sim.engine_node import EngineNode
-from sim.node_ports import EngineParts
-from sim.prefill_node import WEIGHTS
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.prefill_node import WEIGHTS
 
 
 class AggregatedLeg:

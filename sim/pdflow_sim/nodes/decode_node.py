@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pdflow.engine.sequence import Admitted, Finished, Sequence
 from pdflow.methods.speech import Side
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
@@ -27,10 +27,10 @@ from pdflow.serving.events import (
     PrefillReported,
     RequestAborted,
 )
-from sim.engine_node import EngineNode
-from sim.node import Port as SimPort
-from sim.node_ports import EngineParts
-from sim.run_metrics import request_of
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.node import Port as SimPort
+from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.observe.run_metrics import request_of
 
 
 class DecodeNode(EngineNode):

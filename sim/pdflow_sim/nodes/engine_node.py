@@ -16,10 +16,10 @@ from pdflow.protocol.values import Address, EngineId, Instant, RequestId
 from pdflow.serving.core import Core, Endpoint
 from pdflow.serving.core import Port as CorePort
 from pdflow.serving.effects import HoldEngine, ResumeEngine
-from sim.clock import AFTER_ENGINES, ENGINE, POLL
-from sim.node import FAR, TIME_REACHED, Port
-from sim.node_ports import EngineParts
-from sim.peer_node import PeerNode
+from pdflow_sim.clock import AFTER_ENGINES, ENGINE, POLL
+from pdflow_sim.nodes.node import FAR, TIME_REACHED, Port
+from pdflow_sim.nodes.peer_node import PeerNode
+from pdflow_sim.nodes.ports import EngineParts
 
 
 class EngineNode(PeerNode):

@@ -12,11 +12,11 @@ from pdflow.protocol.values import Instant
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.events import DecodeEnded, PrefillAnswered, RouterEvent
 from pdflow.routing.hedging import HedgingRouter
-from sim.node import TIME_REACHED, Port
-from sim.node_ports import NodePorts
-from sim.node_registry import NodeRegistry
-from sim.router_node import RouterNode
-from sim.run_metrics import request_of
+from pdflow_sim.nodes.node import TIME_REACHED, Port
+from pdflow_sim.nodes.ports import NodePorts
+from pdflow_sim.nodes.registry import NodeRegistry
+from pdflow_sim.nodes.router_node import RouterNode
+from pdflow_sim.observe.run_metrics import request_of
 
 
 class HedgedRouterNode(RouterNode):

@@ -27,9 +27,9 @@ from pdflow.serving.effects import (
 )
 from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady
 from pdflow.serving.prefill import PrefillCore
-from sim.node_ports import EngineParts
-from sim.prefill_node import PrefillNode
-from sim.shipping import words
+from pdflow_sim.network.shipping import words
+from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.prefill_node import PrefillNode
 
 
 class LayeredPrefillNode(PrefillNode):

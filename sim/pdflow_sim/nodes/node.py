@@ -17,9 +17,9 @@ from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import NEVER, Address, Instant
 from pdflow.serving.core import Core, Endpoint
 from pdflow.serving.core import Port as CorePort
-from sim.clock import DEADLINE, Clock
-from sim.run_metrics import RunMetrics
-from sim.skew import SkewedClock
+from pdflow_sim.clock import DEADLINE, Clock
+from pdflow_sim.faults.clock_skew import SkewedClock
+from pdflow_sim.observe.run_metrics import RunMetrics
 
 Observer: TypeAlias = Callable[[Address, Any, tuple[Any, ...], Instant], None]
 """Shown every event into and effect out of an endpoint: (its address, the event, the effects, when)."""

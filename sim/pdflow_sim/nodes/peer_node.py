@@ -6,8 +6,8 @@ from pdflow.methods.speech import Side
 from pdflow.protocol.effects import Fence, Handshake, Send
 from pdflow.protocol.values import Address
 from pdflow.serving.core import Core, Endpoint
-from sim.node import Node, Port
-from sim.node_ports import NodePorts
+from pdflow_sim.nodes.node import Node, Port
+from pdflow_sim.nodes.ports import NodePorts
 
 
 class PeerNode(Node):

@@ -14,8 +14,8 @@ from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import AcceptPiece, TakePiece
 from pdflow.serving.events import PieceArrived
 from pdflow.serving.pieces import ListeningLanding, PieceLanding, QueueingLanding, name_of
-from sim.node_ports import EngineParts
-from sim.staged_decode_node import StagedDecodeNode
+from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.staged_decode_node import StagedDecodeNode
 
 
 class PiecewiseDecodeNode(StagedDecodeNode):

@@ -9,12 +9,12 @@ import attrs
 
 from pdflow.engine.engine import Engine
 from pdflow.protocol.values import EngineId
-from sim.clock import Clock
-from sim.fabric import Fabric
-from sim.prompt_content import PromptContent
-from sim.router_link import RouterLink
-from sim.run_metrics import RunMetrics
-from sim.shipping import Shipping
+from pdflow_sim.clients.prompt_content import PromptContent
+from pdflow_sim.clock import Clock
+from pdflow_sim.network.fabric import Fabric
+from pdflow_sim.network.shipping import Shipping
+from pdflow_sim.nodes.router_link import RouterLink
+from pdflow_sim.observe.run_metrics import RunMetrics
 
 
 @attrs.frozen(kw_only=True)

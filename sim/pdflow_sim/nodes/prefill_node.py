@@ -14,7 +14,7 @@ from pdflow.protocol.effects import AnswerPrefill, BumpWord, Enqueue, PostWrite,
 from pdflow.protocol.events import Received
 from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
-from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.values import Allocation, Instant, RequestId, Xid
 from pdflow.results.records import P_QUEUE, PREFILL, ROUTE
 from pdflow.routing.effects import DispatchPrefill
@@ -24,11 +24,11 @@ from pdflow.serving.core import Port
 from pdflow.serving.effects import Computed, Drop, EndPrefill, Forget, FreePrompt, Released
 from pdflow.serving.events import PrefillRequested, PromptComputed, RequestAborted
 from pdflow.serving.prefill import PrefillCore
-from sim.engine_node import EngineNode
-from sim.node import Port as SimPort
-from sim.node_ports import EngineParts
-from sim.run_metrics import request_of
-from sim.writer import Writer
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.node import Port as SimPort
+from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.writer import Writer
+from pdflow_sim.observe.run_metrics import request_of
 
 WEIGHTS = 1
 """The weight version: no scenario changes weights under way yet."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pdflow.protocol.values import EngineId
-from sim.aggregated_node import AggregatedNode
-from sim.decode_node import DecodeNode
-from sim.engine_node import EngineNode
-from sim.engine_slot import EngineSlot, EngineSlots
-from sim.node import Node
-from sim.prefill_node import PrefillNode
-from sim.store_node import StoreNode
+from pdflow_sim.engine_slot import EngineSlot, EngineSlots
+from pdflow_sim.nodes.aggregated_node import AggregatedNode
+from pdflow_sim.nodes.decode_node import DecodeNode
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.node import Node
+from pdflow_sim.nodes.prefill_node import PrefillNode
+from pdflow_sim.nodes.store_node import StoreNode
 
 
 class NodeRegistry:

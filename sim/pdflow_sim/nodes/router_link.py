@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pdflow.engine.sequence import Sequence
 from pdflow.protocol.values import Instant, RequestId
 from pdflow.routing.events import RouterEvent
-from sim.clock import Clock
+from pdflow_sim.clock import Clock
 
 
 class RouterLink:

@@ -37,11 +37,11 @@ from pdflow.routing.events import (
 )
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Router
-from sim.first_tokens import FirstTokens
-from sim.node import Node, Port
-from sim.node_ports import NodePorts
-from sim.node_registry import NodeRegistry
-from sim.run_metrics import request_of
+from pdflow_sim.clients.first_tokens import FirstTokens
+from pdflow_sim.nodes.node import Node, Port
+from pdflow_sim.nodes.ports import NodePorts
+from pdflow_sim.nodes.registry import NodeRegistry
+from pdflow_sim.observe.run_metrics import request_of
 
 
 class FirstTokenTold(Value, frozen=True, gc=False):

@@ -13,8 +13,8 @@ from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import AskForRoom, CopyIn, Drop, GiveBackRoom, TakeRoom
 from pdflow.serving.events import CopiedIn, RoomDue
-from sim.decode_node import DecodeNode
-from sim.node_ports import EngineParts
+from pdflow_sim.nodes.decode_node import DecodeNode
+from pdflow_sim.nodes.ports import EngineParts
 
 
 class StagedDecodeNode(DecodeNode):

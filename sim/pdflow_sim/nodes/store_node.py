@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pdflow.methods.speech import Side
-from pdflow.methods.store_memory import StoreMemory
+from pdflow.methods.store.memory import StoreMemory
 from pdflow.protocol.effects import AnswerPrefill, BumpWord
 from pdflow.protocol.ids import Shards, rank_address
 from pdflow.protocol.values import RequestId, Xid
@@ -20,9 +20,9 @@ from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, 
 from pdflow.serving.store import StoreCore
 from pdflow.wiring.engines import Consumer, Producer
 from pdflow.wiring.stores import get_name, put_name
-from sim.node import Port
-from sim.node_ports import NodePorts
-from sim.peer_node import PeerNode
+from pdflow_sim.nodes.node import Port
+from pdflow_sim.nodes.peer_node import PeerNode
+from pdflow_sim.nodes.ports import NodePorts
 
 
 class StoreNode(PeerNode):

@@ -11,10 +11,10 @@ from functools import partial
 from pdflow.engine.sequence import Admitted, Sequence
 from pdflow.methods.method import Conduct
 from pdflow.methods.speech import Side
-from pdflow.methods.store_memory import Item
+from pdflow.methods.store.memory import Item
 from pdflow.protocol.effects import Commit, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.ids import KvParams
-from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.values import Xid
 from pdflow.routing.effects import DispatchPrefill
 from pdflow.routing.events import PrefillAnswered
@@ -37,12 +37,12 @@ from pdflow.serving.events import EngineAdmitted, Handle, LookupRequested, PutEn
 from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.storing import Storing
 from pdflow.wiring.stores import load_name, load_xid, node_of
-from sim.node import Port as SimPort
-from sim.node_ports import EngineParts
-from sim.prefill_node import WEIGHTS, PrefillLeg, PrefillNode
-from sim.run_metrics import request_of
-from sim.store_node import StoreNode
-from sim.stores import Stores
+from pdflow_sim.nodes.node import Port as SimPort
+from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.prefill_node import WEIGHTS, PrefillLeg, PrefillNode
+from pdflow_sim.nodes.store_node import StoreNode
+from pdflow_sim.nodes.stores import Stores
+from pdflow_sim.observe.run_metrics import request_of
 
 
 class StorePrefillNode(PrefillNode):

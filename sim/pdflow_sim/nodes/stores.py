@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pdflow.methods.kv_store_keys import Key, home, origin
-from pdflow.methods.kv_store_objects import most_named, objects_of
-from pdflow.methods.store_memory import Item, StoreMemory
+from pdflow.methods.store.keys import Key, home, origin
+from pdflow.methods.store.memory import Item, StoreMemory
+from pdflow.methods.store.objects import most_named, objects_of
 from pdflow.protocol.ids import EngineInfo
-from pdflow.scenario.schema import Pool
+from pdflow.scenario.schema.scenario import Pool
 from pdflow.wiring.engines import Consumer
 from pdflow.wiring.stores import StoreWiring, get_name, load_name, node_name, put_name
-from sim.node_ports import NodePorts
-from sim.store_node import StoreNode
+from pdflow_sim.nodes.ports import NodePorts
+from pdflow_sim.nodes.store_node import StoreNode
 
 INCARNATION = 0x570E_0000
 """Of the first node; those of engines are below."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from pdflow.protocol.values import Instant, Xid
-from sim.engine_node import EngineNode
-from sim.node import Port
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.node import Port
 
 
 class Writer:

@@ -23,9 +23,9 @@ from rich.text import Text
 from pdflow.results import words
 from pdflow.results.records import Outcome
 from pdflow.results.totals import NS_PER_S, PS_PER_NS, share
-from pdflow.scenario.schema import Scenario
-from sim.engine_node import EngineNode
-from sim.world import World
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.world import World
 
 WINDOW_NS: Final = 10 * NS_PER_S
 AT_ONCE_S: Final = 0.4

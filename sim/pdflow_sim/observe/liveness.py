@@ -4,7 +4,7 @@ missing, for which request.
 The time of a request is counted from the healing, or from the last thing that happened to it: its arrival, its
 dispatch, the end of its prefill, the arrival of its decode leg, whose deadline runs from there. While an engine
 computes it, or while it is in a queue that moves, it does not wait for the protocol. The bound is worked out in
-`pdflow.scenario.resolution`.
+`pdflow.scenario.validation.resolution`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pdflow.protocol.ids import rank_address
 from pdflow.protocol.phases import ConsumerPhase
 from pdflow.protocol.values import Instant, S
 from pdflow.results.records import HANDOFF, P_QUEUE, PREFILL, ROUTE
-from pdflow.scenario.resolution import Resolution
+from pdflow.scenario.validation.resolution import Resolution
 from pdflow.serving.batch import awaits_kv, is_queued
 
 if TYPE_CHECKING:
     from pdflow.routing.attempt import Attempt
-    from sim.aggregated_node import AggregatedNode
-    from sim.decode_node import DecodeNode
-    from sim.engine_node import EngineNode
-    from sim.prefill_node import PrefillNode
-    from sim.world import World
+    from pdflow_sim.nodes.aggregated_node import AggregatedNode
+    from pdflow_sim.nodes.decode_node import DecodeNode
+    from pdflow_sim.nodes.engine_node import EngineNode
+    from pdflow_sim.nodes.prefill_node import PrefillNode
+    from pdflow_sim.world import World
 
 SHOWN = 20
 """Requests that a complaint names."""

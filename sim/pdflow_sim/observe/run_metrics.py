@@ -32,7 +32,9 @@ class RunMetrics:
         self.corrupted: set[RequestId] = set()
         """Attempts whose KV at D is not all their prompt's, which D does not know."""
         self.tell: Callable[[Address, str], None] | None = None
-        """The text trace: given in words who copies what and which memories are taken (`sim.narration`)."""
+        """The text trace: given in words who copies what and which memories are taken
+        (`pdflow_sim.observe.text_trace`).
+        """
 
     def count(self, what: str, times: int = 1) -> None:
         """Add to what the result says happened so often."""

@@ -26,10 +26,10 @@ from pdflow.protocol.events import DecodeAdmitted, PrefillFinished, Received
 from pdflow.protocol.messages import Completion, Done, Message
 from pdflow.protocol.values import Address, Instant
 from pdflow.routing.effects import DispatchDecode, DispatchPrefill, Reply
-from pdflow.scenario.load import parse, resolve
-from pdflow.scenario.schema import Scenario
-from sim.run import Options, prepare, run
-from sim.world import World
+from pdflow.scenario.reading.load import parse, resolve
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.world import World
 
 
 class Narrator:

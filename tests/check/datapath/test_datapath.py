@@ -11,14 +11,14 @@ from pdflow.methods.guards import Guards
 from pdflow.methods.method import AS_PUBLISHED, Conduct
 from pdflow.methods.shipment import Piece, Shipment
 from pdflow.methods.staging import Staging
-from pdflow.methods.store_memory import StoreMemory
+from pdflow.methods.store.memory import StoreMemory
 from pdflow.protocol.values import Allocation
-from sim.check.datapath.acts import Acts
-from sim.check.datapath.findings import Finding
-from sim.check.datapath.rows import PUBLISHED, STRICT, row
-from sim.check.datapath.search import Explored, explore
-from sim.check.datapath.setting import Setting
-from sim.check.datapath.store import StoreWorld
+from pdflow_sim.check.datapath.acts import Acts
+from pdflow_sim.check.datapath.findings import Finding
+from pdflow_sim.check.datapath.rows import PUBLISHED, STRICT, row
+from pdflow_sim.check.datapath.search import Explored, explore
+from pdflow_sim.check.datapath.setting import Setting
+from pdflow_sim.check.datapath.store import StoreWorld
 
 STATES = {
     ("nixl-push", STRICT): 178,

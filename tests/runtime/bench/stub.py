@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import trio
 
-from runtime.bench.asked import Asked
-from runtime.bench.command import measured
-from runtime.bench.plan import plan_of
-from runtime.bench.report import Run
-from runtime.bench.target import server_of
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import EVENT_STREAM, JSON, Request
-from runtime.http.openai.answers import DONE, ChatAnswer, CompletionAnswer, Piece, error_event, usage
-from runtime.http.openai.models import ModelCard, models_body
-from runtime.http.responder import Responder
+from pdflow_runtime.bench.asked import Asked
+from pdflow_runtime.bench.command import measured
+from pdflow_runtime.bench.plan import plan_of
+from pdflow_runtime.bench.report import Run
+from pdflow_runtime.bench.target import server_of
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON, Request
+from pdflow_runtime.http.openai.answers import DONE, ChatAnswer, CompletionAnswer, Piece, error_event, usage
+from pdflow_runtime.http.openai.models import ModelCard, models_body
+from pdflow_runtime.http.responder import Responder
 from tests.runtime.http.world import serving
 
 FIRST_S, GAP_S = 0.1, 0.01

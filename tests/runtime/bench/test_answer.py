@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.bench.answer import LONGEST_REASON, Answer, BrokenAnswerError, refusal
-from runtime.http.errors import OpenAIError
-from runtime.http.openai.answers import DONE, ChatAnswer, CompletionAnswer, Piece, error_event, usage
+from pdflow_runtime.bench.answer import LONGEST_REASON, Answer, BrokenAnswerError, refusal
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.openai.answers import DONE, ChatAnswer, CompletionAnswer, Piece, error_event, usage
 
 COMPLETION = CompletionAnswer("x", 0, "m")
 TOLD = COMPLETION.usage_event(usage(5, 3))

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 import pdflow.cli
 import pdflow.cli.serving
-from runtime.http.responder import Responder
-from runtime.http.sockets import listen
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.http.sockets import listen
 from tests.runtime.bench.stub import refuse, stub
 
 PDFLOW = (sys.executable, "-m", "pdflow", "bench")

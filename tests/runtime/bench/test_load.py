@@ -10,11 +10,11 @@ from trio.testing import MockClock
 
 from pdflow.protocol.values import S
 from pdflow.results.records import Records
-from pdflow.scenario.load import load
+from pdflow.scenario.reading.load import load
 from pdflow.workload.build import requests
-from runtime.bench.sender import CANCELLED, NO_FIRST_TOKEN, TIMED_OUT
-from runtime.http.responder import Responder
-from sim import patience
+from pdflow_runtime.bench.sender import CANCELLED, NO_FIRST_TOKEN, TIMED_OUT
+from pdflow_runtime.http.responder import Responder
+from pdflow_sim.clients import client_timeouts as patience
 from tests.runtime.bench.stub import FIRST_NS, FIRST_S, GAP_NS, GAP_S, break_off, give_up, refuse, run, stub
 
 QUICKSTART = str(Path(__file__).resolve().parents[3] / "examples/serve-quickstart.toml")

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from pdflow.errors import ScenarioError
-from pdflow.scenario.distributions import FixedLength, UniformLength
-from pdflow.scenario.load import load
-from pdflow.scenario.workload_schema import ClosedArrival, ConstantArrival, GammaArrival, PoissonArrival
+from pdflow.scenario.reading.load import load
+from pdflow.scenario.schema.distributions import FixedLength, UniformLength
+from pdflow.scenario.schema.workload import ClosedArrival, ConstantArrival, GammaArrival, PoissonArrival
 from pdflow.workload.build import requests
-from runtime.bench.asked import Asked, AskedError
-from runtime.bench.contents import FIRST_TOKEN, Contents
-from runtime.bench.plan import plan_of
-from runtime.bench.report import about_run
-from runtime.bench.target import server_of
-from sim.build import Builder
-from sim.run import about as simulated_about
+from pdflow_runtime.bench.asked import Asked, AskedError
+from pdflow_runtime.bench.contents import FIRST_TOKEN, Contents
+from pdflow_runtime.bench.plan import plan_of
+from pdflow_runtime.bench.report import about_run
+from pdflow_runtime.bench.target import server_of
+from pdflow_sim.build import Builder
+from pdflow_sim.run import about as simulated_about
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = str(ROOT / "examples/serve-quickstart.toml")

@@ -14,13 +14,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-import sim.run
-from pdflow.results.compare import Comparisons
-from pdflow.results.read import read_runs
-from pdflow.scenario.load import load
-from runtime.bench.asked import Asked
-from runtime.bench.progress import Progress
-from runtime.http.responder import Responder
+import pdflow_sim.run
+from pdflow.results.comparison.compare import Comparisons
+from pdflow.results.files.read import read_runs
+from pdflow.scenario.reading.load import load
+from pdflow_runtime.bench.asked import Asked
+from pdflow_runtime.bench.progress import Progress
+from pdflow_runtime.http.responder import Responder
 from tests.runtime.bench.stub import refuse, run, stub
 
 QUICKSTART = str(Path(__file__).resolve().parents[3] / "examples/serve-quickstart.toml")
@@ -45,7 +45,7 @@ async def test_its_folder_is_compared_with_a_simulations_request_by_request(
     async with stub() as (_, port):
         ran = await run(port, scenario=QUICKSTART, overrides=few, out=asked.out, save_detailed=True)
     ran.save(asked)
-    sim.run.simulate(load(QUICKSTART, overrides=few), out=str(tmp_path / "sim"), quiet=True, save_detailed=True)
+    pdflow_sim.run.simulate(load(QUICKSTART, overrides=few), out=str(tmp_path / "sim"), quiet=True, save_detailed=True)
     live, simulated = read(tmp_path / "live/results.json"), read(tmp_path / "sim/results.json")
     assert outside(live) == outside(simulated)
     assert live["start_times"] == simulated["start_times"]

@@ -12,12 +12,12 @@ import pytest
 from trio.testing import MockClock
 
 from pdflow.results.records import Records
-from pdflow.scenario.load import load
+from pdflow.scenario.reading.load import load
 from pdflow.workload.request import Request
 from pdflow.workload.sessions import sessions
-from runtime.http.responder import Responder
-from sim.clients import Clients
-from sim.sessions import Sessions
+from pdflow_runtime.http.responder import Responder
+from pdflow_sim.clients.clients import Clients
+from pdflow_sim.clients.sessions import Sessions
 from tests.runtime.bench.stub import FIRST_NS, GAP_NS, refuse, run, stub
 
 SESSIONS = str(Path(__file__).resolve().parents[3] / "examples/sessions.toml")
@@ -26,7 +26,9 @@ CLOSED = ("workload.arrival={process='closed', concurrency=5}",)
 
 
 class Simulated:
-    """What sim/sessions.py needs of clients whose every answer takes as long as the stub's; some are refused."""
+    """What sim/pdflow_sim/clients/sessions.py needs of clients whose every answer takes as long as the stub's; some are
+    refused.
+    """
 
     def __init__(self, refused: set[int]) -> None:
         self.refused = refused

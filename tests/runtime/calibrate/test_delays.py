@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 
-from runtime.calibrate.delays import Transfer, delays, door_s, line, link_values, typical
-from runtime.diary import TOKEN, Asked, Frame, Heard, Met, Moved, Page, Passed, Sent
+from pdflow_runtime.calibrate.delays import Transfer, delays, door_s, line, link_values, typical
+from pdflow_runtime.observe.event_log import TOKEN, Asked, Frame, Heard, Met, Moved, Page, Passed, Sent
 
 US = 1_000
 

@@ -12,13 +12,13 @@ pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 
 from pdflow.cost.fit import Misfit
 from pdflow.cost.step import LinearTable, StepCost
-from pdflow.scenario.editable import Scenario
-from pdflow.scenario.network_schema import Network
-from pdflow.scenario.schema import MeasuredCost
-from runtime.calibrate.delays import LinkValues
-from runtime.calibrate.files import Measured, UnlikelyError, write
-from runtime.calibrate.steps import StepFit
-from runtime.calibrate.traffic import busy_s, drawn, rate_at
+from pdflow.scenario.reading.editable import Scenario
+from pdflow.scenario.schema.network import Network
+from pdflow.scenario.schema.scenario import MeasuredCost
+from pdflow_runtime.calibrate.delays import LinkValues
+from pdflow_runtime.calibrate.files import Measured, UnlikelyError, write
+from pdflow_runtime.calibrate.steps import StepFit
+from pdflow_runtime.calibrate.traffic import busy_s, drawn, rate_at
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 LINKS = LinkValues(

@@ -12,12 +12,12 @@ pytest.importorskip("tokenizers", reason="needs tokenizers: pip install 'pdflow[
 import trio
 
 import pdflow
-from pdflow.scenario.editable import Scenario
-from runtime.bench.asked import Asked
-from runtime.calibrate import command
-from runtime.calibrate.files import write
-from runtime.calibrate.probe import continued, rounds
-from runtime.diary import Heard, Page
+from pdflow.scenario.reading.editable import Scenario
+from pdflow_runtime.bench.asked import Asked
+from pdflow_runtime.calibrate import command
+from pdflow_runtime.calibrate.files import write
+from pdflow_runtime.calibrate.probe import continued, rounds
+from pdflow_runtime.observe.event_log import Heard, Page
 from tests.runtime.support.served import served
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples/serve-quickstart.toml"

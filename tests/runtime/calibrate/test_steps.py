@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 
 from pdflow.cost.step import LinearTable, StepCost
-from runtime.calibrate.steps import Seen, TooFewStepsError, compositions, fit_steps, steps_seen
-from runtime.diary import Heard, Page, Stepped
+from pdflow_runtime.calibrate.steps import Seen, TooFewStepsError, compositions, fit_steps, steps_seen
+from pdflow_runtime.observe.event_log import Heard, Page, Stepped
 
 PS_PER_MS = 10**9
 TRUE = StepCost(

@@ -19,13 +19,13 @@ from pdflow.layout.descriptors import RankMemory, rank_memory  # noqa: E402
 from pdflow.layout.shapes import KvShape  # noqa: E402
 from pdflow.memory.caching import CachingPool  # noqa: E402
 from pdflow.memory.paged import PagedPool  # noqa: E402
-from runtime.engines.config import ModelConfig, read_config  # noqa: E402
-from runtime.engines.job import GREEDY, Job, Sampling, Token  # noqa: E402
-from runtime.engines.kv_cache import KvCache  # noqa: E402
-from runtime.engines.loop import LiveEngine  # noqa: E402
-from runtime.engines.model import Llama  # noqa: E402
-from runtime.engines.torch_runner import TorchRunner  # noqa: E402
-from runtime.engines.weights import DTYPES, Weights, read_weights  # noqa: E402
+from pdflow_runtime.engines.config import ModelConfig, read_config  # noqa: E402
+from pdflow_runtime.engines.job import GREEDY, Job, Sampling, Token  # noqa: E402
+from pdflow_runtime.engines.kv_cache import KvCache  # noqa: E402
+from pdflow_runtime.engines.loop import LiveEngine  # noqa: E402
+from pdflow_runtime.engines.model import Llama  # noqa: E402
+from pdflow_runtime.engines.torch_runner import TorchRunner  # noqa: E402
+from pdflow_runtime.engines.weights import DTYPES, Weights, read_weights  # noqa: E402
 
 torch.set_num_threads(1)
 

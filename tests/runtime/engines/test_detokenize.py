@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engines.detokenize import BROKEN, Detokenizer
+from pdflow_runtime.engines.detokenize import BROKEN, Detokenizer
 
 
 class Bytes:

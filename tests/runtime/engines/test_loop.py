@@ -13,7 +13,7 @@ from tests.runtime.engines import support
 torch = support.torch
 
 from pdflow.engine import Dropped, Finished, NeverFitsError, Phase, Prefilled  # noqa: E402
-from runtime.engines.job import Sampling, Token  # noqa: E402
+from pdflow_runtime.engines.job import Sampling, Token  # noqa: E402
 from tests.runtime.engines.support import Bench, dense_answer, load  # noqa: E402
 
 pytestmark = pytest.mark.trio

@@ -16,14 +16,14 @@ torch = support.torch
 from pdflow.layout.descriptors import descriptors  # noqa: E402
 from pdflow.layout.pairing import runs  # noqa: E402
 from pdflow.layout.ranks import writers  # noqa: E402
-from runtime.engines.job import (  # noqa: E402
+from pdflow_runtime.engines.job import (  # noqa: E402
     Sampled,
     Sampling,
     Want,
     Work,
 )
-from runtime.engines.model import Llama  # noqa: E402
-from runtime.engines.torch_runner import TorchRunner  # noqa: E402
+from pdflow_runtime.engines.model import Llama  # noqa: E402
+from pdflow_runtime.engines.torch_runner import TorchRunner  # noqa: E402
 
 LOGPROBS = Sampling(logprobs=512)
 

@@ -20,9 +20,9 @@ from pdflow.layout.ranks import writers
 from pdflow.layout.shapes import KvShape
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
-from runtime.engines.job import Job, Token
-from runtime.engines.loop import LiveEngine, Told
-from runtime.engines.synthetic import SyntheticRunner
+from pdflow_runtime.engines.job import Job, Token
+from pdflow_runtime.engines.loop import LiveEngine, Told
+from pdflow_runtime.engines.synthetic import SyntheticRunner
 
 COST = StepCost(h0=10**9, c1=10**8, linear=LinearTime(slope_ps=10**8))
 

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="logits are torch's: pip install 'pdflow[live]'")
 
-from runtime.engines.job import Logprobs, Sampling, Want  # noqa: E402
-from runtime.engines.sampling import sample, uniform  # noqa: E402
+from pdflow_runtime.engines.job import Logprobs, Sampling, Want  # noqa: E402
+from pdflow_runtime.engines.sampling import sample, uniform  # noqa: E402
 
 PROBABILITIES = (0.05, 0.4, 0.15, 0.3, 0.1)
 LOGITS = torch.tensor(PROBABILITIES).log()[None]

@@ -13,10 +13,10 @@ from pdflow.engine import Engine, Finished, Limits, Sequence
 from pdflow.layout.descriptors import RankMemory, rank_memory
 from pdflow.layout.shapes import KvShape
 from pdflow.memory.paged import PagedPool
-from runtime.engines.config import ModelError
-from runtime.engines.job import GREEDY, Job, Sampled, Sampling, Want, Work
-from runtime.engines.loop import LiveEngine, Told
-from runtime.engines.synthetic import SyntheticRunner
+from pdflow_runtime.engines.config import ModelError
+from pdflow_runtime.engines.job import GREEDY, Job, Sampled, Sampling, Want, Work
+from pdflow_runtime.engines.loop import LiveEngine, Told
+from pdflow_runtime.engines.synthetic import SyntheticRunner
 
 SHAPE = KvShape(num_layers=3, num_kv_heads=4, head_dim=8, bytes_per_value=2, block_size=4)
 COST = StepCost(h0=2 * 10**9, c1=10**8, c2=10**6, a2=10**5, linear=LinearTime(slope_ps=10**8, floor_ps=10**9))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 pytest.importorskip("tokenizers", reason="tokenizer.json is read by tokenizers: pip install 'pdflow[live]'")
 pytest.importorskip("jinja2", reason="chat templates are jinja2's: pip install 'pdflow[live]'")
 
-from runtime.engines.config import ModelError
-from runtime.engines.tokenizer import ChatError, Tokenizer
+from pdflow_runtime.engines.config import ModelError
+from pdflow_runtime.engines.tokenizer import ChatError, Tokenizer
 
 
 @given(text=st.text())
@@ -40,7 +40,7 @@ def test_special_tokens_are_spelled_in_prompts_and_left_out_of_answers(tiny: Pat
 
 
 def test_a_larger_vocabulary_has_words_for_every_token(tmp_path: Path) -> None:
-    tiny = pytest.importorskip("runtime.engines.tiny", reason="tiny models are made with torch")
+    tiny = pytest.importorskip("pdflow_runtime.engines.tiny", reason="tiny models are made with torch")
     size = {"hidden_size": 16, "intermediate_size": 16, "head_dim": 4}
     tokenizer = Tokenizer(tiny.tiny_model(tmp_path / "model", vocab_size=1000, **size))
     assert tokenizer.size == 1000

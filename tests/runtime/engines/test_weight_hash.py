@@ -21,10 +21,10 @@ torch = support.torch
 
 from safetensors.torch import save_file  # noqa: E402
 
-from runtime.engines import weight_hash  # noqa: E402
-from runtime.engines.config import ModelError, RopeScaling, read_config  # noqa: E402
-from runtime.engines.weight_hash import hash_weights  # noqa: E402
-from runtime.models import weights_of  # noqa: E402
+from pdflow_runtime.engines import weight_hash  # noqa: E402
+from pdflow_runtime.engines.config import ModelError, RopeScaling, read_config  # noqa: E402
+from pdflow_runtime.engines.weight_hash import hash_weights  # noqa: E402
+from pdflow_runtime.nodes.models import weights_of  # noqa: E402
 
 NOTHING = {"shape": [0], "dtype": "F32", "data_offsets": [0, 0]}
 
@@ -178,7 +178,7 @@ def test_a_cache_that_cannot_be_written_is_a_line_in_the_log(tmp_path: Path, cap
 STARTED = """
 import sys, time
 from pathlib import Path
-from runtime.engines import weight_hash
+from pdflow_runtime.engines import weight_hash
 piece = weight_hash._hashed_piece
 def slow(*args):
     time.sleep(1.0)

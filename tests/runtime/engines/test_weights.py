@@ -16,9 +16,9 @@ torch = support.torch
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from runtime.engines.config import ModelError, read_config  # noqa: E402
-from runtime.engines.tiny import tiny_model  # noqa: E402
-from runtime.engines.weights import read_weights  # noqa: E402
+from pdflow_runtime.engines.config import ModelError, read_config  # noqa: E402
+from pdflow_runtime.engines.tiny import tiny_model  # noqa: E402
+from pdflow_runtime.engines.weights import read_weights  # noqa: E402
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from runtime.http.client import HttpClient
-from runtime.http.errors import UpstreamError
-from runtime.http.messages import JSON, Request
-from runtime.http.responder import Responder
-from runtime.http.sockets import listen
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.http.sockets import listen
 from tests.runtime.http.world import LOCAL, echo, scripted, serving
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes"

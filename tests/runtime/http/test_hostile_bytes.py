@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runtime.http.errors import UpstreamError
-from runtime.http.messages import Limits, Request
-from runtime.http.parsing import Refusal, RequestParser
-from runtime.http.response import read_head
+from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.http.messages import Limits, Request
+from pdflow_runtime.http.parsing import Refusal, RequestParser
+from pdflow_runtime.http.response import read_head
 
 LIMITS = Limits(head_bytes=300, body_bytes=100)
 POST = b"POST /v1/p?q HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"

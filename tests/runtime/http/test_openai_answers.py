@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from runtime.http.errors import OpenAIError
-from runtime.http.openai.answers import DONE, Answer, ChatAnswer, CompletionAnswer, Piece, error_event, usage
-from runtime.http.openai.logprobs import TokenLogprob
-from runtime.http.openai.models import ModelCard, model_not_found, models_body, too_long
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.openai.answers import DONE, Answer, ChatAnswer, CompletionAnswer, Piece, error_event, usage
+from pdflow_runtime.http.openai.logprobs import TokenLogprob
+from pdflow_runtime.http.openai.models import ModelCard, model_not_found, models_body, too_long
 
 USED = usage(3, 2)
 LOGPROBS = (

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from runtime.http.errors import ErrorBody, OpenAIError
-from runtime.http.openai.chat import ChatMessage, ChatRequest, read_chat
-from runtime.http.openai.completion import CompletionRequest, read_completion
-from runtime.http.openai.fields import read_fields, rewritten
-from runtime.http.openai.sampling import NEUTRAL, Asked
+from pdflow_runtime.http.errors import ErrorBody, OpenAIError
+from pdflow_runtime.http.openai.chat import ChatMessage, ChatRequest, read_chat
+from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
+from pdflow_runtime.http.openai.fields import read_fields, rewritten
+from pdflow_runtime.http.openai.sampling import NEUTRAL, Asked
 
 READERS: dict[str, Callable[[bytes], CompletionRequest | ChatRequest]] = {
     "completion": read_completion,

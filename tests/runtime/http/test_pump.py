@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from runtime.http.pump import Pump
+from pdflow_runtime.http.pump import Pump
 
 
 @asynccontextmanager

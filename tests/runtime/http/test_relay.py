@@ -9,12 +9,12 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from runtime.http.client import HttpClient
-from runtime.http.errors import OpenAIError, UpstreamError
-from runtime.http.messages import EVENT_STREAM, Request
-from runtime.http.pump import Pump
-from runtime.http.relay import break_off, relay
-from runtime.http.responder import Responder
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import OpenAIError, UpstreamError
+from pdflow_runtime.http.messages import EVENT_STREAM, Request
+from pdflow_runtime.http.pump import Pump
+from pdflow_runtime.http.relay import break_off, relay
+from pdflow_runtime.http.responder import Responder
 from tests.runtime.http.world import LOCAL, said, scripted, serving, until
 
 GET = b"GET /p HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

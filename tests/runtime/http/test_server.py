@@ -11,10 +11,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from runtime.http.errors import OpenAIError
-from runtime.http.messages import EVENT_STREAM, Limits, Request
-from runtime.http.responder import Responder
-from runtime.http.server import Server
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import EVENT_STREAM, Limits, Request
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.http.server import Server
 from tests.runtime.http.world import LOCAL, echo, said, serving, until
 
 CLOSING = b"connection: close\r\n"

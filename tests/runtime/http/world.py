@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from runtime.http.messages import Limits, Request
-from runtime.http.responder import Responder
-from runtime.http.server import Server, serve_http
-from runtime.http.sockets import listen
+from pdflow_runtime.http.messages import Limits, Request
+from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.http.server import Server, serve_http
+from pdflow_runtime.http.sockets import listen
 
 LOCAL = "127.0.0.1"
 

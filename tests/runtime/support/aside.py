@@ -1,7 +1,7 @@
 """Memory beside the blocks that calls its places as the checker's world does, and nodes whose copies a test ends.
 
 Which number a memory gives a place depends on who came before, and the world's endpoints know no such numbers
-(sim/check/plan.py). Who has room, and when, is the memory's that is asked: the world's own kind.
+(sim/pdflow_sim/check/engines/plan.py). Who has room, and when, is the memory's that is asked: the world's own kind.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pdflow.serving.effects import Drop
 from pdflow.serving.events import CopiedIn, CopiedOut, Handle, LayerReady
 from pdflow.serving.sending import ProgressiveSending
 from pdflow.serving.staged_sending import StagedSending
-from runtime.layered_prefill_node import LayeredPrefillNode
-from runtime.node import Node
-from runtime.staged_decode_node import StagedDecodeNode
-from sim.check.layered_role import step_of
+from pdflow_runtime.nodes.layered_prefill_node import LayeredPrefillNode
+from pdflow_runtime.nodes.node import Node
+from pdflow_runtime.nodes.staged_decode_node import StagedDecodeNode
+from pdflow_sim.check.engines.layered_role import step_of
 
 
 class Aside(Staging):

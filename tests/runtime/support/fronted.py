@@ -9,24 +9,24 @@ from typing import Any
 import msgspec
 import trio
 
-from pdflow.scenario.schema import Scenario
-from runtime.admin import Admin
-from runtime.build import Builder
-from runtime.decode_api import DecodeApi
-from runtime.engine_api import EngineApi
-from runtime.engine_node import EngineNode
-from runtime.front import Front
-from runtime.http.client import HttpClient
-from runtime.http.messages import JSON
-from runtime.kv_params import Coordinates
-from runtime.models import Model
-from runtime.places import EnginePlace
-from runtime.prefill_api import PrefillApi
-from runtime.router_node import RouterNode
-from runtime.routing import governed_of, seats_of
-from runtime.signed import Gate
-from runtime.store_build import stores_of
-from runtime.transports.named import transport_named
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_runtime.build import Builder
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.messages import JSON
+from pdflow_runtime.nodes.decode_api import DecodeApi
+from pdflow_runtime.nodes.engine_api import EngineApi
+from pdflow_runtime.nodes.engine_node import EngineNode
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.nodes.models import Model
+from pdflow_runtime.nodes.prefill_api import PrefillApi
+from pdflow_runtime.process.addresses import EnginePlace
+from pdflow_runtime.router.admin import Admin
+from pdflow_runtime.router.front import Front
+from pdflow_runtime.router.router_node import RouterNode
+from pdflow_runtime.router.routing import governed_of, seats_of
+from pdflow_runtime.security.signed import Gate
+from pdflow_runtime.store.build import stores_of
+from pdflow_runtime.transports.named import transport_named
 from tests.runtime.http.world import LOCAL, serving
 from tests.runtime.support.house import House, house
 

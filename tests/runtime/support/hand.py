@@ -8,8 +8,8 @@ from typing import Any
 
 from pdflow.engine.sequence import Admitted, Dropped, Finished, Prefilled, Sequence
 from pdflow.protocol.values import Allocation
-from runtime.engine_node import EngineNode
-from runtime.engines.job import Job
+from pdflow_runtime.engines.job import Job
+from pdflow_runtime.nodes.engine_node import EngineNode
 
 
 class HandPool:

@@ -17,11 +17,11 @@ from pdflow.protocol.ids import Op
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.strict import Frame, FrameDecoder, Hello, encode_frame
 from pdflow.serving.core import Port
-from runtime.links import Links
-from runtime.node import Node
-from runtime.orders import FindWay, Orders
-from runtime.ranks import Rank
-from runtime.transports.base import (
+from pdflow_runtime.nodes.links import Links
+from pdflow_runtime.nodes.node import Node
+from pdflow_runtime.nodes.ranks import Rank
+from pdflow_runtime.nodes.transfers import FindWay, Orders
+from pdflow_runtime.transports.base import (
     DoneMeans,
     Ended,
     Fenced,

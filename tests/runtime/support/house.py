@@ -9,26 +9,26 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import trio
 
 from pdflow.protocol.ids import KvParams
-from pdflow.protocol.invariants import Oracle
+from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.messages import Code
-from pdflow.scenario.load import parse, resolve
-from pdflow.scenario.schema import Scenario
-from runtime.build import Builder
-from runtime.decode_node import DecodeLeg
-from runtime.engines.job import Sampling, Token
-from runtime.http.server import serve_http
-from runtime.http.sockets import listen
-from runtime.kv_params import Coordinates
-from runtime.models import Model
-from runtime.prefill_node import PrefillLeg, PrefillNode
-from runtime.ranked_node import RankedNode
-from runtime.signed import Gate
-from runtime.store_api import StoreApi
-from runtime.store_build import store_node
-from runtime.store_node import StoreNode
-from runtime.store_prefill_node import StorePrefillNode
-from runtime.transports.base import MakeTransport
-from runtime.transports.named import transport_named
+from pdflow.scenario.reading.load import parse, resolve
+from pdflow.scenario.schema.scenario import Scenario
+from pdflow_runtime.build import Builder
+from pdflow_runtime.engines.job import Sampling, Token
+from pdflow_runtime.http.server import serve_http
+from pdflow_runtime.http.sockets import listen
+from pdflow_runtime.nodes.decode_node import DecodeLeg
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.nodes.models import Model
+from pdflow_runtime.nodes.prefill_node import PrefillLeg, PrefillNode
+from pdflow_runtime.nodes.ranked_node import RankedNode
+from pdflow_runtime.security.signed import Gate
+from pdflow_runtime.store.api import StoreApi
+from pdflow_runtime.store.build import store_node
+from pdflow_runtime.store.node import StoreNode
+from pdflow_runtime.store.prefill_node import StorePrefillNode
+from pdflow_runtime.transports.base import MakeTransport
+from pdflow_runtime.transports.named import transport_named
 
 LOCAL: Final = "127.0.0.1"
 CLUSTER: Final = """

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pdflow.layout.shapes import heads_of_rank
-from runtime.engine_node import EngineNode
+from pdflow_runtime.nodes.engine_node import EngineNode
 
 
 def kv(node: EngineNode, blocks: Sequence[int], tokens: int) -> Any:

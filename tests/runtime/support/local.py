@@ -15,12 +15,12 @@ import trio
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
-from runtime.transports import tcp
-from runtime.transports.base import DoneMeans, Ended, Fenced, Fences, Flushed, Tell, TransportEvent
-from runtime.transports.links import Guest, Link
-from runtime.transports.messages import Description, Hello, Write, frame
-from runtime.transports.stream import Parcel
-from runtime.transports.tcp import TcpTransport
+from pdflow_runtime.transports import tcp
+from pdflow_runtime.transports.base import DoneMeans, Ended, Fenced, Fences, Flushed, Tell, TransportEvent
+from pdflow_runtime.transports.streams.links import Guest, Link
+from pdflow_runtime.transports.streams.messages import Description, Hello, Write, frame
+from pdflow_runtime.transports.streams.stream import Parcel
+from pdflow_runtime.transports.tcp import TcpTransport
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from runtime.http.client import HttpClient
-from runtime.http.messages import JSON
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.messages import JSON
 from tests.runtime.support.tied import tied
 
 ROOT = Path(__file__).resolve().parents[3]

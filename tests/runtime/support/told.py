@@ -26,25 +26,25 @@ from pdflow.engine.sequence import Sequence
 from pdflow.protocol.effects import AnswerPrefill, PostRead, PostWrite, ReadWord
 from pdflow.protocol.events import DecodeQueued, HandshakeEnded, PeerLost, Received, TimerFired
 from pdflow.protocol.ids import KvParams, engine_of, rank_of
-from pdflow.protocol.invariants import Oracle
+from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import Address, EngineId, Instant, Xid
 from pdflow.serving.events import PrefillFailed
-from runtime.decode_node import DecodeLeg, DecodeNode
-from runtime.engine_node import EngineNode, Place
-from runtime.engines.job import Sampling
-from runtime.node import TIME_REACHED
-from runtime.prefill_node import PrefillLeg, PrefillNode
-from runtime.ranks import WORD_BYTES, Beside, LayoutBook
-from runtime.transports.base import Tell
-from sim.check import names
-from sim.check.cluster import DIGEST, FIRST_LIFE, SHAPE, role_of
-from sim.check.compose import relation
-from sim.check.ghost import ENDED_OK, PIECE, Product, Stage
-from sim.check.moves import Move
-from sim.check.relation import Relation
-from sim.check.roles import WEIGHTS
-from sim.check.scope import TOKENS, Scope
-from sim.check.world import State
+from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.nodes.decode_node import DecodeLeg, DecodeNode
+from pdflow_runtime.nodes.engine_node import EngineNode, Place
+from pdflow_runtime.nodes.node import TIME_REACHED
+from pdflow_runtime.nodes.prefill_node import PrefillLeg, PrefillNode
+from pdflow_runtime.nodes.ranks import WORD_BYTES, Beside, LayoutBook
+from pdflow_runtime.transports.base import Tell
+from pdflow_sim.check.counterexamples import names
+from pdflow_sim.check.engines.roles import WEIGHTS
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.relation import Relation
+from pdflow_sim.check.scopes.scope import TOKENS, Scope
+from pdflow_sim.check.state.cluster import DIGEST, FIRST_LIFE, SHAPE, role_of
+from pdflow_sim.check.state.shadow_state import ENDED_OK, PIECE, Product, Stage
+from pdflow_sim.check.state.space import State
 from tests.runtime.support.hand import Hand
 from tests.runtime.support.held import Held, Operation, Wires, frame
 from tests.runtime.support.kv import kv, put_kv

@@ -24,18 +24,18 @@ from pdflow.protocol.values import Address, Allocation, EngineId
 from pdflow.serving.events import ChunkStarted, LayerReady, PrefillFailed, RoomDue
 from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.serving.staged_sending import StagedSending
-from runtime.beside import pages_beside
-from runtime.engine_node import EngineNode, Place
-from runtime.ranks import Beside
-from sim.check.cluster import SHAPE, role_of
-from sim.check.ghost import ENDED_ERR, ENDED_OK, ORPHAN
-from sim.check.layered_role import LayeredPrefillRole, step_of
-from sim.check.moves import Move
-from sim.check.parcels import PieceOperations
-from sim.check.roles import BEGUN, QUEUED
-from sim.check.scope import Scope
-from sim.check.staged_role import BLOCKS as LOADED
-from sim.check.staged_role import StagedDecodeRole
+from pdflow_runtime.nodes.engine_node import EngineNode, Place
+from pdflow_runtime.nodes.ranks import Beside
+from pdflow_runtime.nodes.staging_memory import pages_beside
+from pdflow_sim.check.engines.layered_role import LayeredPrefillRole, step_of
+from pdflow_sim.check.engines.roles import BEGUN, QUEUED
+from pdflow_sim.check.engines.staged_role import BLOCKS as LOADED
+from pdflow_sim.check.engines.staged_role import StagedDecodeRole
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.pieces import PieceOperations
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.state.cluster import SHAPE, role_of
+from pdflow_sim.check.state.shadow_state import ENDED_ERR, ENDED_OK, ORPHAN
 from tests.runtime.support.aside import Aside, SlowCopies, ToldDecodeNode, ToldPrefillNode
 from tests.runtime.support.held import HeldOrders, Operation
 from tests.runtime.support.told import BLOCKS, NotToldOn, Told, hand

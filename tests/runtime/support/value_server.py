@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runtime.http.sockets import listen
+from pdflow_runtime.http.sockets import listen
 
 KINDS = ("valkey", "redis")
 UP_S = 20

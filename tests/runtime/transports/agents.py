@@ -17,17 +17,17 @@ import pytest
 import trio
 
 from pdflow.layout.descriptors import Descriptor
-from runtime.transports.agent import StreamAgent
-from runtime.transports.base import Ended, Flushed, Noticed, TransportEvent
-from runtime.transports.mooncake import INSTALL as INSTALL_MOONCAKE
-from runtime.transports.mooncake import MooncakeTransport
-from runtime.transports.nccl import NcclTransport
-from runtime.transports.nccl_library import gpus, real_library
-from runtime.transports.nccl_standin import StandIn
-from runtime.transports.nixl import INSTALL as INSTALL_NIXL
-from runtime.transports.nixl import NixlTransport
-from runtime.transports.shm import ShmTransport
-from runtime.transports.tcp import TcpTransport
+from pdflow_runtime.transports.agent import StreamAgent
+from pdflow_runtime.transports.base import Ended, Flushed, Noticed, TransportEvent
+from pdflow_runtime.transports.mooncake import INSTALL as INSTALL_MOONCAKE
+from pdflow_runtime.transports.mooncake import MooncakeTransport
+from pdflow_runtime.transports.nccl.library import gpus, real_library
+from pdflow_runtime.transports.nccl.standin import StandIn
+from pdflow_runtime.transports.nccl.transport import NcclTransport
+from pdflow_runtime.transports.nixl import INSTALL as INSTALL_NIXL
+from pdflow_runtime.transports.nixl import NixlTransport
+from pdflow_runtime.transports.shm import ShmTransport
+from pdflow_runtime.transports.tcp import TcpTransport
 from tests.runtime.support.local import ClosingTransport, LocalTransport
 from tests.runtime.transports.alone import is_alone
 

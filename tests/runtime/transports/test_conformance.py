@@ -7,7 +7,16 @@ import random
 import pytest
 import trio
 
-from runtime.transports.base import Ended, Fenced, Flushed, Noticed, PeerGone, Stopped, TransportError, WordArrived
+from pdflow_runtime.transports.base import (
+    Ended,
+    Fenced,
+    Flushed,
+    Noticed,
+    PeerGone,
+    Stopped,
+    TransportError,
+    WordArrived,
+)
 from tests.runtime.transports.agents import ALL, PATIENCE_S, REGION_BYTES, Agent, agents, pair, untouched
 
 pytestmark = pytest.mark.trio

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.layout.descriptors import Descriptor
-from runtime.transports import copying
-from runtime.transports.copying import WORTH_REPEATS, Copy, Mapped, repeats
-from runtime.transports.messages import FEW_PIECES, Pieces, pack, unpack_pieces
+from pdflow_runtime.transports import copying
+from pdflow_runtime.transports.copying import WORTH_REPEATS, Copy, Mapped, repeats
+from pdflow_runtime.transports.streams.messages import FEW_PIECES, Pieces, pack, unpack_pieces
 
 REGION_BYTES = 64 << 10
 SOURCE = Mapped(memoryview(random.Random(1).randbytes(REGION_BYTES)))

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from runtime.transports.base import Ended, Fenced, Noticed, PeerGone
+from pdflow_runtime.transports.base import Ended, Fenced, Noticed, PeerGone
 from tests.runtime.transports.agents import ALL, REGION_BYTES, agents, child, untouched
 
 pytestmark = pytest.mark.trio

@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.wire.malformed import Malformed
-from runtime.transports import host, nccl
-from runtime.transports.base import PeerGone, TransportError
-from runtime.transports.messages import (
+from pdflow_runtime.transports import host
+from pdflow_runtime.transports.base import PeerGone, TransportError
+from pdflow_runtime.transports.nccl import transport as nccl
+from pdflow_runtime.transports.nccl.standin import StandIn
+from pdflow_runtime.transports.region import OwnedRegion
+from pdflow_runtime.transports.streams.messages import (
     FEW_PIECES,
     MAX_HELLO_BYTES,
     MAX_NOTICE_BYTES,
@@ -41,8 +44,6 @@ from runtime.transports.messages import (
     parse_description,
     unpack_pieces,
 )
-from runtime.transports.nccl_standin import StandIn
-from runtime.transports.region import OwnedRegion
 from tests.runtime.transports.agents import EMBEDDED, REGION_BYTES, Agent, agents, untouched
 
 ONE = pack([Descriptor(0, 0, 8)])

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from runtime.transports.base import Fenced, TransportError
-from runtime.transports.joint import join
-from runtime.transports.tcp import TcpTransport
+from pdflow_runtime.transports.base import Fenced, TransportError
+from pdflow_runtime.transports.joint import join
+from pdflow_runtime.transports.tcp import TcpTransport
 from tests.runtime.transports.agents import ALL, KINDS, Agent, agents, untouched
 
 pytestmark = pytest.mark.trio

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from runtime.transports.base import MissingBackend, TransportError
-from runtime.transports.mooncake import INSTALL, MooncakeTransport
-from runtime.transports.named import caution_of, transport_named
+from pdflow_runtime.transports.base import MissingBackend, TransportError
+from pdflow_runtime.transports.mooncake import INSTALL, MooncakeTransport
+from pdflow_runtime.transports.named import caution_of, transport_named
 from tests.runtime.transports.alone import command, is_permitted
 
 

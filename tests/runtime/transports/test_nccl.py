@@ -10,14 +10,14 @@ import pytest
 import trio
 import trio.testing
 
-from runtime.transports.base import Fenced, Noticed, PeerGone, TransportError
-from runtime.transports.copying import Mapped
-from runtime.transports.groups import CHUNK_BYTES, CudaStaging, Group, HostStaging
-from runtime.transports.named import caution_of, transport_named
-from runtime.transports.nccl import Bodies, NcclTransport, cut
-from runtime.transports.nccl_library import INSTALL, gpus, library_path, real_library
-from runtime.transports.nccl_standin import StandIn, UniqueId
-from runtime.transports.region import FOLDER
+from pdflow_runtime.transports.base import Fenced, Noticed, PeerGone, TransportError
+from pdflow_runtime.transports.copying import Mapped
+from pdflow_runtime.transports.named import caution_of, transport_named
+from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, CudaStaging, Group, HostStaging
+from pdflow_runtime.transports.nccl.library import INSTALL, gpus, library_path, real_library
+from pdflow_runtime.transports.nccl.standin import StandIn, UniqueId
+from pdflow_runtime.transports.nccl.transport import Bodies, NcclTransport, cut
+from pdflow_runtime.transports.region import FOLDER
 from tests.runtime.transports.agents import REGION_BYTES, agents, child, pair, untouched
 
 LIBRARY = library_path()

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import trio.testing
 
-from runtime.transports.base import MissingBackend, TransportError, WordArrived
-from runtime.transports.messages import Description
-from runtime.transports.nixl import INSTALL, NixlTransport
+from pdflow_runtime.transports.base import MissingBackend, TransportError, WordArrived
+from pdflow_runtime.transports.nixl import INSTALL, NixlTransport
+from pdflow_runtime.transports.streams.messages import Description
 from tests.runtime.transports.agents import ADOPTED, NIXL, REGION_BYTES, agents, pair
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.transports.base import TransportError
-from runtime.transports.region import FOLDER, OwnedRegion, map_region, sweep
+from pdflow_runtime.transports.base import TransportError
+from pdflow_runtime.transports.region import FOLDER, OwnedRegion, map_region, sweep
 from tests.runtime.transports.agents import child
 
 

@@ -10,9 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from runtime.transports.base import Ended, Fenced, PeerGone, TransportError
-from runtime.transports.messages import Description
-from runtime.transports.tcp import TcpTransport
+from pdflow_runtime.transports.base import Ended, Fenced, PeerGone, TransportError
+from pdflow_runtime.transports.streams.messages import Description
+from pdflow_runtime.transports.tcp import TcpTransport
 from tests.runtime.transports.agents import REGION_BYTES, agents, untouched
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.transports.base import Flushed, TransportEvent
-from runtime.transports.waits import Waits
+from pdflow_runtime.transports.base import Flushed, TransportEvent
+from pdflow_runtime.transports.waits import Waits
 
 
 def test_a_flush_that_has_failed_waits_for_those_before_it() -> None:

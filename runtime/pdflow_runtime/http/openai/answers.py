@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from runtime.http.errors import OpenAIError
-from runtime.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, TokenLogprob, of_chat, of_completion
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, TokenLogprob, of_chat, of_completion
 
 Ending: TypeAlias = Literal["stop", "length", "abort"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.http.openai.fields import invalid
+from pdflow_runtime.http.openai.fields import invalid
 
 
 class FirstToken(msgspec.Struct, frozen=True):

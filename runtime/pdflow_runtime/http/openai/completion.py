@@ -6,8 +6,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from runtime.http.openai.fields import Fields, decoded, invalid, read_fields
-from runtime.http.openai.sampling import (
+from pdflow_runtime.http.openai.fields import Fields, decoded, invalid, read_fields
+from pdflow_runtime.http.openai.sampling import (
     Asked,
     SharedFields,
     asked,

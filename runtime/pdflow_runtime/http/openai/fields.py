@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from runtime.http.errors import OpenAIError
+from pdflow_runtime.http.errors import OpenAIError
 
 Fields: TypeAlias = dict[str, msgspec.Raw]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from runtime.http.errors import OpenAIError
+from pdflow_runtime.http.errors import OpenAIError
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

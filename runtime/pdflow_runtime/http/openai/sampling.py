@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from runtime.http.openai.fields import Fields, decoded, invalid
+from pdflow_runtime.http.openai.fields import Fields, decoded, invalid
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16

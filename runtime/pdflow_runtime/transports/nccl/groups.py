@@ -18,8 +18,8 @@ import mmap
 from importlib import import_module
 from typing import Any, Final, Protocol
 
-from runtime.transports.copying import Mapped
-from runtime.transports.nccl_library import UINT8, Library
+from pdflow_runtime.transports.copying import Mapped
+from pdflow_runtime.transports.nccl.library import UINT8, Library
 
 CHUNK_BYTES: Final = 4 << 20
 

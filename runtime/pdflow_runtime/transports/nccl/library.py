@@ -1,7 +1,7 @@
 """What we call of NCCL, by the names of vLLM's pynccl, and who answers to them here.
 
 Where vLLM is installed its NCCLLibrary does; else this binding of the same few functions; and on a machine without a
-GPU, where NCCL refuses to open a group, a stand-in (nccl_standin.py).
+GPU, where NCCL refuses to open a group, a stand-in (nccl/standin.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from runtime.transports.base import MissingBackend
+from pdflow_runtime.transports.base import MissingBackend
 
 INSTALL: Final = "pip install nvidia-nccl-cu12"
 ID_BYTES: Final = 128

@@ -20,9 +20,9 @@ from typing import Final
 
 import numpy as np
 
-from runtime.transports.base import TransportError
-from runtime.transports.nccl_library import ID_BYTES
-from runtime.transports.region import FOLDER, OwnedRegion, check_path, new_name
+from pdflow_runtime.transports.base import TransportError
+from pdflow_runtime.transports.nccl.library import ID_BYTES
+from pdflow_runtime.transports.region import FOLDER, OwnedRegion, check_path, new_name
 
 RING_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 4096
@@ -93,7 +93,9 @@ class Move:
 
 
 class StandIn:
-    """Answers to the names of runtime/transports/nccl_library.py. Every call returns when its bytes have moved."""
+    """Answers to the names of runtime/pdflow_runtime/transports/nccl/library.py. Every call returns when its bytes have
+    moved.
+    """
 
     def __init__(self) -> None:
         self._grouped: Final = threading.local()

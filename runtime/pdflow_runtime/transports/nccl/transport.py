@@ -26,16 +26,26 @@ import trio
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
-from runtime.transports.asking import AskingAgent
-from runtime.transports.base import Tell, TransportError
-from runtime.transports.copying import Copy, Mapped, Motion
-from runtime.transports.groups import CHUNK_BYTES, CudaStaging, Group, HostStaging, Staging
-from runtime.transports.links import Guest, Link
-from runtime.transports.messages import VERSION, Data, Description, Hello, Pieces, Ready, Write, frame, unpack_pieces
-from runtime.transports.nccl_library import ID_BYTES, Library, gpus, real_library
-from runtime.transports.nccl_standin import StandIn
-from runtime.transports.sockets import is_whole, tune
-from runtime.transports.stream import MAX_PARCELS, Parcel, Stream, StreamBrokenError
+from pdflow_runtime.transports.asking import AskingAgent
+from pdflow_runtime.transports.base import Tell, TransportError
+from pdflow_runtime.transports.copying import Copy, Mapped, Motion
+from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, CudaStaging, Group, HostStaging, Staging
+from pdflow_runtime.transports.nccl.library import ID_BYTES, Library, gpus, real_library
+from pdflow_runtime.transports.nccl.standin import StandIn
+from pdflow_runtime.transports.streams.links import Guest, Link
+from pdflow_runtime.transports.streams.messages import (
+    VERSION,
+    Data,
+    Description,
+    Hello,
+    Pieces,
+    Ready,
+    Write,
+    frame,
+    unpack_pieces,
+)
+from pdflow_runtime.transports.streams.sockets import is_whole, tune
+from pdflow_runtime.transports.streams.stream import MAX_PARCELS, Parcel, Stream, StreamBrokenError
 
 log = logging.getLogger(__name__)
 

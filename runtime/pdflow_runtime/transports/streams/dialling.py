@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from pdflow.protocol.values import Address
-from runtime.transports.base import TransportError
-from runtime.transports.host import GREETING_S
-from runtime.transports.messages import MAX_HELLO_BYTES, Description, Hello, Refused, Welcome, frame
-from runtime.transports.stream import Parcel, Stream, StreamBrokenError
+from pdflow_runtime.transports.base import TransportError
+from pdflow_runtime.transports.host import GREETING_S
+from pdflow_runtime.transports.streams.messages import MAX_HELLO_BYTES, Description, Hello, Refused, Welcome, frame
+from pdflow_runtime.transports.streams.stream import Parcel, Stream, StreamBrokenError
 
 
 class AgentGoneError(TransportError):

@@ -12,9 +12,9 @@ from typing import Final, Protocol
 import trio
 
 from pdflow.protocol.values import Address
-from runtime.transports.copying import Motion
-from runtime.transports.messages import Description, Pieces
-from runtime.transports.stream import Stream
+from pdflow_runtime.transports.copying import Motion
+from pdflow_runtime.transports.streams.messages import Description, Pieces
+from pdflow_runtime.transports.streams.stream import Stream
 
 
 class Remote(Protocol):

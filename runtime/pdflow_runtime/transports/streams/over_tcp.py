@@ -13,12 +13,12 @@ from typing import Final
 
 import trio
 
-from runtime.transports.agent import StreamAgent
-from runtime.transports.base import TransportError
-from runtime.transports.dialling import AgentGoneError, open_stream
-from runtime.transports.links import Link
-from runtime.transports.messages import Description
-from runtime.transports.sockets import dialled
+from pdflow_runtime.transports.agent import StreamAgent
+from pdflow_runtime.transports.base import TransportError
+from pdflow_runtime.transports.streams.dialling import AgentGoneError, open_stream
+from pdflow_runtime.transports.streams.links import Link
+from pdflow_runtime.transports.streams.messages import Description
+from pdflow_runtime.transports.streams.sockets import dialled
 
 log = logging.getLogger(__name__)
 

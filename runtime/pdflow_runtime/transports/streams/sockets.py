@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from runtime.transports.base import TransportError
+from pdflow_runtime.transports.base import TransportError
 
 BACKLOG: Final = 128
 IDLE_S: Final = 5

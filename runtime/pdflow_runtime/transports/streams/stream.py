@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from pdflow.protocol.wire.malformed import Malformed
-from runtime.transports.messages import LENGTH_BYTES, MAX_MESSAGE_BYTES, Message, parse
+from pdflow_runtime.transports.streams.messages import LENGTH_BYTES, MAX_MESSAGE_BYTES, Message, parse
 
 MAX_PARCELS: Final = 4096
 """Waiting to be sent on one stream; beyond it the peer does not read what it asked for."""

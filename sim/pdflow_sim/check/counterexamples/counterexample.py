@@ -18,12 +18,12 @@ import msgspec
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.protocol.dialect import DIALECTS
-from pdflow.scenario.convert import did_you_mean, one_of, shown
+from pdflow.scenario.reading.convert import did_you_mean, one_of, shown
 from pdflow.version import version
-from sim.check.compose import relation
-from sim.check.races.owners import WORLDS
-from sim.check.relation import Relation
-from sim.check.scope import Scope
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.relation import Relation
+from pdflow_sim.check.races.owners import WORLDS
+from pdflow_sim.check.scopes.scope import Scope
 
 VERSION = 1
 LARGEST = 1_000
@@ -74,9 +74,9 @@ class StoryFile(Struct, frozen=True):
     """Digest of the state before the first step."""
     verdict: Verdict | None = None
     mutant: str | None = None
-    """Which named patch of sim/check/mutants must be in place."""
+    """Which named patch of sim/pdflow_sim/check/mutants must be in place."""
     own_world: str = ""
-    """Which world of sim/check/races/owners.py, if not the explored one."""
+    """Which world of sim/pdflow_sim/check/races/owners.py, if not the explored one."""
     information: Information = msgspec.field(default_factory=Information)
 
     @property

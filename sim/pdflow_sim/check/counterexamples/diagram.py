@@ -11,8 +11,9 @@ from typing import Any
 import attrs
 
 from pdflow.protocol.values import Address
-from sim.check import names
-from sim.check.diagram_lines import (
+from pdflow_sim.check.counterexamples import names
+from pdflow_sim.check.counterexamples.counterexample import StoryFile
+from pdflow_sim.check.counterexamples.diagram_lines import (
     CLIENT,
     EFFECTS,
     EVENTS,
@@ -28,14 +29,13 @@ from sim.check.diagram_lines import (
     something,
     somewhere,
 )
-from sim.check.ghost import Broken
-from sim.check.live import settle
-from sim.check.moves import Move
-from sim.check.relation import Relation
-from sim.check.replay import walk
-from sim.check.story import StoryFile
-from sim.check.turns import HEARD
-from sim.check.world import State
+from pdflow_sim.check.counterexamples.replay import walk
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.relation import Relation
+from pdflow_sim.check.search.liveness import settle
+from pdflow_sim.check.state.shadow_state import Broken
+from pdflow_sim.check.state.space import State
+from pdflow_sim.check.state.turns import HEARD
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from pdflow.protocol.consumer import ConsumerCell
+from pdflow.protocol.consumer.cell import ConsumerCell
 from pdflow.protocol.effects import (
     AnswerPrefill,
     BumpWord,
@@ -35,7 +35,7 @@ from pdflow.protocol.effects import (
 )
 from pdflow.protocol.events import DecodeAdmitted, PrefillBegun, PrefillFinished, PrefillLegEnded, PrefillQueued
 from pdflow.protocol.messages import Code
-from pdflow.protocol.producer import ProducerCell
+from pdflow.protocol.producer.cell import ProducerCell
 from pdflow.protocol.values import Address, Allocation
 from pdflow.routing.effects import (
     AbortLeg,
@@ -47,12 +47,12 @@ from pdflow.routing.effects import (
     Reply,
     ReportPrefill,
 )
-from sim.check import names
-from sim.check.cluster import role_of
-from sim.check.moves import Move
-from sim.check.races.owners import WRITER
-from sim.check.relation import Transitions
-from sim.check.world import State
+from pdflow_sim.check.counterexamples import names
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.races.owners import WRITER
+from pdflow_sim.check.state.cluster import role_of
+from pdflow_sim.check.state.space import State
 
 CLIENT, ROUTER, WIRE = "client", "router", "wire"
 

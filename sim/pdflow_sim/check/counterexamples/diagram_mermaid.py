@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pdflow.protocol.ids import engine_of
-from sim.check.cluster import ORPHAN
-from sim.check.diagram import Diagram
-from sim.check.diagram_lines import CLIENT, ROUTER, WIRE, Line, Style
+from pdflow_sim.check.counterexamples.diagram import Diagram
+from pdflow_sim.check.counterexamples.diagram_lines import CLIENT, ROUTER, WIRE, Line, Style
+from pdflow_sim.check.state.cluster import ORPHAN
 
 ARROWS = {Style.TOLD: "->>", Style.SENT: "-)", Style.LOST: "-x", Style.BYTES: "-->>"}
 RED = "rgb(255, 205, 205)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import textwrap
 
-from sim.check.diagram import Diagram
-from sim.check.diagram_lines import Line, Style
+from pdflow_sim.check.counterexamples.diagram import Diagram
+from pdflow_sim.check.counterexamples.diagram_lines import Line, Style
 
 GAP = 4
 """Columns at least between the names of two lifelines' middles, enough for an arrow."""

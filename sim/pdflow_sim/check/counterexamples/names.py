@@ -12,10 +12,10 @@ from typing import Any
 from pdflow.protocol.events import FrameOrdered
 from pdflow.protocol.ids import Op, Reg
 from pdflow.protocol.messages import Heartbeat, Sync, SyncReply
-from sim.check.ghost import ABOUT_OPERATIONS
-from sim.check.moves import Move
-from sim.check.relation import Transitions
-from sim.check.world import State, StateSpace
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.state.shadow_state import ABOUT_OPERATIONS
+from pdflow_sim.check.state.space import State, StateSpace
 
 
 def name(world: Transitions, state: State, move: Move) -> str:

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from sim.check import names
-from sim.check.digest import digest
-from sim.check.ghost import Broken
-from sim.check.live import live
-from sim.check.moves import Move
-from sim.check.relation import Transitions
-from sim.check.story import Information, Step, StoryFile, Verdict
-from sim.check.world import State
+from pdflow_sim.check.counterexamples import names
+from pdflow_sim.check.counterexamples.counterexample import Information, Step, StoryFile, Verdict
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.search.liveness import live
+from pdflow_sim.check.state.digest import digest
+from pdflow_sim.check.state.shadow_state import Broken
+from pdflow_sim.check.state.space import State
 
 SHOWN = 40
 """Possible moves that a mismatch lists: more than any small scope has."""

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
-from sim.check.ghost import Broken
-from sim.check.live import calm
-from sim.check.moves import Move
-from sim.check.names import name
-from sim.check.ordered import Ordered, ordered
-from sim.check.relation import Transitions
-from sim.check.replay import named
-from sim.check.scope import Scope
-from sim.check.search import Story, shortest
-from sim.check.simpler import loosely, simpler
-from sim.check.walk import rest
-from sim.check.world import State
+from pdflow_sim.check.counterexamples.names import name
+from pdflow_sim.check.counterexamples.replay import named
+from pdflow_sim.check.counterexamples.simpler import loosely, simpler
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.ordered import Ordered, ordered
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.liveness import calm
+from pdflow_sim.check.search.search import Story, shortest
+from pdflow_sim.check.search.walk import rest
+from pdflow_sim.check.state.shadow_state import Broken
+from pdflow_sim.check.state.space import State
 
 LIVENESS = ("L", "L1", "L2", "L3")
 """What is judged where nothing more happens, or only a calm schedule goes on."""

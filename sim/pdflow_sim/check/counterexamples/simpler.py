@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 
-from sim.check.cluster import Cluster
-from sim.check.scope import BLOCK_TOKENS, ENDLESS, Fault, Scope
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, ENDLESS, Fault, Scope
+from pdflow_sim.check.state.cluster import Cluster
 
 PLAIN: dict[str, Any] = {"orphan": False, "chunks": 1, "lagging": False, "same_product": False, "same_base": False}
 PLAIN |= {

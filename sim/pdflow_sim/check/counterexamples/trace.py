@@ -17,13 +17,13 @@ import attrs
 from pdflow.errors import PdflowError
 from pdflow.protocol import effects, events, ids, messages, timers, values
 from pdflow.protocol.errors import InvariantViolated, LocalProtocolError
-from pdflow.results.events import EventLine, classes_of, plain, read_events, rebuild
+from pdflow.results.files.events import EventLine, classes_of, plain, read_events, rebuild
 from pdflow.routing import effects as router_effects
 from pdflow.routing import events as router_events
 from pdflow.routing.router import Router
-from pdflow.scenario.schema import Scenario
+from pdflow.scenario.schema.scenario import Scenario
 from pdflow.wiring.router import router_of
-from sim.build import Builder
+from pdflow_sim.build import Builder
 
 CLASSES = classes_of(effects, events, ids, messages, timers, values, router_events, router_effects)
 

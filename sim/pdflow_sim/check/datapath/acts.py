@@ -8,12 +8,12 @@ from functools import partial
 from pdflow.methods.guards import Loss, loss_of
 from pdflow.methods.pages import counted_from, runs
 from pdflow.methods.shipment import Ending, Shipment
-from sim.check.datapath.findings import Broken
-from sim.check.datapath.request import Life, Stage
-from sim.check.datapath.room import Content
-from sim.check.datapath.search import Move
-from sim.check.datapath.setting import BLOCK_TOKENS, TOKENS
-from sim.check.datapath.world import World, request_of
+from pdflow_sim.check.datapath.findings import Broken
+from pdflow_sim.check.datapath.request import Life, Stage
+from pdflow_sim.check.datapath.room import Content
+from pdflow_sim.check.datapath.search import Move
+from pdflow_sim.check.datapath.setting import BLOCK_TOKENS, TOKENS
+from pdflow_sim.check.datapath.world import World, request_of
 
 
 class Acts(World):

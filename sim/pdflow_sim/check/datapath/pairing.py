@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 
 from pdflow.methods.guards import Guards
-from pdflow.methods.nccl_ranks import rank_in_group
-from sim.check.datapath.findings import Broken, Finding
-from sim.check.datapath.search import Move
+from pdflow.methods.nccl.ranks import rank_in_group
+from pdflow_sim.check.datapath.findings import Broken, Finding
+from pdflow_sim.check.datapath.search import Move
 
 ENGINES = ("a:0", "b:0")
 NEW, PLEASE = "NEW", "asks for NEW"

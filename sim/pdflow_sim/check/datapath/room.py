@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from pdflow.methods.staging import BufferStaging, RingStaging, Staging
 from pdflow.protocol.values import Allocation
-from sim.check.datapath.findings import Broken, Finding
+from pdflow_sim.check.datapath.findings import Broken, Finding
 
 TOKEN_BYTES = 4096
 """Of one layer: a ring's step, so that no part is larger than what lies in it."""

@@ -8,11 +8,11 @@ import attrs
 
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.method import AS_PUBLISHED, Memory, Method
-from sim.check.datapath.acts import Acts
-from sim.check.datapath.findings import Finding
-from sim.check.datapath.search import Explorable, Explored, explore
-from sim.check.datapath.setting import Setting
-from sim.check.datapath.store import StoreWorld
+from pdflow_sim.check.datapath.acts import Acts
+from pdflow_sim.check.datapath.findings import Finding
+from pdflow_sim.check.datapath.search import Explorable, Explored, explore
+from pdflow_sim.check.datapath.setting import Setting
+from pdflow_sim.check.datapath.store import StoreWorld
 
 STRICT: Final = "strict"
 _PUT: Final = frozenset({Finding.SKIPPED, Finding.DEAF, Finding.PEER})

@@ -1,8 +1,9 @@
 """Breadth first through every state, past what is found: each finding once, by the shortest of the stories that lead to
 it with the fewest faults.
 
-`sim/check/search.py` stops at the first violation, keeps states as numbers and asks of each whether it can end. Here
-one search has to show several faults, states are few, and each move goes forward: what cannot end has no moves.
+`sim/pdflow_sim/check/search/search.py` stops at the first violation, keeps states as numbers and asks of each whether
+it can end. Here one search has to show several faults, states are few, and each move goes forward: what cannot end has
+no moves.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Protocol, TypeAlias
 
 import attrs
 
-from sim.check.datapath.findings import Broken, Finding
-from sim.uncollected import uncollected
+from pdflow_sim.check.datapath.findings import Broken, Finding
+from pdflow_sim.uncollected import uncollected
 
 Move: TypeAlias = tuple[str, int, int]
 """A verb; a request, or an engine; a piece's number."""

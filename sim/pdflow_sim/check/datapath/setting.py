@@ -10,7 +10,7 @@ from pdflow.methods.guards import Guards
 from pdflow.methods.method import Conduct, Grain, Memory, Method
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import KvSize, Staging, comes_with_the_write, staging_of
-from sim.check.datapath.room import TOKEN_BYTES
+from pdflow_sim.check.datapath.room import TOKEN_BYTES
 
 TOKENS = 4
 EDGE = 3

@@ -11,12 +11,12 @@ from collections.abc import Hashable, Iterator
 from copy import deepcopy
 from enum import IntEnum
 
-from pdflow.methods.kv_store_keys import block_keys, origin
 from pdflow.methods.method import Conduct
-from pdflow.methods.store_memory import Item, StoreMemory
+from pdflow.methods.store.keys import block_keys, origin
+from pdflow.methods.store.memory import Item, StoreMemory
 from pdflow.protocol.values import Allocation
-from sim.check.datapath.findings import Broken, Finding
-from sim.check.datapath.search import Move
+from pdflow_sim.check.datapath.findings import Broken, Finding
+from pdflow_sim.check.datapath.search import Move
 
 Tokens = tuple[int, ...]
 PROMPTS: tuple[Tokens, ...] = ((1, 2, 3, 4), (1, 2, 5, 6))

@@ -15,11 +15,11 @@ from typing import TypeVar
 from pdflow.methods.method import Memory
 from pdflow.methods.shipment import Piece
 from pdflow.protocol.values import Allocation
-from sim.check.datapath.findings import Broken, Finding
-from sim.check.datapath.request import Life, Request, Stage
-from sim.check.datapath.room import Content, Room
-from sim.check.datapath.search import Move
-from sim.check.datapath.setting import BLOCK_TOKENS, TOKENS, Setting
+from pdflow_sim.check.datapath.findings import Broken, Finding
+from pdflow_sim.check.datapath.request import Life, Request, Stage
+from pdflow_sim.check.datapath.room import Content, Room
+from pdflow_sim.check.datapath.search import Move
+from pdflow_sim.check.datapath.setting import BLOCK_TOKENS, TOKENS, Setting
 
 Forked = TypeVar("Forked", bound="World")
 

@@ -33,8 +33,8 @@ from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady, P
 from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.sending import ProgressiveSending, Sending, Steps
 from pdflow.serving.staged_sending import Departure, StagedSending
-from sim.check.plan import Copied, Plan, Waits, as_it_is, holder, kept
-from sim.check.roles import BEGUN, COMPUTED, QUEUED, UNREPORTED, Fails, PrefillRole
+from pdflow_sim.check.engines.plan import Copied, Plan, Waits, as_it_is, holder, kept
+from pdflow_sim.check.engines.roles import BEGUN, COMPUTED, QUEUED, UNREPORTED, Fails, PrefillRole
 
 
 class Chunk(Value, frozen=True, gc=False):

@@ -14,7 +14,7 @@ from pdflow.methods.method import Conduct, Memory, Method
 from pdflow.methods.staging import KvSize, Staging, staging_of
 from pdflow.protocol.values import Allocation, Value
 from pdflow.serving.events import Handle
-from sim.check.scope import TOKENS, Scope
+from pdflow_sim.check.scopes.scope import TOKENS, Scope
 
 PART = 4096
 """Bytes of one layer of a prompt, as small as a ring has them."""

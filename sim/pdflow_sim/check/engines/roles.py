@@ -39,7 +39,7 @@ from pdflow.serving.events import EngineAdmitted, EngineDropped, EngineFinished,
 from pdflow.serving.landing import Landing
 from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.sending import Sending
-from sim.check.scope import Scope
+from pdflow_sim.check.scopes.scope import Scope
 
 WEIGHTS = 1
 """What every model computes with."""

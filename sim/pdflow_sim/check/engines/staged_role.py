@@ -17,8 +17,8 @@ from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import AskForRoom, CopyIn, GiveBackRoom, TakeRoom
 from pdflow.serving.events import CopiedIn, Handle, RoomDue
 from pdflow.serving.landing import StagedLanding
-from sim.check.plan import Copied, Plan, Waits, as_it_is, holder, kept
-from sim.check.roles import LOADING, QUEUED, RUNNING, DecodeRole
+from pdflow_sim.check.engines.plan import Copied, Plan, Waits, as_it_is, holder, kept
+from pdflow_sim.check.engines.roles import LOADING, QUEUED, RUNNING, DecodeRole
 
 BLOCKS = 1000
 """Generations of the blocks that the engine gives to what has landed."""

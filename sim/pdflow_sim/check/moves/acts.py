@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
-from sim.check.world import Draft, State
+from pdflow_sim.check.state.space import Draft, State
 
 Move: TypeAlias = tuple[Any, ...]
 """(verb, numbers...)"""

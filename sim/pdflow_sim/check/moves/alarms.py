@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from pdflow.protocol.events import TimerFired
 from pdflow.protocol.timers import Timer, TimerKind
-from sim.check.ghost import Product
-from sim.check.moves import Acts, Move
-from sim.check.scope import BUDGETED_TIMERS, Fault
-from sim.check.turns import TurnRunner
-from sim.check.world import Draft, State, StateSpace
+from pdflow_sim.check.moves.acts import Acts, Move
+from pdflow_sim.check.scopes.scope import BUDGETED_TIMERS, Fault
+from pdflow_sim.check.state.shadow_state import Product
+from pdflow_sim.check.state.space import Draft, State, StateSpace
+from pdflow_sim.check.state.turns import TurnRunner
 
 
 class Alarms:

@@ -18,17 +18,17 @@ from typing import Any
 
 import msgspec
 
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.consumer.rank import ConsumerRank
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.events import TimerFired
-from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.values import NEVER, Instant
-from sim.check.cluster import TRANSPORT_TICKS, role_of
-from sim.check.ghost import AGE, ENDED_ERR, FLYING, TOLD, Broken, Product, Stage
-from sim.check.moves import Acts, Move
-from sim.check.scope import ENDLESS
-from sim.check.turns import TurnRunner
-from sim.check.world import Draft, State, StateSpace
+from pdflow_sim.check.moves.acts import Acts, Move
+from pdflow_sim.check.scopes.scope import ENDLESS
+from pdflow_sim.check.state.cluster import TRANSPORT_TICKS, role_of
+from pdflow_sim.check.state.shadow_state import AGE, ENDED_ERR, FLYING, TOLD, Broken, Product, Stage
+from pdflow_sim.check.state.space import Draft, State, StateSpace
+from pdflow_sim.check.state.turns import TurnRunner
 
 LONG_AGO = -10
 """Longer than any duration of TICKS: nothing asks how much longer."""

@@ -9,15 +9,15 @@ from typing import Protocol
 
 import attrs
 
-from sim.check.deaths import Deaths
-from sim.check.frames import Frames
-from sim.check.moves import Acts, LostLinks, Move, MoveSource, Possible
-from sim.check.onesided import Operations
-from sim.check.orders import Engines
-from sim.check.tasks import Tasks
-from sim.check.timed import Clocks
-from sim.check.turns import TurnRunner
-from sim.check.world import State, StateSpace
+from pdflow_sim.check.moves.acts import Acts, LostLinks, Move, MoveSource, Possible
+from pdflow_sim.check.moves.clocks import Clocks
+from pdflow_sim.check.moves.deaths import Deaths
+from pdflow_sim.check.moves.engines import Engines
+from pdflow_sim.check.moves.frames import Frames
+from pdflow_sim.check.moves.onesided import Operations
+from pdflow_sim.check.moves.tasks import Tasks
+from pdflow_sim.check.state.space import State, StateSpace
+from pdflow_sim.check.state.turns import TurnRunner
 
 
 class TimerMoves(Protocol):

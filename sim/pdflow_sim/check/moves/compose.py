@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import attrs
 
-from sim.check.alarms import Alarms
-from sim.check.cluster import Cluster
-from sim.check.components import Components
-from sim.check.deaths import Deaths
-from sim.check.frames import Frames
-from sim.check.judge import Judge
-from sim.check.moves import MoveSource, Reads
-from sim.check.onesided import OneSided, Operations
-from sim.check.orders import Engines
-from sim.check.parcels import PieceOperations
-from sim.check.relation import Relation
-from sim.check.routed import RouterDriver
-from sim.check.routed_cluster import RoutedCluster
-from sim.check.routed_judge import RoutedJudge
-from sim.check.scope import Scope
-from sim.check.shipped import MethodEngines
-from sim.check.tasks import Tasks
-from sim.check.timed import Clocks, DueTimers
-from sim.check.turns import TurnRunner
-from sim.check.world import StateSpace
+from pdflow_sim.check.moves.acts import MoveSource, Reads
+from pdflow_sim.check.moves.alarms import Alarms
+from pdflow_sim.check.moves.clocks import Clocks, DueTimers
+from pdflow_sim.check.moves.components import Components
+from pdflow_sim.check.moves.deaths import Deaths
+from pdflow_sim.check.moves.engines import Engines
+from pdflow_sim.check.moves.frames import Frames
+from pdflow_sim.check.moves.method_engines import MethodEngines
+from pdflow_sim.check.moves.onesided import OneSided, Operations
+from pdflow_sim.check.moves.pieces import PieceOperations
+from pdflow_sim.check.moves.relation import Relation
+from pdflow_sim.check.moves.tasks import Tasks
+from pdflow_sim.check.routed.cluster import RoutedCluster
+from pdflow_sim.check.routed.judge import RoutedJudge
+from pdflow_sim.check.routed.routed import RouterDriver
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.state.cluster import Cluster
+from pdflow_sim.check.state.invariant_checker import Judge
+from pdflow_sim.check.state.space import StateSpace
+from pdflow_sim.check.state.turns import TurnRunner
 
 
 def relation(scope: Scope) -> Relation:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.values import Address
-from sim.check.cluster import role_of
-from sim.check.ghost import Product, Stage
-from sim.check.moves import Acts, Move
-from sim.check.onesided import Operations
-from sim.check.orders import Engines
-from sim.check.scope import Fault
-from sim.check.turns import TurnRunner
-from sim.check.world import Draft, State, StateSpace
+from pdflow_sim.check.moves.acts import Acts, Move
+from pdflow_sim.check.moves.engines import Engines
+from pdflow_sim.check.moves.onesided import Operations
+from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.state.cluster import role_of
+from pdflow_sim.check.state.shadow_state import Product, Stage
+from pdflow_sim.check.state.space import Draft, State, StateSpace
+from pdflow_sim.check.state.turns import TurnRunner
 
 AFTER_P: dict[int, int] = {
     Product.HELD: Product.RELEASED,

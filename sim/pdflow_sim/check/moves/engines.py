@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from pdflow.protocol.ids import KvParams
 from pdflow.serving.events import DecodeRequested, PrefillReported, RequestAborted
-from sim.check.cluster import DIGEST
-from sim.check.ghost import DECODING, FLYING, Broken, Ghost, Product, Stage
-from sim.check.moves import Acts, Move
-from sim.check.roles import Admits, Computes, Ends, Fails, Preempts, Reports
-from sim.check.scope import TOKENS, Fault
-from sim.check.turns import TurnRunner
-from sim.check.world import Draft, State, StateSpace
+from pdflow_sim.check.engines.roles import Admits, Computes, Ends, Fails, Preempts, Reports
+from pdflow_sim.check.moves.acts import Acts, Move
+from pdflow_sim.check.scopes.scope import TOKENS, Fault
+from pdflow_sim.check.state.cluster import DIGEST
+from pdflow_sim.check.state.shadow_state import DECODING, FLYING, Broken, Ghost, Product, Stage
+from pdflow_sim.check.state.space import Draft, State, StateSpace
+from pdflow_sim.check.state.turns import TurnRunner
 
 ANSWERED = (Product.HELD, Product.RELEASED, Product.DEAD)
 """P has said what became of the prompt."""

@@ -13,21 +13,21 @@ from typing import Any
 from pdflow.methods.method import Grain, Method
 from pdflow.protocol.effects import Send
 from pdflow.protocol.messages import Progress, RegisterAck
-from pdflow.protocol.producer import ProducerCell
-from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.producer.cell import ProducerCell
+from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.values import NEVER, Address, Allocation
 from pdflow.serving.events import PromptWithdrawn, RequestAborted, RoomDue
-from sim.check.cluster import role_of
-from sim.check.ghost import Broken, Product
-from sim.check.layered_role import Chunk, Layer, LayeredPrefillRole
-from sim.check.moves import Acts, Move
-from sim.check.orders import Engines
-from sim.check.plan import Copied, Plan
-from sim.check.roles import BEGUN, QUEUED, Admits, Computes, Fails, Reports
-from sim.check.scope import BLOCK_TOKENS, TOKENS, Fault
-from sim.check.staged_role import BLOCKS, StagedDecodeRole
-from sim.check.turns import TurnRunner
-from sim.check.world import Draft, State, StateSpace
+from pdflow_sim.check.engines.layered_role import Chunk, Layer, LayeredPrefillRole
+from pdflow_sim.check.engines.plan import Copied, Plan
+from pdflow_sim.check.engines.roles import BEGUN, QUEUED, Admits, Computes, Fails, Reports
+from pdflow_sim.check.engines.staged_role import BLOCKS, StagedDecodeRole
+from pdflow_sim.check.moves.acts import Acts, Move
+from pdflow_sim.check.moves.engines import Engines
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, Fault
+from pdflow_sim.check.state.cluster import role_of
+from pdflow_sim.check.state.shadow_state import Broken, Product
+from pdflow_sim.check.state.space import Draft, State, StateSpace
+from pdflow_sim.check.state.turns import TurnRunner
 
 OF_LAYERED = frozenset({"finish", "abort prefill", "cancel prefill"})
 OF_STAGED = frozenset({"admit", "report", "end", "preempt"})

@@ -9,8 +9,10 @@ from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import ReadEnded, Received, WriteEnded
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.values import Address
-from sim.check.cluster import FIRST_LIFE, SOURCE
-from sim.check.ghost import (
+from pdflow_sim.check.moves.acts import Acts, Move
+from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.state.cluster import FIRST_LIFE, SOURCE
+from pdflow_sim.check.state.shadow_state import (
     ENDED_ERR,
     ENDED_OK,
     FLYING,
@@ -22,10 +24,8 @@ from sim.check.ghost import (
     Content,
     Product,
 )
-from sim.check.moves import Acts, Move
-from sim.check.scope import Fault
-from sim.check.turns import TurnRunner
-from sim.check.world import Draft, State, StateSpace
+from pdflow_sim.check.state.space import Draft, State, StateSpace
+from pdflow_sim.check.state.turns import TurnRunner
 
 READ_PIECE, LANDED_PIECE = 1 << PIECE, 1 << (PIECE + 3)
 

@@ -11,14 +11,14 @@ import gc
 from collections.abc import Iterable, Sized
 from typing import TypeAlias
 
-from sim.check.alarms import Alarms
-from sim.check.compose import plain, routed
-from sim.check.moves import Move, Reads
-from sim.check.names import name
-from sim.check.relation import Relation
-from sim.check.scope import BUDGETED_TIMERS, Fault, Scope
-from sim.check.swarm import quiet
-from sim.check.world import State
+from pdflow_sim.check.counterexamples.names import name
+from pdflow_sim.check.moves.acts import Move, Reads
+from pdflow_sim.check.moves.alarms import Alarms
+from pdflow_sim.check.moves.compose import plain, routed
+from pdflow_sim.check.moves.relation import Relation
+from pdflow_sim.check.scopes.scope import BUDGETED_TIMERS, Fault, Scope
+from pdflow_sim.check.search.swarm import quiet
+from pdflow_sim.check.state.space import State
 
 FREE = len(Fault)
 """The place, after every budget, of one that is never spent."""

@@ -16,8 +16,13 @@ from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of
 from pdflow.protocol.values import Address
 from pdflow.serving.effects import OfferPiece, WithdrawPieces
-from sim.check.cluster import SOURCE
-from sim.check.ghost import (
+from pdflow_sim.check.engines.plan import Plan
+from pdflow_sim.check.moves.acts import Act, Acts, Move
+from pdflow_sim.check.moves.method_engines import MethodEngines
+from pdflow_sim.check.moves.onesided import OneSided, can_fail
+from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.state.cluster import SOURCE
+from pdflow_sim.check.state.shadow_state import (
     ENDED_ERR,
     ENDED_OK,
     FLYING,
@@ -29,13 +34,8 @@ from sim.check.ghost import (
     Broken,
     Interned,
 )
-from sim.check.moves import Act, Acts, Move
-from sim.check.onesided import OneSided, can_fail
-from sim.check.plan import Plan
-from sim.check.scope import Fault
-from sim.check.shipped import MethodEngines
-from sim.check.turns import TurnRunner
-from sim.check.world import FLAGS, Draft, State, StateSpace
+from pdflow_sim.check.state.space import FLAGS, Draft, State, StateSpace
+from pdflow_sim.check.state.turns import TurnRunner
 
 Air: TypeAlias = tuple[tuple[Piece, bool], ...]
 """Pieces that are read and have not landed; whether the notice is behind that one."""

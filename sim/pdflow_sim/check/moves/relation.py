@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sim.check.components import Components
-from sim.check.moves import Move
-from sim.check.turns import TurnRunner
-from sim.check.world import State, StateSpace
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.components import Components
+from pdflow_sim.check.state.space import State, StateSpace
+from pdflow_sim.check.state.turns import TurnRunner
 
 
 class Transitions(Protocol):

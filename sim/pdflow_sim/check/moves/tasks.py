@@ -8,12 +8,12 @@ from pdflow.protocol.effects import ReadWord
 from pdflow.protocol.events import FenceEnded, FlushEnded, HandshakeEnded, SourceReady, WordRead
 from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.values import Address, Xid
-from sim.check.ghost import ENDED_OK, FLYING, TOLD, Stage
-from sim.check.moves import Acts, Move
-from sim.check.onesided import Operations, cut, other_end
-from sim.check.scope import Fault
-from sim.check.turns import TurnRunner
-from sim.check.world import Draft, State, StateSpace
+from pdflow_sim.check.moves.acts import Acts, Move
+from pdflow_sim.check.moves.onesided import Operations, cut, other_end
+from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.state.shadow_state import ENDED_OK, FLYING, TOLD, Stage
+from pdflow_sim.check.state.space import Draft, State, StateSpace
+from pdflow_sim.check.state.turns import TurnRunner
 
 BEFORE_GRANT = (Stage.UNBORN, Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN)
 """P has no grant of such a request."""

@@ -1,4 +1,4 @@
 """Rules of the protocol, each dropped or broken by a named patch: what the search must find, or it proves nothing.
 
-Nothing outside sim/check may import this.
+Nothing outside sim/pdflow_sim/check may import this.
 """

@@ -7,8 +7,8 @@ from typing import Literal
 from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.values import RequestId
 from pdflow.routing.answer import Answer, Ending, Piece
-from sim.check.mutants.mutant import Mutant, Swap
-from sim.check.scope import Scope
+from pdflow_sim.check.mutants.mutant import Mutant, Swap
+from pdflow_sim.check.scopes.scope import Scope
 
 
 def _any_attempts(self: Answer, attempt: RequestId) -> Piece:

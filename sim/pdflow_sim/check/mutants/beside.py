@@ -14,8 +14,8 @@ from pdflow.serving.prefill_request import PrefillRequest
 from pdflow.serving.prefill_requests import PrefillRequests
 from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.serving.staged_sending import Departure, StagedSending
-from sim.check.mutants.mutant import Mutant, Swap
-from sim.check.scope import Scope
+from pdflow_sim.check.mutants.mutant import Mutant, Swap
+from pdflow_sim.check.scopes.scope import Scope
 
 # At P.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pdflow.protocol.consumer import (
+from pdflow.protocol.consumer.cell import (
     QUARANTINED,
     WAITING,
     ConsumerCell,
@@ -14,9 +14,9 @@ from pdflow.protocol.consumer import (
     Stepped,
     everything,
 )
-from pdflow.protocol.consumer_cells import ConsumerCells, PrefillPeer
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_rules import (
+from pdflow.protocol.consumer.cells import ConsumerCells, PrefillPeer
+from pdflow.protocol.consumer.rank import ConsumerRank
+from pdflow.protocol.consumer.rules import (
     RULES,
     fenced,
     freed,
@@ -37,12 +37,12 @@ from pdflow.protocol.events import (
     PeerFenced,
 )
 from pdflow.protocol.messages import Code
-from pdflow.protocol.producer import CancelReceived, ProducerCell, ProducerContext
-from pdflow.protocol.producer import Stepped as ProducerStepped
-from pdflow.protocol.producer_writes import cancelled, cancelled_in_flight, end_registration
+from pdflow.protocol.producer.cell import CancelReceived, ProducerCell, ProducerContext
+from pdflow.protocol.producer.cell import Stepped as ProducerStepped
+from pdflow.protocol.producer.writes import cancelled, cancelled_in_flight, end_registration
 from pdflow.protocol.values import Instant
-from sim.check.mutants.mutant import Mutant, Row, Swap
-from sim.check.scope import Scope
+from pdflow_sim.check.mutants.mutant import Mutant, Row, Swap
+from pdflow_sim.check.scopes.scope import Scope
 
 # The request's end taken for its blocks'.
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from sim.check.mutants.answers import ANSWERS
-from sim.check.mutants.beside import BESIDE
-from sim.check.mutants.blocks import BLOCKS
-from sim.check.mutants.compat import COMPAT
-from sim.check.mutants.completion import COMPLETION
-from sim.check.mutants.cores import CORES
-from sim.check.mutants.identity import IDENTITY
-from sim.check.mutants.leases import LEASES
-from sim.check.mutants.mutant import Mutant
-from sim.check.mutants.pieces import PIECES
-from sim.check.mutants.repair import REPAIR
-from sim.check.mutants.timing import TIMING
+from pdflow_sim.check.mutants.answers import ANSWERS
+from pdflow_sim.check.mutants.beside import BESIDE
+from pdflow_sim.check.mutants.blocks import BLOCKS
+from pdflow_sim.check.mutants.compat import COMPAT
+from pdflow_sim.check.mutants.completion import COMPLETION
+from pdflow_sim.check.mutants.cores import CORES
+from pdflow_sim.check.mutants.identity import IDENTITY
+from pdflow_sim.check.mutants.leases import LEASES
+from pdflow_sim.check.mutants.mutant import Mutant
+from pdflow_sim.check.mutants.pieces import PIECES
+from pdflow_sim.check.mutants.repair import REPAIR
+from pdflow_sim.check.mutants.timing import TIMING
 
 GROUPS: dict[str, tuple[Mutant, ...]] = {
     "The life of P's blocks": LEASES,

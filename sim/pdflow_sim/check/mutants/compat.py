@@ -5,11 +5,11 @@ Its own residual risks (PROTOCOL 7.2) are not held against it: clocks agree, and
 
 from __future__ import annotations
 
-from pdflow.protocol.consumer import WAITING, RequestDoomed
-from pdflow.protocol.consumer_rules import RULES
+from pdflow.protocol.consumer.cell import WAITING, RequestDoomed
+from pdflow.protocol.consumer.rules import RULES
 from pdflow.protocol.dialect import VLLM_COMPAT
-from sim.check.mutants.mutant import Mutant, Row
-from sim.check.scope import TOKENS, Scope
+from pdflow_sim.check.mutants.mutant import Mutant, Row
+from pdflow_sim.check.scopes.scope import TOKENS, Scope
 
 COMPAT: tuple[Mutant, ...] = (
     Mutant(

@@ -6,19 +6,19 @@ from typing import Any
 
 import msgspec
 
-from pdflow.protocol.consumer import ConsumerCell, ConsumerContext, everything
-from pdflow.protocol.consumer import Stepped as ConsumerStepped
-from pdflow.protocol.consumer_rules import landed, reported
+from pdflow.protocol.consumer.cell import ConsumerCell, ConsumerContext, everything
+from pdflow.protocol.consumer.cell import Stepped as ConsumerStepped
+from pdflow.protocol.consumer.rules import landed, reported
 from pdflow.protocol.effects import NOTHING, Commit, Effects
 from pdflow.protocol.events import FlushEnded, PairLanded, PairReported, WriteEnded
 from pdflow.protocol.ids import Reg, rank_of
 from pdflow.protocol.messages import Code, Progress, Register
-from pdflow.protocol.producer import SETTLING, PeerQuiet, ProducerCell, ProducerContext, Stepped
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_writes import end_registration, peer_quiet, post, registered, write_ended
+from pdflow.protocol.producer.cell import SETTLING, PeerQuiet, ProducerCell, ProducerContext, Stepped
+from pdflow.protocol.producer.rank import ProducerRank
+from pdflow.protocol.producer.writes import end_registration, peer_quiet, post, registered, write_ended
 from pdflow.protocol.values import Instant
-from sim.check.mutants.mutant import Mutant, Swap
-from sim.check.scope import Scope
+from pdflow_sim.check.mutants.mutant import Mutant, Swap
+from pdflow_sim.check.scopes.scope import Scope
 
 # P: handles.
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import attrs
 
-from sim.check.compose import relation
-from sim.check.mutants.mutant import Mutant
-from sim.check.replay import named, record
-from sim.check.search import Coverage, shortest
-from sim.check.story import Information, StoryFile
+from pdflow_sim.check.counterexamples.counterexample import Information, StoryFile
+from pdflow_sim.check.counterexamples.replay import named, record
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.mutants.mutant import Mutant
+from pdflow_sim.check.search.search import Coverage, shortest
 
 LIMIT = 2_000_000
 """States; the largest scope of a mutant has half a million."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from pdflow.protocol.consumer import ConsumerCell, bit_of
-from pdflow.protocol.consumer_cells import ConsumerCells
-from pdflow.protocol.consumer_frames import ConsumerFrames
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.consumer.cell import ConsumerCell, bit_of
+from pdflow.protocol.consumer.cells import ConsumerCells
+from pdflow.protocol.consumer.frames import ConsumerFrames
+from pdflow.protocol.consumer.rank import ConsumerRank
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.effects import NOTHING, Effects, Send
 from pdflow.protocol.events import (
@@ -23,14 +23,14 @@ from pdflow.protocol.events import (
 from pdflow.protocol.ids import Op, Reg, base_id, engine_of
 from pdflow.protocol.messages import Cancel, CancelAck, Code, Disposition, Register, SyncItem
 from pdflow.protocol.peers import Peers
-from pdflow.protocol.producer import ProducerContext
-from pdflow.protocol.producer_frames import ProducerFrames
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_writes import granted_range
-from pdflow.protocol.tombstones import Tombstones
+from pdflow.protocol.producer.cell import ProducerContext
+from pdflow.protocol.producer.frames import ProducerFrames
+from pdflow.protocol.producer.rank import ProducerRank
+from pdflow.protocol.producer.tombstones import Tombstones
+from pdflow.protocol.producer.writes import granted_range
 from pdflow.protocol.values import Address, EngineId, Instant
-from sim.check.mutants.mutant import Mutant, Swap
-from sim.check.scope import BLOCK_TOKENS, Scope
+from pdflow_sim.check.mutants.mutant import Mutant, Swap
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, Scope
 
 # Attempts.
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from pdflow.protocol.consumer_reads import ConsumerReads, Read
+from pdflow.protocol.consumer.reads import ConsumerReads, Read
 from pdflow.protocol.effects import NOTHING, Effects, ReadWord, ReleaseBlocks, Send, Tell
 from pdflow.protocol.events import PairLanded, ReadEnded, ShardReleased, SourceReady, WordRead
-from pdflow.protocol.lease import expired_unclaimed, released
 from pdflow.protocol.messages import Code, Register, Release, Sync, Taken
-from pdflow.protocol.producer import IN_FLIGHT, LEASED, LeaseEnded, ProducerCell, ProducerContext, ShardTaken, Stepped
-from pdflow.protocol.producer_cells import ProducerCells
-from pdflow.protocol.producer_frames import ProducerFrames
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_rules import RULES
-from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.producer_writes import shard_taken
+from pdflow.protocol.producer.cell import (
+    IN_FLIGHT,
+    LEASED,
+    LeaseEnded,
+    ProducerCell,
+    ProducerContext,
+    ShardTaken,
+    Stepped,
+)
+from pdflow.protocol.producer.cells import ProducerCells
+from pdflow.protocol.producer.frames import ProducerFrames
+from pdflow.protocol.producer.lease import expired_unclaimed, released
+from pdflow.protocol.producer.rank import ProducerRank
+from pdflow.protocol.producer.rules import RULES
+from pdflow.protocol.producer.scheduler import ProducerScheduler
+from pdflow.protocol.producer.writes import shard_taken
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Address, Instant, Xid
-from sim.check.mutants.mutant import Mutant, Row, Swap
-from sim.check.scope import Scope
+from pdflow_sim.check.mutants.mutant import Mutant, Row, Swap
+from pdflow_sim.check.scopes.scope import Scope
 
 # A lease's end leaves its entry behind, and a renewal takes it for a living one.
 

@@ -22,10 +22,10 @@ import pdflow.routing
 import pdflow.serving
 from pdflow.errors import PdflowError
 from pdflow.version import compiled
-from sim.check.cluster import Cluster
-from sim.check.compose import relation
-from sim.check.relation import Relation
-from sim.check.scope import Scope
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.relation import Relation
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.state.cluster import Cluster
 
 MISSING: Any = object()
 
@@ -135,9 +135,7 @@ def _changes(patch: Patch) -> Iterator[_Change]:
 
 def _holders(old: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
     """Every (module or class, name) and (table, key) under which the machine knows this function."""
-    packages = (pdflow.protocol, pdflow.methods, pdflow.serving, pdflow.routing)
-    modules = [module for package in packages for module in vars(package).values()]
-    for module in [m for m in modules if isinstance(m, ModuleType)]:
+    for module in machine_modules():
         for name, value in vars(module).items():
             if value is old:
                 yield module, name
@@ -145,6 +143,19 @@ def _holders(old: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
                 yield from ((value, key) for key, row in value.items() if row is old)
             elif isinstance(value, type) and value.__module__ == module.__name__:
                 yield from ((value, key) for key, member in vars(value).items() if member is old)
+
+
+def machine_modules() -> Iterator[ModuleType]:
+    """Every module of the machine that has been imported, each once."""
+    for package in (pdflow.protocol, pdflow.methods, pdflow.serving, pdflow.routing):
+        yield from _modules_in(package)
+
+
+def _modules_in(package: ModuleType) -> Iterator[ModuleType]:
+    for name, module in vars(package).items():
+        if isinstance(module, ModuleType) and module.__name__ == f"{package.__name__}.{name}":
+            yield module
+            yield from _modules_in(module)
 
 
 def _in_table(table: dict[Any, Any], key: Any, new: Any) -> _Change:

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import attrs
 
-from sim.check.mutants.catalogue import GROUPS, MUTANTS
-from sim.check.mutants.hunt import hunt
-from sim.check.mutants.mutant import Mutant
-from sim.check.scope import ENDLESS, Scope
+from pdflow_sim.check.mutants.catalogue import GROUPS, MUTANTS
+from pdflow_sim.check.mutants.hunt import hunt
+from pdflow_sim.check.mutants.mutant import Mutant
+from pdflow_sim.check.scopes.scope import ENDLESS, Scope
 
 HEAD = """\
 # Mutants
 
-Each line below is the protocol with one rule dropped, by a patch in `sim/check/mutants` that nothing else knows of. A
-search that finds them is worth something: it went through the same scopes, with the rules in place, and found nothing.
-The search is breadth first, so every story is a shortest one. `pdflow check mutants` hunts them again, and a test
-holds this page against it; both were written by `python docs/generate.py`.
+Each line below is the protocol with one rule dropped, by a patch in `sim/pdflow_sim/check/mutants` that nothing else
+knows of. A search that finds them is worth something: it went through the same scopes, with the rules in place, and
+found nothing. The search is breadth first, so every story is a shortest one. `pdflow check mutants` hunts them again,
+and a test holds this page against it; both were written by `python docs/generate.py`.
 
 Invariants are those of PROTOCOL.md, section 6: S1 D's blocks, S2 P's blocks, S3 complete, S4 the right prompt, S6 one
 outcome, S7 no false claim, L6 nobody pays for another's trouble. L: with faults over, it never ends, with nothing but

@@ -19,7 +19,7 @@ from pdflow.protocol.events import (
     WriteEnded,
 )
 from pdflow.protocol.messages import Code, Progress
-from pdflow.protocol.producer import (
+from pdflow.protocol.producer.cell import (
     IN_FLIGHT,
     LEASED,
     READY,
@@ -28,10 +28,10 @@ from pdflow.protocol.producer import (
     Stepped,
     progress_of,
 )
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_rules import RULES
-from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.producer_writes import (
+from pdflow.protocol.producer.rank import ProducerRank
+from pdflow.protocol.producer.rules import RULES
+from pdflow.protocol.producer.scheduler import ProducerScheduler
+from pdflow.protocol.producer.writes import (
     end_registration,
     landed,
     sent,
@@ -41,8 +41,8 @@ from pdflow.protocol.producer_writes import (
 )
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import NEVER, Instant
-from sim.check.mutants.mutant import Mutant, Row, Swap
-from sim.check.scope import Scope
+from pdflow_sim.check.mutants.mutant import Mutant, Row, Swap
+from pdflow_sim.check.scopes.scope import Scope
 
 # What a WRITE that was stopped has done.
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from pdflow.protocol.consumer import CancelDue, ConsumerCell, ConsumerContext, let_go
-from pdflow.protocol.consumer import Stepped as ConsumerStepped
-from pdflow.protocol.consumer_cells import PrefillPeer
-from pdflow.protocol.consumer_frames import ConsumerFrames
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_rules import cancel_again, cancel_due, missing
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.consumer.cell import CancelDue, ConsumerCell, ConsumerContext, let_go
+from pdflow.protocol.consumer.cell import Stepped as ConsumerStepped
+from pdflow.protocol.consumer.cells import PrefillPeer
+from pdflow.protocol.consumer.frames import ConsumerFrames
+from pdflow.protocol.consumer.rank import ConsumerRank
+from pdflow.protocol.consumer.rules import cancel_again, cancel_due, missing
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import NOTHING, Effects, Handshake
 from pdflow.protocol.events import PairMissing, PrefillEnded, PrefillWanted
 from pdflow.protocol.ids import rank_address
 from pdflow.protocol.messages import Code, Fail, Message, Register, Sync, SyncItem, SyncReply
-from pdflow.protocol.producer import OPEN, ProducerCell, ProducerContext, RegistrationRefused, Stepped
-from pdflow.protocol.producer_cells import ProducerCells
-from pdflow.protocol.producer_frames import ProducerFrames
-from pdflow.protocol.producer_rules import RULES
-from pdflow.protocol.producer_scheduler import ProducerScheduler
-from pdflow.protocol.producer_writes import end_registration, refused
+from pdflow.protocol.producer.cell import OPEN, ProducerCell, ProducerContext, RegistrationRefused, Stepped
+from pdflow.protocol.producer.cells import ProducerCells
+from pdflow.protocol.producer.frames import ProducerFrames
+from pdflow.protocol.producer.rules import RULES
+from pdflow.protocol.producer.scheduler import ProducerScheduler
+from pdflow.protocol.producer.writes import end_registration, refused
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Address, Instant, Xid
-from sim.check.mutants.mutant import Mutant, Row, Swap
-from sim.check.scope import Scope
+from pdflow_sim.check.mutants.mutant import Mutant, Row, Swap
+from pdflow_sim.check.scopes.scope import Scope
 
 # Said again.
 

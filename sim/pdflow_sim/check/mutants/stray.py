@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.check.mutants.hunt import Kill
-from sim.check.mutants.mutant import Mutant
-from sim.check.ordered import Worlds
-from sim.check.walk import walk
+from pdflow_sim.check.moves.ordered import Worlds
+from pdflow_sim.check.mutants.hunt import Kill
+from pdflow_sim.check.mutants.mutant import Mutant
+from pdflow_sim.check.search.walk import walk
 
 RUNS = 10_000
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pdflow.protocol.consumer import QUARANTINED, ConsumerContext, RequestDoomed
-from pdflow.protocol.consumer_cells import PrefillPeer
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_rules import freed, reclaim_at
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.consumer.cell import QUARANTINED, ConsumerContext, RequestDoomed
+from pdflow.protocol.consumer.cells import PrefillPeer
+from pdflow.protocol.consumer.rank import ConsumerRank
+from pdflow.protocol.consumer.rules import freed, reclaim_at
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.effects import NOTHING, Effects
-from pdflow.protocol.lease import renewed
 from pdflow.protocol.messages import Code, Heartbeat, Message
-from pdflow.protocol.producer import ProducerCell
+from pdflow.protocol.producer.cell import ProducerCell
+from pdflow.protocol.producer.lease import renewed
 from pdflow.protocol.values import Address, Instant
-from sim.check.mutants.mutant import Mutant, Swap
-from sim.check.scope import ENDLESS, Scope
+from pdflow_sim.check.mutants.mutant import Mutant, Swap
+from pdflow_sim.check.scopes.scope import ENDLESS, Scope
 
 
 def _without_margin(now: Instant, ctx: ConsumerContext) -> Instant:

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.methods.catalogue import METHODS
-from sim.check.datapath.rows import Row, row, wanted
-from sim.check.parts.part import Answer, Options, answer
-from sim.check.report import Counter
+from pdflow_sim.check.datapath.rows import Row, row, wanted
+from pdflow_sim.check.parts.part import Answer, Options, answer
+from pdflow_sim.check.report import Counter
 
 
 def methods(options: Options, console: Console) -> Answer:

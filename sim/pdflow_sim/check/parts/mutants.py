@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.errors import Problem, ScenarioError
-from sim.check.mutants.catalogue import MUTANTS
-from sim.check.mutants.hunt import Kill, as_expected, hunt
-from sim.check.parts.part import Answer, Options, answer
-from sim.check.report import Counter
+from pdflow_sim.check.mutants.catalogue import MUTANTS
+from pdflow_sim.check.mutants.hunt import Kill, as_expected, hunt
+from pdflow_sim.check.parts.part import Answer, Options, answer
+from pdflow_sim.check.report import Counter
 
 
 def mutants(options: Options, console: Console) -> Answer:

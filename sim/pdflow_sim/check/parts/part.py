@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 
 from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_NOT_SO, PdflowError
-from sim.check import story as stories
-from sim.check.story import StoryFile
+from pdflow_sim.check.counterexamples import counterexample as stories
+from pdflow_sim.check.counterexamples.counterexample import StoryFile
 
 
 @attrs.frozen(kw_only=True)

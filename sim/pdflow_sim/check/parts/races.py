@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.errors import Problem, ScenarioError
-from sim.check.parts.part import Answer, Options, answer
-from sim.check.races.catalogue import RACES
-from sim.check.races.verdict import Row
-from sim.check.races.verdict import rows as looked_at
-from sim.check.report import Counter
+from pdflow_sim.check.parts.part import Answer, Options, answer
+from pdflow_sim.check.races.catalogue import RACES
+from pdflow_sim.check.races.verdict import Row
+from pdflow_sim.check.races.verdict import rows as looked_at
+from pdflow_sim.check.report import Counter
 
 
 def races(options: Options, console: Console) -> Answer:

@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from pdflow.errors import InvariantError
-from pdflow.scenario.load import load
-from sim.check.parts.part import Answer, Options, answer
-from sim.check.report import Counter
-from sim.check.trace import follow
+from pdflow.scenario.reading.load import load
+from pdflow_sim.check.counterexamples.trace import follow
+from pdflow_sim.check.parts.part import Answer, Options, answer
+from pdflow_sim.check.report import Counter
 
 DEFAULT_S = 30.0
 SEEDS = 100
@@ -19,8 +19,8 @@ SEEDS = 100
 
 def scenario(file: str, options: Options, console: Console) -> Answer:
     """S1 to S9 on every event of every run; every request ends, nothing is left. At least one seed."""
-    from sim.run import Options as RunOptions
-    from sim.run import prepare, run
+    from pdflow_sim.run import Options as RunOptions
+    from pdflow_sim.run import prepare, run
 
     until_s = time.monotonic() + (options.budget_s or DEFAULT_S)
     rows = []

@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.console import Console
 
 from pdflow.errors import Problem, ScenarioError
-from sim.check.crew import Searched, search_all
-from sim.check.named import Named
-from sim.check.parts.part import Answer, Options, answer, keep
-from sim.check.report import Board, reductions, scopes_table
-from sim.check.scopes import SCOPES
+from pdflow_sim.check.parts.part import Answer, Options, answer, keep
+from pdflow_sim.check.report import Board, reductions, scopes_table
+from pdflow_sim.check.scopes.catalogue import SCOPES
+from pdflow_sim.check.scopes.named import Named
+from pdflow_sim.check.search.workers import Searched, search_all
 
 
 def chosen(options: Options) -> list[Named]:

@@ -7,13 +7,13 @@ import time
 from rich.console import Console
 
 from pdflow.protocol.dialect import DIALECTS, STRICT, VLLM_COMPAT, Dialect
-from sim.check.campaign import Failure, Task, Walked, walks
-from sim.check.compose import relation
-from sim.check.parts.part import Answer, Options, answer, keep
-from sim.check.replay import record
-from sim.check.report import Counter
-from sim.check.shrink import shrink
-from sim.check.story import Information
+from pdflow_sim.check.counterexamples.counterexample import Information
+from pdflow_sim.check.counterexamples.replay import record
+from pdflow_sim.check.counterexamples.shrink import shrink
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.parts.part import Answer, Options, answer, keep
+from pdflow_sim.check.report import Counter
+from pdflow_sim.check.search.campaign import Failure, Task, Walked, walks
 
 DEFAULT_S = 30.0
 RUNS = 10_000_000

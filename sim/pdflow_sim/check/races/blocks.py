@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sim.check.races import points as at
-from sim.check.races.race import Breaks, Holds, Passes, Race, Residual, Unmodelled, told_by
-from sim.check.scope import TOKENS, Scope
+from pdflow_sim.check.races import points as at
+from pdflow_sim.check.races.race import Breaks, Holds, Passes, Race, Residual, Unmodelled, told_by
+from pdflow_sim.check.scopes.scope import TOKENS, Scope
 
 ONE_OWNER = "cannot arise: one endpoint owns lease and match, and takes one event at a time"
 SHARDS = Scope(p_tp=2, dup=1, clocks=False, abort=0, deadline=0, stall=0)

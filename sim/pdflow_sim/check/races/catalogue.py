@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sim.check.races.blocks import DESTINATION, SOURCE
-from sim.check.races.identity import IDENTITY, OUTCOMES, RESTART
-from sim.check.races.race import Race
-from sim.check.races.silence import INPUT, MISSING
+from pdflow_sim.check.races.blocks import DESTINATION, SOURCE
+from pdflow_sim.check.races.identity import IDENTITY, OUTCOMES, RESTART
+from pdflow_sim.check.races.race import Race
+from pdflow_sim.check.races.silence import INPUT, MISSING
 
 GROUPS: dict[str, tuple[Race, ...]] = {
     "The life of P's blocks": SOURCE,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sim.check.races import points as at
-from sim.check.races.blocks import UNIQUE
-from sim.check.races.race import Breaks, Holds, Passes, Race, Residual, Unmodelled, told_by
-from sim.check.scope import Scope
+from pdflow_sim.check.races import points as at
+from pdflow_sim.check.races.blocks import UNIQUE
+from pdflow_sim.check.races.race import Breaks, Holds, Passes, Race, Residual, Unmodelled, told_by
+from pdflow_sim.check.scopes.scope import Scope
 
 MINTED = "which ids an engine and a proxy mint for a prompt's legs is not the connector's; here a router mints them"
 ADDRESSES = "where an engine listens is configured where it runs; here a name is an address"

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
-from sim.check.ghost import Broken
-from sim.check.live import live, settle
-from sim.check.moves import Move
-from sim.check.races.race import Point
-from sim.check.relation import Transitions
-from sim.check.search import Coverage, Story, explore, path_to
-from sim.check.world import State
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.races.race import Point
+from pdflow_sim.check.search.liveness import live, settle
+from pdflow_sim.check.search.search import Coverage, Story, explore, path_to
+from pdflow_sim.check.state.shadow_state import Broken
+from pdflow_sim.check.state.space import State
 
 Stop = Callable[[], bool]
 """Asked now and then whether time is up."""

@@ -15,19 +15,19 @@ import attrs
 import msgspec
 
 from pdflow.protocol.ids import Reg, base_id
-from pdflow.protocol.matching import Matching
 from pdflow.protocol.messages import Register
+from pdflow.protocol.producer.matching import Matching
 from pdflow.protocol.timers import TimerKind
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow.protocol.wire.strict import LENGTH_BYTES, VERSION, decode_frame
 from pdflow.protocol.wire.vllm import PUSH_REG, decode_notification
-from sim.check.components import Components
-from sim.check.compose import plain
-from sim.check.ghost import Broken, Product
-from sim.check.moves import Acts, Move
-from sim.check.relation import Relation
-from sim.check.scope import Scope
-from sim.check.world import Draft, State, StateSpace
+from pdflow_sim.check.moves.acts import Acts, Move
+from pdflow_sim.check.moves.components import Components
+from pdflow_sim.check.moves.compose import plain
+from pdflow_sim.check.moves.relation import Relation
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.state.shadow_state import Broken, Product
+from pdflow_sim.check.state.space import Draft, State, StateSpace
 
 WRITER = "P.r0"
 STRANGER = "u0-ffffffff"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.check.races.catalogue import GROUPS
-from sim.check.races.race import SEARCHED, Race, ToldBy, Unmodelled
-from sim.check.races.verdict import Found, Row, rows
+from pdflow_sim.check.races.catalogue import GROUPS
+from pdflow_sim.check.races.race import SEARCHED, Race, ToldBy, Unmodelled
+from pdflow_sim.check.races.verdict import Found, Row, rows
 
 HEAD = """\
 # Races
@@ -79,5 +79,5 @@ def _said(race: Race, dialect: str, found: Found) -> str:
     assert isinstance(shown, SEARCHED)
     why = getattr(shown, "why", "")
     if race.own_world:
-        why = f"a world of its own, {race.own_world} of sim/check/races"
+        why = f"a world of its own, {race.own_world} of sim/pdflow_sim/check/races"
     return f"scope {found.where}{'; ' + why if why else ''}"

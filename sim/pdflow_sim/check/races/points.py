@@ -9,12 +9,12 @@ from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import Cancel, Heartbeat, Register, Sync
 from pdflow.protocol.timers import TimerKind
-from sim.check.cluster import SOURCE
-from sim.check.ghost import ENDED_ERR, ENDED_OK, FLYING, PIECE, READING, TOLD, Product, Stage
-from sim.check.moves import Move
-from sim.check.races.owners import stands_between
-from sim.check.races.race import Point
-from sim.check.world import State, StateSpace
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.races.owners import stands_between
+from pdflow_sim.check.races.race import Point
+from pdflow_sim.check.state.cluster import SOURCE
+from pdflow_sim.check.state.shadow_state import ENDED_ERR, ENDED_OK, FLYING, PIECE, READING, TOLD, Product, Stage
+from pdflow_sim.check.state.space import State, StateSpace
 
 Judged: TypeAlias = Callable[[StateSpace, State, Move], bool]
 

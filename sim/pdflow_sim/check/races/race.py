@@ -14,12 +14,12 @@ from typing import TypeAlias
 import attrs
 
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, VLLM_STOCK, Dialect
-from sim.check.compose import relation
-from sim.check.moves import Move
-from sim.check.races.owners import WORLDS
-from sim.check.relation import Relation
-from sim.check.scope import Scope
-from sim.check.world import State, StateSpace
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.relation import Relation
+from pdflow_sim.check.races.owners import WORLDS
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.state.space import State, StateSpace
 
 
 @attrs.frozen

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sim.check.races import points as at
-from sim.check.races.race import Breaks, Passes, Race, Unmodelled, told_by
-from sim.check.scope import Scope
+from pdflow_sim.check.races import points as at
+from pdflow_sim.check.races.race import Breaks, Passes, Race, Unmodelled, told_by
+from pdflow_sim.check.scopes.scope import Scope
 
 DRIVER = (
     "which input comes first is its driver's to say (C11); the machine takes one at a time, and any order is explored"

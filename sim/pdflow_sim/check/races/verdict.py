@@ -9,13 +9,24 @@ import msgspec
 
 from pdflow.errors import PdflowError
 from pdflow.protocol.dialect import DIALECTS
-from sim.check.ghost import Broken
-from sim.check.races.catalogue import RACES
-from sim.check.races.look import OutOfTime, Seen, Stop, through, well_ended, whole
-from sim.check.races.race import SEARCHED, Breaks, Holds, Passes, Point, Race, Residual, Shown, ToldBy, Unmodelled
-from sim.check.replay import named, record
-from sim.check.scope import Scope
-from sim.check.story import Information, StoryFile, Verdict
+from pdflow_sim.check.counterexamples.counterexample import Information, StoryFile, Verdict
+from pdflow_sim.check.counterexamples.replay import named, record
+from pdflow_sim.check.races.catalogue import RACES
+from pdflow_sim.check.races.look import OutOfTime, Seen, Stop, through, well_ended, whole
+from pdflow_sim.check.races.race import (
+    SEARCHED,
+    Breaks,
+    Holds,
+    Passes,
+    Point,
+    Race,
+    Residual,
+    Shown,
+    ToldBy,
+    Unmodelled,
+)
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.state.shadow_state import Broken
 
 
 class NoSuchRaceError(PdflowError):

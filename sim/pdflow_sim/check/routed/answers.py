@@ -1,8 +1,9 @@
 """The answers of the clients in the explored world: the real `Answer` of `pdflow/routing`, one for each client.
 
-The router's driver keeps them, beside the router's endpoint (runtime/call.py, sim/router_node.py). Here each has a slot
-of the state, as an endpoint has. Which attempt's pieces reach a client is decided there and nowhere in the checker;
-what has reached it is judged in routed_judge.py. Answers begin with a token of D's (first_token = "decode").
+The router's driver keeps them, beside the router's endpoint (runtime/pdflow_runtime/router/call.py,
+sim/pdflow_sim/nodes/router_node.py). Here each has a slot of the state, as an endpoint has. Which attempt's pieces
+reach a client is decided there and nowhere in the checker; what has reached it is judged in routed/judge.py. Answers
+begin with a token of D's (first_token = "decode").
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pdflow.routing.answer import Answer
-from sim.check.ghost import CRASH, Broken, Interned
-from sim.check.world import Draft, State, StateSpace
+from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned
+from pdflow_sim.check.state.space import Draft, State, StateSpace
 
 Args = ParamSpec("Args")
 Said = TypeVar("Said")

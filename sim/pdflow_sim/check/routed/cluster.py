@@ -11,9 +11,9 @@ from typing import Any
 
 from pdflow.protocol.values import Address, EngineId, RequestId
 from pdflow.routing.router import Router
-from sim.check.cluster import Cluster
-from sim.check.ghost import ClientStage, Ghost, Stage
-from sim.check.scope import Scope
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.state.cluster import Cluster
+from pdflow_sim.check.state.shadow_state import ClientStage, Ghost, Stage
 
 ROUTER = "router"
 

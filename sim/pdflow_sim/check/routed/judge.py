@@ -18,9 +18,9 @@ from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.values import Address, RequestId
 from pdflow.routing.answer import Ending
 from pdflow.routing.effects import AbortLeg, DispatchDecode, DispatchPrefill, Reply
-from sim.check.ghost import Broken, ClientStage, Ghost, Sketch, Stage
-from sim.check.judge import Judge
-from sim.check.routed_cluster import RoutedCluster
+from pdflow_sim.check.routed.cluster import RoutedCluster
+from pdflow_sim.check.state.invariant_checker import Judge
+from pdflow_sim.check.state.shadow_state import Broken, ClientStage, Ghost, Sketch, Stage
 
 
 class Leg(IntFlag):

@@ -1,12 +1,12 @@
 """The same world with the router's endpoint in it, which decides what elsewhere may happen at any moment: when legs are
 dispatched, taken back and tried again, and what D is told of a prefill leg's end.
 
-What comes over HTTP means to an engine what it means to one in the simulated world (sim/prefill_node.py,
-sim/decode_node.py). Each leg has a connection of its own; decoding takes no time, so that a leg's end is under way as
-soon as its KV is committed, and ahead of it the first token, where clients stream. What of it reaches a client is
-decided in `pdflow/routing/answer.py` (routed_answers.py). When an engine dies its connections break, which the router
-notices at some time: what the engine had answered arrives before that, or never. What the router sends reaches the
-engine that has started by then.
+What comes over HTTP means to an engine what it means to one in the simulated world
+(sim/pdflow_sim/nodes/prefill_node.py, sim/pdflow_sim/nodes/decode_node.py). Each leg has a connection of its own;
+decoding takes no time, so that a leg's end is under way as soon as its KV is committed, and ahead of it the first
+token, where clients stream. What of it reaches a client is decided in `pdflow/routing/answer.py` (routed/answers.py).
+When an engine dies its connections break, which the router notices at some time: what the engine had answered arrives
+before that, or never. What the router sends reaches the engine that has started by then.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from pdflow.routing.events import (
 from pdflow.routing.router import Router
 from pdflow.serving.effects import EndDecode, EndPrefill
 from pdflow.serving.events import PrefillReported, RequestAborted
-from sim.check.cluster import role_of
-from sim.check.components import Components
-from sim.check.ghost import Broken, ClientStage, Product, Stage
-from sim.check.moves import Acts, Move
-from sim.check.routed_answers import ClientAnswers
-from sim.check.routed_cluster import ROUTER, RoutedCluster
-from sim.check.routed_judge import D_OPEN, HEARD, P_OPEN, TOLD, RoutedJudge
-from sim.check.scope import Fault
-from sim.check.world import Draft, State
+from pdflow_sim.check.moves.acts import Acts, Move
+from pdflow_sim.check.moves.components import Components
+from pdflow_sim.check.routed.answers import ClientAnswers
+from pdflow_sim.check.routed.cluster import ROUTER, RoutedCluster
+from pdflow_sim.check.routed.judge import D_OPEN, HEARD, P_OPEN, TOLD, RoutedJudge
+from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.state.cluster import role_of
+from pdflow_sim.check.state.shadow_state import Broken, ClientStage, Product, Stage
+from pdflow_sim.check.state.space import Draft, State
 
 
 class TokenPassed(Value, frozen=True, gc=False):

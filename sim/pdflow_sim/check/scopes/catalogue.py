@@ -7,13 +7,13 @@ that a change of the space is noticed; the numbers depend on no hash seed.
 from __future__ import annotations
 
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
-from sim.check.core_scopes import CORES
-from sim.check.engine_scopes import ENGINES
-from sim.check.method_scopes import BY_METHOD
-from sim.check.named import DELIVERED, ENDS, EVERY_END, Named, resolved
-from sim.check.orphan_scopes import ORPHANS
-from sim.check.routed_scopes import ROUTED
-from sim.check.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
+from pdflow_sim.check.scopes.core_scopes import CORES
+from pdflow_sim.check.scopes.engine_scopes import ENGINES
+from pdflow_sim.check.scopes.method_scopes import BY_METHOD
+from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, resolved
+from pdflow_sim.check.scopes.orphan_scopes import ORPHANS
+from pdflow_sim.check.scopes.routed_scopes import ROUTED
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
 
 COMPAT = VLLM_COMPAT
 SCOPES = (

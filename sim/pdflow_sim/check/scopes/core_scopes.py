@@ -3,8 +3,8 @@ reported some time after it has happened, decoding lasts, and D's engine takes b
 
 from __future__ import annotations
 
-from sim.check.named import DELIVERED, Named, resolved
-from sim.check.scope import Scope
+from pdflow_sim.check.scopes.named import DELIVERED, Named, resolved
+from pdflow_sim.check.scopes.scope import Scope
 
 LATE = {"resolved before its admission was reported"}
 DECODED = DELIVERED | {"decoded after a preemption", "aborted after a preemption"}

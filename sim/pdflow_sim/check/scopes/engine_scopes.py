@@ -7,8 +7,8 @@ delivered, and without clocks at once (L6, prompt.py); no P engine takes more of
 from __future__ import annotations
 
 from pdflow.protocol.dialect import VLLM_COMPAT
-from sim.check.named import DELIVERED, ENDS, EVERY_END, Named, resolved
-from sim.check.scope import BLOCK_TOKENS, Scope
+from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, resolved
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, Scope
 
 COMPAT = VLLM_COMPAT
 SERVED = DELIVERED | {"released after use"}

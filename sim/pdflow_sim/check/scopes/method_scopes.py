@@ -16,9 +16,9 @@ from typing import Any
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.method import Grain, Memory, Method
 from pdflow.protocol.dialect import STRICT
-from sim.check.cluster import BOUNDED
-from sim.check.named import DELIVERED, ENDS, EVERY_END, Named, resolved
-from sim.check.scope import Scope
+from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, resolved
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.state.cluster import BOUNDED
 
 STOPS = frozenset({"stopped between two pieces", "stopped before the first piece"})
 EARLY = frozenset({"posted while being computed", "given up while being computed"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from sim.check.scope import Scope
+from pdflow_sim.check.scopes.scope import Scope
 
 DELIVERED = frozenset({"delivered"})
 ENDS = DELIVERED | {"expired"}

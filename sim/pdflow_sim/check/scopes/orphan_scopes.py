@@ -7,8 +7,8 @@ it had accepted. Only D's fence keeps them from blocks that D has freed.
 from __future__ import annotations
 
 from pdflow.protocol.dialect import VLLM_COMPAT
-from sim.check.named import ENDS, EVERY_END, Named, resolved
-from sim.check.scope import Scope
+from pdflow_sim.check.scopes.named import ENDS, EVERY_END, Named, resolved
+from pdflow_sim.check.scopes.scope import Scope
 
 COMPAT = VLLM_COMPAT
 OUTLIVED = frozenset({"an orphan posts", "an orphan is barred"})

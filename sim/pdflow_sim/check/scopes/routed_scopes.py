@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pdflow.protocol.dialect import VLLM_COMPAT
-from sim.check.named import DELIVERED, ENDS, EVERY_END, Named, resolved
-from sim.check.scope import Scope
+from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, resolved
+from pdflow_sim.check.scopes.scope import Scope
 
 ANSWERED = ENDS | {"completed", "failed"}
 ENDED = DELIVERED | {"completed", "cancelled", "taken back too late", "released after use"}

@@ -17,11 +17,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import attrs
 
 from pdflow.protocol.dialect import Dialect
-from sim.check.ghost import Stage
-from sim.check.ordered import Worlds
-from sim.check.scope import Scope
-from sim.check.walk import Walk, digest_of, walk
-from sim.uncollected import uncollected
+from pdflow_sim.check.moves.ordered import Worlds
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.walk import Walk, digest_of, walk
+from pdflow_sim.check.state.shadow_state import Stage
+from pdflow_sim.uncollected import uncollected
 
 BATCH = 500
 """Seeds; a multiple of swarm.BLOCK, so that no cluster is explored twice for nothing."""

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator
 
 from pdflow.protocol.events import TimerFired
 from pdflow.protocol.timers import Timer, TimerKind
-from sim.check.alarms import fires_by_clocks
-from sim.check.ghost import Broken, Product, Stage
-from sim.check.prompt import prompt
-from sim.check.relation import Transitions
-from sim.check.timed import Clocks
-from sim.check.world import State
+from pdflow_sim.check.moves.alarms import fires_by_clocks
+from pdflow_sim.check.moves.clocks import Clocks
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.search.promptness import prompt
+from pdflow_sim.check.state.shadow_state import Broken, Product, Stage
+from pdflow_sim.check.state.space import State
 
 REPAIRS = frozenset({TimerKind.SYNC, TimerKind.CANCEL})
 ENDS = frozenset({TimerKind.LEASE, TimerKind.GRANT, TimerKind.JOIN, TimerKind.EXPECT, TimerKind.RECLAIM})

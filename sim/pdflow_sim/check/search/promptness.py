@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.check.ghost import Broken, Ghost, Product, Stage
-from sim.check.relation import Transitions
-from sim.check.scope import TOKENS, Fault
-from sim.check.world import State
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.scopes.scope import TOKENS, Fault
+from pdflow_sim.check.state.shadow_state import Broken, Ghost, Product, Stage
+from pdflow_sim.check.state.space import State
 
 UNASKED = frozenset({"abort", "cancel prefill", "preempt", "hang up", "lose", "restart", "outlive"})
 """Moves that may always happen, for which nobody waits."""

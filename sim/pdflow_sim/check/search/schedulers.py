@@ -12,10 +12,10 @@ from typing import Protocol
 
 from pdflow.protocol.effects import PostWrite
 from pdflow.workload.rng import Stream
-from sim.check.moves import Move
-from sim.check.relation import Transitions
-from sim.check.routed_cluster import ROUTER
-from sim.check.world import State
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.routed.cluster import ROUTER
+from pdflow_sim.check.state.space import State
 
 ON_OPERATIONS = frozenset({"read", "land", "error", "notice", "lose notice", "ended"})
 AT_P = frozenset({"begin", "finish", "abort prefill", "cancel prefill", "withdraw"})

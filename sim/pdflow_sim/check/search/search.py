@@ -14,15 +14,15 @@ from typing import TypeVar
 
 import attrs
 
-from sim.check.counting import Counting
-from sim.check.ghost import Broken
-from sim.check.live import live
-from sim.check.moves import Move
-from sim.check.relation import Transitions
-from sim.check.scope import ENDLESS
-from sim.check.symmetry import Symmetry
-from sim.check.world import Draft, State
-from sim.uncollected import uncollected
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.scopes.scope import ENDLESS
+from pdflow_sim.check.search.liveness import live
+from pdflow_sim.check.state.counting import Counting
+from pdflow_sim.check.state.shadow_state import Broken
+from pdflow_sim.check.state.space import Draft, State
+from pdflow_sim.check.state.symmetry import Symmetry
+from pdflow_sim.uncollected import uncollected
 
 
 @attrs.define

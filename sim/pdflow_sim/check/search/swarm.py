@@ -16,8 +16,8 @@ import attrs
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.timers import TimerKind
 from pdflow.workload.rng import Rng, Stream
-from sim.check.prompt import SILENT
-from sim.check.scope import BLOCK_TOKENS, TOKENS, Fault, Scope
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, Fault, Scope
+from pdflow_sim.check.search.promptness import SILENT
 
 T = TypeVar("T")
 

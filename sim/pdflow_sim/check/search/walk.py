@@ -12,17 +12,17 @@ import attrs
 
 from pdflow.protocol.dialect import Dialect
 from pdflow.workload.rng import Rng, Stream
-from sim.check.digest import digest
-from sim.check.ghost import Broken
-from sim.check.live import settle
-from sim.check.moves import Move
-from sim.check.names import name
-from sim.check.ordered import PRICES, Ordered, Worlds
-from sim.check.prompt import amiss
-from sim.check.schedulers import Scheduler, node, scheduler_of
-from sim.check.scope import Scope
-from sim.check.swarm import Hold, Manner, budget_of, cluster_of, manner_of, quiet, with_budget
-from sim.check.world import State
+from pdflow_sim.check.counterexamples.names import name
+from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.ordered import PRICES, Ordered, Worlds
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.liveness import settle
+from pdflow_sim.check.search.promptness import amiss
+from pdflow_sim.check.search.schedulers import Scheduler, node, scheduler_of
+from pdflow_sim.check.search.swarm import Hold, Manner, budget_of, cluster_of, manner_of, quiet, with_budget
+from pdflow_sim.check.state.digest import digest
+from pdflow_sim.check.state.shadow_state import Broken
+from pdflow_sim.check.state.space import State
 
 LONGEST = 2_000
 """Moves after which a run is cut short: far beyond what any has taken."""

@@ -14,14 +14,14 @@ from typing import Any
 
 import attrs
 
-from sim.check.compose import relation
-from sim.check.ghost import Broken
-from sim.check.named import Named
-from sim.check.replay import named, record
-from sim.check.scope import Scope
-from sim.check.search import Coverage, Search
-from sim.check.story import Information, StoryFile
-from sim.check.symmetry import Symmetry
+from pdflow_sim.check.counterexamples.counterexample import Information, StoryFile
+from pdflow_sim.check.counterexamples.replay import named, record
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.scopes.named import Named
+from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.search import Coverage, Search
+from pdflow_sim.check.state.shadow_state import Broken
+from pdflow_sim.check.state.symmetry import Symmetry
 
 MEMORY_BYTES = 6_000_000_000
 """Of all processes together."""

@@ -10,21 +10,21 @@ from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.shapes import KvShape
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.method import Grain, Memory, Method
-from pdflow.protocol.consumer_rank import ConsumerRank
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
+from pdflow.protocol.consumer.rank import ConsumerRank
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
-from pdflow.protocol.producer import ProducerContext
-from pdflow.protocol.producer_rank import ProducerRank
-from pdflow.protocol.producer_scheduler import ProducerScheduler
+from pdflow.protocol.producer.cell import ProducerContext
+from pdflow.protocol.producer.rank import ProducerRank
+from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.timers import Timer, Timers
 from pdflow.protocol.values import Address, Allocation, EngineId, RequestId, Xid
 from pdflow.serving.events import PrefillRequested
-from sim.check.ghost import Ghost, Product, Stage
-from sim.check.layered_role import LayeredPrefillRole
-from sim.check.plan import Plan
-from sim.check.roles import DecodeRole, PrefillRole, Role, address_of
-from sim.check.scope import BLOCK_TOKENS, TOKENS, Scope
-from sim.check.staged_role import StagedDecodeRole
+from pdflow_sim.check.engines.layered_role import LayeredPrefillRole
+from pdflow_sim.check.engines.plan import Plan
+from pdflow_sim.check.engines.roles import DecodeRole, PrefillRole, Role, address_of
+from pdflow_sim.check.engines.staged_role import StagedDecodeRole
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, Scope
+from pdflow_sim.check.state.shadow_state import Ghost, Product, Stage
 
 SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=BLOCK_TOKENS)
 FIRST_LIFE = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import getitem
 
-from sim.check.symmetry import Names, Renaming, Slots, Table
-from sim.check.world import StateSpace
+from pdflow_sim.check.state.space import StateSpace
+from pdflow_sim.check.state.symmetry import Names, Renaming, Slots, Table
 
 NONE = 1 << 30
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from sim.check.ghost import ABOUT_OPERATIONS
-from sim.check.relation import Transitions
-from sim.check.scope import Fault
-from sim.check.world import State
+from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.state.shadow_state import ABOUT_OPERATIONS
+from pdflow_sim.check.state.space import State
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 DIGEST_BYTES = 8

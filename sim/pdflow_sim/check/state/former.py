@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdflow.protocol.consumer_rank import ConsumerRank
+from pdflow.protocol.consumer.rank import ConsumerRank
 from pdflow.protocol.effects import Handshake, Note
 from pdflow.protocol.events import HandshakeEnded, Received
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import Sync, SyncReply
-from sim.check.cluster import FIRST_LIFE
+from pdflow_sim.check.state.cluster import FIRST_LIFE
 
 
 def heeds_former_life(body: Any, event: HandshakeEnded) -> bool:

@@ -34,8 +34,11 @@ from pdflow.protocol.ids import KvParams, LeaseWord, Reg, engine_of, rank_addres
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
 from pdflow.serving.effects import EndDecode, FreePrompt, GiveBackRoom, LeaveRoom, TakeRoom
-from sim.check.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster, role_of
-from sim.check.ghost import (
+from pdflow_sim.check.engines.plan import Waits
+from pdflow_sim.check.engines.roles import GivenBack, Holds, Loads, Withdrawn
+from pdflow_sim.check.scopes.scope import TOKENS
+from pdflow_sim.check.state.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster, role_of
+from pdflow_sim.check.state.shadow_state import (
     BINDING,
     DECODING,
     ENDED_ERR,
@@ -51,9 +54,6 @@ from sim.check.ghost import (
     Sketch,
     Stage,
 )
-from sim.check.plan import Waits
-from sim.check.roles import GivenBack, Holds, Loads, Withdrawn
-from sim.check.scope import TOKENS
 
 
 class Judge:

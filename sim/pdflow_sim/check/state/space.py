@@ -15,10 +15,10 @@ from typing import Any, Protocol, TypeAlias
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
-from sim.check.cluster import FIRST_LIFE, Cluster
-from sim.check.ghost import ORPHAN, PIECE, Ghost, Interned, Product
-from sim.check.judge import Judge
-from sim.check.scope import Fault
+from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.state.cluster import FIRST_LIFE, Cluster
+from pdflow_sim.check.state.invariant_checker import Judge
+from pdflow_sim.check.state.shadow_state import ORPHAN, PIECE, Ghost, Interned, Product
 
 State: TypeAlias = tuple[int, ...]
 Draft: TypeAlias = list[int]

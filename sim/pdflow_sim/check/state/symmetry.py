@@ -24,10 +24,10 @@ from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.ids import LeaseWord, base_id
 from pdflow.protocol.messages import Sync, SyncReply
 from pdflow.protocol.values import Allocation, EngineId
-from sim.check.cluster import DIGEST, FIRST_LIFE, ORPHAN, Cluster
-from sim.check.ghost import ABOUT_OPERATIONS, WORD, Ghost
-from sim.check.roles import address_of
-from sim.check.world import StateSpace
+from pdflow_sim.check.engines.roles import address_of
+from pdflow_sim.check.state.cluster import DIGEST, FIRST_LIFE, ORPHAN, Cluster
+from pdflow_sim.check.state.shadow_state import ABOUT_OPERATIONS, WORD, Ghost
+from pdflow_sim.check.state.space import StateSpace
 
 SYNCED = "synced"
 NUMBERED = (Sync, SyncReply)

@@ -18,10 +18,10 @@ from pdflow.protocol.events import FrameOrdered, HandshakeEnded, Received
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
-from sim.check.former import heeds_former_life
-from sim.check.ghost import CRASH, Broken, Interned, Sketch
-from sim.check.wake import overslept
-from sim.check.world import Draft, State, StateSpace
+from pdflow_sim.check.state.former import heeds_former_life
+from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, Sketch
+from pdflow_sim.check.state.space import Draft, State, StateSpace
+from pdflow_sim.check.state.wake import overslept
 
 HEARD = (Send, Tell)
 """What an orphan does of this reaches nobody: its connections and its scheduler are gone."""

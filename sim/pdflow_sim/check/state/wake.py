@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdflow.protocol.consumer_scheduler import ConsumerScheduler
-from pdflow.protocol.producer_rank import ProducerRank
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
+from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import NEVER, Instant
 

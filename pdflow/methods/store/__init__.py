@@ -1,0 +1,1 @@
+"""The store's keys, objects, memory and ledger."""

@@ -1,0 +1,1 @@
+"""P's side of the protocol: cells, rules, and the endpoints of its scheduler and ranks."""

@@ -1,0 +1,1 @@
+"""Result files: results.json, events.jsonl, timelines."""

@@ -1,0 +1,1 @@
+"""What steps and transfers take, as a scenario says it."""

@@ -1,0 +1,1 @@
+"""What a scenario file can say: one attrs class per table."""

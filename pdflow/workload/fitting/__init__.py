@@ -1,0 +1,1 @@
+"""A workload model from a trace."""

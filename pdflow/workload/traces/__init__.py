@@ -1,0 +1,1 @@
+"""Recorded workloads: their formats, read and described."""

@@ -1,0 +1,1 @@
+"""An engine of a live cluster: its core, its ranks, its streams and its HTTP API."""

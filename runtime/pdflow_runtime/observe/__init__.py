@@ -1,0 +1,1 @@
+"""What a live cluster records of itself, and how it is shown."""

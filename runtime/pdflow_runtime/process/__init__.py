@@ -1,0 +1,1 @@
+"""The processes of a cluster: how each is started, found and stopped."""

@@ -1,0 +1,1 @@
+"""A store's node, live, and the prefill engines that put there."""

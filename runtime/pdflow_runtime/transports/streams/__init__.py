@@ -1,0 +1,1 @@
+"""Connected sockets between two agents, and what is said on them."""

@@ -1,0 +1,1 @@
+"""Counterexamples: written, replayed, shrunk and drawn."""

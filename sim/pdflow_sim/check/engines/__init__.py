@@ -1,0 +1,1 @@
+"""Small deterministic engines behind the real cores."""

@@ -1,0 +1,1 @@
+"""What may happen in a state, and what it leads to."""

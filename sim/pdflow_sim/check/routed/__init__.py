@@ -1,0 +1,1 @@
+"""Worlds with the router's endpoint in them."""

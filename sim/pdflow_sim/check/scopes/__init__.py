@@ -1,0 +1,1 @@
+"""Scopes: which worlds are explored, and what each must reach to count."""

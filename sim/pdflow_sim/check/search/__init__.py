@@ -1,0 +1,1 @@
+"""Exhaustive searches and random walks."""

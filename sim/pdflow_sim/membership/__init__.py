@@ -1,0 +1,1 @@
+"""Which engines there are: heartbeats, and engines that are started and stopped."""

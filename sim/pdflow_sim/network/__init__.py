@@ -1,0 +1,1 @@
+"""What lies between nodes: messages, one-sided operations, links and paths."""

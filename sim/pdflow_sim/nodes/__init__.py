@@ -1,0 +1,1 @@
+"""Engines, stores and the router as the simulator's drivers of their cores."""

@@ -1,0 +1,1 @@
+"""What is seen of a run while it goes on: recordings, the live table, the text trace, liveness."""
