@@ -1,4 +1,4 @@
-"""The house's walls: who imports whom, and that `pdflow` stays pure.
+"""Which package may import which, that `pdflow` stays pure, and the sizes of folders.
 
 Every import is found by walking the syntax tree, wherever it stands: at the top, in a function, under TYPE_CHECKING, or
 as text given to `import_module`. What a file may import is a closed list, so that a clock, a thread or a socket that
@@ -8,6 +8,8 @@ nobody thought of is refused as well. The exceptions stand in EXCEPTIONS, once, 
 from __future__ import annotations
 
 import ast
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
@@ -130,7 +132,7 @@ EXCEPTIONS: Final = {
     ),
 }
 
-ROOMS: Final = {
+MAY_IMPORT: Final = {
     "protocol": "",
     "memory": "protocol",
     "layout": "protocol",
@@ -147,12 +149,12 @@ ROOMS: Final = {
     "wiring": "protocol layout engine routing methods scenario",
     "cli": "scenario workload results methods sim",
 }
-"""Which rooms each room of pdflow may know, besides `errors` and `version`. docs/architecture.md shows it."""
+"""Which packages each package of pdflow may import, besides `errors` and `version`. docs/architecture.md shows it."""
 
 VOCABULARY: Final = _words(
     "dialect effects errors events geometry ids messages phases timers values wire.checks wire.limits"
 )
-"""What rooms beside it may know of protocol: words, not the machine. But for `wiring`, which makes the endpoints."""
+"""What other packages may import of protocol: its vocabulary, not its endpoints. `wiring` makes these."""
 
 DISK: Final = _words("""
     absolute chmod cwd exists expanduser glob home is_dir is_file iterdir lstat mkdir open read_bytes read_text
@@ -172,8 +174,8 @@ def violations(path: str, source: str) -> list[str]:
     live = COMPUTING if path.startswith("runtime/pdflow_runtime/engines/") else LIVE
     if path.startswith("runtime/pdflow_runtime/transports/"):
         live = MOVING
-    room = CHECKED if checks else {"pdflow": PURE, "pdflow_sim": SIMULATED, "pdflow_runtime": live}[package]
-    allowed = room | _words(permitted.modules)
+    home = CHECKED if checks else {"pdflow": PURE, "pdflow_sim": SIMULATED, "pdflow_runtime": live}[package]
+    allowed = home | _words(permitted.modules)
     tree = ast.parse(source)
     found = []
     for line, module, lazy in _imports(tree):
@@ -185,7 +187,7 @@ def violations(path: str, source: str) -> list[str]:
         elif package == "pdflow" and top in ("pdflow_sim", "pdflow_runtime") and not lazy:
             found.append(f"{path}:{line}: imports {module} at module level; only inside a function")
         elif package == "pdflow" and top == "pdflow":
-            found += [f"{path}:{line}: {problem}" for problem in _room_problem(path, module)]
+            found += [f"{path}:{line}: {problem}" for problem in _package_problem(path, module)]
     if package == "pdflow_runtime":
         found += [] if path == CLOCK else [f"{path}:{line}: reads a clock" for line in _clocks(tree)]
     elif package == "pdflow" or path not in EXCEPTIONS:
@@ -213,17 +215,17 @@ def _imports(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
                 yield node.lineno, target.value, id(node) in lazy
 
 
-def _room_problem(path: str, module: str) -> Iterator[str]:
+def _package_problem(path: str, module: str) -> Iterator[str]:
     parts = module.split(".")
     home = PurePosixPath(path).parts[1].removesuffix(".py")
     if len(parts) < 2 or home in ("__init__", "__main__") or parts[1] == home:
         return
     if parts[1] in ("errors", "version") and home != "protocol":
         return
-    if parts[1] not in ROOMS.get(home, "").split():
-        yield f"{home} imports {module}; it may know {ROOMS.get(home) or 'no other room'}"
+    if parts[1] not in MAY_IMPORT.get(home, "").split():
+        yield f"{home} imports {module}; it may import {MAY_IMPORT.get(home) or 'no other package'}"
     elif parts[1] == "protocol" and home != "wiring" and len(parts) > 2 and ".".join(parts[2:]) not in VOCABULARY:
-        yield f"{home} imports {module}, which is the machine; only its vocabulary may leave the room"
+        yield f"{home} imports {module}, which is not its vocabulary"
 
 
 def _touches(tree: ast.AST, files: bool) -> Iterator[tuple[int, str]]:
@@ -274,24 +276,41 @@ def test_exceptions_name_files_that_need_them() -> None:
             assert [*_touches(tree, False)] or "os" in exception.modules, f"{path} touches no file"
 
 
-def test_rooms_are_the_folders() -> None:
+def test_packages_are_the_folders() -> None:
     folders = {path.name for path in (ROOT / "pdflow").iterdir() if (path / "__init__.py").is_file()}
-    assert folders == set(ROOMS)
+    assert folders == set(MAY_IMPORT)
 
 
-def test_architecture_shows_the_rooms() -> None:
+def test_architecture_shows_the_packages() -> None:
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    for room, knows in ROOMS.items():
-        row = next(line for line in page.splitlines() if line.startswith(f"| `{room}` |"))
-        assert row.endswith(f"| {', '.join(knows.split()) or 'no other room'} |")
+    for package, imports in MAY_IMPORT.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{package}` |"))
+        assert row.endswith(f"| {', '.join(imports.split()) or 'no other package'} |")
 
 
-def test_tests_mirror_rooms() -> None:
-    places = set(ROOMS) | {"check", "serving", "sim", "runtime", "docs", "benchmarks", "notebooks", "vllm"}
+def test_tests_mirror_packages() -> None:
+    places = set(MAY_IMPORT) | {"check", "serving", "sim", "runtime", "docs", "benchmarks", "notebooks", "vllm"}
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")}
-    assert folders <= places, f"tests of no room: {sorted(folders - places)}"
-    bare = {*ROOMS, "sim"} - folders
-    assert not bare, f"rooms without tests: {sorted(bare)}"
+    assert folders <= places, f"tests of no package: {sorted(folders - places)}"
+    bare = {*MAY_IMPORT, "sim"} - folders
+    assert not bare, f"packages without tests: {sorted(bare)}"
+
+
+def test_a_folder_has_at_most_twenty_files() -> None:
+    """A wish is about fifteen; `__init__.py` is not counted."""
+    counts = Counter(path.rpartition("/")[0] for path in _files() if not path.endswith("/__init__.py"))
+    assert not {folder: count for folder, count in counts.items() if count > 20}
+
+
+def test_a_wheel_installs_only_names_that_begin_with_pdflow() -> None:
+    """So that a `sim` or a `runtime` of somebody else, on the path or installed, is never taken for ours."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    found = project["tool"]["setuptools"]["packages"]["find"]
+    assert set(found["where"]) == set(ROOTS.values())
+    assert found["include"] == ["pdflow*"]
+    for package, root in ROOTS.items():
+        assert (ROOT / root / package / "py.typed").is_file()
+    assert not [path for root in ("sim", "runtime") for path in (ROOT / root).glob("*.py")]
 
 
 PLANTED = [

@@ -190,3 +190,13 @@ def test_help_opens_nothing_slow() -> None:
     code = f"import sys, pdflow.cli; print([m for m in {slow} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_packages_of_somebody_else_called_sim_and_runtime_change_nothing(tmp_path: Path) -> None:
+    """Both names are common in research code, and the working directory comes first on the path."""
+    for name in ("sim", "runtime"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise AssertionError('imported')")
+    code = f"import pdflow; pdflow.simulate({MD1!r}, overrides={{'workload.requests': 9}})"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
