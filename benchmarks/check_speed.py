@@ -22,9 +22,9 @@ from pdflow_sim.check.mutants.catalogue import MUTANTS
 from pdflow_sim.check.mutants.hunt import hunt
 from pdflow_sim.check.scopes.catalogue import SCOPES
 from pdflow_sim.check.scopes.named import Named
-from pdflow_sim.check.search.campaign import Task, walks
+from pdflow_sim.check.search.campaign import WalkTask, walks
 from pdflow_sim.check.search.search import Coverage, explore
-from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.run import RunOptions, prepare, run
 
 REFERENCE = str(Path(__file__).resolve().parents[1] / "examples/reference.toml")
 TWO_REQUESTS = ("two requests, one lost frame", "two requests, one pool, a loss and a duplicate")
@@ -65,7 +65,7 @@ def searches(quick: bool) -> None:
 
 def random_runs(runs: int) -> None:
     for dialect in (STRICT, VLLM_COMPAT):
-        found = walks(Task(dialect=dialect), range(1, runs + 1))
+        found = walks(WalkTask(dialect=dialect), range(1, runs + 1))
         line(
             f"random runs, {dialect.name}",
             f"{found.runs / found.cpu_s:,.0f}/s",
@@ -86,7 +86,7 @@ def simulated(runs: int) -> None:
     scenario = load(REFERENCE, overrides=["workload.requests=100"])
 
     def one(seed: int) -> None:
-        world, oracle = prepare(attrs.evolve(scenario, seed=seed), Options(check_invariants=True), [])
+        world, oracle = prepare(attrs.evolve(scenario, seed=seed), RunOptions(check_invariants=True), [])
         run(world, oracle, drain=True)
 
     spent = timed(lambda: [one(seed) for seed in range(1, runs + 1)])

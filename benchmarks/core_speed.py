@@ -18,7 +18,7 @@ from pdflow.protocol.events import DecodeAdmitted, DecodeQueued, PrefillFinished
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.values import MS, Allocation, S
 from pdflow.scenario import load
-from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.run import RunOptions, prepare, run
 from tests.support.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,11 +104,11 @@ def of_a_run(requests: int, repeat: int) -> tuple[float, float, float]:
         if node != "router":
             inputs.append((node, event, now))
 
-    world, _ = prepare(scenario, Options(), [observe])
+    world, _ = prepare(scenario, RunOptions(), [observe])
     run(world, None, drain=False)
     took = []
     for _ in range(repeat):
-        fresh, _ = prepare(scenario, Options(), [])
+        fresh, _ = prepare(scenario, RunOptions(), [])
         endpoints = {
             address: port.endpoint for node in (*fresh.prefills, *fresh.decodes) for address, port in node.ports.items()
         }

@@ -23,7 +23,7 @@ import numpy as np
 from pdflow.cost.fit import Step, decode_step, fitted, misfit, prompt_step
 from pdflow.cost.step import to_ps
 from pdflow.scenario.costs.aiconfigurator import row_errors
-from pdflow.scenario.costs.cost_file import CostFile, Engine, MadeFrom, cost_file, written
+from pdflow.scenario.costs.cost_file import CostFile, MadeFrom, MeasuredEngine, cost_file, written
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "pdflow/scenario/presets/costs/fitted"
@@ -48,7 +48,7 @@ class Source:
 
 
 def table(
-    source: Source, engine: Engine, rows: Rows, other: Rows, knots: Sequence[int], fitted_on: str, held_out: str
+    source: Source, engine: MeasuredEngine, rows: Rows, other: Rows, knots: Sequence[int], fitted_on: str, held_out: str
 ) -> tuple[str, CostFile]:
     """A file from the rows to fit on and the others."""
     cost = fitted([step for steps in rows.values() for step in steps], knots)
@@ -114,7 +114,7 @@ def distserve(data: Path) -> Iterator[tuple[str, CostFile]]:
         profiles = json.loads((data / "published" / file).read_text())
         for model, sizes in profiles.items():
             for tp, profile in sizes.items():
-                engine = Engine(
+                engine = MeasuredEngine(
                     gpu="a100-80g",
                     model=model.removeprefix("facebook/"),
                     tp=int(tp),
@@ -173,12 +173,12 @@ MODELS = {"llama2-70b": "llama-2-70b", "bloom-176b": "bloom-176b"}
 
 
 def splitwise(data: Path) -> Iterator[tuple[str, CostFile]]:
-    engines: dict[Engine, dict[tuple[int, int, int], list[tuple[float, float]]]] = defaultdict(
+    engines: dict[MeasuredEngine, dict[tuple[int, int, int], list[tuple[float, float]]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for row in read_csv(data / "published/splitwise_perf_model.csv"):
         if row["hardware"] in GPUS:
-            engine = Engine(
+            engine = MeasuredEngine(
                 gpu=GPUS[row["hardware"]],
                 model=MODELS[row["model"]],
                 tp=int(row["tensor_parallel"]),
@@ -274,7 +274,7 @@ def llmservingsim(data: Path) -> Iterator[tuple[str, CostFile]]:
             into[of].append(Step(chunk, attended, decodes, decodes * context, seconds))
         yield table(
             LLMSERVINGSIM,
-            Engine(gpu=gpu, model="llama-3.1-8b", tp=1, weight_bytes_per_param=2.0, kv_bytes_per_value=2),
+            MeasuredEngine(gpu=gpu, model="llama-3.1-8b", tp=1, weight_bytes_per_param=2.0, kv_bytes_per_value=2),
             rows,
             other,
             (1, 16, 32, 64, 128, 256, 512, 1024, 2048),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from pdflow.network import Network
+from pdflow.network import FlowNetwork
 from pdflow.workload import Rng
 
 S = 10**9
@@ -23,7 +23,7 @@ CASES = [
 ]
 
 
-def transfer_all(network: Network, arrivals: list[tuple[int, int, int]]) -> int:
+def transfer_all(network: FlowNetwork, arrivals: list[tuple[int, int, int]]) -> int:
     """Carry (ns, path, bytes) arrivals to their ends, and return the most that were under way at once."""
     started, ended, most = 0, 0, 0
     while ended < len(arrivals):
@@ -44,7 +44,7 @@ def main() -> None:
     for title, producers, consumers, bandwidth, rate_rps, count in CASES:
         took = []
         for _ in range(3):
-            network, gaps, choice = Network(), Rng(1).stream("arrivals"), Rng(1).stream("choice")
+            network, gaps, choice = FlowNetwork(), Rng(1).stream("arrivals"), Rng(1).stream("choice")
             tx = [network.add_resource(f"tx{i}", bandwidth) for i in range(producers)]
             rx = [network.add_resource(f"rx{i}", bandwidth) for i in range(consumers)]
             paths = [network.path([a, b]) for a in tx for b in rx]

@@ -28,9 +28,9 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.events import PrefillFinished
 from pdflow.protocol.messages import Code
 from pdflow_runtime.engines.job import Sampling
-from pdflow_runtime.nodes.engine_node import EngineNode
+from pdflow_runtime.nodes.engine_node import LiveEngineNode
 from pdflow_runtime.nodes.models import TorchModel
-from pdflow_runtime.nodes.prefill_node import PrefillLeg
+from pdflow_runtime.nodes.prefill_node import LivePrefillLeg
 from tests.runtime.support.house import Answer, House, cluster, house
 from tests.runtime.support.kv import kv
 
@@ -92,7 +92,7 @@ class Watch:
         self.loaded: dict[str, list[list[bytes]]] = {}
         self.wrong = self.blocks = 0
         home.p.observe = self.of_p
-        self.legs: dict[str, PrefillLeg] = {}
+        self.legs: dict[str, LivePrefillLeg] = {}
         self.begin = home.p.begin
         home.p.begin = self.begun  # type: ignore[method-assign]
         self.load = home.d.engine.loaded
@@ -105,7 +105,7 @@ class Watch:
             self.computed[leg.request_id] = self.of(self.home.p, leg.job.seq)
             self.compare()
 
-    def begun(self, request_id: str, xid: str, tokens: list[int]) -> PrefillLeg:
+    def begun(self, request_id: str, xid: str, tokens: list[int]) -> LivePrefillLeg:
         leg = self.legs[xid] = self.begin(request_id, xid, tokens)
         return leg
 
@@ -114,7 +114,7 @@ class Watch:
         self.compare()
         self.load(seq)
 
-    def of(self, node: EngineNode, seq: Sequence) -> list[list[bytes]]:
+    def of(self, node: LiveEngineNode, seq: Sequence) -> list[list[bytes]]:
         assert seq.allocation is not None
         whole = kv(node, node.table(seq.allocation).blocks, seq.prompt_tokens)
         size = self.home.d.place.shape.block_size

@@ -242,7 +242,7 @@ def judge(budget_s: float) -> dict[str, object]:
     from pdflow_sim.check.moves.compose import relation
     from pdflow_sim.check.scopes.catalogue import SCOPES
     from pdflow_sim.check.scopes.named import Named
-    from pdflow_sim.check.search.campaign import Task, walks
+    from pdflow_sim.check.search.campaign import WalkTask, walks
     from pdflow_sim.check.search.search import explore
     from pdflow_sim.check.state.shadow_state import Broken
 
@@ -276,7 +276,7 @@ def judge(budget_s: float) -> dict[str, object]:
             return ended
     for dialect in (STRICT, VLLM_COMPAT):
         until_s = min(time.monotonic() + WALK_S / 2, began + budget_s)
-        walked = walks(Task(dialect=dialect, first=True), range(1, 10_000_000), until_s=until_s)
+        walked = walks(WalkTask(dialect=dialect, first=True), range(1, 10_000_000), until_s=until_s)
         for name, failure in walked.failures.items():
             return answer(name, f"walks of {dialect.name}, seed {failure.seed}", failure.what)
     for named in order:

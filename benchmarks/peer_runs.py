@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from pdflow.cost.step import StepCost
 from pdflow.scenario import load
-from pdflow.scenario.costs.cost_file import Engine, MadeFrom, cost_file, written
+from pdflow.scenario.costs.cost_file import MadeFrom, MeasuredEngine, cost_file, written
 from pdflow.workload.build import requests
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, Request
 
@@ -208,7 +208,7 @@ def replay(case: Case, folder: Path) -> dict[str, Any]:
 def written_to(folder: Path, case: Case) -> None:
     """The files that both read."""
     (folder / "trace.jsonl").write_text(mooncake(traffic(case)), encoding="utf-8")
-    (folder / "cost.json").write_text(written(cost_file(COST, Engine(), MadeFrom(source="round numbers"))))
+    (folder / "cost.json").write_text(written(cost_file(COST, MeasuredEngine(), MadeFrom(source="round numbers"))))
     (folder / "scenario.toml").write_text(scenario(case), encoding="utf-8")
     np.savez(folder / "profile.npz", **profile())  # type: ignore[arg-type]
 

@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-from pdflow.scenario import Scenario, load
-from pdflow_sim.run import Options, prepare, run
+from pdflow.scenario import ResolvedScenario, load
+from pdflow_sim.run import RunOptions, prepare, run
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = str(ROOT / "examples/reference.toml")
@@ -29,15 +29,15 @@ def room_of(file: str) -> str:
     return parts[1] if parts[0] == "pdflow" else parts[0]
 
 
-def timed(scenario: Scenario) -> float:
+def timed(scenario: ResolvedScenario) -> float:
     """CPU microseconds per request of one run."""
-    world, oracle = prepare(scenario, Options(), [])
+    world, oracle = prepare(scenario, RunOptions(), [])
     began = time.process_time()
     run(world, oracle, False)
     return (time.process_time() - began) / len(world.records) * 1e6
 
 
-def sampled(scenario: Scenario) -> tuple[Counter[str], Counter[str]]:
+def sampled(scenario: ResolvedScenario) -> tuple[Counter[str], Counter[str]]:
     """How often each room and each function was seen running."""
     rooms: Counter[str] = Counter()
     functions: Counter[str] = Counter()
@@ -48,7 +48,7 @@ def sampled(scenario: Scenario) -> tuple[Counter[str], Counter[str]]:
             rooms[room] += 1
             functions[f"{room}: {frame.f_code.co_qualname}"] += 1
 
-    world, oracle = prepare(scenario, Options(), [])
+    world, oracle = prepare(scenario, RunOptions(), [])
     before = signal.signal(signal.SIGPROF, sample)
     signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
     try:

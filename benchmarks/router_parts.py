@@ -86,7 +86,7 @@ async def router(engine_port: int, pd: bool) -> None:
     import trio
 
     from pdflow_runtime.http.client import HttpClient
-    from pdflow_runtime.http.messages import JSON, Header, Request
+    from pdflow_runtime.http.messages import JSON, Header, HttpRequest
     from pdflow_runtime.http.openai.completion import read_completion
     from pdflow_runtime.http.openai.fields import rewritten
     from pdflow_runtime.http.relay import relay
@@ -100,7 +100,7 @@ async def router(engine_port: int, pd: bool) -> None:
     internal = ("kv_transfer_params",)
     prefill = {"max_tokens": 1, "stream": False, "kv_transfer_params": {"do_remote_decode": True}}
 
-    async def handle(request: Request, responder: Responder) -> None:
+    async def handle(request: HttpRequest, responder: Responder) -> None:
         if request.path == "/cpu":
             await responder.reply(200, (JSON,), b"%d" % time.process_time_ns())
             return

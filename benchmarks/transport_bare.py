@@ -28,11 +28,11 @@ import numpy as np
 from pdflow.layout.descriptors import Descriptor
 from pdflow_runtime.transports.copying import Mapped
 from pdflow_runtime.transports.mooncake import local_on, require
-from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, Group, HostStaging
+from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, HostStaging, NcclGroup
 from pdflow_runtime.transports.nccl.standin import StandIn
-from pdflow_runtime.transports.nixl import Local
+from pdflow_runtime.transports.nixl import NixlAgent
 from pdflow_runtime.transports.region import OwnedRegion
-from pdflow_runtime.transports.registered import DRAM, Table
+from pdflow_runtime.transports.registered import DRAM, MemoryTable
 
 LARGE_BYTES = 64 << 20
 LAYERS = 32
@@ -209,12 +209,12 @@ def bare_nixl(pieces: list[Descriptor]) -> Bare:
     other = Other("nixl-source")
     about, address = other.first.split()
     memory = memoryview(mmap.mmap(-1, LARGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    local = Local(f"bare-{os.getpid()}-{len(pieces)}")
+    local = NixlAgent(f"bare-{os.getpid()}-{len(pieces)}")
     target = Mapped(memory).address
     local.register(target, LARGE_BYTES)
     remote = local.add(bytes.fromhex(about))
     theirs, ours = (
-        Table(DRAM, np.array([(base + piece[side], piece.length, 0) for piece in pieces], np.uint64))
+        MemoryTable(DRAM, np.array([(base + piece[side], piece.length, 0) for piece in pieces], np.uint64))
         for side, base in enumerate((int(address), target))
     )
 
@@ -236,7 +236,7 @@ def nixl_source() -> None:
     memory = memoryview(mmap.mmap(-1, LARGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     memory[:] = bytes(LARGE_BYTES)
     mapped = Mapped(memory)
-    local = Local(f"source-{os.getpid()}")
+    local = NixlAgent(f"source-{os.getpid()}")
     local.register(mapped.address, LARGE_BYTES)
     print(local.about().hex(), mapped.address, flush=True)
     reader = threading.Thread(target=sys.stdin.read, daemon=True)
@@ -288,7 +288,7 @@ def bare_standin(_: list[Descriptor]) -> Bare:
     """As many sends as fill the bytes."""
     ident = StandIn().ncclGetUniqueId().internal
     other = Other("standin-sink", ident.hex())
-    group = Group(StandIn(), ident, 0)
+    group = NcclGroup(StandIn(), ident, 0)
     group.open(HostStaging())
 
     def once() -> None:
@@ -304,7 +304,7 @@ def bare_standin(_: list[Descriptor]) -> Bare:
 
 def standin_sink(ident: str) -> None:
     """The other process: the second rank."""
-    group = Group(StandIn(), bytes.fromhex(ident), 1)
+    group = NcclGroup(StandIn(), bytes.fromhex(ident), 1)
     print("opening", flush=True)
     group.open(HostStaging())
     while True:

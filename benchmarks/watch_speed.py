@@ -24,7 +24,7 @@ from pdflow.results.files.timeline import TraceEvent, timeline
 from pdflow.results.files.write import TIMELINE_NAME, write_timeline
 from pdflow.scenario.reading.load import load
 from pdflow_sim.observe.live_table import watching
-from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.run import RunOptions, prepare, run
 from pdflow_sim.world import World
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +35,7 @@ WAYS = ("unwatched", "live table", "recorded")
 def took(requests: int, way: str) -> tuple[float, World]:
     """CPU seconds of one run, and what is left of it."""
     scenario = load(REFERENCE, overrides=[f"workload.requests={requests}"])
-    world, _ = prepare(scenario, Options(timeline=way == "recorded"), [])
+    world, _ = prepare(scenario, RunOptions(timeline=way == "recorded"), [])
     began = time.process_time()
     if way == "live table":
         with watching(Console(file=io.StringIO(), force_terminal=True, width=80, height=24), scenario, world):

@@ -29,7 +29,7 @@ from typing import Any
 import click
 
 from pdflow.cli import cli
-from pdflow.cost.specs import GpuSpec, MlaDims, ModelSpec, MoeDims
+from pdflow.cost.specs import GpuSpec, MlaSpec, ModelSpec, MoeDims
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.show import facts
 from pdflow.protocol import dialect, phases
@@ -115,7 +115,7 @@ def method_pages() -> Iterator[str]:
 
 # The keys of a scenario file.
 
-SPECS: dict[str, type] = {"model": ModelSpec, "gpu": GpuSpec, "mla": MlaDims, "moe": MoeDims}
+SPECS: dict[str, type] = {"model": ModelSpec, "gpu": GpuSpec, "mla": MlaSpec, "moe": MoeDims}
 WORDS = {
     "preset": "where the values come from that the file does not say; `pdflow presets` lists them",
     "name": "how reports call it",

@@ -302,6 +302,15 @@ def test_a_folder_has_at_most_twenty_files() -> None:
     assert not {folder: count for folder, count in counts.items() if count > 20}
 
 
+def test_a_class_name_is_defined_once() -> None:
+    defined: dict[str, list[str]] = {}
+    for path in _files():
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                defined.setdefault(node.name, []).append(path)
+    assert not {name: paths for name, paths in defined.items() if len(paths) > 1}
+
+
 def test_a_wheel_installs_only_names_that_begin_with_pdflow() -> None:
     """So that a `sim` or a `runtime` of somebody else, on the path or installed, is never taken for ours."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

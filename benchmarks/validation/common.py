@@ -11,7 +11,7 @@ import attrs
 
 from pdflow.cost.step import StepCost
 from pdflow.scenario.reading.load import parse, resolve
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_sim.experiments.calibrate import latencies_ms, ran
 from pdflow_sim.world import World
 
@@ -40,7 +40,7 @@ class Found:
     summary: list[Claim] = attrs.field(factory=list)
 
 
-def scenario_of(text: str) -> Scenario:
+def scenario_of(text: str) -> ResolvedScenario:
     """A scenario from its text; paths in it are absolute."""
     return resolve(parse("validation.toml", text))
 

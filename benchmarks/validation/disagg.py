@@ -19,7 +19,7 @@ import attrs
 from benchmarks.validation.common import Claim, Found, error, latencies, read_csv, said, scenario_of, table
 from pdflow.cost.step import StepCost
 from pdflow.scenario.costs.step_costs import step_cost
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.validation.fit import kv_tokens_of
 from pdflow_sim.experiments.calibrate import ran
 
@@ -148,7 +148,9 @@ def rows_of(folder: Path) -> list[Row]:
     return found
 
 
-def scenario_of_row(row: Row, waves: int, host_s: float, door_s: float) -> tuple[Scenario, Mapping[str, StepCost]]:
+def scenario_of_row(
+    row: Row, waves: int, host_s: float, door_s: float
+) -> tuple[ResolvedScenario, Mapping[str, StepCost]]:
     """With data-parallel attention a rank keeps and reads the latent KV of its own sequences; with tensor parallelism,
     of all: an engine of 8 ranks then holds 8 times as many tokens and reads an eighth of the context in each step."""
     scenario = scenario_of(row.text(waves, host_s, door_s))

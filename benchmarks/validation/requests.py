@@ -18,7 +18,7 @@ import attrs
 from benchmarks.validation.common import Claim, Found, error, latencies, off, said, scenario_of, table, world_of
 from pdflow.cost.step import StepCost
 from pdflow_sim.experiments.calibrate import Calibration, calibrate
-from pdflow_sim.experiments.seen import Seen
+from pdflow_sim.experiments.seen import MeasuredRequest
 
 CALIBRATED_ON = tuple(range(0, 300, 30))
 """By order of arrival: chosen before any fit, and never counted in what is reported as held out."""
@@ -162,7 +162,7 @@ class Replay:
 
     def calibrated(self) -> Calibration:
         scenario = scenario_of(text_of(self.run, self.trace()))
-        seen = [Seen(i, self.real[i].ttft_ms, self.real[i].tpot_ms) for i in CALIBRATED_ON]
+        seen = [MeasuredRequest(i, self.real[i].ttft_ms, self.real[i].tpot_ms) for i in CALIBRATED_ON]
         return calibrate(scenario, scenario.pools[0], seen)
 
 

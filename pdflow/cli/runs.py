@@ -13,7 +13,7 @@ import click
 from pdflow.cli.options import SET, live, need_out, print_view
 
 if TYPE_CHECKING:
-    from pdflow.scenario.schema.scenario import Scenario
+    from pdflow.scenario.schema.scenario import ResolvedScenario
 
 
 @click.command()
@@ -47,7 +47,7 @@ def simulate(
     ctx.exit(_simulate(load(scenario, overrides=overrides, seed=seed), seeds, out=out, **flags))
 
 
-def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
+def _simulate(scenario: ResolvedScenario, seeds: int | None, **options: Any) -> int:
     """Run it in the simulated world; the exit code. Options are those of the command, by name."""
     if seeds is not None:
         several = importlib.import_module("pdflow_sim.experiments.seeds").simulate_seeds(

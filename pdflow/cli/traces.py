@@ -57,9 +57,9 @@ def describe_trace(as_json: bool, **asked: Any) -> None:
 
     Counts, rates, burstiness, lengths, possible prefix hits, classes, and the rate over time as a plot.
     """
-    from pdflow.workload.traces.command import Asked, described_trace
+    from pdflow.workload.traces.command import TraceOptions, described_trace
 
-    click.echo(described_trace(Asked(**asked), as_json), nl=False)
+    click.echo(described_trace(TraceOptions(**asked), as_json), nl=False)
 
 
 @trace.command("model")
@@ -73,10 +73,10 @@ def model_trace(out: str, title: str | None, **asked: Any) -> None:
     the traffic. Prints how like the trace is what the model draws.
     """
     from pdflow.results.files.write import guarding, replacing
-    from pdflow.workload.traces.command import Asked, modelled_trace
+    from pdflow.workload.traces.command import TraceOptions, modelled_trace
 
     path = Path(out)
-    text, likeness = modelled_trace(Asked(**asked), path.stem, title)
+    text, likeness = modelled_trace(TraceOptions(**asked), path.stem, title)
     with replacing(path) as file, guarding(path):
         file.write(text.encode())
     click.echo(f'{likeness}\n\n{out} written. In a scenario: [workload] like = "{out}"')

@@ -2,14 +2,14 @@
 
 from pdflow.cost.capacity import kv_capacity_tokens
 from pdflow.cost.roofline import roofline
-from pdflow.cost.specs import GpuSpec, MlaDims, ModelSpec, MoeDims
+from pdflow.cost.specs import GpuSpec, MlaSpec, ModelSpec, MoeDims
 from pdflow.cost.step import LinearTable, LinearTime, StepCost, constant
 
 __all__ = [
     "GpuSpec",
     "LinearTable",
     "LinearTime",
-    "MlaDims",
+    "MlaSpec",
     "ModelSpec",
     "MoeDims",
     "StepCost",

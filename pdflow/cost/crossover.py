@@ -21,7 +21,7 @@ from pdflow.cost.step import PS_PER_NS, StepCost
 
 
 @attrs.frozen
-class Stage:
+class EngineSteps:
     """Steps of one engine: what they take, and most tokens in one."""
 
     cost: StepCost
@@ -29,14 +29,14 @@ class Stage:
 
 
 @attrs.frozen
-class Way:
+class TransferRoute:
     """A prefill engine, and what the KV of so many tokens takes from there, in ns."""
 
-    prefill: Stage
+    prefill: EngineSteps
     transfer_ns: Callable[[int], int]
 
 
-def added_ps(stage: Stage, tokens: int, decodes: int) -> int:
+def added_ps(stage: EngineSteps, tokens: int, decodes: int) -> int:
     """What a prompt adds to the steps that it is in; without decodes all that these take."""
     cost = stage.cost
     room = max(1, stage.max_num_batched_tokens - decodes) if cost.chunks else tokens
@@ -50,7 +50,9 @@ def added_ps(stage: Stage, tokens: int, decodes: int) -> int:
     return time
 
 
-def thresholds(decode: Stage, ways: Sequence[Way], most_decodes: int, most_tokens: int) -> tuple[int, ...]:
+def thresholds(
+    decode: EngineSteps, ways: Sequence[TransferRoute], most_decodes: int, most_tokens: int
+) -> tuple[int, ...]:
     """The longest prompts that stay on D beside 0, 1, ... `most_decodes` sequences; `most_tokens` is the longest of
     all. Of several ways the fastest is the other choice."""
 

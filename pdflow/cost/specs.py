@@ -21,7 +21,7 @@ _HOST_S = [validators.ge(0.0), validators.le(1e3)]
 
 
 @attrs.frozen(kw_only=True)
-class MlaDims:
+class MlaSpec:
     """Multi-head latent attention: one compressed KV vector per token and layer, the same on every rank."""
 
     kv_lora_rank: int = attrs.field(validator=_COUNT)
@@ -76,7 +76,7 @@ class ModelSpec:
     """What matrix products compute in: 8-bit ones at the GPU's 8-bit rate."""
     gated_mlp: bool = True
     """Whether an MLP has three matrices (gate, up, down) or two (up, down)."""
-    mla: MlaDims | None = None
+    mla: MlaSpec | None = None
     moe: MoeDims | None = None
     source: str = ""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeAlias
 
-from pdflow.faults.plan import When
+from pdflow.faults.plan import FaultTimes
 from pdflow.protocol.values import Instant, S
 
 
@@ -33,7 +33,7 @@ Window: TypeAlias = tuple[Instant, Instant | None]
 """From when on, and until when, not included; None is for good."""
 
 
-def windows(when: When, numbers: Numbers) -> Iterator[Window]:
+def windows(when: FaultTimes, numbers: Numbers) -> Iterator[Window]:
     """In order, none into another; without end where a fault comes again and again.
 
     A rate is that of beginnings while the fault does not act.

@@ -37,7 +37,7 @@ class Links:
 
 
 @attrs.frozen(kw_only=True)
-class When:
+class FaultTimes:
     """At which times a fault acts: from `at_ns` on for `for_ns` (None: for good); every `every_ns` again; or, with
     `rate_per_s`, from times on that are drawn, so many a second while it does not act."""
 
@@ -52,7 +52,7 @@ class Fault:
     """`name` is unique within a plan, and names its stream of random numbers: "drop/0" is the first drop."""
 
     name: str
-    when: When
+    when: FaultTimes
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +65,7 @@ class MessageFault(Fault):
 
 
 @attrs.frozen(kw_only=True)
-class Drop(MessageFault):
+class DropMessages(MessageFault):
     pass
 
 
@@ -130,7 +130,7 @@ class Crash(Fault):
 
 
 @attrs.frozen(kw_only=True)
-class Pause(Fault):
+class PauseEngine(Fault):
     """The whole process stands still; or, if `only_engine`, its running step takes that much longer."""
 
     engines: tuple[EngineId, ...]
@@ -174,7 +174,7 @@ class HangUp(Fault):
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
+class FaultPlan:
     """All of a run's faults. From `heal_ns` on none acts, and every engine is up again."""
 
     faults: tuple[Fault, ...] = ()

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from pdflow.layout.pairing import Run, cut_size
+from pdflow.layout.pairing import TokenRun, cut_size
 from pdflow.layout.ranks import Pair
 from pdflow.layout.shapes import KvShape, LayoutError, heads_per_rank, stage_layers
 from pdflow.protocol.values import Value
@@ -140,7 +140,7 @@ def rank_memory(
 
 
 def descriptors(
-    pair: Pair, source: RankMemory, target: RankMemory, runs: Iterable[Run], *, coalesce: bool = False
+    pair: Pair, source: RankMemory, target: RankMemory, runs: Iterable[TokenRun], *, coalesce: bool = False
 ) -> list[Descriptor]:
     """Every descriptor of one pair, region by region if either side is layer-major, else block by block.
 
@@ -179,7 +179,7 @@ def descriptor_count(pair: Pair, source: RankMemory, target: RankMemory, num_tok
     return descriptor_counter(pair, source, target).count(num_tokens)
 
 
-def _cut(pair: Pair, source: RankMemory, target: RankMemory, runs: list[Run]) -> Iterator[Descriptor]:
+def _cut(pair: Pair, source: RankMemory, target: RankMemory, runs: list[TokenRun]) -> Iterator[Descriptor]:
     planes = [
         (pair.source_layer + layer, pair.target_layer + layer, tensor)
         for layer in range(pair.num_layers)
@@ -208,7 +208,7 @@ def _cut(pair: Pair, source: RankMemory, target: RankMemory, runs: list[Run]) ->
                 )
 
 
-def _plane_pieces(pair: Pair, source: RankMemory, target: RankMemory, run: Run) -> list[tuple[int, int, int]]:
+def _plane_pieces(pair: Pair, source: RankMemory, target: RankMemory, run: TokenRun) -> list[tuple[int, int, int]]:
     """The contiguous pieces of one run within one plane: (source offset, target offset, length), in bytes."""
     cell = source.cell_bytes
     if source.order == "HND":
@@ -276,7 +276,7 @@ def _check(pair: Pair, source: RankMemory, target: RankMemory) -> None:
             )
 
 
-def _checked_runs(runs: Iterable[Run], source: RankMemory, target: RankMemory) -> list[Run]:
+def _checked_runs(runs: Iterable[TokenRun], source: RankMemory, target: RankMemory) -> list[TokenRun]:
     checked = list(runs)
     for run in checked:
         if not (0 <= run.source_block < source.num_blocks and 0 <= run.target_block < target.num_blocks):

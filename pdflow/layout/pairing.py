@@ -21,7 +21,7 @@ from pdflow.layout.shapes import LayoutError
 from pdflow.protocol.values import Value
 
 
-class Run(Value, frozen=True, gc=False):
+class TokenRun(Value, frozen=True, gc=False):
     """Consecutive tokens that lie in one source block and in one target block; offsets are in tokens."""
 
     source_block: int
@@ -31,7 +31,7 @@ class Run(Value, frozen=True, gc=False):
     tokens: int
 
 
-class Pieces(Value, frozen=True, gc=False):
+class RunCounts(Value, frozen=True, gc=False):
     """How many runs a range of tokens makes: `full` of `unit` tokens each, plus one of `tail` unless that is 0."""
 
     unit: int
@@ -43,13 +43,13 @@ class Pieces(Value, frozen=True, gc=False):
         return self.full + (self.tail > 0)
 
 
-def pieces(source_block_size: int, target_block_size: int, num_tokens: int) -> Pieces:
+def pieces(source_block_size: int, target_block_size: int, num_tokens: int) -> RunCounts:
     """What `runs` would yield, counted in O(1). Where the range starts does not matter, as it starts on a border."""
     unit = cut_size(source_block_size, target_block_size)
     if num_tokens < 0:
         raise LayoutError(f"a range of {num_tokens} tokens: it must be 0 or more")
     full, tail = divmod(num_tokens, unit)
-    return Pieces(unit, full, tail)
+    return RunCounts(unit, full, tail)
 
 
 def cut_size(source_block_size: int, target_block_size: int) -> int:
@@ -72,7 +72,7 @@ def runs(
     target_block_size: int,
     token_start: int,
     num_tokens: int,
-) -> Iterator[Run]:
+) -> Iterator[TokenRun]:
     """Yield the runs of tokens `token_start ... token_start + num_tokens - 1`, in order of position.
 
     `source_blocks` begin at token 0, `target_blocks` at `token_start`. Everything is checked before the first run:
@@ -100,14 +100,14 @@ def _runs(
     target_blocks: Sequence[int],
     target_block_size: int,
     token_start: int,
-    shape: Pieces,
-) -> Iterator[Run]:
+    shape: RunCounts,
+) -> Iterator[TokenRun]:
     unit = shape.unit
     for piece in range(shape.count):
         tokens = unit if piece < shape.full else shape.tail
         target_at, target_offset = divmod(piece * unit, target_block_size)
         source_at, source_offset = divmod(token_start + piece * unit, source_block_size)
-        yield Run(source_blocks[source_at], source_offset, target_blocks[target_at], target_offset, tokens)
+        yield TokenRun(source_blocks[source_at], source_offset, target_blocks[target_at], target_offset, tokens)
 
 
 def runs_within(
@@ -118,7 +118,7 @@ def runs_within(
     token_start: int,
     first: int,
     last: int,
-) -> Iterator[Run]:
+) -> Iterator[TokenRun]:
     """Of what `runs` would yield, the tokens `first ... last - 1`, wherever those borders lie: a chunk may end within a
     block. Raises LayoutError if a list is too short."""
     if not token_start <= first <= last:
@@ -134,5 +134,5 @@ def runs_within(
         source_at, source_offset = divmod(at, source_block_size)
         target_at, target_offset = divmod(at - token_start, target_block_size)
         tokens = min(source_block_size - source_offset, target_block_size - target_offset, last - at)
-        yield Run(source_blocks[source_at], source_offset, target_blocks[target_at], target_offset, tokens)
+        yield TokenRun(source_blocks[source_at], source_offset, target_blocks[target_at], target_offset, tokens)
         at += tokens

@@ -38,7 +38,7 @@ class PrefixBlock:
         self.holders = 1
 
 
-class Holding:
+class PrefixHolding:
     """What one prompt holds: prefix blocks from its start on, of which it `found` the first ones and made the rest out
     of its own KV blocks."""
 
@@ -66,7 +66,7 @@ class CachingPool(PagedPool):
         """Free blocks that are remembered."""
         self._known: dict[int, PrefixBlock] = {}
         self._idle: OrderedDict[int, PrefixBlock] = OrderedDict()
-        self._holdings: dict[int, Holding] = {}
+        self._holdings: dict[int, PrefixHolding] = {}
 
     # Prefixes.
 
@@ -112,7 +112,7 @@ class CachingPool(PagedPool):
             block.holders += 1
         allocation = self.allocate(count)
         assert allocation is not None
-        self._holdings[allocation.generation] = Holding(prefix, chain)
+        self._holdings[allocation.generation] = PrefixHolding(prefix, chain)
         return allocation
 
     def remember(self, allocation: Allocation, count: int) -> None:

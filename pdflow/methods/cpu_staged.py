@@ -12,15 +12,15 @@ And D's leg waits for P's answer, which has the id that P's pieces come under (S
 from __future__ import annotations
 
 from pdflow.methods.guards import Guards
-from pdflow.methods.method import Conduct, Grain, Hop, Memory, Method
-from pdflow.methods.speech import UNASKED, Side, Speech, When, Word
+from pdflow.methods.method import Conduct, Grain, Hop, MemoryKind, Method
+from pdflow.methods.speech import UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
-_SPEECH = Speech(
+_SPEECH = WireProfile(
     words=(
-        Word("REQ", Side.P, When.CONTACT),
-        Word("REQMSG", Side.P, When.PIECE),
-        Word("READYMSG", Side.D, When.PIECE),
-        Word("FINISHMSG", Side.P, When.BEHIND, waits=False),
+        ProfileMessage("REQ", Side.P, Occasion.CONTACT),
+        ProfileMessage("REQMSG", Side.P, Occasion.PIECE),
+        ProfileMessage("READYMSG", Side.D, Occasion.PIECE),
+        ProfileMessage("FINISHMSG", Side.P, Occasion.BEHIND, waits=False),
     ),
     # D's room is asked for piece by piece, and D counts what has come.
     silent=UNASKED | {"REG", "REG_ACK", "DONE"},
@@ -34,8 +34,8 @@ CPU_STAGED = Method(
     names_decode=True,
     initiator="D registers room in its ring, P writes",
     grain=Grain.LAYER_CHUNK,
-    p_memory=Memory.RING,
-    d_memory=Memory.RING,
+    p_memory=MemoryKind.RING,
+    d_memory=MemoryKind.RING,
     staging=Hop.D2H,
     loading=Hop.H2D,
     back_pressure="a full ring: the prompt stays in P's blocks, D registers later",

@@ -10,18 +10,18 @@ whole batch again, and each process salts its keys.
 from __future__ import annotations
 
 from pdflow.methods.method import Conduct, Method
-from pdflow.methods.speech import LEASE_WORD, UNASKED, Side, Speech, When, Word
+from pdflow.methods.speech import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
-_SPEECH = Speech(
+_SPEECH = WireProfile(
     words=(
-        Word("handshake", Side.P, When.CONTACT),
-        Word("handshake", Side.D, When.CONTACT),
+        ProfileMessage("handshake", Side.P, Occasion.CONTACT),
+        ProfileMessage("handshake", Side.D, Occasion.CONTACT),
         # PutStart is a call of the store's in either dialect (`sim/pdflow_sim/nodes/store_node.py`), and REG what it
         # comes back with.
-        Word("PutStart's answer", Side.D, When.REQUEST, frame="REG"),
-        Word("PutEnd", Side.P, When.CLOSING, frame="DONE"),
-        Word("GetReplicaList", Side.D, When.REQUEST),
-        Word("replicas", Side.P, When.REQUEST),
+        ProfileMessage("PutStart's answer", Side.D, Occasion.REQUEST, frame="REG"),
+        ProfileMessage("PutEnd", Side.P, Occasion.CLOSING, frame="DONE"),
+        ProfileMessage("GetReplicaList", Side.D, Occasion.REQUEST),
+        ProfileMessage("replicas", Side.P, Occasion.REQUEST),
     ),
     # TAKEN is ours, and told: there a lease is over when its time is.
     silent=UNASKED | {"REG_ACK", LEASE_WORD},

@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeAlias, TypeVar
 
 from pdflow.methods.method import Conduct, Method, Turns
-from pdflow.methods.shipment import Ending, Piece, Shipment, whole
+from pdflow.methods.shipment import Piece, Shipment, ShipmentEnd, whole
 from pdflow.protocol.values import Value, Xid
 
 K = TypeVar("K", bound=Hashable)
@@ -125,7 +125,7 @@ class Lanes(Generic[K]):
         if operation is not None:
             operation.shipment.halt()
 
-    def ending(self, key: K) -> Ending | None:
+    def ending(self, key: K) -> ShipmentEnd | None:
         """How an operation has ended, told once: then it is open no more. None if it has not, or is not open."""
         operation = self._open.get(key)
         if operation is None:

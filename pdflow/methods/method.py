@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import attrs
 
 from pdflow.methods.guards import Guards
-from pdflow.methods.speech import Speech
+from pdflow.methods.speech import WireProfile
 from pdflow.protocol.dialect import DIALECTS, STRICT, Dialect
 
 AS_PUBLISHED: Final = "as-published"
@@ -29,7 +29,7 @@ class Grain(Enum):
     LAYER_CHUNK = "a layer of a chunk"
 
 
-class Memory(Enum):
+class MemoryKind(Enum):
     """Where KV lies on its way."""
 
     BLOCKS = "the engine's KV blocks"
@@ -79,7 +79,7 @@ class Conduct:
     """What keeps faults away from the pieces' way."""
     asks: bool = False
     """Each piece is announced by a message, and sent when that has been answered; in what words, a speech may say."""
-    speech: Speech = attrs.field(factory=Speech)
+    speech: WireProfile = attrs.field(factory=WireProfile)
     """What the original says where we say something else."""
     tensors: int = 1
     """A piece goes as so many tensors, one after the other."""
@@ -116,9 +116,9 @@ class Method:
     """P is told for whom it computes, so that both legs start at once, whatever the router's order."""
     initiator: str
     grain: Grain = Grain.WHOLE
-    p_memory: Memory = Memory.BLOCKS
+    p_memory: MemoryKind = MemoryKind.BLOCKS
     """Where P sends from."""
-    d_memory: Memory = Memory.BLOCKS
+    d_memory: MemoryKind = MemoryKind.BLOCKS
     """Where it lands at D. Other memory than the engine's blocks is asked for before the engine is."""
     staging: Hop | None = None
     """How KV gets where P sends from, unless it is there already."""
@@ -190,8 +190,8 @@ class Method:
 
     @property
     def staged_at_p(self) -> bool:
-        return self.p_memory is not Memory.BLOCKS
+        return self.p_memory is not MemoryKind.BLOCKS
 
     @property
     def staged_at_d(self) -> bool:
-        return self.d_memory is not Memory.BLOCKS
+        return self.d_memory is not MemoryKind.BLOCKS

@@ -11,40 +11,40 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdflow.methods.method import Conduct, Hop, Memory, Method, Turns
-from pdflow.methods.speech import LEASE_WORD, UNASKED, Side, Speech, When, Word
+from pdflow.methods.method import Conduct, Hop, MemoryKind, Method, Turns
+from pdflow.methods.speech import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
 NUM_WORKERS: Final = 10
 """Sender threads of a P rank, unless a scenario says another number: vLLM's default."""
 
 
-def _pulled(name: str, by: Side, when: When) -> tuple[Word, Word]:
+def _pulled(name: str, by: Side, when: Occasion) -> tuple[ProfileMessage, ProfileMessage]:
     """A tensor of the pipe: its address and length, two integers of 64 bits, and an ACK when it has been pulled."""
-    behind = When.BEHIND if when is When.PIECE else when
+    behind = Occasion.BEHIND if when is Occasion.PIECE else when
     other = Side.D if by is Side.P else Side.P
-    return Word(name, by, when, num_bytes=16), Word("ACK", other, behind, waits=False, num_bytes=3)
+    return ProfileMessage(name, by, when, num_bytes=16), ProfileMessage("ACK", other, behind, waits=False, num_bytes=3)
 
 
-_PIPE = Speech(
+_PIPE = WireProfile(
     words=(
         # Whoever moves bytes makes itself known to the other's Transfer Engine when it first does.
-        Word("handshake", Side.D, When.CONTACT),
-        *_pulled("signal", Side.D, When.REQUEST),
-        *_pulled("tokens", Side.D, When.REQUEST),
-        *_pulled("roi", Side.D, When.REQUEST),
-        *_pulled("tokens", Side.P, When.REQUEST),
-        *_pulled("roi", Side.P, When.REQUEST),
-        *_pulled("address and length", Side.P, When.PIECE),
+        ProfileMessage("handshake", Side.D, Occasion.CONTACT),
+        *_pulled("signal", Side.D, Occasion.REQUEST),
+        *_pulled("tokens", Side.D, Occasion.REQUEST),
+        *_pulled("roi", Side.D, Occasion.REQUEST),
+        *_pulled("tokens", Side.P, Occasion.REQUEST),
+        *_pulled("roi", Side.P, Occasion.REQUEST),
+        *_pulled("address and length", Side.P, Occasion.PIECE),
     ),
     # What P has sent it has dropped; the last ACK is our TAKEN.
     silent=UNASKED | {LEASE_WORD, "TAKEN"},
 )
-_BOOTSTRAPPED = Speech(
+_BOOTSTRAPPED = WireProfile(
     words=(
-        Word("GET /query", Side.D, When.CONTACT),
-        Word("handshake", Side.P, When.CONTACT),
-        Word("MooncakeXferMetadata", Side.D, When.REQUEST, frame="REG"),
-        Word("MooncakeXferResponse", Side.P, When.CLOSING, frame="DONE"),
+        ProfileMessage("GET /query", Side.D, Occasion.CONTACT),
+        ProfileMessage("handshake", Side.P, Occasion.CONTACT),
+        ProfileMessage("MooncakeXferMetadata", Side.D, Occasion.REQUEST, frame="REG"),
+        ProfileMessage("MooncakeXferResponse", Side.P, Occasion.CLOSING, frame="DONE"),
     ),
     silent=UNASKED | {"REG_ACK"},
     prefill_leg="transfer_id",
@@ -57,7 +57,7 @@ MOONCAKE_V0 = Method(
     source="PR #10884",
     pulls=True,
     initiator="D selects and drops",
-    p_memory=Memory.LOOKUP,
+    p_memory=MemoryKind.LOOKUP,
     staging=Hop.D2D,
     hops=(Hop.D2H, Hop.WIRE, Hop.H2D),
     back_pressure="a full lookup buffer: P's next step waits",

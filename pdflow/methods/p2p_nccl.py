@@ -11,8 +11,8 @@ from __future__ import annotations
 import attrs
 
 from pdflow.methods.guards import Guards
-from pdflow.methods.method import Conduct, Grain, Hop, Memory, Method, Turns
-from pdflow.methods.speech import LEASE_WORD, UNASKED, Side, Speech, When, Word
+from pdflow.methods.method import Conduct, Grain, Hop, MemoryKind, Method, Turns
+from pdflow.methods.speech import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
 _LIMITS = "equal tensor-parallel sizes, no pipeline stages; a group of two for each pair of ranks, in GPU memory"
 _LANES = 4
@@ -29,22 +29,22 @@ _PUBLISHED = Guards(
 _ADDRESSES = "both addresses in its id"
 _UNIQUE_ID_BYTES = 149
 """Of NEW, msgpack of `cmd` and NCCL's id of 128 bytes. A PUT is about 180: an id of 130 characters, shape and dtype."""
-_PUT = Speech(
+_PUT = WireProfile(
     words=(
-        Word("NEW", Side.P, When.CONTACT, num_bytes=_UNIQUE_ID_BYTES),
-        Word("PUT", Side.P, When.PIECE),
-        Word("0", Side.D, When.PIECE, num_bytes=1),
+        ProfileMessage("NEW", Side.P, Occasion.CONTACT, num_bytes=_UNIQUE_ID_BYTES),
+        ProfileMessage("PUT", Side.P, Occasion.PIECE),
+        ProfileMessage("0", Side.D, Occasion.PIECE, num_bytes=1),
     ),
     # P has D's address from the id, asks for no room, and D counts the layers that have come.
     silent=UNASKED | {"REG", "REG_ACK", "DONE"},
     prefill_leg=_ADDRESSES,
     decode_leg=_ADDRESSES,
 )
-_GET = Speech(
+_GET = WireProfile(
     words=(
-        Word("NEW", Side.D, When.CONTACT, num_bytes=_UNIQUE_ID_BYTES),
-        Word("GET", Side.D, When.PIECE),
-        Word("ret", Side.P, When.PIECE),
+        ProfileMessage("NEW", Side.D, Occasion.CONTACT, num_bytes=_UNIQUE_ID_BYTES),
+        ProfileMessage("GET", Side.D, Occasion.PIECE),
+        ProfileMessage("ret", Side.P, Occasion.PIECE),
     ),
     # TAKEN is ours, and told: there P's store keeps what has been fetched until it evicts it.
     silent=UNASKED | {LEASE_WORD},
@@ -59,8 +59,8 @@ P2P_NCCL_PUT = Method(
     names_decode=True,
     initiator="P sends",
     grain=Grain.LAYER,
-    p_memory=Memory.TENSORS,
-    d_memory=Memory.BUFFER,
+    p_memory=MemoryKind.TENSORS,
+    d_memory=MemoryKind.BUFFER,
     staging=Hop.D2D,
     loading=Hop.D2D,
     groups=True,
@@ -95,7 +95,7 @@ P2P_NCCL_GET = Method(
     pulls=True,
     initiator="D gets",
     grain=Grain.LAYER,
-    p_memory=Memory.STORE,
+    p_memory=MemoryKind.STORE,
     staging=Hop.D2D,
     groups=True,
     back_pressure="P's store evicts what was used least recently",

@@ -15,7 +15,7 @@ from pdflow.methods.shipment import Piece
 from pdflow.protocol.values import Value
 
 
-class Run(Value, frozen=True, gc=False):
+class PageRun(Value, frozen=True, gc=False):
     """Tokens that follow each other in memory, and go to blocks that follow each other in the request's table."""
 
     block: int
@@ -27,7 +27,7 @@ class Run(Value, frozen=True, gc=False):
     tokens: int
 
 
-def runs(piece: Piece, first: int, block_tokens: int) -> tuple[Run, ...]:
+def runs(piece: Piece, first: int, block_tokens: int) -> tuple[PageRun, ...]:
     """At most three, in order: up to the next block's edge, whole blocks, what is left.
 
     Args:
@@ -39,7 +39,7 @@ def runs(piece: Piece, first: int, block_tokens: int) -> tuple[Run, ...]:
     at, found = piece.start, []
     for stretch in (head, whole, tokens - head - whole):
         if stretch:
-            found.append(Run(at // block_tokens, at % block_tokens, at - first, stretch))
+            found.append(PageRun(at // block_tokens, at % block_tokens, at - first, stretch))
             at += stretch
     return tuple(found)
 

@@ -25,7 +25,7 @@ class Piece(Value, frozen=True, gc=False):
     stop: int
 
 
-class Ending(Enum):
+class ShipmentEnd(Enum):
     """How a shipment ended."""
 
     SENT = "sent"
@@ -112,15 +112,15 @@ class Shipment:
         """Post nothing more."""
         self._stopped = True
 
-    def ending(self) -> Ending | None:
+    def ending(self) -> ShipmentEnd | None:
         """How it ended; None while it has not."""
         if self._flying:
             return None
         if not self._left:
-            return Ending.SENT
+            return ShipmentEnd.SENT
         if self._failed:
-            return Ending.FAILED
-        return Ending.STOPPED if self._stopped else None
+            return ShipmentEnd.FAILED
+        return ShipmentEnd.STOPPED if self._stopped else None
 
     def fork(self) -> Shipment:
         other = Shipment(0, self.start, self.stop)

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from pdflow.methods.method import Memory, Method
+from pdflow.methods.method import MemoryKind, Method
 
 
 def facts(method: Method) -> dict[str, str]:
@@ -30,7 +30,7 @@ def facts(method: Method) -> dict[str, str]:
 
 def memories(method: Method) -> Iterator[str]:
     """Where a prompt's KV lies, from P's blocks to D's, and how it gets from one place to the next."""
-    yield f"P: {Memory.BLOCKS.value}"
+    yield f"P: {MemoryKind.BLOCKS.value}"
     if method.staged_at_p:
         yield f"{method.p_memory.value}"
     yield ", ".join(hop.value for hop in method.hops)
@@ -39,7 +39,7 @@ def memories(method: Method) -> Iterator[str]:
         yield ", ".join(hop.value for hop in method.hops)
     if method.staged_at_d:
         yield f"D: {method.d_memory.value}"
-    yield f"{'' if method.staged_at_d else 'D: '}{Memory.BLOCKS.value}"
+    yield f"{'' if method.staged_at_d else 'D: '}{MemoryKind.BLOCKS.value}"
 
 
 def frames(method: Method) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ class Side(Enum):
     D = "D"
 
 
-class When(Enum):
+class Occasion(Enum):
     """How often, and where."""
 
     CONTACT = "once for each pair of ranks"
@@ -38,12 +38,12 @@ class When(Enum):
 
 
 @attrs.frozen
-class Word:
+class ProfileMessage:
     """One kind of message."""
 
     name: str
     by: Side
-    when: When
+    when: Occasion
     frame: str = attrs.field(default="", kw_only=True)
     """The frame of ours that it is; else it is said besides."""
     waits: bool = attrs.field(default=True, kw_only=True)
@@ -53,19 +53,19 @@ class Word:
 
 
 @attrs.frozen(kw_only=True)
-class Speech:
+class WireProfile:
     """Of a method as published; empty where our frames are spoken."""
 
-    words: tuple[Word, ...] = ()
+    words: tuple[ProfileMessage, ...] = ()
     silent: frozenset[str] = frozenset()
     """Tags of our frames."""
     prefill_leg: str = ""
     """What the router puts into P's leg."""
     decode_leg: str = ""
 
-    def besides(self, when: When) -> tuple[Word, ...]:
+    def besides(self, when: Occasion) -> tuple[ProfileMessage, ...]:
         """What is said there that is no frame of ours; at the close, whatever is said behind the data for itself."""
-        return tuple(word for word in self.words if word.when is when and (not word.frame or when is When.CLOSING))
+        return tuple(word for word in self.words if word.when is when and (not word.frame or when is Occasion.CLOSING))
 
     def name_of(self, frame: str) -> str:
         """What the original calls it; "" if it has none like it."""
@@ -77,11 +77,13 @@ class Speech:
         """By what a rank of this side makes itself known to a peer; "" if the other one does that."""
         if not self.words:
             return "shakes hands"
-        return next((f"sends {word.name}" for word in self.words if word.when is When.CONTACT and word.by is by), "")
+        return next(
+            (f"sends {word.name}" for word in self.words if word.when is Occasion.CONTACT and word.by is by), ""
+        )
 
     def told(self) -> Iterator[str]:
         """In words, by how often."""
-        for when in When:
+        for when in Occasion:
             names = [_told(word) for word in self.words if word.when is when]
             if names:
                 yield f"{when.value}: {', '.join(names)}"
@@ -92,6 +94,6 @@ class Speech:
             yield f"none like {', '.join(sorted(self.silent))}"
 
 
-def _told(word: Word) -> str:
+def _told(word: ProfileMessage) -> str:
     size = f", {word.num_bytes} byte{'s' if word.num_bytes > 1 else ''}" if word.num_bytes else ""
     return f"{word.name} ({word.by.value}{size})"

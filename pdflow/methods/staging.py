@@ -22,7 +22,7 @@ from pdflow.memory.buddy import BuddyPool
 from pdflow.memory.paged import PoolError
 from pdflow.memory.ring import Ring
 from pdflow.memory.threshold import ThresholdBuffer, Where
-from pdflow.methods.method import Conduct, Memory, Method
+from pdflow.methods.method import Conduct, MemoryKind, Method
 from pdflow.protocol.values import Allocation, Value
 
 NO_LIMIT = 1 << 62
@@ -335,16 +335,16 @@ class PagedStaging(Staging):
 
 
 def staging_of(
-    memory: Memory, size: KvSize, ring_bytes: int, buffer_bytes: int, pool_bytes: int, reserves_whole: bool = True
+    memory: MemoryKind, size: KvSize, ring_bytes: int, buffer_bytes: int, pool_bytes: int, reserves_whole: bool = True
 ) -> Staging:
     """An empty memory of this kind, of one rank. Without `reserves_whole` (`guards.py`) each piece is queued for by
     itself, under a name of its own: here it is then a prompt of one layer."""
     if not reserves_whole:
         size = KvSize(1, size.bytes_per_token)
-    if memory is Memory.RING:
+    if memory is MemoryKind.RING:
         return RingStaging.of_bytes(size, ring_bytes)
-    if memory is Memory.BUFFER:
+    if memory is MemoryKind.BUFFER:
         return BufferStaging.of_bytes(size, buffer_bytes, pool_bytes)
-    if memory is Memory.TENSORS:
+    if memory is MemoryKind.TENSORS:
         return ThresholdStaging(size, NO_LIMIT)
-    return ThresholdStaging(size, buffer_bytes, evicts=memory is Memory.STORE)
+    return ThresholdStaging(size, buffer_bytes, evicts=memory is MemoryKind.STORE)

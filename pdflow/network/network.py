@@ -27,7 +27,7 @@ PathId: TypeAlias = int
 FlowId: TypeAlias = int
 
 
-class Network:
+class FlowNetwork:
     """Resources, paths over them, and the flows that are on them now."""
 
     def __init__(self) -> None:

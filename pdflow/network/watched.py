@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from pdflow.network.filling import Path, Resource, links_around
-from pdflow.network.network import FlowId, Network, PathId, ResourceId
+from pdflow.network.network import FlowId, FlowNetwork, PathId, ResourceId
 from pdflow.network.units import RATE_BITS, SNAP_TICKS, TICK_BITS
 
 Told: TypeAlias = Callable[[ResourceId, int, int], None]
@@ -20,7 +20,7 @@ Told: TypeAlias = Callable[[ResourceId, int, int], None]
 _HALF = 1 << (RATE_BITS - 1)
 
 
-class WatchedNetwork(Network):
+class WatchedNetwork(FlowNetwork):
     """Tells `told` of each resource with a limit; what happens within one ns is told with one ns, the last word last.
 
     An unlimited resource carries at no rate that could be told.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from pdflow.results.figures.metrics import Metrics, measure
-from pdflow.results.files.bench_json import About
+from pdflow.results.files.bench_json import RunHeader
 from pdflow.results.records import Records
 from pdflow.results.steps import Steps
 from pdflow.results.table import Report
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class FinishedRun:
     """What was measured of one run. `scenario` is what was run, where `pdflow.simulate` ran it."""
 
-    about: About
+    about: RunHeader
     records: Records
     steps: Mapping[str, Steps]
     """Each engine's step log, under the engine's name."""
@@ -34,7 +34,7 @@ class FinishedRun:
     scenario: Scenario | None = None
 
     @classmethod
-    def of(cls, about: About, records: Records, steps: Mapping[str, Steps], totals: Totals) -> Self:
+    def of(cls, about: RunHeader, records: Records, steps: Mapping[str, Steps], totals: Totals) -> Self:
         """Work the figures out."""
         metrics = measure(
             records, list(steps.values()), totals.duration_ns, about.slo, about.class_slos, about.warmup_ns

@@ -20,7 +20,7 @@ Changes: TypeAlias = tuple[IntColumn, IntColumn]
 """The instants in ns at which a quantity changes, and what it is from each of them on; 0 before the first."""
 
 
-class Course:
+class TimeSeries:
     """A quantity over time, in whole numbers: each value holds from its instant, in ns, until the next."""
 
     __slots__ = ("instants", "values")
@@ -50,7 +50,7 @@ class LinkCourse(NamedTuple):
 
     name: str
     capacity_bytes_per_s: int
-    rate: Course
+    rate: TimeSeries
 
 
 @attrs.frozen
@@ -58,5 +58,5 @@ class Recording:
     """Of one run. Links without a limit have no rate."""
 
     links: tuple[LinkCourse, ...] = ()
-    kv_blocks: dict[str, Course] = attrs.field(factory=dict)
+    kv_blocks: dict[str, TimeSeries] = attrs.field(factory=dict)
     """By engine: blocks of its pool that are not free."""

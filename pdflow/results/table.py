@@ -16,7 +16,7 @@ from rich.text import Text
 from pdflow.results import words
 from pdflow.results.figures.metrics import Metrics
 from pdflow.results.figures.spread import Spread
-from pdflow.results.files.bench_json import About, statements
+from pdflow.results.files.bench_json import RunHeader, statements
 from pdflow.results.totals import NS_PER_S, Totals
 
 LATENCY_COLUMNS = ("mean", "p50", "p90", "p99")
@@ -37,7 +37,7 @@ class Report:
     Of a live run, seen from outside, there are no `totals`; `late` is how long after its arrival each request was sent.
     """
 
-    about: About
+    about: RunHeader
     metrics: Metrics
     totals: Totals | None
     late: Spread | None = None
@@ -237,7 +237,7 @@ def _prefix_hits(totals: Totals, role: str) -> str:
     return f"{role} {words.percent(hits / queries)} of {words.count(queries)} prompt tokens"
 
 
-def _slo_rows(about: About, metrics: Metrics, separator: str) -> Iterator[tuple[str, str | Text]]:
+def _slo_rows(about: RunHeader, metrics: Metrics, separator: str) -> Iterator[tuple[str, str | Text]]:
     if about.slo is None or metrics.slo is None:
         yield "goodput", Text("no SLO given", style="dim")
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pdflow.protocol.values import Value
 
 
-class Admission(Value, frozen=True, gc=False):
+class AdmissionLimits(Value, frozen=True, gc=False):
     """Bounds; None is none."""
 
     max_inflight: int | None = None

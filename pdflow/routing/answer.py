@@ -28,7 +28,7 @@ from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.values import RequestId, Value
 
 
-class Piece(Enum):
+class PieceUse(Enum):
     """What is done with a piece of an attempt's answer."""
 
     FIRST = "first"
@@ -146,14 +146,14 @@ class Answer:
         self.over = True
         return FirstTokenUse((), ())
 
-    def piece_came(self, attempt: RequestId) -> Piece:
+    def piece_came(self, attempt: RequestId) -> PieceUse:
         """Of this attempt's answer. A driver that passes on whole streams asks for the first piece of each."""
         if not self.wants(attempt):
-            return Piece.DROP
+            return PieceUse.DROP
         if self.streaming is not None:
-            return Piece.PASS
+            return PieceUse.PASS
         self.streaming = attempt
-        return Piece.FIRST
+        return PieceUse.FIRST
 
     def whole(self, attempt: RequestId) -> None:
         """The last piece of this attempt's answer has been passed on."""

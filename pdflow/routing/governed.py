@@ -17,7 +17,7 @@ from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import EngineId, Instant, Value
 from pdflow.routing import router
-from pdflow.routing.admission import Admission
+from pdflow.routing.admission import AdmissionLimits
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.conditional import Disaggregation
 from pdflow.routing.effects import DispatchAlone, EngineLeft, EngineSilent, Reply, RouterEffects
@@ -31,7 +31,7 @@ from pdflow.routing.router import Dispatch, Router
 class Rules(Value, frozen=True, gc=False):
     """All of them; by default there is none."""
 
-    admission: Admission = Admission()
+    admission: AdmissionLimits = AdmissionLimits()
     disaggregation: Disaggregation | None = None
     """Every prompt goes to P if absent."""
     recomputes: bool = False

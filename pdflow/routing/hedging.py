@@ -29,7 +29,7 @@ from pdflow.routing.policy import Choice
 from pdflow.routing.router import Dispatch, Router
 
 
-class Deadlines:
+class HedgeDeadlines:
     """When each request that may still be hedged is to be, the first one first: each is as long after its arrival."""
 
     __slots__ = ("due", "heap", "pushed")
@@ -39,8 +39,8 @@ class Deadlines:
         self.heap: list[tuple[Instant, int, int]] = []
         self.pushed = 0
 
-    def fork(self) -> Deadlines:
-        other = Deadlines()
+    def fork(self) -> HedgeDeadlines:
+        other = HedgeDeadlines()
         other.due, other.heap, other.pushed = self.due.copy(), self.heap.copy(), self.pushed
         return other
 
@@ -95,7 +95,7 @@ class HedgingRouter(GovernedRouter):
     ) -> None:
         super().__init__(prefill, decode, dispatch, choices, rules, max_attempts, reports_prefill, aggregated)
         self.hedge_after_ns = hedge_after_ns
-        self.deadlines = Deadlines()
+        self.deadlines = HedgeDeadlines()
         self.pairs: dict[int, list[Attempt]] = {}
         """By request: its two attempts, the older one first, while both are under way."""
         self.last: dict[int, int] = {}

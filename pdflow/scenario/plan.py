@@ -7,7 +7,7 @@ from typing import Any
 
 from pdflow.faults import plan
 from pdflow.faults.names import matching
-from pdflow.faults.plan import ROUTER, Links, Plan, When
+from pdflow.faults.plan import ROUTER, FaultPlan, FaultTimes, Links
 from pdflow.protocol.values import EngineId
 from pdflow.scenario.schema.faults import (
     FAULT_KINDS,
@@ -29,10 +29,10 @@ from pdflow.scenario.schema.faults import (
     TransferErrorFault,
 )
 from pdflow.scenario.schema.fields import seconds_to_ns
-from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 
 
-def plan_of(scenario: Scenario) -> Plan:
+def plan_of(scenario: ResolvedScenario) -> FaultPlan:
     """What will go wrong in this scenario, still to be drawn."""
     kinds = {kind: name for name, kind in FAULT_KINDS.items()}
     counts: dict[str, int] = {}
@@ -43,7 +43,7 @@ def plan_of(scenario: Scenario) -> Plan:
         counts[kind] = number + 1
         faults.append(_resolved(f"{kind}/{number}", fault, scenario))
     table = scenario.fault_table
-    return Plan(
+    return FaultPlan(
         faults=tuple(faults),
         heal_ns=_ns(table.heal_s),
         transport_timeout_ns=seconds_to_ns(table.transport_timeout_s),
@@ -79,8 +79,8 @@ def _ns(seconds: float | None) -> int | None:
     return None if seconds is None else seconds_to_ns(seconds)
 
 
-def _when(fault: Fault) -> When:
-    return When(
+def _when(fault: Fault) -> FaultTimes:
+    return FaultTimes(
         at_ns=seconds_to_ns(fault.at_s or 0.0),
         for_ns=_ns(fault.for_s),
         every_ns=_ns(fault.every_s),
@@ -88,7 +88,7 @@ def _when(fault: Fault) -> When:
     )
 
 
-def _resolved(name: str, fault: Fault, scenario: Scenario) -> plan.Fault:
+def _resolved(name: str, fault: Fault, scenario: ResolvedScenario) -> plan.Fault:
     pools = scenario.pools
     common: dict[str, Any] = {"name": name, "when": _when(fault)}
     if isinstance(fault, OnLinks):
@@ -102,10 +102,10 @@ def _resolved(name: str, fault: Fault, scenario: Scenario) -> plan.Fault:
     return _of_kind(fault, scenario, common)
 
 
-def _of_kind(fault: Fault, scenario: Scenario, common: dict[str, Any]) -> plan.Fault:
+def _of_kind(fault: Fault, scenario: ResolvedScenario, common: dict[str, Any]) -> plan.Fault:
     match fault:
         case DropFault():
-            return plan.Drop(**common)
+            return plan.DropMessages(**common)
         case DelayFault():
             return plan.Delay(**common, delay_ns=seconds_to_ns(fault.delay_s), jitter_ns=seconds_to_ns(fault.jitter_s))
         case DuplicateFault():
@@ -129,7 +129,7 @@ def _of_kind(fault: Fault, scenario: Scenario, common: dict[str, Any]) -> plan.F
                 lands=fault.in_flight == "lands",
             )
         case PauseFault():
-            return plan.Pause(**common, only_engine=fault.scope == "step")
+            return plan.PauseEngine(**common, only_engine=fault.scope == "step")
         case SkewFault():
             return plan.Skew(**common, speed=fault.speed, offset_ns=seconds_to_ns(fault.offset_s))
         case TransferErrorFault():

@@ -14,7 +14,7 @@ from pdflow.scenario.costs.step_costs import Shelf, cost_tables, step_cost
 from pdflow.scenario.presets import Kind, Preset, presets
 from pdflow.scenario.reading.convert import did_you_mean
 from pdflow.scenario.schema.network import Network
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.summary import faults_summary, pool_summary, workload_summary
 from pdflow.scenario.validation.resolution import resolution_of
 
@@ -22,7 +22,7 @@ _KINDS: tuple[tuple[Kind, str], ...] = (("models", "model"), ("gpus", "GPU"), ("
 _SHELVES: tuple[Shelf, ...] = ("fitted", "aiconfigurator")
 
 
-def scenario_view(scenario: Scenario) -> RenderableType:
+def scenario_view(scenario: ResolvedScenario) -> RenderableType:
     """What a sound scenario amounts to: its engines, what they hold, and how fast its links are."""
     model, transfer = scenario.model, scenario.transfer
     head = Table.grid(padding=(0, 2))
@@ -55,7 +55,7 @@ def scenario_view(scenario: Scenario) -> RenderableType:
     return Group(head, Text(), _pool_table(scenario))
 
 
-def _step_times(scenario: Scenario) -> dict[str, list[str]]:
+def _step_times(scenario: ResolvedScenario) -> dict[str, list[str]]:
     """Whose times they are and how wrong they may be, with the pools that have them."""
     found: dict[str, list[str]] = {}
     for pool in scenario.pools:
@@ -65,7 +65,7 @@ def _step_times(scenario: Scenario) -> dict[str, list[str]]:
     return found
 
 
-def _pool_table(scenario: Scenario) -> Table:
+def _pool_table(scenario: ResolvedScenario) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("pool", overflow="fold")
     table.add_column("role")

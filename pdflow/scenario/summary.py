@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from pdflow.scenario.plan import plan_of
-from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.schema.workload import (
     Arrival,
     ClosedArrival,
@@ -33,7 +33,7 @@ class PoolSummary:
     weight_bytes_per_gpu: int
 
 
-def pool_summary(scenario: Scenario, pool: Pool) -> PoolSummary:
+def pool_summary(scenario: ResolvedScenario, pool: Pool) -> PoolSummary:
     """The sizes of one pool's engines; `kv_bytes` is that of a whole engine, replicated heads included."""
     ranks = pool.tp * pool.pp
     per_rank = scenario.model.kv_bytes_per_token_per_rank(pool.tp, pool.pp)
@@ -50,7 +50,7 @@ def pool_summary(scenario: Scenario, pool: Pool) -> PoolSummary:
     )
 
 
-def faults_summary(scenario: Scenario) -> str:
+def faults_summary(scenario: ResolvedScenario) -> str:
     """One line: what goes wrong, kind by kind."""
     counts: dict[str, int] = {}
     for fault in plan_of(scenario).faults:
@@ -59,7 +59,7 @@ def faults_summary(scenario: Scenario) -> str:
     return ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in counts.items())
 
 
-def workload_summary(scenario: Scenario) -> str:
+def workload_summary(scenario: ResolvedScenario) -> str:
     """One line: where requests come from, and how many."""
     workload = scenario.workload
     count = "all" if workload.requests is None else f"{workload.requests:,}"

@@ -36,7 +36,7 @@ class TransferConfigError(ValueError):
     """The first thing that is wrong with the file, with its line."""
 
 
-class Value(NamedTuple):
+class ConfigValue(NamedTuple):
     """A key of the scenario, its value, and the key of the file that said it."""
 
     key: KeyPath
@@ -48,11 +48,11 @@ class Value(NamedTuple):
 class TransferConfig:
     """What a file says of a scenario, line by line (None: by leaving a key out), and its keys that nothing reads."""
 
-    values: tuple[Value, ...]
+    values: tuple[ConfigValue, ...]
     lines: Mapping[KeyPath, int]
     unread: tuple[str, ...] = ()
 
-    def line(self, value: Value) -> int | None:
+    def line(self, value: ConfigValue) -> int | None:
         """Where a value is said, None if by leaving its key out."""
         return self.lines.get(value.source)
 
@@ -101,57 +101,57 @@ def read_transfer_config(text: str, document: Mapping[str, Any]) -> TransferConf
         raise TransferConfigError(f"line {_line_of(error, text, lines)}: {error}") from None
 
 
-def _of_config(config: KvTransferConfig) -> Iterator[Value]:
+def _of_config(config: KvTransferConfig) -> Iterator[ConfigValue]:
     extra = config.kv_connector_extra_config
-    yield Value(("transfer", "method"), config.method, ("kv_connector",))
+    yield ConfigValue(("transfer", "method"), config.method, ("kv_connector",))
     if isinstance(extra, P2pNcclExtra):
         yield from _of_p2p_nccl(config, extra)
     elif isinstance(extra, CpuExtra):
-        yield Value(("transfer", "host_buffer_bytes"), extra.ring_bytes, (EXTRA, "size"))
+        yield ConfigValue(("transfer", "host_buffer_bytes"), extra.ring_bytes, (EXTRA, "size"))
     elif isinstance(extra, MooncakeV0Extra) and config.kv_role == "kv_producer":
-        yield Value(("transfer", "kv_buffer_size"), config.kv_buffer_size, ("kv_buffer_size",))
+        yield ConfigValue(("transfer", "kv_buffer_size"), config.kv_buffer_size, ("kv_buffer_size",))
     elif isinstance(extra, MooncakeV1Extra):
         if config.kv_role != "kv_consumer":
-            yield Value(("transfer", "num_workers"), extra.num_workers, (EXTRA, "num_workers"))
+            yield ConfigValue(("transfer", "num_workers"), extra.num_workers, (EXTRA, "num_workers"))
         yield from _of_wire(extra.mooncake_protocol, devices_of(extra.device_name), EXTRA, "mooncake_protocol")
     elif isinstance(extra, NixlExtra):
-        yield Value(("transfer", "kv_lease_duration_s"), extra.kv_lease_duration, (EXTRA, "kv_lease_duration"))
+        yield ConfigValue(("transfer", "kv_lease_duration_s"), extra.kv_lease_duration, (EXTRA, "kv_lease_duration"))
         said = "decoder_kv_blocks_ttl" if extra.push_registration_timeout is None else "push_registration_timeout"
-        yield Value(("transfer", "push_registration_timeout_s"), extra.watchdog_s, (EXTRA, said))
+        yield ConfigValue(("transfer", "push_registration_timeout_s"), extra.watchdog_s, (EXTRA, said))
     if isinstance(extra, NixlExtra | MooncakeV1Extra) and config.kv_buffer_device is not None:
-        yield Value(("transfer", "kv_buffer_device"), config.kv_buffer_device, ("kv_buffer_device",))
+        yield ConfigValue(("transfer", "kv_buffer_device"), config.kv_buffer_device, ("kv_buffer_device",))
 
 
-def _of_p2p_nccl(config: KvTransferConfig, extra: P2pNcclExtra) -> Iterator[Value]:
+def _of_p2p_nccl(config: KvTransferConfig, extra: P2pNcclExtra) -> Iterator[ConfigValue]:
     """Both sides' channels, and the memory of the side that has it: D's, or with GET P's."""
     gets = extra.send_type == "GET"
     if config.kv_role == ("kv_producer" if gets else "kv_consumer"):
-        yield Value(("transfer", "kv_buffer_size"), config.kv_buffer_size, ("kv_buffer_size",))
+        yield ConfigValue(("transfer", "kv_buffer_size"), config.kv_buffer_size, ("kv_buffer_size",))
         if not gets:
             whole = math.ceil(extra.mem_pool_size_gb)
-            yield Value(("transfer", "mem_pool_size_gb"), whole, (EXTRA, "mem_pool_size_gb"))
-    yield Value(("transfer", "nccl_num_channels"), extra.nccl_num_channels, (EXTRA, "nccl_num_channels"))
+            yield ConfigValue(("transfer", "mem_pool_size_gb"), whole, (EXTRA, "mem_pool_size_gb"))
+    yield ConfigValue(("transfer", "nccl_num_channels"), extra.nccl_num_channels, (EXTRA, "nccl_num_channels"))
 
 
-def _of_file(file: File, ranks: int) -> Iterator[Value]:
+def _of_file(file: File, ranks: int) -> Iterator[ConfigValue]:
     """`ranks` are those of an engine like the store's nodes: each of them gives memory to 0.32.0's store."""
     if isinstance(file, PipeFile):
-        yield Value(("transfer", "method"), "mooncake-v0", ("prefill_url",))
+        yield ConfigValue(("transfer", "method"), "mooncake-v0", ("prefill_url",))
     else:
-        yield Value(("transfer", "method"), "kv-store", ("master_server_address",))
+        yield ConfigValue(("transfer", "method"), "kv-store", ("master_server_address",))
         if file.global_segment_size:
             given = file.global_segment_size * (ranks if isinstance(file, StoreFile) else 1)
-            yield Value(("transfer", "store_bytes"), given, ("global_segment_size",))
+            yield ConfigValue(("transfer", "store_bytes"), given, ("global_segment_size",))
     yield from _of_wire(file.protocol, file.devices)
 
 
-def _of_wire(protocol: str, devices: tuple[str, ...], *inside: str) -> Iterator[Value]:
+def _of_wire(protocol: str, devices: tuple[str, ...], *inside: str) -> Iterator[ConfigValue]:
     """`inside` leads to the protocol's key, if that is not the file's own `protocol`."""
     *place, key = inside or ("protocol",)
     if protocol == "tcp":
-        yield Value(("network", "preset"), TCP_PRESET, (*place, key))
+        yield ConfigValue(("network", "preset"), TCP_PRESET, (*place, key))
     elif devices:
-        yield Value(("network", "nics_per_rank"), len(devices), (*place, "device_name"))
+        yield ConfigValue(("network", "nics_per_rank"), len(devices), (*place, "device_name"))
 
 
 def _store_ranks(document: Mapping[str, Any]) -> int:

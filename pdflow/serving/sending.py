@@ -109,7 +109,7 @@ class Sending:
         """At rest: nothing is kept of any prompt."""
 
 
-class Steps:
+class RunningSteps:
     """The steps that run, and which chunks of prompts are in each.
 
     A step is known from its first chunk until its last layer. Args: `layers` of the model, as the driver counts them.
@@ -147,7 +147,7 @@ class ProgressiveSending(Sending):
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.steps = Steps(layers)
+        self.steps = RunningSteps(layers)
 
     def begin(self, requests: PrefillRequests) -> None:
         super().begin(requests)

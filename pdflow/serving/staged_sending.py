@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from pdflow.methods.method import Conduct, Grain, Memory, Method
+from pdflow.methods.method import Conduct, Grain, MemoryKind, Method
 from pdflow.methods.shipment import Piece, whole
 from pdflow.methods.staging import Staging, comes_with_the_write
 from pdflow.protocol.effects import PostWrite
@@ -26,7 +26,7 @@ from pdflow.serving.effects import CopyOut, LeaveRoom, OfferPiece, TakeRoom, Wit
 from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady
 from pdflow.serving.prefill_request import PrefillRequest
 from pdflow.serving.prefill_requests import PrefillRequests
-from pdflow.serving.sending import Sending, Steps
+from pdflow.serving.sending import RunningSteps, Sending
 
 
 class Departure:
@@ -90,7 +90,7 @@ class StagedSending(Sending):
         self.waits = conduct.prefill_waits
         """The engine stands still while a prompt is on its way."""
         self.room_with_write = comes_with_the_write(method, conduct)
-        self.steps = Steps(layers)
+        self.steps = RunningSteps(layers)
         self.outgoing: dict[Handle, Departure] = {}
 
     def begin(self, requests: PrefillRequests) -> None:
@@ -282,7 +282,7 @@ class StagedSending(Sending):
             self._finish(going)
             return
         going.in_blocks = False
-        if self.method.p_memory is not Memory.TENSORS:
+        if self.method.p_memory is not MemoryKind.TENSORS:
             self.requests.wait_no_more(request.handle)
         self.requests.free(request)
         self._forget(going)

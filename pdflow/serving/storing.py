@@ -30,7 +30,7 @@ from pdflow.serving.prefill_requests import PrefillRequests
 from pdflow.serving.sending import Sending
 
 
-class Load:
+class PromptLoad:
     """The beginning of a prompt on its way from the store."""
 
     __slots__ = ("code", "granted", "num_tokens", "request")
@@ -57,7 +57,7 @@ class Storing(Sending):
         """The endpoint with which it loads."""
         self.asking: dict[Handle, None] = {}
         """Prompts that wait for the store to say what it has of them."""
-        self.loading: dict[RequestId, Load] = {}
+        self.loading: dict[RequestId, PromptLoad] = {}
         self.putting: dict[Handle, None] = {}
         """Prompts that are computed, and of which the store has not said that it has them."""
 
@@ -105,7 +105,7 @@ class Storing(Sending):
         if params is None or not 0 < params.num_tokens < request.prompt_tokens:
             requests.want(Enqueue(handle))
             return
-        self.loading[request.request_id] = Load(request, params.num_tokens)
+        self.loading[request.request_id] = PromptLoad(request, params.num_tokens)
         blocks = -(-params.num_tokens // self.block_size)
         self.tell_load(DecodeQueued(request.request_id, params, blocks, 0))
 

@@ -23,7 +23,7 @@ from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.producer.cell import ProducerContext
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.scheduler import ProducerScheduler
-from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.validation.fit import kv_tokens_of
 
 
@@ -48,7 +48,7 @@ class EngineWiring:
     done has landed. If it has not, P flushes before it says SENT.
     """
 
-    def __init__(self, scenario: Scenario, shapes: dict[str, KvShape], done_is_remote: bool = True) -> None:
+    def __init__(self, scenario: ResolvedScenario, shapes: dict[str, KvShape], done_is_remote: bool = True) -> None:
         self.scenario = scenario
         self.shapes = shapes
         self.done_is_remote = done_is_remote

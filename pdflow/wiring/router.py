@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import attrs
 
-from pdflow.routing.admission import Admission
+from pdflow.routing.admission import AdmissionLimits
 from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.conditional import Disaggregation
 from pdflow.routing.governed import GovernedRouter, Rules
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pdflow.methods.method import Method
     from pdflow.protocol.ids import EngineInfo
     from pdflow.scenario.schema.router import Policy
-    from pdflow.scenario.schema.scenario import Pool, Scenario
+    from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 
 Crossover: TypeAlias = Callable[[int], tuple[int, ...]]
 """By the position of a decode engine: the longest prompts that stay there, by how many legs it has open."""
@@ -42,10 +42,10 @@ class Target(NamedTuple):
 
 
 @attrs.frozen(kw_only=True)
-class Cluster:
+class RoutedEngines:
     """Whom a router is made for: the engines of each leg, by position, and how KV goes between them."""
 
-    scenario: Scenario
+    scenario: ResolvedScenario
     method: Method
     prefill: tuple[Target, ...]
     decode: tuple[Target, ...]
@@ -57,7 +57,7 @@ class Cluster:
     """Engines may leave and join whatever the scenario says."""
 
 
-def router_of(cluster: Cluster) -> Router:
+def router_of(cluster: RoutedEngines) -> Router:
     scenario, method = cluster.scenario, cluster.method
     says = scenario.router
     prefill, decode = (tuple(target.info for target in leg) for leg in (cluster.prefill, cluster.decode))
@@ -101,7 +101,7 @@ def router_of(cluster: Cluster) -> Router:
     )
 
 
-def dispatch_of(scenario: Scenario, method: Method) -> Dispatch:
+def dispatch_of(scenario: ResolvedScenario, method: Method) -> Dispatch:
     """A pull cannot begin before P's answer names its blocks, so its decode leg waits whatever the dispatch. Where D is
     named when P begins, it is chosen then."""
     answer_first = method.conduct(scenario.transfer.dialect).answer_first
@@ -112,7 +112,7 @@ def dispatch_of(scenario: Scenario, method: Method) -> Dispatch:
     return "sequential" if answer_first else scenario.router.dispatch
 
 
-def choice_of(cluster: Cluster, leg: str) -> Choice:
+def choice_of(cluster: RoutedEngines, leg: str) -> Choice:
     """Who chooses the engine of a request's prefill or decode leg."""
     scenario, says = cluster.scenario, cluster.scenario.router
     targets = cluster.decode if leg == "decode" else cluster.prefill
@@ -131,18 +131,18 @@ def choice_of(cluster: Cluster, leg: str) -> Choice:
     return Choice(policy, len(targets))
 
 
-def rules_of(cluster: Cluster) -> Rules:
+def rules_of(cluster: RoutedEngines) -> Rules:
     says = cluster.scenario.router
     table = stays_of(cluster)
     return Rules(
-        admission=Admission(says.max_inflight, says.max_queue_tokens),
+        admission=AdmissionLimits(says.max_inflight, says.max_queue_tokens),
         disaggregation=Disaggregation(table) if table else None,
         recomputes=says.on_failure == "recompute",
         silence_ns=silence_after_ns(cluster.scenario),
     )
 
 
-def stays_of(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+def stays_of(cluster: RoutedEngines) -> tuple[tuple[int, ...], ...]:
     """By decode engine: the longest prompts that it computes itself. Engines of a pool are alike."""
     above = cluster.scenario.router.disaggregate_above_tokens
     if above is None:
@@ -157,13 +157,13 @@ def stays_of(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     return tuple(known[target.pool.name] for target in cluster.decode)
 
 
-def heartbeat_ns(scenario: Scenario) -> int | None:
+def heartbeat_ns(scenario: ResolvedScenario) -> int | None:
     """How often engines report to the router; None if they do not."""
     every_s = scenario.router.reports_every_s(scenario.transfer)
     return None if every_s is None else seconds_to_ns(every_s)
 
 
-def silence_after_ns(scenario: Scenario) -> int | None:
+def silence_after_ns(scenario: ResolvedScenario) -> int | None:
     every_ns, says = heartbeat_ns(scenario), scenario.router
     if says.silent_after_s is not None:
         return seconds_to_ns(says.silent_after_s)

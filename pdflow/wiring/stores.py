@@ -21,7 +21,7 @@ from pdflow.wiring.engines import Consumer, EngineWiring, Producer
 
 if TYPE_CHECKING:
     from pdflow.protocol.values import EngineId, Xid
-    from pdflow.scenario.schema.scenario import Pool, Scenario
+    from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 
 _PUTS: Final = ".put"
 _GETS: Final = ".get"
@@ -57,7 +57,7 @@ def load_xid(xid: Xid) -> Xid:
     return f"{xid}/load"
 
 
-def beside(scenario: Scenario) -> Pool | None:
+def beside(scenario: ResolvedScenario) -> Pool | None:
     """The pool whose shape and network the nodes share: the first of those that get from them."""
     return next((pool for pool in scenario.pools if pool.role == "decode"), None)
 

@@ -78,7 +78,7 @@ def closed(concurrency: int) -> Iterator[Instant]:
 
 
 @attrs.frozen
-class Level:
+class RateLevel:
     """A multiplier of the rate (mean 1) that is drawn anew every `window_s` seconds."""
 
     window_s: float
@@ -87,7 +87,7 @@ class Level:
 
 def modulated(
     rate_rps: float,
-    levels: Sequence[Level],
+    levels: Sequence[RateLevel],
     batch_probability: float,
     batch_gap_s: Quantiles,
     step_ns: int,
@@ -107,7 +107,7 @@ def modulated(
     return arrivals
 
 
-def _modulated(rate_rps: float, levels: Sequence[Level], rng: Rng) -> Iterator[Instant]:
+def _modulated(rate_rps: float, levels: Sequence[RateLevel], rng: Rng) -> Iterator[Instant]:
     """Unit-rate arrivals, carried window by window to the instants at which the integral of the rate reaches them."""
     uniform = rng.stream("arrivals").uniform
     draws = [rng.stream(f"level-{i}").uniform for i in range(len(levels))]

@@ -24,7 +24,7 @@ from heapq import heappop, heappush
 import attrs
 
 from pdflow.protocol.values import S
-from pdflow.workload.arrivals import Level, modulated
+from pdflow.workload.arrivals import RateLevel, modulated
 from pdflow.workload.lengths import Quantiles
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, Request
 from pdflow.workload.rng import Rng
@@ -64,13 +64,13 @@ class Conversations:
 
 
 @attrs.frozen
-class Model:
+class WorkloadModel:
     """The figures of one workload."""
 
     name: str
     source: str
     rate_rps: float
-    levels: tuple[Level, ...]
+    levels: tuple[RateLevel, ...]
     batch_probability: float
     batch_gap_s: Quantiles
     step_ns: int

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from pdflow.workload.arrivals import Level
+from pdflow.workload.arrivals import RateLevel
 from pdflow.workload.lengths import Quantiles
-from pdflow.workload.model import Conversations, Lengths, Model
+from pdflow.workload.model import Conversations, Lengths, WorkloadModel
 
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -70,7 +70,7 @@ class _File(msgspec.Struct):
     conversations: _Conversations | None = None
 
 
-def model_of(name: str, figures: dict[str, Any]) -> Model:
+def model_of(name: str, figures: dict[str, Any]) -> WorkloadModel:
     """A model from its parsed file. Raises ModelFileError."""
     try:
         return _model(name, msgspec.convert(figures, _File))
@@ -78,7 +78,7 @@ def model_of(name: str, figures: dict[str, Any]) -> Model:
         raise ModelFileError(_where_first(str(error))) from None
 
 
-def _model(name: str, file: _File) -> Model:
+def _model(name: str, file: _File) -> WorkloadModel:
     levels, arrivals, lengths, talk = file.quantile_levels, file.arrivals, file.lengths, file.conversations
 
     def quantiles(values: Sequence[float], least: float = 0.0) -> Quantiles:
@@ -100,11 +100,11 @@ def _model(name: str, file: _File) -> Model:
     def groups(rows: Sequence[Sequence[float]]) -> tuple[Quantiles, ...]:
         return tuple(quantiles(row, 1.0) for row in rows)
 
-    return Model(
+    return WorkloadModel(
         name=name,
         source=file.source.title,
         rate_rps=arrivals.rate_rps,
-        levels=tuple(Level(level.window_s, rates(level.relative_rate)) for level in arrivals.level),
+        levels=tuple(RateLevel(level.window_s, rates(level.relative_rate)) for level in arrivals.level),
         batch_probability=arrivals.batch_probability,
         batch_gap_s=quantiles(arrivals.batch_gap_s),
         step_ns=arrivals.step_ns,

@@ -47,7 +47,7 @@ class Window:
 
 
 @attrs.frozen
-class Lengths:
+class ServegenWindow:
     """What a stretch of time asks for: tokens and how often they come."""
 
     start_s: float
@@ -56,11 +56,11 @@ class Lengths:
 
 
 @attrs.frozen
-class Client:
+class ServegenClient:
     """One client: its windows in order of time, and its lengths."""
 
     windows: tuple[Window, ...]
-    lengths: tuple[Lengths, ...]
+    lengths: tuple[ServegenWindow, ...]
 
     @property
     def end_s(self) -> float:
@@ -122,13 +122,13 @@ _Share = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
 
 
-def read_lengths(text: str, place: str) -> tuple[Lengths, ...]:
+def read_lengths(text: str, place: str) -> tuple[ServegenWindow, ...]:
     """The lengths of a dataset file. Raises TraceError if it is none."""
     complaints = Complaints(place)
     try:
         windows = msgspec.json.decode(text, type=dict[str, _Texts])
         lengths = [
-            Lengths(float(start), _shares(window.input_tokens), _shares(window.output_tokens))
+            ServegenWindow(float(start), _shares(window.input_tokens), _shares(window.output_tokens))
             for start, window in windows.items()
         ]
     except (ValueError, RecursionError, UnicodeError) as error:
@@ -155,14 +155,14 @@ def _quoted(item: str) -> str:
     return f'"{tokens.strip()}"{colon}{share}'
 
 
-def drawn(clients: Sequence[Client], seed: int) -> Iterator[Request]:
+def drawn(clients: Sequence[ServegenClient], seed: int) -> Iterator[Request]:
     """The requests of all clients, in order of arrival; they end with the last window."""
     streams = [_client(client, Rng(seed), index) for index, client in enumerate(clients)]
     for index, (at, _, prompt, answer) in enumerate(merge(*streams)):
         yield Request(index, at, max(1, prompt), max(1, answer))
 
 
-def _client(client: Client, rng: Rng, number: int) -> Iterator[tuple[Instant, int, int, int]]:
+def _client(client: ServegenClient, rng: Rng, number: int) -> Iterator[tuple[Instant, int, int, int]]:
     of_input, of_output = rng.stream(f"input-{number}"), rng.stream(f"output-{number}")
     starts = [round(one.start_s * S) for one in client.lengths]
     draws: dict[int, tuple[Callable[[], int], Callable[[], int]]] = {}
@@ -175,7 +175,7 @@ def _client(client: Client, rng: Rng, number: int) -> Iterator[tuple[Instant, in
         yield at, number, prompt(), answer()
 
 
-def _instants(client: Client, stream: Stream) -> Iterator[Instant]:
+def _instants(client: ServegenClient, stream: Stream) -> Iterator[Instant]:
     """Gaps of mean 1, carried to the instants at which the integral of the rate reaches them."""
     ends = [window.start_s for window in client.windows[1:]] + [client.end_s]
     work: float | None = None

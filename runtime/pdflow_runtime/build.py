@@ -12,22 +12,22 @@ from pdflow.errors import Problem, ScenarioError
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.methods.lanes import lane_rules
-from pdflow.methods.method import Memory
+from pdflow.methods.method import MemoryKind
 from pdflow.methods.staging import Staging
 from pdflow.protocol.ids import EngineInfo, Shards
-from pdflow.scenario.schema.scenario import MeasuredCost, Pool, Scenario
+from pdflow.scenario.schema.scenario import MeasuredCost, Pool, ResolvedScenario
 from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.serving.staged_sending import StagedSending
 from pdflow.wiring.engines import EngineWiring
 from pdflow_runtime.engines.loop import LiveEngine
-from pdflow_runtime.nodes.decode_node import DecodeNode
-from pdflow_runtime.nodes.engine_node import EngineNode
-from pdflow_runtime.nodes.layered_prefill_node import LayeredPrefillNode
-from pdflow_runtime.nodes.models import Model, shape_of
-from pdflow_runtime.nodes.prefill_node import PrefillNode
+from pdflow_runtime.nodes.decode_node import LiveDecodeNode
+from pdflow_runtime.nodes.engine_node import LiveEngineNode
+from pdflow_runtime.nodes.layered_prefill_node import LiveLayeredPrefillNode
+from pdflow_runtime.nodes.models import ServedModel, shape_of
+from pdflow_runtime.nodes.prefill_node import LivePrefillNode
 from pdflow_runtime.nodes.ranked_node import Place
 from pdflow_runtime.nodes.ranks import Beside, LayoutBook
-from pdflow_runtime.nodes.staged_decode_node import StagedDecodeNode
+from pdflow_runtime.nodes.staged_decode_node import LiveStagedDecodeNode
 from pdflow_runtime.nodes.staging_memory import beside
 from pdflow_runtime.store.build import store_prefill_node, stores_of
 from pdflow_runtime.transports.base import MakeTransport
@@ -38,7 +38,7 @@ UNMEASURED: Final = (
 )
 
 
-def refuse_what_is_not_served(scenario: Scenario) -> None:
+def refuse_what_is_not_served(scenario: ResolvedScenario) -> None:
     """ScenarioError, in one go, for what a scenario may say and no live cluster does yet."""
     problems = []
 
@@ -75,10 +75,10 @@ def engines_of(pools: Iterable[Pool]) -> list[str]:
     return [f"{pool.name}-{number}" for pool in pools for number in range(pool.replicas)]
 
 
-class Builder(EngineWiring):
+class LiveBuilder(EngineWiring):
     """Args: `transport` makes one rank's, and declares what endpoints are configured by."""
 
-    def __init__(self, scenario: Scenario, transport: MakeTransport) -> None:
+    def __init__(self, scenario: ResolvedScenario, transport: MakeTransport) -> None:
         shapes = {pool.name: shape_of(scenario, pool) for pool in scenario.pools}
         super().__init__(scenario, shapes, transport.done_means == "remote")
         self.transport = transport
@@ -96,7 +96,7 @@ class Builder(EngineWiring):
         pool = self.pool_of(engine)
         return EngineInfo(engine, Shards(pool.tp, pool.pp, pool.block_size))
 
-    def prefill_node(self, engine: str, model: Model) -> PrefillNode:
+    def prefill_node(self, engine: str, model: ServedModel) -> LivePrefillNode:
         """One life of a prefill engine, which nobody has heard of yet."""
         pool = self.pool_of(engine)
         staging, room = self._beside(self.method.p_memory, pool)
@@ -105,19 +105,19 @@ class Builder(EngineWiring):
         node.engine.reports_chunks = self.conduct.early
         return node
 
-    def decode_node(self, engine: str, model: Model) -> DecodeNode:
+    def decode_node(self, engine: str, model: ServedModel) -> LiveDecodeNode:
         """One life of a decode engine, which nobody has heard of yet. One that does both is a decode engine that no KV
         comes to."""
         pool = self.pool_of(engine)
-        staging, room = self._beside(self.method.d_memory if pool.role == "decode" else Memory.BLOCKS, pool)
+        staging, room = self._beside(self.method.d_memory if pool.role == "decode" else MemoryKind.BLOCKS, pool)
         node = self.empty_decode_node(self._place(engine, model, room), staging)
         self._add_engine(node, pool, model)
         return node
 
-    def _beside(self, memory: Memory, pool: Pool) -> tuple[Staging | None, Beside | None]:
-        return (None, None) if memory is Memory.BLOCKS else beside(self, memory, pool)
+    def _beside(self, memory: MemoryKind, pool: Pool) -> tuple[Staging | None, Beside | None]:
+        return (None, None) if memory is MemoryKind.BLOCKS else beside(self, memory, pool)
 
-    def _place(self, engine: str, model: Model, room: Beside | None) -> Place:
+    def _place(self, engine: str, model: ServedModel, room: Beside | None) -> Place:
         pool = self.pool_of(engine)
         shape = self.shapes[pool.name]
         return Place(
@@ -131,24 +131,24 @@ class Builder(EngineWiring):
             beside=room,
         )
 
-    def empty_prefill_node(self, place: Place, staging: Staging | None) -> PrefillNode:
+    def empty_prefill_node(self, place: Place, staging: Staging | None) -> LivePrefillNode:
         """Without its engine."""
         ends, transport = self.producer(place.info, place.incarnation), self.transport
         if self.method.stores:
             return store_prefill_node(self, transport, place, ends)
         scheduler, ranks = ends
         if staging is None and not self.conduct.early:
-            return PrefillNode(place, scheduler, ranks, transport)
-        return LayeredPrefillNode(place, scheduler, ranks, transport, self.sending(place, staging), staging)
+            return LivePrefillNode(place, scheduler, ranks, transport)
+        return LiveLayeredPrefillNode(place, scheduler, ranks, transport, self.sending(place, staging), staging)
 
-    def empty_decode_node(self, place: Place, staging: Staging | None) -> DecodeNode:
+    def empty_decode_node(self, place: Place, staging: Staging | None) -> LiveDecodeNode:
         """Without its engine."""
         scheduler, ranks = self.consumer(place.info, place.incarnation, place.num_blocks)
         if staging is None:
-            return DecodeNode(place, scheduler, ranks, self.transport)
-        return StagedDecodeNode(place, scheduler, ranks, self.transport, staging)
+            return LiveDecodeNode(place, scheduler, ranks, self.transport)
+        return LiveStagedDecodeNode(place, scheduler, ranks, self.transport, staging)
 
-    def _add_engine(self, node: EngineNode, pool: Pool, model: Model) -> None:
+    def _add_engine(self, node: LiveEngineNode, pool: Pool, model: ServedModel) -> None:
         blocks = node.place.num_blocks
         limits = attrs.evolve(self.limits_of(pool), async_scheduling=False)
         blocks_pool = CachingPool(blocks, 1) if pool.enable_prefix_caching else PagedPool(blocks)

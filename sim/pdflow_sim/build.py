@@ -8,7 +8,7 @@ from math import lcm
 from pdflow.cost.step import StepCost
 from pdflow.methods.guards import spoil
 from pdflow.methods.store.geometry import HiddenStates
-from pdflow.network.network import Network
+from pdflow.network.network import FlowNetwork
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import MS, EngineId
@@ -17,22 +17,22 @@ from pdflow.scenario.costs.step_costs import api_server_ns, step_cost
 from pdflow.scenario.plan import plan_of
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.schema.scale import most_engines
-from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.validation.fit import HIDDEN_BYTES_PER_VALUE, stored_hidden_bytes
-from pdflow.wiring.router import Cluster, heartbeat_ns, router_of
+from pdflow.wiring.router import RoutedEngines, heartbeat_ns, router_of
 from pdflow.wiring.stores import StoreWiring, beside
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, SESSION_BLOCK_TOKENS
 from pdflow.workload.rng import Rng
 from pdflow.workload.sessions import sessions
-from pdflow_sim.clients.client_timeouts import Patience
+from pdflow_sim.clients.client_timeouts import ClientTimeouts
 from pdflow_sim.clients.clients import Clients
 from pdflow_sim.clients.prompt_content import PromptContent
-from pdflow_sim.clients.sessions import Sessions
+from pdflow_sim.clients.sessions import SessionClients
 from pdflow_sim.clock import Clock
 from pdflow_sim.engine_builder import EngineBuilder
 from pdflow_sim.engine_slot import EngineSlot
 from pdflow_sim.faults.active_faults import ActiveFaults
-from pdflow_sim.faults.faults import Faults
+from pdflow_sim.faults.faults import FaultInjector
 from pdflow_sim.faults.faulty_fabric import FaultyFabric
 from pdflow_sim.faults.restarts import Lives
 from pdflow_sim.faults.witness import Witness
@@ -45,20 +45,20 @@ from pdflow_sim.network.shipping import Shipping
 from pdflow_sim.nodes.hedged_router_node import HedgedRouterNode
 from pdflow_sim.nodes.ports import NodePorts
 from pdflow_sim.nodes.router_link import RouterLink
-from pdflow_sim.nodes.router_node import RouterNode
+from pdflow_sim.nodes.router_node import SimRouterNode
 from pdflow_sim.nodes.stores import Stores
 from pdflow_sim.observe.recording import Recorder
 from pdflow_sim.routing import cluster_of
 from pdflow_sim.world import World
 
 
-class Builder(EngineBuilder):
+class SimulationBuilder(EngineBuilder):
     """Puts one world together. `costs` are step times instead of those of the pools so named; `incarnations` are those
     of the engines so named, where a record of another world is followed."""
 
     def __init__(
         self,
-        scenario: Scenario,
+        scenario: ResolvedScenario,
         exact: bool = False,
         recorder: Recorder | None = None,
         costs: Mapping[str, StepCost] | None = None,
@@ -119,7 +119,7 @@ class Builder(EngineBuilder):
     def paths(self) -> Paths:
         """The routes between the engines."""
         scenario = self.scenario
-        network = Network() if self.recorder is None else self.recorder.network()
+        network = FlowNetwork() if self.recorder is None else self.recorder.network()
         pool_of = {f"{pool.name}-{i}": pool for pool in scenario.pools for i in range(self.engines(pool))}
         return Paths(network, scenario.network, pool_of, self.shapes, self.initiator, self.rule)
 
@@ -185,19 +185,19 @@ class Builder(EngineBuilder):
         if heartbeats is not None:
             heartbeats.is_lost = fabric.faults.loses_report
         lives = Lives(self.ports, self.nodes, router, heartbeats, self.recorder, fabric, self.make)
-        world.faults = Faults(self.streams, world.clients, self.nodes, fabric, lives)
+        world.faults = FaultInjector(self.streams, world.clients, self.nodes, fabric, lives)
 
     def add_clients(self, world: World) -> None:
         """Whoever sends requests, where that is more than a row of them."""
         workload, clients = self.scenario.workload, world.clients
         if workload.sessions is not None:
             assert workload.requests is not None
-            world.sessions = Sessions(clients, sessions(workload, self.scenario.seed), workload.requests)
+            world.sessions = SessionClients(clients, sessions(workload, self.scenario.seed), workload.requests)
             clients.on_end.append(world.sessions.ended)
         client = workload.client
         if client is not None:
             whole, first = client.timeout_s, client.first_token_timeout_s
-            world.patience = Patience(
+            world.patience = ClientTimeouts(
                 clients,
                 timeout_ns=None if whole is None else seconds_to_ns(whole),
                 first_token_ns=None if first is None else seconds_to_ns(first),
@@ -240,15 +240,15 @@ class Builder(EngineBuilder):
             self.slots.add(slot)
             self.make(slot, info, self.first_incarnation(slot), 0)
 
-    def router(self) -> RouterNode:
+    def router(self) -> SimRouterNode:
         """The router's node, for the engines that have been built."""
         router = router_of(self.cluster())
         doors = {leg: [api_server_ns(slot.pool) for slot in self.slots.of_leg(leg)] for leg in ("prefill", "decode")}
         if isinstance(router, HedgingRouter):
             return HedgedRouterNode(self.ports, self.nodes, router, doors)
-        return RouterNode(self.ports, self.nodes, router, doors)
+        return SimRouterNode(self.ports, self.nodes, router, doors)
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> RoutedEngines:
         """What the router knows of the engines that have been built."""
         return cluster_of(self, self.slots, self.step_costs, self.prompts.block_tokens)
 
@@ -264,6 +264,6 @@ class Builder(EngineBuilder):
         return lcm(self.prompts.block_tokens, *(other.block_size for other in self.scenario.pools)) // pool.block_size
 
 
-def build(scenario: Scenario, *, exact: bool = False) -> World:
+def build(scenario: ResolvedScenario, *, exact: bool = False) -> World:
     """A world in which nothing has happened yet."""
-    return Builder(scenario, exact).build()
+    return SimulationBuilder(scenario, exact).build()

@@ -8,12 +8,12 @@ from pdflow.engine.engine import Engine
 from pdflow.engine.hosted import HostedEngine
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
-from pdflow.methods.method import Memory
+from pdflow.methods.method import MemoryKind
 from pdflow.methods.staging import Staging, staging_of
 from pdflow.protocol.ids import EngineInfo, rank_address
 from pdflow.protocol.values import EngineId
 from pdflow.results.steps import Steps
-from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.validation.fit import kv_shape_of
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.landing import Landing, StagedLanding
@@ -24,15 +24,15 @@ from pdflow.serving.staged_sending import StagedSending
 from pdflow.wiring.engines import EngineWiring
 from pdflow_sim.engine_slot import EngineSlot, EngineSlots
 from pdflow_sim.nodes.aggregated_node import AggregatedNode
-from pdflow_sim.nodes.decode_node import DecodeNode
-from pdflow_sim.nodes.engine_node import EngineNode
-from pdflow_sim.nodes.layered_prefill_node import LayeredPrefillNode
+from pdflow_sim.nodes.decode_node import SimDecodeNode
+from pdflow_sim.nodes.engine_node import SimEngineNode
+from pdflow_sim.nodes.layered_prefill_node import SimLayeredPrefillNode
 from pdflow_sim.nodes.piecewise_decode_node import PiecewiseDecodeNode
 from pdflow_sim.nodes.ports import EngineParts, NodePorts
-from pdflow_sim.nodes.prefill_node import WEIGHTS, PrefillNode
+from pdflow_sim.nodes.prefill_node import WEIGHTS, SimPrefillNode
 from pdflow_sim.nodes.registry import NodeRegistry
-from pdflow_sim.nodes.staged_decode_node import StagedDecodeNode
-from pdflow_sim.nodes.store_prefill_node import StorePrefillNode
+from pdflow_sim.nodes.staged_decode_node import SimStagedDecodeNode
+from pdflow_sim.nodes.store_prefill_node import SimStorePrefillNode
 from pdflow_sim.nodes.stores import Stores
 from pdflow_sim.observe.recording import RecordedEngine, Recorder
 from pdflow_sim.observe.run_metrics import RunMetrics
@@ -43,7 +43,7 @@ class EngineBuilder(EngineWiring):
     world is followed."""
 
     def __init__(
-        self, scenario: Scenario, exact: bool, recorder: Recorder | None, incarnations: Mapping[EngineId, int]
+        self, scenario: ResolvedScenario, exact: bool, recorder: Recorder | None, incarnations: Mapping[EngineId, int]
     ) -> None:
         super().__init__(scenario, {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools})
         self.exact = exact
@@ -63,7 +63,7 @@ class EngineBuilder(EngineWiring):
         """The one that an engine begins with; a simulated one needs no randomness."""
         return self.incarnations.get(slot.name) or 0x5EED_0000 + slot.index
 
-    def make(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int) -> EngineNode:
+    def make(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int) -> SimEngineNode:
         """One incarnation of the engine of a slot, which stands there from then on. `generation` is the last of the
         one before."""
         nodes = self.nodes
@@ -71,7 +71,7 @@ class EngineBuilder(EngineWiring):
             decode = self.decode(slot, info, incarnation, generation)
             nodes.decodes[slot.position : slot.position + 1] = [decode]
             return decode
-        prefill: PrefillNode | AggregatedNode
+        prefill: SimPrefillNode | AggregatedNode
         if slot.pool.role == "prefill":
             prefill = self.prefill(slot, info, incarnation, generation)
         else:
@@ -101,7 +101,7 @@ class EngineBuilder(EngineWiring):
             ports=self.ports, index=slot.index, name=info.engine, engine=engine, block_bytes=slot.block_bytes
         )
 
-    def prefill(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int = 0) -> PrefillNode:
+    def prefill(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int = 0) -> SimPrefillNode:
         """One life of a prefill engine. `generation` is the last of its former life's."""
         engine = self.engine(slot, info, generation)
         node = self.prefill_node(slot, info, engine, generation)
@@ -112,30 +112,30 @@ class EngineBuilder(EngineWiring):
         node.make_loads(incarnation)
         return node
 
-    def prefill_node(self, slot: EngineSlot, info: EngineInfo, engine: Engine, generation: int) -> PrefillNode:
+    def prefill_node(self, slot: EngineSlot, info: EngineInfo, engine: Engine, generation: int) -> SimPrefillNode:
         parts = self.parts(slot, info, engine)
         if self.method.stores:
-            return StorePrefillNode(parts, self.stores, self.conduct)
+            return SimStorePrefillNode(parts, self.stores, self.conduct)
         if not self.method.staged_at_p and not self.method.in_pieces:
-            return PrefillNode(parts, PrefillCore(WEIGHTS, Sending()))
+            return SimPrefillNode(parts, PrefillCore(WEIGHTS, Sending()))
         layers, ranks = self.most_layers(slot.pool), info.shards.ranks
         if not self.method.staged_at_p:
             core = PrefillCore(WEIGHTS, ProgressiveSending(layers))
-            return LayeredPrefillNode(parts, core, self.method, layers, True, None)
+            return SimLayeredPrefillNode(parts, core, self.method, layers, True, None)
         staging = self.staging(self.method.p_memory, slot.pool, generation)
         sending = StagedSending(self.method, self.conduct, staging, layers, ranks, ranks)
         core = PrefillCore(WEIGHTS, sending)
-        return LayeredPrefillNode(parts, core, self.method, layers, self.conduct.early, staging)
+        return SimLayeredPrefillNode(parts, core, self.method, layers, self.conduct.early, staging)
 
-    def decode_node(self, slot: EngineSlot, info: EngineInfo, engine: Engine, generation: int) -> DecodeNode:
+    def decode_node(self, slot: EngineSlot, info: EngineInfo, engine: Engine, generation: int) -> SimDecodeNode:
         parts = self.parts(slot, info, engine)
         waits, together = self.conduct.decode_waits, self.conduct.fails_whole_batches
         if not self.method.staged_at_d:
-            return DecodeNode(parts, DecodeCore(WEIGHTS, Landing(), waits, together))
+            return SimDecodeNode(parts, DecodeCore(WEIGHTS, Landing(), waits, together))
         by_pieces = self.method.takes_in_pieces(self.conduct)
         staging = self.staging(self.method.d_memory, slot.pool, generation, not by_pieces)
         if not by_pieces:
-            return StagedDecodeNode(parts, DecodeCore(WEIGHTS, StagedLanding(staging), waits), self.method, staging)
+            return SimStagedDecodeNode(parts, DecodeCore(WEIGHTS, StagedLanding(staging), waits), self.method, staging)
         landing: PieceLanding
         if self.conduct.receiving_lanes is not None:
             landing = ListeningLanding(staging)
@@ -143,7 +143,7 @@ class EngineBuilder(EngineWiring):
             landing = QueueingLanding(staging, self.most_layers(slot.pool))
         return PiecewiseDecodeNode(parts, DecodeCore(WEIGHTS, landing, waits), self.method, landing)
 
-    def staging(self, memory: Memory, pool: Pool, generation: int, reserves_whole: bool = True) -> Staging:
+    def staging(self, memory: MemoryKind, pool: Pool, generation: int, reserves_whole: bool = True) -> Staging:
         """Memory beside the blocks of an engine of this pool; of its ranks that with the most layers."""
         size, transfer = self.staged_size(pool), self.scenario.transfer
         sizes = (transfer.host_buffer_bytes, transfer.kv_buffer_size, transfer.mem_pool_size_gb << 30)
@@ -156,7 +156,7 @@ class EngineBuilder(EngineWiring):
         engine = self.engine(slot, info, generation, *self.logs(info.engine))
         return AggregatedNode(self.parts(slot, info, engine), info)
 
-    def decode(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int = 0) -> DecodeNode:
+    def decode(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int = 0) -> SimDecodeNode:
         """One life of a decode engine. `generation` is the last of its former life's."""
         engine = self.engine(slot, info, generation, *self.logs(info.engine))
         node = self.decode_node(slot, info, engine, generation)

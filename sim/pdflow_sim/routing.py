@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pdflow.cost.step import StepCost
 from pdflow.scenario.costs.transfer_time import Crossover
 from pdflow.wiring.engines import EngineWiring
-from pdflow.wiring.router import Cluster, Target, dispatch_of
+from pdflow.wiring.router import RoutedEngines, Target, dispatch_of
 from pdflow_sim.engine_slot import EngineSlots
 
 
 def cluster_of(
     wiring: EngineWiring, slots: EngineSlots, costs: Mapping[str, StepCost], prefix_block_tokens: int
-) -> Cluster:
+) -> RoutedEngines:
     """What the router knows of the engines that stand in these slots. `costs`: what a step takes, by pool."""
     decodes = slots.of_leg("decode")
     crossover = Crossover(
@@ -23,7 +23,7 @@ def cluster_of(
         rule=wiring.rule,
         sequential=dispatch_of(wiring.scenario, wiring.method) == "sequential",
     )
-    return Cluster(
+    return RoutedEngines(
         scenario=wiring.scenario,
         method=wiring.method,
         prefill=targets(slots, "prefill"),

@@ -23,7 +23,7 @@ from pdflow.cost.step import StepCost
 from pdflow.errors import EXIT_DONE, EXIT_INTERRUPTED, InvariantError
 from pdflow.protocol.errors import InvariantViolated
 from pdflow.protocol.invariants.oracle import Oracle
-from pdflow.results.files.bench_json import About, CostStatement, content_sha256
+from pdflow.results.files.bench_json import CostStatement, RunHeader, content_sha256
 from pdflow.results.files.events import EventsHeader, EventsWriter, writing_events
 from pdflow.results.files.timeline import timeline
 from pdflow.results.files.write import (
@@ -41,13 +41,13 @@ from pdflow.results.totals import EngineTotals, LinkTotals
 from pdflow.scenario.costs.step_costs import kind_of
 from pdflow.scenario.reading.content import content_of
 from pdflow.scenario.schema.fields import seconds_to_ns
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.schema.workload import ClosedArrival
 from pdflow.scenario.summary import trace_note
 from pdflow.scenario.validation.resolution import resolution_of
 from pdflow.version import version
 from pdflow.workload.build import burstiness_of, rate_of, requests
-from pdflow_sim.build import Builder
+from pdflow_sim.build import SimulationBuilder
 from pdflow_sim.nodes.node import Observer
 from pdflow_sim.observe.live_table import watching
 from pdflow_sim.observe.liveness import Watch, assert_all_ended
@@ -57,7 +57,7 @@ from pdflow_sim.world import World
 
 
 @attrs.frozen(kw_only=True)
-class Options:
+class RunOptions:
     """What the command was asked for besides the scenario."""
 
     out: Path | None = None
@@ -73,7 +73,7 @@ class Options:
 
 
 @attrs.define
-class Run:
+class SimulationRun:
     """A finished or interrupted run."""
 
     result: Result
@@ -81,13 +81,15 @@ class Run:
     exit_code: int
 
 
-def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None = None, **flags: bool) -> Run:
+def simulate(
+    scenario: ResolvedScenario, *, command: Sequence[str] = (), out: str | None = None, **flags: bool
+) -> SimulationRun:
     """The command: run with progress, print the report, write the files. Exit code in the answer.
 
     Raises InvariantError if an invariant does not hold, ScenarioError for a trace that turns out malformed, OutputError
     if the disk refuses.
     """
-    options = Options(out=None if out is None else Path(out), **flags)
+    options = RunOptions(out=None if out is None else Path(out), **flags)
     if options.out is not None:
         make_folder(options.out)
     text = _text_of(scenario) if options.html else ""
@@ -119,10 +121,10 @@ def simulate(scenario: Scenario, *, command: Sequence[str] = (), out: str | None
         console.print(f"{len(world.records):,} requests in {spent:.1f} CPU s: {speed:,.0f} per CPU second", style="dim")
         if options.out is not None:
             console.print(f"written to {options.out}", style="dim")
-    return Run(result, world, EXIT_INTERRUPTED if interrupted else EXIT_DONE)
+    return SimulationRun(result, world, EXIT_INTERRUPTED if interrupted else EXIT_DONE)
 
 
-def _text_of(scenario: Scenario) -> str:
+def _text_of(scenario: ResolvedScenario) -> str:
     """Its file, for a page that shows it; nothing if there is none, or no more."""
     try:
         return Path(scenario.path).read_text(encoding="utf-8-sig", errors="replace")
@@ -151,8 +153,8 @@ def _silence_stdout() -> None:
 
 
 def prepare(
-    scenario: Scenario,
-    options: Options,
+    scenario: ResolvedScenario,
+    options: RunOptions,
     observers: list[Observer],
     costs: Mapping[str, StepCost] | None = None,
 ) -> tuple[World, Oracle | None]:
@@ -160,7 +162,9 @@ def prepare(
 
     `costs` are step times instead of those of the pools so named.
     """
-    builder = Builder(scenario, options.exact, Recorder() if options.timeline or options.html else None, costs)
+    builder = SimulationBuilder(
+        scenario, options.exact, Recorder() if options.timeline or options.html else None, costs
+    )
     world = builder.build()
     oracle = None
     if options.check_invariants:
@@ -220,7 +224,7 @@ def _stopping_between_turns(world: World) -> Iterator[list[int]]:
             signal.signal(signal.SIGINT, before)
 
 
-def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupted: bool) -> Result:
+def conclude(scenario: ResolvedScenario, world: World, command: Sequence[str], interrupted: bool) -> Result:
     """Add up what the world holds."""
     totals, now = world.totals, world.totals.duration_ns
     network = world.fabric.network
@@ -248,7 +252,9 @@ def conclude(scenario: Scenario, world: World, command: Sequence[str], interrupt
     return Result.of(about(scenario, world.costs, command, interrupted), world.records, world.steps, totals)
 
 
-def about(scenario: Scenario, costs: Mapping[str, StepCost], command: Sequence[str], interrupted: bool) -> About:
+def about(
+    scenario: ResolvedScenario, costs: Mapping[str, StepCost], command: Sequence[str], interrupted: bool
+) -> RunHeader:
     """What was run, for the result's header; `costs` by pool."""
     arrival = scenario.workload.arrival
     statements = []
@@ -264,7 +270,7 @@ def about(scenario: Scenario, costs: Mapping[str, StepCost], command: Sequence[s
             )
         )
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    return About(
+    return RunHeader(
         scenario_name=scenario.name,
         scenario_sha256=content_sha256(content_of(scenario)),
         seed=scenario.seed,

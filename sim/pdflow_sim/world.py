@@ -11,22 +11,22 @@ from pdflow.cost.step import StepCost
 from pdflow.results.records import Records
 from pdflow.results.steps import Steps
 from pdflow.results.totals import Totals
-from pdflow_sim.clients.client_timeouts import Patience
+from pdflow_sim.clients.client_timeouts import ClientTimeouts
 from pdflow_sim.clients.clients import Clients
-from pdflow_sim.clients.sessions import Sessions
+from pdflow_sim.clients.sessions import SessionClients
 from pdflow_sim.clock import Clock
-from pdflow_sim.faults.faults import Faults
+from pdflow_sim.faults.faults import FaultInjector
 from pdflow_sim.membership.heartbeats import Heartbeats
 from pdflow_sim.membership.scaling import Scaling
 from pdflow_sim.network.fabric import Fabric
 from pdflow_sim.network.shipping import Shipping
 from pdflow_sim.nodes.aggregated_node import AggregatedNode
-from pdflow_sim.nodes.decode_node import DecodeNode
+from pdflow_sim.nodes.decode_node import SimDecodeNode
 from pdflow_sim.nodes.node import Observer
-from pdflow_sim.nodes.prefill_node import PrefillNode
+from pdflow_sim.nodes.prefill_node import SimPrefillNode
 from pdflow_sim.nodes.registry import NodeRegistry
-from pdflow_sim.nodes.router_node import RouterNode
-from pdflow_sim.nodes.store_node import StoreNode
+from pdflow_sim.nodes.router_node import SimRouterNode
+from pdflow_sim.nodes.store_node import SimStoreNode
 from pdflow_sim.observe.recording import Recorder
 from pdflow_sim.observe.run_metrics import RunMetrics
 
@@ -43,21 +43,21 @@ class World:
     shipping: Shipping | None
     """Carries operations that go in pieces or a few at a time, where the method has any."""
     nodes: NodeRegistry
-    router: RouterNode
+    router: SimRouterNode
     clients: Clients
     costs: dict[str, StepCost]
     """What a step takes, by pool."""
     recorder: Recorder | None
     """Writes down what changes over time, if somebody asked."""
-    sessions: Sessions | None = None
+    sessions: SessionClients | None = None
     """Who sends requests, if they come in sessions."""
-    patience: Patience | None = None
+    patience: ClientTimeouts | None = None
     """When clients give up, if they do."""
     scaling: Scaling | None = None
     """Who starts and stops engines, if anybody does."""
     heartbeats: Heartbeats | None = None
     """How the router knows who is there, if engines report."""
-    faults: Faults | None = None
+    faults: FaultInjector | None = None
     """What goes wrong, if anything is to."""
 
     @property
@@ -76,17 +76,17 @@ class World:
         return self.metrics.steps
 
     @property
-    def prefills(self) -> list[PrefillNode | AggregatedNode]:
+    def prefills(self) -> list[SimPrefillNode | AggregatedNode]:
         """Whoever the router may send a prompt to."""
         return self.nodes.prefills
 
     @property
-    def decodes(self) -> list[DecodeNode]:
+    def decodes(self) -> list[SimDecodeNode]:
         """Whoever it may send a decode leg to."""
         return self.nodes.decodes
 
     @property
-    def stores(self) -> list[StoreNode]:
+    def stores(self) -> list[SimStoreNode]:
         """Between the two, where the method has a store."""
         return self.nodes.stores
 

@@ -19,7 +19,7 @@ from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.mutants.catalogue import MUTANTS
 from pdflow_sim.check.mutants.hunt import Kill, hunt
 from pdflow_sim.check.races.catalogue import RACES
-from pdflow_sim.check.races.verdict import Found, look
+from pdflow_sim.check.races.verdict import RaceOutcome, look
 from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.search.search import explore
 from pdflow_sim.check.state.symmetry import Symmetry
@@ -59,11 +59,11 @@ def hunted(name: str) -> Kill:
 
 
 @cache
-def looked(race: str, dialect: str) -> Found:
+def looked(race: str, dialect: str) -> RaceOutcome:
     row = _said("races", "race").get(race, {"dialects": {}})["dialects"].get(dialect)
     if row is None or not row["ok"]:
         return look(RACES[race], dialect)
-    return Found(
+    return RaceOutcome(
         words=row["result"],
         ok=True,
         where=row["where"],

@@ -20,7 +20,7 @@ from pdflow.protocol.producer.cell import IN_FLIGHT, LeaseEnded
 from pdflow.protocol.producer.lease import expired_unclaimed
 from pdflow.routing.effects import RouterEffect
 from pdflow_sim.check.counterexamples import diagram_lines, names
-from pdflow_sim.check.counterexamples.counterexample import Information, Step, StoryFile
+from pdflow_sim.check.counterexamples.counterexample import Information, ReplayStep, StoryFile
 from pdflow_sim.check.counterexamples.diagram import Diagram, collect
 from pdflow_sim.check.counterexamples.diagram_lines import Line, Style
 from pdflow_sim.check.counterexamples.diagram_mermaid import mermaid
@@ -220,7 +220,7 @@ def test_that_something_never_ends_is_said_over_all(monkeypatch: pytest.MonkeyPa
 def test_what_is_not_possible_is_shown_as_skipped_under_its_own_number() -> None:
     story = StoryFile(
         scope=Scope(),
-        steps=(Step(move="restart P"), Step(move="finish x0")),
+        steps=(ReplayStep(move="restart P"), ReplayStep(move="finish x0")),
         information=Information(note="one; two #3"),
     )
     drawn = collect(story)

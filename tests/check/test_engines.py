@@ -21,7 +21,7 @@ from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.tasks import Tasks
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.search import Story, explore, shortest
-from pdflow_sim.check.state.cluster import Cluster
+from pdflow_sim.check.state.cluster import ScopeCluster
 from pdflow_sim.check.state.space import Draft
 
 TWO_P = Scope(p_engines=2, requests=2, p_restart=1, sync=1, concurrent=False, abort=0, deadline=0, stall=0)
@@ -35,16 +35,16 @@ def story(scope: Scope) -> Story:
 
 
 def test_two_p_engines_feed_one_d_before_a_second_one_comes_in() -> None:
-    cluster = Cluster(Scope(p_engines=2, d_engines=2, requests=4))
+    cluster = ScopeCluster(Scope(p_engines=2, d_engines=2, requests=4))
     assert [cluster.ends_of(i) for i in range(4)] == [("P0", "D0"), ("P1", "D0"), ("P0", "D1"), ("P1", "D1")]
 
 
 def test_an_engine_that_is_alone_has_no_number() -> None:
-    assert Cluster(Scope()).nodes == ["P", "P.r0", "P.role", "D", "D.r0", "D.role"]
+    assert ScopeCluster(Scope()).nodes == ["P", "P.r0", "P.role", "D", "D.r0", "D.role"]
 
 
 def test_engines_that_nobody_joins_have_no_link() -> None:
-    cluster = Cluster(Scope(p_engines=2, d_engines=2, requests=3))
+    cluster = ScopeCluster(Scope(p_engines=2, d_engines=2, requests=3))
     assert ("P1.r0", "D0.r0") in cluster.links
     assert not {("P1.r0", "D1.r0"), ("D1.r0", "P1.r0")}.intersection(cluster.links)
 
@@ -125,4 +125,4 @@ def test_an_orphans_story_replays_and_is_drawn(monkeypatch: pytest.MonkeyPatch) 
 def test_an_orphan_needs_a_world_that_can_have_one() -> None:
     for scope in (Scope(orphan=True, horizon=1), Scope(orphan=True, attempts=1)):
         with pytest.raises(ValueError, match="orphan"):
-            Cluster(scope)
+            ScopeCluster(scope)

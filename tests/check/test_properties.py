@@ -16,10 +16,10 @@ from pdflow.protocol.dialect import DIALECTS, STRICT
 from pdflow.workload.rng import Rng
 from pdflow_sim.check.counterexamples.names import find, name
 from pdflow_sim.check.moves.ordered import Ordered, ordered
-from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, Fault, Scope
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, FaultKind, Scope
 from pdflow_sim.check.search.schedulers import Given, chain, node
 from pdflow_sim.check.search.swarm import Manner, quiet
-from pdflow_sim.check.search.walk import Course, Walk, run
+from pdflow_sim.check.search.walk import Walk, WalkPolicy, run
 from pdflow_sim.check.state.digest import digest
 
 CLUSTERS = st.builds(
@@ -36,7 +36,7 @@ CLUSTERS = st.builds(
     chunks=st.integers(1, 2),
     done_is_remote=st.booleans(),
 ) | st.builds(Scope, d_tp=st.just(2), requests=st.integers(1, 2), lagging=st.booleans())
-BUDGETS = st.tuples(*(st.integers(0, 1 if "RESTART" in fault.name else 2) for fault in Fault))
+BUDGETS = st.tuples(*(st.integers(0, 1 if "RESTART" in fault.name else 2) for fault in FaultKind))
 SCHEDULES = st.binary(min_size=20, max_size=100)
 
 
@@ -48,7 +48,7 @@ def world_of(cluster: Scope) -> Ordered:
 def follow(cluster: Scope, budget: tuple[int, ...], schedule: bytes) -> tuple[Ordered, Walk]:
     world = world_of(quiet(cluster))
     manner = Manner(scheduler="given", steps=len(schedule))
-    return world, run(world, budget, Course(world, manner, Given(schedule), Rng(0).stream("unused")))
+    return world, run(world, budget, WalkPolicy(world, manner, Given(schedule), Rng(0).stream("unused")))
 
 
 @given(CLUSTERS, BUDGETS, SCHEDULES)
@@ -125,7 +125,7 @@ def test_endpoints_of_one_fingerprint_do_the_same(
     for run_seed in range(seed, seed + 4):
         rng = Rng(run_seed).stream("schedule")
         schedule = bytes(rng.below(256) for _ in range(40))
-        record = run(world, budget, Course(world, Manner(scheduler="given"), Given(schedule), rng))
+        record = run(world, budget, WalkPolicy(world, Manner(scheduler="given"), Given(schedule), rng))
         if record.broken is not None and dialect is STRICT:
             assert record.broken.name != "crash", record.broken
     event(f"compared {min(doubting.compared, 3)}")

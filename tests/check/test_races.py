@@ -20,8 +20,18 @@ from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.races.catalogue import GROUPS, RACES
 from pdflow_sim.check.races.owners import poisoned, read_as_nothing
 from pdflow_sim.check.races.page import line, shown_by
-from pdflow_sim.check.races.race import SEARCHED, Breaks, Holds, Passes, Point, Race, Residual, ToldBy, Unmodelled
-from pdflow_sim.check.races.verdict import NoSuchRaceError, Row, known, look, rows, run, story
+from pdflow_sim.check.races.race import (
+    SEARCHED,
+    Breaks,
+    InvariantHolds,
+    Passes,
+    Point,
+    Race,
+    Residual,
+    ToldBy,
+    Unmodelled,
+)
+from pdflow_sim.check.races.verdict import NoSuchRaceError, RaceRow, known, look, rows, run, story
 from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State
 from tests.check.answers import looked
@@ -52,8 +62,8 @@ def test_the_list_is_whole() -> None:
 
 @pytest.mark.parametrize("race", RACES.values(), ids=lambda race: race.number)
 def test_nothing_is_left_in_ours_but_what_is_said_to_be(race: Race) -> None:
-    assert not isinstance(race.strict, (Breaks, Holds, Residual))
-    assert not isinstance(race.compat, (Breaks, Holds))
+    assert not isinstance(race.strict, (Breaks, InvariantHolds, Residual))
+    assert not isinstance(race.compat, (Breaks, InvariantHolds))
     assert isinstance(race.compat, Residual) == (race.number in ("R12", "R39"))
     for shown in race.shown.values():
         assert not isinstance(shown, SEARCHED) or race.points
@@ -171,7 +181,7 @@ def test_what_has_changed_is_noticed() -> None:
     untouched = attrs.evolve(race, points=(Point("never", lambda *_: False),))
     assert look(untouched, STRICT.name).words == "passes, but never came near it"
     assert not look(untouched, STRICT.name).ok
-    held = attrs.evolve(race, stock=Holds("S2"))
+    held = attrs.evolve(race, stock=InvariantHolds("S2"))
     assert look(held, VLLM_STOCK.name).words == "S2 in 7 steps"
 
 
@@ -183,6 +193,6 @@ def test_tests_that_are_named_are_there(test: str) -> None:
 
 def test_a_line_of_the_page() -> None:
     race = RACES["R01"]
-    row = Row(race, {dialect: looked(race.number, dialect) for dialect in DIALECTS}, 0.0)
+    row = RaceRow(race, {dialect: looked(race.number, dialect) for dialect in DIALECTS}, 0.0)
     assert line(row).startswith("| R01 lease_expires_write_inflight | The lease ends under a WRITE")
     assert len(list(shown_by(row))) == 1

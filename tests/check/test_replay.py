@@ -18,7 +18,7 @@ from pdflow.protocol.producer import rules as producer_rules
 from pdflow.protocol.producer.cell import IN_FLIGHT, LeaseEnded
 from pdflow.protocol.producer.lease import expired_unclaimed
 from pdflow_sim.check.counterexamples import names
-from pdflow_sim.check.counterexamples.counterexample import Step, StoryFile, Verdict, decode, encode, read
+from pdflow_sim.check.counterexamples.counterexample import ReplayStep, StoryFile, Verdict, decode, encode, read
 from pdflow_sim.check.counterexamples.replay import lenient, named, record, strict
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.scopes.scope import Scope
@@ -162,7 +162,7 @@ def story(*moves: str, scope: Scope | None = None) -> StoryFile:
 
 def with_step(old: StoryFile, k: int, move: str) -> StoryFile:
     steps = list(old.steps)
-    steps[k - 1] = Step(move=move, after=steps[k - 1].after)
+    steps[k - 1] = ReplayStep(move=move, after=steps[k - 1].after)
     return msgspec.structs.replace(old, steps=tuple(steps))
 
 
@@ -203,14 +203,14 @@ def test_a_start_that_differs_is_step_0() -> None:
 
 def test_steps_without_digests_are_not_compared() -> None:
     told = story("finish x0", f"decode {REQUEST}")
-    bare = msgspec.structs.replace(told, start=None, steps=tuple(Step(move=move) for move in told.moves))
+    bare = msgspec.structs.replace(told, start=None, steps=tuple(ReplayStep(move=move) for move in told.moves))
     assert strict(relation(told.scope), bare).confirms(bare)
 
 
 def test_where_nothing_can_happen_any_more_that_is_said() -> None:
     scope = Scope(abort=0, deadline=0, stall=0)
     told = story("finish x0", "timer LEASE x0 at P.r0", scope=scope)
-    longer = msgspec.structs.replace(told, steps=(*told.steps, *(Step(move="restart P"),) * 2))
+    longer = msgspec.structs.replace(told, steps=(*told.steps, *(ReplayStep(move="restart P"),) * 2))
     assert "it is not possible now" in str(strict(relation(scope), longer).mismatch)
 
 
@@ -264,7 +264,7 @@ def test_a_story_that_goes_on_after_its_violation_is_not_the_same() -> None:
     found = shortest(world)
     assert found is not None
     told = record(world, named(world, found.moves))
-    longer = msgspec.structs.replace(told, steps=(*told.steps, Step(move="finish x0")))
+    longer = msgspec.structs.replace(told, steps=(*told.steps, ReplayStep(move="finish x0")))
     mismatch = strict(relation(Scope()), longer).mismatch
     assert str(mismatch) == (
         f"step {len(told.steps)}: expected timer LEASE x0 at P.r0; "

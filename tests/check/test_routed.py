@@ -41,7 +41,7 @@ from pdflow_sim.check.search.schedulers import node
 from pdflow_sim.check.search.search import shortest
 from pdflow_sim.check.search.walk import walk
 from pdflow_sim.check.state.digest import digest
-from pdflow_sim.check.state.shadow_state import Broken, ClientStage, Product
+from pdflow_sim.check.state.shadow_state import Broken, ClientStage, PromptStage
 
 PATIENT: dict[str, Any] = {"deadline": 0, "stall": 0}
 RETRIED = [
@@ -91,7 +91,7 @@ def test_a_decode_leg_is_dispatched_as_the_router_dispatches(concurrent: bool, p
 def test_a_retry_is_another_attempt_in_every_table() -> None:
     world, state = told(Scope(attempts=2, concurrent=False, prefill_abort=1, **PATIENT), RETRIED)
     ghost = world.space.ghost_of(state)
-    assert ghost.products == (Product.DEAD, Product.HELD)
+    assert ghost.products == (PromptStage.DEAD, PromptStage.HELD)
     assert waiting(world, state, ROUTER, "D") == ["DispatchDecode"]
     after = settle(world, state)[-1]
     assert world.space.ghost_of(after).clients == (ClientStage.COMPLETED,)

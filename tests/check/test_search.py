@@ -20,7 +20,7 @@ from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search import workers as crew
 from pdflow_sim.check.search.liveness import settle
 from pdflow_sim.check.search.search import Coverage, explore, shortest
-from pdflow_sim.check.search.workers import Limits, search
+from pdflow_sim.check.search.workers import SearchLimits, search
 from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State, StateSpace
 
@@ -100,7 +100,7 @@ def test_what_breaks_safety_is_told_before_what_never_ends(monkeypatch: pytest.M
 
 def test_without_memory_it_stops_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = Named("small", Scope(dup=1), frozenset())
-    found = search(named, Limits(memory_bytes=1), lambda *_: None)
+    found = search(named, SearchLimits(memory_bytes=1), lambda *_: None)
     assert (found.stopped_by, found.holds, found.missed) == ("memory", False, ())
     monkeypatch.setattr(crew, "MEMORY_BYTES", 1)
     arguments = ["check", "scopes", "--only", "pull in two pieces", "--jobs", "1", "--out", str(tmp_path / "none")]

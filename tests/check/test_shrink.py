@@ -11,11 +11,11 @@ from pdflow_sim.check.counterexamples.shrink import minimal, replay, shrink
 from pdflow_sim.check.counterexamples.simpler import loosely, simpler
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.ordered import ordered
-from pdflow_sim.check.scopes.scope import Fault, Scope
-from pdflow_sim.check.search.campaign import Task, walks
+from pdflow_sim.check.scopes.scope import FaultKind, Scope
+from pdflow_sim.check.search.campaign import WalkTask, walks
 from pdflow_sim.check.search.search import shortest
 from pdflow_sim.check.search.swarm import with_budget
-from pdflow_sim.check.state.cluster import Cluster
+from pdflow_sim.check.state.cluster import ScopeCluster
 from tests.check.test_walk import (
     PLANTED,
     cancel_in_flight_is_answered_at_once,
@@ -53,7 +53,7 @@ def test_ddmin_leaves_what_is_needed() -> None:
 def test_stories_shrink_to_nearly_the_shortest(plant) -> None:  # type: ignore[no-untyped-def]
     broken = dict(PLANTED)[plant]
     with plant():
-        failure = walks(Task(dialect=STRICT), range(1_000)).failures[broken]
+        failure = walks(WalkTask(dialect=STRICT), range(1_000)).failures[broken]
         short = shrink(failure.scope, failure.names, broken, small=0)
         assert short.broken.name == broken
         again = replay(ordered(short.scope), short.names)
@@ -102,7 +102,7 @@ def test_smaller_scopes_are_smaller_and_their_stories_in_their_words() -> None:
     seen = list(simpler(scope, names))
     fewer = [told for smaller, told in seen if smaller.requests == 2]
     assert [told[0] for told in fewer] == ["decode u1-d0000001", "decode u1-d0000001", "decode u2-d0000002"]
-    assert Cluster(attrs.evolve(scope, requests=2)).requests[1] == "u1-d0000001"
+    assert ScopeCluster(attrs.evolve(scope, requests=2)).requests[1] == "u1-d0000001"
     one_rank = [told for smaller, told in seen if smaller.p_tp == 1]
     assert one_rank[0] == ["decode u2-d0000002"]
     assert one_rank[1][1:] == [
@@ -111,7 +111,7 @@ def test_smaller_scopes_are_smaller_and_their_stories_in_their_words() -> None:
         "land PostWrite u2-d0000002 r0->r0 by P.r0",
     ]
     assert [smaller.drop for smaller, _ in seen if smaller.drop != 2] == [0, 1]
-    assert with_budget(scope, (0,) * len(Fault)) == attrs.evolve(scope, drop=0, abort=0, deadline=0, stall=0)
+    assert with_budget(scope, (0,) * len(FaultKind)) == attrs.evolve(scope, drop=0, abort=0, deadline=0, stall=0)
 
 
 def test_frames_are_alike_whatever_they_say() -> None:

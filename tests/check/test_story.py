@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pdflow.protocol.dialect import DIALECTS, VLLM_COMPAT
 from pdflow_sim.check.counterexamples.counterexample import (
     Information,
-    Step,
+    ReplayStep,
     StoryError,
     StoryFile,
     Verdict,
@@ -29,7 +29,7 @@ from pdflow_sim.check.scopes.scope import Scope
 STORY = StoryFile(
     scope=Scope(dialect=VLLM_COMPAT, p_tp=2, dup=1),
     start="00",
-    steps=(Step(move="finish x0", after="01"), Step(move="restart P")),
+    steps=(ReplayStep(move="finish x0", after="01"), ReplayStep(move="restart P")),
     verdict=Verdict(invariant="S2", what="x0 is released under a WRITE"),
     mutant="no tombstone",
     information=Information(note="an example", seed=7, scheduler="PCT 3", pdflow="0.1.0"),
@@ -68,7 +68,7 @@ def test_any_story_reads_as_it_was_written(
 ) -> None:
     story = StoryFile(
         scope=Scope(dialect=DIALECTS[dialect]),
-        steps=tuple(Step(move=move, after=after) for move, after in moves),
+        steps=tuple(ReplayStep(move=move, after=after) for move, after in moves),
         verdict=verdict,
         mutant=mutant,
         information=information,

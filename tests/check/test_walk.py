@@ -25,8 +25,8 @@ from pdflow.protocol.producer.writes import cancelled, sent
 from pdflow_sim.check.counterexamples.names import name
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.ordered import Worlds, ordered
-from pdflow_sim.check.scopes.scope import Fault, Scope
-from pdflow_sim.check.search.campaign import Task, walks
+from pdflow_sim.check.scopes.scope import FaultKind, Scope
+from pdflow_sim.check.search.campaign import WalkTask, walks
 from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS, ERA, RANKS, SCHEDULERS, cluster_of
 from pdflow_sim.check.search.walk import digest_of, walk
 
@@ -80,7 +80,7 @@ def test_a_run_does_not_depend_on_the_hash_seed() -> None:
 
 @pytest.mark.slow
 def test_processes_change_nothing() -> None:
-    task = Task(dialect=STRICT)
+    task = WalkTask(dialect=STRICT)
     alone, together = walks(task, range(1500)), walks(task, range(1500), jobs=2)
     assert attrs.evolve(alone, cpu_s=0.0) == attrs.evolve(together, cpu_s=0.0)
 
@@ -108,7 +108,7 @@ def test_blocks_share_a_cluster_and_runs_have_their_own_budgets() -> None:
     records = [walk(worlds, seed, STRICT) for seed in range(first, first + BLOCK)]
     assert {record.cluster for record in records} == {cluster_of(first, STRICT)}
     assert {record.manner.scheduler for record in records} == set(SCHEDULERS)
-    for fault in set(Fault) - {Fault.WITHDRAW}:  # Of memories that evict: no walk has a method with one.
+    for fault in set(FaultKind) - {FaultKind.WITHDRAW}:  # Of memories that evict: no walk has a method with one.
         assert len({record.budget[fault] > 0 for record in records}) == 2
 
 
@@ -135,7 +135,7 @@ def test_worlds_are_forgotten_when_they_remember_too_much() -> None:
 
 
 def test_a_tick_stops_and_says_so() -> None:
-    found = walks(Task(dialect=STRICT), range(3000), tick=lambda walked: True)
+    found = walks(WalkTask(dialect=STRICT), range(3000), tick=lambda walked: True)
     assert not found.complete
     assert found.runs == 500
 
@@ -143,7 +143,7 @@ def test_a_tick_stops_and_says_so() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dialect", [STRICT, VLLM_COMPAT], ids=lambda dialect: dialect.name)
 def test_everything_worth_reaching_is_reached(dialect: Dialect) -> None:
-    found = walks(Task(dialect=dialect), range(3_000))
+    found = walks(WalkTask(dialect=dialect), range(3_000))
     wanted = GOALS if dialect is STRICT else {"delivered", "expired", "released after use", "resolved DEADLINE"}
     assert wanted <= found.goals
     assert found.delivering > found.runs // 10
@@ -154,7 +154,7 @@ def test_everything_worth_reaching_is_reached(dialect: Dialect) -> None:
 @pytest.mark.parametrize("dialect", [STRICT, VLLM_COMPAT], ids=lambda dialect: dialect.name)
 def test_nothing_is_broken_in_many_walks(dialect: Dialect) -> None:
     """Six times what `pdflow check all` walks by day, behind that."""
-    found = walks(Task(dialect=dialect), range(6_500, 46_500), jobs=len(os.sched_getaffinity(0)))
+    found = walks(WalkTask(dialect=dialect), range(6_500, 46_500), jobs=len(os.sched_getaffinity(0)))
     assert found.complete
     assert not found.failures
 
@@ -222,7 +222,7 @@ PLANTED = [
 
 @pytest.mark.parametrize(("plant", "broken"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
 def test_planted_bugs_are_found(plant, broken) -> None:  # type: ignore[no-untyped-def]
-    found = walks(Task(dialect=STRICT, prepare=plant), range(2_000), tick=lambda walked: broken in walked.broken)
+    found = walks(WalkTask(dialect=STRICT, prepare=plant), range(2_000), tick=lambda walked: broken in walked.broken)
     assert found.broken.get(broken, 0) > 0
     failure = found.failures[broken]
     with plant():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cattrs
 import pytest
 
-from pdflow.cost.specs import GpuSpec, MlaDims, ModelSpec
+from pdflow.cost.specs import GpuSpec, MlaSpec, ModelSpec
 from tests.cost.hardware import LLAMA_8B, LLAMA_70B, QWEN3_32B
 
 
@@ -37,7 +37,7 @@ def test_mla_keeps_one_latent_vector_on_every_rank() -> None:
         num_kv_heads=128,
         head_dim=128,
         vocab_size=129280,
-        mla=MlaDims(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, q_lora_rank=1536),
+        mla=MlaSpec(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, q_lora_rank=1536),
     )
     assert deepseek.kv_bytes_per_token == 61 * 576 * 2
     assert deepseek.kv_bytes_per_token_per_rank(8) == deepseek.kv_bytes_per_token

@@ -8,14 +8,14 @@ from docs.generate import ROOT, pages, scenario_keys, written
 from pdflow_sim.check.mutants import page as mutants
 from pdflow_sim.check.races import page as races
 from pdflow_sim.check.races.catalogue import RACES
-from pdflow_sim.check.races.verdict import Row
+from pdflow_sim.check.races.verdict import RaceRow
 from tests.check.answers import hunted, looked
 
 
 @pytest.fixture(scope="module")
 def written_now() -> dict[str, str]:
     """As `python docs/generate.py` would, but for searching once more for what other tests ask for too."""
-    rows = (Row(race, {name: looked(race.number, name) for name in race.shown}, 0.0) for race in RACES.values())
+    rows = (RaceRow(race, {name: looked(race.number, name) for name in race.shown}, 0.0) for race in RACES.values())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mutants, "hunt", lambda mutant, clock: hunted(mutant.name))
         patch.setattr(races, "rows", lambda: rows)

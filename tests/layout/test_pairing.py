@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.layout.pairing import Run, pieces, runs, runs_within
+from pdflow.layout.pairing import TokenRun, pieces, runs, runs_within
 from pdflow.layout.shapes import LayoutError
 
 SIZES = st.sampled_from([(16, 16), (1, 1), (4, 16), (16, 4), (1, 3), (6, 2), (5, 5)])
@@ -46,7 +46,7 @@ def test_each_position_goes_where_it_belongs(
 
 
 def test_a_prefix_hit_skips_the_source_s_first_blocks() -> None:
-    assert list(runs([7, 8, 9], 16, [3, 4], 16, 16, 20)) == [Run(8, 0, 3, 0, 16), Run(9, 0, 4, 0, 4)]
+    assert list(runs([7, 8, 9], 16, [3, 4], 16, 16, 20)) == [TokenRun(8, 0, 3, 0, 16), TokenRun(9, 0, 4, 0, 4)]
 
 
 def test_one_block_too_many_on_d_shifts_nothing() -> None:
@@ -58,7 +58,7 @@ def test_one_block_too_many_on_d_shifts_nothing() -> None:
 
 
 def test_a_prefix_hit_may_start_inside_a_larger_source_block() -> None:
-    assert list(runs([7, 8], 32, [3, 4], 16, 16, 32)) == [Run(7, 16, 3, 0, 16), Run(8, 0, 4, 0, 16)]
+    assert list(runs([7, 8], 32, [3, 4], 16, 16, 32)) == [TokenRun(7, 16, 3, 0, 16), TokenRun(8, 0, 4, 0, 16)]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_lists_that_cannot_be_paired_are_refused_before_the_first_run(
         runs(source, source_size, target, target_size, start, tokens)
 
 
-def cells(found: Iterable[Run]) -> list[tuple[int, int, int, int]]:
+def cells(found: Iterable[TokenRun]) -> list[tuple[int, int, int, int]]:
     return [
         (run.source_block, run.source_offset + at, run.target_block, run.target_offset + at)
         for run in found

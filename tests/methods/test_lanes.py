@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.lanes import LaneRules, Lanes, lane_rules
 from pdflow.methods.method import AS_PUBLISHED, Turns
-from pdflow.methods.shipment import Ending, Piece, Shipment, whole
+from pdflow.methods.shipment import Piece, Shipment, ShipmentEnd, whole
 from pdflow.version import compiled
 from pdflow_sim.check.mutants.catalogue import MUTANTS
 
@@ -98,7 +98,7 @@ class Schedule:
         self.lanes: Lanes[int] = Lanes(rules)
         self.model = Model(rules)
         self.to_offer = {xid: self._cut() for xid in ("x", "y")}
-        self.endings: dict[int, Ending] = {}
+        self.endings: dict[int, ShipmentEnd] = {}
         self.told: list[Any] = []
 
     def _cut(self) -> list[Piece]:
@@ -210,7 +210,7 @@ def test_all_is_sent_where_nothing_goes_wrong(rules: LaneRules, data: st.DataObj
     schedule = Schedule(data, rules)
     while len(schedule.endings) < 5:
         schedule.step()
-    assert set(schedule.endings.values()) == {Ending.SENT}
+    assert set(schedule.endings.values()) == {ShipmentEnd.SENT}
     assert not len(schedule.lanes)
 
 
@@ -297,10 +297,10 @@ def a_stop_cuts_what_waits() -> None:
     lanes.halt("a")
     lanes.halt("c")
     assert lanes.ending("a") is None, "its first piece is under way"
-    assert lanes.ending("c") is Ending.STOPPED
+    assert lanes.ending("c") is ShipmentEnd.STOPPED
     assert lanes.next() is None
     lanes.landed("a", Piece(0, 0, 8))
-    assert lanes.ending("a") is Ending.STOPPED
+    assert lanes.ending("a") is ShipmentEnd.STOPPED
     assert posted(lanes) == "bbb"
 
 
@@ -326,7 +326,7 @@ def test_a_lane_that_its_sender_has_left_is_free_once() -> None:
     lanes.lost("a", piece)
     lanes.lost("a", piece)
     assert lanes.next() is None, "b has the only lane"
-    assert lanes.ending("a") is Ending.FAILED
+    assert lanes.ending("a") is ShipmentEnd.FAILED
     lanes.landed("b", piece)
     assert lanes.next() == ("c", piece)
 
@@ -339,7 +339,7 @@ def test_what_is_recalled_waits_for_a_lane_again() -> None:
     assert lanes.next() == first
     lanes.recall(*first)
     lanes.halt("a")
-    assert lanes.ending("a") is Ending.STOPPED
+    assert lanes.ending("a") is ShipmentEnd.STOPPED
     assert posted(lanes) == "bb"
 
 

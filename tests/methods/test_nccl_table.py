@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdflow.methods.nccl.table import Group, Groups, Use
+from pdflow.methods.nccl.table import Groups, OpenGroup, Use
 
 P, D = ("p0", "p1", "p2"), ("d0", "d1", "d2", "d3")
 RANKS = (*P, *D)
@@ -69,7 +69,7 @@ STEPS = st.one_of(
 @given(most=st.integers(1, 3), steps=st.lists(STEPS, max_size=60))
 def test_it_is_the_least_recently_used_that_goes(most: int, steps: list[tuple[str, str | int, str | None]]) -> None:
     it, hand = Groups(most), ByHand(most)
-    at_work: list[Group] = []
+    at_work: list[OpenGroup] = []
     for what, about, other in steps:
         if what == "use":
             found, expected = it.use(str(about), str(other)), hand.use(str(about), str(other))

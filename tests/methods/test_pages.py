@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.methods.pages import Run, runs
+from pdflow.methods.pages import PageRun, runs
 from pdflow.methods.shipment import Piece
 
 Token = tuple[int, int, int]
@@ -19,7 +19,7 @@ def one_by_one(start: int, stop: int, first: int, block_tokens: int) -> list[Tok
     return [(token // block_tokens, token % block_tokens, token - first) for token in range(start, stop)]
 
 
-def spread(found: tuple[Run, ...], block_tokens: int) -> list[Token]:
+def spread(found: tuple[PageRun, ...], block_tokens: int) -> list[Token]:
     return [
         (run.block + (run.offset + k) // block_tokens, (run.offset + k) % block_tokens, run.source + k)
         for run in found
@@ -58,15 +58,15 @@ def test_what_is_more_than_a_block_is_whole_blocks(start: int, tokens: int, bloc
     ("start", "stop", "first", "found"),
     [
         # PR #18332: steps of 8192 tokens and two prompts of 8200, so that the second one's first chunk is 8184.
-        (0, 8184, 0, (Run(0, 0, 0, 8176), Run(511, 0, 8176, 8))),
-        (8184, 8200, 8184, (Run(511, 8, 0, 8), Run(512, 0, 8, 8))),
-        (8184, 8200, 0, (Run(511, 8, 8184, 8), Run(512, 0, 8192, 8))),
+        (0, 8184, 0, (PageRun(0, 0, 0, 8176), PageRun(511, 0, 8176, 8))),
+        (8184, 8200, 8184, (PageRun(511, 8, 0, 8), PageRun(512, 0, 8, 8))),
+        (8184, 8200, 0, (PageRun(511, 8, 8184, 8), PageRun(512, 0, 8192, 8))),
         # Within a block, from its first token or not, and up to its edge.
-        (16, 20, 16, (Run(1, 0, 0, 4),)),
-        (18, 20, 18, (Run(1, 2, 0, 2),)),
-        (18, 32, 18, (Run(1, 2, 0, 14),)),
+        (16, 20, 16, (PageRun(1, 0, 0, 4),)),
+        (18, 20, 18, (PageRun(1, 2, 0, 2),)),
+        (18, 32, 18, (PageRun(1, 2, 0, 14),)),
         (5, 5, 5, ()),
     ],
 )
-def test_by_hand_with_blocks_of_16(start: int, stop: int, first: int, found: tuple[Run, ...]) -> None:
+def test_by_hand_with_blocks_of_16(start: int, stop: int, first: int, found: tuple[PageRun, ...]) -> None:
     assert runs(Piece(0, start, stop), first, 16) == found

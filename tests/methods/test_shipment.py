@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdflow.methods.shipment import Ending, Piece, Shipment
+from pdflow.methods.shipment import Piece, Shipment, ShipmentEnd
 
 
 @st.composite
@@ -42,7 +42,7 @@ def test_everything_goes_once_and_the_last_piece_behind_all_others(
             posted.update((piece.layer, token) for token in range(piece.start, piece.stop))
             assert not (shipment.all_posted and flying), "its notification would overtake data"
             flying.append(piece)
-    assert shipment.ending() is Ending.SENT
+    assert shipment.ending() is ShipmentEnd.SENT
     assert posted == Counter({(layer, token): 1 for layer in range(layers) for token in range(start, stop)})
 
 
@@ -73,7 +73,7 @@ def test_what_is_halted_or_lost_posts_nothing_more_and_ends_with_what_is_under_w
     for piece in flying:
         assert shipment.ending() is None
         shipment.landed(piece)
-    expected = Ending.FAILED if loses else Ending.SENT if complete else Ending.STOPPED
+    expected = ShipmentEnd.FAILED if loses else ShipmentEnd.SENT if complete else ShipmentEnd.STOPPED
     assert shipment.ending() is expected
 
 
@@ -108,5 +108,5 @@ def test_what_is_recalled_goes_again_and_nothing_twice(
             continue
         shipment.landed(found)
         landed.update((found.layer, token) for token in range(found.start, found.stop))
-    assert shipment.ending() is Ending.SENT
+    assert shipment.ending() is ShipmentEnd.SENT
     assert landed == Counter({(layer, token): 1 for layer in range(layers) for token in range(start, stop)})

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from pdflow.methods.catalogue import METHODS
-from pdflow.methods.speech import When
+from pdflow.methods.speech import Occasion
 from pdflow.scenario import load
 from pdflow.scenario.reading.load import parse, resolve
 from pdflow_sim.network.fabric import FRAMES
 from pdflow_sim.observe.text_trace import ONE, Narrator
-from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.run import RunOptions, prepare, run
 from pdflow_sim.world import World
 
 SMALL = Path(__file__).resolve().parents[1] / "sim/small.toml"
@@ -24,7 +24,7 @@ PIECES = {"cpu-staged": 4, "p2p-nccl-put": 2, "p2p-nccl-put-async": 2, "p2p-nccl
 
 def narrated(name: str, dialect: str) -> tuple[World, list[str]]:
     scenario = resolve(parse("one.toml", f'{ONE}[transfer]\nmethod = "{name}"\ndialect = "{dialect}"\n'))
-    world, _ = prepare(scenario, Options(), [])
+    world, _ = prepare(scenario, RunOptions(), [])
     narrator = Narrator(world)
     run(world, None, drain=True)
     return world, narrator.lines
@@ -47,16 +47,22 @@ def test_a_request_is_told_in_the_original_s_words(name: str) -> None:
     speech = METHODS[name].published.speech
     world, lines = narrated(name, "as-published")
     told = messages(lines)
-    closing = [word.name for word in speech.words if word.when is When.CLOSING]
+    closing = [word.name for word in speech.words if word.when is Occasion.CLOSING]
     assert [word for word in closing if any(f"hears {word} behind" in line for line in lines)] == closing
     pieces = PIECES.get(name, METHODS[name].published.tensors)
-    times = {When.CONTACT: 1, When.REQUEST: 1, When.PIECE: pieces, When.BEHIND: pieces, When.CLOSING: 0}
+    times = {
+        Occasion.CONTACT: 1,
+        Occasion.REQUEST: 1,
+        Occasion.PIECE: pieces,
+        Occasion.BEHIND: pieces,
+        Occasion.CLOSING: 0,
+    }
     due = [word.name for word in speech.words for _ in range(times[word.when])]
     ours = [frame for frame in told if frame in FRAMES]
     assert sorted(told) == sorted(due + ours)
     assert not speech.silent & set(told)
     assert set(ours) <= {"TAKEN"}
-    contacts = sum(word.when is When.CONTACT for word in speech.words)
+    contacts = sum(word.when is Occasion.CONTACT for word in speech.words)
     assert world.fabric.messages == len(told) - contacts + len(closing)
 
 
@@ -80,7 +86,7 @@ def last_token_ms(method: str, dialect: str, **overrides: Any) -> float:
         "router.dispatch": "concurrent",
         **overrides,
     }
-    world, _ = prepare(load(SMALL, overrides=[f"{key}={value}" for key, value in said.items()]), Options(), [])
+    world, _ = prepare(load(SMALL, overrides=[f"{key}={value}" for key, value in said.items()]), RunOptions(), [])
     run(world, None, drain=True)
     [end], [came] = world.records.last_token_ns, world.records.arrival_ns
     return (end - came) / 1e6

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pdflow.memory.paged import PoolError
-from pdflow.methods.method import Memory
+from pdflow.methods.method import MemoryKind
 from pdflow.methods.staging import KvSize, PagedStaging, RingStaging, Staging, TooLargeError, staging_of
 from pdflow.protocol.values import Allocation
 
@@ -20,12 +20,12 @@ PAGE_TOKENS, PAGES = 4, 8
 MEMORIES: dict[str, Callable[[], Staging]] = {
     "ring": lambda: RingStaging.of_bytes(SIZE, 4096, step_bytes=64),
     "ring of blocks": lambda: RingStaging.of_bytes(SIZE, 8192, step_bytes=64, block_size=4),
-    "buffer and pool": lambda: staging_of(Memory.BUFFER, SIZE, 0, 3000, 4096),
-    "tensors": lambda: staging_of(Memory.TENSORS, SIZE, 0, 0, 0),
-    "store": lambda: staging_of(Memory.STORE, SIZE, 0, 4000, 0),
+    "buffer and pool": lambda: staging_of(MemoryKind.BUFFER, SIZE, 0, 3000, 4096),
+    "tensors": lambda: staging_of(MemoryKind.TENSORS, SIZE, 0, 0, 0),
+    "store": lambda: staging_of(MemoryKind.STORE, SIZE, 0, 4000, 0),
     "pages": lambda: PagedStaging(SIZE, PAGE_TOKENS, PAGES),
     "pages of a store": lambda: PagedStaging(SIZE, PAGE_TOKENS, PAGES, evicts=True),
-    "lookup buffer": lambda: staging_of(Memory.LOOKUP, SIZE, 0, 4000, 0),
+    "lookup buffer": lambda: staging_of(MemoryKind.LOOKUP, SIZE, 0, 4000, 0),
 }
 
 

@@ -18,7 +18,7 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.methods.guards import Guards
 from pdflow.methods.method import Conduct
 from pdflow.methods.pages import runs
-from pdflow.methods.shipment import Ending, Piece, Shipment
+from pdflow.methods.shipment import Piece, Shipment, ShipmentEnd
 from pdflow.scenario import load
 from pdflow_sim.check.datapath.acts import Acts
 from pdflow_sim.check.datapath.findings import Finding
@@ -27,7 +27,7 @@ from pdflow_sim.check.datapath.search import Explored, explore
 from pdflow_sim.check.datapath.setting import Setting
 from pdflow_sim.check.races.catalogue import RACES
 from pdflow_sim.check.races.verdict import look
-from pdflow_sim.run import Options, conclude, prepare, run
+from pdflow_sim.run import RunOptions, conclude, prepare, run
 from pdflow_sim.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,7 @@ LONG = {
 def played(overrides: dict[str, Any], file: Path = SMALL) -> World:
     """Under the oracle, until nothing is left to happen."""
     scenario = load(file, overrides=[f"{key}={value}" for key, value in overrides.items()])
-    world, oracle = prepare(scenario, Options(check_invariants=True, drain=True), [])
+    world, oracle = prepare(scenario, RunOptions(check_invariants=True, drain=True), [])
     assert not run(world, oracle, drain=True)
     assert set(world.records.outcome) == {"completed"}
     return world
@@ -113,7 +113,7 @@ def test_trap_04_one_lost_layer_is_the_whole_prompt_s_loss(name: str) -> None:
     first = shipment.next()
     assert first is not None
     shipment.lost()
-    assert shipment.ending() is Ending.FAILED
+    assert shipment.ending() is ShipmentEnd.FAILED
     assert shipment.next() is None
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from pdflow.network import Network
+from pdflow.network import FlowNetwork
 
 S = 10**9
 
@@ -66,8 +66,8 @@ def lexicographic_programme(bandwidths: list[int], paths: list[tuple[int, ...]],
     return [fixed[i] for i in range(n)]
 
 
-def loaded(bandwidths: list[int], paths: list[tuple[int, ...]], counts: list[int]) -> Network:
-    network = Network()
+def loaded(bandwidths: list[int], paths: list[tuple[int, ...]], counts: list[int]) -> FlowNetwork:
+    network = FlowNetwork()
     for i, bandwidth in enumerate(bandwidths):
         network.add_resource(f"link{i}", bandwidth)
     for path, count in zip(paths, counts, strict=True):
@@ -143,7 +143,7 @@ def fluid(
     return ends
 
 
-def carry(network: Network, flows: list[tuple[int, int, int]]) -> list[int | None]:
+def carry(network: FlowNetwork, flows: list[tuple[int, int, int]]) -> list[int | None]:
     """Ends in ns of (ns, path, bytes) flows, in the order given, started in order of time."""
     ends: list[int | None] = [None] * len(flows)
     waiting, named = sorted(range(len(flows)), key=lambda i: flows[i][0]), {}
@@ -159,8 +159,8 @@ def carry(network: Network, flows: list[tuple[int, int, int]]) -> list[int | Non
                 ends[named[flow]] = wake
 
 
-def built(bandwidths: list[int], paths: list[tuple[int, ...]]) -> Network:
-    network = Network()
+def built(bandwidths: list[int], paths: list[tuple[int, ...]]) -> FlowNetwork:
+    network = FlowNetwork()
     for i, bandwidth in enumerate(bandwidths):
         network.add_resource(f"link{i}", bandwidth)
     for path in paths:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pdflow.network import Network
+from pdflow.network import FlowNetwork
 
 MS = 10**6
 S = 10**9
 
 
-def one_link(bandwidth: int | None) -> tuple[Network, int, int]:
-    network = Network()
+def one_link(bandwidth: int | None) -> tuple[FlowNetwork, int, int]:
+    network = FlowNetwork()
     link = network.add_resource("link", bandwidth)
     return network, link, network.path([link])
 
@@ -37,7 +37,7 @@ def test_a_lone_flow_ends_after_bytes_over_bandwidth_rounded_up() -> None:
 
 
 def test_paths_are_interned_and_checked() -> None:
-    network = Network()
+    network = FlowNetwork()
     a, b = network.add_resource("a", 1), network.add_resource("b", 1)
     assert network.path([a, b]) == network.path([b, a])
     assert network.path([a]) != network.path([a, b])
@@ -109,7 +109,7 @@ def test_a_paused_link_holds_its_flows_and_a_changed_one_resumes_them() -> None:
 
 
 def test_lifting_one_limit_leaves_the_other() -> None:
-    network = Network()
+    network = FlowNetwork()
     a, b = network.add_resource("a", 100), network.add_resource("b", 300)
     over_both, over_b = network.path([a, b]), network.path([b])
     network.start(over_both, 1000, 0)
@@ -135,7 +135,7 @@ def test_busy_time_counts_overlapping_flows_once() -> None:
 
 def test_one_pair_of_nics_does_not_look_at_the_others() -> None:
     """A flow's cost does not depend on how many other pairs are busy: their wake-up entries do not even move."""
-    network = Network()
+    network = FlowNetwork()
     paths = [network.path([network.add_resource(f"tx{i}", S), network.add_resource(f"rx{i}", S)]) for i in range(50)]
     for path in paths[:-1]:
         network.start(path, 10 * S, 0)

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 import pytest
 
-from pdflow.network import Network
+from pdflow.network import FlowNetwork
 
 UPLINK = 671_088_640
 SIZE = 67_108_864
@@ -43,7 +43,7 @@ def poisson(rate_rps: float, count: int, seed: int) -> list[int]:
     return instants
 
 
-def carry(network: Network, arrivals: list[tuple[int, int, int]]) -> list[int]:
+def carry(network: FlowNetwork, arrivals: list[tuple[int, int, int]]) -> list[int]:
     """Drive (ns, path, bytes) through a network as a carrier would, and return each completion in ns."""
     ends = [-1] * len(arrivals)
     started = 0
@@ -67,7 +67,7 @@ def ceil(value: Fraction) -> int:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_completion_on_a_shared_uplink_is_the_oracles(seed: int) -> None:
     instants = poisson(8.0, 5000, seed)
-    network = Network()
+    network = FlowNetwork()
     uplink = network.add_resource("uplink", UPLINK)
     path = network.path([uplink])
     got = carry(network, [(at, path, SIZE) for at in instants])
@@ -79,7 +79,7 @@ def test_every_completion_on_a_shared_uplink_is_the_oracles(seed: int) -> None:
 def test_sources_behind_nics_of_their_own_share_the_uplink_alike() -> None:
     """The same queue, but every source has its own NIC, wider than the uplink: 400 paths in place of one."""
     instants = poisson(8.0, 2000, 3)
-    network = Network()
+    network = FlowNetwork()
     uplink = network.add_resource("uplink", UPLINK)
     paths = [network.path([network.add_resource(f"nic{i}", 50 * S), uplink]) for i in range(400)]
     got = carry(network, [(at, paths[i % 400], SIZE) for i, at in enumerate(instants)])
@@ -91,7 +91,7 @@ def test_an_overloaded_uplink_drifts_by_nothing_in_one_long_busy_period() -> Non
     """Load 3, sizes of all kinds: hundreds of flows at once, and thousands of departures before the link idles."""
     generator = random.Random(5)
     jobs = [(at, generator.randint(1, 2 * SIZE)) for at in poisson(30.0, 900, 4)]
-    network = Network()
+    network = FlowNetwork()
     path = network.path([network.add_resource("uplink", UPLINK)])
     got = carry(network, [(at, path, size) for at, size in jobs])
     want = [ceil(end) for end in processor_sharing(jobs, UPLINK)]
@@ -101,7 +101,7 @@ def test_an_overloaded_uplink_drifts_by_nothing_in_one_long_busy_period() -> Non
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 41, 399])
 def test_equal_flows_end_together_at_n_times_one(count: int) -> None:
-    network = Network()
+    network = FlowNetwork()
     path = network.path([network.add_resource("uplink", UPLINK)])
     for _ in range(count):
         network.start(path, SIZE, 5)

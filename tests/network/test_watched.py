@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow.network import Network, PathId, ResourceId
+from pdflow.network import FlowNetwork, PathId, ResourceId
 from pdflow.network.watched import WatchedNetwork
 
 S = 10**9
@@ -62,7 +62,7 @@ def test_a_cancelled_flow_carries_no_more() -> None:
     assert told[link] == {0: 100, 2 * S: 0}
 
 
-def carry(network: Network, flows: Flows, cancelled: set[int]) -> tuple[list[tuple[int, int]], int]:
+def carry(network: FlowNetwork, flows: Flows, cancelled: set[int]) -> tuple[list[tuple[int, int]], int]:
     """Gaps, paths and bytes on three links of which each two are a path; (ns, flow) of the ends, and the last ns."""
     links = [network.add_resource(f"l{i}", bandwidth) for i, bandwidth in enumerate((7 * 10**8, 10**9, LARGEST))]
     paths: list[PathId] = [network.path(pair) for pair in ((links[0],), links[:2], links[1:], links)]
@@ -90,7 +90,7 @@ def carry(network: Network, flows: Flows, cancelled: set[int]) -> tuple[list[tup
 def test_what_is_told_adds_up_to_what_is_carried(flows: Flows, cancelled: set[int]) -> None:
     network, told = watched()
     ends, last = carry(network, flows, cancelled)
-    assert (ends, last) == carry(Network(), flows, cancelled)
+    assert (ends, last) == carry(FlowNetwork(), flows, cancelled)
     for link in range(3):
         carried = network.carried_bytes(link, last)
         # A byte per flow that was cancelled, half of one per second, and of each change up to an ns of the link.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from pdflow.results.files.bench_json import About, CostStatement
+from pdflow.results.files.bench_json import CostStatement, RunHeader
 from pdflow.results.records import FIRST_DECODE, HANDOFF, P_QUEUE, PREFILL, ROUTE, XFER_WIRE, Records
 from pdflow.results.result import Result
 from pdflow.results.steps import Steps
@@ -72,7 +72,7 @@ def result(records: Records) -> Result:
         ],
         notes={"stale": 2, "duplicate": 1},
     )
-    about = About(
+    about = RunHeader(
         scenario_name="five",
         scenario_sha256="0" * 64,
         seed=7,

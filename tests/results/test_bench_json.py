@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.results.figures.itls import itls_s
-from pdflow.results.files.bench_json import About, bench_date, bench_json, content_sha256
+from pdflow.results.files.bench_json import RunHeader, bench_date, bench_json, content_sha256
 from pdflow.results.files.write import write_results
 from pdflow.results.records import STAGES, Records
 from pdflow.results.result import Result
@@ -99,7 +99,7 @@ def test_without_an_slo_goodput_is_null_and_inf_is_a_word(result: Result, tmp_pa
 
 
 def test_of_nothing_every_metric_is_zero_and_nothing_is_nan(tmp_path: Path) -> None:
-    about = About(scenario_name="", scenario_sha256="", seed=0, version="")
+    about = RunHeader(scenario_name="", scenario_sha256="", seed=0, version="")
     content = saved(Result.of(about, Records(), {}, Totals()), tmp_path / "results.json", detailed=True)
     assert [content[key] for key in VLLM_KEYS if key.endswith("_ms")] == [0.0] * 12
     assert content["itls"] == content["latencies"] == []

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from pdflow.results.comparison.compare import Comparisons
-from pdflow.results.files.bench_json import About, CostStatement
+from pdflow.results.files.bench_json import CostStatement, RunHeader
 from pdflow.results.files.read import UnreadableRunError, read_runs
 from pdflow.results.records import FIRST_DECODE, PREFILL, Records
 from pdflow.results.result import Result
@@ -44,7 +44,7 @@ def saved(
         records.ends[FIRST_DECODE][request] = records.first_token_ns[request] = first
         records.last_token_ns[request] = first + 40 * MS
         records.outcome[request] = "completed"
-    about = About(scenario_name=name, scenario_sha256="", seed=1, version="0", slo=Slo(ttft_ms=30), costs=(COST,))
+    about = RunHeader(scenario_name=name, scenario_sha256="", seed=1, version="0", slo=Slo(ttft_ms=30), costs=(COST,))
     Result.of(about, records, {}, Totals(duration_ns=requests * arrival_ms * MS)).save(folder)
     return folder
 

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 import pdflow
 from pdflow.cli import cli
 from pdflow.results import words
-from pdflow.results.files.bench_json import About
+from pdflow.results.files.bench_json import RunHeader
 from pdflow.results.page.chart import WIDTH, Axis, Chart
 from pdflow.results.page.curves import LINKS_SHOWN, SLICES, distributions_ms, over_time
 from pdflow.results.page.markup import Html, bar, tag
 from pdflow.results.page.page import ROWS_SHOWN, SCENARIO_SHOWN, page
-from pdflow.results.recording import Course, LinkCourse, Recording
+from pdflow.results.recording import LinkCourse, Recording, TimeSeries
 from pdflow.results.records import D_ADMIT, HANDOFF, NOTIFY, P_QUEUE, PREFILL, ROUTE, XFER_POST, XFER_WIRE, Records
 from pdflow.results.result import Result
 from pdflow.results.totals import EngineTotals, LinkTotals, Totals
 from pdflow.scenario.reading.load import load
-from pdflow_sim.run import Options, conclude, prepare, run
+from pdflow_sim.run import RunOptions, conclude, prepare, run
 
 FULL = LinkTotals(name="full", bytes=1, capacity_bytes_per_s=5 * 10**10)
 HOSTILE = "</pre></style><script>alert(1)</script>\"'<img src=x onerror=alert(1)>&amp;"
@@ -61,7 +61,7 @@ class Reader(HTMLParser):
 
 
 def nothing(name: str = "nothing") -> Result:
-    about = About(scenario_name=name, scenario_sha256="0" * 64, seed=0, version="0", interrupted=True)
+    about = RunHeader(scenario_name=name, scenario_sha256="0" * 64, seed=0, version="0", interrupted=True)
     return Result.of(about, Records(), {}, Totals())
 
 
@@ -202,7 +202,7 @@ def test_links_and_blocks_over_time_are_those_of_the_tables(tmp_path: Path) -> N
     path = tmp_path / "s.toml"
     path.write_text(SCENARIO)
     scenario = load(path)
-    world, _ = prepare(scenario, Options(html=True), [])
+    world, _ = prepare(scenario, RunOptions(html=True), [])
     assert not run(world, None, drain=False)
     result = conclude(scenario, world, (), False)
     assert world.recorder is not None
@@ -221,7 +221,7 @@ def test_links_and_blocks_over_time_are_those_of_the_tables(tmp_path: Path) -> N
 
 
 def test_a_link_that_is_full_all_the_time_is_so_on_the_page() -> None:
-    told = Course()
+    told = TimeSeries()
     told.tell(0, 5 * 10**10)
     result = Result.of(nothing().about, Records(), {}, Totals(duration_ns=86_400 * 10**9, links=[FULL]))
     _, [curve] = over_time(result, Recording((LinkCourse("full", 5 * 10**10, told),)))

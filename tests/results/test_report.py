@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pdflow.results import words
-from pdflow.results.files.bench_json import About
+from pdflow.results.files.bench_json import RunHeader
 from pdflow.results.records import Records
 from pdflow.results.result import Result
 from pdflow.results.totals import Totals
@@ -37,7 +37,7 @@ def test_report_looks_like_its_picture(result: Result, width: int, ascii_only: b
 
 
 def test_report_of_nothing_looks_like_its_picture() -> None:
-    about = About(scenario_name="empty [red]", scenario_sha256="", seed=0, version="", interrupted=True)
+    about = RunHeader(scenario_name="empty [red]", scenario_sha256="", seed=0, version="", interrupted=True)
     assert_like_picture(str(Result.of(about, Records(), {}, Totals()).table()), "report-empty.txt")
 
 

@@ -13,7 +13,7 @@ from pdflow.results.comparison.compare import Comparisons
 from pdflow.results.figures.metrics import measure
 from pdflow.results.figures.quoted import Quoted
 from pdflow.results.figures.spread import of_ints
-from pdflow.results.files.bench_json import About, Seen, bench_json
+from pdflow.results.files.bench_json import ClientMeasurements, RunHeader, bench_json
 from pdflow.results.files.read import read_runs
 from pdflow.results.files.write import write_requests, write_results
 from pdflow.results.records import FIRST_DECODE, Records
@@ -22,7 +22,7 @@ from pdflow.results.totals import Totals
 
 MS = 1_000_000
 INSIDE = {"transfers", "links", "engines", "gpu_busy_share", "cost", "notes", "world_events"}
-ABOUT = About(scenario_name="x", scenario_sha256="", seed=1, version="")
+ABOUT = RunHeader(scenario_name="x", scenario_sha256="", seed=1, version="")
 
 
 def records(*, stamped: bool) -> Records:
@@ -38,7 +38,7 @@ def records(*, stamped: bool) -> Records:
 
 
 def written(folder: Path, *, live: bool) -> dict[str, Any]:
-    seen = Seen(
+    seen = ClientMeasurements(
         queue_times_s=[0.25] * 40, texts=["hi"] * 40, figures={"p75_ttft_ms": 5.0}, late=of_ints(np.array([MS]))
     )
     rows = records(stamped=not live)

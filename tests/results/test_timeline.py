@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pdflow.cli import cli
 from pdflow.results.files.timeline import timeline
 from pdflow.results.files.write import write_timeline
-from pdflow.results.recording import Course, LinkCourse, Recording
+from pdflow.results.recording import LinkCourse, Recording, TimeSeries
 from pdflow.results.records import STAGES, Records
 
 Events = list[dict[str, Any]]
@@ -158,7 +158,7 @@ def test_a_large_run_is_written_as_a_stream(tmp_path: Path) -> None:
             column[request] = 1000 * (request + stage)
         records.last_token_ns[request] = 1000 * (request + 20)
         records.prefill_engine[request], records.decode_engine[request] = "p-0", "d-0"
-    told = Course()
+    told = TimeSeries()
     for instant in range(30_000):
         told.tell(instant, 1 + instant % 2)
     recording = Recording((LinkCourse("l", 2, told),))

@@ -20,7 +20,7 @@ from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
 from pdflow.protocol.messages import Code
-from pdflow.routing.answer import Answer, Ending, FirstTokenUse, Piece
+from pdflow.routing.answer import Answer, Ending, FirstTokenUse, PieceUse
 from pdflow.routing.conditional import Disaggregation
 from pdflow.routing.effects import AbortLeg, DispatchAlone, DispatchDecode, DispatchPrefill, Reply
 from pdflow.routing.events import (
@@ -47,7 +47,12 @@ def test_the_first_attempt_that_answers_streams_and_the_other_is_dropped() -> No
     it = streamed()
     assert it.wants(A)
     assert it.wants(B)
-    assert [it.piece_came(attempt) for attempt in (B, A, B, A)] == [Piece.FIRST, Piece.DROP, Piece.PASS, Piece.DROP]
+    assert [it.piece_came(attempt) for attempt in (B, A, B, A)] == [
+        PieceUse.FIRST,
+        PieceUse.DROP,
+        PieceUse.PASS,
+        PieceUse.DROP,
+    ]
     assert it.wants(B)
     assert not it.wants(A)
 
@@ -57,7 +62,7 @@ def test_an_attempt_that_streamed_stays_the_one_when_its_leg_has_failed() -> Non
     it = streamed()
     it.piece_came(A)
     it.leg_ended("decode", A)
-    assert it.piece_came(B) is Piece.DROP
+    assert it.piece_came(B) is PieceUse.DROP
     assert it.ended("failed") is Ending.BREAK_OFF
 
 
@@ -66,7 +71,7 @@ def test_nothing_follows_the_end(outcome: Any) -> None:
     it = streamed(first_from_prefill=True)
     ending = it.ended(outcome)
     assert ending is (Ending.ERROR if outcome == "failed" else Ending.NOTHING)
-    assert it.piece_came(A) is Piece.DROP
+    assert it.piece_came(A) is PieceUse.DROP
     assert it.first_token_told(A, False) is None
     assert not it.decode_dispatched(A)
 
@@ -75,7 +80,7 @@ def test_nothing_follows_a_whole_answer() -> None:
     it = streamed()
     it.piece_came(A)
     it.whole(A)
-    assert it.piece_came(A) is it.piece_came(B) is Piece.DROP
+    assert it.piece_came(A) is it.piece_came(B) is PieceUse.DROP
     assert not it.wants(A)
 
 
@@ -110,7 +115,7 @@ def test_without_that_nobody_awaits_anything() -> None:
     assert not it.alone_dispatched(B)
     with pytest.raises(LocalProtocolError):
         it.first_token_told(A, False)
-    assert it.piece_came(B) is Piece.FIRST
+    assert it.piece_came(B) is PieceUse.FIRST
 
 
 def test_an_answer_that_ends_with_ps_token_is_whole() -> None:
@@ -118,7 +123,7 @@ def test_an_answer_that_ends_with_ps_token_is_whole() -> None:
     it.decode_dispatched(A)
     assert it.first_token_told(A, True) == FirstTokenUse((), ())
     assert it.streaming == A
-    assert it.piece_came(A) is Piece.DROP, "D was not told that it ended"
+    assert it.piece_came(A) is PieceUse.DROP, "D was not told that it ended"
     assert not it.wants(B)
 
 
@@ -127,7 +132,7 @@ def test_ps_token_comes_too_late_for_an_answer_that_streams() -> None:
     it.alone_dispatched(A)
     it.piece_came(A)
     assert it.first_token_told(B, False) is None
-    assert it.piece_came(A) is Piece.PASS
+    assert it.piece_came(A) is PieceUse.PASS
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -138,9 +143,9 @@ def test_an_engine_that_computes_the_prompt_too_does_not_start_an_answer_again(s
     use = it.first_token_told(B, False)
     assert use == FirstTokenUse((), (A,) if streams else ())
     assert it.wants(A) is not streams
-    assert it.fork().piece_came(A) is (Piece.DROP if streams else Piece.FIRST)
+    assert it.fork().piece_came(A) is (PieceUse.DROP if streams else PieceUse.FIRST)
     assert it.alone_dispatched(C), "this one continues behind it"
-    assert it.piece_came(C) is Piece.FIRST
+    assert it.piece_came(C) is PieceUse.FIRST
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -350,13 +355,13 @@ class Served(RuleBasedStateMachine):
     def piece(self, pick: int, last: bool) -> None:
         leg = any_of(self.answering(), pick)
         piece = self.ask("piece_came", leg.attempt)
-        if piece is Piece.DROP:
+        if piece is PieceUse.DROP:
             leg.dropped = True
             return
         assert not any((self.whole, self.gone, self.reply)), "nothing follows the end"
         assert leg.behind or not self.has_first, "never two first tokens"
-        assert (piece is Piece.FIRST) is (not self.received)
-        if piece is Piece.FIRST:
+        assert (piece is PieceUse.FIRST) is (not self.received)
+        if piece is PieceUse.FIRST:
             self.report(leg.attempt)
         self.received.append(leg.attempt)
         if not last and self.answer.streams:

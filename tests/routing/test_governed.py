@@ -10,7 +10,7 @@ import pytest
 from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.messages import Code
-from pdflow.routing.admission import Admission
+from pdflow.routing.admission import AdmissionLimits
 from pdflow.routing.conditional import Disaggregation
 from pdflow.routing.effects import AbortLeg, DispatchAlone, DispatchDecode, DispatchPrefill, EngineLeft, Reply
 from pdflow.routing.events import (
@@ -43,7 +43,7 @@ def kinds(effects: Any) -> list[type]:
 
 
 def test_no_more_are_in_flight_than_may_be(governed: Make) -> None:
-    it = governed(admission=Admission(max_inflight=2))
+    it = governed(admission=AdmissionLimits(max_inflight=2))
     for request in range(2):
         it.handle(arrives(request), 0)
     assert it.handle(arrives(2), 0) == (Reply(2, "failed", Code.REJECTED, 0, "shed: too many requests in flight"),)
@@ -52,7 +52,7 @@ def test_no_more_are_in_flight_than_may_be(governed: Make) -> None:
 
 
 def test_the_queue_of_prompts_is_bounded_for_each_engine_that_is_up(governed: Make, answer: Make) -> None:
-    it = governed(admission=Admission(max_queue_tokens=100))
+    it = governed(admission=AdmissionLimits(max_queue_tokens=100))
     (first, *_) = it.handle(arrives(0, 150), 0)
     it.handle(arrives(1, 50), 0)
     shed = it.handle(arrives(2, 1), 0)
@@ -64,26 +64,26 @@ def test_the_queue_of_prompts_is_bounded_for_each_engine_that_is_up(governed: Ma
 
 
 def test_a_prompt_that_is_longer_than_the_bound_is_served_when_nobody_waits(governed: Make) -> None:
-    it = governed(admission=Admission(max_queue_tokens=10))
+    it = governed(admission=AdmissionLimits(max_queue_tokens=10))
     assert kinds(it.handle(arrives(0, 1000), 0)) == [DispatchPrefill, DispatchDecode]
     assert kinds(it.handle(arrives(1, 1), 0)) == [Reply]
 
 
 def test_a_prompt_that_stays_with_d_is_in_no_queue_of_ps(governed: Make) -> None:
-    it = governed(admission=Admission(max_queue_tokens=10), disaggregation=Disaggregation(((50,), (50,))))
+    it = governed(admission=AdmissionLimits(max_queue_tokens=10), disaggregation=Disaggregation(((50,), (50,))))
     it.handle(arrives(0, 1000), 0)
     assert kinds(it.handle(arrives(1, 51), 0)) == [Reply]
     assert kinds(it.handle(arrives(2, 50), 0)) == [DispatchAlone]
 
 
 def test_a_retry_is_not_shed(governed: Make) -> None:
-    it = governed(admission=Admission(max_inflight=1), max_attempts=2)
+    it = governed(admission=AdmissionLimits(max_inflight=1), max_attempts=2)
     it.handle(arrives(0), 0)
     assert kinds(it.handle(DecodeEnded("r0.1", Code.IO), 0))[-2:] == [DispatchPrefill, DispatchDecode]
 
 
 def test_a_request_arrives_once_whether_or_not_there_is_room(governed: Make) -> None:
-    it = governed(admission=Admission(max_inflight=1))
+    it = governed(admission=AdmissionLimits(max_inflight=1))
     it.handle(arrives(0), 0)
     with pytest.raises(LocalProtocolError):
         it.handle(arrives(0), 0)

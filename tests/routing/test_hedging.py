@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.messages import Code
-from pdflow.routing.admission import Admission
+from pdflow.routing.admission import AdmissionLimits
 from pdflow.routing.conditional import Disaggregation
 from pdflow.routing.effects import AbortLeg, DispatchAlone, DispatchDecode, DispatchPrefill, Reply
 from pdflow.routing.events import (
@@ -167,7 +167,7 @@ OPTIONS = st.fixed_dictionaries(
         "reports_prefill": st.booleans(),
         "recomputes": st.booleans(),
         "disaggregation": st.sampled_from([None, Disaggregation(((20, 5),) * 3)]),
-        "admission": st.builds(Admission, st.sampled_from([None, 3]), st.sampled_from([None, 50])),
+        "admission": st.builds(AdmissionLimits, st.sampled_from([None, 3]), st.sampled_from([None, 50])),
     }
 )
 HEDGES: dict[str, Any] = {"hedge_after_ns": 2}

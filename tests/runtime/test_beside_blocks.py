@@ -20,8 +20,8 @@ from pdflow.serving.decode_request import DecodeStage
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.decode_node import DecodeLeg
 from pdflow_runtime.nodes.models import TorchModel
-from pdflow_runtime.nodes.prefill_node import PrefillLeg
-from pdflow_runtime.nodes.staged_decode_node import StagedDecodeNode
+from pdflow_runtime.nodes.prefill_node import LivePrefillLeg
+from pdflow_runtime.nodes.staged_decode_node import LiveStagedDecodeNode
 from pdflow_runtime.nodes.staging_memory import RoomState, room_state
 from pdflow_runtime.observe.event_log import TOKEN, Passed
 from pdflow_runtime.observe.state import state_of
@@ -160,7 +160,7 @@ def test_what_a_ring_holds_behind_its_oldest_part_is_not_free() -> None:
 async def test_whoever_is_late_to_hang_up_takes_no_room_from_the_next_of_its_name(model: TorchModel) -> None:
     async with house(cluster(*with_room("cpu-staged", 768)), model) as home:
         node = home.d
-        assert isinstance(node, StagedDecodeNode)
+        assert isinstance(node, LiveStagedDecodeNode)
         params = KvParams(home.p.place.info, "x-r", "r", 0)
         home.p.begin("r", "x-r", prompt(100))
         before = node.begin("r", params, prompt(100), GREEDY)
@@ -188,11 +188,11 @@ async def test_a_store_that_is_full_lets_go_of_its_oldest_prompt(model: TorchMod
     async with house(cluster(*with_room("p2p-nccl-get", 256)), model) as home:
         legs = [home.send(f"r{number}", prompt(100, number), GREEDY) for number in range(3)]
         for leg in legs:
-            assert isinstance(leg, PrefillLeg)
+            assert isinstance(leg, LivePrefillLeg)
             await leg.answered.wait()
         answers: list[Answer] = []
         for number, leg in enumerate(legs):
-            assert isinstance(leg, PrefillLeg)
+            assert isinstance(leg, LivePrefillLeg)
             assert leg.params is not None
             answers.append(await said(home.d.begin(f"r{number}", leg.params, prompt(100, number), GREEDY)))
         assert [answer.code for answer in answers] == [Code.STALE, Code.NONE, Code.NONE]
@@ -300,7 +300,7 @@ async def test_whoever_hangs_up_leaves_nothing_there(method: str, model: TorchMo
             await trio.sleep(chance.random() * 0.3)
             leg = home.send(f"r{number}", prompt(300, number % 3), GREEDY)
             with trio.move_on_after(patience_s) as scope:
-                if isinstance(leg, PrefillLeg):
+                if isinstance(leg, LivePrefillLeg):
                     await leg.answered.wait()
                     assert leg.params is not None
                     leg = home.d.begin(f"r{number}", leg.params, prompt(300, number % 3), GREEDY)

@@ -10,7 +10,7 @@ import pytest
 from pdflow.protocol.messages import Code
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.process.addresses import EnginePlace
@@ -29,7 +29,7 @@ async def test_whose_fault_a_refusal_is(status: int, code: Code, told: bool) -> 
     That is nothing to tell a client; another attempt has another id."""
     error = OpenAIError(status, "request r is being prefilled already")
 
-    async def answer(request: Request, responder: Responder) -> None:
+    async def answer(request: HttpRequest, responder: Responder) -> None:
         await responder.reply(status, (JSON,), error.body())
 
     call: Any = SimpleNamespace(headers=(), refusal=None)

@@ -10,7 +10,7 @@ import trio
 
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import EVENT_STREAM, Request
+from pdflow_runtime.http.messages import EVENT_STREAM, HttpRequest
 from pdflow_runtime.http.openai.answers import DONE
 from pdflow_runtime.http.openai.completion import read_completion
 from pdflow_runtime.http.responder import Responder
@@ -44,7 +44,7 @@ class SlowClient:
         pass
 
 
-async def one_answer(request: Request, responder: Responder) -> None:
+async def one_answer(request: HttpRequest, responder: Responder) -> None:
     await responder.begin(200, (EVENT_STREAM,))
     for number in range(EVENTS):
         choice = {"index": 0, "text": str(number)}

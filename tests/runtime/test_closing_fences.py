@@ -19,7 +19,7 @@ from pdflow.protocol.events import FenceEnded, WriteEnded
 from pdflow.protocol.ids import EngineInfo, Op, Reg, Shards
 from pdflow.protocol.messages import Done, Register
 from pdflow.protocol.values import Allocation
-from pdflow_runtime.nodes.ranks import About, LayoutBook, Rank
+from pdflow_runtime.nodes.ranks import LayoutBook, Rank, RankMetadata
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.transports.tcp import TcpTransport
 from tests.runtime.support.local import ClosingTransport
@@ -77,7 +77,7 @@ async def fenced(
 
 
 def without_void(about: bytes) -> bytes:
-    said = msgspec.msgpack.decode(about, type=About)
+    said = msgspec.msgpack.decode(about, type=RankMetadata)
     return msgspec.msgpack.encode(msgspec.structs.replace(said, void_generation=-1))
 
 
@@ -105,5 +105,7 @@ async def test_only_what_the_description_says_keeps_it_out_of_a_transport_that_c
 @pytest.mark.trio
 async def test_a_fence_of_one_peer_says_nothing_to_another() -> None:
     async with fenced(ClosingTransport) as (_, d):
-        void = {peer: msgspec.msgpack.decode(d.about(peer), type=About).void_generation for peer in ("p.r0", "q.r0")}
+        void = {
+            peer: msgspec.msgpack.decode(d.about(peer), type=RankMetadata).void_generation for peer in ("p.r0", "q.r0")
+        }
         assert void == {"p.r0": 5, "q.r0": -1}

@@ -19,7 +19,7 @@ from pdflow.protocol.effects import Flush, PostWrite
 from pdflow.protocol.events import WriteEnded
 from pdflow.protocol.phases import ProducerPhase
 from pdflow.protocol.producer.rank import ProducerRank
-from pdflow_runtime.build import Builder
+from pdflow_runtime.build import LiveBuilder
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.decode_node import DecodeLeg
 from pdflow_runtime.nodes.models import TorchModel
@@ -140,7 +140,7 @@ async def test_a_notice_follows_every_piece(transport: MakeTransport, right: boo
 
 
 def test_an_endpoint_that_is_configured_otherwise_is_not_served(model: TorchModel) -> None:
-    builder = Builder(cluster(), TcpTransport)
+    builder = LiveBuilder(cluster(), TcpTransport)
     assert builder.done_is_remote
     builder.transport = lambda me, tell: Held(me, tell, {}.__getitem__, "local")  # type: ignore[assignment]
     with pytest.raises(AssertionError, match=r"prefill-0\.r0: DONE is local"):

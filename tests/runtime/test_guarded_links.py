@@ -17,7 +17,7 @@ from pdflow.errors import ScenarioError
 from pdflow.protocol.effects import Handshake, Send
 from pdflow.protocol.events import HandshakeEnded, PeerLost, Received
 from pdflow.protocol.wire.strict import Hello, encode_frame
-from pdflow_runtime.nodes.links import Link
+from pdflow_runtime.nodes.links import RankLink
 from pdflow_runtime.security.proving import MAGIC, Proof
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.tls import Tls, tls_of
@@ -85,7 +85,7 @@ async def greeted() -> tuple[bytes, bytes]:
     """What the opener and the acceptor of one stream say, up to their HELLOs."""
     said: tuple[bytearray, bytearray] = (bytearray(), bytearray())
     one, other = trio.testing.memory_stream_pair()
-    links = Link(one, SECRET), Link(other, SECRET)
+    links = RankLink(one, SECRET), RankLink(other, SECRET)
     for link, record in zip(links, said, strict=True):
         link.stream.send_all = recorded(link.stream, record)  # type: ignore[method-assign]
 
@@ -115,7 +115,7 @@ def recorded(stream: trio.abc.Stream, into: bytearray) -> Callable[[bytes], obje
 async def accepts(said: bytes) -> bool:
     """Whether an acceptor believes an opener that says just this, whatever it hears."""
     one, other = trio.testing.memory_stream_pair()
-    link = Link(other, SECRET)
+    link = RankLink(other, SECRET)
     await one.send_all(said)
     await one.send_eof()
     try:
@@ -171,7 +171,7 @@ def test_an_acceptor_that_says_anything_else_is_found_out(data: st.DataObject) -
         one, other = trio.testing.memory_stream_pair()
         await other.send_all(said)
         await other.send_eof()
-        link = Link(one, SECRET)
+        link = RankLink(one, SECRET)
         try:
             await link.prove(True)
         except ValueError:

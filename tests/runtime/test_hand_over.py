@@ -18,7 +18,7 @@ from pdflow.serving.decode_request import DecodeStage
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import Request
+from pdflow_runtime.http.messages import HttpRequest
 from pdflow_runtime.nodes.decode_api import DecodeApi
 from pdflow_runtime.nodes.decode_node import DecodeLeg
 from pdflow_runtime.nodes.engine_api import EngineApi
@@ -148,7 +148,7 @@ async def test_an_id_that_no_frame_can_bring_is_refused_at_the_door(model: Torch
         about = model.prompts, "nixl-push", Coordinates(LOCAL, 1), Gate(None, "an engine"), lambda: None
         apis: list[EngineApi[Any]] = [PrefillApi(home.p, *about), DecodeApi(home.d, *about)]
         for api in apis:
-            asked = Request(
+            asked = HttpRequest(
                 "POST", "/v1/completions", "", ((b"x-request-id", b"r" * 600),), b'{"prompt": "a"}', True, True
             )
             with pytest.raises(OpenAIError, match="600 bytes, 512 are allowed"):

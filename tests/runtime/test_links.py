@@ -21,8 +21,8 @@ from pdflow.protocol.wire.limits import MAX_BLOCKS
 from pdflow.protocol.wire.strict import VERSION, Hello, encode_frame
 from pdflow.serving.core import Port
 from pdflow_runtime.nodes import links
-from pdflow_runtime.nodes.links import Links
-from pdflow_runtime.nodes.node import Node
+from pdflow_runtime.nodes.links import RankLinks
+from pdflow_runtime.nodes.node import LiveNode
 
 
 class Heard:
@@ -68,12 +68,12 @@ class Side:
     """One engine's streams. `port` of its only rank; `tcp` is where it hears."""
 
     def __init__(self, engine: str, incarnation: int, guarded: dict[str, Any]) -> None:
-        self.node = Node(engine)
+        self.node = LiveNode(engine)
         self.heard = Heard()
         self.address = f"{engine}.r0"
         self.memory = Memory(self.address)
         self.port: Port = self.node.add(self.address, self.heard, incarnation)
-        self.links = Links(self.node, {self.address: self.memory})  # type: ignore[dict-item]
+        self.links = RankLinks(self.node, {self.address: self.memory})  # type: ignore[dict-item]
         self.links.secret, self.links.tls = guarded.get("secret"), guarded.get("tls")
         self.tcp = 0
 

@@ -9,7 +9,7 @@ import trio.testing
 
 from pdflow.protocol.values import S
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.process.addresses import EngineGone, EngineLeaving, EnginePlace
@@ -177,7 +177,7 @@ async def test_reports_come_evenly_and_heal_a_router_that_begins_anew() -> None:
     drained: list[bool] = []
     forgetful = False
 
-    async def router(request: Request, responder: Responder) -> None:
+    async def router(request: HttpRequest, responder: Responder) -> None:
         gate.check(request)
         news = msgspec.json.decode(request.body)
         heard.append((news["type"], news["incarnation"]))
@@ -210,7 +210,7 @@ async def test_reports_come_evenly_and_heal_a_router_that_begins_anew() -> None:
 async def test_nothing_is_reported_behind_the_end() -> None:
     heard: list[str] = []
 
-    async def router(request: Request, responder: Responder) -> None:
+    async def router(request: HttpRequest, responder: Responder) -> None:
         heard.append(msgspec.json.decode(request.body)["type"])
         await responder.reply(200, (JSON,), b"{}")
 

@@ -17,7 +17,7 @@ from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Instant, S, Value
 from pdflow.serving.core import Port
 from pdflow_runtime.clock import now_ns
-from pdflow_runtime.nodes.node import MOST_FRAMES, Node
+from pdflow_runtime.nodes.node import MOST_FRAMES, LiveNode
 
 
 class Do(Value, frozen=True, gc=False):
@@ -48,7 +48,7 @@ class Scripted:
         return self.deadlines.wake_at()
 
 
-class Made(Node):
+class Made(LiveNode):
     def __init__(self) -> None:
         super().__init__("n")
         self.done: list[tuple[str, str]] = []
@@ -58,7 +58,7 @@ class Made(Node):
         self.done.append((port.address, effect.what))
 
 
-async def handled(node: Node, *endpoints: Scripted, count: int) -> None:
+async def handled(node: LiveNode, *endpoints: Scripted, count: int) -> None:
     """Run it until its endpoints have heard so much."""
     with trio.fail_after(1000):
         async with trio.open_nursery() as nursery:

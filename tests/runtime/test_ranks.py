@@ -21,7 +21,7 @@ from pdflow.protocol.events import WriteEnded
 from pdflow.protocol.ids import EngineInfo, Op, Reg, Shards
 from pdflow.protocol.messages import Done, Register
 from pdflow.protocol.values import Allocation
-from pdflow_runtime.nodes.ranks import About, LayoutBook, Rank
+from pdflow_runtime.nodes.ranks import LayoutBook, Rank, RankMetadata
 from pdflow_runtime.transports.base import Ended, PeerGone
 
 SHAPE = KvShape(4, 2, 64, 4, 16)
@@ -60,7 +60,7 @@ def described(
     shards: tuple[int, int, int] = (1, 1, 16),
     dtype: str = "",
 ) -> bytes:
-    return msgspec.msgpack.encode(About(memory, Shards(*shards), 0, slots, "nowhere", b"", room, dtype))
+    return msgspec.msgpack.encode(RankMetadata(memory, Shards(*shards), 0, slots, "nowhere", b"", room, dtype))
 
 
 WRONG: list[dict[str, Any]] = [

@@ -22,7 +22,7 @@ from pdflow.routing.router import Dispatch
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import EVENT_STREAM, JSON, Request
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpRequest
 from pdflow_runtime.http.openai.answers import DONE, error_event
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import Server
@@ -33,7 +33,7 @@ from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.call import Call
 from pdflow_runtime.router.front import Front
 from pdflow_runtime.router.prompts import Prompts
-from pdflow_runtime.router.router_node import RouterNode
+from pdflow_runtime.router.router_node import LiveRouterNode
 from pdflow_runtime.security.signed import Gate
 from tests.runtime.http.world import LOCAL, serving
 
@@ -63,7 +63,7 @@ class Town:
         else:
             router = HedgingRouter(*about, hedge_after_ns=hedge_after_ns)
         told = {"stores": stores, "tells_first": tells_first}
-        self.node = RouterNode(router, prefill, decode, "nixl-push", self.client, patience_s, **told)
+        self.node = LiveRouterNode(router, prefill, decode, "nixl-push", self.client, patience_s, **told)
         prompts = Prompts("tiny", ByteTokens(), 512, 4096)
         self.front = Front(self.node, prompts, Admin(self.node, [], None), Gate(None, "router"))
         self.up = [router.prefill_choice.up, router.decode_choice.up]
@@ -99,7 +99,7 @@ async def town(*speakers: str, **options: Any) -> AsyncIterator[Town]:
     built = Town(**options)
 
     async def engine(name: str, nursery: trio.Nursery) -> None:
-        async def answer(request: Request, responder: Responder) -> None:
+        async def answer(request: HttpRequest, responder: Responder) -> None:
             if request.path == "/stop":
                 built.stopped.append(name)
             if request.method == "GET" or request.path == "/stop":

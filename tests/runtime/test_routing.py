@@ -16,18 +16,18 @@ import trio
 from pdflow.errors import ScenarioError
 from pdflow.routing.effects import DispatchPrefill
 from pdflow.routing.events import NO_SESSION, RequestArrived
-from pdflow.scenario import Scenario, load
+from pdflow.scenario import ResolvedScenario, load
 from pdflow.scenario.schema.scenario import MeasuredCost
-from pdflow_runtime.build import Builder, refuse_what_is_not_served
+from pdflow_runtime.build import LiveBuilder, refuse_what_is_not_served
 from pdflow_runtime.http.client import HttpClient
-from pdflow_runtime.http.messages import JSON, Header, Request
+from pdflow_runtime.http.messages import JSON, Header, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_prompts
 from pdflow_runtime.process.addresses import EnginePlace
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.front import Front
-from pdflow_runtime.router.router_node import RouterNode
+from pdflow_runtime.router.router_node import LiveRouterNode
 from pdflow_runtime.router.routing import governed_of, seats_of
 from pdflow_runtime.security.signed import Gate
 from pdflow_runtime.transports.named import transport_named
@@ -37,7 +37,7 @@ from tests.runtime.support.house import prompt
 WIRED = Path(__file__).parents[1] / "wiring/wired.toml"
 
 
-def scenario(*overrides: str) -> Scenario:
+def scenario(*overrides: str) -> ResolvedScenario:
     says = load(WIRED, overrides=overrides)
     refuse_what_is_not_served(says)
     return says
@@ -46,7 +46,7 @@ def scenario(*overrides: str) -> Scenario:
 class Asked:
     """A router that clients ask, and what its endpoint heard and answered."""
 
-    def __init__(self, node: RouterNode, port: int) -> None:
+    def __init__(self, node: LiveRouterNode, port: int) -> None:
         self.node = node
         self.port = port
         self.arrivals: list[RequestArrived] = []
@@ -82,14 +82,14 @@ class Asked:
 
 
 @asynccontextmanager
-async def asked(says: Scenario) -> AsyncIterator[Asked]:
-    async def silent(request: Request, responder: Responder) -> None:
+async def asked(says: ResolvedScenario) -> AsyncIterator[Asked]:
+    async def silent(request: HttpRequest, responder: Responder) -> None:
         await trio.sleep_forever()
 
-    builder = Builder(says, transport_named("shm"))
+    builder = LiveBuilder(says, transport_named("shm"))
     prefill, decode = ([builder.info_of(name) for name in seats_of(says, role)] for role in ("prefill", "decode"))
     client = HttpClient()
-    node = RouterNode(governed_of(builder), prefill, decode, says.transfer.method, client)
+    node = LiveRouterNode(governed_of(builder), prefill, decode, says.transfer.method, client)
     front = Front(node, open_prompts(says), Admin(node, [], None), Gate(None, "router"))
     with trio.fail_after(20):
         async with serving(silent) as engine, serving(front) as server:

@@ -15,15 +15,15 @@ from pdflow_runtime.observe.event_log import (
     LAST,
     RELEASED,
     TOKEN,
-    Asked,
+    FirstPiecePassed,
     Frame,
     Generated,
-    Heard,
     Moved,
     Noted,
     Page,
     Passed,
     Replied,
+    RequestReceived,
     Sent,
     Stepped,
 )
@@ -45,10 +45,10 @@ def test_a_request_passes_ten_stages_on_the_clocks_of_three_processes() -> None:
     """Instant 0 is the arrival, at 1,100 on the wall's clock; P's clock is 50 ahead of it, D's 7."""
     found = of(
         router(
-            Asked(100, 7, 40),
+            RequestReceived(100, 7, 40),
             Sent(101, 7, "a", "prefill", "prefill-0"),
             Sent(101, 7, "a", "decode", "decode-1"),
-            Heard(230, 7),
+            FirstPiecePassed(230, 7),
             Passed(300, "a", LAST),
             Replied(301, 7, "completed", "", 1),
         ),
@@ -115,11 +115,11 @@ def test_a_request_passes_ten_stages_on_the_clocks_of_three_processes() -> None:
 def test_the_last_attempt_stamps() -> None:
     found = of(
         router(
-            Asked(0, 1, 5),
+            RequestReceived(0, 1, 5),
             Sent(1, 1, "a", "prefill", "prefill-0"),
             Sent(40, 1, "b", "prefill", "prefill-1"),
             Sent(41, 1, "b", "decode", "decode-0"),
-            Heard(90, 1),
+            FirstPiecePassed(90, 1),
             Passed(95, "b", LAST),
             Replied(96, 1, "completed", "", 2),
         ),
@@ -134,9 +134,9 @@ def test_the_last_attempt_stamps() -> None:
 def test_who_computes_a_prompt_alone_hands_nothing_over() -> None:
     found = of(
         router(
-            Asked(0, 1, 5),
+            RequestReceived(0, 1, 5),
             Sent(1, 1, "a", "alone", "decode-0"),
-            Heard(90, 1),
+            FirstPiecePassed(90, 1),
             Passed(95, "a", LAST),
             Replied(96, 1, "completed", "", 1),
         ),
@@ -147,7 +147,7 @@ def test_who_computes_a_prompt_alone_hands_nothing_over() -> None:
 
 
 def test_a_request_that_failed_says_why_and_one_without_an_end_has_none() -> None:
-    found = of(router(Asked(0, 1, 5), Asked(2, 2, 6), Replied(9, 1, "failed", "peer_dead", 1)))
+    found = of(router(RequestReceived(0, 1, 5), RequestReceived(2, 2, 6), Replied(9, 1, "failed", "peer_dead", 1)))
     assert found.records.outcome == ["failed", None]
     assert found.records.reason == ["peer dead", None]
 

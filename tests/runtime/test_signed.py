@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pdflow.errors import ScenarioError
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import Header, Request
+from pdflow_runtime.http.messages import Header, HttpRequest
 from pdflow_runtime.process.addresses import is_loopback
 from pdflow_runtime.security.secret import Secret, secret_beyond_loopback, secret_of
 from pdflow_runtime.security.signed import WINDOW_S, Gate, Signer, operators_signer
@@ -33,15 +33,15 @@ class Clock:
         return self.now_s
 
 
-def request(*headers: Header, path: str = "/v1/completions", body: bytes = b"{}") -> Request:
-    return Request("POST", path, "", headers, body, True, True)
+def request(*headers: Header, path: str = "/v1/completions", body: bytes = b"{}") -> HttpRequest:
+    return HttpRequest("POST", path, "", headers, body, True, True)
 
 
-def signed(secret: Secret | None, clock: Clock, to: str = "decode-0", body: bytes = b"{}") -> Request:
+def signed(secret: Secret | None, clock: Clock, to: str = "decode-0", body: bytes = b"{}") -> HttpRequest:
     return request(*Signer(secret, clock).sign(to, "POST", "/v1/completions", body), body=body)
 
 
-def why_not(gate: Gate, asked: Request) -> str:
+def why_not(gate: Gate, asked: HttpRequest) -> str:
     try:
         gate.check(asked)
     except OpenAIError as error:
@@ -129,7 +129,7 @@ def test_however_late_it_is_sent_again_it_is_not_believed_twice(steps: list[tupl
     clock = Clock()
     gate = Gate(SECRET, "decode-0", clock)
     clock.now_s += 100
-    made: list[Request] = []
+    made: list[HttpRequest] = []
     for wait_s, new, which in steps:
         clock.now_s += wait_s
         if new or not made:

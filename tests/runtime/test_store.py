@@ -16,12 +16,12 @@ from pdflow.methods.store.memory import blocks_of
 from pdflow.protocol.effects import PostRead
 from pdflow.protocol.events import ReadEnded
 from pdflow.protocol.messages import Code
-from pdflow_runtime.build import Builder
+from pdflow_runtime.build import LiveBuilder
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.models import TorchModel
-from pdflow_runtime.nodes.prefill_node import PrefillLeg
+from pdflow_runtime.nodes.prefill_node import LivePrefillLeg
 from pdflow_runtime.store.keys import StoreKeys
-from pdflow_runtime.store.prefill_node import StorePrefillNode
+from pdflow_runtime.store.prefill_node import LiveStorePrefillNode
 from pdflow_runtime.transports.named import transport_named
 from tests.runtime.support.house import LOCAL, House, cluster, house, prompt
 
@@ -30,8 +30,8 @@ BY_BLOCK = (*STORE, "transfer.store_granularity=block")
 SAMPLING = Sampling(max_tokens=8, ignore_eos=True)
 
 
-def putting(home: House) -> StorePrefillNode:
-    assert isinstance(home.p, StorePrefillNode)
+def putting(home: House) -> LiveStorePrefillNode:
+    assert isinstance(home.p, LiveStorePrefillNode)
     return home.p
 
 
@@ -75,11 +75,11 @@ async def test_what_is_kept_for_nobody_goes_when_it_is_read(model: TorchModel) -
 
 
 @asynccontextmanager
-async def another_engine(home: House, model: TorchModel, *overrides: str) -> AsyncIterator[StorePrefillNode]:
+async def another_engine(home: House, model: TorchModel, *overrides: str) -> AsyncIterator[LiveStorePrefillNode]:
     """A second one that puts there, in the place of the first."""
-    builder = Builder(cluster("pool.prefill.replicas=2", *overrides), transport_named("shm"))
+    builder = LiveBuilder(cluster("pool.prefill.replicas=2", *overrides), transport_named("shm"))
     node = builder.prefill_node("prefill-1", model)
-    assert isinstance(node, StorePrefillNode)
+    assert isinstance(node, LiveStorePrefillNode)
     node.stores = putting(home).stores
     node.observe = home.observe
     async with trio.open_nursery() as nursery:
@@ -135,7 +135,7 @@ async def test_who_hangs_up_leaves_nothing_behind(model: TorchModel) -> None:
         assert await asked(home, "a", prompt(400)) == 400
         for step in range(24):
             leg = home.send(f"b{step}", [*prompt(320), *prompt(300, step)], SAMPLING)
-            assert isinstance(leg, PrefillLeg)
+            assert isinstance(leg, LivePrefillLeg)
             await trio.sleep(0.004 * step)
             if leg.answered.is_set():
                 break
@@ -209,7 +209,7 @@ async def test_a_node_that_stands_still_is_not_waited_for_before_a_prompt_is_com
             nursery.start_soon(trio.serve_listeners, wait_for_ever, [still])
             putting(home).stores = (type(there[0])(LOCAL, still.socket.getsockname()[1]),)
             leg = home.send("b", prompt(100), SAMPLING)
-            assert isinstance(leg, PrefillLeg)
+            assert isinstance(leg, LivePrefillLeg)
             with trio.fail_after(30):
                 while home.p.engine.prompt_tokens_computed < 200:
                     await trio.sleep(0.01)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pdflow.methods.store.memory import Item
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
-from pdflow_runtime.build import Builder
+from pdflow_runtime.build import LiveBuilder
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import JSON
@@ -26,7 +26,7 @@ from pdflow_runtime.security.signed import Gate, Signer
 from pdflow_runtime.store.api import StoreApi, read
 from pdflow_runtime.store.build import store_node
 from pdflow_runtime.store.calls import PUSH, LookBody, PutBody, WithdrawBody
-from pdflow_runtime.store.node import StoreNode
+from pdflow_runtime.store.node import LiveStoreNode
 from pdflow_runtime.store.state import StoreCollector, state_of
 from pdflow_runtime.transports.named import transport_named
 from tests.runtime.support.house import LOCAL, cluster
@@ -51,7 +51,7 @@ def test_any_bytes_are_a_body_or_an_error(body: bytes) -> None:
 class Asked:
     """A node with nobody around it."""
 
-    def __init__(self, node: StoreNode, port: int) -> None:
+    def __init__(self, node: LiveStoreNode, port: int) -> None:
         self.node = node
         self.port = port
 
@@ -68,7 +68,7 @@ class Asked:
 @asynccontextmanager
 async def alone(*said: str) -> AsyncIterator[Asked]:
     scenario = cluster("transfer.method=kv-store", "transfer.store_bytes=1_000_000", *said)
-    builder = Builder(scenario, transport_named("shm"))
+    builder = LiveBuilder(scenario, transport_named("shm"))
     node = store_node(builder, builder.transport, "store-0")
     async with trio.open_nursery() as nursery:
         await nursery.start(node.serve, (await trio.open_tcp_listeners(0, host=LOCAL))[0])

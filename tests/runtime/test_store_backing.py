@@ -21,7 +21,7 @@ from pdflow.methods.store.memory import Item, StoreMemory
 from pdflow_runtime.store import backing as store_backing
 from pdflow_runtime.store.backing import Backing
 from pdflow_runtime.store.server import RefusedError, ServerError, ValueServer
-from pdflow_runtime.store.values import Cells, Form, layout_of
+from pdflow_runtime.store.values import Cells, ValueFormat, layout_of
 
 SHAPE = KvShape(2, 2, head_dim=2, bytes_per_value=2, block_size=4)
 UNIT = 8
@@ -76,7 +76,7 @@ class Beside:
         self.memory = StoreMemory(blocks, keeps=True, high_water=1.0)
         self.notes = Counter[str]()
         self.ledger = StoreLedger(self.memory, SHAPE.block_size, lambda what, number: self.notes.update({what: number}))
-        form = Form(layout_of("tiny", SHAPE, memories), self.cells.block_bytes, None)
+        form = ValueFormat(layout_of("tiny", SHAPE, memories), self.cells.block_bytes, None)
         self.backing = Backing(server, self.ledger, self.cells, form, UNIT, RENEW_S)
 
     def put(self, items: tuple[Item, ...], tail: int = 0) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pdflow.layout.descriptors import Nesting, PlaneOrder, RankMemory, rank_memory
 from pdflow.layout.shapes import KvShape
 from pdflow_runtime.security.secret import MAC_BYTES, Secret
-from pdflow_runtime.store.values import HEADER_BYTES, BadValueError, Cells, Form, layout_of
+from pdflow_runtime.store.values import HEADER_BYTES, BadValueError, Cells, ValueFormat, layout_of
 
 SHAPE = KvShape(3, 4, head_dim=2, bytes_per_value=2, block_size=4)
 BLOCKS = 5
@@ -23,8 +23,8 @@ def memories(tp: int, nesting: Nesting = "layer-major", order: PlaneOrder = "HND
     return [rank_memory(SHAPE, BLOCKS, tp, nesting=nesting, order=order) for _ in range(tp)]
 
 
-def form(said: Sequence[RankMemory], model: str = "tiny", secret: Secret | None = SECRET) -> Form:
-    return Form(
+def form(said: Sequence[RankMemory], model: str = "tiny", secret: Secret | None = SECRET) -> ValueFormat:
+    return ValueFormat(
         layout_of(model, SHAPE, said), Cells([(memoryview(b""), memory) for memory in said]).block_bytes, secret
     )
 
@@ -32,7 +32,7 @@ def form(said: Sequence[RankMemory], model: str = "tiny", secret: Secret | None 
 FORM = form(memories(1))
 
 
-def value_of(blocks: int = 2, by: Form = FORM, key: str = KEY) -> bytearray:
+def value_of(blocks: int = 2, by: ValueFormat = FORM, key: str = KEY) -> bytearray:
     value = bytearray(by.nbytes(blocks))
     value[HEADER_BYTES:] = bytes(at % 251 for at in range(len(value) - HEADER_BYTES))
     by.seal(key, value)

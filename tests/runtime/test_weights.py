@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 from safetensors.torch import load_file, save_file
 
 from pdflow.protocol.messages import Code
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.models import TorchModel, folder_of
 from tests.runtime.support.house import Prefill, cluster, house, prompt
@@ -47,7 +47,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def pair(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> tuple[Scenario, TorchModel, Prefill]:
+) -> tuple[ResolvedScenario, TorchModel, Prefill]:
     """D's scenario and model, and P's. The parameter: what both scenarios say besides."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     d, p = (cluster(f"serve.model={folder}", *request.param) for folder in folders)
@@ -65,7 +65,7 @@ STORE = ("transfer.method=kv-store", "transfer.store_granularity=block", "pool.p
 )
 @pytest.mark.trio
 async def test_kv_of_a_model_that_differs_in_its_last_layer_is_refused_and_said(
-    pair: tuple[Scenario, TorchModel, Prefill], caplog: pytest.LogCaptureFixture
+    pair: tuple[ResolvedScenario, TorchModel, Prefill], caplog: pytest.LogCaptureFixture
 ) -> None:
     scenario, model, prefill = pair
     async with house(scenario, model, "tcp", prefill) as home:
@@ -82,7 +82,7 @@ async def test_kv_of_a_model_that_differs_in_its_last_layer_is_refused_and_said(
 @pytest.mark.parametrize("pair", [STORE], indirect=True)
 @pytest.mark.trio
 async def test_nothing_in_a_store_is_found_by_an_engine_of_other_weights(
-    pair: tuple[Scenario, TorchModel, Prefill],
+    pair: tuple[ResolvedScenario, TorchModel, Prefill],
 ) -> None:
     scenario, model, (of_p, other) = pair
     async with house(scenario, model) as home:

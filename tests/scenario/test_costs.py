@@ -20,7 +20,7 @@ from pdflow.cost.step import LinearTable, LinearTime, StepCost
 from pdflow.errors import ScenarioError
 from pdflow.scenario import load
 from pdflow.scenario.costs.aiconfigurator import tabulated
-from pdflow.scenario.costs.cost_file import Engine, MadeFrom, RowErrors, cost_file, read_cost, written
+from pdflow.scenario.costs.cost_file import MadeFrom, MeasuredEngine, RowErrors, cost_file, read_cost, written
 from pdflow.scenario.costs.step_costs import cost_tables, kind_of, step_cost
 from pdflow_sim.build import build
 from pdflow_sim.run import about, simulate
@@ -49,7 +49,7 @@ ERRORS = (RowErrors(of="decode", rows=3, median=0.01, p95=0.02, max=0.03, bias=-
 
 @pytest.mark.parametrize("cost", [BY_TABLE, BY_FORMULA], ids=["table", "formula"])
 def test_what_is_written_is_read_back(cost: StepCost) -> None:
-    file = cost_file(cost, Engine(gpu="h100-sxm", model="llama-3.1-8b", tp=1, kv_tokens=41_408), SOURCE, ERRORS)
+    file = cost_file(cost, MeasuredEngine(gpu="h100-sxm", model="llama-3.1-8b", tp=1, kv_tokens=41_408), SOURCE, ERRORS)
     text = written(file)
     again, problems = read_cost("cost.json", text)
     assert problems == []
@@ -71,14 +71,14 @@ def test_a_roofline_is_a_cost_file_too() -> None:
     """A user can write one down, change it and use it."""
     scenario = load(Path(__file__).resolve().parents[2] / "examples/reference.toml")
     cost = roofline(scenario.model, scenario.pools[0].gpu, tp=2)
-    again, _ = read_cost("", written(cost_file(cost, Engine(tp=2), SOURCE)))
+    again, _ = read_cost("", written(cost_file(cost, MeasuredEngine(tp=2), SOURCE)))
     assert again is not None
     assert again.step_cost() == cost
 
 
 def document(**changes: Any) -> dict[str, Any]:
     """A sound file as plain data, some of its keys replaced; None removes one."""
-    plain = json.loads(written(cost_file(BY_TABLE, Engine(), SOURCE, ERRORS)))
+    plain = json.loads(written(cost_file(BY_TABLE, MeasuredEngine(), SOURCE, ERRORS)))
     return {key: value for key, value in {**plain, **changes}.items() if value is not None}
 
 
@@ -175,7 +175,7 @@ def problems_of(folder: Path, cost: str, *more: str) -> list[str]:
 
 def test_a_measured_cost_lies_beside_its_scenario(tmp_path: Path) -> None:
     (tmp_path / "costs").mkdir()
-    (tmp_path / "costs/a.json").write_text(written(cost_file(BY_TABLE, Engine(gpu="h100-sxm"), SOURCE)))
+    (tmp_path / "costs/a.json").write_text(written(cost_file(BY_TABLE, MeasuredEngine(gpu="h100-sxm"), SOURCE)))
     scenario = scenario_with(tmp_path, "{ model = 'measured', path = 'costs/a.json' }")
     prefill, decode = scenario.pools
     assert step_cost(scenario.model, prefill, scenario.base_dir) == BY_TABLE
@@ -183,14 +183,14 @@ def test_a_measured_cost_lies_beside_its_scenario(tmp_path: Path) -> None:
 
 
 def test_what_an_engine_logged_as_its_kv_capacity_comes_with_its_cost(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(written(cost_file(BY_TABLE, Engine(kv_tokens=41_408), SOURCE)))
+    (tmp_path / "a.json").write_text(written(cost_file(BY_TABLE, MeasuredEngine(kv_tokens=41_408), SOURCE)))
     cost = "{ model = 'measured', path = 'a.json' }"
     assert scenario_with(tmp_path, cost).pools[0].kv_tokens == 41_408
     assert scenario_with(tmp_path, cost, "pool.prefill.kv_tokens=50000").pools[0].kv_tokens == 50_000
 
 
 def test_times_of_something_else_are_refused(tmp_path: Path) -> None:
-    file = cost_file(BY_TABLE, Engine(gpu="h200", model="qwen3-8b", tp=2, weight_bytes_per_param=1.0), SOURCE)
+    file = cost_file(BY_TABLE, MeasuredEngine(gpu="h200", model="qwen3-8b", tp=2, weight_bytes_per_param=1.0), SOURCE)
     (tmp_path / "a.json").write_text(written(file))
     assert problems_of(tmp_path, "{ model = 'measured', path = 'a.json' }") == [
         "--set pool.prefill.cost={ model = 'measured', path = 'a.json' }: pool.prefill.cost.path: "
@@ -303,7 +303,7 @@ def test_eight_bit_products_on_a_gpu_without_them(tmp_path: Path) -> None:
 
 
 def test_what_has_gone_wrong_since_it_was_loaded_is_told_to_a_person(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(written(cost_file(BY_TABLE, Engine(), SOURCE)))
+    (tmp_path / "a.json").write_text(written(cost_file(BY_TABLE, MeasuredEngine(), SOURCE)))
     scenario = scenario_with(tmp_path, "{ model = 'measured', path = 'a.json' }")
     (tmp_path / "a.json").unlink()
     with pytest.raises(ScenarioError, match=r"pool\.prefill\.cost: .* cannot be read"):

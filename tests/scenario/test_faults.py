@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from pdflow.errors import ScenarioError
 from pdflow.faults import plan
-from pdflow.faults.plan import When
+from pdflow.faults.plan import FaultTimes
 from pdflow.protocol.messages import Message
 from pdflow.scenario import load
 from pdflow.scenario.plan import plan_of
@@ -160,14 +160,14 @@ def test_a_plan_has_names_and_nanoseconds(tmp_path: Path) -> None:
     found = said(tmp_path, drop, crash, drop, table="heal_s = 60")
     first, second, third = found.faults
     assert (first.name, second.name, third.name) == ("drop/0", "crash/0", "drop/1")
-    assert isinstance(first, plan.Drop)
+    assert isinstance(first, plan.DropMessages)
     assert first.links.hold("prefill-0", "decode-3")
     assert first.links.hold("decode-3", "prefill-0")
     assert not first.links.hold("prefill-1", "decode-3")
     assert (first.probability, first.frames) == (0.01, frozenset({"DONE"}))
     assert second == plan.Crash(
         name="crash/0",
-        when=When(at_ns=10_000_000_000),
+        when=FaultTimes(at_ns=10_000_000_000),
         engines=("prefill-0", "prefill-1", "prefill-2", "prefill-3"),
         restart_after_ns=2_000_000_000,
     )

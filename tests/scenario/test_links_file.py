@@ -9,7 +9,7 @@ import pytest
 from pdflow.errors import ScenarioError
 from pdflow.scenario.reading.editable import Scenario as Editable
 from pdflow.scenario.reading.load import load
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 
 REFERENCE = (Path(__file__).resolve().parents[2] / "examples/reference.toml").read_text()
 OURS = """\
@@ -27,7 +27,7 @@ poll = false
 """
 
 
-def loaded(folder: Path, links: str | None, preset: str = "racks/links.toml", more: str = "") -> Scenario:
+def loaded(folder: Path, links: str | None, preset: str = "racks/links.toml", more: str = "") -> ResolvedScenario:
     (folder / "racks").mkdir(exist_ok=True)
     if links is not None:
         (folder / "racks/links.toml").write_text(links)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario import Scenario, load
+from pdflow.scenario import ResolvedScenario, load
 from pdflow.scenario.reading.locate import key_lines
 from pdflow.scenario.schema.jsonschema import schema_json
 
@@ -45,7 +45,7 @@ def loads_or_explains(text: str | bytes, overrides: tuple[str, ...] = ()) -> boo
 
 def _problems(file: Path, overrides: tuple[str, ...]) -> tuple[Problem, ...]:
     try:
-        assert isinstance(load(file, overrides=overrides), Scenario)
+        assert isinstance(load(file, overrides=overrides), ResolvedScenario)
     except ScenarioError as error:
         return error.problems or (Problem("nowhere", "", "an error without a problem"),)
     return ()

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from pdflow.errors import ScenarioError
-from pdflow.scenario import Scenario, load
+from pdflow.scenario import ResolvedScenario, load
 from pdflow.scenario.schema.distributions import FixedLength
 
 REFERENCE = Path(__file__).resolve().parents[2] / "examples/reference.toml"
 
 
-def with_sets(*overrides: str, seed: int | None = None) -> Scenario:
+def with_sets(*overrides: str, seed: int | None = None) -> ResolvedScenario:
     return load(REFERENCE, overrides=overrides, seed=seed)
 
 

@@ -10,7 +10,7 @@ from pdflow.errors import ScenarioError
 from pdflow.scenario import load
 from pdflow.scenario.reading.content import content_of
 from pdflow.scenario.schema.jsonschema import schema_json
-from pdflow.scenario.schema.router import Router
+from pdflow.scenario.schema.router import RouterConfig
 from pdflow.scenario.schema.scale import Scale
 
 REFERENCE = Path(__file__).resolve().parents[2] / "examples/reference.toml"
@@ -27,11 +27,11 @@ def test_each_leg_may_have_a_policy_of_its_own() -> None:
     says = load(REFERENCE, overrides=["router.policy=two-choices", "router.decode_policy=session-affinity"]).router
     assert says.policies == ("two-choices", "session-affinity")
     assert str(says) == "two-choices for P, session-affinity for D, concurrent dispatch"
-    assert str(Router()) == "round-robin, sequential dispatch"
+    assert str(RouterConfig()) == "round-robin, sequential dispatch"
 
 
 def test_a_line_says_all_of_it() -> None:
-    said = Router(
+    said = RouterConfig(
         policy="two-choices",
         disaggregate_above_tokens="auto",
         on_failure="recompute",

@@ -16,7 +16,7 @@ import trio.testing
 import pdflow_runtime.nodes.ranked_node
 from pdflow.engine.sequence import ChunkBegun, Dropped, Finished, NeverFitsError, Outcome, Sequence
 from pdflow.layout.shapes import stage_layers
-from pdflow.methods.method import Memory
+from pdflow.methods.method import MemoryKind
 from pdflow.methods.shipment import Piece
 from pdflow.methods.store.memory import Item
 from pdflow.protocol.effects import Fence, Handshake, PostRead, PostWrite, ReadWord, Send
@@ -26,13 +26,13 @@ from pdflow.protocol.values import MS, Address, Allocation, EngineId, Instant, S
 from pdflow.serving.core import Port
 from pdflow.serving.events import EngineRejected
 from pdflow.wiring.stores import load_xid, put_name
-from pdflow_runtime.build import Builder
+from pdflow_runtime.build import LiveBuilder
 from pdflow_runtime.engines.job import Job, Sampling, Token
 from pdflow_runtime.engines.loop import LayerComputed
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.ranked_node import Place
-from pdflow_runtime.store.calls import Found
-from pdflow_runtime.store.node import StoreNode
+from pdflow_runtime.store.calls import StoredKv
+from pdflow_runtime.store.node import LiveStoreNode
 from pdflow_runtime.transports.base import DoneMeans, Fences, Tell, Transport
 from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Look, Store, Together, Wait
 from tests.serving.scripted_engine import LAYER_NS, EngineModel
@@ -219,16 +219,16 @@ class StoreClient:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.answers: dict[tuple[str, str], Found] = {}
+        self.answers: dict[tuple[str, str], StoredKv] = {}
         self.waiting: dict[tuple[str, str], trio.Event] = {}
 
     async def look(
         self, node: str, at: Any, request_id: str, xid: Xid, items: Any, *, digest: int, weights: int
-    ) -> Found:
+    ) -> StoredKv:
         self.record(Call("store look", request_id, (xid, items, digest, weights)))
         return await self._answer(("look", request_id))
 
-    async def put(self, node: str, at: Any, params: KvParams, port: int, items: Any) -> Found:
+    async def put(self, node: str, at: Any, params: KvParams, port: int, items: Any) -> StoredKv:
         self.record(Call("store put", params.request_id, (params, items)))
         try:
             return await self._answer(("put", params.request_id))
@@ -239,12 +239,12 @@ class StoreClient:
     async def withdraw(self, node: str, at: Any, request_id: str, xid: Xid) -> None:
         self.record(Call("store withdraw", request_id, (xid,)))
 
-    async def _answer(self, call: tuple[str, str]) -> Found:
+    async def _answer(self, call: tuple[str, str]) -> StoredKv:
         self.waiting[call] = trio.Event()
         await self.waiting[call].wait()
         return self.answers.pop(call)
 
-    def say(self, call: tuple[str, str], found: Found) -> None:
+    def say(self, call: tuple[str, str], found: StoredKv) -> None:
         self.answers[call] = found
         self.waiting.pop(call).set()
 
@@ -312,7 +312,7 @@ class Live:
         self.engine = EngineModel(self.record, BLOCKS, BLOCK, LAYERS)
         self.legs: dict[int, Any] = {}
         wiring = setting.wiring()
-        self.builder = Builder(setting.scenario, NoTransport())
+        self.builder = LiveBuilder(setting.scenario, NoTransport())
         self.builder.shapes, self.builder.geometry = wiring.shapes, wiring.geometry
         with self._patched():
             self.node = self._node()
@@ -328,10 +328,10 @@ class Live:
     def _node(self) -> Any:
         setting, builder, record = self.setting, self.builder, self.record
         memory = {"prefill": builder.method.p_memory, "decode": builder.method.d_memory}.get(
-            setting.role, Memory.BLOCKS
+            setting.role, MemoryKind.BLOCKS
         )
         staging = None
-        if memory is not Memory.BLOCKS:
+        if memory is not MemoryKind.BLOCKS:
             staging = recorded(staging_in(memory, builder.method, setting.ranks), record)
         place = Place(
             info=setting.info,
@@ -363,7 +363,7 @@ class Live:
         place = attrs.evolve(place, info=EngineInfo(put_name(STORE), self.setting.shards), leases=64)
         ends = wiring.put_to(STORE, INCARNATION), wiring.got_from(STORE, INCARNATION)
         memory = recorded_memory(store_memory(), self.record)
-        return StoreNode(STORE, place, *ends, memory, NoTransport())
+        return LiveStoreNode(STORE, place, *ends, memory, NoTransport())
 
     @property
     def now(self) -> Instant:
@@ -441,11 +441,11 @@ class Live:
         client: StoreClient = self.node.client
         if what in ("found", "nothing"):
             params = found_params(self.setting, r) if what == "found" else None
-            client.say(("look", request_id), Found(params, Coordinates("store", 1)))
+            client.say(("look", request_id), StoredKv(params, Coordinates("store", 1)))
         else:
             ok = what == "put"
             params = found_params(self.setting, r) if ok else None
-            client.say(("put", request_id), Found(params, None, Code.NONE if ok else Code.REJECTED))
+            client.say(("put", request_id), StoredKv(params, None, Code.NONE if ok else Code.REJECTED))
 
     def _look(self, r: int) -> None:
         def say(call: Any) -> Call:

@@ -9,7 +9,7 @@ from pdflow.layout.shapes import KvShape
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.store.memory import Item, StoreMemory
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
-from pdflow.scenario import Scenario, load
+from pdflow.scenario import ResolvedScenario, load
 from pdflow.scenario.schema.scenario import Pool
 from pdflow.wiring.engines import EngineWiring
 from pdflow.wiring.stores import StoreWiring, get_name, load_name, load_xid, node_name, put_name
@@ -61,7 +61,7 @@ class Setting(NamedTuple):
         return "-".join(words)
 
     @property
-    def scenario(self) -> Scenario:
+    def scenario(self) -> ResolvedScenario:
         key = tuple(self)
         if key not in _scenarios:
             says = {
@@ -116,7 +116,7 @@ class Setting(NamedTuple):
         return Shards(self.ranks, 1, BLOCK)
 
 
-_scenarios: dict[tuple[object, ...], Scenario] = {}
+_scenarios: dict[tuple[object, ...], ResolvedScenario] = {}
 
 
 def prompt_of(r: int) -> list[int]:

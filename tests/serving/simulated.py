@@ -13,7 +13,7 @@ import attrs
 from pdflow.cost.step import StepCost
 from pdflow.engine.hosted import HostedEngine
 from pdflow.engine.sequence import Dropped, Limits, Outcome, Sequence
-from pdflow.methods.method import Hop, Memory
+from pdflow.methods.method import Hop, MemoryKind
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import Staging
 from pdflow.methods.store.memory import Item
@@ -27,13 +27,13 @@ from pdflow.serving.effects import AnswerCall
 from pdflow.serving.events import LookupRequested, PutRequested
 from pdflow.wiring.engines import Consumer
 from pdflow.wiring.stores import load_xid
-from pdflow_sim.build import Builder
+from pdflow_sim.build import SimulationBuilder
 from pdflow_sim.engine_slot import EngineSlot
 from pdflow_sim.nodes.aggregated_node import AggregatedNode
-from pdflow_sim.nodes.engine_node import EngineNode
-from pdflow_sim.nodes.node import Port
-from pdflow_sim.nodes.prefill_node import PrefillNode
-from pdflow_sim.nodes.store_node import StoreNode
+from pdflow_sim.nodes.engine_node import SimEngineNode
+from pdflow_sim.nodes.node import SimPort
+from pdflow_sim.nodes.prefill_node import SimPrefillNode
+from pdflow_sim.nodes.store_node import SimStoreNode
 from tests.serving.peers import number_of
 from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Look, Store, Together, Wait
 from tests.serving.scripted_engine import EngineModel
@@ -105,26 +105,26 @@ class Fabric:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.ports: dict[Address, Port] = {}
+        self.ports: dict[Address, SimPort] = {}
         self.words = Words(record)
         self.control_ns = 0
 
-    def send(self, port: Port, effect: Send) -> None:
+    def send(self, port: SimPort, effect: Send) -> None:
         self.record(Call("send", port.address, (effect.to, effect.message)))
 
-    def handshake(self, port: Port, peer: Address) -> None:
+    def handshake(self, port: SimPort, peer: Address) -> None:
         self.record(Call("handshake", port.address, (peer,)))
 
-    def fence(self, port: Port, peer: Address) -> None:
+    def fence(self, port: SimPort, peer: Address) -> None:
         self.record(Call("fence", port.address, (peer,)))
 
-    def write(self, port: Port, effect: PostWrite, request: int) -> None:
+    def write(self, port: SimPort, effect: PostWrite, request: int) -> None:
         self.record(Call("write", port.address, (effect,)))
 
-    def read(self, port: Port, effect: PostRead, request: int) -> None:
+    def read(self, port: SimPort, effect: PostRead, request: int) -> None:
         self.record(Call("read", port.address, (effect,)))
 
-    def read_word(self, port: Port, op: Op, source: Address, index: int) -> None:
+    def read_word(self, port: SimPort, op: Op, source: Address, index: int) -> None:
         self.record(Call("read word", port.address, (op, source, index)))
 
     def forget_word(self, rank: Address, index: int) -> None:
@@ -165,7 +165,7 @@ class Shipping:
     def ended(self, request_id: str) -> None:
         """Of what stands still: only as published does anything."""
 
-    def copy(self, port: Port, hop: Hop, nbytes: int, then: Callable[[bool], None]) -> None:
+    def copy(self, port: SimPort, hop: Hop, nbytes: int, then: Callable[[bool], None]) -> None:
         self.record(Call("copy", port.address))
         then(True)
 
@@ -212,7 +212,7 @@ class ScriptedStore:
 class Stores:
     """All of one node."""
 
-    def __init__(self, builder: Builder, record: Record) -> None:
+    def __init__(self, builder: SimulationBuilder, record: Record) -> None:
         self.node = ScriptedStore(record)
         self.wiring = store_wiring(builder)
 
@@ -234,7 +234,7 @@ class Stores:
         return self.wiring.loads(engine, incarnation, blocks)
 
 
-class ScriptedBuilder(Builder):
+class ScriptedBuilder(SimulationBuilder):
     """Chooses node classes as the simulator's does; what is around them is scripted."""
 
     def __init__(self, setting: Setting, record: Record) -> None:
@@ -252,7 +252,7 @@ class ScriptedBuilder(Builder):
         for prompt, output in REQUESTS:
             self.metrics.records.add(0, prompt, output)
 
-    def staging(self, memory: Memory, pool: Any, generation: int, reserves_whole: bool = True) -> Staging:
+    def staging(self, memory: MemoryKind, pool: Any, generation: int, reserves_whole: bool = True) -> Staging:
         assert reserves_whole, "only strict is scripted"
         return recorded(staging_in(memory, self.method, self.ranks), self.record)
 
@@ -287,12 +287,12 @@ class Simulated:
             block_bytes=1,
             span=0,
         )
-        node: EngineNode
+        node: SimEngineNode
         if setting.role == "aggregated":
             return AggregatedNode(builder.parts(slot, info, engine), info)
         if setting.role == "store":
             memory = recorded_memory(store_memory(), self.record)
-            store = StoreNode(self.ports, STORE, memory, BLOCK)
+            store = SimStoreNode(self.ports, STORE, memory, BLOCK)
             wiring = store_wiring(builder)
             ends = wiring.put_to(STORE, INCARNATION), wiring.got_from(STORE, INCARNATION)
             store.make_ends(*ends, setting.shards, INCARNATION)
@@ -309,7 +309,7 @@ class Simulated:
             node = prefill
         for number, endpoint in enumerate(ranks):
             node.add(rank_address(info.engine, number), endpoint, INCARNATION)
-        if isinstance(node, PrefillNode):
+        if isinstance(node, SimPrefillNode):
             node.make_loads(INCARNATION)
         return node
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from pdflow.methods.method import Memory, Method
+from pdflow.methods.method import MemoryKind, Method
 from pdflow.methods.staging import KvSize, PagedStaging, RingStaging, Staging
 from pdflow.methods.store.memory import Item, Placed, StoreMemory
 from pdflow.protocol import events
@@ -45,13 +45,13 @@ def watch(record: Record) -> Callable[[str, Any, tuple[Any, ...], Instant], None
     return observe
 
 
-def staging_in(memory: Memory, method: Method, ranks: int) -> Staging:
+def staging_in(memory: MemoryKind, method: Method, ranks: int) -> Staging:
     """Memory beside the blocks of one rank: the same kind in both worlds, and small."""
     size = KvSize(LAYERS, 16 // ranks)
-    if memory is Memory.RING:
+    if memory is MemoryKind.RING:
         part = size.bytes_per_token * BLOCK
         return RingStaging.of_bytes(size, PAGES * LAYERS * part, part, BLOCK)
-    return PagedStaging(size, BLOCK, PAGES, evicts=memory is Memory.STORE)
+    return PagedStaging(size, BLOCK, PAGES, evicts=memory is MemoryKind.STORE)
 
 
 def recorded(staging: Staging, record: Record) -> Staging:

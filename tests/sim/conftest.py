@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from pdflow.results.files.write import request_lines
-from pdflow.scenario import Scenario, load
-from pdflow_sim.run import Options, prepare, run
+from pdflow.scenario import ResolvedScenario, load
+from pdflow_sim.run import RunOptions, prepare, run
 from pdflow_sim.world import World
 
 HERE = Path(__file__).parent
@@ -24,7 +24,7 @@ def _texts(overrides: Overrides) -> Iterable[str]:
         yield f"{key}={str(value).lower() if isinstance(value, bool) else value}"
 
 
-def _lay(overrides: Overrides, file: Path = HERE / "small.toml") -> Scenario:
+def _lay(overrides: Overrides, file: Path = HERE / "small.toml") -> ResolvedScenario:
     return load(file, overrides=_texts(overrides))
 
 
@@ -37,7 +37,7 @@ def _play(
     prepared: Callable[[World], None] = lambda world: None,
     observe: Callable[..., None] | None = None,
 ) -> World:
-    options = Options(exact=exact, check_invariants=checked, drain=True)
+    options = RunOptions(exact=exact, check_invariants=checked, drain=True)
     world, oracle = prepare(_lay(overrides, file), options, [] if observe is None else [observe])
     prepared(world)
     assert not run(world, oracle, drain=True)
@@ -45,7 +45,7 @@ def _play(
 
 
 @pytest.fixture(scope="session")
-def lay() -> Callable[..., Scenario]:
+def lay() -> Callable[..., ResolvedScenario]:
     """A scenario from overrides of small.toml, or of `file`."""
     return _lay
 

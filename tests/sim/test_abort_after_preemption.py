@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdflow.engine.sequence import Phase, Sequence
 from pdflow.protocol.values import MS
 from pdflow.scenario.reading.load import parse, resolve
-from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.run import RunOptions, prepare, run
 from pdflow_sim.world import World
 
 SMALL_POOL = """
@@ -38,7 +38,7 @@ def preempted_before_its_first_token(world: World) -> Sequence | None:
 
 
 def test_it_is_not_decoded_to_its_end() -> None:
-    world, _ = prepare(resolve(parse("small.toml", SMALL_POOL)), Options(), [])
+    world, _ = prepare(resolve(parse("small.toml", SMALL_POOL)), RunOptions(), [])
     node = world.decodes[0]
     gone: list[Sequence] = []
 

@@ -15,7 +15,7 @@ from pdflow.errors import ScenarioError
 from pdflow.scenario import load
 from pdflow.scenario.costs.step_costs import step_cost
 from pdflow_sim.experiments.calibrate import calibrate, latencies_ms, ran
-from pdflow_sim.experiments.seen import Seen, read_seen
+from pdflow_sim.experiments.seen import MeasuredRequest, read_seen
 
 ALONE = Path(__file__).with_name("alone.toml")
 TRAFFIC = {
@@ -36,7 +36,7 @@ def test_what_ten_requests_took_tells_the_others(lay: Callable[..., Any], truth:
     pool = scenario.pools[0]
     real = ran(scenario, {pool.name: scaled(step_cost(scenario.model, pool, scenario.base_dir), truth)})
     took = [latencies_ms(real, request) for request in range(120)]
-    found = calibrate(scenario, pool, [Seen(request, *took[request]) for request in range(0, 120, 12)])
+    found = calibrate(scenario, pool, [MeasuredRequest(request, *took[request]) for request in range(0, 120, 12)])
     again = ran(scenario, {pool.name: found.cost})
     ratios = [
         (a / b, c / d)
@@ -85,7 +85,7 @@ def test_the_command_writes_a_cost_that_a_pool_takes(tmp_path: Path) -> None:
 
 def test_a_bar_is_no_better_than_the_fit(lay: Callable[..., Any]) -> None:
     scenario = lay(TRAFFIC | {"workload.requests": 3}, ALONE)
-    found = calibrate(scenario, scenario.pools[0], [Seen(0, None, 9000.0), Seen(1, None, 1.0)])
+    found = calibrate(scenario, scenario.pools[0], [MeasuredRequest(0, None, 9000.0), MeasuredRequest(1, None, 1.0)])
     assert found.cost.rel_error["tpot"].startswith("unknown, those fitted on are missed by")
     assert found.cost.rel_error["ttft"] == "unknown, none was seen"
 

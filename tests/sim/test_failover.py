@@ -10,7 +10,7 @@ import pytest
 from pdflow.errors import ScenarioError
 from pdflow.protocol.ids import rank_address
 from pdflow.results.records import XFER_POST, XFER_WIRE
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_sim.build import build
 from pdflow_sim.world import World
 
@@ -77,7 +77,7 @@ def test_without_any_nic_for_good_the_operation_fails(play: Play) -> None:
     assert world.totals.bytes_moved == 0
 
 
-def test_the_nics_of_other_gpus_come_second(lay: Callable[..., Scenario]) -> None:
+def test_the_nics_of_other_gpus_come_second(lay: Callable[..., ResolvedScenario]) -> None:
     paths = build(lay({**ONE, "pool.p.tp": 2})).fabric.paths
     near, far = (rank_address("p-0", rank) for rank in range(2))
     assert paths.working(near) == [(near, 0), (near, 1)]
@@ -110,7 +110,9 @@ def test_a_partition_and_a_lost_nic_together(play: Play, dialect: str) -> None:
         (2, "engine = 'q-*'", "expected an engine"),
     ],
 )
-def test_a_nic_that_is_not_there_cannot_fail(lay: Callable[..., Scenario], nics: int, fault: str, said: str) -> None:
+def test_a_nic_that_is_not_there_cannot_fail(
+    lay: Callable[..., ResolvedScenario], nics: int, fault: str, said: str
+) -> None:
     with pytest.raises(ScenarioError, match=said):
         lay({**ONE, "network.nics_per_rank": nics, "fault": f"[{{ kind = 'nic-down', at_s = 1, {fault} }}]"})
 

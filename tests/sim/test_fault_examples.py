@@ -13,24 +13,24 @@ import pytest
 
 from pdflow.errors import InvariantError
 from pdflow.scenario import load
-from pdflow_sim.run import Run, simulate
+from pdflow_sim.run import SimulationRun, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "examples/faults").glob("*.toml"))
 S = 1_000_000_000
 
 
-def run(name: str, dialect: str = "strict") -> Run:
+def run(name: str, dialect: str = "strict") -> SimulationRun:
     scenario = load(ROOT / f"examples/faults/{name}.toml", overrides=[f"transfer.dialect={dialect}"])
     return simulate(scenario, check_invariants=True, quiet=True)
 
 
-def attempts(done: Run) -> dict[tuple[int, Any], int]:
+def attempts(done: SimulationRun) -> dict[tuple[int, Any], int]:
     records = done.world.records
     return Counter(zip(records.attempts, records.outcome, strict=True))
 
 
-def longest_ttft_s(done: Run) -> float:
+def longest_ttft_s(done: SimulationRun) -> float:
     records = done.world.records
     both = zip(records.first_token_ns, records.arrival_ns, strict=True)
     return max(first - arrival for first, arrival in both) / S

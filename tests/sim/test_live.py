@@ -18,7 +18,7 @@ from pdflow.results.files.write import request_lines
 from pdflow.scenario.reading.load import load
 from pdflow_sim.observe import live_table as live
 from pdflow_sim.observe.live_table import WINDOW_NS, Watcher, watching
-from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.run import RunOptions, prepare, run
 
 HERE = Path(__file__).parent
 LONG = ("workload.requests=200", "workload.arrival.rate_rps=10")
@@ -38,7 +38,7 @@ def watched(console: Console, monkeypatch: pytest.MonkeyPatch, *overrides: str, 
     monkeypatch.setattr(live, "AT_ONCE_S", 0)
     monkeypatch.setattr(live, "COST", 0)
     scenario = load(HERE / file, overrides=overrides)
-    world, _ = prepare(scenario, Options(), [])
+    world, _ = prepare(scenario, RunOptions(), [])
     with watching(console, scenario, world):
         assert not run(world, None, drain=False)
     return b"".join(request_lines(world.records))
@@ -47,7 +47,7 @@ def watched(console: Console, monkeypatch: pytest.MonkeyPatch, *overrides: str, 
 def test_it_shows_the_run_and_changes_nothing_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     console = terminal()
     records = watched(console, monkeypatch, *LONG)
-    world, _ = prepare(load(HERE / "small.toml", overrides=LONG), Options(), [])
+    world, _ = prepare(load(HERE / "small.toml", overrides=LONG), RunOptions(), [])
     run(world, None, drain=False)
     assert records == b"".join(request_lines(world.records))
     text = text_of(console)
@@ -67,7 +67,7 @@ def test_it_fits_80_columns_and_wider_ones_show_no_more(monkeypatch: pytest.Monk
 
 def test_figures_are_those_of_the_window() -> None:
     scenario = load(HERE / "small.toml", overrides=LONG)
-    world, _ = prepare(scenario, Options(), [])
+    world, _ = prepare(scenario, RunOptions(), [])
     console = terminal()
     watcher = Watcher(Live(console=console, auto_refresh=False), scenario, world)
     samples = []

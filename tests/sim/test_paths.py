@@ -11,7 +11,7 @@ from pdflow.protocol.ids import Reg, Shards, rank_address
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Allocation
 from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_sim.build import build
 from pdflow_sim.network.paths import Paths
 from pdflow_sim.world import World
@@ -22,13 +22,13 @@ MS = 1_000_000
 P = rank_address("p-0", 0)
 
 
-def paths(lay: Callable[..., Scenario], **table: object) -> Paths:
+def paths(lay: Callable[..., ResolvedScenario], **table: object) -> Paths:
     overrides = {"pool.p.gpu": "{ preset = 'a800', hbm_bytes_per_s = 2e12 }"}
     overrides.update({f"network.{key}": str(value) for key, value in table.items()})
     return build(lay(overrides)).fabric.paths
 
 
-def test_copies_share_the_lane_of_their_gpu_and_direction(lay: Callable[..., Scenario]) -> None:
+def test_copies_share_the_lane_of_their_gpu_and_direction(lay: Callable[..., ResolvedScenario]) -> None:
     here = paths(lay)
     network = here.network
     down, up = here.lane(P, "d2h"), here.lane(P, "h2d")
@@ -40,20 +40,20 @@ def test_copies_share_the_lane_of_their_gpu_and_direction(lay: Callable[..., Sce
     assert network.advance(2 * MS) == flows[:2]
 
 
-def test_a_copy_within_the_gpu_reads_and_writes_each_byte(lay: Callable[..., Scenario]) -> None:
+def test_a_copy_within_the_gpu_reads_and_writes_each_byte(lay: Callable[..., ResolvedScenario]) -> None:
     here = paths(lay)
     flow = here.network.start(here.copy(P), 1_000_000_000, 0)
     assert here.network.advance(MS - 1) == []
     assert here.network.advance(MS) == [flow]
 
 
-def test_a_copy_waits_for_its_gpu(lay: Callable[..., Scenario]) -> None:
+def test_a_copy_waits_for_its_gpu(lay: Callable[..., ResolvedScenario]) -> None:
     overrides = {"pool.p.gpu": "{ preset = 'a800', copy_latency_s = 3e-6 }"}
     here = build(lay(overrides)).fabric.paths
     assert here.copy_ns(P) == 3000
 
 
-def test_what_was_used_is_told_with_its_capacity(lay: Callable[..., Scenario]) -> None:
+def test_what_was_used_is_told_with_its_capacity(lay: Callable[..., ResolvedScenario]) -> None:
     here = paths(lay)
     assert here.names == []
     here.lane(P, "h2d")
@@ -64,7 +64,7 @@ def test_what_was_used_is_told_with_its_capacity(lay: Callable[..., Scenario]) -
     ]
 
 
-def test_a_rank_of_another_name_has_the_hardware_that_it_had(lay: Callable[..., Scenario]) -> None:
+def test_a_rank_of_another_name_has_the_hardware_that_it_had(lay: Callable[..., ResolvedScenario]) -> None:
     here = paths(lay, bandwidth_bytes_per_s=1e9)
     life = rank_address("p-0+1", 0)
     here.pool_of["p-0+1"] = here.pool_of["p-0"]
@@ -158,7 +158,7 @@ def test_blocks_that_follow_each_other_are_one_descriptor(play: Play, method: st
         assert int(ends[XFER_POST][0] - ends[HANDSHAKE][0]) == count * 1000
 
 
-def test_blocks_that_lie_apart_stay_descriptors(lay: Callable[..., Scenario]) -> None:
+def test_blocks_that_lie_apart_stay_descriptors(lay: Callable[..., ResolvedScenario]) -> None:
     world = build(lay({"network.coalesce": True, "network.per_descriptor_s": 1e-6}))
     route = world.fabric.paths.route(P, rank_address("d-0", 0))
     blocks = Allocation(1, (4, 5, 7, 8))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pdflow.protocol.effects import PostWrite
 from pdflow.results.files.bench_json import bench_json
-from pdflow.scenario import Scenario
+from pdflow.scenario import ResolvedScenario
 from pdflow.workload.build import requests
 from pdflow_sim.run import simulate
 from tests.sim.support.worlds import (
@@ -64,7 +64,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     return write
 
 
-def possible(scenario: Scenario) -> tuple[int, int]:
+def possible(scenario: ResolvedScenario) -> tuple[int, int]:
     """Tokens that could be found, and tokens in all, if nothing is ever forgotten: prompt by prompt, as they arrive."""
     seen: set[int] = set()
     found = tokens = 0
@@ -97,7 +97,7 @@ def computing_pool(overrides: dict[str, Any]) -> str:
 @pytest.mark.parametrize("source", ["a model", "the trace"])
 @ENGINES
 def test_all_that_can_be_found_is_found(
-    play: Play, lay: Callable[..., Scenario], file: Path, overrides: dict[str, Any], source: str
+    play: Play, lay: Callable[..., ResolvedScenario], file: Path, overrides: dict[str, Any], source: str
 ) -> None:
     """With room for everything one engine finds every beginning that it has had before, however busy it is."""
     workload = '{ requests = 400, like = "mooncake-conversation" }'
@@ -113,7 +113,11 @@ def test_all_that_can_be_found_is_found(
 
 @ENGINES
 def test_with_less_room_less_is_found(
-    play: Play, lay: Callable[..., Scenario], lines: Callable[[Any], bytes], file: Path, overrides: dict[str, Any]
+    play: Play,
+    lay: Callable[..., ResolvedScenario],
+    lines: Callable[[Any], bytes],
+    file: Path,
+    overrides: dict[str, Any],
 ) -> None:
     overrides = {**overrides, "workload": '{ requests = 300, like = "mooncake-conversation" }'}
     most, tokens = possible(lay(overrides, file=file))
@@ -169,7 +173,9 @@ def watched(play: Play, overrides: dict[str, Any]) -> tuple[Any, list[PostWrite]
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_results_speak_of_it_where_it_did_anything(lay: Callable[..., Scenario], trace: Traced, on: bool) -> None:
+def test_results_speak_of_it_where_it_did_anything(
+    lay: Callable[..., ResolvedScenario], trace: Traced, on: bool
+) -> None:
     rows = [row(at, 1100, 2, 7, 8, at) for at in (0, 1000, 2000)]
     overrides = {**trace(rows), **ONE_OF_EACH}
     overrides |= {f"pool.{name}.enable_prefix_caching": on for name in ("p", "d")}

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pdflow.results.recording import Course, Recording
+from pdflow.results.recording import Recording, TimeSeries
 from pdflow.results.records import IntColumn
 from pdflow.scenario.reading.load import load
-from pdflow_sim.run import Options, conclude, prepare, run, simulate
+from pdflow_sim.run import RunOptions, conclude, prepare, run, simulate
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -21,7 +21,7 @@ BUSY = ("network.preset=rdma-400g", "network.bandwidth_bytes_per_s=1e9", "pool.d
 def recorded(file: Path, *overrides: str, exact: bool = False) -> tuple[Recording, dict[str, int]]:
     """What was written down, and the bytes by link."""
     scenario = load(file, overrides=overrides)
-    world, _ = prepare(scenario, Options(timeline=True, exact=exact), [])
+    world, _ = prepare(scenario, RunOptions(timeline=True, exact=exact), [])
     assert not run(world, None, drain=True)
     assert world.recorder is not None
     totals = conclude(scenario, world, (), False).totals
@@ -29,7 +29,7 @@ def recorded(file: Path, *overrides: str, exact: bool = False) -> tuple[Recordin
     return world.recorder.recording(world.fabric.paths.names), carried
 
 
-def value_at(course: Course, instants: IntColumn) -> IntColumn:
+def value_at(course: TimeSeries, instants: IntColumn) -> IntColumn:
     changes, values = course.curve()
     return np.concatenate(([0], values))[np.searchsorted(changes, instants, side="right")]
 
@@ -96,7 +96,7 @@ def test_the_results_are_those_of_a_run_of_which_nothing_was_written_down(tmp_pa
 
 
 def test_a_course_keeps_the_last_word_of_each_instant_and_only_changes() -> None:
-    course = Course()
+    course = TimeSeries()
     for instant, value in ((0, 0), (5, 7), (5, 3), (6, 3), (8, 2**70), (9, 1), (9, 2**70)):
         course.tell(instant, value)
     assert (course.instants.tolist(), course.values.tolist()) == ([5, 8], [3, 2**63 - 1])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdflow.scenario import load
-from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.run import RunOptions, prepare, run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 POLICIES = ("round-robin", "least-loaded", "two-choices", "prefix-aware", "session-affinity")
@@ -32,7 +32,7 @@ TALK = {
 
 
 def played(example: str, *overrides: str) -> Any:
-    world, _ = prepare(load(EXAMPLES / example, overrides=overrides), Options(), [])
+    world, _ = prepare(load(EXAMPLES / example, overrides=overrides), RunOptions(), [])
     run(world, None, False)
     return world
 

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from pdflow.scenario import load
-from pdflow_sim.run import Options, prepare, run, simulate
+from pdflow_sim.run import RunOptions, prepare, run, simulate
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BLIND = ("router.policy=round-robin", "router.decode_policy=round-robin", "router.disaggregate_above_tokens=0")
 
 
 def played(name: str, *overrides: str, checked: bool = True) -> Any:
-    world, oracle = prepare(load(EXAMPLES / f"{name}.toml", overrides=overrides), Options(check_invariants=checked), [])
+    world, oracle = prepare(
+        load(EXAMPLES / f"{name}.toml", overrides=overrides), RunOptions(check_invariants=checked), []
+    )
     assert not run(world, oracle, drain=checked)
     return world
 

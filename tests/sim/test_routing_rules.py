@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pdflow.protocol.messages import Code
 from pdflow.routing.effects import Reply
 from pdflow.routing.events import DecodeEnded, PrefillAnswered
-from pdflow_sim.run import Options, conclude, prepare, run
+from pdflow_sim.run import RunOptions, conclude, prepare, run
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.worlds import RELAXED, both_modes_agree, random_worlds, scenarios
 from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
@@ -244,7 +244,7 @@ def test_no_more_tokens_wait_for_an_engine_than_may(play: Play) -> None:
 
 def test_results_say_how_many_were_shed_and_why(lay: Callable[..., Any]) -> None:
     scenario = lay(FLOOD | {"router.max_inflight": 10})
-    world, _ = prepare(scenario, Options(), [])
+    world, _ = prepare(scenario, RunOptions(), [])
     run(world, None, False)
     metrics = conclude(scenario, world, (), False).metrics
     assert metrics.outcomes["failed"] == metrics.reasons["failed"]["shed: too many requests in flight"] > 50

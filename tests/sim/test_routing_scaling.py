@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdflow_sim.run import Options, conclude, prepare, run
+from pdflow_sim.run import RunOptions, conclude, prepare, run
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.worlds import RELAXED, both_modes_agree, random_worlds, scenarios
 from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
@@ -150,7 +150,7 @@ def test_and_they_leave_when_it_is_calm(play: Play) -> None:
 
 def test_results_count_gpus_while_they_are_taken(lay: Callable[..., Any]) -> None:
     scenario = lay(scaled('{ pool = "p", at_s = 1.0, replicas = 1 }'))
-    world, _ = prepare(scenario, Options(), [])
+    world, _ = prepare(scenario, RunOptions(), [])
     run(world, None, False)
     totals = conclude(scenario, world, (), False).totals
     first, second = (engine.up_ns for engine in totals.engines if engine.role == "prefill")

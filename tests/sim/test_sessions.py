@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdflow.scenario import Scenario
+from pdflow.scenario import ResolvedScenario
 from pdflow.workload.sessions import Session, sessions
 from tests.sim.support.worlds import RELAXED, random_worlds, scenarios
 from tests.sim.test_determinism import simulate
@@ -23,7 +23,7 @@ SMALL, ALONE, MIXED = HERE / "small.toml", HERE / "alone.toml", HERE / "mixed.to
 KV_BYTES = 131_072
 """Of one token of Llama-3.1-8B."""
 Play = Callable[..., Any]
-Lay = Callable[..., Scenario]
+Lay = Callable[..., ResolvedScenario]
 
 TALK = {
     "workload.requests": 60,
@@ -39,11 +39,11 @@ ROOM = {"pool.p.kv_tokens": 10**6, "pool.d.kv_tokens": 10**6}
 USERS = {"workload.arrival": '{ process = "closed", concurrency = 5 }'}
 
 
-def drawn(scenario: Scenario) -> list[Session]:
+def drawn(scenario: ResolvedScenario) -> list[Session]:
     return list(islice(sessions(scenario.workload, scenario.seed), scenario.workload.requests))
 
 
-def turns_in_order(world: Any, scenario: Scenario) -> None:
+def turns_in_order(world: Any, scenario: ResolvedScenario) -> None:
     """Each session's turns one after the other, each as it was drawn and when it was due."""
     records, says = world.records, drawn(scenario)
     last: dict[int, int] = {}

@@ -18,7 +18,7 @@ import pdflow
 import pdflow_sim.experiments.rows
 import pdflow_sim.experiments.workers
 from pdflow_sim.experiments.points import points_of
-from pdflow_sim.experiments.rows import Row, Task
+from pdflow_sim.experiments.rows import SweepRow, SweepTask
 from pdflow_sim.experiments.sweep import NOT_RUN
 
 SMALL = Path(__file__).parent / "small.toml"
@@ -154,7 +154,7 @@ def test_a_process_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> N
     ended = pdflow_sim.experiments.workers.Worker.ended
     killed: list[int] = []
 
-    def dies_once(worker: pdflow_sim.experiments.workers.Worker) -> Row | None:
+    def dies_once(worker: pdflow_sim.experiments.workers.Worker) -> SweepRow | None:
         row = ended(worker)
         if killed:
             return row
@@ -272,4 +272,4 @@ def _runs(pid: int) -> bool:
 
 
 def test_tasks_say_what_seed_they_would_have() -> None:
-    assert Task(pdflow.load(SMALL), {}, 3, None).seed == 4
+    assert SweepTask(pdflow.load(SMALL), {}, 3, None).seed == 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdflow.scenario import load
-from pdflow_sim.run import Options, prepare, run
+from pdflow_sim.run import RunOptions, prepare, run
 from pdflow_sim.world import World
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 def played(example: str, *overrides: str, fails_one_of: int = 0) -> World:
     scenario = load(EXAMPLES / f"{example}.toml", overrides=("workload.requests=200", *overrides))
     undisturbed = not fails_one_of
-    world, oracle = prepare(scenario, Options(drain=True, quiet=True, check_invariants=undisturbed), [])
+    world, oracle = prepare(scenario, RunOptions(drain=True, quiet=True, check_invariants=undisturbed), [])
     asked = Counter[str]()
 
     def fails(_: object) -> bool:

@@ -10,10 +10,10 @@ import pytest
 
 from pdflow.methods.catalogue import METHODS
 from pdflow.version import compiled
-from pdflow_sim.nodes.decode_node import DecodeNode
-from pdflow_sim.nodes.engine_node import EngineNode
-from pdflow_sim.nodes.prefill_node import PrefillNode
-from pdflow_sim.nodes.store_prefill_node import StorePrefillNode
+from pdflow_sim.nodes.decode_node import SimDecodeNode
+from pdflow_sim.nodes.engine_node import SimEngineNode
+from pdflow_sim.nodes.prefill_node import SimPrefillNode
+from pdflow_sim.nodes.store_prefill_node import SimStorePrefillNode
 
 pytestmark = pytest.mark.skipif(compiled(), reason="what is compiled cannot be watched")
 
@@ -28,25 +28,25 @@ class AsleepError(AssertionError):
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look after each turn of each engine's node. A turn within a wake-up ends with one."""
-    feed, wake = EngineNode.feed, EngineNode.wake
+    feed, wake = SimEngineNode.feed, SimEngineNode.wake
     waking: set[int] = set()
 
-    def fed(self: EngineNode, port: Any, event: Any) -> None:
+    def fed(self: SimEngineNode, port: Any, event: Any) -> None:
         feed(self, port, event)
         if not self.core.busy and id(self) not in waking:
             look(self)
 
-    def woken(self: EngineNode, timer: int) -> None:
+    def woken(self: SimEngineNode, timer: int) -> None:
         waking.add(id(self))
         wake(self, timer)
         waking.discard(id(self))
         look(self)
 
-    monkeypatch.setattr(EngineNode, "feed", fed)
-    monkeypatch.setattr(EngineNode, "wake", woken)
+    monkeypatch.setattr(SimEngineNode, "feed", fed)
+    monkeypatch.setattr(SimEngineNode, "wake", woken)
 
 
-def look(node: EngineNode) -> None:
+def look(node: SimEngineNode) -> None:
     at, now = node.engine.wake_ns, node.env.now
     if at is None or node.held or not node.alive or node.paused_until > now:
         return
@@ -60,14 +60,14 @@ def test_whoever_is_due_is_woken(method: str, play: Callable[..., Any], monkeypa
     play({**SMALL, "transfer.method": method}, file=FAULTS / "cancelled-anywhere.toml", checked=False)
 
 
-def _not_rearmed(self: EngineNode, port: Any, effect: Any) -> None:
+def _not_rearmed(self: SimEngineNode, port: Any, effect: Any) -> None:
     rearm, self.rearm = self.rearm, lambda: None  # type: ignore[method-assign]
     type(self).freed_before(self, port, effect)  # type: ignore[attr-defined]
     self.rearm = rearm  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"), [(PrefillNode, "nixl-push"), (DecodeNode, "nixl-push"), (StorePrefillNode, "kv-store")]
+    ("kind", "method"), [(SimPrefillNode, "nixl-push"), (SimDecodeNode, "nixl-push"), (SimStorePrefillNode, "kv-store")]
 )
 def test_a_node_that_forgets_to_is_found_out(
     kind: Any, method: str, play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

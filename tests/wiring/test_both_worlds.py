@@ -26,11 +26,11 @@ from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.router import Router
 from pdflow.scenario.reading.load import load
-from pdflow.scenario.schema.scenario import Scenario
-from pdflow_runtime.build import Builder as LiveBuilder
+from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow_runtime.build import LiveBuilder
 from pdflow_runtime.router.routing import router_of
 from pdflow_runtime.transports.named import transport_named
-from pdflow_sim.build import Builder as SimBuilder
+from pdflow_sim.build import SimulationBuilder as SimBuilder
 
 POLICIES = ("round-robin", "least-loaded", "two-choices", "prefix-aware", "session-affinity")
 ENGINES = ("p-0", "p-1", "p-2", "d-0", "d-1", "big-0")
@@ -38,11 +38,11 @@ FILE = Path(__file__).parent / "wired.toml"
 SLOW = ("network.bandwidth_bytes_per_s=1e9", "network.per_descriptor_s=1e-6", "network.slice_bytes=65536")
 
 
-def scenario(*overrides: str) -> Scenario:
+def scenario(*overrides: str) -> ResolvedScenario:
     return load(FILE, overrides=overrides)
 
 
-def both(says: Scenario) -> tuple[Router, Router]:
+def both(says: ResolvedScenario) -> tuple[Router, Router]:
     """The simulated one, and the live one, whose engines have all come up."""
     simulated = SimBuilder(says).build().router.port.endpoint
     assert isinstance(simulated, Router)

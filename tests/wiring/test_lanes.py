@@ -30,7 +30,7 @@ from pdflow.protocol.values import Allocation
 from pdflow.scenario.reading.load import load
 from pdflow.version import compiled
 from pdflow.workload.rng import Rng, Stream
-from pdflow_runtime.nodes.transfers import Orders, Way
+from pdflow_runtime.nodes.transfers import InFlightTransfers, TransferPlan
 from pdflow_sim.build import build
 from pdflow_sim.network.shipping import Shipping
 
@@ -182,15 +182,15 @@ class Live:
         self.air: dict[tuple[int, Piece], int] = {}
         self.latest: tuple[int, Piece]
         transport: Any = self
-        self.orders = Orders(transport, count(1), self.way, self.put, 1, lambda peer, then: None)
+        self.orders = InFlightTransfers(transport, count(1), self.way, self.put, 1, lambda peer, then: None)
         self.orders.adopt(lane_rules(self.method, case.conduct))
 
-    def way(self, op: Op, *about: Any) -> Way:
+    def way(self, op: Op, *about: Any) -> TransferPlan:
         def pieces(layer: int | None, first: int, last: int) -> list[Any]:
             self.latest = op.reg.seq - 1, Piece(layer or 0, first, last)
             return []
 
-        return Way(LAYERS, pieces)
+        return TransferPlan(LAYERS, pieces)
 
     def write(self, number: int, *about: Any) -> None:
         self.air[self.latest] = number

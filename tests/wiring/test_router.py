@@ -11,16 +11,16 @@ from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.scenario.reading.load import load
-from pdflow.wiring.router import Cluster, Target, dispatch_of, router_of
+from pdflow.wiring.router import RoutedEngines, Target, dispatch_of, router_of
 
 
-def cluster(*overrides: str, block_tokens: int = 64) -> Cluster:
+def cluster(*overrides: str, block_tokens: int = 64) -> RoutedEngines:
     says = load(Path(__file__).parent / "wired.toml", overrides=overrides)
     legs: dict[str, list[Target]] = {"prefill": [], "decode": []}
     for pool in says.pools:
         shards = Shards(pool.tp, pool.pp, pool.block_size)
         legs[pool.leg] += [Target(EngineInfo(f"{pool.name}-{i}", shards), pool) for i in range(pool.replicas)]
-    return Cluster(
+    return RoutedEngines(
         scenario=says,
         method=METHODS[says.transfer.method],
         prefill=tuple(legs["prefill"]),

@@ -100,7 +100,7 @@ def test_a_rate_without_levels_or_batches_is_poisson() -> None:
 
 
 def test_levels_batches_and_steps() -> None:
-    on_off = arrivals.Level(2.0, Quantiles((0.0, 0.5, 0.500001, 1.0), (0.0, 0.0, 2.0, 2.0)))
+    on_off = arrivals.RateLevel(2.0, Quantiles((0.0, 0.5, 0.500001, 1.0), (0.0, 0.0, 2.0, 2.0)))
     gaps = Quantiles((0.0, 1.0), (0.001, 0.002))
     at = list(islice(arrivals.modulated(10.0, (on_off,), 0.3, gaps, 0, Rng(3)), 40_000))
     assert at == sorted(at)

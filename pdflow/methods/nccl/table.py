@@ -19,7 +19,7 @@ Ranks: TypeAlias = tuple[Address, Address]
 """A rank of P's and one of D's."""
 
 
-class Group:
+class OpenGroup:
     """One that is there. `users` are the operations over it."""
 
     __slots__ = ("ranks", "ready_ns", "users")
@@ -34,7 +34,7 @@ class Group:
 class Use(NamedTuple):
     """An operation has its group."""
 
-    group: Group
+    group: OpenGroup
     made: bool
     """It was not there."""
     again: bool
@@ -50,10 +50,10 @@ class Groups:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.open: dict[Ranks, Group] = {}
+        self.open: dict[Ranks, OpenGroup] = {}
         self.counts: dict[Address, int] = {}
         """How many each rank has."""
-        self.idle: dict[Address, dict[Group, None]] = {}
+        self.idle: dict[Address, dict[OpenGroup, None]] = {}
         """Of each rank, the one that has been idle for longest first."""
         self.closed: set[Ranks] = set()
         """Groups that there have been, and are not."""
@@ -80,13 +80,13 @@ class Groups:
             self.closed.add(victim.ranks)
         again = ranks in self.closed
         self.closed.discard(ranks)
-        group = self.open[ranks] = Group(ranks)
+        group = self.open[ranks] = OpenGroup(ranks)
         group.users = 1
         for rank in ranks:
             self.counts[rank] = self.counts.get(rank, 0) + 1
         return Use(group, True, again, tuple([victim.ranks for victim in victims]))
 
-    def done(self, group: Group) -> bool:
+    def done(self, group: OpenGroup) -> bool:
         """An operation over it has ended. Whether it is idle now; not if it has gone with one of its ranks."""
         group.users -= 1
         assert group.users >= 0, "an operation ends once"
@@ -111,11 +111,11 @@ class Groups:
         self.closed = {ranks for ranks in self.closed if ranks[0] not in dead and ranks[1] not in dead}
         return left
 
-    def _forget_idle(self, group: Group) -> None:
+    def _forget_idle(self, group: OpenGroup) -> None:
         for rank in group.ranks:
             del self.idle[rank][group]
 
-    def _close(self, group: Group) -> None:
+    def _close(self, group: OpenGroup) -> None:
         del self.open[group.ranks]
         for rank in group.ranks:
             self.counts[rank] -= 1

@@ -58,7 +58,7 @@ class StoredObject:
         self.pinned_until: Instant = 0
 
 
-class Holding:
+class StoredPrompt:
     """What one prompt holds."""
 
     __slots__ = ("objects", "token")
@@ -82,7 +82,7 @@ class StoreMemory:
         self.high_blocks = int(num_blocks * high_water)
         self.low_blocks = max(0, self.high_blocks - max(1, int(num_blocks * FREED)))
         self.waiting: OrderedDict[str, tuple[Item, ...]] = OrderedDict()
-        self.held: dict[int, Holding] = {}
+        self.held: dict[int, StoredPrompt] = {}
         self.known: dict[Key, StoredObject] = {}
         """Complete, and to be found by others."""
         self.idle: OrderedDict[Key, StoredObject] = OrderedDict()
@@ -139,7 +139,7 @@ class StoreMemory:
         for item in new:
             objects.append(StoredObject(item.key, self._allocate(item.blocks)))
         token = self._allocate(0)
-        self.held[token.generation] = Holding(token, objects)
+        self.held[token.generation] = StoredPrompt(token, objects)
         return Placed(name, blocks_of(items[:found]), Allocation(token.generation, joined(objects[found:])))
 
     def _allocate(self, blocks: int) -> Allocation:
@@ -165,7 +165,7 @@ class StoreMemory:
             return None
         token = self._allocate(0)
         objects = self._hold(count, items)
-        self.held[token.generation] = Holding(token, objects)
+        self.held[token.generation] = StoredPrompt(token, objects)
         return self.table(token.generation)
 
     def complete(self, generation: int) -> Allocation:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Final, TypeAlias, TypeVar, cast
 
 from pdflow.protocol.consumer.frames import ON_FRAME, ConsumerFrames
-from pdflow.protocol.consumer.reads import ConsumerReads, Read
+from pdflow.protocol.consumer.reads import ConsumerReads, ReadCell
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import NOTHING, Effects, Fence, Handshake, Note, Send, Tell
 from pdflow.protocol.events import (
@@ -102,7 +102,7 @@ class ConsumerRank:
         return ()
 
     @property
-    def reads(self) -> Mapping[Op, Read]:
+    def reads(self) -> Mapping[Op, ReadCell]:
         """Every READ that is open. To be read only."""
         return self.reading.reads
 
@@ -194,7 +194,7 @@ class ConsumerRank:
         self.newest = max(self.newest, event.grant.reg.seq)
         for source, readers in zip(event.sources, event.readers, strict=True):
             op = Op(event.grant.reg, rank_of(source), self.rank)
-            read = Read(op, source, readers, event.params, event.grant, False, now)
+            read = ReadCell(op, source, readers, event.params, event.grant, False, now)
             if source in self.peers.connected:
                 effects += self.reading.post(read)
             elif self.peers.may_try(source, now):

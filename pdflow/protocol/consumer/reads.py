@@ -21,7 +21,7 @@ from pdflow.protocol.timers import Timers
 from pdflow.protocol.values import Address, Instant, RequestId, Value
 
 
-class Read(Value, frozen=True, gc=False):
+class ReadCell(Value, frozen=True, gc=False):
     """One READ of one P rank's shard. Posted from the start, or waiting for its connection."""
 
     op: Op
@@ -32,7 +32,7 @@ class Read(Value, frozen=True, gc=False):
     posted: bool = False
     begun_at: Instant = 0
 
-    def with_posted(self) -> Read:
+    def with_posted(self) -> ReadCell:
         return msgspec.structs.replace(self, posted=True)
 
 
@@ -48,7 +48,7 @@ class ConsumerReads:
         self.dialect = dialect
         self.timers = timers
         self.geometry = geometry
-        self.reads: dict[Op, Read] = {}
+        self.reads: dict[Op, ReadCell] = {}
         self.waiting: dict[Address, tuple[Op, ...]] = {}
         """By its source: those of `reads` that wait for a connection."""
         self.kept: dict[Address, dict[RequestId, Instant]] = {}
@@ -70,7 +70,7 @@ class ConsumerReads:
 
     # Ordered, and waiting for a connection.
 
-    def post(self, read: Read) -> Effects:
+    def post(self, read: ReadCell) -> Effects:
         """Post a READ over the connection that there is."""
         self.reads[read.op] = read.with_posted()
         p, d = read.params.prefill.shards, self.engine.shards
@@ -78,7 +78,7 @@ class ConsumerReads:
         notice = None if self.dialect.lease_words else Completion(read.params.request_id, read.readers)
         return (PostRead(read.op, read.source, read.params.blocks, read.grant, nbytes, notice),)
 
-    def wait(self, read: Read) -> None:
+    def wait(self, read: ReadCell) -> None:
         """Keep a READ until there is a connection to its source."""
         self.reads[read.op] = read
         self.waiting[read.source] = (*self.waiting.get(read.source, ()), read.op)
@@ -159,5 +159,5 @@ class ConsumerReads:
         return (now - since) * 4 > self.timers.lease_extension_ns * 3
 
 
-def _read_order(read: Read) -> tuple[str, int]:
+def _read_order(read: ReadCell) -> tuple[str, int]:
     return (read.op.reg.request_id, read.op.p_rank)

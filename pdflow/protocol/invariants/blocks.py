@@ -23,7 +23,7 @@ from pdflow.protocol.events import (
 )
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import Shards
-from pdflow.protocol.invariants.shadow_state import Product, Request
+from pdflow.protocol.invariants.shadow_state import WatchedPrompt, WatchedRequest
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, EngineId, RequestId, Xid
 
@@ -35,14 +35,14 @@ class BlockOracle:
 
     def __init__(self, geometry: Geometry) -> None:
         self._geometry = geometry
-        self._requests: dict[tuple[EngineId, RequestId], Request] = {}
-        self._targets: dict[tuple[EngineId, int], Request] = {}
+        self._requests: dict[tuple[EngineId, RequestId], WatchedRequest] = {}
+        self._targets: dict[tuple[EngineId, int], WatchedRequest] = {}
         """By generation: every D allocation that is neither freed nor committed."""
         self._owned: dict[EngineId, set[int]] = {}
         """The blocks of those."""
         self._newest: dict[EngineId, int] = {}
-        self._products: dict[tuple[EngineId, Xid], Product] = {}
-        self._sources: dict[tuple[EngineId, int], Product] = {}
+        self._products: dict[tuple[EngineId, Xid], WatchedPrompt] = {}
+        self._sources: dict[tuple[EngineId, int], WatchedPrompt] = {}
         self._tables: dict[tuple[Shards, Shards], dict[tuple[int, int], int]] = {}
         """For two parallelisms, the bit of each pair."""
 
@@ -53,7 +53,7 @@ class BlockOracle:
     # D: requests and their blocks.
 
     def _queued(self, node: Address, event: DecodeQueued, effects: Effects) -> None:
-        self._requests[node, event.request_id] = Request(event)
+        self._requests[node, event.request_id] = WatchedRequest(event)
 
     def _admitted(self, node: Address, event: DecodeAdmitted, effects: Effects) -> None:
         request = self._requests[node, event.request_id]
@@ -144,7 +144,7 @@ class BlockOracle:
         key = (node, event.allocation.generation)
         if key in self._sources:
             self._fail("S2", f"{node} filled blocks of generation {key[1]}, which it still holds", event.xid)
-        self._sources[key] = self._products[node, event.xid] = Product(event)
+        self._sources[key] = self._products[node, event.xid] = WatchedPrompt(event)
 
     def _released(self, node: Address, effect: ReleaseBlocks, event: Event) -> None:
         product = self._sources.pop((node, effect.allocation.generation), None)

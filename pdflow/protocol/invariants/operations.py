@@ -29,7 +29,7 @@ from pdflow.protocol.events import (
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo, KvParams, Op, Reg, engine_of, rank_address, rank_of
 from pdflow.protocol.invariants.blocks import BlockOracle
-from pdflow.protocol.invariants.shadow_state import Operation, Product, Request, mismatch
+from pdflow.protocol.invariants.shadow_state import WatchedOperation, WatchedPrompt, WatchedRequest, mismatch
 from pdflow.protocol.values import Address, RequestId
 
 Link: TypeAlias = tuple[Address, Address]
@@ -43,14 +43,14 @@ class OperationOracle(BlockOracle):
     def __init__(self, geometry: Geometry, done_is_remote: bool) -> None:
         super().__init__(geometry)
         self._done_is_remote = done_is_remote
-        self._links: dict[Link, dict[Op, Operation]] = {}
+        self._links: dict[Link, dict[Op, WatchedOperation]] = {}
         """WRITEs by (P rank, D rank)."""
-        self._bygone: dict[tuple[Link, Op], Operation] = {}
+        self._bygone: dict[tuple[Link, Op], WatchedOperation] = {}
         """WRITEs that P's fence has ended: their good end may be polled, and their notice heard, after it."""
         self._barred: dict[Link, int] = {}
         """Of links that D has fenced, the newest generation that it had allocated by then."""
-        self._reads: dict[tuple[Address, Op], Operation] = {}
-        self._read_notices: dict[tuple[Address, Address, RequestId], Operation] = {}
+        self._reads: dict[tuple[Address, Op], WatchedOperation] = {}
+        self._read_notices: dict[tuple[Address, Address, RequestId], WatchedOperation] = {}
         """READs whose notice has not reached P, by (P rank, D rank, P's request id)."""
 
     # WRITEs.
@@ -78,19 +78,21 @@ class OperationOracle(BlockOracle):
         if type(event) is Received and engine_of(event.sender) != reg.engine:
             self._fail("S9", f"a frame of {event.sender} made {node} write to {reg.engine}", reg.request_id)
         self._same_content(product, request, op, effect.nbytes, node)
-        link[op] = Operation(product, request, bit)
+        link[op] = WatchedOperation(product, request, bit)
         product.reading += 1
         request.landing += 1
 
-    def _post_barred(self, node: Address, effect: PostWrite, product: Product) -> None:
+    def _post_barred(self, node: Address, effect: PostWrite, product: WatchedPrompt) -> None:
         params = KvParams(EngineInfo(engine_of(node), effect.grant.shards), product.xid, "", 0)
-        nobody = Request(DecodeQueued(effect.op.reg.request_id, params, 0, 0))
+        nobody = WatchedRequest(DecodeQueued(effect.op.reg.request_id, params, 0, 0))
         nobody.barred = True
         nobody.landing = 1
-        self._links.setdefault((node, effect.to), {})[effect.op] = Operation(product, nobody, 0)
+        self._links.setdefault((node, effect.to), {})[effect.op] = WatchedOperation(product, nobody, 0)
         product.reading += 1
 
-    def _same_content(self, product: Product, request: Request, op: Op, nbytes: int, node: Address) -> None:
+    def _same_content(
+        self, product: WatchedPrompt, request: WatchedRequest, op: Op, nbytes: int, node: Address
+    ) -> None:
         wrong = mismatch(product, request)
         if wrong is not None:
             self._fail("S4", f"{node} writes {wrong}", request.queued.request_id)
@@ -190,7 +192,7 @@ class OperationOracle(BlockOracle):
             operation.request.landed |= operation.bit
             self._settle(link, op, operation, reading=operation.reading, landing=False)
 
-    def _settle(self, link: Link, op: Op, operation: Operation, reading: bool, landing: bool) -> None:
+    def _settle(self, link: Link, op: Op, operation: WatchedOperation, reading: bool, landing: bool) -> None:
         if operation.reading and not reading:
             operation.reading = False
             if operation.product is not None:
@@ -216,7 +218,7 @@ class OperationOracle(BlockOracle):
             wrong = mismatch(product, request)
             if wrong is not None:
                 request.wrong = ("S4", f"it read {wrong}")
-        operation = self._reads[node, op] = Operation(product, request, bit)
+        operation = self._reads[node, op] = WatchedOperation(product, request, bit)
         if effect.notice is not None:
             self._read_notices[effect.source, node, effect.notice.request_id] = operation
         request.landing += 1

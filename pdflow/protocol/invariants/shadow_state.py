@@ -10,7 +10,7 @@ from pdflow.protocol.ids import Reg, Shards
 from pdflow.protocol.values import Allocation
 
 
-class Product:
+class WatchedPrompt:
     """One finished prompt at P. `reading` counts WRITEs that may still read its blocks."""
 
     __slots__ = ("allocation", "digest", "failed", "num_tokens", "reading", "released", "sent", "weights", "xid")
@@ -28,7 +28,7 @@ class Product:
         self.sent = 0
 
 
-class Request:
+class WatchedRequest:
     """One request at D. `landing` counts operations that may still change its blocks."""
 
     __slots__ = (
@@ -69,12 +69,12 @@ class Request:
         """An invariant that this request would break if it were committed."""
 
 
-class Operation:
+class WatchedOperation:
     """One WRITE or READ, until it neither reads nor can land."""
 
     __slots__ = ("bit", "flushing", "handle_final", "landing", "product", "reading", "request")
 
-    def __init__(self, product: Product | None, request: Request, bit: int) -> None:
+    def __init__(self, product: WatchedPrompt | None, request: WatchedRequest, bit: int) -> None:
         self.product = product
         self.request = request
         self.bit = bit
@@ -84,7 +84,7 @@ class Operation:
         self.flushing = False
 
 
-def mismatch(product: Product, request: Request) -> str | None:
+def mismatch(product: WatchedPrompt, request: WatchedRequest) -> str | None:
     """What is wrong with this source for this request."""
     wanted = request.admitted
     assert wanted is not None

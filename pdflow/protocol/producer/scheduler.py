@@ -34,7 +34,7 @@ from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Allocation, Instant, RequestId, Value, Xid
 
 
-class Product(Value, frozen=True, gc=False):
+class PromptRecord(Value, frozen=True, gc=False):
     """One prompt at the scheduler: queued while `allocation` is None, else held by the ranks in `holders`.
 
     One that was begun stays until it is complete or aborted, though all ranks may have let go of it before.
@@ -62,7 +62,7 @@ class ProducerScheduler:
         self.incarnation = incarnation
         self.dialect = dialect
         self.ranks = tuple(rank_address(engine.engine, rank) for rank in range(engine.shards.ranks))
-        self.products: dict[Xid, Product] = {}
+        self.products: dict[Xid, PromptRecord] = {}
         self.words = 0
 
     def handle(self, event: ProducerSchedulerEvent, now: Instant) -> Effects:
@@ -103,7 +103,7 @@ class ProducerScheduler:
             raise LocalProtocolError(
                 f"prefill of {event.xid!r} is queued already; every attempt needs an xid of its own"
             )
-        self.products[event.xid] = Product(event.request_id)
+        self.products[event.xid] = PromptRecord(event.request_id)
         return NOTHING
 
     def _begun(self, event: PrefillBegun, now: Instant) -> Effects:

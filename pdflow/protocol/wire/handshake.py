@@ -77,7 +77,7 @@ class Payload(Value, frozen=True, gc=False):
     agent_metadata_bytes: bytes
 
 
-class Reply(Value, frozen=True, gc=False):
+class HandshakeReply(Value, frozen=True, gc=False):
     payload: Payload
     clock_s: float
     """The responder's perf_counter: an instant of another process, good for an offset estimate only."""
@@ -155,7 +155,7 @@ def encode_reply(hash_: str, metadata: AgentMetadata, clock_s: float) -> tuple[b
     return _encoder.encode(payload), _encoder.encode(clock_s)
 
 
-def decode_reply(frames: Sequence[bytes]) -> Reply | Malformed:
+def decode_reply(frames: Sequence[bytes]) -> HandshakeReply | Malformed:
     """The two body frames, as a REQ socket hands them over."""
     if len(frames) != 2:
         return malformed(f"reply of {len(frames)} frames, expected payload and clock")
@@ -171,7 +171,7 @@ def decode_reply(frames: Sequence[bytes]) -> Reply | Malformed:
     problem = text_problem("compatibility_hash", payload.compatibility_hash, MAX_NAME_BYTES)
     if not problem and not math.isfinite(clock_s):
         problem = f"clock is {clock_s}"
-    return malformed(f"reply: {problem}") if problem else Reply(payload, clock_s)
+    return malformed(f"reply: {problem}") if problem else HandshakeReply(payload, clock_s)
 
 
 def encode_metadata(metadata: AgentMetadata) -> bytes:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pdflow.results.comparison.seeds import SeedsReport
 from pdflow.results.figures.metrics import completed
-from pdflow.results.figures.slo import Classes, Served, Slo, met_by
+from pdflow.results.figures.slo import Classes, Served, SloTargets, met_by
 from pdflow.results.files.bench_json import statements
 from pdflow.results.records import Records
 from pdflow.results.result import Result
@@ -82,7 +82,9 @@ def done_of(records: Records) -> tuple[npt.NDArray[np.bool_], Served]:
     return np.array([outcome == "completed" for outcome in records.outcome], dtype=np.bool_), completed(records)
 
 
-def good_of(slo: Slo | None, of_class: Mapping[str, Slo | None], records: Records) -> npt.NDArray[np.bool_] | None:
+def good_of(
+    slo: SloTargets | None, of_class: Mapping[str, SloTargets | None], records: Records
+) -> npt.NDArray[np.bool_] | None:
     """Which completed requests met every bound, of `slo` or of their class; None if nothing was demanded."""
     done, served = done_of(records)
     bounds, codes = [], None

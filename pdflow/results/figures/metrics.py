@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdflow.results.figures import spread
-from pdflow.results.figures.slo import Classes, ClassMetrics, Served, Slo, SloMetrics, judge
+from pdflow.results.figures.slo import Classes, ClassMetrics, Served, SloMetrics, SloTargets, judge
 from pdflow.results.figures.spread import Spread
 from pdflow.results.records import IntColumn, Records, stage_durations_ns, stages_seen
 from pdflow.results.steps import Steps
@@ -71,8 +71,8 @@ def measure(
     records: Records,
     steps: Sequence[Steps],
     duration_ns: int,
-    slo: Slo | None = None,
-    class_slos: Mapping[str, Slo] | None = None,
+    slo: SloTargets | None = None,
+    class_slos: Mapping[str, SloTargets] | None = None,
     warmup_ns: int = 0,
 ) -> Metrics:
     """Every figure of a run: its records, its engines' step logs, from the warm-up's end to its last request's.

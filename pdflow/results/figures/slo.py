@@ -22,7 +22,7 @@ from pdflow.results.records import IntColumn
 from pdflow.results.totals import NS_PER_S, share
 
 
-class Slo(Protocol):
+class SloTargets(Protocol):
     """What a request must meet; None is no demand. A scenario's [slo] table is one."""
 
     @property
@@ -52,7 +52,7 @@ class ClassMetrics:
     ttft: Spread
     tpot: Spread
     e2e: Spread
-    bounds: Slo | None
+    bounds: SloTargets | None
     slo: SloMetrics | None
     """None if nothing is demanded of the class."""
 
@@ -86,11 +86,11 @@ _UNITS: Final = {"ttft": 10**6, "tpot": 10**9, "e2e": 10**6}
 
 
 def judge(
-    slo: Slo | None,
+    slo: SloTargets | None,
     served: Served,
     ended: int,
     duration_ns: int,
-    of_class: Sequence[Slo | None] = (),
+    of_class: Sequence[SloTargets | None] = (),
     codes: IntColumn | None = None,
 ) -> SloMetrics | None:
     """How far the bounds of `met_by` were met. None if nothing is demanded."""
@@ -107,9 +107,9 @@ def judge(
 
 
 def met_by(
-    slo: Slo | None,
+    slo: SloTargets | None,
     served: Served,
-    of_class: Sequence[Slo | None] = (),
+    of_class: Sequence[SloTargets | None] = (),
     codes: IntColumn | None = None,
 ) -> dict[str, npt.NDArray[np.bool_]]:
     """Which requests meet each demand that is made of any of them.
@@ -134,7 +134,7 @@ def _measured(name: str, served: Served) -> IntColumn:
     return rounded_up
 
 
-def _whole(slo: Slo | None, name: str, units_per_ms: int) -> int:
+def _whole(slo: SloTargets | None, name: str, units_per_ms: int) -> int:
     """A bound in ms as written in the scenario (0.1 means a tenth, not its nearest binary fraction), in whole units."""
     milliseconds = None if slo is None else getattr(slo, f"{name}_ms")
     return NO_BOUND if milliseconds is None else min(int(Fraction(str(milliseconds)) * units_per_ms), NO_BOUND - 1)
@@ -155,13 +155,13 @@ class Classes:
         places = {name: place for place, name in enumerate(names)}
         return Classes(names, np.array([places[name] for name in padded], dtype=np.int64))
 
-    def bounds(self, slo: Slo | None, class_slos: Mapping[str, Slo]) -> list[Slo | None]:
+    def bounds(self, slo: SloTargets | None, class_slos: Mapping[str, SloTargets]) -> list[SloTargets | None]:
         """What each class must meet."""
         return [class_slos.get(name, slo) for name in self.names]
 
     def metrics(
         self,
-        bounds: Sequence[Slo | None],
+        bounds: Sequence[SloTargets | None],
         served: Served,
         done: npt.NDArray[np.bool_],
         over: npt.NDArray[np.bool_],

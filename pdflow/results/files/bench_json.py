@@ -4,8 +4,8 @@ Tools that read vLLM's file (`vllm bench sweep plot_pareto`, dashboards) then re
 and nulls: vllm/benchmarks/serve.py as of November 2026 (`main_async`, `benchmark`), with its default
 `--percentile-metrics ttft,tpot,itl --metric-percentiles 99`. What has no counterpart keeps vLLM's neutral value:
 `queue_times` are zeros (a simulated client never waits for its own semaphore), `rtfx` is 0 (audio only). A live run has
-what its client saw (`Seen`), and leaves out what no client can see: links, engines, transfers. As in vLLM, a request
-that did not complete has 0 in the per-request lists. `latencies` and `queue_times` are always written;
+what its client saw (`ClientMeasurements`), and leaves out what no client can see: links, engines, transfers. As in
+vLLM, a request that did not complete has 0 in the per-request lists. `latencies` and `queue_times` are always written;
 `input_lens output_lens start_times ttfts itls generated_texts errors` only if detailed.
 
 `date`. vLLM writes the wall time of the run. A simulation is a function of (scenario, seed) and its file must be one
@@ -24,7 +24,7 @@ import attrs
 import msgspec
 
 from pdflow.results.figures.metrics import Metrics
-from pdflow.results.figures.slo import ClassMetrics, Slo, SloMetrics
+from pdflow.results.figures.slo import ClassMetrics, SloMetrics, SloTargets
 from pdflow.results.figures.spread import Spread
 from pdflow.results.records import Records
 from pdflow.results.totals import NS_PER_S, Totals, share
@@ -51,7 +51,7 @@ def statements(costs: Iterable[CostStatement]) -> tuple[str, ...]:
 
 
 @attrs.frozen(kw_only=True)
-class About:
+class RunHeader:
     """What was run. Of a simulation nothing here may come from the wall clock or the host.
 
     `command_line` is what reproduces the run; leave out what only says what to write, and where (--out, --html), or two
@@ -72,10 +72,10 @@ class About:
     burstiness: float | None = 1.0
     max_concurrency: int | None = None
     source_date_epoch: int | None = None
-    slo: Slo | None = None
+    slo: SloTargets | None = None
     workload_note: str = ""
     warmup_ns: int = 0
-    class_slos: Mapping[str, Slo] = attrs.field(factory=dict)
+    class_slos: Mapping[str, SloTargets] = attrs.field(factory=dict)
     costs: tuple[CostStatement, ...] = ()
     interrupted: bool = False
     metadata: Mapping[str, str] = attrs.field(factory=dict)
@@ -83,7 +83,7 @@ class About:
 
 
 @attrs.frozen(kw_only=True)
-class Seen:
+class ClientMeasurements:
     """What a live run's client saw besides the records, request by request."""
 
     queue_times_s: Iterable[float]
@@ -101,13 +101,13 @@ def content_sha256(content: Any) -> str:
 
 
 def bench_json(
-    about: About,
+    about: RunHeader,
     records: Records,
     metrics: Metrics,
     totals: Totals | None,
     *,
     itls_s: Iterable[list[float]] | None = None,
-    seen: Seen | None = None,
+    seen: ClientMeasurements | None = None,
 ) -> dict[str, Any]:
     """The whole file as a dict, in the order in which it is written.
 
@@ -135,7 +135,7 @@ def bench_date(source_date_epoch: int | None) -> str:
     return f"{year:04}{month:02}{day:02}-{seconds // 3_600:02}{seconds // 60 % 60:02}{seconds % 60:02}"
 
 
-def _header(about: About, records: Records) -> dict[str, Any]:
+def _header(about: RunHeader, records: Records) -> dict[str, Any]:
     return {
         "date": bench_date(about.source_date_epoch),
         "endpoint_type": about.backend,
@@ -152,7 +152,7 @@ def _header(about: About, records: Records) -> dict[str, Any]:
 
 
 def _body(
-    records: Records, metrics: Metrics, itls_s: Iterable[list[float]] | None, seen: Seen | None
+    records: Records, metrics: Metrics, itls_s: Iterable[list[float]] | None, seen: ClientMeasurements | None
 ) -> dict[str, Any]:
     body: dict[str, Any] = {
         "duration": metrics.duration_ns / NS_PER_S,
@@ -205,7 +205,7 @@ def _of_completed(records: Records, counts: list[int]) -> Iterator[int]:
         yield count if outcome == "completed" else 0
 
 
-def _ours(about: About, metrics: Metrics, seen: Seen | None) -> dict[str, Any]:
+def _ours(about: RunHeader, metrics: Metrics, seen: ClientMeasurements | None) -> dict[str, Any]:
     return {
         "format": FORMAT_VERSION,
         "version": about.version,
@@ -230,7 +230,7 @@ def _ours(about: About, metrics: Metrics, seen: Seen | None) -> dict[str, Any]:
     }
 
 
-def _inside(totals: Totals, about: About) -> dict[str, Any]:
+def _inside(totals: Totals, about: RunHeader) -> dict[str, Any]:
     return {
         "transfers": {
             "count": totals.transfers,
@@ -301,7 +301,7 @@ def _class(row: ClassMetrics) -> dict[str, Any]:
     }
 
 
-def _slo(slo: Slo | None, met: SloMetrics | None) -> dict[str, Any] | None:
+def _slo(slo: SloTargets | None, met: SloMetrics | None) -> dict[str, Any] | None:
     if slo is None or met is None:
         return None
     return {

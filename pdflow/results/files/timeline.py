@@ -56,7 +56,7 @@ class Span(NamedTuple):
     parts: tuple[tuple[str, int, int], ...]
 
 
-class Level(NamedTuple):
+class CounterLevel(NamedTuple):
     """What a counter counts: it rises by `weight` at each start, and falls by it at the end."""
 
     name: str
@@ -164,7 +164,7 @@ class Stamps:
                 at = until
             yield Span(begun, over, request, tuple(parts))
 
-    def levels(self, name: str, kind: str) -> Iterator[Level]:
+    def levels(self, name: str, kind: str) -> Iterator[CounterLevel]:
         """A process's counters."""
         ends, last = self.ends, self.last
         if kind in ("prefill", "aggregated"):
@@ -190,9 +190,9 @@ class Stamps:
 
     def _count(
         self, name: str, who: IntColumn, start: IntColumn, end: IntColumn, weight: IntColumn | None = None
-    ) -> Level:
+    ) -> CounterLevel:
         who, start, end = self._lasted(who, start, end)
-        return Level(name, start[who], end[who], np.ones_like(who) if weight is None else weight[who])
+        return CounterLevel(name, start[who], end[who], np.ones_like(who) if weight is None else weight[who])
 
 
 def _positions(names: Iterable[str | None]) -> dict[str, IntColumn]:

@@ -15,7 +15,7 @@ import numpy as np
 from pdflow.results.figures import spread
 from pdflow.results.figures.metrics import completed
 from pdflow.results.figures.spread import NS_PER_MS
-from pdflow.results.files.timeline import Level, Stamps, summed
+from pdflow.results.files.timeline import CounterLevel, Stamps, summed
 from pdflow.results.finished import FinishedRun
 from pdflow.results.recording import Changes, Recording
 from pdflow.results.records import Records
@@ -66,8 +66,8 @@ def over_time(result: FinishedRun, recording: Recording | None = None) -> tuple[
     """
     recording = recording or Recording()
     stamps, totals = Stamps(result.records), result.totals
-    counts: dict[tuple[str, str], list[Level]] = {}
-    work: dict[str, Level] = {}
+    counts: dict[tuple[str, str], list[CounterLevel]] = {}
+    work: dict[str, CounterLevel] = {}
     blocks: dict[str, list[Changes]] = {}
     roles = {engine.name: engine.role for engine in totals.engines}
     for process, kind in stamps.processes():
@@ -100,18 +100,18 @@ def over_time(result: FinishedRun, recording: Recording | None = None) -> tuple[
     return requests, shares
 
 
-def _above_nothing(level: Level, weight: int) -> Level:
+def _above_nothing(level: CounterLevel, weight: int) -> CounterLevel:
     """When it is above 0, as spans of that weight."""
     instants, values = level.curve()
     above = values > 0
     begins = np.flatnonzero(above & ~np.concatenate(([False], above[:-1])))
     ends = np.flatnonzero(~above & np.concatenate(([False], above[:-1])))
-    return Level(level.name, instants[begins], instants[ends], np.full_like(begins, weight))
+    return CounterLevel(level.name, instants[begins], instants[ends], np.full_like(begins, weight))
 
 
-def _together(levels: Sequence[Level]) -> Level:
+def _together(levels: Sequence[CounterLevel]) -> CounterLevel:
     _, starts, ends, weights = zip(*levels, strict=True)
-    return Level(levels[0].name, np.concatenate(starts), np.concatenate(ends), np.concatenate(weights))
+    return CounterLevel(levels[0].name, np.concatenate(starts), np.concatenate(ends), np.concatenate(weights))
 
 
 def _all_of(curves: Sequence[Changes]) -> Changes:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import attrs
 
 from pdflow.cost.fit import Misfit, Step, decode_step, fitted, misfit, prompt_step
-from pdflow.scenario.costs.cost_file import CostFile, Engine, MadeFrom, RowErrors, cost_file
+from pdflow.scenario.costs.cost_file import CostFile, MadeFrom, MeasuredEngine, RowErrors, cost_file
 
 INSTALL: Final = "pip install 'pdflow[aiconfigurator]'"
 GPUS: Final = {
@@ -186,7 +186,7 @@ def _table(asked: _Asked) -> CostFile:
     )
     return cost_file(
         cost,
-        Engine(
+        MeasuredEngine(
             gpu=asked.gpu,
             model=asked.model,
             tp=asked.tp,

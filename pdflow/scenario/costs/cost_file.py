@@ -33,7 +33,7 @@ PER_POSITION = Bound(at_least=0, at_most=10**6)
 
 
 @attrs.frozen(kw_only=True)
-class Engine:
+class MeasuredEngine:
     """What the times are of. A pool that uses them must agree with what is said; what is not said is not compared."""
 
     gpu: str | None = field(default=None, metadata=about("the GPU's name, as pools call it", NOT_EMPTY))
@@ -71,7 +71,7 @@ class Linear:
 
 
 @attrs.frozen(kw_only=True)
-class Table:
+class PiecewiseTable:
     """L(T) by points with straight lines between."""
 
     tokens: tuple[int, ...] = field(metadata=about("tokens in the step: 1 first, increasing", NOT_EMPTY))
@@ -129,10 +129,10 @@ class CostFile:
     format: Literal["pdflow-step-cost/1"] = field(default=FORMAT, metadata=about("this form and its version"))
     provenance: str = field(metadata=about("where the times come from, in a line; printed with results", NOT_EMPTY))
     error_bar: ErrorBar = field(metadata=about("how wrong results may be"))
-    engine: Engine = field(metadata=about("what the times are of"))
+    engine: MeasuredEngine = field(metadata=about("what the times are of"))
     step_ps: Coefficients = field(metadata=about("the coefficients"))
     linear_ps: Linear | None = field(default=None, metadata=about("L(T) by formula"))
-    table_ps: Table | None = field(default=None, metadata=about("L(T) by points"))
+    table_ps: PiecewiseTable | None = field(default=None, metadata=about("L(T) by points"))
     chunks: bool = field(default=True, metadata=about("whether prompts may be cut to fit the token budget"))
     made_from: MadeFrom = field(metadata=about("where the figures come from"))
     errors: tuple[RowErrors, ...] = field(default=(), metadata=about("against rows that were held out"))
@@ -164,7 +164,9 @@ class CostFile:
         )
 
 
-def cost_file(cost: StepCost, engine: Engine, made_from: MadeFrom, errors: tuple[RowErrors, ...] = ()) -> CostFile:
+def cost_file(
+    cost: StepCost, engine: MeasuredEngine, made_from: MadeFrom, errors: tuple[RowErrors, ...] = ()
+) -> CostFile:
     """The file of a cost. It is refused, with ValueError, if its coefficients are beyond the form's bounds."""
     curve = cost.linear
     names = [name.name for name in attrs.fields(Coefficients)]
@@ -181,7 +183,7 @@ def cost_file(cost: StepCost, engine: Engine, made_from: MadeFrom, errors: tuple
             allreduce=curve.allreduce_ps,
             allreduce_slope=curve.allreduce_slope_ps,
         ),
-        table_ps=Table(tokens=curve.tokens, ps=curve.ps) if isinstance(curve, LinearTable) else None,
+        table_ps=PiecewiseTable(tokens=curve.tokens, ps=curve.ps) if isinstance(curve, LinearTable) else None,
         chunks=cost.chunks,
         made_from=made_from,
         errors=errors,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from pdflow.cost.crossover import Stage, Way, thresholds
+from pdflow.cost.crossover import EngineSteps, TransferRoute, thresholds
 from pdflow.cost.step import PS_PER_NS, StepCost, to_ps
 from pdflow.layout.descriptors import DescriptorCounter, descriptor_counter, rank_memory
 from pdflow.layout.ranks import Initiator, Pair, Rule, writers
@@ -19,7 +19,7 @@ from pdflow.protocol.values import S
 from pdflow.scenario.costs.step_costs import api_server_ns
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.schema.network import Link, Network
-from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.validation.fit import kv_shape_of, kv_tokens_of
 
 
@@ -66,7 +66,7 @@ class Crossover:
     """From which length on prompts are better computed by a prefill engine: `thresholds` of each decode pool.
     `sequential`: decode legs wait for P's answer."""
 
-    scenario: Scenario
+    scenario: ResolvedScenario
     costs: Mapping[str, StepCost]
     """Of a step, by pool."""
     initiator: Initiator
@@ -79,10 +79,10 @@ class Crossover:
         most = kv_tokens_of(self.scenario.model, decode) // decode.block_size * decode.block_size
         return thresholds(self.stage(decode), ways, decode.max_num_seqs, most)
 
-    def stage(self, pool: Pool) -> Stage:
-        return Stage(self.costs[pool.name], pool.step_tokens)
+    def stage(self, pool: Pool) -> EngineSteps:
+        return EngineSteps(self.costs[pool.name], pool.step_tokens)
 
-    def way(self, p: Pool, d: Pool) -> Way:
+    def way(self, p: Pool, d: Pool) -> TransferRoute:
         """Through a prefill engine: its steps, and its KV's way from its first rank."""
         scenario, network = self.scenario, self.scenario.network
         lanes = min(p.tp * p.pp, d.tp) * network.nics_per_rank
@@ -104,4 +104,4 @@ class Crossover:
             count = counter.count(tokens, 0) if per_descriptor and counter is not None else 0
             return fixed_ns + posting_ns(per_message, per_descriptor, count) + flow_ns
 
-        return Way(self.stage(p), transfer_ns)
+        return TransferRoute(self.stage(p), transfer_ns)

@@ -6,10 +6,10 @@ from typing import Any
 
 import attrs
 
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 
 
-def content_of(scenario: Scenario) -> dict[str, Any]:
+def content_of(scenario: ResolvedScenario) -> dict[str, Any]:
     """Its values, without whatever it leaves unsaid of faults, clients, warm-up and the router."""
     content = attrs.asdict(attrs.evolve(scenario, path=""))
     if not scenario.faults:

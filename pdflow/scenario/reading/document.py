@@ -18,7 +18,7 @@ from pdflow.scenario.reading.locate import KeyPath
 from pdflow.scenario.schema import faults
 from pdflow.scenario.schema import scenario as schema
 from pdflow.scenario.schema.network import Network
-from pdflow.scenario.schema.router import Router
+from pdflow.scenario.schema.router import RouterConfig
 from pdflow.scenario.schema.scale import Scale
 from pdflow.scenario.schema.serve import Serve
 from pdflow.scenario.schema.transfer import Transfer
@@ -33,7 +33,7 @@ TABLES: Final[Mapping[str, Any]] = {
     "pool": schema.Pool,
     "transfer": Transfer,
     "network": Network,
-    "router": Router,
+    "router": RouterConfig,
     "slo": schema.Slo,
     "scale": Scale,
     "fault": faults.Fault,
@@ -77,7 +77,7 @@ class Parts:
     pools: list[schema.Pool | None] = attrs.field(factory=list)
     transfer: Transfer | None = None
     network: Network | None = None
-    router: Router | None = None
+    router: RouterConfig | None = None
     slo: schema.Slo | None = None
     scales: list[Scale | None] = attrs.field(factory=list)
     fault_list: list[faults.Fault | None] = attrs.field(factory=list)
@@ -108,7 +108,7 @@ def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
         parts.pools = _pools(document["pool"], found)
     parts.transfer = _part(document.get("transfer", {}), Transfer, ("transfer",), found)
     parts.network = _network(document.get("network", {}), found)
-    parts.router = _part(document.get("router", {}), Router, ("router",), found)
+    parts.router = _part(document.get("router", {}), RouterConfig, ("router",), found)
     parts.slo = _part(document.get("slo", {}), schema.Slo, ("slo",), found)
     parts.scales = _tables(document.get("scale", []), Scale, "scale", found)
     parts.fault_list = _tables(document.get("fault", []), faults.Fault, "fault", found)

@@ -23,7 +23,7 @@ from pdflow.scenario.reading.load import parse, read, resolve
 from pdflow.scenario.reading.paths import with_paths
 from pdflow.scenario.reading.toml_text import toml_text
 from pdflow.scenario.schema.scenario import Pool, Slo
-from pdflow.scenario.schema.scenario import Scenario as Resolved
+from pdflow.scenario.schema.scenario import ResolvedScenario as Resolved
 from pdflow.scenario.summary import faults_summary, workload_summary
 
 _NO_EDITS: Final[Mapping[str, Any]] = MappingProxyType({})

@@ -23,7 +23,7 @@ from pdflow.scenario.reading.convert import Complaint, did_you_mean, shown
 from pdflow.scenario.reading.document import DTYPES, Parts, is_links_file, read_document
 from pdflow.scenario.reading.draft import Draft
 from pdflow.scenario.reading.locate import KeyPath, key_lines
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.schema.workload import FIRST_TURN, LATER_TURNS, MODELS, Workload
 from pdflow.scenario.validation.scenario import check
 from pdflow.workload.model_file import ModelFileError
@@ -38,7 +38,7 @@ T = TypeVar("T")
 _LINE_OF_ERROR: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
-def load(path: str | os.PathLike[str], *, overrides: Iterable[str] = (), seed: int | None = None) -> Scenario:
+def load(path: str | os.PathLike[str], *, overrides: Iterable[str] = (), seed: int | None = None) -> ResolvedScenario:
     """Read, override, resolve and check one scenario file.
 
     `overrides` are KEY=VALUE texts as `--set` takes them. Raises ScenarioError with every problem found.
@@ -59,7 +59,7 @@ def parse(file: str, text: str) -> Draft:
     return Draft(file, _parse(file, text), key_lines(text))
 
 
-def resolve(draft: Draft) -> Scenario:
+def resolve(draft: Draft) -> ResolvedScenario:
     """What a draft says, presets and other files resolved; the draft stays as it is. Raises ScenarioError."""
     file = draft.file
     document, of_model = _with_config(file, _with_served_dtype(file, draft.document))
@@ -295,9 +295,9 @@ def _model_problems(workload: Workload, base_dir: Path) -> list[Complaint]:
     return []
 
 
-def _scenario(file: str, parts: Parts, from_config: tuple[str, ...]) -> Scenario:
+def _scenario(file: str, parts: Parts, from_config: tuple[str, ...]) -> ResolvedScenario:
     header = _sound(parts.header)
-    return Scenario(
+    return ResolvedScenario(
         name=header.name or Path(file).stem,
         seed=header.seed,
         workload=_sound(parts.workload),

@@ -19,7 +19,7 @@ Policy: TypeAlias = Literal["round-robin", "least-loaded", "two-choices", "prefi
 
 
 @attrs.frozen(kw_only=True)
-class Router:
+class RouterConfig:
     """[router]: which engines serve a request, and in which order its two legs start."""
 
     policy: Policy = field(default="round-robin", metadata=about("how a request's engines are chosen"))

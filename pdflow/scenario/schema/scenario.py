@@ -32,7 +32,7 @@ from pdflow.scenario.schema.fields import (
     about,
 )
 from pdflow.scenario.schema.network import Network
-from pdflow.scenario.schema.router import Router
+from pdflow.scenario.schema.router import RouterConfig
 from pdflow.scenario.schema.scale import Scale
 from pdflow.scenario.schema.serve import Serve
 from pdflow.scenario.schema.transfer import Transfer
@@ -174,7 +174,7 @@ class Slo:
 
 
 @attrs.frozen(kw_only=True)
-class Scenario:
+class ResolvedScenario:
     """A whole scenario, presets resolved and checked."""
 
     name: str
@@ -184,7 +184,7 @@ class Scenario:
     pools: tuple[Pool, ...]
     transfer: Transfer
     network: Network
-    router: Router
+    router: RouterConfig
     slo: Slo
     path: str
     """The scenario file. A trace's path is relative to its folder."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from pdflow.cost.specs import ModelSpec
 from pdflow.methods.catalogue import METHODS
-from pdflow.methods.method import Memory
+from pdflow.methods.method import MemoryKind
 from pdflow.methods.nccl.groups import bytes_per_gpu, most_peers
 from pdflow.scenario.reading.convert import Complaint
 from pdflow.scenario.reading.locate import KeyPath
@@ -31,7 +31,7 @@ def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]], scales: 
             # Where KV is so many tokens, no share of a GPU is spoken of.
             continue
         memory = method.p_memory if pool.role == "prefill" else method.d_memory
-        buffer = transfer.kv_buffer_size if memory in (Memory.BUFFER, Memory.STORE) else 0
+        buffer = transfer.kv_buffer_size if memory in (MemoryKind.BUFFER, MemoryKind.STORE) else 0
         others = [other for _, other in pools if {other.role, pool.role} == {"prefill", "decode"}]
         peers = sum(most_engines(other.name, other.replicas, scales) for other in others)
         kept = peers if transfer.nccl_max_groups is None else min(peers, transfer.nccl_max_groups)

@@ -15,7 +15,7 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.values import S
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.schema.scale import most_engines
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.validation.fit import kv_tokens_of
 
 
@@ -43,7 +43,7 @@ class Resolution:
         return f"{self.seconds:.4g} s: {attempts} + {self.transport_s:g} s transport + {self.write_s:.3g} s of writes"
 
 
-def resolution_of(scenario: Scenario) -> Resolution:
+def resolution_of(scenario: ResolvedScenario) -> Resolution:
     """For a request that is open when the faults are over, or that comes later."""
     transfer = scenario.transfer
     deadline_s = transfer.deadline_s
@@ -63,7 +63,7 @@ def resolution_of(scenario: Scenario) -> Resolution:
     )
 
 
-def _write_s(scenario: Scenario) -> float:
+def _write_s(scenario: ResolvedScenario) -> float:
     held = [
         (pool, kv_tokens_of(scenario.model, pool) * scenario.model.kv_bytes_per_token)
         for pool in scenario.pools

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pdflow.scenario.reading.convert import Complaint, did_you_mean
-from pdflow.scenario.schema.router import Router
+from pdflow.scenario.schema.router import RouterConfig
 from pdflow.scenario.schema.scale import Scale
 from pdflow.scenario.schema.scenario import Pool
 from pdflow.scenario.schema.transfer import Transfer
@@ -18,7 +18,7 @@ ONLY_OF = {
 """Keys that say something to one policy alone."""
 
 
-def check_router(router: Router, transfer: Transfer | None, pools: Sequence[Pool] | None) -> Iterator[Complaint]:
+def check_router(router: RouterConfig, transfer: Transfer | None, pools: Sequence[Pool] | None) -> Iterator[Complaint]:
     """`transfer` is None if it is not sound, `pools` if they are not all."""
     if transfer is not None and router.silent_after_s is not None:
         yield from _silence(router.silent_after_s, router.reports_every_s(transfer))

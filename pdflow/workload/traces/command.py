@@ -36,7 +36,7 @@ class ColumnError(PdflowError):
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class TraceOptions:
     """A trace as the command line names it; `columns` are texts KEY=NAME."""
 
     path: str
@@ -52,7 +52,7 @@ class Asked:
         return attrs.evolve(trace, start_s=self.start_s, end_s=self.end_s)
 
 
-def described_trace(asked: Asked, as_json: bool) -> str:
+def described_trace(asked: TraceOptions, as_json: bool) -> str:
     """The report, or its figures as JSON. Raises TraceError."""
     trace = asked.trace()
     timed = says_when(trace, HERE)
@@ -63,7 +63,7 @@ def described_trace(asked: Asked, as_json: bool) -> str:
     return described(f"{trace.path} ({trace.format})", figures, trace_note(trace))
 
 
-def modelled_trace(asked: Asked, name: str, title: str | None) -> tuple[str, str]:
+def modelled_trace(asked: TraceOptions, name: str, title: str | None) -> tuple[str, str]:
     """A model of it, as the text of its file, and a table of how like the trace a draw of it is. Raises TraceError or
     UnfitError."""
     trace = asked.trace()

@@ -11,7 +11,7 @@ from typing import Final, TextIO, get_args
 from pdflow.errors import Problem
 from pdflow.scenario.schema.workload import MODELS, Columns, Trace, TraceFormat
 from pdflow.workload import servegen
-from pdflow.workload.model import Model
+from pdflow.workload.model import WorkloadModel
 from pdflow.workload.model_file import ModelFileError, model_of
 from pdflow.workload.request import Request
 from pdflow.workload.traces.complaints import Complaints, TraceError
@@ -66,13 +66,13 @@ def first_lines(path: Path, number: int = 3) -> list[str]:
         return [line for _ in range(number) if (line := file.readline(LONGEST_LINE))]
 
 
-def read_clients(trace: Trace, base_dir: Path) -> list[servegen.Client]:
+def read_clients(trace: Trace, base_dir: Path) -> list[servegen.ServegenClient]:
     """The clients of a ServeGen trace: one, or all of a folder. Raises TraceError with what is wrong with any file."""
     path = base_dir / trace.path
     paths = sorted(path.glob("*trace*.csv")) if path.is_dir() else [path]
     if not paths:
         raise TraceError([Problem(str(path), "", "holds no *trace*.csv, expected the clients of a ServeGen model")])
-    clients: list[servegen.Client] = []
+    clients: list[servegen.ServegenClient] = []
     problems: list[Problem] = []
     for one in paths:
         beside = one.with_name(one.name.replace("trace", "dataset")).with_suffix(".json")
@@ -82,7 +82,7 @@ def read_clients(trace: Trace, base_dir: Path) -> list[servegen.Client]:
                 windows = servegen.read_windows(_whole(_pieces(file), str(one)), str(one))
             with _opened(dataset, "ServeGen client's lengths") as file:
                 text = file.read(DATASET_BYTES)
-            clients.append(servegen.Client(windows, servegen.read_lengths(text, str(dataset))))
+            clients.append(servegen.ServegenClient(windows, servegen.read_lengths(text, str(dataset))))
         except TraceError as error:
             problems += error.problems
     if problems:
@@ -90,7 +90,7 @@ def read_clients(trace: Trace, base_dir: Path) -> list[servegen.Client]:
     return clients
 
 
-def load_model(name: str, base_dir: Path = Path()) -> Model:
+def load_model(name: str, base_dir: Path = Path()) -> WorkloadModel:
     """One of MODELS, or a model file. Raises ModelFileError."""
     if name in MODELS:
         text = files("pdflow.workload.models").joinpath(f"{name}.toml").read_text(encoding="utf-8")

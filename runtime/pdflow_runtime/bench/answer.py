@@ -24,7 +24,7 @@ class BrokenAnswerError(PdflowError):
     """The server answered, but not with what was asked for; says in words with what."""
 
 
-class Answer:
+class AnswerReader:
     """`feed` it the body as it comes; `end` says that nothing more will."""
 
     __slots__ = ("_rest", "_told", "done", "finish", "parts", "prompt_tokens", "times", "token_ids")

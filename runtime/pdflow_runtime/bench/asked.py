@@ -29,7 +29,7 @@ class AskedError(PdflowError):
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class BenchOptions:
     """The command's options."""
 
     base_url: str | None = None

@@ -18,16 +18,16 @@ from rich.console import Console
 from pdflow.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO, PdflowError
 from pdflow.results.files.write import make_folder
 from pdflow.workload.sessions import sessions
-from pdflow_runtime.bench.asked import Asked
+from pdflow_runtime.bench.asked import BenchOptions
 from pdflow_runtime.bench.contents import Contents
-from pdflow_runtime.bench.form import Form
+from pdflow_runtime.bench.form import RequestForm
 from pdflow_runtime.bench.ledger import Ledger
 from pdflow_runtime.bench.load import Load, Places, Requests
-from pdflow_runtime.bench.plan import Plan, plan_of
-from pdflow_runtime.bench.progress import Progress
-from pdflow_runtime.bench.report import Run
+from pdflow_runtime.bench.plan import BenchPlan, plan_of
+from pdflow_runtime.bench.progress import BenchProgress
+from pdflow_runtime.bench.report import BenchRun
 from pdflow_runtime.bench.run_clock import RunClock
-from pdflow_runtime.bench.sender import Sender, Server
+from pdflow_runtime.bench.sender import RequestTarget, Sender
 from pdflow_runtime.bench.talk import Talk
 from pdflow_runtime.bench.target import model_of, server_of
 from pdflow_runtime.http.client import HttpClient
@@ -42,7 +42,7 @@ def bench(command: Sequence[str] = (), **options: Any) -> int:
 
     Raises PdflowError for bad input, and where nobody answers.
     """
-    asked = Asked(**options)
+    asked = BenchOptions(**options)
     _ = asked.quoted, asked.slo, asked.extra, asked.labels  # what is wrong with them is said before anything is sent
     plan, server = plan_of(asked), server_of(asked)
     for folder in (asked.out, (asked.result_dir or ".") if asked.save_result else None):
@@ -67,13 +67,15 @@ def bench(command: Sequence[str] = (), **options: Any) -> int:
     return EXIT_DONE if run.metrics.completed or not run.metrics.requests else EXIT_NOT_SO
 
 
-async def measured(asked: Asked, plan: Plan, server: Server, command: Sequence[str] = ()) -> Run:
+async def measured(
+    asked: BenchOptions, plan: BenchPlan, server: RequestTarget, command: Sequence[str] = ()
+) -> BenchRun:
     """Everything up to the figures. NoServerError if nobody answers, TraceError for a trace that is none."""
     client = HttpClient(connect_s=60.0, idle_per_host=IDLE_CONNECTIONS)
     ledger = Ledger(RunClock(), keep_texts=asked.save_detailed)
     try:
         model = await model_of(client, server, asked)
-        form = Form(
+        form = RequestForm(
             path=server.path,
             model=model,
             ignore_eos=plan.ignore_eos,
@@ -88,10 +90,10 @@ async def measured(asked: Asked, plan: Plan, server: Server, command: Sequence[s
         interrupted = await _until_ended_or_told(load, ledger, plan, asked.quiet)
     finally:
         client.close()
-    return Run.of(asked, plan, model, ledger, command, interrupted)
+    return BenchRun.of(asked, plan, model, ledger, command, interrupted)
 
 
-def load_of(plan: Plan, sender: Sender, form: Form, max_concurrency: int | None) -> Load:
+def load_of(plan: BenchPlan, sender: Sender, form: RequestForm, max_concurrency: int | None) -> Load:
     """What is sent."""
     contents, places = Contents(plan.seed, plan.block_tokens), Places(sender, max_concurrency)
     workload = plan.workload
@@ -102,7 +104,7 @@ def load_of(plan: Plan, sender: Sender, form: Form, max_concurrency: int | None)
     return Talk(places, sessions(workload, plan.seed), workload.requests, said, contents, form)
 
 
-async def warm_up(sender: Sender, form: Form, plan: Plan, times: int) -> None:
+async def warm_up(sender: Sender, form: RequestForm, plan: BenchPlan, times: int) -> None:
     """Requests that nobody counts, one after the other, each like the first of the run but for its content.
 
     BrokenAnswerError or UpstreamError if one is not answered.
@@ -117,7 +119,7 @@ async def warm_up(sender: Sender, form: Form, plan: Plan, times: int) -> None:
         await sender.ask(body, lambda _: None)
 
 
-async def _until_ended_or_told(load: Load, ledger: Ledger, plan: Plan, quiet: bool) -> bool:
+async def _until_ended_or_told(load: Load, ledger: Ledger, plan: BenchPlan, quiet: bool) -> bool:
     """True if it was told to stop: SIGINT or SIGTERM ends it at once, requests under way are not waited for."""
     told = False
     async with trio.open_nursery() as nursery:
@@ -133,7 +135,7 @@ async def _until_ended_or_told(load: Load, ledger: Ledger, plan: Plan, quiet: bo
             nursery.start_soon(hear, sending)
             if not quiet:
                 console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-                nursery.start_soon(Progress(ledger, plan.name, plan.workload.requests).show, console)
+                nursery.start_soon(BenchProgress(ledger, plan.name, plan.workload.requests).show, console)
             with sending:
                 ledger.clock.begin()
                 await load.run()

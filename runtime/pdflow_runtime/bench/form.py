@@ -14,7 +14,7 @@ CHAT: Final = "/chat/completions"
 
 
 @attrs.frozen(kw_only=True)
-class Form:
+class RequestForm:
     """`extra` are fields as they are, which go before ours."""
 
     path: str

@@ -15,7 +15,7 @@ from pdflow.results.records import Outcome, Records
 from pdflow.results.steps import Steps
 from pdflow.results.totals import PS_PER_NS
 from pdflow.workload.request import Request
-from pdflow_runtime.bench.answer import Answer
+from pdflow_runtime.bench.answer import AnswerReader
 from pdflow_runtime.bench.run_clock import RunClock
 
 
@@ -62,7 +62,7 @@ class Ledger:
         self.late_ns.append(max(0, self.clock.now() - self.records.arrival_ns[number]))
         self.records.attempts[number] = 1
 
-    def over(self, number: int, answer: Answer, outcome: Outcome, reason: str | None = None) -> None:
+    def over(self, number: int, answer: AnswerReader, outcome: Outcome, reason: str | None = None) -> None:
         """It has ended; `reason` says why if there is no whole answer."""
         records = self.records
         records.outcome[number] = outcome

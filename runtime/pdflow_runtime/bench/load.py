@@ -15,9 +15,9 @@ from typing import Final, Protocol
 import trio
 
 from pdflow.workload.request import WHEN_ONE_ENDS, Request
-from pdflow_runtime.bench.answer import Answer
+from pdflow_runtime.bench.answer import AnswerReader
 from pdflow_runtime.bench.contents import Contents
-from pdflow_runtime.bench.form import Form
+from pdflow_runtime.bench.form import RequestForm
 from pdflow_runtime.bench.sender import Sender
 
 PREPARED_BYTES: Final = 64 << 20
@@ -45,7 +45,7 @@ class Places:
         self.ledger: Final = sender.ledger
         self._free: Final = None if most is None else trio.Semaphore(most)
 
-    async def send(self, number: int, body: bytes, leaves_ns: int) -> Answer:
+    async def send(self, number: int, body: bytes, leaves_ns: int) -> AnswerReader:
         """As soon as there is one."""
         if self._free is None:
             return await self.sender.send(number, body, leaves_ns)
@@ -66,7 +66,7 @@ class Requests:
         drawn: Iterator[Request],
         texts: Iterator[str | None],
         contents: Contents,
-        form: Form,
+        form: RequestForm,
     ) -> None:
         self.places: Final = places
         self.ledger: Final = places.ledger

@@ -32,10 +32,10 @@ from pdflow.scenario.schema.workload import (
 from pdflow.scenario.summary import trace_note
 from pdflow.workload.build import burstiness_of, rate_of, requests
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, SESSION_BLOCK_TOKENS, Request
-from pdflow.workload.traces.command import Asked as TraceAsked
+from pdflow.workload.traces.command import TraceOptions as TraceAsked
 from pdflow.workload.traces.readers import check_trace, read_texts, says_when
 from pdflow.workload.traces.traces import OF_TEXTS
-from pdflow_runtime.bench.asked import Asked, AskedError
+from pdflow_runtime.bench.asked import AskedError, BenchOptions
 
 PROMPTS: Final = 1_000
 """--num-prompts, where nothing says how many."""
@@ -46,7 +46,7 @@ DATASETS: Final = (RANDOM, "sharegpt", CUSTOM, TRACE, *(form for form in get_arg
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
+class BenchPlan:
     """What is sent, and what the results say of it. Paths in `workload` start at `base_dir`."""
 
     name: str
@@ -97,12 +97,12 @@ class Plan:
         return requests(self.workload, self.seed, self.base_dir)
 
 
-def plan_of(asked: Asked) -> Plan:
+def plan_of(asked: BenchOptions) -> BenchPlan:
     """Raises ScenarioError, TraceError or AskedError."""
     return _of_flags(asked) if asked.scenario is None else _of_scenario(asked, asked.scenario)
 
 
-def _of_scenario(asked: Asked, file: str) -> Plan:
+def _of_scenario(asked: BenchOptions, file: str) -> BenchPlan:
     for option in ("dataset_name", "dataset_path", "request_rate"):
         if getattr(asked, option) is not None:
             raise AskedError(f"--{option.replace('_', '-')}: --scenario says that; --set KEY=VALUE replaces part of it")
@@ -111,7 +111,7 @@ def _of_scenario(asked: Asked, file: str) -> Plan:
     if asked.num_prompts is not None:
         workload = attrs.evolve(workload, requests=asked.num_prompts)
     users = workload.arrival.concurrency if isinstance(workload.arrival, ClosedArrival) else None
-    return Plan(
+    return BenchPlan(
         name=asked.label or scenario.name,
         sha256=content_sha256(content_of(attrs.evolve(scenario, workload=workload))),
         seed=scenario.seed,
@@ -124,12 +124,12 @@ def _of_scenario(asked: Asked, file: str) -> Plan:
     )
 
 
-def _of_flags(asked: Asked) -> Plan:
+def _of_flags(asked: BenchOptions) -> BenchPlan:
     if asked.overrides:
         raise AskedError("--set is for the values of a --scenario, which is missing")
     workload = _random(asked) if asked.dataset_name in (None, RANDOM) else _recorded(asked)
     seed = asked.seed or 0
-    return Plan(
+    return BenchPlan(
         name=asked.label or asked.dataset_name or RANDOM,
         sha256=content_sha256({"workload": attrs.asdict(workload), "seed": seed}),
         seed=seed,
@@ -142,7 +142,7 @@ def _of_flags(asked: Asked) -> Plan:
     )
 
 
-def _random(asked: Asked) -> Workload:
+def _random(asked: BenchOptions) -> Workload:
     if asked.dataset_path is not None:
         raise AskedError("--dataset-path: say with --dataset-name what it is, trace for a file that shows its format")
     count = asked.num_prompts or PROMPTS
@@ -154,7 +154,7 @@ def _random(asked: Asked) -> Workload:
     )
 
 
-def _recorded(asked: Asked) -> Workload:
+def _recorded(asked: BenchOptions) -> Workload:
     """A file, read to its end first: at its own instants, unless it has none or a rate is asked for."""
     if asked.dataset_name not in DATASETS:
         raise AskedError(f"--dataset-name {asked.dataset_name}: expected one of {', '.join(DATASETS)}")
@@ -168,7 +168,7 @@ def _recorded(asked: Asked) -> Workload:
     return Workload(requests=count, trace=trace, arrival=None if own else _arrival(asked, count or PROMPTS))
 
 
-def _arrival(asked: Asked, count: int) -> Arrival:
+def _arrival(asked: BenchOptions, count: int) -> Arrival:
     rate = math.inf if asked.request_rate is None else asked.request_rate
     if math.isinf(rate):
         return ClosedArrival(concurrency=count)  # all of them at 0

@@ -23,7 +23,7 @@ DRAW_S: Final = 0.5
 LINE_S: Final = 10.0
 
 
-class Progress:
+class BenchProgress:
     """Args: `whole` is how many requests there will be, if that is known."""
 
     def __init__(self, ledger: Ledger, name: str, whole: int | None) -> None:

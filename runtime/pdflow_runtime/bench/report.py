@@ -15,25 +15,25 @@ import numpy as np
 from pdflow.results.figures import spread
 from pdflow.results.figures.metrics import Metrics, completed, measure
 from pdflow.results.figures.spread import Spread
-from pdflow.results.files.bench_json import About, Seen, bench_date, bench_json
+from pdflow.results.files.bench_json import ClientMeasurements, RunHeader, bench_date, bench_json
 from pdflow.results.files.write import REQUESTS_NAME, RESULTS_NAME, guarding, write_requests, write_results
 from pdflow.results.records import Records
 from pdflow.results.table import Report
 from pdflow.results.totals import NS_PER_S
 from pdflow.version import version
-from pdflow_runtime.bench.asked import Asked
+from pdflow_runtime.bench.asked import BenchOptions
 from pdflow_runtime.bench.ledger import Ledger
-from pdflow_runtime.bench.plan import Plan
+from pdflow_runtime.bench.plan import BenchPlan
 from pdflow_runtime.clock import wall_s
 
 WORLD: Final = "live"
 
 
 @attrs.frozen(kw_only=True)
-class Run:
+class BenchRun:
     """A run that has ended, or was ended."""
 
-    about: About
+    about: RunHeader
     ledger: Ledger
     metrics: Metrics
     late: Spread
@@ -41,23 +41,25 @@ class Run:
     """Requests that stand in figures: those that arrived after the warm-up."""
 
     @staticmethod
-    def of(asked: Asked, plan: Plan, model: str, ledger: Ledger, command: Sequence[str], interrupted: bool) -> Run:
+    def of(
+        asked: BenchOptions, plan: BenchPlan, model: str, ledger: Ledger, command: Sequence[str], interrupted: bool
+    ) -> BenchRun:
         about = about_run(asked, plan, model, command, interrupted)
         duration_ns = ledger.clock.now() if interrupted else ledger.last_end_ns
         metrics = measure(ledger.records, [ledger.tokens], duration_ns, about.slo, about.class_slos, about.warmup_ns)
         late = spread.of_ints(np.array(ledger.late_ns, dtype=np.int64))
         arrivals = enumerate(ledger.records.arrival_ns)
         counted = [number for number, arrival in arrivals if arrival >= about.warmup_ns]
-        return Run(about=about, ledger=ledger, metrics=metrics, late=late, counted=counted)
+        return BenchRun(about=about, ledger=ledger, metrics=metrics, late=late, counted=counted)
 
     def table(self) -> Report:
         """What is printed."""
         return Report(self.about, self.metrics, None, self.late)
 
-    def content(self, asked: Asked) -> Mapping[str, Any]:
+    def content(self, asked: BenchOptions) -> Mapping[str, Any]:
         """results.json; its lists can be read once."""
         ledger, records = self.ledger, self.ledger.records.arriving_from(self.about.warmup_ns)
-        seen = Seen(
+        seen = ClientMeasurements(
             queue_times_s=(ledger.queued_ns[number] / NS_PER_S for number in self.counted),
             texts=(ledger.texts[number] for number in self.counted),
             figures=asked.quoted.figures(self._samples_ns(records)),
@@ -86,7 +88,7 @@ class Run:
             "e2el_including_client_queue": e2el + queued,
         }
 
-    def save(self, asked: Asked) -> list[Path]:
+    def save(self, asked: BenchOptions) -> list[Path]:
         """Whatever was asked for; the files. Raises OutputError if the disk refuses; no half file is left."""
         written = []
         if asked.out is not None:
@@ -118,9 +120,9 @@ def append_result(path: Path, content: Mapping[str, Any]) -> None:
             file.write(msgspec.json.encode(whole) + b"\n")
 
 
-def about_run(asked: Asked, plan: Plan, model: str, command: Sequence[str], interrupted: bool) -> About:
+def about_run(asked: BenchOptions, plan: BenchPlan, model: str, command: Sequence[str], interrupted: bool) -> RunHeader:
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    return About(
+    return RunHeader(
         scenario_name=plan.name,
         scenario_sha256=plan.sha256,
         seed=plan.seed,

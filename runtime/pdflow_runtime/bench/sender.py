@@ -12,7 +12,7 @@ import trio
 from pdflow.protocol.values import Instant, S
 from pdflow.scenario.schema.workload import Client
 from pdflow.workload.request import NEVER
-from pdflow_runtime.bench.answer import Answer, BrokenAnswerError, refusal
+from pdflow_runtime.bench.answer import AnswerReader, BrokenAnswerError, refusal
 from pdflow_runtime.bench.ledger import Ledger
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
@@ -26,7 +26,7 @@ ERROR_BYTES: Final = 1 << 16
 """Of an error, what is read."""
 
 
-class Server(NamedTuple):
+class RequestTarget(NamedTuple):
     """Who is asked: an address, the path of an API, and headers that go with every request."""
 
     host: str
@@ -40,7 +40,7 @@ class Server(NamedTuple):
         return f"http://{host}:{self.port}{self.path}"
 
 
-class Patience(NamedTuple):
+class ClientDeadline(NamedTuple):
     """Until when a client waits, and what is said then; None for ever."""
 
     first: tuple[Instant, str] | None
@@ -48,29 +48,29 @@ class Patience(NamedTuple):
     whole: tuple[Instant, str] | None
 
     @staticmethod
-    def of(says: Client | None, arrival: Instant, leaves_ns: int) -> Patience:
+    def of(says: Client | None, arrival: Instant, leaves_ns: int) -> ClientDeadline:
         whole: list[tuple[Instant, str]] = [(arrival + leaves_ns, CANCELLED)] if leaves_ns != NEVER else []
         if says is not None and says.timeout_s is not None:
             whole.append((arrival + round(says.timeout_s * S), TIMED_OUT))
         first = list(whole)
         if says is not None and says.first_token_timeout_s is not None:
             first.append((arrival + round(says.first_token_timeout_s * S), NO_FIRST_TOKEN))
-        return Patience(min(first, default=None), min(whole, default=None))
+        return ClientDeadline(min(first, default=None), min(whole, default=None))
 
 
 class Sender:
     """Args: `says` is how long clients wait."""
 
-    def __init__(self, client: HttpClient, server: Server, ledger: Ledger, says: Client | None = None) -> None:
+    def __init__(self, client: HttpClient, server: RequestTarget, ledger: Ledger, says: Client | None = None) -> None:
         self.client: Final = client
         self.server: Final = server
         self.ledger: Final = ledger
         self.says: Final = says
 
-    async def send(self, number: int, body: bytes, leaves_ns: int = NEVER) -> Answer:
+    async def send(self, number: int, body: bytes, leaves_ns: int = NEVER) -> AnswerReader:
         """Now; what came of it stands in the ledger, too."""
-        ledger, answer, scope = self.ledger, Answer(), trio.CancelScope()
-        patience = Patience.of(self.says, ledger.records.arrival_ns[number], leaves_ns)
+        ledger, answer, scope = self.ledger, AnswerReader(), trio.CancelScope()
+        patience = ClientDeadline.of(self.says, ledger.records.arrival_ns[number], leaves_ns)
 
         def heard(piece: bytes) -> None:
             waited_for_first = not answer.times

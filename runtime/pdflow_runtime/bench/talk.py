@@ -18,7 +18,7 @@ from pdflow.protocol.values import Instant
 from pdflow.workload.request import WHEN_ONE_ENDS
 from pdflow.workload.sessions import Session
 from pdflow_runtime.bench.contents import Contents, Conversation
-from pdflow_runtime.bench.form import Form
+from pdflow_runtime.bench.form import RequestForm
 from pdflow_runtime.bench.load import Places
 
 
@@ -32,7 +32,7 @@ class Talk:
         requests: int,
         system_prompt_tokens: int,
         contents: Contents,
-        form: Form,
+        form: RequestForm,
     ) -> None:
         self.places: Final = places
         self.ledger: Final = places.ledger
@@ -59,7 +59,7 @@ class Talk:
                 if turn := self._turn(session, 0, session.begins_ns):
                     nursery.start_soon(self._user, turn)
 
-    async def _user(self, turn: _Turn) -> None:
+    async def _user(self, turn: _TalkTurn) -> None:
         """One session; with closed arrivals, another one a think time after each."""
         while True:
             at = await self._session(turn)
@@ -71,7 +71,7 @@ class Talk:
                 return
             turn = again
 
-    async def _session(self, turn: _Turn) -> Instant:
+    async def _session(self, turn: _TalkTurn) -> Instant:
         """To its end; when its user comes back."""
         clock, said = self.ledger.clock, Conversation(self._contents, turn.session.index, self._system_prompt_tokens)
         while True:
@@ -88,16 +88,16 @@ class Talk:
                 return at
             turn = following
 
-    def _turn(self, session: Session, place: int, at: Instant) -> _Turn | None:
+    def _turn(self, session: Session, place: int, at: Instant) -> _TalkTurn | None:
         """It is due; None if it is one too many."""
         if not self._left:
             return None
         self._left -= 1
         number = self.ledger.due(at, session.turns[place], (session.index, place + 1))
-        return _Turn(session, place, number)
+        return _TalkTurn(session, place, number)
 
 
-class _Turn(NamedTuple):
+class _TalkTurn(NamedTuple):
     session: Session
     place: int
     number: int

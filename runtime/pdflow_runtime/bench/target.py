@@ -12,9 +12,9 @@ import trio
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.protocol.values import S
 from pdflow_runtime.bench.answer import plain, refusal
-from pdflow_runtime.bench.asked import Asked, AskedError
+from pdflow_runtime.bench.asked import AskedError, BenchOptions
 from pdflow_runtime.bench.form import CHAT
-from pdflow_runtime.bench.sender import ERROR_BYTES, Server
+from pdflow_runtime.bench.sender import ERROR_BYTES, RequestTarget
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
@@ -37,11 +37,11 @@ class _Card(msgspec.Struct):
     id: str
 
 
-class _Models(msgspec.Struct):
+class _ServedModels(msgspec.Struct):
     data: list[_Card]
 
 
-def server_of(asked: Asked) -> Server:
+def server_of(asked: BenchOptions) -> RequestTarget:
     """Raises AskedError for what is no place to ask."""
     base = asked.base_url or f"http://{_bracketed(asked.host)}:{asked.port}"
     split = urlsplit(base)
@@ -57,10 +57,10 @@ def server_of(asked: Asked) -> Server:
     headers = [JSON, *map(_header, asked.header)]
     if key := os.environ.get(API_KEY):
         headers.append((b"authorization", b"Bearer " + key.encode()))
-    return Server(split.hostname, port, split.path.rstrip("/") + path, tuple(headers))
+    return RequestTarget(split.hostname, port, split.path.rstrip("/") + path, tuple(headers))
 
 
-async def model_of(client: HttpClient, server: Server, asked: Asked) -> str:
+async def model_of(client: HttpClient, server: RequestTarget, asked: BenchOptions) -> str:
     """The name to ask for: the one given, or the first that the server tells. NoServerError if none answers."""
     models = server._replace(path=server.path.partition("/v1/")[0] + "/v1/models")
     until = now_ns() + round(asked.ready_check_timeout_sec * S)
@@ -74,7 +74,7 @@ async def model_of(client: HttpClient, server: Server, asked: Asked) -> str:
         await trio.sleep(AGAIN_NS / S)
 
 
-async def _first_model(client: HttpClient, models: Server, given: str | None) -> str:
+async def _first_model(client: HttpClient, models: RequestTarget, given: str | None) -> str:
     host, port, path, headers = models
     async with client.request("GET", host, port, path, headers) as response:
         body = await response.read(ERROR_BYTES)
@@ -83,7 +83,7 @@ async def _first_model(client: HttpClient, models: Server, given: str | None) ->
         if response.status != 200:
             raise NoServerError(f"{models.url}: {refusal(response.status, body)}; say --model NAME")
     try:
-        cards = msgspec.json.decode(body, type=_Models).data
+        cards = msgspec.json.decode(body, type=_ServedModels).data
     except (msgspec.DecodeError, RecursionError) as error:
         raise NoServerError(f"{models.url}: {plain(str(error))}; say --model NAME") from None
     if not cards:

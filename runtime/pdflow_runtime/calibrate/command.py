@@ -15,8 +15,8 @@ from rich.table import Table
 from pdflow.errors import EXIT_DONE, PdflowError
 from pdflow.scenario.reading.editable import Scenario as Editable
 from pdflow.scenario.reading.load import read, resolve
-from pdflow.scenario.schema.scenario import Scenario
-from pdflow_runtime.bench.asked import Asked
+from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow_runtime.bench.asked import BenchOptions
 from pdflow_runtime.bench.target import model_of, server_of
 from pdflow_runtime.build import engines_of, refuse_what_is_not_served
 from pdflow_runtime.calibrate.delays import delays, door_s, link_values
@@ -28,8 +28,8 @@ from pdflow_runtime.clock import now_ns, wall_offset_ns
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import is_synthetic, open_prompts
-from pdflow_runtime.observe.event_log import Asked as Arrived
 from pdflow_runtime.observe.event_log import Moved, Page
+from pdflow_runtime.observe.event_log import RequestReceived as Arrived
 from pdflow_runtime.process.addresses import reached_at, url_of
 from pdflow_runtime.process.processes import leaves
 
@@ -48,7 +48,7 @@ def main(file: str, overrides: Sequence[str], url: str | None, out: Path, comman
     refuse_what_is_not_served(scenario)
     at = url or url_of(Coordinates(reached_at(scenario.serve.host), scenario.serve.port))
     try:
-        measured = trio.run(probed, scenario, Asked(base_url=at))
+        measured = trio.run(probed, scenario, BenchOptions(base_url=at))
     except BaseExceptionGroup as group:
         raise next((error for error in leaves(group) if isinstance(error, PdflowError)), group) from None
     said = shlex.join(["pdflow", *command])
@@ -64,7 +64,7 @@ def edited_of(file: str, overrides: Sequence[str]) -> Editable:
     return Editable(draft, resolve(draft), {})
 
 
-async def probed(scenario: Scenario, asked: Asked) -> Measured:
+async def probed(scenario: ResolvedScenario, asked: BenchOptions) -> Measured:
     """What came of probing it: first for what steps take, then, with traffic as the scenario has it, for the rest."""
     client = HttpClient(connect_s=10.0)
     server = server_of(asked)
@@ -82,7 +82,7 @@ async def probed(scenario: Scenario, asked: Asked) -> Measured:
         client.close()
 
 
-def steps_of(scenario: Scenario, pages: Sequence[Page]) -> dict[str, StepFit]:
+def steps_of(scenario: ResolvedScenario, pages: Sequence[Page]) -> dict[str, StepFit]:
     """By pool. ProbeError if there is too little to go by."""
     steps = {}
     for pool in scenario.pools:
@@ -94,7 +94,7 @@ def steps_of(scenario: Scenario, pages: Sequence[Page]) -> dict[str, StepFit]:
     return steps
 
 
-def measured_of(scenario: Scenario, pages: Sequence[Page], since_ns: int) -> Measured:
+def measured_of(scenario: ResolvedScenario, pages: Sequence[Page], since_ns: int) -> Measured:
     """Steps are of all that was noted, hops and messages of what has been since then."""
     lately = [page.since(since_ns) for page in pages]
     links = link_values(delays(pages), delays(lately), is_synthetic(scenario))
@@ -108,7 +108,7 @@ def measured_of(scenario: Scenario, pages: Sequence[Page], since_ns: int) -> Mea
     )
 
 
-def show(scenario: Scenario, measured: Measured, written: Sequence[Path]) -> None:
+def show(scenario: ResolvedScenario, measured: Measured, written: Sequence[Path]) -> None:
     """What came of it."""
     console = Console(highlight=False, markup=False, emoji=False)
     table = Table("pool", "steps", "kinds", "median miss", "p95", "API server, ms", box=None)

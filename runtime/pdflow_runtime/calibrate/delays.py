@@ -17,7 +17,7 @@ import attrs
 
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, EngineId, Instant, RequestId, S
-from pdflow_runtime.observe.event_log import TOKEN, Frame, Heard, Met, Moved, Noted, Page, Passed, Sent
+from pdflow_runtime.observe.event_log import TOKEN, FirstPiecePassed, Frame, Met, Moved, Noted, Page, Passed, Sent
 from pdflow_runtime.observe.rows import timed
 
 Samples: TypeAlias = list[int]
@@ -28,7 +28,7 @@ REGISTER: Final = Register.__name__
 
 
 @attrs.frozen
-class Transfer:
+class MeasuredTransfer:
     """One: posting is from when nothing was missing any more until its last descriptor is posted."""
 
     nbytes: int
@@ -47,7 +47,7 @@ class Delays:
     """From where the router sends a leg until the engine has it."""
     control_ns: Samples
     met_ns: Samples
-    transfers: list[Transfer]
+    transfers: list[MeasuredTransfer]
 
 
 def delays(pages: Sequence[Page]) -> Delays:
@@ -75,7 +75,7 @@ class _Seen:
                 self._marks[request_id][stage] = t
             case Sent():
                 self._sent.append((t, noted))
-            case Heard(request=request):
+            case FirstPiecePassed(request=request):
                 self._heard[request] = t
             case Frame():
                 self._frame(t, noted)
@@ -116,14 +116,14 @@ class _Seen:
         )
 
 
-def _transfer(marks: dict[str, Instant], parts: Sequence[Moved]) -> Transfer | None:
+def _transfer(marks: dict[str, Instant], parts: Sequence[Moved]) -> MeasuredTransfer | None:
     """Of a prompt. Several ranks move their parts side by side, each over its own links: the largest takes as long."""
     if not {"prefill", "xfer_post", "xfer_wire"} <= marks.keys():
         return None
     largest = max(parts, key=lambda part: part.nbytes)
     ready = max(marks[mark] for mark in ("prefill", "handoff", "d_admit", REGISTER) if mark in marks)
     posting, wire = marks["xfer_post"] - ready, marks["xfer_wire"] - marks["xfer_post"]
-    return Transfer(largest.nbytes, largest.descriptors, max(0, posting), max(0, wire))
+    return MeasuredTransfer(largest.nbytes, largest.descriptors, max(0, posting), max(0, wire))
 
 
 @attrs.frozen(kw_only=True)

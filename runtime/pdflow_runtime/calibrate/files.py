@@ -16,10 +16,10 @@ import attrs
 
 from pdflow.errors import PdflowError
 from pdflow.results.files.write import guarding, make_folder, replacing
-from pdflow.scenario.costs.cost_file import CostFile, Engine, MadeFrom, RowErrors, cost_file, written
+from pdflow.scenario.costs.cost_file import CostFile, MadeFrom, MeasuredEngine, RowErrors, cost_file, written
 from pdflow.scenario.reading.editable import Scenario as Editable
 from pdflow.scenario.reading.toml_text import toml_text
-from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.validation.fit import kv_tokens_of
 from pdflow.version import version
 from pdflow_runtime.calibrate.delays import LinkValues
@@ -85,7 +85,7 @@ def _round(seconds: float) -> float:
     return round(seconds, 9)
 
 
-def links_text(scenario: Scenario, measured: Measured, command: str) -> str:
+def links_text(scenario: ResolvedScenario, measured: Measured, command: str) -> str:
     moves = f"{scenario.serve.transport}, {scenario.transfer.method}"
     seen = f"means of {measured.transfers} transfers and {measured.requests} requests"
     return toml_text(
@@ -97,7 +97,7 @@ def links_text(scenario: Scenario, measured: Measured, command: str) -> str:
     )
 
 
-def cost_of(scenario: Scenario, pool: Pool, fit: StepFit, command: str) -> CostFile:
+def cost_of(scenario: ResolvedScenario, pool: Pool, fit: StepFit, command: str) -> CostFile:
     """The cost file of a pool. Its bar is what was seen of steps that the fit has not seen; of TTFT it says nothing."""
     off = fit.kept_out
     cost = attrs.evolve(
@@ -105,7 +105,7 @@ def cost_of(scenario: Scenario, pool: Pool, fit: StepFit, command: str) -> CostF
         provenance=f"measured: {fit.steps} steps of a running cluster, {pool.engine} engines",
         rel_error={"all": f"single steps ±{off.median:.0%} in the median, ±{off.p95:.0%} of 95 %"},
     )
-    engine = Engine(
+    engine = MeasuredEngine(
         gpu=pool.gpu.name,
         model=scenario.model.name,
         tp=pool.tp,

@@ -14,11 +14,11 @@ import msgspec
 import trio
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.workload.request import Request
 from pdflow_runtime.bench.contents import Contents
-from pdflow_runtime.bench.form import Form
-from pdflow_runtime.bench.sender import Server
+from pdflow_runtime.bench.form import RequestForm
+from pdflow_runtime.bench.sender import RequestTarget
 from pdflow_runtime.clock import deadline_of, now_ns
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
@@ -56,7 +56,7 @@ class Round:
     requests: tuple[tuple[int, int], ...]
 
 
-def rounds(scenario: Scenario, context_tokens: int) -> Iterator[Round]:
+def rounds(scenario: ResolvedScenario, context_tokens: int) -> Iterator[Round]:
     """Every engine of each role comes to see each of them, whoever the router chooses."""
     engines = max(pool.replicas for pool in scenario.pools)
     room = min([context_tokens, *(pool.step_tokens for pool in scenario.pools if pool.role != "decode")])
@@ -78,8 +78,8 @@ class Probe:
     def __init__(self, client: HttpClient, host: str, port: int, model: str, seed: int) -> None:
         self._client: Final = client
         self._signer: Final = operators_signer()
-        self._at: Final = Server(host, port, COMPLETIONS, (JSON,))
-        self._form: Final = Form(path=COMPLETIONS, model=model, ignore_eos=True, sampling={"temperature": 0.0})
+        self._at: Final = RequestTarget(host, port, COMPLETIONS, (JSON,))
+        self._form: Final = RequestForm(path=COMPLETIONS, model=model, ignore_eos=True, sampling={"temperature": 0.0})
         self._contents: Final = Contents(seed, 1)
         self._sent = 0
         self._pages: dict[str, Page] = {}

@@ -47,26 +47,26 @@ class StepFit:
     """Of how many kinds they were."""
 
 
-class Seen(NamedTuple):
+class ObservedStep(NamedTuple):
     """A step, and whether its engine had stood still."""
 
     step: Stepped
     waking: bool
 
 
-def steps_seen(pages: Iterable[Page]) -> list[Seen]:
+def steps_seen(pages: Iterable[Page]) -> list[ObservedStep]:
     """Of each engine all steps, in their order."""
     found = []
     for page in pages:
         ended = None
         for step in page.notes:
             if isinstance(step, Stepped):
-                found.append(Seen(step, ended is None or step.t - ended > STILL_NS))
+                found.append(ObservedStep(step, ended is None or step.t - ended > STILL_NS))
                 ended = step.t + step.lasted_ns
     return found
 
 
-def fit_steps(noted: Sequence[Seen]) -> StepFit:
+def fit_steps(noted: Sequence[ObservedStep]) -> StepFit:
     """TooFewStepsError if there is not enough to go by."""
     kinds = compositions(noted)
     if len(kinds) < ENOUGH:
@@ -75,7 +75,7 @@ def fit_steps(noted: Sequence[Seen]) -> StepFit:
     return StepFit(_fit(noted), kept_out, len(noted), len(kinds))
 
 
-def _fit(noted: Sequence[Seen]) -> StepCost:
+def _fit(noted: Sequence[ObservedStep]) -> StepCost:
     kinds = compositions(noted)
     knots = _knots(sorted({step.prefill_tokens + step.decodes for step in kinds}))
     first = fitted(kinds, knots)
@@ -89,7 +89,7 @@ def _fit(noted: Sequence[Seen]) -> StepCost:
     return fitted(steps, knots, expected)
 
 
-def compositions(noted: Iterable[Seen]) -> list[Step]:
+def compositions(noted: Iterable[ObservedStep]) -> list[Step]:
     """Steps that are made of the same as one."""
     kinds: defaultdict[tuple[int, ...], list[Stepped]] = defaultdict(list)
     for step, waking in noted:

@@ -14,7 +14,7 @@ import attrs
 
 from pdflow.cost.step import PS_PER_S, StepCost
 from pdflow.protocol.values import S
-from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.schema.workload import PoissonArrival
 from pdflow.workload.build import requests
 from pdflow.workload.request import Request
@@ -26,7 +26,7 @@ TOGETHER: Final = 4
 """Sequences of a decode step, where that is not known."""
 
 
-def drawn(scenario: Scenario, count: int, rate_rps: float) -> list[Request]:
+def drawn(scenario: ResolvedScenario, count: int, rate_rps: float) -> list[Request]:
     """The first of its requests, as if each came by itself. TraceError if lines of a trace are bad."""
     workload = scenario.workload
     if workload.sessions is None:
@@ -40,7 +40,7 @@ def drawn(scenario: Scenario, count: int, rate_rps: float) -> list[Request]:
     ]
 
 
-def rate_at(scenario: Scenario, costs: Mapping[str, StepCost], share: float) -> float:
+def rate_at(scenario: ResolvedScenario, costs: Mapping[str, StepCost], share: float) -> float:
     """Requests per second that keep the engines of the busiest pool busy for so much of their time."""
     sample = drawn(scenario, DRAWN, 1.0)
     return share / max(busy_s(pool, costs[pool.name], sample) / pool.replicas for pool in scenario.pools)

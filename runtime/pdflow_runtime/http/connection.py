@@ -18,7 +18,7 @@ import trio
 from pdflow.protocol.values import S
 from pdflow_runtime.clock import deadline_of, now_ns
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, Limits, Request, head, status_line
+from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest, head, status_line
 from pdflow_runtime.http.parsing import Refusal, RequestParser
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
@@ -36,8 +36,8 @@ class Connection:
     def __init__(
         self,
         sock: socket.socket,
-        handler: Callable[[Request, Responder], Awaitable[None]],
-        limits: Limits,
+        handler: Callable[[HttpRequest, Responder], Awaitable[None]],
+        limits: HttpLimits,
         pump: Pump,
     ) -> None:
         self._sock = sock
@@ -106,7 +106,7 @@ class Connection:
         if not parser.ready:
             return True
         self._news.set()
-        return isinstance(parser.ready[-1], Request)
+        return isinstance(parser.ready[-1], HttpRequest)
 
     def _set_deadline(self) -> None:
         """Until when the client must have done its part. While it is our turn, there is none."""
@@ -140,7 +140,7 @@ class Connection:
             if not await self._answer_one(item):
                 return
 
-    async def _answer_one(self, request: Request) -> bool:
+    async def _answer_one(self, request: HttpRequest) -> bool:
         """Whether the connection may go on."""
         with trio.CancelScope() as scope:
             responder = Responder(self._sock, request, scope, self._limits.write_s, self._pump)
@@ -157,7 +157,7 @@ class Connection:
         self._set_deadline()
         return responder.done and responder.keep_alive and not responder.gone
 
-    async def _answer_failure(self, request: Request, responder: Responder, error: Exception) -> None:
+    async def _answer_failure(self, request: HttpRequest, responder: Responder, error: Exception) -> None:
         """One request's failure is its client's alone: it is logged, answered if it can be, and the server goes on."""
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:

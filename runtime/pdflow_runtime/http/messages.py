@@ -18,7 +18,7 @@ _STATUS_LINES: Final = {
 }
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one client may ask of the server."""
 
     head_bytes: int = 64 << 10
@@ -35,7 +35,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a client may take nothing of what is sent to it."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class HttpRequest(msgspec.Struct, frozen=True):
     method: str
     path: str
     """Percent-decoded, without the query."""

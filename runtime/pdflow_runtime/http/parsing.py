@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import httptools
 import msgspec
 
-from pdflow_runtime.http.messages import Header, Limits, Request
+from pdflow_runtime.http.messages import Header, HttpLimits, HttpRequest
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -29,8 +29,8 @@ class _Refused(Exception):  # noqa: N818 - it never leaves this file: it stops t
 class RequestParser:
     """Feed it what was received; take requests, and at most one Refusal behind them, from `ready`."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.ready: deque[Request | Refusal] = deque()
+    def __init__(self, limits: HttpLimits) -> None:
+        self.ready: deque[HttpRequest | Refusal] = deque()
         self.within = False
         """A request has begun and is not whole."""
         self.wants_continue = False
@@ -73,7 +73,7 @@ class RequestParser:
         ready = self.ready
         if len(ready) < 2:
             return False
-        held = sum(len(item.body) for item in ready if isinstance(item, Request))
+        held = sum(len(item.body) for item in ready if isinstance(item, HttpRequest))
         return len(ready) >= self._limits.pipelined or held >= self._limits.body_bytes
 
     def give_up(self, refusal: Refusal) -> None:
@@ -87,7 +87,7 @@ class RequestParser:
 
     def _last(self) -> None:
         last = self.ready[-1] if self.ready else None
-        if self.within or not isinstance(last, Request):
+        if self.within or not isinstance(last, HttpRequest):
             self._refuse(Refusal(400, "an upgrade that is no whole request"))
             return
         self.ready[-1] = msgspec.structs.replace(last, keep_alive=False)
@@ -135,7 +135,7 @@ class RequestParser:
         path, query = _split(self._target)
         parser = self._parser
         self.ready.append(
-            Request(
+            HttpRequest(
                 method=parser.get_method().decode("ascii"),
                 path=path,
                 query=query,

@@ -13,7 +13,7 @@ from enum import Enum, auto
 import trio
 from trio.lowlevel import wait_writable
 
-from pdflow_runtime.http.messages import Header, Request, head, status_line
+from pdflow_runtime.http.messages import Header, HttpRequest, head, status_line
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.sockets import send_now
 
@@ -37,7 +37,7 @@ class Responder:
     """`reply`, or `begin`, `send`... and `end`. Anything out of that order is a RuntimeError: our caller's mistake."""
 
     def __init__(
-        self, sock: socket.socket, request: Request, scope: trio.CancelScope, write_s: float, pump: Pump
+        self, sock: socket.socket, request: HttpRequest, scope: trio.CancelScope, write_s: float, pump: Pump
     ) -> None:
         self.gone = False
         """The client hung up, or took nothing for too long."""

@@ -20,12 +20,12 @@ from typing import TypeAlias
 import trio
 
 from pdflow_runtime.http.connection import Connection
-from pdflow_runtime.http.messages import Limits, Request
+from pdflow_runtime.http.messages import HttpLimits, HttpRequest
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.sockets import close, tuned
 
-RequestHandler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]
+RequestHandler: TypeAlias = Callable[[HttpRequest, Responder], Awaitable[None]]
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_PAUSE_S = 0.1
@@ -33,7 +33,7 @@ _EXHAUSTED_PAUSE_S = 0.1
 
 
 class Server:
-    def __init__(self, listener: socket.socket, handler: RequestHandler, limits: Limits) -> None:
+    def __init__(self, listener: socket.socket, handler: RequestHandler, limits: HttpLimits) -> None:
         self.connections: set[Connection] = set()
         """Those open now."""
         self.port: int = listener.getsockname()[1]
@@ -119,11 +119,11 @@ class Server:
 async def serve_http(
     listener: socket.socket,
     handler: RequestHandler,
-    limits: Limits | None = None,
+    limits: HttpLimits | None = None,
     *,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; the listener is closed then. Starts with its Server."""
-    server = Server(listener, handler, limits or Limits())
+    server = Server(listener, handler, limits or HttpLimits())
     task_status.started(server)
     await server.run()

@@ -13,13 +13,13 @@ import msgspec
 import trio
 
 from pdflow_runtime.engines.job import Logprobs, Token
-from pdflow_runtime.http.messages import EVENT_STREAM, JSON, Request
-from pdflow_runtime.http.openai.answers import DONE, Piece, usage
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpRequest
+from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, usage
 from pdflow_runtime.http.openai.between import FirstToken
 from pdflow_runtime.http.openai.fields import decoded
-from pdflow_runtime.http.openai.sampling import Asked
+from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.nodes.decode_node import DecodeLeg, DecodeNode
+from pdflow_runtime.nodes.decode_node import DecodeLeg, LiveDecodeNode
 from pdflow_runtime.nodes.engine_api import EngineApi, LegAsked, ended, named, shown
 from pdflow_runtime.nodes.kv_params import Coordinates, read_decode
 from pdflow_runtime.router.answer_text import Words
@@ -38,12 +38,12 @@ class FirstToCome:
         self.met: Final = trio.Event()
 
 
-class DecodeApi(EngineApi[DecodeNode]):
+class DecodeApi(EngineApi[LiveDecodeNode]):
     """Args: as EngineApi's."""
 
     def __init__(
         self,
-        node: DecodeNode,
+        node: LiveDecodeNode,
         prompts: Prompts,
         method: str,
         here: Coordinates,
@@ -54,13 +54,13 @@ class DecodeApi(EngineApi[DecodeNode]):
         self.to_come: dict[str, FirstToCome] = {}
         """By the id of the attempt."""
 
-    async def answered_besides(self, request: Request, responder: Responder) -> bool:
+    async def answered_besides(self, request: HttpRequest, responder: Responder) -> bool:
         if (request.method, request.path) != ("POST", "/first_token"):
             return False
         await self._hear_first(request, responder)
         return True
 
-    async def _hear_first(self, request: Request, responder: Responder) -> None:
+    async def _hear_first(self, request: HttpRequest, responder: Responder) -> None:
         """P has told the first token of an attempt whose decode leg is here, or on its way."""
         first = self.checked(decoded(_first, request.body))
         request_id = named(request)
@@ -105,7 +105,7 @@ class DecodeApi(EngineApi[DecodeNode]):
 
     async def _stream(
         self,
-        pieces: AsyncIterator[Piece],
+        pieces: AsyncIterator[AnswerPiece],
         pair: FirstToCome,
         whole: LegAsked,
         responder: Responder,
@@ -128,7 +128,7 @@ class DecodeApi(EngineApi[DecodeNode]):
 
     async def _whole(
         self,
-        pieces: AsyncIterator[Piece],
+        pieces: AsyncIterator[AnswerPiece],
         pair: FirstToCome,
         whole: LegAsked,
         responder: Responder,
@@ -138,7 +138,7 @@ class DecodeApi(EngineApi[DecodeNode]):
         token_ids = [token for piece in parts for token in piece.token_ids or ()]
         logprobs = [entry for piece in parts for entry in piece.logprobs or ()]
         last = parts[-1]
-        piece = Piece(
+        piece = AnswerPiece(
             0,
             "".join(part.text for part in parts),
             last.ending,
@@ -149,7 +149,9 @@ class DecodeApi(EngineApi[DecodeNode]):
         done = answer.whole([shown(piece, asked)], usage(len(whole.tokens), len(token_ids)))
         await responder.reply(200, (JSON,), done)
 
-    async def _pieces(self, leg: DecodeLeg, asked: Asked, pair: FirstToCome) -> AsyncGenerator[Piece, None]:
+    async def _pieces(
+        self, leg: DecodeLeg, asked: AnswerOptions, pair: FirstToCome
+    ) -> AsyncGenerator[AnswerPiece, None]:
         """One for each token, that of P included. OpenAIError if the leg ends without its last one."""
         words = Words(self.prompts, asked)
         before = True

@@ -37,7 +37,7 @@ from pdflow_runtime.clock import now_ns
 from pdflow_runtime.engines.job import Job, Sampling, Token
 from pdflow_runtime.engines.loop import Told
 from pdflow_runtime.nodes.content import digest_of
-from pdflow_runtime.nodes.engine_node import EngineNode, Known
+from pdflow_runtime.nodes.engine_node import Known, LiveEngineNode
 from pdflow_runtime.nodes.models import weights_words
 from pdflow_runtime.nodes.ranked_node import Place
 from pdflow_runtime.observe.event_log import TOKEN
@@ -74,7 +74,7 @@ class DecodeLeg:
         """Bounded by the tokens that it may generate."""
 
 
-class DecodeNode(EngineNode):
+class LiveDecodeNode(LiveEngineNode):
     """One life of a decode engine. Args: `landing`: where KV lands."""
 
     pool_role = "decode"

@@ -17,15 +17,22 @@ from pdflow.protocol.wire.checks import id_problem
 from pdflow_runtime.clock import wall_s
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, Request
-from pdflow_runtime.http.openai.answers import DONE, Answer, ChatAnswer, CompletionAnswer, Piece, error_event
+from pdflow_runtime.http.messages import JSON, HttpRequest
+from pdflow_runtime.http.openai.answers import (
+    DONE,
+    AnswerFormat,
+    AnswerPiece,
+    ChatAnswer,
+    CompletionAnswer,
+    error_event,
+)
 from pdflow_runtime.http.openai.between import Between, FirstToken, read_between
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
 from pdflow_runtime.http.openai.models import ModelCard, model_not_found, models_body
-from pdflow_runtime.http.openai.sampling import Asked
+from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.nodes.engine_node import EngineNode
+from pdflow_runtime.nodes.engine_node import LiveEngineNode
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.observe.state import EngineState, state_of
 from pdflow_runtime.process.component_api import PartApi
@@ -50,15 +57,15 @@ class LegAsked(NamedTuple):
     body: CompletionRequest | ChatRequest
     tokens: list[int]
     """Of the prompt."""
-    answer: Answer
+    answer: AnswerFormat
     """The form of what is said to the client."""
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> AnswerOptions:
         return self.body.asked
 
 
-_Node = TypeVar("_Node", bound=EngineNode)
+_Node = TypeVar("_Node", bound=LiveEngineNode)
 
 
 class EngineApi(PartApi, Generic[_Node]):
@@ -84,7 +91,7 @@ class EngineApi(PartApi, Generic[_Node]):
     def state(self) -> EngineState:
         return state_of(self.node)
 
-    async def __call__(self, request: Request, responder: Responder) -> None:
+    async def __call__(self, request: HttpRequest, responder: Responder) -> None:
         try:
             await self._answer(request, responder)
         except OpenAIError as error:
@@ -94,7 +101,7 @@ class EngineApi(PartApi, Generic[_Node]):
             else:
                 await responder.reply(error.status, (JSON,), error.body())
 
-    async def _answer(self, request: Request, responder: Responder) -> None:
+    async def _answer(self, request: HttpRequest, responder: Responder) -> None:
         if await self.operated(request, responder):
             return
         match request.method, request.path:
@@ -113,7 +120,7 @@ class EngineApi(PartApi, Generic[_Node]):
                 if not await self.answered_besides(request, responder):
                     raise OpenAIError(404, f"there is no {request.method} {request.path} here")
 
-    async def answered_besides(self, request: Request, responder: Responder) -> bool:
+    async def answered_besides(self, request: HttpRequest, responder: Responder) -> bool:
         """Answer a path that only this role has. Whether it is one."""
         return False
 
@@ -123,7 +130,7 @@ class EngineApi(PartApi, Generic[_Node]):
 
     async def _complete(
         self,
-        request: Request,
+        request: HttpRequest,
         asked: CompletionRequest | ChatRequest,
         tokens: list[int],
         form: type[CompletionAnswer] | type[ChatAnswer],
@@ -154,7 +161,7 @@ class EngineApi(PartApi, Generic[_Node]):
             raise OpenAIError(400, f"pdflow: the model has token ids below {self.prompts.vocab_size}", param="pdflow")
         return first
 
-    def sampling(self, asked: Asked, prompt_tokens: int) -> Sampling:
+    def sampling(self, asked: AnswerOptions, prompt_tokens: int) -> Sampling:
         """How the answer's tokens are chosen, and how many there may be. OpenAIError for a prompt that is too long."""
         room = self.prompts.context_tokens - prompt_tokens
         most = max(1, room) if asked.max_tokens is None else asked.max_tokens
@@ -171,7 +178,7 @@ class EngineApi(PartApi, Generic[_Node]):
         )
 
 
-def named(request: Request) -> str:
+def named(request: HttpRequest) -> str:
     """The attempt's id; one of our own for whoever says none. OpenAIError."""
     request_id = (request.header(b"x-request-id") or secrets.token_hex(8).encode()).decode("ascii", "replace")
     if problem := id_problem(request_id):
@@ -179,12 +186,12 @@ def named(request: Request) -> str:
     return request_id
 
 
-def shown(piece: Piece, asked: Asked) -> Piece:
+def shown(piece: AnswerPiece, asked: AnswerOptions) -> AnswerPiece:
     """Token ids are told to whoever asked for them."""
     return (
         piece
         if asked.return_token_ids
-        else Piece(piece.index, piece.text, piece.ending, piece.stop_reason, piece.logprobs)
+        else AnswerPiece(piece.index, piece.text, piece.ending, piece.stop_reason, piece.logprobs)
     )
 
 

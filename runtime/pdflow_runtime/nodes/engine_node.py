@@ -31,7 +31,7 @@ class Known(NamedTuple):
     begun_ns: Instant
 
 
-class EngineNode(RankedNode):
+class LiveEngineNode(RankedNode):
     """Subclasses say in `came` what the engine's outcomes mean."""
 
     pool_role: ClassVar[str]

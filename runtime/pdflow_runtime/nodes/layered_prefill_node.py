@@ -25,13 +25,13 @@ from pdflow.serving.effects import (
 )
 from pdflow.serving.events import ChunkStarted, CopiedOut, LayerReady
 from pdflow.serving.sending import Sending
-from pdflow_runtime.nodes.prefill_node import PrefillLeg, PrefillNode
+from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
 from pdflow_runtime.nodes.ranked_node import Place
 from pdflow_runtime.nodes.ranks import Rank
 from pdflow_runtime.transports.base import MakeTransport
 
 
-class LayeredPrefillNode(PrefillNode):
+class LiveLayeredPrefillNode(LivePrefillNode):
     """Args: `staging` is that of each rank, if there is any."""
 
     def __init__(
@@ -66,7 +66,7 @@ class LayeredPrefillNode(PrefillNode):
 
     # What the engine computes.
 
-    def chunk_begun(self, leg: PrefillLeg, chunk: ChunkBegun) -> None:
+    def chunk_begun(self, leg: LivePrefillLeg, chunk: ChunkBegun) -> None:
         known = chunk.computed + chunk.new
         self.feed(self.role, ChunkStarted(leg.xid, self.source(leg), known, self.step))
 

@@ -29,9 +29,9 @@ from pdflow.protocol.wire.malformed import Malformed
 from pdflow.protocol.wire.strict import LENGTH_BYTES, Frame, FrameDecoder, Hello, encode_frame
 from pdflow.serving.core import Port
 from pdflow_runtime.clock import within
-from pdflow_runtime.nodes.node import Node
+from pdflow_runtime.nodes.node import LiveNode
 from pdflow_runtime.nodes.ranks import Rank
-from pdflow_runtime.security.pending_connections import Strangers
+from pdflow_runtime.security.pending_connections import PendingConnections
 from pdflow_runtime.security.proving import MAGIC, Proof, prove_as_acceptor, prove_as_opener
 from pdflow_runtime.security.secret import MAC_BYTES, Secret
 from pdflow_runtime.security.tls import Tls
@@ -50,7 +50,7 @@ MAX_STRANGERS: Final = 1024
 """Streams on which no HELLO has come yet. Who begins anew hears from all ranks at once."""
 
 
-class Link:
+class RankLink:
     """One stream. `port` and the peer's `hello` are known once HELLOs have been exchanged."""
 
     def __init__(self, stream: trio.abc.Stream, secret: Secret | None) -> None:
@@ -114,23 +114,23 @@ class Link:
         return taken
 
 
-class Links:
+class RankLinks:
     """Args: the node and its ranks. `send`, `handshake` and `fence` are what the effects of these names do. `secret`
     and `tls` are given before any stream is."""
 
-    def __init__(self, node: Node, ranks: Mapping[Address, Rank]) -> None:
+    def __init__(self, node: LiveNode, ranks: Mapping[Address, Rank]) -> None:
         self.node: Final = node
         self.ranks: Final = ranks
         self.secret: Secret | None = None
         self.tls: Tls | None = None
-        self._strangers: Final = Strangers(MAX_STRANGERS, trio.CancelScope.cancel)
+        self._strangers: Final = PendingConnections(MAX_STRANGERS, trio.CancelScope.cancel)
         self.book: dict[EngineId, tuple[str, int]] = {}
         """Where engines hear, as far as requests have said."""
         self._unreached: dict[EngineId, set[tuple[Port, Address]]] = {}
         """Ranks of ours, and peers that were not to be reached where the engine was said to hear."""
         self._again: dict[EngineId, trio.Event] = {}
         """Set when those have been tried where it hears now."""
-        self.links: dict[tuple[Address, Address], Link] = {}
+        self.links: dict[tuple[Address, Address], RankLink] = {}
         """By our rank and the peer's."""
         self._nursery: trio.Nursery
 
@@ -219,10 +219,10 @@ class Links:
         self._nursery.start_soon(self._serve, link)
         await self._meet(link)
 
-    async def _reached(self, port: Port, peer: Address, host: str, tcp_port: int) -> Link:
+    async def _reached(self, port: Port, peer: Address, host: str, tcp_port: int) -> RankLink:
         stream: trio.abc.Stream = await trio.open_tcp_stream(host, tcp_port)
         try:
-            link = Link(stream if self.tls is None else self.tls.opened(stream), self.secret)
+            link = RankLink(stream if self.tls is None else self.tls.opened(stream), self.secret)
             link.port = port
             await self._greet(link, peer)
         except BaseException:
@@ -230,7 +230,7 @@ class Links:
             raise
         return link
 
-    async def _greet(self, link: Link, peer: Address) -> None:
+    async def _greet(self, link: RankLink, peer: Address) -> None:
         """The opener's half. ValueError if somebody else answers."""
         nonce = secrets.randbits(63) | 1
         await link.prove(True)
@@ -242,7 +242,7 @@ class Links:
     async def _accepted(self, stream: trio.SocketStream) -> None:
         place = trio.CancelScope()
         self._strangers.add(place)
-        link = Link(stream if self.tls is None else self.tls.accepted(stream), self.secret)
+        link = RankLink(stream if self.tls is None else self.tls.accepted(stream), self.secret)
         try:
             with place, trio.fail_after(PATIENCE_S):
                 await self._welcome(link)
@@ -256,7 +256,7 @@ class Links:
         self._adopt(link)
         await self._serve(link)
 
-    async def _welcome(self, link: Link) -> None:
+    async def _welcome(self, link: RankLink) -> None:
         """The acceptor's half. ValueError for a stranger, or for who asks for somebody else."""
         await link.prove(False)
         hello = await link.hear_hello()
@@ -269,7 +269,7 @@ class Links:
     def _hello(self, port: Port, nonce: int, echo: int, to: Address) -> bytes:
         return encode_frame(Hello(port.address, port.incarnation, nonce, echo, to, self.ranks[port.address].about(to)))
 
-    def _adopt(self, link: Link) -> None:
+    def _adopt(self, link: RankLink) -> None:
         """From now on this is the stream between the two."""
         before = self.links.get(link.key)
         self.links[link.key] = link
@@ -277,7 +277,7 @@ class Links:
             before.scope.cancel()
             self.node.put(link.port, PeerLost(link.hello.address))
 
-    async def _meet(self, link: Link) -> None:
+    async def _meet(self, link: RankLink) -> None:
         """Reach the memory of whoever is at the other end, and say how that went."""
         rank, hello = self.ranks[link.port.address], link.hello
         ok = True
@@ -292,7 +292,7 @@ class Links:
             ok = False  # its stream has ended meanwhile, and nothing would tell of that any more
         self.node.put(link.port, HandshakeEnded(hello.address, ok, hello.incarnation if ok else 0))
 
-    async def _serve(self, link: Link) -> None:
+    async def _serve(self, link: RankLink) -> None:
         """Both directions, until the stream ends."""
         try:
             with link.scope:
@@ -306,7 +306,7 @@ class Links:
                 self.node.put(link.port, PeerLost(link.hello.address))
             await trio.aclose_forcefully(link.stream)
 
-    async def _read(self, link: Link) -> None:
+    async def _read(self, link: RankLink) -> None:
         frames = link.early
         while True:
             for frame in frames:
@@ -323,7 +323,7 @@ class Links:
                 return
             frames = link.decoder.feed(bytes(data))
 
-    async def _write(self, link: Link) -> None:
+    async def _write(self, link: RankLink) -> None:
         try:
             async for first in link.unsent:
                 batch = [first]

@@ -17,7 +17,7 @@ from pdflow.layout.shapes import KvShape
 from pdflow.protocol.wire.limits import MAX_BLOCKS
 from pdflow.scenario.costs.step_costs import step_cost
 from pdflow.scenario.hf_config import DTYPES as HF_DTYPES
-from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.validation.fit import kv_shape_of, kv_tokens_of
 from pdflow.version import version
 from pdflow_runtime.engines.job import Runner
@@ -25,7 +25,7 @@ from pdflow_runtime.router.prompts import Prompts
 
 if TYPE_CHECKING:
     from pdflow_runtime.engines.config import ModelConfig
-    from pdflow_runtime.nodes.engine_node import EngineNode
+    from pdflow_runtime.nodes.engine_node import LiveEngineNode
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ NOT_COMPUTED_WITH: Final = frozenset(("eos_token_ids", "max_position_embeddings"
 is not always what is computed in."""
 
 
-class Model(Protocol):
+class ServedModel(Protocol):
     """One model, ready to be computed with."""
 
     prompts: Prompts
@@ -56,11 +56,11 @@ class Model(Protocol):
     """That is computed in, and KV kept in; "" if nothing is computed."""
     eos: frozenset[int]
 
-    def runner(self, node: EngineNode) -> Runner:
+    def runner(self, node: LiveEngineNode) -> Runner:
         """What computes in the memory of this node's ranks."""
 
 
-def folder_of(scenario: Scenario) -> Path:
+def folder_of(scenario: ResolvedScenario) -> Path:
     """The model's folder, made first if the scenario names none. ScenarioError if there is nothing in it."""
     named = scenario.serve.model
     if named is not None:
@@ -104,7 +104,7 @@ def cache() -> Path:
 class TorchModel:
     """A Hugging Face folder, read whole."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: ResolvedScenario) -> None:
         from pdflow_runtime.engines.weights import read_weights
 
         folder = folder_of(scenario)
@@ -115,7 +115,7 @@ class TorchModel:
         self.weights = weights_of(folder, self.config, self.dtype)
         self.prompts = prompts_of(scenario, folder, self.config)
 
-    def runner(self, node: EngineNode) -> Runner:
+    def runner(self, node: LiveEngineNode) -> Runner:
         from pdflow_runtime.engines.kv_cache import KvCache
         from pdflow_runtime.engines.model import Llama
         from pdflow_runtime.engines.torch_runner import TorchRunner
@@ -132,11 +132,11 @@ class SyntheticModel:
     weights = 1
     dtype = ""
 
-    def __init__(self, scenario: Scenario, pool: Pool) -> None:
+    def __init__(self, scenario: ResolvedScenario, pool: Pool) -> None:
         self.prompts = open_prompts(scenario)
         self._cost = step_cost(scenario.model, pool, scenario.base_dir)
 
-    def runner(self, node: EngineNode) -> Runner:
+    def runner(self, node: LiveEngineNode) -> Runner:
         from pdflow_runtime.engines.synthetic import SyntheticRunner
 
         ranks = node.computed_in()
@@ -157,12 +157,12 @@ class ByteTokens:
         return "".join(f"{said['role']}: {said['content']}\n" for said in messages)
 
 
-def is_synthetic(scenario: Scenario) -> bool:
+def is_synthetic(scenario: ResolvedScenario) -> bool:
     """Engines are all of one kind: no prompt is computed by one and decoded by the other."""
     return all(pool.engine == "synthetic" for pool in scenario.pools)
 
 
-def shape_of(scenario: Scenario, pool: Pool) -> KvShape:
+def shape_of(scenario: ResolvedScenario, pool: Pool) -> KvShape:
     """The KV of this pool's engines. That of synthetic ones is as small as it can be, so that a laptop has room for a
     cluster's: a layer for each pipeline stage, a head for each rank, two words for each token."""
     if not is_synthetic(scenario):
@@ -171,12 +171,12 @@ def shape_of(scenario: Scenario, pool: Pool) -> KvShape:
     return KvShape(stages, heads, head_dim=4, bytes_per_value=4, block_size=pool.block_size)
 
 
-def open_model(scenario: Scenario, pool: Pool) -> Model:
+def open_model(scenario: ResolvedScenario, pool: Pool) -> ServedModel:
     """What the engines of this pool compute with."""
     return TorchModel(scenario) if pool.engine == "torch" else SyntheticModel(scenario, pool)
 
 
-def open_prompts(scenario: Scenario) -> Prompts:
+def open_prompts(scenario: ResolvedScenario) -> Prompts:
     """The model's tokenizer, without its weights: all that a router needs."""
     if is_synthetic(scenario):
         context = min(kv_tokens_of(scenario.model, pool) for pool in scenario.pools)
@@ -186,7 +186,7 @@ def open_prompts(scenario: Scenario) -> Prompts:
     return prompts_of(scenario, folder, config_of(scenario, folder))
 
 
-def prompts_of(scenario: Scenario, folder: Path, config: ModelConfig) -> Prompts:
+def prompts_of(scenario: ResolvedScenario, folder: Path, config: ModelConfig) -> Prompts:
     """By the tokenizer of that folder."""
     try:
         from pdflow_runtime.engines.tokenizer import Tokenizer
@@ -196,7 +196,7 @@ def prompts_of(scenario: Scenario, folder: Path, config: ModelConfig) -> Prompts
     return Prompts(scenario.model.name, Tokenizer(folder), config.vocab_size, context, most)
 
 
-def handed_over(scenario: Scenario) -> int | None:
+def handed_over(scenario: ResolvedScenario) -> int | None:
     """Tokens of the longest prompt whose blocks a registration can name, at whichever engine; None where nobody hands
     anything over."""
     sizes = [pool.block_size for pool in scenario.pools if pool.role != "aggregated"]
@@ -229,7 +229,7 @@ def weights_words(weights: int) -> str:
     return f"weights {weights:016x} in {WEIGHTS_DTYPES[weights & 3]}"
 
 
-def dtype_of(scenario: Scenario, folder: Path, config: ModelConfig) -> str:
+def dtype_of(scenario: ResolvedScenario, folder: Path, config: ModelConfig) -> str:
     """What torch engines compute in and keep KV in: what `model.kv_dtype` says, which the loader has taken from the
     folder's config.json if the scenario does not say it; else what the tensors have, if that is as wide as the
     scenario's KV. ScenarioError if neither says it, or it is not computed in."""
@@ -259,14 +259,14 @@ def dtype_of(scenario: Scenario, folder: Path, config: ModelConfig) -> str:
     return dtype
 
 
-def weights_bytes(scenario: Scenario) -> int:
+def weights_bytes(scenario: ResolvedScenario) -> int:
     """Of the files that each engine reads at its start; 0 for a model that is made here, and for synthetic engines."""
     if scenario.serve.model is None or is_synthetic(scenario):
         return 0
     return sum(path.stat().st_size for path in (scenario.base_dir / scenario.serve.model).glob("*.safetensors"))
 
 
-def config_of(scenario: Scenario, folder: Path) -> ModelConfig:
+def config_of(scenario: ResolvedScenario, folder: Path) -> ModelConfig:
     """What the folder says. It must be the model of [model], which is simulated, and says how large KV is."""
     from pdflow_runtime.engines.config import read_config
 

@@ -27,7 +27,7 @@ from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import NEVER, Address, Instant
 from pdflow.serving.core import Core, Endpoint, Port
 from pdflow_runtime.clock import deadline_of, now_ns
-from pdflow_runtime.observe.event_log import Diary
+from pdflow_runtime.observe.event_log import EventLog
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ MOST_FRAMES: Final = 256
 Observer = Callable[[Address, Any, tuple[Any, ...], Instant], None]
 
 
-class Node:
+class LiveNode:
     """Owns its core for as long as `run` runs. Subclasses say what effects do, in `do`. Args: `core`: the rules of its
     role, if it has any."""
 
@@ -51,7 +51,7 @@ class Node:
         self.do: Final[dict[type, Callable[[Port, Any], None]]] = {Note: self.note}
         self.perform: Final = self.core.perform
         self.core.do = self.do
-        self.diary: Final = Diary(name)
+        self.diary: Final = EventLog(name)
         self.observe = self.diary.turn
         self.notes: Counter[str] = Counter()
         self.core.arm = self._arm

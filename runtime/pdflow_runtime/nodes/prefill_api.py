@@ -7,16 +7,16 @@ import msgspec
 from pdflow.protocol.messages import Code
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import EVENT_STREAM, JSON
-from pdflow_runtime.http.openai.answers import DONE, Piece, usage
+from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, usage
 from pdflow_runtime.http.openai.between import FirstAnswer, FirstToken
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.engine_api import EngineApi, LegAsked, ended, shown
 from pdflow_runtime.nodes.kv_params import decode_json, read_prefill
-from pdflow_runtime.nodes.prefill_node import PrefillLeg, PrefillNode
+from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
 from pdflow_runtime.router.answer_text import Words
 
 
-class PrefillApi(EngineApi[PrefillNode]):
+class PrefillApi(EngineApi[LivePrefillNode]):
     """Args: as EngineApi's."""
 
     async def complete(self, asked: LegAsked, responder: Responder) -> None:
@@ -44,10 +44,10 @@ class PrefillApi(EngineApi[PrefillNode]):
                 node.withdraw(leg.xid)
             done = msgspec.json.encode({"kv_transfer_params": params, "pdflow": first})
         else:
-            done = asked.answer.whole([Piece(0, "", "length")], usage(len(tokens), 0), params)
+            done = asked.answer.whole([AnswerPiece(0, "", "length")], usage(len(tokens), 0), params)
         await responder.reply(200, (JSON,), done)
 
-    def _first_answer(self, leg: PrefillLeg, whole: LegAsked) -> FirstAnswer:
+    def _first_answer(self, leg: LivePrefillLeg, whole: LegAsked) -> FirstAnswer:
         """The beginning of an answer that goes on elsewhere, if it does."""
         asked, answer = whole.asked, whole.answer
         token = leg.token

@@ -27,14 +27,14 @@ from pdflow_runtime.clock import now_ns
 from pdflow_runtime.engines.job import GREEDY, Job, Sampling, Token
 from pdflow_runtime.engines.loop import LayerComputed, Told
 from pdflow_runtime.nodes.content import digest_of
-from pdflow_runtime.nodes.engine_node import EngineNode, Known
+from pdflow_runtime.nodes.engine_node import Known, LiveEngineNode
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.ranked_node import Place
 from pdflow_runtime.observe.event_log import RELEASED, TOKEN
 from pdflow_runtime.transports.base import MakeTransport
 
 
-class PrefillLeg:
+class LivePrefillLeg:
     """One prompt at P. `answered` is set once there is `params`, or a `code` that says why there will be none; or, if
     nobody comes for its KV, once there is its token."""
 
@@ -64,7 +64,7 @@ class PrefillLeg:
         self.answered.set()
 
 
-class PrefillNode(EngineNode):
+class LivePrefillNode(LiveEngineNode):
     """One life of a prefill engine. Args: `sending`: what it sends from."""
 
     pool_role = "prefill"
@@ -80,9 +80,9 @@ class PrefillNode(EngineNode):
         self.prefilling: Final = PrefillCore(place.weights, sending or Sending())
         super().__init__(place, scheduler, ranks, transport, self.prefilling)
         self._products: Final = scheduler.products
-        self.legs: dict[Xid, PrefillLeg] = {}
+        self.legs: dict[Xid, LivePrefillLeg] = {}
         """Of which anything is left here."""
-        self.ending: list[PrefillLeg] = []
+        self.ending: list[LivePrefillLeg] = []
         """Whose last tokens are in the step that runs, where the engine reports chunks."""
         self.do.update(
             {
@@ -105,12 +105,14 @@ class PrefillNode(EngineNode):
         )
         self.prefilling.begin(self.scheduler)
 
-    def begin(self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None = None) -> PrefillLeg:
+    def begin(
+        self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None = None
+    ) -> LivePrefillLeg:
         """A prefill leg has come; with `sampling` the first token of its answer is told, too. KeyError if the leg is
         here already."""
         return self._begin(request_id, xid, tokens, sampling, True)
 
-    def begin_alone(self, request_id: RequestId, tokens: list[int], sampling: Sampling) -> PrefillLeg:
+    def begin_alone(self, request_id: RequestId, tokens: list[int], sampling: Sampling) -> LivePrefillLeg:
         """The only leg of a request that wants one token: nobody comes for the KV. Raises as `begin` does."""
         leg = self._begin(request_id, request_id, tokens, sampling, False)
         self.diary.passed(request_id, "route")
@@ -118,21 +120,21 @@ class PrefillNode(EngineNode):
 
     def _begin(
         self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None, keeps: bool
-    ) -> PrefillLeg:
+    ) -> LivePrefillLeg:
         unanswered = any(leg.request_id == request_id and not leg.answered.is_set() for leg in self.legs.values())
         if unanswered or xid in self.legs:
             raise KeyError(f"request {request_id} is being prefilled already; every attempt needs an id of its own")
         most = 1 if sampling is None else sampling.max_tokens
         seq = Seq(0, len(tokens), most, prefill_only=True, prefix=self.engine.names(tokens), handle=xid)
         job = Job(seq, tokens, sampling or GREEDY, tells_first=sampling is not None)
-        leg = self.legs[xid] = PrefillLeg(request_id, xid, job, keeps)
+        leg = self.legs[xid] = LivePrefillLeg(request_id, xid, job, keeps)
         self.put(self.role, self.request(leg))
         return leg
 
     def learn_stores(self, stores: tuple[Coordinates, ...]) -> None:
         """The latest request says where the nodes of a store take requests. Kept where KV goes to one."""
 
-    def request(self, leg: PrefillLeg) -> PrefillRequested:
+    def request(self, leg: LivePrefillLeg) -> PrefillRequested:
         tokens = leg.job.tokens
         digest = digest_of(tokens, self.place.weights)
         return PrefillRequested(leg.xid, leg.request_id, len(tokens), digest, leg.keeps)
@@ -141,7 +143,7 @@ class PrefillNode(EngineNode):
         """Nobody is to come for its KV: were its lease waited for, so would be its blocks."""
         self.put(self.role, PromptWithdrawn(xid))
 
-    def abort(self, leg: PrefillLeg) -> None:
+    def abort(self, leg: LivePrefillLeg) -> None:
         """Whoever asked has gone."""
         self.settle()
         if self.legs.get(leg.xid) is leg:
@@ -171,13 +173,13 @@ class PrefillNode(EngineNode):
                 leg.computed_ns = at
                 self.feed(self.role, PromptComputed(leg.xid, self.source(leg)))
 
-    def chunk_begun(self, leg: PrefillLeg, chunk: ChunkBegun) -> None:
+    def chunk_begun(self, leg: LivePrefillLeg, chunk: ChunkBegun) -> None:
         """A step has begun that computes a part of this prompt."""
 
     def layer_computed(self, layer: int) -> None:
         """That step has come so far."""
 
-    def source(self, leg: PrefillLeg) -> Allocation:
+    def source(self, leg: LivePrefillLeg) -> Allocation:
         """Its blocks, shared ones included."""
         assert leg.job.seq.allocation is not None
         return self.table(leg.job.seq.allocation)
@@ -185,7 +187,7 @@ class PrefillNode(EngineNode):
     def enqueue(self, port: Port, effect: Enqueue) -> None:
         self.submit(self.legs[effect.request_id])
 
-    def submit(self, leg: PrefillLeg) -> None:
+    def submit(self, leg: LivePrefillLeg) -> None:
         """Into the engine's queue, if it can ever be computed here."""
         rejected = self.engine.enqueue(leg.job)
         if rejected is not None:
@@ -214,7 +216,7 @@ class PrefillNode(EngineNode):
         leg = self.legs[effect.handle]
         self._note_computed(leg, leg.computed_ns)
 
-    def _note_computed(self, leg: PrefillLeg, at: Instant) -> None:
+    def _note_computed(self, leg: LivePrefillLeg, at: Instant) -> None:
         """All of its KV has been in its blocks since then."""
         if leg.noted:
             return
@@ -251,7 +253,7 @@ class PrefillNode(EngineNode):
     def known(self) -> list[Known]:
         return [Known(leg.request_id, self._state(leg), leg.begun_ns) for leg in self.legs.values()]
 
-    def _state(self, leg: PrefillLeg) -> str:
+    def _state(self, leg: LivePrefillLeg) -> str:
         """`leased` while the protocol has its KV in its hands; else the engine's word."""
         product = self._products.get(leg.xid)
         if product is not None and product.allocation is not None:

@@ -20,8 +20,8 @@ from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.values import Address, EngineId, Instant
 from pdflow.serving.core import Core, Endpoint, Port
 from pdflow_runtime.clock import now_ns
-from pdflow_runtime.nodes.links import Links
-from pdflow_runtime.nodes.node import Node
+from pdflow_runtime.nodes.links import RankLinks
+from pdflow_runtime.nodes.node import LiveNode
 from pdflow_runtime.nodes.ranks import Beside, LayoutBook, Rank
 from pdflow_runtime.observe.metrics import Meter, TransferMeter
 from pdflow_runtime.security.secret import Secret
@@ -49,7 +49,7 @@ class Place:
     """How many may be open at once, unless blocks say so."""
 
 
-class RankedNode(Node):
+class RankedNode(LiveNode):
     """Subclasses add the ends of their names, and say what else runs, in `begin_all`."""
 
     def __init__(self, name: str, place: Place, transport: MakeTransport, core: Core | None = None) -> None:
@@ -63,7 +63,7 @@ class RankedNode(Node):
         self.ends: dict[EngineId, list[Rank]] = {}
         """The same by the name that they are under."""
         self.nursery: trio.Nursery
-        self.links: Final = Links(self, self.ranks)
+        self.links: Final = RankLinks(self, self.ranks)
         self.do.update({Send: self.links.send, Handshake: self.links.handshake, Fence: self.fence, Flush: self.flush})
 
     def add_end(

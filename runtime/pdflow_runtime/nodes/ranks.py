@@ -34,7 +34,7 @@ from pdflow.protocol.values import Address, Allocation, Xid
 from pdflow.protocol.wire.checks import shards_problem
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.nodes.notifications import read_notice
-from pdflow_runtime.nodes.transfers import Orders, Way
+from pdflow_runtime.nodes.transfers import InFlightTransfers, TransferPlan
 from pdflow_runtime.transports.base import (
     Ended,
     Fenced,
@@ -61,7 +61,7 @@ Beside: TypeAlias = Callable[[RankMemory, int], Room]
 """What a method keeps beside a rank's blocks: their memory, and where its own begins."""
 
 
-class About(msgspec.Struct, frozen=True, array_like=True):
+class RankMetadata(msgspec.Struct, frozen=True, array_like=True):
     """What a peer must know of a rank's memory: its layout, and how the transport reaches it."""
 
     memory: RankMemory
@@ -80,7 +80,7 @@ class About(msgspec.Struct, frozen=True, array_like=True):
     where the transport's fences close, as these do not refuse what is posted over a later connection."""
 
 
-_about: Final = msgspec.msgpack.Decoder(About)
+_about: Final = msgspec.msgpack.Decoder(RankMetadata)
 
 
 class LayoutBook:
@@ -139,7 +139,7 @@ class Rank:
         self.transport: Final = transport(self.address, self.heard)
         nbytes = end if self.room is None else end_of(self.room)
         self.view: Final = self.transport.allocate(nbytes) if owner is None else join(self.transport, owner.transport)
-        self.peers: dict[Address, About] = {}
+        self.peers: dict[Address, RankMetadata] = {}
         self.places: dict[Xid, Allocation] = {}
         """Of prompts that are sent from beside the blocks: where they lie."""
         self.meter: TransferMeter | None = None
@@ -155,7 +155,7 @@ class Rank:
         """By peer: see About. None where the transport refuses old generations itself."""
         self._words: dict[int, Op] = {}
         """Words that are being read, by the number that the transport knows."""
-        self.orders: Final = Orders(self.transport, self._numbers, self._way, put, incarnation, self._flush)
+        self.orders: Final = InFlightTransfers(self.transport, self._numbers, self._way, put, incarnation, self._flush)
 
     def measured_by(self, meter: TransferMeter) -> None:
         self.meter = self.orders.meter = meter
@@ -164,7 +164,7 @@ class Rank:
         """For this peer's `meet`."""
         reach = self.transport.describe()
         return msgspec.msgpack.encode(
-            About(
+            RankMetadata(
                 self.memory,
                 self.shards,
                 self.words_at,
@@ -192,7 +192,7 @@ class Rank:
         await self.transport.connect(peer, known.reach)
         self.peers[peer] = known
 
-    def _check_dtype(self, peer: Address, theirs: About) -> None:
+    def _check_dtype(self, peer: Address, theirs: RankMetadata) -> None:
         """ValueError if the peer's KV means something else than what is here, in words that say what to change."""
         fix = "give all engines one model.kv_dtype, or folders whose config.json name one dtype"
         if theirs.dtype and self._dtype and theirs.dtype != self._dtype:
@@ -328,7 +328,7 @@ class Rank:
 
     # From where to where.
 
-    def _way(self, op: Op, p: Address, d: Address, blocks: Sequence[int], grant: Register) -> Way:
+    def _way(self, op: Op, p: Address, d: Address, blocks: Sequence[int], grant: Register) -> TransferPlan:
         """See `orders.FindWay`. What is sent from beside the blocks may have its place only when it is sent."""
         start, stop = grant.token_start, grant.token_start + grant.num_tokens
         p_about, d_about = self._known(p), self._known(d)
@@ -344,15 +344,15 @@ class Rank:
             of_tokens = runs_within(at, source.block_size, to, target.block_size, start, first, last)
             return descriptors(one, source, target, of_tokens, coalesce=True)
 
-        return Way(pair.num_layers, pieces)
+        return TransferPlan(pair.num_layers, pieces)
 
-    def _known(self, rank: Address) -> About:
+    def _known(self, rank: Address) -> RankMetadata:
         if rank != self.address:
             return self.peers[rank]
-        return About(self.memory, self.shards, self.words_at, self.slots, self.transport.name, b"", self.room)
+        return RankMetadata(self.memory, self.shards, self.words_at, self.slots, self.transport.name, b"", self.room)
 
 
-def within(about: About, parts: Sequence[int], tokens: int) -> tuple[RankMemory, Sequence[int]]:
+def within(about: RankMetadata, parts: Sequence[int], tokens: int) -> tuple[RankMemory, Sequence[int]]:
     """Where a prompt lies with a rank: in its blocks, or beside them if it has anything there."""
     return (about.memory, parts) if about.room is None else lying(about.room, parts, tokens)
 

@@ -16,12 +16,12 @@ from pdflow.serving.core import Endpoint, Port
 from pdflow.serving.effects import AskForRoom, CopyIn, GiveBackRoom, TakeRoom
 from pdflow.serving.events import CopiedIn, RoomDue
 from pdflow.serving.landing import StagedLanding
-from pdflow_runtime.nodes.decode_node import DecodeNode
+from pdflow_runtime.nodes.decode_node import LiveDecodeNode
 from pdflow_runtime.nodes.ranked_node import Place
 from pdflow_runtime.transports.base import MakeTransport
 
 
-class StagedDecodeNode(DecodeNode):
+class LiveStagedDecodeNode(LiveDecodeNode):
     """Args: `staging` is that of each rank."""
 
     def __init__(

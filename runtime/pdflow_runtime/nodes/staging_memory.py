@@ -13,7 +13,7 @@ import msgspec
 
 from pdflow.layout.descriptors import RankMemory
 from pdflow.layout.rooms import Room
-from pdflow.methods.method import Memory
+from pdflow.methods.method import MemoryKind
 from pdflow.methods.staging import PagedStaging, RingStaging, Staging
 from pdflow.scenario.schema.scenario import Pool
 from pdflow.scenario.schema.transfer import Transfer
@@ -24,19 +24,19 @@ STEP_BYTES: Final = 4096
 """Parts of a ring begin at multiples of this."""
 
 
-def beside(wiring: EngineWiring, memory: Memory, pool: Pool) -> tuple[Staging, Beside]:
+def beside(wiring: EngineWiring, memory: MemoryKind, pool: Pool) -> tuple[Staging, Beside]:
     """An empty memory of this kind for an engine of this pool: what each rank has of it."""
     size, blocks = wiring.staged_size(pool), wiring.blocks_of(pool)
     says = wiring.scenario.transfer
-    if memory is Memory.RING:
+    if memory is MemoryKind.RING:
         layer_bytes = size.bytes_per_token * pool.block_size * blocks
         most = size.layers * (-(-layer_bytes // STEP_BYTES) * STEP_BYTES)
         staging = RingStaging.of_bytes(size, min(says.host_buffer_bytes, most), STEP_BYTES, pool.block_size)
         ring_bytes = staging.ring.capacity_bytes
         return staging, lambda rank, at: Room("ring", _moved(rank, at, 1), ring_bytes, staging.ring.step_bytes)
     page_bytes = size.layers * size.bytes_per_token * pool.block_size
-    pages = min(blocks, bytes_of(says, memory) // page_bytes) if memory is not Memory.TENSORS else blocks
-    paged = PagedStaging(size, pool.block_size, pages, evicts=memory is Memory.STORE)
+    pages = min(blocks, bytes_of(says, memory) // page_bytes) if memory is not MemoryKind.TENSORS else blocks
+    paged = PagedStaging(size, pool.block_size, pages, evicts=memory is MemoryKind.STORE)
     return paged, pages_beside(pages)
 
 
@@ -69,9 +69,9 @@ def room_state(staging: Staging) -> RoomState:
     return RoomState(room, free, len(staging.held), len(staging.waiting))
 
 
-def bytes_of(says: Transfer, memory: Memory) -> int:
+def bytes_of(says: Transfer, memory: MemoryKind) -> int:
     """What a scenario allows a rank."""
-    return says.kv_buffer_size + (says.mem_pool_size_gb << 30 if memory is Memory.BUFFER else 0)
+    return says.kv_buffer_size + (says.mem_pool_size_gb << 30 if memory is MemoryKind.BUFFER else 0)
 
 
 def _moved(memory: RankMemory, at: int, num_blocks: int) -> RankMemory:

@@ -19,7 +19,7 @@ import attrs
 from pdflow.layout.descriptors import Descriptor
 from pdflow.layout.shapes import LayoutError
 from pdflow.methods.lanes import LaneRules, Lanes
-from pdflow.methods.shipment import Ending, Piece
+from pdflow.methods.shipment import Piece, ShipmentEnd
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import ReadEnded, WriteEnded, WriteStopped
 from pdflow.protocol.ids import Op
@@ -29,14 +29,14 @@ from pdflow_runtime.clock import now_ns
 from pdflow_runtime.nodes.notifications import notice_of
 
 if TYPE_CHECKING:
-    from pdflow_runtime.observe.event_log import Diary
+    from pdflow_runtime.observe.event_log import EventLog
     from pdflow_runtime.observe.metrics import TransferMeter
     from pdflow_runtime.transports.base import Transport
 
 log = logging.getLogger(__name__)
 
 
-class Way(NamedTuple):
+class TransferPlan(NamedTuple):
     """Where the bytes of one operation are, and where they go."""
 
     layers: int
@@ -45,18 +45,18 @@ class Way(NamedTuple):
     """Of one of these layers or of all, from a token to another."""
 
 
-FindWay: TypeAlias = Callable[[Op, Address, Address, Sequence[int], Register], Way]
+FindWay: TypeAlias = Callable[[Op, Address, Address, Sequence[int], Register], TransferPlan]
 """From a rank to a rank: P's blocks, and what D has granted. KeyError if the other one has not said how it is reached,
 LayoutError if nothing can go between the two."""
 
 
 @attrs.define(eq=False, kw_only=True)
-class Order:
+class OpenTransfer:
     """One operation under way."""
 
     effect: PostWrite | PostRead
     peer: Address
-    way: Way
+    way: TransferPlan
     begun_ns: Instant
     posted_ns: Instant = 0
     nbytes: int = 0
@@ -68,7 +68,7 @@ class Order:
     """Its peer was fenced, or is gone: it ends as failed unless all has landed."""
 
 
-class Orders:
+class InFlightTransfers:
     """Args: `numbers`: by which the transport knows operations; `put` hands an event to the rank's endpoint;
     `incarnation` is its own; `flush` has the transport flush a peer, and calls back with how that ended."""
 
@@ -82,7 +82,7 @@ class Orders:
         flush: Callable[[Address, Callable[[bool], None]], None],
     ) -> None:
         self.meter: TransferMeter | None = None
-        self.diary: Diary | None = None
+        self.diary: EventLog | None = None
         self.bytes_posted = 0
         self._transport: Final = transport
         self._find_way: Final = find_way
@@ -90,9 +90,9 @@ class Orders:
         self._incarnation: Final = incarnation
         self._numbers: Final = numbers
         self._flush: Final = flush
-        self._lanes: Lanes[Order] = Lanes(LaneRules())
-        self._open: dict[Op, Order] = {}
-        self._under_way: dict[int, tuple[Order, Piece]] = {}
+        self._lanes: Lanes[OpenTransfer] = Lanes(LaneRules())
+        self._open: dict[Op, OpenTransfer] = {}
+        self._under_way: dict[int, tuple[OpenTransfer, Piece]] = {}
         """By the number that the transport knows."""
         self._pumping = self._look = False
 
@@ -129,7 +129,7 @@ class Orders:
             self._put(over(effect, False))
             return
         start, stop = grant.token_start, grant.token_start + grant.num_tokens
-        order = Order(effect=effect, peer=peer, way=way, begun_ns=now_ns())
+        order = OpenTransfer(effect=effect, peer=peer, way=way, begun_ns=now_ns())
         self._open[effect.op] = order
         self._lanes.add(order, grant.xid, way.layers, start, stop, reads=type(effect) is PostRead)
         self._lanes.begin(order)
@@ -179,12 +179,12 @@ class Orders:
         else:
             self._ended_for_good([number], ok)
 
-    def _may_be_overtaken(self, order: Order) -> bool:
+    def _may_be_overtaken(self, order: OpenTransfer) -> bool:
         """Whether a piece that is done here may land behind a notice. The last one is posted alone, with the notice."""
         local = self._transport.done_means == "local" and type(order.effect) is PostWrite
         return local and not self._lanes.all_posted(order)
 
-    def _prove(self, order: Order) -> None:
+    def _prove(self, order: OpenTransfer) -> None:
         """One flush at a time: what ends meanwhile is the next one's."""
         if order.flushing or not order.unproved:
             return
@@ -228,7 +228,7 @@ class Orders:
                 self._post(order, piece)
         self._pumping = False
 
-    def _post(self, order: Order, piece: Piece) -> None:
+    def _post(self, order: OpenTransfer, piece: Piece) -> None:
         effect, is_last = order.effect, self._lanes.all_posted(order)
         try:
             pieces = order.way.pieces(piece.layer if self.rules.in_layers else None, piece.start, piece.stop)
@@ -251,7 +251,7 @@ class Orders:
         if is_last:
             self._all_posted(order)
 
-    def _all_posted(self, order: Order) -> None:
+    def _all_posted(self, order: OpenTransfer) -> None:
         self.bytes_posted += order.nbytes
         order.posted_ns = now_ns()
         if self.meter is not None:
@@ -259,19 +259,19 @@ class Orders:
         if self.diary is not None:
             self.diary.passed(order.effect.op.reg.request_id, "xfer_post", order.posted_ns)
 
-    def _judge(self, order: Order) -> None:
+    def _judge(self, order: OpenTransfer) -> None:
         """Tell how the operation ended, if it has. There may be a lane for another."""
         ending = self._lanes.ending(order)
         op = order.effect.op
         if ending is not None:
             if self._open.get(op) is order:
                 del self._open[op]
-            self._note_ended(order, ending is Ending.SENT)
-            stopped = ending is Ending.STOPPED and not order.cut_off
-            self._put(WriteStopped(op) if stopped else over(order.effect, ending is Ending.SENT))
+            self._note_ended(order, ending is ShipmentEnd.SENT)
+            stopped = ending is ShipmentEnd.STOPPED and not order.cut_off
+            self._put(WriteStopped(op) if stopped else over(order.effect, ending is ShipmentEnd.SENT))
         self._pump()
 
-    def _note_ended(self, order: Order, ok: bool) -> None:
+    def _note_ended(self, order: OpenTransfer, ok: bool) -> None:
         if self.meter is not None:
             self.meter.ended(order.begun_ns, ok)
         if self.diary is not None and ok:
@@ -283,5 +283,5 @@ def over(effect: PostWrite | PostRead, ok: bool) -> WriteEnded | ReadEnded:
     return WriteEnded(effect.op, ok) if type(effect) is PostWrite else ReadEnded(effect.op, ok)
 
 
-def words(order: Order) -> str:
+def words(order: OpenTransfer) -> str:
     return f"a {'WRITE to' if type(order.effect) is PostWrite else 'READ of'} {order.peer}"

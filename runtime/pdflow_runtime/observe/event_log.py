@@ -39,7 +39,7 @@ class _Note(msgspec.Struct, frozen=True, gc=False, array_like=True):
     t: Instant
 
 
-class Asked(_Note, frozen=True, gc=False, tag="asked"):
+class RequestReceived(_Note, frozen=True, gc=False, tag="asked"):
     """The router has a client's request."""
 
     request: int
@@ -55,7 +55,7 @@ class Sent(_Note, frozen=True, gc=False, tag="sent"):
     engine: EngineId
 
 
-class Heard(_Note, frozen=True, gc=False, tag="heard"):
+class FirstPiecePassed(_Note, frozen=True, gc=False, tag="heard"):
     """The first piece of the answer passes the router."""
 
     request: int
@@ -126,7 +126,9 @@ class Stepped(_Note, frozen=True, gc=False, tag="step"):
     """KV blocks that are not free when it is over."""
 
 
-Noted: TypeAlias = Asked | Sent | Heard | Replied | Passed | Generated | Frame | Met | Moved | Stepped
+Noted: TypeAlias = (
+    RequestReceived | Sent | FirstPiecePassed | Replied | Passed | Generated | Frame | Met | Moved | Stepped
+)
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -143,7 +145,7 @@ class Page(msgspec.Struct, frozen=True):
         return Page(self.node, self.offset_ns, notes, self.noted)
 
 
-class Diary:
+class EventLog:
     """Of one node. `engines` are those of a router, prefill and decode, as it counts them."""
 
     def __init__(self, node: str) -> None:
@@ -197,7 +199,7 @@ class Diary:
         self.note(Passed(now_ns() if at is None else at, request_id, stage))
 
     def heard(self, request: int) -> None:
-        self.note(Heard(now_ns(), request))
+        self.note(FirstPiecePassed(now_ns(), request))
 
     def generated(self, request_id: RequestId, tokens: int) -> None:
         self.note(Generated(now_ns(), request_id, tokens))
@@ -228,7 +230,7 @@ class Diary:
         return noting
 
     def _arrived(self, address: Address, event: RequestArrived, now: Instant) -> None:
-        self.note(Asked(now, event.request, event.prompt_tokens))
+        self.note(RequestReceived(now, event.request, event.prompt_tokens))
 
     def _prefill_sent(self, address: Address, effect: DispatchPrefill, now: Instant) -> None:
         role: Role = "prefill" if effect.keeps else "alone"

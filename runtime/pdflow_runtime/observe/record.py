@@ -22,7 +22,7 @@ import attrs
 import msgspec
 
 from pdflow.protocol.values import Address, Instant
-from pdflow.results.files.bench_json import About, content_sha256
+from pdflow.results.files.bench_json import RunHeader, content_sha256
 from pdflow.results.files.events import EventsHeader, EventsWriter
 from pdflow.results.files.timeline import timeline
 from pdflow.results.files.write import (
@@ -39,10 +39,10 @@ from pdflow.results.files.write import (
 from pdflow.results.page.page import page
 from pdflow.results.result import Result
 from pdflow.scenario.reading.content import content_of
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.version import version
 from pdflow_runtime.clock import wall_offset_ns, wall_s
-from pdflow_runtime.nodes.node import Node
+from pdflow_runtime.nodes.node import LiveNode
 from pdflow_runtime.observe.event_log import Noted, Page
 from pdflow_runtime.observe.rows import Rows, rows
 
@@ -78,7 +78,7 @@ class Record:
         return [] if self.out is None else ["--out", str(self.out), *(["--events"] if self.events else [])]
 
     @contextmanager
-    def of(self, node: Node, scenario: Scenario, incarnation: int) -> Iterator[None]:
+    def of(self, node: LiveNode, scenario: ResolvedScenario, incarnation: int) -> Iterator[None]:
         """Write this node's files for as long as it lives. OutputError."""
         if self.out is None:
             yield
@@ -96,7 +96,7 @@ class Record:
                 _observe(node, EventsWriter(stack.enter_context(_opened(path)), header, path), offset)
             yield
 
-    def conclude(self, scenario: Scenario) -> Result | None:
+    def conclude(self, scenario: ResolvedScenario) -> Result | None:
         """All parts' files as those of one run, and they are gone then. OutputError."""
         if self.out is None:
             return None
@@ -109,7 +109,7 @@ class Record:
             part.unlink()
         return result
 
-    def _write(self, result: Result, found: Rows, scenario: Scenario) -> None:
+    def _write(self, result: Result, found: Rows, scenario: ResolvedScenario) -> None:
         assert self.out is not None
         result.save(self.out)
         if self.timeline:
@@ -119,10 +119,10 @@ class Record:
             write_page(self.out / PAGE_NAME, page(result, text_of(scenario), found.recording))
 
 
-def about(scenario: Scenario) -> About:
+def about(scenario: ResolvedScenario) -> RunHeader:
     """What was run. Its traffic is whatever came: nothing is said of a rate."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    return About(
+    return RunHeader(
         scenario_name=scenario.name,
         scenario_sha256=content_sha256(content_of(scenario)),
         seed=scenario.seed,
@@ -137,7 +137,7 @@ def about(scenario: Scenario) -> About:
     )
 
 
-def text_of(scenario: Scenario) -> str:
+def text_of(scenario: ResolvedScenario) -> str:
     """Its file, for a page that shows it; nothing if there is none any more."""
     try:
         return Path(scenario.path).read_text(encoding="utf-8-sig", errors="replace")
@@ -153,7 +153,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _note(node: Node, file: BinaryIO, offset: int) -> None:
+def _note(node: LiveNode, file: BinaryIO, offset: int) -> None:
     encode, path = msgspec.json.Encoder().encode, Path(file.name)
 
     def line(value: Any) -> None:
@@ -166,7 +166,7 @@ def _note(node: Node, file: BinaryIO, offset: int) -> None:
     node.diary.write = line
 
 
-def _observe(node: Node, writer: EventsWriter, offset: int) -> None:
+def _observe(node: LiveNode, writer: EventsWriter, offset: int) -> None:
     before = node.observe
 
     def observe(address: Address, event: Any, effects: tuple[Any, ...], now: Instant) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pdflow.protocol.values import Instant, RequestId
-from pdflow.results.recording import Course, Recording
+from pdflow.results.recording import Recording, TimeSeries
 from pdflow.results.records import (
     D_ADMIT,
     FIRST_DECODE,
@@ -24,21 +24,21 @@ from pdflow.results.records import (
 )
 from pdflow.results.steps import Steps
 from pdflow.results.totals import PS_PER_NS, EngineTotals, Totals
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.validation.fit import kv_tokens_of
 from pdflow_runtime.observe.event_log import (
     LAST,
     RELEASED,
     TOKEN,
-    Asked,
+    FirstPiecePassed,
     Frame,
     Generated,
-    Heard,
     Moved,
     Noted,
     Page,
     Passed,
     Replied,
+    RequestReceived,
     Sent,
     Stepped,
 )
@@ -62,11 +62,11 @@ def timed(pages: Iterable[Page]) -> Iterator[tuple[str, Instant, Noted]]:
             yield page.node, noted.t + page.offset_ns, noted
 
 
-def rows(pages: Sequence[Page], scenario: Scenario) -> Rows:
+def rows(pages: Sequence[Page], scenario: ResolvedScenario) -> Rows:
     """All requests that the router's notes begin with, by their arrival."""
     notes = sorted(timed(pages), key=lambda entry: entry[1])
-    zero = next((t for _, t, noted in notes if isinstance(noted, Asked)), 0)
-    table = _Table()
+    zero = next((t for _, t, noted in notes if isinstance(noted, RequestReceived)), 0)
+    table = _RowTable()
     engines = _Engines()
     for node, t, noted in notes:
         if isinstance(noted, Stepped):
@@ -79,7 +79,7 @@ def rows(pages: Sequence[Page], scenario: Scenario) -> Rows:
     return Rows(table.records, engines.steps, totals, Recording((), dict(engines.blocks)))
 
 
-class _Table:
+class _RowTable:
     """Fills the rows."""
 
     def __init__(self) -> None:
@@ -95,11 +95,11 @@ class _Table:
     def take(self, t: Instant, noted: Noted) -> None:
         records = self.records
         match noted:
-            case Asked(request=request, tokens=tokens):
+            case RequestReceived(request=request, tokens=tokens):
                 self._rows[request] = records.add(t, tokens, 0)
             case Sent(request=request) if request in self._rows:
                 self._sent(self._rows[request], noted)
-            case Heard(request=request) if request in self._rows:
+            case FirstPiecePassed(request=request) if request in self._rows:
                 row = self._rows[request]
                 records.first_token_ns[row] = records.ends[FIRST_DECODE][row] = t
             case Replied(request=request) if request in self._rows:
@@ -173,7 +173,7 @@ class _Engines:
 
     def __init__(self) -> None:
         self.steps: Final[dict[str, Steps]] = {}
-        self.blocks: Final[defaultdict[str, Course]] = defaultdict(Course)
+        self.blocks: Final[defaultdict[str, TimeSeries]] = defaultdict(TimeSeries)
         self._busy_ns: Counter[str] = Counter()
         self._peak: Counter[str] = Counter()
 
@@ -184,7 +184,7 @@ class _Engines:
         self._busy_ns[name] += noted.lasted_ns
         self._peak[name] = max(self._peak[name], noted.used)
 
-    def totals(self, scenario: Scenario) -> list[EngineTotals]:
+    def totals(self, scenario: ResolvedScenario) -> list[EngineTotals]:
         return [
             EngineTotals(
                 name=name,

@@ -6,7 +6,7 @@ import msgspec
 
 from pdflow.protocol.values import S
 from pdflow_runtime.clock import now_ns
-from pdflow_runtime.nodes.engine_node import EngineNode
+from pdflow_runtime.nodes.engine_node import LiveEngineNode
 from pdflow_runtime.nodes.staging_memory import RoomState, room_state
 from pdflow_runtime.store.backing import BackingState
 
@@ -41,7 +41,7 @@ class EngineState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a store's node that has one."""
 
 
-def state_of(node: EngineNode) -> EngineState:
+def state_of(node: LiveEngineNode) -> EngineState:
     engine, pool = node.engine, node.pool
     known = node.known()
     now = now_ns()

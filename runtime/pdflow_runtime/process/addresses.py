@@ -73,7 +73,7 @@ class EngineGone(msgspec.Struct, frozen=True, tag="gone"):
     """It was told to, and nobody starts it again unasked."""
 
 
-class Heard(msgspec.Struct, frozen=True):
+class ReportAnswer(msgspec.Struct, frozen=True):
     """What a report is answered."""
 
     drained: bool = False
@@ -87,5 +87,5 @@ class RouterPlace(msgspec.Struct, frozen=True, tag="router"):
 
 News = EnginePlace | EngineLeaving | EngineGone
 read_news = msgspec.json.Decoder(News).decode
-read_heard = msgspec.json.Decoder(Heard).decode
+read_heard = msgspec.json.Decoder(ReportAnswer).decode
 read_router = msgspec.json.Decoder(RouterPlace).decode

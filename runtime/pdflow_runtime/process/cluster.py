@@ -27,7 +27,7 @@ import trio
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError, Problem, ScenarioError
 from pdflow.protocol.values import S
 from pdflow.scenario.reading.load import load
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.wiring.router import heartbeat_ns
 from pdflow_runtime.build import engines_of, refuse_what_is_not_served
 from pdflow_runtime.clock import now_ns
@@ -75,7 +75,7 @@ class Part:
 class Cluster:
     """Args: what every part is started with: the scenario, its file, and what replaces values of it."""
 
-    def __init__(self, scenario: Scenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
+    def __init__(self, scenario: ResolvedScenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
         self.scenario: Final = scenario
         said = [arg for override in overrides for arg in ("--set", override)]
         self.common: Final = [file, *said, *record.of_parts(), "--child"]
@@ -231,7 +231,7 @@ class Cluster:
             log.warning("the router does not hear any more")
 
 
-def prepare(scenario: Scenario) -> None:
+def prepare(scenario: ResolvedScenario) -> None:
     """Find out once what every part would complain of, and make what they share."""
     says = scenario.serve
     transport_named(says.transport)
@@ -254,7 +254,7 @@ def end(process: trio.Process) -> None:
         process.send_signal(signal.SIGTERM)
 
 
-async def serve(scenario: Scenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
+async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
     """A cluster, from the first process to the last. Its URL is the first line on stdout."""
     refuse_what_is_not_served(scenario)
     prepare(scenario)

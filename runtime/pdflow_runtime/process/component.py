@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 from pdflow.scenario.reading.load import load
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.build import refuse_what_is_not_served
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.logs import log_to_stderr
@@ -40,7 +40,7 @@ def record_of(asked: Namespace) -> Record:
     return Record(out=asked.out, events=asked.events)
 
 
-def run_part(asked: Namespace, who: str, serve: Callable[[Scenario], Awaitable[None]]) -> int:
+def run_part(asked: Namespace, who: str, serve: Callable[[ResolvedScenario], Awaitable[None]]) -> int:
     """Until it has ended; the exit code."""
     log_to_stderr(who)
 
@@ -52,7 +52,7 @@ def run_part(asked: Namespace, who: str, serve: Callable[[Scenario], Awaitable[N
     return run_until_told(run)
 
 
-def reporting(scenario: Scenario) -> Scenario:
+def reporting(scenario: ResolvedScenario) -> ResolvedScenario:
     """The same, with engines that report."""
     router = scenario.router
     if router.reports_every_s(scenario.transfer) is not None:

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.ranked_node import RankedNode
 from pdflow_runtime.observe.metrics import CONTENT_TYPE, Meter
@@ -37,7 +37,7 @@ class PartApi(ABC):
     def state(self) -> EngineState:
         """What /state says."""
 
-    async def operated(self, request: Request, responder: Responder) -> bool:
+    async def operated(self, request: HttpRequest, responder: Responder) -> bool:
         """Whether that was all that was asked. OpenAIError for whoever is not believed."""
         if (request.method, request.path) == ("GET", "/health"):
             await responder.reply(200)

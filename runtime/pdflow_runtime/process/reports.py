@@ -16,7 +16,7 @@ import trio
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.protocol.values import S
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.clock import deadline_of, now_ns
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
@@ -101,7 +101,7 @@ class Reporter:
                 log.info("the router at %s:%d knows of us", at.host, at.port)
 
 
-def router_at(scenario: Scenario) -> Coordinates:
+def router_at(scenario: ResolvedScenario) -> Coordinates:
     """Where engines that are started by themselves find it. ScenarioError if that is not said."""
     says = scenario.serve
     if says.router is None:

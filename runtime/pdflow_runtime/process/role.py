@@ -12,7 +12,7 @@ from typing import Any
 
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, PdflowError, Problem, ScenarioError
 from pdflow.scenario.reading.load import load
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process import worker
 from pdflow_runtime.process.addresses import is_loopback
@@ -41,7 +41,7 @@ def main(file: str, overrides: tuple[str, ...], role: str, name: str | None, **k
     return end_process(code) if code == EXIT_DONE else code
 
 
-def named(scenario: Scenario, role: str, name: str | None) -> str:
+def named(scenario: ResolvedScenario, role: str, name: str | None) -> str:
     """Which part it is. ScenarioError if there is none of that role and name."""
     names = [ROUTER] if role == ROUTER else seats_of(scenario, role)
     if name is None and role == ROUTER:

@@ -22,9 +22,9 @@ import trio
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.protocol.values import Address, S
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.wiring.router import heartbeat_ns
-from pdflow_runtime.build import Builder, engines_of
+from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.clock import wall_ns
 from pdflow_runtime.http.server import RequestHandler, serve_http
 from pdflow_runtime.http.sockets import listen
@@ -54,7 +54,7 @@ STILL_S = 0.05
 """Between two looks at whether anybody still holds KV here."""
 
 
-async def work(scenario: Scenario, name: str, child: bool, record: Record) -> None:
+async def work(scenario: ResolvedScenario, name: str, child: bool, record: Record) -> None:
     """Serve as that engine or node, until drained or cancelled."""
     host = scenario.serve.engine_host
     secret, tls = secret_beyond_loopback(scenario, "engine_host"), tls_of(scenario)
@@ -63,7 +63,7 @@ async def work(scenario: Scenario, name: str, child: bool, record: Record) -> No
     if not child and (caution := caution_of(scenario.serve.transport)) is not None:
         log.warning("%s", caution)
     listeners = listening(scenario), listening(scenario)
-    builder = Builder(scenario, transport_at(scenario))
+    builder = LiveBuilder(scenario, transport_at(scenario))
     node, door = opened(builder, name)
     node.secured_by(secret, tls)
     ports = [listener.getsockname()[1] for listener in listeners]
@@ -80,7 +80,7 @@ async def work(scenario: Scenario, name: str, child: bool, record: Record) -> No
         await node.aclose()
 
 
-def opened(builder: Builder, name: str) -> tuple[RankedNode, Door]:
+def opened(builder: LiveBuilder, name: str) -> tuple[RankedNode, Door]:
     """One life of that engine or node, and what answers its requests. ScenarioError."""
     scenario = builder.scenario
     stores = stores_of(scenario)
@@ -103,7 +103,7 @@ def opened(builder: Builder, name: str) -> tuple[RankedNode, Door]:
 async def serve(
     node: RankedNode,
     door: Door,
-    scenario: Scenario,
+    scenario: ResolvedScenario,
     listeners: tuple[socket.socket, socket.socket],
     gate: Gate,
     reporter: Reporter,
@@ -137,7 +137,7 @@ async def serve(
         scope.cancel()
 
 
-def listening(scenario: Scenario) -> socket.socket:
+def listening(scenario: ResolvedScenario) -> socket.socket:
     """A port of the address that others are told of. ScenarioError."""
     host = scenario.serve.engine_host
     problem = "is no address that others could reach this engine at"
@@ -149,7 +149,7 @@ def listening(scenario: Scenario) -> socket.socket:
     raise ScenarioError([Problem(scenario.path, "serve.engine_host", f"{host} {problem}")])
 
 
-def transport_at(scenario: Scenario) -> MakeTransport:
+def transport_at(scenario: ResolvedScenario) -> MakeTransport:
     """The transport of the scenario's name, at this engine's address. ScenarioError."""
     says = scenario.serve
     made = transport_named(says.transport)

@@ -20,10 +20,10 @@ import msgspec
 import trio
 
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
-from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.process.addresses import EnginePlace, Heard, News, is_place
-from pdflow_runtime.router.router_node import RouterNode
+from pdflow_runtime.process.addresses import EnginePlace, News, ReportAnswer, is_place
+from pdflow_runtime.router.router_node import LiveRouterNode
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +33,14 @@ STOP: Final = "/stop"
 """What an engine is asked to do that is not wanted any more."""
 
 
-class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EngineToAdd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One more engine of a pool."""
 
     pool: str
 
 
 _body: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_wanted: Final = msgspec.json.Decoder(Wanted)
+_wanted: Final = msgspec.json.Decoder(EngineToAdd)
 _news: Final = msgspec.json.Decoder(News)
 
 
@@ -48,7 +48,7 @@ class Admin:
     """Args: `vacant`: engines that there may be and are not; `start` has one of these started, where somebody does that
     here."""
 
-    def __init__(self, node: RouterNode, vacant: list[str], start: Callable[[str], None] | None) -> None:
+    def __init__(self, node: LiveRouterNode, vacant: list[str], start: Callable[[str], None] | None) -> None:
         self.node: Final = node
         self.members: Final = node.members
         self.vacant: Final = vacant
@@ -64,7 +64,7 @@ class Admin:
             async for name in self._to_stop:
                 nursery.start_soon(self._stop, name)
 
-    async def __call__(self, request: Request, responder: Responder) -> None:
+    async def __call__(self, request: HttpRequest, responder: Responder) -> None:
         status, body = 200, b"{}"
         match request.method, request.path.split("/")[2:]:
             case "GET", ["state"]:
@@ -90,7 +90,7 @@ class Admin:
             said = _wanted.decode(body) if wish else _news.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise OpenAIError(400, f"this is no engine's report, nor {{'pool': NAME}}: {error}") from None
-        if isinstance(said, Wanted):
+        if isinstance(said, EngineToAdd):
             return 202, msgspec.json.encode({"engine": self.add(said.pool)})
         if not self.members.reports:
             raise OpenAIError(409, "engines do not report here: this router is told of them by whoever has started it")
@@ -98,7 +98,7 @@ class Admin:
             raise OpenAIError(400, "an engine is at a HOST and a port of 1 to 65,535")
         if problem := self.members.hear(said):
             raise OpenAIError(409, problem)
-        return 200, msgspec.json.encode(Heard(said.engine in self.members.drained_by_order))
+        return 200, msgspec.json.encode(ReportAnswer(said.engine in self.members.drained_by_order))
 
     def add(self, pool: str) -> str:
         """The name of the engine that is being started."""

@@ -6,20 +6,20 @@ from typing import Final
 
 from pdflow_runtime.engines.detokenize import Detokenizer
 from pdflow_runtime.engines.job import Ending, Logprobs
-from pdflow_runtime.http.openai.answers import Piece
+from pdflow_runtime.http.openai.answers import AnswerPiece
 from pdflow_runtime.http.openai.logprobs import TokenLogprob
-from pdflow_runtime.http.openai.sampling import Asked
+from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.router.prompts import Prompts
 
 
 class Words:
     """Of one answer, token by token."""
 
-    def __init__(self, prompts: Prompts, asked: Asked) -> None:
+    def __init__(self, prompts: Prompts, asked: AnswerOptions) -> None:
         self._prompts: Final = prompts
         self._text: Final = Detokenizer(prompts, asked.stop)
 
-    def piece(self, token: int, logprobs: Logprobs | None, ending: Ending | None) -> Piece:
+    def piece(self, token: int, logprobs: Logprobs | None, ending: Ending | None) -> AnswerPiece:
         """The next token's. `ending`: the engine's reason why it is the last one; a stop string is found here."""
         text = self._text
         # The token that says stop is no part of the text.
@@ -29,7 +29,7 @@ class Words:
             ending, reason = "stop", text.stopped
         elif ending is not None:
             new += text.flush()
-        return Piece(0, new, ending, reason, self._likely(token, logprobs), [token])
+        return AnswerPiece(0, new, ending, reason, self._likely(token, logprobs), [token])
 
     def _likely(self, token: int, told: Logprobs | None) -> list[TokenLogprob] | None:
         if told is None:

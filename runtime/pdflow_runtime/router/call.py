@@ -18,7 +18,7 @@ from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
-from pdflow.routing.answer import Answer, Piece
+from pdflow.routing.answer import Answer, PieceUse
 from pdflow.routing.events import NO_SESSION
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.client import Exchange, HttpClient
@@ -194,9 +194,9 @@ class Leg:
                     if response.status != 200:
                         return self._refused(response.status, await response.read())
                     piece = call.answer.piece_came(self.request_id)
-                    if piece is Piece.DROP:
+                    if piece is PieceUse.DROP:
                         return None
-                    if piece is Piece.FIRST:
+                    if piece is PieceUse.FIRST:
                         call.report(self.request_id)
                     call.answering.acquire_nowait()
                     try:

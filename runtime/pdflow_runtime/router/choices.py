@@ -19,7 +19,7 @@ from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import EVENT_STREAM, JSON, Headers
 from pdflow_runtime.http.openai.answers import DONE, error_event
 from pdflow_runtime.http.openai.fields import Fields, rewritten
-from pdflow_runtime.http.openai.sampling import Asked
+from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.process.processes import leaves
@@ -47,7 +47,7 @@ class Several:
         self._telling: Final = trio.Lock()
         """A client that is slow must not hear the answers mixed up."""
 
-    async def answer(self, fields: Fields, prompts: Seq[list[int]], asked: Asked) -> None:
+    async def answer(self, fields: Fields, prompts: Seq[list[int]], asked: AnswerOptions) -> None:
         """OpenAIError, where nothing has been told yet, if any of them fails."""
         count = len(prompts) * asked.n
         if count > MOST:
@@ -68,7 +68,7 @@ class Several:
         await self.responder.send(error_event(failure) + DONE)
         await self.responder.end()
 
-    def _body(self, fields: Fields, prompt: list[int], asked: Asked, number: int) -> bytes:
+    def _body(self, fields: Fields, prompt: list[int], asked: AnswerOptions, number: int) -> bytes:
         said: dict[str, Any] = {"prompt_token_ids": prompt}
         if asked.seed is not None:
             said["seed"] = (asked.seed + number) % 2**63
@@ -95,7 +95,7 @@ class Several:
             self._count(answers[index].get("usage"))
         await self.responder.reply(200, (JSON,), _encode({**merged, "choices": choices, "usage": self.usage}))
 
-    async def _stream(self, bodies: Seq[bytes], asked: Asked) -> None:
+    async def _stream(self, bodies: Seq[bytes], asked: AnswerOptions) -> None:
         async def ask(index: int, body: bytes) -> None:
             async with self._request(body) as response:
                 if response.status != 200:

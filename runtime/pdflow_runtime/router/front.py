@@ -16,12 +16,12 @@ from typing import Final
 import trio
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.schema.scenario import Scenario
-from pdflow_runtime.build import Builder, engines_of
+from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.clock import wall_s
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
 from pdflow_runtime.http.openai.models import ModelCard, model_not_found, models_body
@@ -40,7 +40,7 @@ from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.call import Call
 from pdflow_runtime.router.choices import Several
 from pdflow_runtime.router.prompts import Prompts
-from pdflow_runtime.router.router_node import RouterNode
+from pdflow_runtime.router.router_node import LiveRouterNode
 from pdflow_runtime.router.routing import SESSION, governed_of, seats_of, session_of
 from pdflow_runtime.security.secret import secret_beyond_loopback, secret_of
 from pdflow_runtime.security.signed import Gate, Signer
@@ -60,7 +60,7 @@ FORWARDED: Final = (b"traceparent", b"tracestate", SESSION)
 class Front:
     """What clients may ask of the cluster."""
 
-    def __init__(self, node: RouterNode, prompts: Prompts, admin: Admin, gate: Gate | None) -> None:
+    def __init__(self, node: LiveRouterNode, prompts: Prompts, admin: Admin, gate: Gate | None) -> None:
         self.node: Final = node
         self.prompts: Final = prompts
         self.started_s: Final = wall_s()
@@ -70,13 +70,13 @@ class Front:
         self.here: Coordinates
         """Where clients ask."""
 
-    async def __call__(self, request: Request, responder: Responder) -> None:
+    async def __call__(self, request: HttpRequest, responder: Responder) -> None:
         try:
             await self._answer(request, responder)
         except OpenAIError as error:
             await responder.reply(error.status, (JSON,), error.body())
 
-    async def _answer(self, request: Request, responder: Responder) -> None:
+    async def _answer(self, request: HttpRequest, responder: Responder) -> None:
         match request.method, request.path:
             case "POST", "/v1/completions":
                 asked = read_completion(request.body)
@@ -103,12 +103,16 @@ class Front:
             case _:
                 raise OpenAIError(404, f"there is no {request.method} {request.path} here")
 
-    async def _tokens(self, request: Request, work: Callable[[], list[list[int]]]) -> list[list[int]]:
+    async def _tokens(self, request: HttpRequest, work: Callable[[], list[list[int]]]) -> list[list[int]]:
         """The prompts' tokens. Nobody else waits for those of a long request."""
         return await trio.to_thread.run_sync(work) if len(request.body) > LONG_BYTES else work()
 
     async def _complete(
-        self, request: Request, asked: CompletionRequest | ChatRequest, prompts: list[list[int]], responder: Responder
+        self,
+        request: HttpRequest,
+        asked: CompletionRequest | ChatRequest,
+        prompts: list[list[int]],
+        responder: Responder,
     ) -> None:
         if asked.model is not None and asked.model != self.prompts.model:
             raise model_not_found(asked.model)
@@ -143,15 +147,15 @@ class Front:
         return all(any(members.is_up(info.engine) for info in infos) for infos in (node.prefill, node.decode) if infos)
 
 
-async def front(scenario: Scenario, child: bool, record: Record) -> None:
+async def front(scenario: ResolvedScenario, child: bool, record: Record) -> None:
     """Serve, until drained or cancelled."""
     says = scenario.serve
     secret = secret_of(scenario) if child else secret_beyond_loopback(scenario, "host")
     gate = None if secret is None and not is_loopback(says.host) else Gate(secret, ROUTER)
-    builder = Builder(scenario, transport_named(says.transport))
+    builder = LiveBuilder(scenario, transport_named(says.transport))
     prefill, decode = ([builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode"))
     client = HttpClient()
-    node = RouterNode(
+    node = LiveRouterNode(
         governed_of(builder),
         prefill,
         decode,
@@ -173,7 +177,7 @@ async def front(scenario: Scenario, child: bool, record: Record) -> None:
         client.close()
 
 
-def listening(scenario: Scenario) -> socket.socket:
+def listening(scenario: ResolvedScenario) -> socket.socket:
     """Where clients ask. ScenarioError."""
     says = scenario.serve
     try:
@@ -189,7 +193,9 @@ def order(engine: str) -> None:
     sys.stdout.flush()
 
 
-async def serve(node: RouterNode, app: Front, listener: socket.socket, scenario: Scenario, child: bool) -> None:
+async def serve(
+    node: LiveRouterNode, app: Front, listener: socket.socket, scenario: ResolvedScenario, child: bool
+) -> None:
     """Until drained or cancelled."""
     says = scenario.serve
     async with trio.open_nursery() as nursery:

@@ -40,7 +40,7 @@ from pdflow_runtime.http.messages import EVENT_STREAM, JSON
 from pdflow_runtime.http.openai.between import Between, FirstAnswer
 from pdflow_runtime.http.relay import break_off
 from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, prefill_json
-from pdflow_runtime.nodes.node import Node
+from pdflow_runtime.nodes.node import LiveNode
 from pdflow_runtime.observe.event_log import LAST
 from pdflow_runtime.observe.metrics import RouterMeter
 from pdflow_runtime.router.call import Call, Leg
@@ -57,7 +57,7 @@ NUMBERS: Final = 40
 """Bits of the first request's number: one life's ids are not another's, which engines may still remember."""
 
 
-class RouterNode(Node):
+class LiveRouterNode(LiveNode):
     """Args: the engines of each role, as the endpoint counts them; method is the scenario's; `stores` are the nodes of
     its store, by number; `tells_first`: the client has its first token from P."""
 

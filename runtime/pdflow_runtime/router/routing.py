@@ -12,13 +12,13 @@ from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import Router
 from pdflow.scenario.costs.step_costs import step_cost
 from pdflow.scenario.costs.transfer_time import Crossover
-from pdflow.scenario.schema.scenario import Scenario
-from pdflow.wiring.router import Cluster, Target, dispatch_of
+from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow.wiring.router import RoutedEngines, Target, dispatch_of
 from pdflow.wiring.router import router_of as wired
 from pdflow.workload.request import SESSION_BLOCK_TOKENS
-from pdflow_runtime.build import Builder, engines_of
+from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.engines.prefix import block_names
-from pdflow_runtime.http.messages import Request
+from pdflow_runtime.http.messages import HttpRequest
 from pdflow_runtime.http.openai.fields import Fields
 from pdflow_runtime.store.build import stores_of
 
@@ -29,7 +29,7 @@ SESSION: Final = b"x-session-id"
 NOBODY: Final = (b"", b'""', b"null")
 
 
-def seats_of(scenario: Scenario, role: str) -> list[str]:
+def seats_of(scenario: ResolvedScenario, role: str) -> list[str]:
     """The engines of that role, or that get that leg, that there may ever be: those of the file, then those that may be
     added to them. Or the nodes of the store."""
     if role == STORE:
@@ -39,21 +39,21 @@ def seats_of(scenario: Scenario, role: str) -> list[str]:
     return engines_of(pools) + [f"{pool.name}-{pool.replicas + more}" for pool in pools for more in spares]
 
 
-def governed_of(builder: Builder) -> GovernedRouter:
+def governed_of(builder: LiveBuilder) -> GovernedRouter:
     """One whose engines may be told to leave, and others to join."""
     router = router_of(builder, changes=True)
     assert isinstance(router, GovernedRouter)
     return router
 
 
-def router_of(builder: Builder, changes: bool = False) -> Router:
+def router_of(builder: LiveBuilder, changes: bool = False) -> Router:
     """All engines are down until they report."""
     prefill, decode = (
         tuple(Target(builder.info_of(name), builder.pool_of(name)) for name in seats_of(builder.scenario, role))
         for role in ("prefill", "decode")
     )
     router = wired(
-        Cluster(
+        RoutedEngines(
             scenario=builder.scenario,
             method=builder.method,
             prefill=prefill,
@@ -68,7 +68,7 @@ def router_of(builder: Builder, changes: bool = False) -> Router:
     return router
 
 
-def crossover_of(builder: Builder) -> Crossover:
+def crossover_of(builder: LiveBuilder) -> Crossover:
     """Which prompts stay at D by what the scenario says that steps and ways take."""
     scenario = builder.scenario
     return Crossover(
@@ -87,7 +87,7 @@ def arrival(router: Router, request: int, tokens: Seq[int], session: int, prefil
     return RequestArrived(request, prefill_only, len(tokens), names, session)
 
 
-def session_of(request: Request, fields: Fields) -> int:
+def session_of(request: HttpRequest, fields: Fields) -> int:
     """A number for what the client calls its session, never that of none."""
     named = request.header(SESSION) or bytes(fields.get("user", b""))
     if named in NOBODY:

@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Strangers(Generic[T]):
+class PendingConnections(Generic[T]):
     """Args: most, the places; give_way, which ends a stream that must leave its own."""
 
     def __init__(self, most: int, give_way: Callable[[T], None]) -> None:

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Final
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.process.addresses import is_loopback
 
 VARIABLE: Final = "PDFLOW_SECRET"
@@ -46,7 +46,7 @@ class Secret:
         return hmac.compare_digest(claimed, self._text)
 
 
-def secret_beyond_loopback(scenario: Scenario, key: str) -> Secret | None:
+def secret_beyond_loopback(scenario: ResolvedScenario, key: str) -> Secret | None:
     """The same; ScenarioError if there is none, and the address that this key of [serve] says is not this host's
     alone."""
     secret, host = secret_of(scenario), getattr(scenario.serve, key)
@@ -56,7 +56,7 @@ def secret_beyond_loopback(scenario: Scenario, key: str) -> Secret | None:
     return secret
 
 
-def secret_of(scenario: Scenario) -> Secret | None:
+def secret_of(scenario: ResolvedScenario) -> Secret | None:
     """What the file says, or the environment. ScenarioError for one that is none, or that others may read."""
     named = scenario.serve.secret_file
     if named is None:
@@ -65,7 +65,7 @@ def secret_of(scenario: Scenario) -> Secret | None:
     return _checked(scenario, str(scenario.base_dir / named), private_text(scenario, "secret_file", named))
 
 
-def private_text(scenario: Scenario, key: str, named: str) -> bytes:
+def private_text(scenario: ResolvedScenario, key: str, named: str) -> bytes:
     """What stands in the file that this key of [serve] names, no more than a byte over MOST_BYTES. ScenarioError if
     others may read it."""
     path = scenario.base_dir / named
@@ -80,7 +80,7 @@ def private_text(scenario: Scenario, key: str, named: str) -> bytes:
     return text
 
 
-def _checked(scenario: Scenario, where: str, text: bytes) -> Secret:
+def _checked(scenario: ResolvedScenario, where: str, text: bytes) -> Secret:
     stripped = text.strip()
     if not LEAST_BYTES <= len(stripped) <= MOST_BYTES:
         size = f"{len(stripped)} bytes, expected {LEAST_BYTES} to {MOST_BYTES:,}"
@@ -88,5 +88,5 @@ def _checked(scenario: Scenario, where: str, text: bytes) -> Secret:
     return Secret(stripped)
 
 
-def _wrong(scenario: Scenario, message: str, key: str = "secret_file") -> ScenarioError:
+def _wrong(scenario: ResolvedScenario, message: str, key: str = "secret_file") -> ScenarioError:
     return ScenarioError([Problem(scenario.path, f"serve.{key}", message)])

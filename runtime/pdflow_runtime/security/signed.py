@@ -21,7 +21,7 @@ from typing import Final
 
 from pdflow_runtime.clock import wall_s
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import Headers, Request, first
+from pdflow_runtime.http.messages import Headers, HttpRequest, first
 from pdflow_runtime.security.secret import MAC_BYTES, VARIABLE, Secret
 
 WINDOW_S: Final = 30
@@ -79,7 +79,7 @@ class Gate:
         self._nonces: set[bytes] = set()
         self._by_time: deque[tuple[int, bytes]] = deque()
 
-    def check(self, request: Request) -> None:
+    def check(self, request: HttpRequest) -> None:
         """OpenAIError if it is not from somebody who knows the secret, and meant for us, now, for the first time."""
         if self._secret is None:
             if request.header(ORIGIN) is not None:
@@ -89,7 +89,7 @@ class Gate:
             if problem:
                 raise OpenAIError(401, problem, code="unauthorized")
 
-    def _problem(self, secret: Secret, request: Request) -> str:
+    def _problem(self, secret: Secret, request: HttpRequest) -> str:
         said = request.header(AUTHORIZATION) or b""
         scheme, _, rest = said.partition(b" ")
         if scheme.lower() == b"bearer":

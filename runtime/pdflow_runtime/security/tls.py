@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 
 KEYS: Final = ("tls_cert", "tls_key", "tls_ca")
 
@@ -30,7 +30,7 @@ class Tls:
         return trio.SSLStream(stream, self._accepts, server_side=True, https_compatible=True)
 
 
-def tls_of(scenario: Scenario) -> Tls | None:
+def tls_of(scenario: ResolvedScenario) -> Tls | None:
     """As the files of [serve] have it. ScenarioError for some of them alone, or for what cannot be read."""
     says = scenario.serve
     named = {key: value for key in KEYS if (value := getattr(says, key)) is not None}

@@ -12,7 +12,7 @@ from pdflow.methods.params.errors import ParamsError
 from pdflow.methods.store.memory import Item, blocks_of
 from pdflow.protocol.messages import Code
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.engine_api import ended
 from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, read_decode
@@ -20,7 +20,7 @@ from pdflow_runtime.observe.state import EngineState
 from pdflow_runtime.process.component_api import PartApi
 from pdflow_runtime.security.signed import Gate
 from pdflow_runtime.store.calls import PUSH, LookBody, PutBody, Told, WithdrawBody
-from pdflow_runtime.store.node import StoreCall, StoreNode
+from pdflow_runtime.store.node import LiveStoreNode, StoreCall
 from pdflow_runtime.store.state import StoreCollector, state_of
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class StoreApi(PartApi):
     """Args: `here` is where this node's ranks hear; `gate` says whom to believe; `stop` ends this node when what it
     has is done."""
 
-    def __init__(self, node: StoreNode, here: Coordinates, gate: Gate, stop: Callable[[], None]) -> None:
+    def __init__(self, node: LiveStoreNode, here: Coordinates, gate: Gate, stop: Callable[[], None]) -> None:
         super().__init__(node, gate, stop)
         self.node: Final = node
         self.here: Final = here
@@ -39,13 +39,13 @@ class StoreApi(PartApi):
     def state(self) -> EngineState:
         return state_of(self.node)
 
-    async def __call__(self, request: Request, responder: Responder) -> None:
+    async def __call__(self, request: HttpRequest, responder: Responder) -> None:
         try:
             await self._answer(request, responder)
         except OpenAIError as error:
             await responder.reply(error.status, (JSON,), error.body())
 
-    async def _answer(self, request: Request, responder: Responder) -> None:
+    async def _answer(self, request: HttpRequest, responder: Responder) -> None:
         if await self.operated(request, responder):
             return
         match request.method, request.path:

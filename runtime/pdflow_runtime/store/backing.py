@@ -25,7 +25,7 @@ from pdflow.methods.store.memory import Item
 from pdflow.protocol.values import Instant, S
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.store.server import RefusedError, ServerError, ValueServer
-from pdflow_runtime.store.values import HEADER_BYTES, BadValueError, Cells, Form
+from pdflow_runtime.store.values import HEADER_BYTES, BadValueError, Cells, ValueFormat
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Backing:
         server: ValueServer,
         ledger: StoreLedger,
         cells: Cells,
-        form: Form,
+        form: ValueFormat,
         unit_tokens: int,
         renew_s: float,
     ) -> None:

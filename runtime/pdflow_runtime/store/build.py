@@ -10,7 +10,7 @@ import attrs
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.store.memory import StoreMemory
 from pdflow.protocol.ids import EngineInfo
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.schema.transfer import Transfer
 from pdflow.scenario.validation.fit import kv_tokens_of
 from pdflow.wiring.engines import EngineWiring, Producer
@@ -23,10 +23,10 @@ from pdflow_runtime.security.secret import secret_of
 from pdflow_runtime.store.backing import Backing
 from pdflow_runtime.store.calls import StoreClient
 from pdflow_runtime.store.keys import StoreKeys
-from pdflow_runtime.store.node import StoreNode
-from pdflow_runtime.store.prefill_node import StorePrefillNode
+from pdflow_runtime.store.node import LiveStoreNode
+from pdflow_runtime.store.prefill_node import LiveStorePrefillNode
 from pdflow_runtime.store.server import server_of
-from pdflow_runtime.store.values import Cells, Form, layout_of
+from pdflow_runtime.store.values import Cells, ValueFormat, layout_of
 from pdflow_runtime.transports.base import MakeTransport
 
 LEASES: Final = 1 << 16
@@ -36,7 +36,7 @@ LATER_S: Final = 5.0
 UNSAID: Final = attrs.fields(Transfer).store_bytes.default
 
 
-def stores_of(scenario: Scenario) -> list[str]:
+def stores_of(scenario: ResolvedScenario) -> list[str]:
     """The names of all nodes of the store, in order; none if the method has none."""
     says = scenario.transfer
     return [node_name(number) for number in range(says.store_nodes)] if METHODS[says.method].stores else []
@@ -55,7 +55,7 @@ def wiring_of(engines: EngineWiring) -> StoreWiring:
     return wiring
 
 
-def store_node(engines: EngineWiring, transport: MakeTransport, name: str) -> StoreNode:
+def store_node(engines: EngineWiring, transport: MakeTransport, name: str) -> LiveStoreNode:
     """One life of a node, which nobody has heard of yet."""
     scenario = engines.scenario
     wiring, says = wiring_of(engines), scenario.transfer
@@ -74,12 +74,12 @@ def store_node(engines: EngineWiring, transport: MakeTransport, name: str) -> St
     )
     memory = StoreMemory(wiring.blocks, says.store_keep, says.store_high_water)
     put, get = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)
-    node = StoreNode(name, place, put, get, memory, transport)
+    node = LiveStoreNode(name, place, put, get, memory, transport)
     node.backing = backing_of(scenario, node, wiring.unit_tokens(1))
     return node
 
 
-def backing_of(scenario: Scenario, node: StoreNode, unit_tokens: int) -> Backing | None:
+def backing_of(scenario: ResolvedScenario, node: LiveStoreNode, unit_tokens: int) -> Backing | None:
     """In the server that the scenario names, which need not be there now. ScenarioError, MissingBackendError."""
     server = server_of(scenario)
     if server is None:
@@ -87,17 +87,17 @@ def backing_of(scenario: Scenario, node: StoreNode, unit_tokens: int) -> Backing
     ranks = [(rank.view, rank.memory) for rank in node.ends[node.place.info.engine]]
     cells = Cells(ranks)
     layout = layout_of(scenario.model.name, node.place.shape, [memory for _, memory in ranks])
-    form = Form(layout, cells.block_bytes, secret_of(scenario))
+    form = ValueFormat(layout, cells.block_bytes, secret_of(scenario))
     return Backing(server, node.ledger, cells, form, unit_tokens, scenario.serve.store_ttl_s / 2)
 
 
 def store_prefill_node(
     engines: EngineWiring, transport: MakeTransport, place: Place, ends: Producer
-) -> StorePrefillNode:
+) -> LiveStorePrefillNode:
     """One life of an engine that puts, without its engine."""
     wiring = wiring_of(engines)
     keys = StoreKeys.of(wiring, wiring.blocks, place.weights)
     loads = wiring.loads(place.info, place.incarnation, place.num_blocks) if keys.unit_tokens else None
     says = engines.scenario
     client = StoreClient(says.serve.engine_host, says.transfer.deadline_s + LATER_S)
-    return StorePrefillNode(place, ends, loads, transport, keys, client)
+    return LiveStorePrefillNode(place, ends, loads, transport, keys, client)

@@ -68,7 +68,7 @@ class Told(msgspec.Struct, frozen=True):
     kv_transfer_params: Any = None
 
 
-class Found(NamedTuple):
+class StoredKv(NamedTuple):
     """KV in a store, and where its node's ranks hear. `code` says why there is none; NONE, if none was looked for in
     vain."""
 
@@ -89,7 +89,7 @@ class StoreClient:
     def close(self) -> None:
         self._client.close()
 
-    async def put(self, node: str, at: Coordinates, params: KvParams, port: int, items: Sequence[Item]) -> Found:
+    async def put(self, node: str, at: Coordinates, params: KvParams, port: int, items: Sequence[Item]) -> StoredKv:
         """By what D gets it, once the store has it all. `port`: where our ranks hear."""
         said = decode_json(params, Coordinates(self.host, port), PUSH)
         body = PutBody(said, [(item.key, item.blocks) for item in items])
@@ -105,7 +105,7 @@ class StoreClient:
         *,
         digest: int,
         weights: int,
-    ) -> Found:
+    ) -> StoredKv:
         """What is there of a prompt, of which are told its digest and the weights of its model."""
         objects = [(item.key, item.blocks) for item in items]
         body = LookBody(request_id, xid, objects, f"{digest:x}", weights)
@@ -114,7 +114,7 @@ class StoreClient:
     async def withdraw(self, node: str, at: Coordinates, request_id: RequestId, xid: Xid) -> None:
         await self._ask(node, at, "/withdraw", WithdrawBody(request_id, xid), LOOK_S)
 
-    async def _ask(self, node: str, at: Coordinates, path: str, said: msgspec.Struct, patience_s: float) -> Found:
+    async def _ask(self, node: str, at: Coordinates, path: str, said: msgspec.Struct, patience_s: float) -> StoredKv:
         body = msgspec.json.encode(said)
         headers = (JSON, *self.signer.sign(node, "POST", path, body))
         answer = None
@@ -123,16 +123,16 @@ class StoreClient:
                 async with self._client.request("POST", at.host, at.port, path, headers, body) as response:
                     answer = await response.read()
                     if response.status != 200:
-                        return Found(None, None, code_of(response.status, answer))
+                        return StoredKv(None, None, code_of(response.status, answer))
         except UpstreamError:
-            return Found(None, None, Code.UNREACHABLE)
+            return StoredKv(None, None, Code.UNREACHABLE)
         if answer is None:
-            return Found(None, None, Code.DEADLINE)
+            return StoredKv(None, None, Code.DEADLINE)
         try:
             told = msgspec.json.decode(answer, type=Told).kv_transfer_params
-            return Found(None) if told is None else Found(*read_decode(KV_STORE.name, told))
+            return StoredKv(None) if told is None else StoredKv(*read_decode(KV_STORE.name, told))
         except (msgspec.DecodeError, ParamsError):
-            return Found(None, None, Code.IO)
+            return StoredKv(None, None, Code.IO)
 
 
 def code_of(status: int, answer: bytes) -> Code:

@@ -46,7 +46,7 @@ class StoreCall:
         self.answered.set()
 
 
-class StoreNode(RankedNode):
+class LiveStoreNode(RankedNode):
     """One life of a node. `place` is that of the end that is put to."""
 
     def __init__(

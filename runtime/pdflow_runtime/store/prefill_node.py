@@ -35,19 +35,19 @@ from pdflow_runtime.engines.job import Job, Sampling
 from pdflow_runtime.engines.loop import Told
 from pdflow_runtime.nodes.content import digest_of
 from pdflow_runtime.nodes.kv_params import Coordinates
-from pdflow_runtime.nodes.prefill_node import PrefillLeg, PrefillNode
+from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
 from pdflow_runtime.nodes.ranked_node import Place
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.signed import Signer
 from pdflow_runtime.security.tls import Tls
-from pdflow_runtime.store.calls import Found, StoreClient
+from pdflow_runtime.store.calls import StoreClient, StoredKv
 from pdflow_runtime.store.keys import StoreKeys
 from pdflow_runtime.transports.base import MakeTransport
 
 NOBODY: Final = Coordinates("", 0)
 
 
-class StorePrefillNode(PrefillNode):
+class LiveStorePrefillNode(LivePrefillNode):
     """Args: `loads` are the endpoints with which it loads, if it does; `client` asks the store's nodes."""
 
     def __init__(
@@ -103,12 +103,14 @@ class StorePrefillNode(PrefillNode):
     def learn_stores(self, stores: tuple[Coordinates, ...]) -> None:
         self.stores = stores
 
-    def begin(self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None = None) -> PrefillLeg:
+    def begin(
+        self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None = None
+    ) -> LivePrefillLeg:
         if request_id in self._load_cells:
             raise KeyError(f"request {request_id} is being loaded still; every attempt needs an id of its own")
         return super().begin(request_id, xid, tokens, sampling)
 
-    def request(self, leg: PrefillLeg) -> PrefillRequested:
+    def request(self, leg: LivePrefillLeg) -> PrefillRequested:
         """Nothing before its end has a name, where a prompt is one object."""
         tokens = leg.job.tokens
         lookup = False
@@ -117,7 +119,7 @@ class StorePrefillNode(PrefillNode):
             lookup = self.loads and len(items) > 1
         return PrefillRequested(leg.xid, leg.request_id, len(tokens), self._digest(leg), leg.keeps, lookup)
 
-    def _digest(self, leg: PrefillLeg) -> int:
+    def _digest(self, leg: LivePrefillLeg) -> int:
         """Names what its KV is computed from (S4)."""
         return digest_of(leg.job.tokens, self.place.weights)
 
@@ -135,9 +137,9 @@ class StorePrefillNode(PrefillNode):
     def ask(self, port: Port, effect: AskStore) -> None:
         self.nursery.start_soon(self._look, self.legs[effect.handle], self.objects[effect.handle])
 
-    async def _look(self, leg: PrefillLeg, items: tuple[Item, ...]) -> None:
+    async def _look(self, leg: LivePrefillLeg, items: tuple[Item, ...]) -> None:
         node, at = self._home(items)
-        found = Found(None)
+        found = StoredKv(None)
         if at.port:
             xid, digest, weights = load_xid(leg.xid), self._digest(leg), self.place.weights
             found = await self.client.look(node, at, leg.request_id, xid, items[:-1], digest=digest, weights=weights)
@@ -198,11 +200,13 @@ class StorePrefillNode(PrefillNode):
         scope = self.putting[handle] = trio.CancelScope()
         self.nursery.start_soon(self._put, self.legs[handle], effect.params, self.objects[handle], scope)
 
-    async def _put(self, leg: PrefillLeg, params: KvParams, items: tuple[Item, ...], scope: trio.CancelScope) -> None:
+    async def _put(
+        self, leg: LivePrefillLeg, params: KvParams, items: tuple[Item, ...], scope: trio.CancelScope
+    ) -> None:
         node, at = self._home(items)
-        found = Found(None, None, Code.CANCELLED)
+        found = StoredKv(None, None, Code.CANCELLED)
         with scope:
-            unreachable = Found(None, None, Code.UNREACHABLE)
+            unreachable = StoredKv(None, None, Code.UNREACHABLE)
             found = await self.client.put(node, at, params, self.port, items) if at.port else unreachable
         del self.putting[leg.xid]
         leg.at = found.at

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, Final, Protocol, TypeVar
 
 from pdflow.errors import MissingBackendError, Problem, ScenarioError
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.store_url import StoreUrl, read_store_url
 from pdflow_runtime.process.addresses import is_loopback
 from pdflow_runtime.security.secret import MOST_BYTES, private_text, secret_of
@@ -134,7 +134,7 @@ def _brief(said: object) -> str:
     return " ".join(ascii(str(said))[1:-1].split())[:WORDS] or type(said).__name__
 
 
-def server_of(scenario: Scenario) -> ValkeyServer | None:
+def server_of(scenario: ResolvedScenario) -> ValkeyServer | None:
     """The one that the scenario names, not reached yet. ScenarioError, MissingBackendError."""
     said = scenario.serve.store_url
     if said is None:
@@ -146,7 +146,7 @@ def server_of(scenario: Scenario) -> ValkeyServer | None:
     return ValkeyServer(at, _password(scenario), scenario.serve.store_ttl_s)
 
 
-def check_server(scenario: Scenario) -> None:
+def check_server(scenario: ResolvedScenario) -> None:
     """ScenarioError if the server is not there, or will not let us in."""
     server = server_of(scenario)
     if server is None:
@@ -160,7 +160,7 @@ def check_server(scenario: Scenario) -> None:
         server.close()
 
 
-def _password(scenario: Scenario) -> str | None:
+def _password(scenario: ResolvedScenario) -> str | None:
     named = scenario.serve.store_password_file
     if named is None:
         return os.environ.get(VARIABLE)

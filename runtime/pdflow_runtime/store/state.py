@@ -12,10 +12,10 @@ from pdflow.methods.store.ledger import Lookup
 from pdflow.protocol.values import S
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.observe.state import MOST, EngineState, RequestState
-from pdflow_runtime.store.node import StoreCall, StoreNode
+from pdflow_runtime.store.node import LiveStoreNode, StoreCall
 
 
-def state_of(node: StoreNode) -> EngineState:
+def state_of(node: LiveStoreNode) -> EngineState:
     memory, ledger = node.memory, node.ledger
     now = now_ns()
     oldest = sorted(node.calls.values(), key=lambda call: call.begun_ns)[:MOST]
@@ -37,7 +37,7 @@ def state_of(node: StoreNode) -> EngineState:
     )
 
 
-def _state(node: StoreNode, call: StoreCall) -> str:
+def _state(node: LiveStoreNode, call: StoreCall) -> str:
     offered = node.ledger.offered.get(call.xid)
     if offered is not None:
         return "found" if isinstance(offered, Lookup) else "stored"
@@ -47,7 +47,7 @@ def _state(node: StoreNode, call: StoreCall) -> str:
 class StoreCollector(Collector):
     """What a node knows anyway, read when somebody asks."""
 
-    def __init__(self, node: StoreNode) -> None:
+    def __init__(self, node: LiveStoreNode) -> None:
         self.node: Final = node
 
     def collect(self) -> Iterator[Metric]:

@@ -44,7 +44,7 @@ def layout_of(model: str, shape: KvShape, memories: Sequence[RankMemory]) -> byt
     return blake2b(said, digest_size=LAYOUT_BYTES, person=b"pdflow layout").digest()
 
 
-class Form:
+class ValueFormat:
     """How the values of one layout are written and read. `block_bytes`: of one block, at all ranks together."""
 
     def __init__(self, layout: bytes, block_bytes: int, secret: Secret | None) -> None:

@@ -31,23 +31,28 @@ from pdflow_runtime.transports.base import (
 )
 from pdflow_runtime.transports.host import Host
 from pdflow_runtime.transports.streams.dialling import open_stream
-from pdflow_runtime.transports.streams.links import Link, Remote
+from pdflow_runtime.transports.streams.links import AgentLink, Remote
 from pdflow_runtime.transports.streams.messages import (
     MAX_NOTICE_BYTES,
     VERSION,
-    Answer,
+    AgentHello,
     Data,
     Description,
-    Hello,
-    Pieces,
+    OperationEnded,
+    PackedPieces,
     Ready,
-    Word,
+    WordValue,
     Write,
     frame,
     pack_checked,
     parse_description,
 )
-from pdflow_runtime.transports.streams.stream import Parcel, StreamBrokenError, StreamFinishedError, StreamLostError
+from pdflow_runtime.transports.streams.stream import (
+    OutgoingMessage,
+    StreamBrokenError,
+    StreamFinishedError,
+    StreamLostError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +68,10 @@ class StreamAgent(Host):
         self._listener: socket.socket | None = None
         self._nursery: trio.Nursery | None = None
         self._finished = trio.Event()
-        self._links: dict[Address, Link] = {}
+        self._links: dict[Address, AgentLink] = {}
         self._doors: dict[Address, trio.Lock] = {}
         """One attempt to connect to a peer at a time: a second stream would end the first."""
-        self._closing: set[Link] = set()
+        self._closing: set[AgentLink] = set()
         """Links that are ours no more, but may still be the peer's."""
 
     # How bytes move.
@@ -87,34 +92,34 @@ class StreamAgent(Host):
         """A connected socket. OSError, TransportError."""
 
     @abstractmethod
-    def _reach(self, about: Description, hello: Hello) -> Remote | None:
+    def _reach(self, about: Description, hello: AgentHello) -> Remote | None:
         """The memory of a peer that we have connected to, with this greeting. TransportError."""
 
-    def _payload(self, pieces: Pieces) -> Iterable[memoryview]:
+    def _payload(self, pieces: PackedPieces) -> Iterable[memoryview]:
         """What follows a Write."""
         return ()
 
-    async def _receive_data(self, link: Link, message: Data) -> None:
+    async def _receive_data(self, link: AgentLink, message: Data) -> None:
         """Move the bytes of a READ that was asked for on the link."""
         raise StreamBrokenError("nobody has asked for bytes")
 
-    def _send_data(self, link: Link, op: int, pieces: Pieces) -> None:
+    def _send_data(self, link: AgentLink, op: int, pieces: PackedPieces) -> None:
         """The owner is ready for the bytes of a WRITE."""
         raise StreamBrokenError("nobody waits for that")
 
     @abstractmethod
-    def _post_read(self, op: int, link: Link, pieces: Pieces) -> None: ...
+    def _post_read(self, op: int, link: AgentLink, pieces: PackedPieces) -> None: ...
 
     @abstractmethod
-    def _post_word(self, op: int, link: Link, address: int) -> None: ...
+    def _post_word(self, op: int, link: AgentLink, address: int) -> None: ...
 
-    async def _learn_of_end(self, link: Link) -> None:
+    async def _learn_of_end(self, link: AgentLink) -> None:
         """Wait for proof that the peer has let go of a stream that broke, where breaking is none."""
 
     async def _attend(self) -> None:
         """Beside everything, for as long as the agent runs."""
 
-    async def _attend_link(self, link: Link) -> None:
+    async def _attend_link(self, link: AgentLink) -> None:
         """Beside the link's own tasks, until it ends."""
 
     def _hide(self) -> None:
@@ -181,7 +186,7 @@ class StreamAgent(Host):
         try:
             if self._nursery is None:
                 raise TransportError("this agent is closing")
-            link = Link(peer, about, stream, self._reach(about, hello))
+            link = AgentLink(peer, about, stream, self._reach(about, hello))
         except TransportError as error:
             stream.close()
             raise TransportError(f"{peer} cannot be reached over {self.name}: {error}") from None
@@ -191,8 +196,8 @@ class StreamAgent(Host):
         self._links[peer] = link
         self._nursery.start_soon(self._run_link, link)
 
-    def _hello(self, about: Description) -> Hello:
-        return Hello(VERSION, self.me, self.life, about.life, about.token, "", 0)
+    def _hello(self, about: Description) -> AgentHello:
+        return AgentHello(VERSION, self.me, self.life, about.life, about.token, "", 0)
 
     def write(
         self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notice: bytes | None
@@ -205,7 +210,7 @@ class StreamAgent(Host):
             return
         packed, checked = listed
         link.writes[op] = checked
-        parcel = Parcel(frame(Write(op, generation, packed, notice)), self._payload(checked), op)
+        parcel = OutgoingMessage(frame(Write(op, generation, packed, notice)), self._payload(checked), op)
         if not link.stream.post(parcel):
             log.warning("%s: %s does not take what is posted to it", self.label, peer)
             self._ended(link, op, False)
@@ -226,8 +231,8 @@ class StreamAgent(Host):
             self._post_word(op, link, address)
 
     def _listed(
-        self, op: int, link: Link | None, pieces: Sequence[Descriptor], writing: bool
-    ) -> tuple[bytes, Pieces] | None:
+        self, op: int, link: AgentLink | None, pieces: Sequence[Descriptor], writing: bool
+    ) -> tuple[bytes, PackedPieces] | None:
         """The pieces packed and checked; None if there is no link, or they do not lie in both regions."""
         if link is None or self._memory is None:
             return None
@@ -277,13 +282,13 @@ class StreamAgent(Host):
         for guest in [guest for guest in self._guests if guest.name == peer]:
             self._dismiss(guest)
 
-    def _part(self, link: Link) -> None:
+    def _part(self, link: AgentLink) -> None:
         """Leave a forgotten peer's stream."""
         link.stream.close()
 
     # What becomes of it.
 
-    async def _run_link(self, link: Link) -> None:
+    async def _run_link(self, link: AgentLink) -> None:
         unexpected = False
         try:
             async with trio.open_nursery() as nursery:
@@ -309,7 +314,7 @@ class StreamAgent(Host):
         if unexpected or link.lost:
             self._perhaps_gone(link.peer)
 
-    async def _end_guests(self, link: Link) -> None:
+    async def _end_guests(self, link: AgentLink) -> None:
         """What the peer posts to us goes with what we post to it: both sides know then that they must meet anew.
 
         Not if it has ended our stream in order: then it knows what it does, or is dead.
@@ -319,30 +324,30 @@ class StreamAgent(Host):
             self._dismiss(guest)
             await guest.left.wait()
 
-    def _lose(self, link: Link) -> None:
+    def _lose(self, link: AgentLink) -> None:
         """What it leads to is not to be reached any more, whatever becomes of the stream of messages."""
         link.lost = True
         self._drop_reads(link)
         if link.open:
             self._let_go(link)
 
-    async def _hear_answers(self, link: Link) -> None:
+    async def _hear_answers(self, link: AgentLink) -> None:
         while True:
             message = await link.stream.message()
-            if isinstance(message, Answer):
+            if isinstance(message, OperationEnded):
                 if message.op in link.writes or message.op in link.reads:
                     self._ended(link, message.op, message.ok and message.op in link.writes)
             elif isinstance(message, Data):
                 await self._receive_data(link, message)
             elif isinstance(message, Ready) and message.op in link.writes:
                 self._send_data(link, message.op, link.writes[message.op])
-            elif isinstance(message, Word):
+            elif isinstance(message, WordValue):
                 if message.op in link.words:
                     self._word_arrived(link, message.op, message.word)
             else:
                 raise StreamBrokenError(f"{type(message).__name__} is no answer")
 
-    async def _link_broke(self, link: Link, broken: StreamBrokenError) -> None:
+    async def _link_broke(self, link: AgentLink, broken: StreamBrokenError) -> None:
         """The peer may still be moving what we posted: let go, and wait until it has."""
         if isinstance(broken, StreamFinishedError) or link.stream.closed:
             return
@@ -355,7 +360,7 @@ class StreamAgent(Host):
         if lost and posted:
             await self._learn_of_end(link)
 
-    def _let_go(self, link: Link) -> None:
+    def _let_go(self, link: AgentLink) -> None:
         """Nothing more of ours leaves on it."""
         link.open = False
         if self._links.get(link.peer) is link:
@@ -363,25 +368,25 @@ class StreamAgent(Host):
         self._closing.add(link)
         link.stream.end_sending()
 
-    def _ended(self, link: Link, op: int, ok: bool) -> None:
+    def _ended(self, link: AgentLink, op: int, ok: bool) -> None:
         link.writes.pop(op, None)
         link.reads.pop(op, None)
         self._tell(Ended(op, ok))
         self._waits.ended(op)
 
-    def _word_arrived(self, link: Link, op: int, word: int | None) -> None:
+    def _word_arrived(self, link: AgentLink, op: int, word: int | None) -> None:
         link.words.discard(op)
         self._tell(WordArrived(op, word))
         self._waits.ended(op)
 
-    def _fail(self, link: Link) -> None:
+    def _fail(self, link: AgentLink) -> None:
         """Everything that is open on it. Its flushes fail too."""
         self._waits.broke(link.peer, link.operations())
         self._drop_reads(link)
         for op in tuple(link.writes):
             self._ended(link, op, False)
 
-    def _drop_reads(self, link: Link) -> None:
+    def _drop_reads(self, link: AgentLink) -> None:
         """They end here and now; a copy that runs is halted, and dropped by whoever runs it."""
         motions = tuple(link.motions)
         link.motions.clear()

@@ -12,22 +12,22 @@ from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.transports.base import Tell, TransportError
 from pdflow_runtime.transports.copying import Mapped
-from pdflow_runtime.transports.streams.links import Guest, Link
+from pdflow_runtime.transports.streams.links import AgentLink, Guest
 from pdflow_runtime.transports.streams.messages import (
     Data,
     Description,
-    Pieces,
-    Read,
+    PackedPieces,
     ReadOver,
-    ReadWord,
-    Word,
+    ReadRequest,
+    ReadWordRequest,
+    WordValue,
     frame,
     unpack_pieces,
     word_at,
 )
 from pdflow_runtime.transports.streams.over_tcp import TcpStreams
 from pdflow_runtime.transports.streams.sockets import listening
-from pdflow_runtime.transports.streams.stream import Parcel, StreamBrokenError
+from pdflow_runtime.transports.streams.stream import OutgoingMessage, StreamBrokenError
 
 ANYWHERE: Final = (1 << 64) - 1
 """The bound of a target that only the reader knows."""
@@ -42,7 +42,7 @@ class AskingAgent(TcpStreams):
         self._address: tuple[str, int] = (host, 0)
 
     @abstractmethod
-    def _data(self, guest: Guest, op: int, pieces: Pieces) -> Parcel:
+    def _data(self, guest: Guest, op: int, pieces: PackedPieces) -> OutgoingMessage:
         """The answer to a READ, which begins what sends its bytes."""
 
     def allocate(self, nbytes: int) -> memoryview:
@@ -73,29 +73,29 @@ class AskingAgent(TcpStreams):
             Description(self.name, self.life, self.token, host, port, "", self._memory.nbytes)
         )
 
-    def _post_read(self, op: int, link: Link, pieces: Pieces) -> None:
+    def _post_read(self, op: int, link: AgentLink, pieces: PackedPieces) -> None:
         link.reads[op] = pieces
-        if not link.stream.post(Parcel(frame(Read(op, pieces.packed)), op=op)):
+        if not link.stream.post(OutgoingMessage(frame(ReadRequest(op, pieces.packed)), op=op)):
             self._ended(link, op, False)
 
-    def _post_word(self, op: int, link: Link, address: int) -> None:
+    def _post_word(self, op: int, link: AgentLink, address: int) -> None:
         link.words.add(op)
-        if not link.stream.post(Parcel(frame(ReadWord(op, address)), op=op)):
+        if not link.stream.post(OutgoingMessage(frame(ReadWordRequest(op, address)), op=op)):
             self._word_arrived(link, op, None)
 
-    def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> Parcel:
+    def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> OutgoingMessage:
         assert isinstance(self._memory, Mapped)
         if isinstance(message, ReadOver):
             raise StreamBrokenError("the bytes are sent from here")
-        if isinstance(message, ReadWord):
-            return Parcel(frame(Word(message.op, word_at(self._memory.view, message.address))))
+        if isinstance(message, ReadWordRequest):
+            return OutgoingMessage(frame(WordValue(message.op, word_at(self._memory.view, message.address))))
         pieces = unpack_pieces(message.pieces, self._memory.nbytes, ANYWHERE)
         if isinstance(pieces, Malformed):
             raise StreamBrokenError(pieces.reason)
         return self._data(guest, message.op, pieces)
 
     @staticmethod
-    def _asked(link: Link, message: Data) -> Pieces | None:
+    def _asked(link: AgentLink, message: Data) -> PackedPieces | None:
         """What a READ's answer is for; None if a fence has ended it. StreamBrokenError if it is not what was asked."""
         pieces = link.reads.get(message.op)
         if pieces is not None and pieces.nbytes != message.nbytes:

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import trio
 
-from pdflow_runtime.transports.streams.messages import FEW_PIECES, Pieces
+from pdflow_runtime.transports.streams.messages import FEW_PIECES, PackedPieces
 
 INLINE_BYTES: Final = 512 << 10
 INLINE_PIECES: Final = 256
@@ -40,7 +40,7 @@ LOCKED_ELEMENTS: Final = 500
 """numpy's own bound (NPY_BEGIN_THREADS_THRESHOLDED)."""
 
 
-class Memory:
+class RegionBase:
     """Where a region begins, in this process or on its GPU."""
 
     __slots__ = ("address", "nbytes")
@@ -50,7 +50,7 @@ class Memory:
         self.nbytes: Final = nbytes
 
 
-class Mapped(Memory):
+class Mapped(RegionBase):
     """Memory that is mapped here."""
 
     __slots__ = ("view",)
@@ -91,7 +91,7 @@ class Copy(Motion):
     __slots__ = ("_pieces", "_source", "_target")
 
     def __init__(
-        self, owner: object, peer: str, generation: int, source: Mapped, target: Mapped, pieces: Pieces
+        self, owner: object, peer: str, generation: int, source: Mapped, target: Mapped, pieces: PackedPieces
     ) -> None:
         super().__init__(owner, peer, generation)
         self._source, self._target, self._pieces = source, target, pieces
@@ -159,12 +159,12 @@ class Copy(Motion):
                 np.copyto(there, here)
 
 
-def are_large(pieces: Pieces) -> bool:
+def are_large(pieces: PackedPieces) -> bool:
     """On average."""
     return pieces.nbytes >= pieces.number * LARGE_BYTES
 
 
-def repeats(pieces: Pieces) -> int:
+def repeats(pieces: PackedPieces) -> int:
     """How many times these are the same pieces, each time as much further on at either side; 1 if they are not.
 
     1 also where it would be of no use, for few pieces and large ones.

@@ -20,27 +20,32 @@ import trio
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.limits import MAX_NAME_BYTES
-from pdflow_runtime.security.pending_connections import Strangers
+from pdflow_runtime.security.pending_connections import PendingConnections
 from pdflow_runtime.transports.base import Noticed, Tell, TransportError
-from pdflow_runtime.transports.copying import Memory, Motion
+from pdflow_runtime.transports.copying import Motion, RegionBase
 from pdflow_runtime.transports.streams.links import Guest, Remote
 from pdflow_runtime.transports.streams.messages import (
     MAX_HELLO_BYTES,
     MAX_NOTICE_BYTES,
     TOKEN_BYTES,
     VERSION,
-    Answer,
-    Hello,
-    Read,
+    AgentHello,
+    ConnectionRefused,
+    OperationEnded,
     ReadOver,
-    ReadWord,
-    Refused,
+    ReadRequest,
+    ReadWordRequest,
     Welcome,
     Write,
     frame,
     same_token,
 )
-from pdflow_runtime.transports.streams.stream import Parcel, Stream, StreamBrokenError, StreamFinishedError
+from pdflow_runtime.transports.streams.stream import (
+    OutgoingMessage,
+    SocketStream,
+    StreamBrokenError,
+    StreamFinishedError,
+)
 from pdflow_runtime.transports.waits import Waits
 
 log = logging.getLogger(__name__)
@@ -61,9 +66,9 @@ class Host(ABC):
         self.token: Final = secrets.token_bytes(TOKEN_BYTES)
         self._tell: Final = tell
         self._waits: Final = Waits(tell)
-        self._memory: Memory | None = None
+        self._memory: RegionBase | None = None
         self._guests: set[Guest] = set()
-        self._strangers: Final = Strangers(MAX_STRANGERS, Stream.close)
+        self._strangers: Final = PendingConnections(MAX_STRANGERS, SocketStream.close)
         self._motions: set[Motion] = set()
         """What we are bringing into our memory, for guests and for ourselves."""
         self._floors: dict[Address, int] = {}
@@ -75,7 +80,7 @@ class Host(ABC):
         return self.me
 
     @abstractmethod
-    def _admit(self, hello: Hello, sock: socket.socket) -> Remote | None:
+    def _admit(self, hello: AgentHello, sock: socket.socket) -> Remote | None:
         """The memory of a peer that has shown the token. TransportError if it may not come in."""
 
     @abstractmethod
@@ -83,10 +88,10 @@ class Host(ABC):
         """Move a guest's bytes; whether all have landed."""
 
     @abstractmethod
-    def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> Parcel | None:
+    def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> OutgoingMessage | None:
         """What it asks for. StreamBrokenError if it may not."""
 
-    def _life_for(self, hello: Hello) -> int:
+    def _life_for(self, hello: AgentHello) -> int:
         """The one that a peer must mean to be let in. It takes any other answer as proof that nothing of it moves."""
         return self.life
 
@@ -110,11 +115,11 @@ class Host(ABC):
                     log.warning("%s: a stream cannot be accepted: %s", self.label, error.strerror)
                     await trio.sleep(0.1)
                 continue
-            stream = Stream(sock)
+            stream = SocketStream(sock)
             self._strangers.add(stream)
             nursery.start_soon(self._serve, stream)
 
-    async def _serve(self, stream: Stream) -> None:
+    async def _serve(self, stream: SocketStream) -> None:
         guest: Guest | None = None
         try:
             async with trio.open_nursery() as nursery:
@@ -137,7 +142,7 @@ class Host(ABC):
             self._guests.discard(guest)
             self._perhaps_gone(guest.name)
 
-    async def _greet(self, stream: Stream) -> Guest:
+    async def _greet(self, stream: SocketStream) -> Guest:
         try:
             with trio.move_on_after(GREETING_S) as patience:
                 hello = await stream.message(MAX_HELLO_BYTES)
@@ -145,11 +150,11 @@ class Host(ABC):
             self._strangers.leave(stream)
         if patience.cancelled_caught:
             raise StreamBrokenError(f"it has not said who it is within {GREETING_S:g} s")
-        if not isinstance(hello, Hello) or hello.version != VERSION or not _is_name(hello.name):
+        if not isinstance(hello, AgentHello) or hello.version != VERSION or not _is_name(hello.name):
             raise StreamBrokenError("it does not begin as a peer does")
         life = self._life_for(hello)
         if hello.target_life != life:
-            stream.post(Parcel(frame(Refused(life))))
+            stream.post(OutgoingMessage(frame(ConnectionRefused(life))))
             raise StreamBrokenError("it looks for another agent, which was here before")
         if not same_token(hello.token, self.token):
             raise StreamBrokenError("it has not been told of this memory")
@@ -161,7 +166,7 @@ class Host(ABC):
             self._dismiss(former)
             await former.left.wait()
         self._guests.add(guest)
-        stream.post(Parcel(frame(Welcome())))
+        stream.post(OutgoingMessage(frame(Welcome())))
         return guest
 
     async def _attend_guest(self, guest: Guest) -> None:
@@ -175,15 +180,15 @@ class Host(ABC):
                     raise StreamFinishedError("it is dismissed")
                 if landed and message.notice is not None:
                     self._tell(Noticed(guest.name, message.notice))
-                self._answer(guest, Parcel(frame(Answer(message.op, landed))))
-            elif isinstance(message, Read | ReadWord | ReadOver):
+                self._answer(guest, OutgoingMessage(frame(OperationEnded(message.op, landed))))
+            elif isinstance(message, ReadRequest | ReadWordRequest | ReadOver):
                 answer = self._serve_read(guest, message)
                 if answer is not None:
                     self._answer(guest, answer)
             else:
                 raise StreamBrokenError(f"{type(message).__name__} is no order")
 
-    def _answer(self, guest: Guest, parcel: Parcel) -> None:
+    def _answer(self, guest: Guest, parcel: OutgoingMessage) -> None:
         if not guest.stream.post(parcel):
             raise StreamBrokenError("it does not read its answers")
 

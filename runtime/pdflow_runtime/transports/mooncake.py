@@ -30,9 +30,9 @@ import trio
 
 from pdflow.protocol.values import Address
 from pdflow_runtime.transports.base import MissingBackend, TransportError
-from pdflow_runtime.transports.registered import LibraryFetch, RegisteredAgent, RemoteMemory, Table
+from pdflow_runtime.transports.registered import LibraryFetch, MemoryTable, RegisteredAgent, RemoteMemory
 from pdflow_runtime.transports.streams.links import Guest
-from pdflow_runtime.transports.streams.messages import Read, ReadOver, ReadWord
+from pdflow_runtime.transports.streams.messages import ReadOver, ReadRequest, ReadWordRequest
 from pdflow_runtime.transports.streams.stream import StreamBrokenError
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def caution() -> str:
     return CAUTION
 
 
-class Local:
+class MooncakeEngine:
     """This process's engine. Its calls may come from any thread, and let others run."""
 
     def __init__(self, host: str) -> None:
@@ -100,14 +100,14 @@ class Local:
         return None if state in (0, -2) else state == 1
 
 
-local_on = cache(Local)
+local_on = cache(MooncakeEngine)
 
 
-class Fetch(LibraryFetch):
+class MooncakeFetch(LibraryFetch):
     """One READ. Pieces that are posted cannot be taken back."""
 
     __slots__ = ()
-    _local: Local
+    _local: MooncakeEngine
 
     async def run(self) -> None:
         if len(self._targets.rows) and not self.halted:
@@ -154,11 +154,17 @@ class MooncakeTransport(RegisteredAgent):
         return about.decode()
 
     def _fetch(
-        self, owner: object, peer: Address, generation: int, remote: RemoteMemory, sources: Table, targets: Table
-    ) -> Fetch:
-        return Fetch(owner, peer, generation, self._local, remote, sources, targets)
+        self,
+        owner: object,
+        peer: Address,
+        generation: int,
+        remote: RemoteMemory,
+        sources: MemoryTable,
+        targets: MemoryTable,
+    ) -> MooncakeFetch:
+        return MooncakeFetch(owner, peer, generation, self._local, remote, sources, targets)
 
-    def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> None:
+    def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> None:
         raise StreamBrokenError("bytes are fetched from here, not asked for")
 
     def _hide(self) -> None:

@@ -10,14 +10,14 @@ from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.transports.agent import StreamAgent
 from pdflow_runtime.transports.copying import Motion
-from pdflow_runtime.transports.streams.links import Guest, Link, Remote
-from pdflow_runtime.transports.streams.messages import Pieces, Write, unpack_pieces
+from pdflow_runtime.transports.streams.links import AgentLink, Guest, Remote
+from pdflow_runtime.transports.streams.messages import PackedPieces, Write, unpack_pieces
 from pdflow_runtime.transports.streams.stream import StreamBrokenError
 
 
 class FetchingAgent(StreamAgent):
     @abstractmethod
-    def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: Pieces) -> Motion:
+    def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: PackedPieces) -> Motion:
         """Bring these pieces of the peer's memory into ours."""
 
     async def _receive(self, guest: Guest, message: Write) -> bool:
@@ -34,12 +34,12 @@ class FetchingAgent(StreamAgent):
             raise StreamBrokenError("its bytes cannot be fetched")
         return landed
 
-    def _post_read(self, op: int, link: Link, pieces: Pieces) -> None:
+    def _post_read(self, op: int, link: AgentLink, pieces: PackedPieces) -> None:
         assert link.remote is not None
         link.motions.append((op, self._motion(link, link.peer, -1, link.remote, pieces)))
         link.bell.set()
 
-    async def _attend_link(self, link: Link) -> None:
+    async def _attend_link(self, link: AgentLink) -> None:
         """Our READs of this peer, one after the other."""
         while True:
             while link.motions:
@@ -55,11 +55,11 @@ class FetchingAgent(StreamAgent):
             link.bell = trio.Event()
             await link.bell.wait()
 
-    def _read_over(self, op: int, link: Link, landed: bool) -> None:
+    def _read_over(self, op: int, link: AgentLink, landed: bool) -> None:
         self._ended(link, op, landed)
 
-    def _fetching(self, link: Link, op: int) -> None:
+    def _fetching(self, link: AgentLink, op: int) -> None:
         """A READ begins."""
 
-    def _fetched(self, link: Link, op: int) -> None:
+    def _fetched(self, link: AgentLink, op: int) -> None:
         """It moves nothing any more."""

@@ -32,11 +32,11 @@ import trio
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from pdflow_runtime.transports.base import MissingBackend, Tell, TransportError
-from pdflow_runtime.transports.copying import Memory
-from pdflow_runtime.transports.registered import DRAM, WORDS, LibraryFetch, RegisteredAgent, RemoteMemory, Table
-from pdflow_runtime.transports.streams.links import Guest, Link, Remote
-from pdflow_runtime.transports.streams.messages import WORD_BYTES, Read, ReadOver, ReadWord, frame
-from pdflow_runtime.transports.streams.stream import Parcel, StreamBrokenError
+from pdflow_runtime.transports.copying import RegionBase
+from pdflow_runtime.transports.registered import DRAM, WORDS, LibraryFetch, MemoryTable, RegisteredAgent, RemoteMemory
+from pdflow_runtime.transports.streams.links import AgentLink, Guest, Remote
+from pdflow_runtime.transports.streams.messages import WORD_BYTES, ReadOver, ReadRequest, ReadWordRequest, frame
+from pdflow_runtime.transports.streams.stream import OutgoingMessage, StreamBrokenError
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def require() -> None:
         raise MissingBackend(f"the transport 'nixl' needs NIXL: {INSTALL}")
 
 
-class Local:
+class NixlAgent:
     """Our NIXL agent, one call at a time; NIXL's errors become TransportError."""
 
     def __init__(self, name: str) -> None:
@@ -91,7 +91,7 @@ class Local:
             with contextlib.suppress(TransportError):
                 self._call("remove_remote_agent", name)
 
-    def begin_read(self, targets: Table, sources: Table, remote: str, *, wait: bool = True) -> Any:
+    def begin_read(self, targets: MemoryTable, sources: MemoryTable, remote: str, *, wait: bool = True) -> Any:
         """A handle that `ended` is to be asked about until it has. May itself take as long as the bytes.
 
         None if somebody else calls NIXL just now, and we are not to wait.
@@ -151,11 +151,11 @@ def _kind(place: str) -> str:
     return "VRAM" if place else "DRAM"
 
 
-class Fetch(LibraryFetch):
+class NixlFetch(LibraryFetch):
     """One READ of NIXL's. Once begun it cannot be stopped."""
 
     __slots__ = ()
-    _local: Local
+    _local: NixlAgent
 
     async def run(self) -> None:
         rows = self._targets.rows
@@ -192,10 +192,10 @@ class NixlTransport(RegisteredAgent):
 
     def __init__(self, me: Address, tell: Tell, host: str = "127.0.0.1") -> None:
         super().__init__(me, tell, host)
-        self._local: Final = Local(f"{me}-{self.life:x}")
+        self._local: Final = NixlAgent(f"{me}-{self.life:x}")
         self._reading: Counter[Guest] = Counter()
         """Of each guest, how many READs of our memory it has under way."""
-        self._parted: set[Link] = set()
+        self._parted: set[AgentLink] = set()
         """To peers that are forgotten, and may still be fetching."""
         self._bell = trio.Event()
 
@@ -203,7 +203,7 @@ class NixlTransport(RegisteredAgent):
         """Instead of `allocate`: a region that is somebody else's, on this GPU or in this process, and outlives us."""
         words = mmap.mmap(-1, WORDS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._place = DRAM if gpu is None else str(gpu)
-        self._own(Memory(address, nbytes), np.frombuffer(words, "<u8", WORDS))
+        self._own(RegionBase(address, nbytes), np.frombuffer(words, "<u8", WORDS))
         self._local.register(address, nbytes, self._place)
         self._about = self._register(memoryview(words), self._words.ctypes.data)
 
@@ -219,25 +219,31 @@ class NixlTransport(RegisteredAgent):
         self._local.remove(remote.name)
 
     def _fetch(
-        self, owner: object, peer: Address, generation: int, remote: RemoteMemory, sources: Table, targets: Table
-    ) -> Fetch:
-        return Fetch(owner, peer, generation, self._local, remote, sources, targets)
+        self,
+        owner: object,
+        peer: Address,
+        generation: int,
+        remote: RemoteMemory,
+        sources: MemoryTable,
+        targets: MemoryTable,
+    ) -> NixlFetch:
+        return NixlFetch(owner, peer, generation, self._local, remote, sources, targets)
 
     # Whoever is fetched from has to poll, too.
 
-    def _fetching(self, link: Link, op: int) -> None:
-        link.stream.post(Parcel(frame(Read(op, b""))))
+    def _fetching(self, link: AgentLink, op: int) -> None:
+        link.stream.post(OutgoingMessage(frame(ReadRequest(op, b""))))
 
-    def _fetched(self, link: Link, op: int) -> None:
+    def _fetched(self, link: AgentLink, op: int) -> None:
         super()._fetched(link, op)
-        link.stream.post(Parcel(frame(ReadOver(op))))
+        link.stream.post(OutgoingMessage(frame(ReadOver(op))))
         if link in self._parted:
             link.stream.close()
 
-    def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> None:
-        if isinstance(message, ReadWord):
+    def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> None:
+        if isinstance(message, ReadWordRequest):
             raise StreamBrokenError("words are fetched")
-        self._reading[guest] += 1 if isinstance(message, Read) else -1
+        self._reading[guest] += 1 if isinstance(message, ReadRequest) else -1
         self._bell.set()
 
     def write(
@@ -246,7 +252,7 @@ class NixlTransport(RegisteredAgent):
         super().write(op, peer, pieces, generation, notice)
         self._bell.set()
 
-    def _part(self, link: Link) -> None:
+    def _part(self, link: AgentLink) -> None:
         """As long as one side still fetches, the other goes on polling: by the stream it sees how long."""
         self._parted.add(link)
         if not any(motion.owner is link for motion in self._motions):

@@ -16,10 +16,10 @@ import numpy as np
 
 from pdflow.protocol.values import Address
 from pdflow_runtime.transports.base import Tell, TransportError
-from pdflow_runtime.transports.copying import Mapped, Memory, Motion
+from pdflow_runtime.transports.copying import Mapped, Motion, RegionBase
 from pdflow_runtime.transports.moving import FetchingAgent
-from pdflow_runtime.transports.streams.links import Link, Remote
-from pdflow_runtime.transports.streams.messages import VERSION, WORD_BYTES, Description, Hello, Pieces
+from pdflow_runtime.transports.streams.links import AgentLink, Remote
+from pdflow_runtime.transports.streams.messages import VERSION, WORD_BYTES, AgentHello, Description, PackedPieces
 from pdflow_runtime.transports.streams.over_tcp import TcpStreams
 from pdflow_runtime.transports.streams.sockets import listening, tune
 
@@ -30,7 +30,7 @@ WORDS: Final = 512
 """Words that can be on their way to us at once: a page of them."""
 
 
-class Table(NamedTuple):
+class MemoryTable(NamedTuple):
     """Pieces of memory in one place."""
 
     place: str
@@ -63,8 +63,8 @@ class LibraryFetch(Motion):
         generation: int,
         local: Any,
         remote: RemoteMemory,
-        sources: Table,
-        targets: Table,
+        sources: MemoryTable,
+        targets: MemoryTable,
     ) -> None:
         super().__init__(owner, peer, generation)
         self.remote: Final = remote
@@ -100,7 +100,13 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
 
     @abstractmethod
     def _fetch(
-        self, owner: object, peer: Address, generation: int, remote: RemoteMemory, sources: Table, targets: Table
+        self,
+        owner: object,
+        peer: Address,
+        generation: int,
+        remote: RemoteMemory,
+        sources: MemoryTable,
+        targets: MemoryTable,
     ) -> Motion:
         """One READ of the library's."""
 
@@ -131,7 +137,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         self._about = self._register(whole, memory.address)
         return memory.view
 
-    def _own(self, memory: Memory, words: Any) -> None:
+    def _own(self, memory: RegionBase, words: Any) -> None:
         assert self._memory is None, "one region per agent"
         self._memory, self._words = memory, words
         self._listener = listening(self._host)
@@ -146,26 +152,28 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
             )
         )
 
-    def _hello(self, about: Description) -> Hello:
+    def _hello(self, about: Description) -> AgentHello:
         assert self._memory is not None
         nbytes, address = self._memory.nbytes, self._memory.address
-        return Hello(VERSION, self.me, self.life, about.life, about.token, self._place, nbytes, address, self._about)
+        return AgentHello(
+            VERSION, self.me, self.life, about.life, about.token, self._place, nbytes, address, self._about
+        )
 
-    def _reach(self, about: Description, hello: Hello) -> RemoteMemory:
+    def _reach(self, about: Description, hello: AgentHello) -> RemoteMemory:
         return self._remote(about)
 
-    def _admit(self, hello: Hello, sock: socket.socket) -> RemoteMemory:
+    def _admit(self, hello: AgentHello, sock: socket.socket) -> RemoteMemory:
         tune(sock)
         return self._remote(hello)
 
-    def _remote(self, said: Description | Hello) -> RemoteMemory:
+    def _remote(self, said: Description | AgentHello) -> RemoteMemory:
         if said.memory and not (said.memory.isdecimal() and len(said.memory) <= MOST_DIGITS):
             raise TransportError("its memory is nowhere")
         if said.address < 0:
             raise TransportError(f"its memory cannot begin at {said.address}")
         return RemoteMemory(self._add(said.agent), said.address, said.nbytes, said.memory)
 
-    def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: Pieces) -> Motion:
+    def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: PackedPieces) -> Motion:
         assert isinstance(remote, RemoteMemory)
         assert self._memory is not None
         sources, targets, lengths = pieces.columns()
@@ -175,7 +183,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
 
     # Words are fetched like everything else, into a place of their own.
 
-    def _post_word(self, op: int, link: Link, address: int) -> None:
+    def _post_word(self, op: int, link: AgentLink, address: int) -> None:
         assert isinstance(link.remote, RemoteMemory)
         if address % WORD_BYTES or address + WORD_BYTES > link.remote.nbytes:
             self._word_arrived(link, op, None)
@@ -189,20 +197,20 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         link.motions.append((op, self._fetch(link, link.peer, -1, link.remote, source, target)))
         link.bell.set()
 
-    def _read_over(self, op: int, link: Link, landed: bool) -> None:
+    def _read_over(self, op: int, link: AgentLink, landed: bool) -> None:
         if op in link.words:
             self._word_arrived(link, op, int(self._words[self._slots[op]]) if landed else None)
         else:
             self._ended(link, op, landed)
 
-    def _word_arrived(self, link: Link, op: int, word: int | None) -> None:
+    def _word_arrived(self, link: AgentLink, op: int, word: int | None) -> None:
         self._slots.pop(op, None)
         super()._word_arrived(link, op, word)
 
 
-def _table(place: str, base: int, offsets: Any, lengths: Any) -> Table:
+def _table(place: str, base: int, offsets: Any, lengths: Any) -> MemoryTable:
     table = np.empty((len(lengths), 3), np.uint64)
     np.add(offsets, np.uint64(base), out=table[:, 0])
     table[:, 1] = lengths
     table[:, 2] = int(place or 0)
-    return Table(place, table[table[:, 1] > 0])
+    return MemoryTable(place, table[table[:, 1] > 0])

@@ -24,18 +24,18 @@ from pdflow_runtime.transports.base import Tell, TransportError, WordArrived
 from pdflow_runtime.transports.copying import Copy, Mapped
 from pdflow_runtime.transports.moving import FetchingAgent
 from pdflow_runtime.transports.region import FOLDER, OwnedRegion, check_path, map_region, sweep
-from pdflow_runtime.transports.streams.links import Guest, Link, Remote
+from pdflow_runtime.transports.streams.links import AgentLink, Guest, Remote
 from pdflow_runtime.transports.streams.messages import (
     VERSION,
+    AgentHello,
     Description,
-    Hello,
-    Pieces,
-    Read,
+    PackedPieces,
     ReadOver,
-    ReadWord,
+    ReadRequest,
+    ReadWordRequest,
     word_at,
 )
-from pdflow_runtime.transports.streams.stream import Parcel, StreamBrokenError
+from pdflow_runtime.transports.streams.stream import OutgoingMessage, StreamBrokenError
 
 BACKLOG: Final = 128
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -108,28 +108,28 @@ class ShmTransport(FetchingAgent):
             raise
         return sock
 
-    def _hello(self, about: Description) -> Hello:
+    def _hello(self, about: Description) -> AgentHello:
         assert self._region is not None
         path, nbytes = str(self._region.path), self._region.nbytes
-        return Hello(VERSION, self.me, self.life, about.life, about.token, path, nbytes)
+        return AgentHello(VERSION, self.me, self.life, about.life, about.token, path, nbytes)
 
-    def _reach(self, about: Description, hello: Hello) -> Mapped:
+    def _reach(self, about: Description, hello: AgentHello) -> Mapped:
         return Mapped(map_region(about.memory, about.nbytes, self._folder))
 
-    def _admit(self, hello: Hello, sock: socket.socket) -> Mapped:
+    def _admit(self, hello: AgentHello, sock: socket.socket) -> Mapped:
         _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if uid != os.geteuid():
             raise TransportError(f"it is a process of user {uid}")
         return Mapped(map_region(hello.memory, hello.nbytes, self._folder))
 
-    def _serve_read(self, guest: Guest, message: Read | ReadWord | ReadOver) -> Parcel:
+    def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> OutgoingMessage:
         raise StreamBrokenError("who can map this memory does not ask for its bytes")
 
-    def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: Pieces) -> Copy:
+    def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: PackedPieces) -> Copy:
         assert isinstance(remote, Mapped)
         assert isinstance(self._memory, Mapped)
         return Copy(owner, peer, generation, remote, self._memory, pieces)
 
-    def _post_word(self, op: int, link: Link, address: int) -> None:
+    def _post_word(self, op: int, link: AgentLink, address: int) -> None:
         assert isinstance(link.remote, Mapped)
         self._tell(WordArrived(op, word_at(link.remote.view, address)))

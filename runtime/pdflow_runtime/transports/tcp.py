@@ -16,27 +16,35 @@ from typing import Final
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.transports.asking import ANYWHERE, AskingAgent
 from pdflow_runtime.transports.copying import Mapped
-from pdflow_runtime.transports.streams.links import Guest, Link
-from pdflow_runtime.transports.streams.messages import Data, Description, Hello, Pieces, Write, frame, unpack_pieces
+from pdflow_runtime.transports.streams.links import AgentLink, Guest
+from pdflow_runtime.transports.streams.messages import (
+    AgentHello,
+    Data,
+    Description,
+    PackedPieces,
+    Write,
+    frame,
+    unpack_pieces,
+)
 from pdflow_runtime.transports.streams.sockets import tune
-from pdflow_runtime.transports.streams.stream import Parcel, StreamBrokenError
+from pdflow_runtime.transports.streams.stream import OutgoingMessage, StreamBrokenError
 
 
 class TcpTransport(AskingAgent):
     name: Final = "tcp"
 
-    def _reach(self, about: Description, hello: Hello) -> None:
+    def _reach(self, about: Description, hello: AgentHello) -> None:
         return None
 
-    def _admit(self, hello: Hello, sock: socket.socket) -> None:
+    def _admit(self, hello: AgentHello, sock: socket.socket) -> None:
         tune(sock)
 
-    def _payload(self, pieces: Pieces) -> Iterable[memoryview]:
+    def _payload(self, pieces: PackedPieces) -> Iterable[memoryview]:
         assert isinstance(self._memory, Mapped)
         sources, _, lengths = pieces.lists()
         return _views(self._memory.view, sources, lengths)
 
-    def _landing(self, pieces: Pieces) -> Iterable[memoryview]:
+    def _landing(self, pieces: PackedPieces) -> Iterable[memoryview]:
         assert isinstance(self._memory, Mapped)
         _, targets, lengths = pieces.lists()
         return _views(self._memory.view, targets, lengths)
@@ -52,10 +60,10 @@ class TcpTransport(AskingAgent):
 
         return await guest.stream.fill(self._landing(pieces), wanted) and wanted()
 
-    def _data(self, guest: Guest, op: int, pieces: Pieces) -> Parcel:
-        return Parcel(frame(Data(op, pieces.nbytes)), self._payload(pieces))
+    def _data(self, guest: Guest, op: int, pieces: PackedPieces) -> OutgoingMessage:
+        return OutgoingMessage(frame(Data(op, pieces.nbytes)), self._payload(pieces))
 
-    async def _receive_data(self, link: Link, message: Data) -> None:
+    async def _receive_data(self, link: AgentLink, message: Data) -> None:
         op, pieces = message.op, self._asked(link, message)
         if pieces is None:
             await link.stream.discard(message.nbytes)

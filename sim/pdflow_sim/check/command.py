@@ -19,10 +19,10 @@ from rich.console import Console
 from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO, Problem, ScenarioError
 from pdflow_sim.check.counterexamples import counterexample as stories
 from pdflow_sim.check.counterexamples.counterexample import StoryError
-from pdflow_sim.check.parts.part import Answer, Options
+from pdflow_sim.check.parts.part import CheckOptions, PartResult
 from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS
 
-Part: TypeAlias = Callable[[Options, Console], Answer]
+Part: TypeAlias = Callable[[CheckOptions, Console], PartResult]
 PARTS = ("scopes", "methods", "mutants", "races", "walk")
 """In the order of `all`; each is a file of parts/."""
 RUNS_OF_ALL = CLUSTERS * BLOCK
@@ -30,12 +30,12 @@ RUNS_OF_ALL = CLUSTERS * BLOCK
 depend on the machine's speed. `walk` alone has a time instead."""
 
 
-def options(*, budget: float | None, jobs: int | None, out: str, **rest: Any) -> Options:
+def options(*, budget: float | None, jobs: int | None, out: str, **rest: Any) -> CheckOptions:
     """As the command line has them."""
-    return Options(budget_s=budget, jobs=jobs or len(os.sched_getaffinity(0)), out=Path(out), **rest)
+    return CheckOptions(budget_s=budget, jobs=jobs or len(os.sched_getaffinity(0)), out=Path(out), **rest)
 
 
-def check(what: str, options: Options, trace: str | None = None) -> int:
+def check(what: str, options: CheckOptions, trace: str | None = None) -> int:
     """Run one part, or all; the exit code. Raises ScenarioError for what does not exist."""
     is_scenario = what.endswith(".toml")
     if not is_scenario and what not in ("all", *PARTS):
@@ -44,7 +44,7 @@ def check(what: str, options: Options, trace: str | None = None) -> int:
     if what == "all" and options.budget_s is None and options.runs is None:
         options = evolve(options, runs=RUNS_OF_ALL)
     console = Console(stderr=options.json, highlight=False, markup=False, emoji=False)
-    answers: dict[str, Answer] = {}
+    answers: dict[str, PartResult] = {}
     began = time.monotonic()
     interrupted = False
     try:
@@ -63,12 +63,12 @@ def check(what: str, options: Options, trace: str | None = None) -> int:
     return EXIT_INTERRUPTED if interrupted else next((code for code in order if code in codes), EXIT_DONE)
 
 
-def _left(options: Options, began: float) -> float | None:
+def _left(options: CheckOptions, began: float) -> float | None:
     """What is left of the budget for the next part."""
     return None if options.budget_s is None else max(0.0, began + options.budget_s - time.monotonic())
 
 
-def _of_scenario(file: str, options: Options, trace: str | None, console: Console) -> Answer:
+def _of_scenario(file: str, options: CheckOptions, trace: str | None, console: Console) -> PartResult:
     from pdflow_sim.check.parts import scenario
 
     if trace is not None:

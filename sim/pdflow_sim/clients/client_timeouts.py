@@ -17,7 +17,7 @@ NO_FIRST_TOKEN: Final = "client timeout before the first token"
 CANCELLED: Final = "client cancelled"
 
 
-class Patience:
+class ClientTimeouts:
     """Args: from a request's arrival to when its client gives up, None if it does not: on the whole answer, and on its
     first token."""
 

@@ -12,7 +12,7 @@ from pdflow.results.records import Outcome
 from pdflow.routing.effects import Reply
 from pdflow.workload.request import WHEN_ONE_ENDS, Request
 from pdflow_sim.nodes.ports import NodePorts
-from pdflow_sim.nodes.router_node import RouterNode
+from pdflow_sim.nodes.router_node import SimRouterNode
 
 OnArrival: TypeAlias = Callable[[int, Request], None]
 """Called with a request's index, and what the workload says of it."""
@@ -23,7 +23,7 @@ OnEnd: TypeAlias = Callable[[int, Outcome], None]
 class Clients:
     """The clock stops when the last request has ended."""
 
-    def __init__(self, ports: NodePorts, router: RouterNode) -> None:
+    def __init__(self, ports: NodePorts, router: SimRouterNode) -> None:
         self.env = ports.env
         self.metrics = ports.metrics
         self.prompts = ports.prompts

@@ -15,7 +15,7 @@ from pdflow.workload.sessions import Session
 from pdflow_sim.clients.clients import Clients
 
 
-class Sessions:
+class SessionClients:
     """Args:
     drawn: sessions in order of beginning, without end.
     requests: how many are sent in all.

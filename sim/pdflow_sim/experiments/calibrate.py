@@ -18,12 +18,12 @@ import attrs
 from pdflow.cost.scale import Factors, scaled
 from pdflow.cost.step import StepCost
 from pdflow.errors import Problem, ScenarioError
-from pdflow.scenario.costs.cost_file import CostFile, Engine, MadeFrom, cost_file, written
+from pdflow.scenario.costs.cost_file import CostFile, MadeFrom, MeasuredEngine, cost_file, written
 from pdflow.scenario.costs.step_costs import step_cost
-from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.workload.build import requests
-from pdflow_sim.experiments.seen import Seen, read_seen
-from pdflow_sim.run import Options, prepare
+from pdflow_sim.experiments.seen import MeasuredRequest, read_seen
+from pdflow_sim.run import RunOptions, prepare
 from pdflow_sim.world import World
 
 BARS = {
@@ -61,7 +61,7 @@ class Calibration:
     runs: int
 
 
-def calibrate(scenario: Scenario, pool: Pool, seen: Sequence[Seen]) -> Calibration:
+def calibrate(scenario: ResolvedScenario, pool: Pool, seen: Sequence[MeasuredRequest]) -> Calibration:
     """The factors for a pool's cost, by the mean of |log(simulated / measured)|: a few wild requests count little."""
     base = step_cost(scenario.model, pool, scenario.base_dir)
     tried: dict[Factors, Misses] = {}
@@ -120,7 +120,9 @@ def _bounded(factor: float) -> float:
     return min(max(factor, 1 / FARTHEST), FARTHEST)
 
 
-def _miss(scenario: Scenario, costs: Mapping[str, StepCost], seen: Sequence[Seen]) -> tuple[float, Misses]:
+def _miss(
+    scenario: ResolvedScenario, costs: Mapping[str, StepCost], seen: Sequence[MeasuredRequest]
+) -> tuple[float, Misses]:
     world = ran(scenario, costs)
     ratios: dict[str, list[float]] = {"TTFT": [], "TPOT": []}
     for one in seen:
@@ -133,9 +135,9 @@ def _miss(scenario: Scenario, costs: Mapping[str, StepCost], seen: Sequence[Seen
     return fmean(every) if every else inf, Misses(*misses)
 
 
-def ran(scenario: Scenario, costs: Mapping[str, StepCost]) -> World:
+def ran(scenario: ResolvedScenario, costs: Mapping[str, StepCost]) -> World:
     """The world after the scenario's run, with costs instead of those of the pools so named."""
-    world, _ = prepare(scenario, Options(), [], costs)
+    world, _ = prepare(scenario, RunOptions(), [], costs)
     world.env.turn()
     return world
 
@@ -146,7 +148,7 @@ def latencies_ms(world: World, request: int) -> tuple[float | None, float | None
     return known or (None, None)
 
 
-def calibrated(scenario: Scenario, seen: Path, name: str | None, command: Sequence[str]) -> tuple[str, str]:
+def calibrated(scenario: ResolvedScenario, seen: Path, name: str | None, command: Sequence[str]) -> tuple[str, str]:
     """The command: what to tell a person, and the text of the cost file. Raises ScenarioError."""
     pool = _chosen(scenario, name)
     built = list(requests(scenario.workload, scenario.seed, scenario.base_dir))
@@ -163,7 +165,7 @@ def calibrated(scenario: Scenario, seen: Path, name: str | None, command: Sequen
     return "\n".join(lines), written(file)
 
 
-def _chosen(scenario: Scenario, name: str | None) -> Pool:
+def _chosen(scenario: ResolvedScenario, name: str | None) -> Pool:
     names = [pool.name for pool in scenario.pools]
     if name is None and len(names) == 1:
         return scenario.pools[0]
@@ -173,10 +175,10 @@ def _chosen(scenario: Scenario, name: str | None) -> Pool:
     return scenario.pool(name)
 
 
-def as_file(scenario: Scenario, pool: Pool, found: Calibration, source: str, command: str) -> CostFile:
+def as_file(scenario: ResolvedScenario, pool: Pool, found: Calibration, source: str, command: str) -> CostFile:
     """The cost file that `cost = { model = "measured", path = ... }` takes."""
     model = scenario.model
-    engine = Engine(
+    engine = MeasuredEngine(
         model=model.name,
         gpu=pool.gpu.name,
         tp=pool.tp,

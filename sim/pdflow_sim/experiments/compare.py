@@ -12,10 +12,10 @@ from pdflow.errors import EXIT_DONE
 from pdflow.results.comparison.runs import OneRun, Runs, SeedRuns
 from pdflow.results.files.read import read_runs
 from pdflow.scenario.reading.load import load
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_sim.experiments.seeds import run_seeds
 from pdflow_sim.observe.live_table import watching
-from pdflow_sim.run import Options, conclude, prepare, run
+from pdflow_sim.run import RunOptions, conclude, prepare, run
 
 
 def gathered(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None) -> list[Runs]:
@@ -25,18 +25,19 @@ def gathered(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None)
     """
     named = [load(str(path), overrides=overrides) if path.suffix == ".toml" else read_runs(path) for path in paths]
     return [
-        _simulated(it, path, seeds) if isinstance(it, Scenario) else it for it, path in zip(named, paths, strict=True)
+        _simulated(it, path, seeds) if isinstance(it, ResolvedScenario) else it
+        for it, path in zip(named, paths, strict=True)
     ]
 
 
-def _simulated(scenario: Scenario, path: Path, seeds: int | None) -> Runs:
+def _simulated(scenario: ResolvedScenario, path: Path, seeds: int | None) -> Runs:
     if seeds is not None:
         several = run_seeds(scenario, seeds, watched=True)
         if several.exit_code != EXIT_DONE:
             raise KeyboardInterrupt
         return SeedRuns(path=path, report=several.report)
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    world, _ = prepare(scenario, Options(), [])
+    world, _ = prepare(scenario, RunOptions(), [])
     with watching(console, scenario, world) if console.is_terminal else contextlib.nullcontext():
         if run(world, None, drain=False):
             raise KeyboardInterrupt

@@ -17,7 +17,7 @@ from pdflow_sim.run import simulate
 
 
 @attrs.frozen
-class Task:
+class SweepTask:
     """What is to be run: `scenario` edited to `point`, with the seed that is `nth` after its own."""
 
     scenario: Scenario
@@ -32,7 +32,7 @@ class Task:
 
 
 @attrs.frozen
-class Row:
+class SweepRow:
     """What came of it: figures, or what was wrong."""
 
     seed: int | None = None
@@ -40,7 +40,7 @@ class Row:
     error: str | None = None
 
 
-def row_of(task: Task) -> Row:
+def row_of(task: SweepTask) -> SweepRow:
     """Run it, or find it where it was kept. Nothing that goes wrong with one point is raised, so that no other is lost.
 
     Raises KeyboardInterrupt if the run was interrupted: of a part of a run no row is made.
@@ -58,11 +58,11 @@ def row_of(task: Task) -> Row:
             figures = dict(figures_of(result))
             if task.cache is not None and key is not None:
                 keep(task.cache, key, figures)
-        return Row(seed, figures)
+        return SweepRow(seed, figures)
     except PdflowError as error:
-        return Row(seed, error="; ".join(str(error).splitlines()))
+        return SweepRow(seed, error="; ".join(str(error).splitlines()))
     except Exception as fault:  # ours, or the machine's: to be seen in the table, with all other rows beside it
-        return Row(seed, error=f"{type(fault).__name__}: {fault}")
+        return SweepRow(seed, error=f"{type(fault).__name__}: {fault}")
 
 
 def figures_of(result: Result) -> Iterator[tuple[str, Any]]:

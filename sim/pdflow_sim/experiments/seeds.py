@@ -17,7 +17,7 @@ from pdflow.errors import EXIT_DONE, InvariantError
 from pdflow.results.comparison.seeds import SeedsReport
 from pdflow.results.files.bench_json import statements
 from pdflow.results.files.write import SEEDS_NAME, write_results
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_sim.run import print_report, simulate
 
 
@@ -30,7 +30,7 @@ class SeedsRun:
 
 
 def simulate_seeds(
-    scenario: Scenario,
+    scenario: ResolvedScenario,
     seeds: int,
     *,
     command: Sequence[str] = (),
@@ -53,7 +53,13 @@ def simulate_seeds(
 
 
 def run_seeds(
-    scenario: Scenario, seeds: int, *, command: Sequence[str] = (), out: str | None = None, watched: bool, **flags: bool
+    scenario: ResolvedScenario,
+    seeds: int,
+    *,
+    command: Sequence[str] = (),
+    out: str | None = None,
+    watched: bool,
+    **flags: bool,
 ) -> SeedsRun:
     """The runs, with progress if they are `watched`. Ends with the first that is interrupted, whose partial figures are
     in its folder and in no mean.

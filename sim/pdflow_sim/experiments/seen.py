@@ -15,7 +15,7 @@ TTFT, TPOT = "ttft_ms", "tpot_ms"
 
 
 @attrs.frozen
-class Seen:
+class MeasuredRequest:
     """What one request of the workload took, counted from 0 by arrival. What is None was not seen."""
 
     request: int
@@ -23,7 +23,7 @@ class Seen:
     tpot_ms: float | None
 
 
-def read_seen(path: Path, most: int) -> list[Seen]:
+def read_seen(path: Path, most: int) -> list[MeasuredRequest]:
     """A CSV file with the columns request, ttft_ms and tpot_ms, of which one of the last two may be absent or empty.
 
     `most`: requests of the workload. Raises ScenarioError with every bad line.
@@ -38,7 +38,7 @@ def read_seen(path: Path, most: int) -> list[Seen]:
             [Problem(f"{path}:1", "", f"expected the columns request, {TTFT} and {TPOT}, or one of the two")]
         )
     problems: list[Problem] = []
-    seen: dict[int, Seen] = {}
+    seen: dict[int, MeasuredRequest] = {}
     for line, row in rows:
         place = f"{path}:{line}"
         number = str(row["request"] or "").strip()
@@ -48,7 +48,7 @@ def read_seen(path: Path, most: int) -> list[Seen]:
         if int(number) in seen:
             problems.append(Problem(place, "request", f"{number} stands here for the second time"))
         values = [_positive(row.get(column), place, column, problems) for column in (TTFT, TPOT)]
-        seen[int(number)] = Seen(int(number), *values)
+        seen[int(number)] = MeasuredRequest(int(number), *values)
     if not seen and not problems:
         problems.append(Problem(str(path), "", "has no requests"))
     if problems:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pdflow.results.extra import notebook_extra
 from pdflow.scenario.reading.editable import Scenario
 from pdflow_sim.experiments.points import points_of
-from pdflow_sim.experiments.rows import Row, Task
+from pdflow_sim.experiments.rows import SweepRow, SweepTask
 from pdflow_sim.experiments.workers import rows_of
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def sweep(
         from tqdm.auto import tqdm  # warns where a notebook has no widgets, and then shows text
 
     folder = None if cache is None else Path(cache)
-    tasks = [Task(scenario, point, nth, folder) for point in points_of(points) for nth in range(seeds)]
-    rows = [Row(error=NOT_RUN)] * len(tasks)
+    tasks = [SweepTask(scenario, point, nth, folder) for point in points_of(points) for nth in range(seeds)]
+    rows = [SweepRow(error=NOT_RUN)] * len(tasks)
     left = len(tasks)
     try:
         with tqdm(total=len(tasks), unit="run", disable=not progress) as bar, closing(rows_of(tasks, jobs)) as found:
@@ -54,7 +54,7 @@ def sweep(
     return frame
 
 
-def _frame(tasks: Sequence[Task], rows: Sequence[Row]) -> pd.DataFrame:
+def _frame(tasks: Sequence[SweepTask], rows: Sequence[SweepRow]) -> pd.DataFrame:
     """A row each; columns as they first appear, those of the points before all others."""
     import pandas as pd
 

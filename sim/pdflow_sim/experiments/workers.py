@@ -17,10 +17,10 @@ from contextlib import ExitStack
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-from pdflow_sim.experiments.rows import Row, Task, row_of
+from pdflow_sim.experiments.rows import SweepRow, SweepTask, row_of
 
 
-def rows_of(tasks: Sequence[Task], jobs: int) -> Generator[tuple[int, Row], None, None]:
+def rows_of(tasks: Sequence[SweepTask], jobs: int) -> Generator[tuple[int, SweepRow], None, None]:
     """Each task's position and row, in the order in which they end. With one job, all in this process.
 
     Closing it, and Ctrl-C, end the workers at once.
@@ -43,7 +43,7 @@ def rows_of(tasks: Sequence[Task], jobs: int) -> Generator[tuple[int, Row], None
                 worker, position = busy.pop(pipe)
                 row = worker.ended()
                 idle.append(worker if row is not None else Worker(stack))
-                yield position, row or Row(error=worker.last_words())
+                yield position, row or SweepRow(error=worker.last_words())
 
 
 class Worker:
@@ -63,17 +63,17 @@ class Worker:
         theirs.close()
         stack.callback(self._end)
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: SweepTask) -> None:
         """Hand it a task. One that has ended meanwhile is noticed when its row is asked for."""
         try:
             self.pipe.send(task)
         except BrokenPipeError:
             return
 
-    def ended(self) -> Row | None:
+    def ended(self) -> SweepRow | None:
         """The row of its task; None if the process ended instead."""
         try:
-            row: Row = self.pipe.recv()
+            row: SweepRow = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             return None
         return row

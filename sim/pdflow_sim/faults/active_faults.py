@@ -10,12 +10,12 @@ from typing import TypeVar
 from pdflow.faults.draw import Numbers, Streams
 from pdflow.faults.plan import (
     ROUTER,
-    Drop,
+    DropMessages,
     Fault,
+    FaultPlan,
     HandshakeError,
     MessageFault,
     Partition,
-    Plan,
     TransferError,
 )
 from pdflow.protocol.ids import engine_of
@@ -30,7 +30,7 @@ F = TypeVar("F", MessageFault, TransferError, HandshakeError)
 class ActiveFaults:
     """Engines are named by their slots, as in the plan. Args: `streams` gives a name's stream of random numbers."""
 
-    def __init__(self, plan: Plan, streams: Streams, slots: EngineSlots, metrics: RunMetrics) -> None:
+    def __init__(self, plan: FaultPlan, streams: Streams, slots: EngineSlots, metrics: RunMetrics) -> None:
         self.plan = plan
         self.slots = slots
         self.metrics = metrics
@@ -79,5 +79,7 @@ class ActiveFaults:
 
     def loses_report(self, engine: EngineId) -> bool:
         """Whether a heartbeat of this engine does not get to the router."""
-        drops = [fault for fault in self.on_messages if isinstance(fault, Drop) and fault.links.hold(engine, ROUTER)]
+        drops = [
+            fault for fault in self.on_messages if isinstance(fault, DropMessages) and fault.links.hold(engine, ROUTER)
+        ]
         return self.cut(engine, ROUTER) or any(self.hits(drop) for drop in drops)

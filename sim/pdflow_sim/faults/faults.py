@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from pdflow.faults.draw import Numbers, Streams, Window, windows
-from pdflow.faults.plan import Crash, Fault, HangUp, NicDown, Pause, Skew, Slow
+from pdflow.faults.plan import Crash, Fault, HangUp, NicDown, PauseEngine, Skew, Slow
 from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import EngineId, Instant
 from pdflow.workload.request import Request
@@ -22,12 +22,12 @@ from pdflow_sim.faults.failover import Failover
 from pdflow_sim.faults.faulty_fabric import FaultyFabric
 from pdflow_sim.faults.restarts import Lives
 from pdflow_sim.network.paths import Nic
-from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.node import Observer
 from pdflow_sim.nodes.registry import NodeRegistry
 
 
-class Course:
+class ActiveFault:
     """One fault as it takes its course, at one engine if it happens to engines."""
 
     __slots__ = ("engine", "fault", "windows")
@@ -38,7 +38,7 @@ class Course:
         self.windows: Iterator[Window] = windows(fault.when, numbers)
 
 
-class Faults:
+class FaultInjector:
     """Args: `streams` gives the stream of random numbers of a name."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Faults:
         self.lives = lives
         self.clocks: dict[EngineId, SkewedClock] = {}
         """Of engines whose clock has ever run wrong."""
-        self.open: dict[int, Course] = {}
+        self.open: dict[int, ActiveFault] = {}
         """Windows that are open and will end, by a number of their own."""
         self.windows = 0
         self.waiting: list[Any] = []
@@ -65,9 +65,11 @@ class Faults:
         """By resource of the network: what its bandwidth is divided by."""
         self.hang_ups: list[HangUp] = []
         self.failover = Failover(fabric)
-        self.actions: dict[type, tuple[Callable[[Course, Instant | None], None], Callable[[Course], None] | None]] = {
+        self.actions: dict[
+            type, tuple[Callable[[ActiveFault, Instant | None], None], Callable[[ActiveFault], None] | None]
+        ] = {
             Crash: (self.crash, None),
-            Pause: (self.pause, None),
+            PauseEngine: (self.pause, None),
             Skew: (self.skew, self.unskew),
             Slow: (self.slow, self.unslow),
             NicDown: (self.lose_nic, self.regain_nic),
@@ -75,11 +77,11 @@ class Faults:
         }
         for fault in plan.faults:
             engines: tuple[EngineId | None, ...] = (None,)
-            if isinstance(fault, (Crash, NicDown, Pause, Skew, Slow)):
+            if isinstance(fault, (Crash, NicDown, PauseEngine, Skew, Slow)):
                 engines = fault.engines or (None,)
             for engine in engines:
                 name = fault.name if engine is None else f"{fault.name}/{engine}"
-                self.follow(Course(fault, engine, streams(f"faults/{name}/times")))
+                self.follow(ActiveFault(fault, engine, streams(f"faults/{name}/times")))
         if plan.heal_ns is not None:
             self.env.call(plan.heal_ns, self.heal, None)
 
@@ -89,16 +91,16 @@ class Faults:
 
     # When.
 
-    def follow(self, course: Course) -> None:
+    def follow(self, course: ActiveFault) -> None:
         """Wait for the next window of a fault."""
         window = next(course.windows, None)
         if window is None or (self.plan.heal_ns is not None and window[0] >= self.plan.heal_ns):
             return
         # A pause begins between steps that end and steps that start.
-        priority = AFTER_ENGINES if isinstance(course.fault, Pause) else INPUT
+        priority = AFTER_ENGINES if isinstance(course.fault, PauseEngine) else INPUT
         self.env.call(window[0] - self.env.now, self.begin, (course, window[1]), priority)
 
-    def begin(self, about: tuple[Course, Instant | None]) -> None:
+    def begin(self, about: tuple[ActiveFault, Instant | None]) -> None:
         course, until = about
         if self.clients.done or self.healed:
             return
@@ -143,12 +145,12 @@ class Faults:
 
     # What.
 
-    def crash(self, course: Course, until: Instant | None) -> None:
+    def crash(self, course: ActiveFault, until: Instant | None) -> None:
         if self.lives.crash(cast(Crash, course.fault), cast(EngineId, course.engine)):
             self.active.count(course.fault)
 
-    def pause(self, course: Course, until: Instant | None) -> None:
-        fault, node = cast(Pause, course.fault), self.lives.node(cast(EngineId, course.engine))
+    def pause(self, course: ActiveFault, until: Instant | None) -> None:
+        fault, node = cast(PauseEngine, course.fault), self.lives.node(cast(EngineId, course.engine))
         if not node.alive or until is None:
             return
         if self.plan.heal_ns is not None:
@@ -161,13 +163,13 @@ class Faults:
         node.pause(until)
         self.env.call(until - self.env.now, self.resume, node)
 
-    def waiting_room(self, node: EngineNode) -> Callable[[Any], None]:
+    def waiting_room(self, node: SimEngineNode) -> Callable[[Any], None]:
         def wait(effect: Any) -> None:
             self.waiting.append((node, effect))
 
         return wait
 
-    def resume(self, node: EngineNode) -> None:
+    def resume(self, node: SimEngineNode) -> None:
         if not node.alive or node.door is None or node.paused_until > self.env.now:
             return
         node.door = None
@@ -177,12 +179,12 @@ class Faults:
         for effect in mine:
             self.router.arrivals[type(effect)](effect)
 
-    def skew(self, course: Course, until: Instant | None) -> None:
+    def skew(self, course: ActiveFault, until: Instant | None) -> None:
         fault = cast(Skew, course.fault)
         self.set_clock(cast(EngineId, course.engine), fault.speed, fault.offset_ns)
         self.active.count(fault)
 
-    def unskew(self, course: Course) -> None:
+    def unskew(self, course: ActiveFault) -> None:
         """Right speed again; what it has gained it keeps, since no clock goes back."""
         self.set_clock(cast(EngineId, course.engine), 1.0, 0)
 
@@ -197,31 +199,31 @@ class Faults:
             if port.heap:
                 node.arm(port, port.heap[0][0], now)
 
-    def slow(self, course: Course, until: Instant | None) -> None:
+    def slow(self, course: ActiveFault, until: Instant | None) -> None:
         fault = cast(Slow, course.fault)
         self.active.count(fault)
         for resource, _ in self.resources(course):
             self.slowed.setdefault(resource, []).append(fault.factor)
         self.set_bandwidths(course)
 
-    def unslow(self, course: Course) -> None:
+    def unslow(self, course: ActiveFault) -> None:
         for resource, _ in self.resources(course):
             self.slowed[resource].remove(cast(Slow, course.fault).factor)
         self.set_bandwidths(course)
 
-    def lose_nic(self, course: Course, until: Instant | None) -> None:
+    def lose_nic(self, course: ActiveFault, until: Instant | None) -> None:
         self.active.count(course.fault)
         self.failover.lose(self.nics(course))
 
-    def regain_nic(self, course: Course) -> None:
+    def regain_nic(self, course: ActiveFault) -> None:
         self.failover.regain(self.nics(course))
 
-    def nics(self, course: Course) -> list[Nic]:
+    def nics(self, course: ActiveFault) -> list[Nic]:
         """Those that fail together: one of each rank."""
         node = self.lives.node(cast(EngineId, course.engine))
         return [(address, cast(NicDown, course.fault).nic) for address in node.ports if address != node.name]
 
-    def set_bandwidths(self, course: Course) -> None:
+    def set_bandwidths(self, course: ActiveFault) -> None:
         network = self.fabric.network
         for resource, capacity in self.resources(course):
             if capacity is not None:
@@ -230,7 +232,7 @@ class Faults:
                 network.set_bandwidth(resource, capacity, self.env.now)
         self.fabric.arm()
 
-    def resources(self, course: Course) -> list[tuple[int, int | None]]:
+    def resources(self, course: ActiveFault) -> list[tuple[int, int | None]]:
         """The links that are slowed, with what they offer when they are not."""
         paths = self.fabric.paths
         fault = cast(Slow, course.fault)
@@ -247,7 +249,7 @@ class Faults:
         rate = paths.table.bandwidth_bytes_per_s
         return [(paths.nic(address, direction, number), rate) for address in nics for number in numbers]
 
-    def hang_up(self, course: Course, until: Instant | None) -> None:
+    def hang_up(self, course: ActiveFault, until: Instant | None) -> None:
         fault = cast(HangUp, course.fault)
         if fault.within_ns is not None:
             self.hang_ups.append(fault)
@@ -257,7 +259,7 @@ class Faults:
                 self.active.count(fault)
                 self.router.hang_up(request)
 
-    def stop_hanging_up(self, course: Course) -> None:
+    def stop_hanging_up(self, course: ActiveFault) -> None:
         if self.hang_ups:
             self.hang_ups = [fault for fault in self.hang_ups if fault is not course.fault]
 

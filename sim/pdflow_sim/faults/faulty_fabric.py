@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pdflow.faults.plan import (
     Delay,
-    Drop,
+    DropMessages,
     Duplicate,
     Fault,
     Partition,
@@ -30,8 +30,8 @@ from pdflow_sim.faults.witness import Witness
 from pdflow_sim.network.fabric import Fabric, FabricSettings
 from pdflow_sim.network.flight import Flight
 from pdflow_sim.network.paths import Paths
-from pdflow_sim.nodes.engine_node import EngineNode
-from pdflow_sim.nodes.node import Port
+from pdflow_sim.nodes.engine_node import SimEngineNode
+from pdflow_sim.nodes.node import SimPort
 from pdflow_sim.observe.run_metrics import RunMetrics
 
 NO_FLOW, NO_SHARE = -1, (-1, 0)
@@ -64,7 +64,7 @@ class Delivery(NamedTuple):
 class HandshakeTry(NamedTuple):
     """A handshake under way."""
 
-    port: Port
+    port: SimPort
     peer: Address
     fails: bool
     until: Instant
@@ -100,7 +100,7 @@ class FaultyFabric(Fabric):
         self.stuck: dict[int, Stuck] = {}
         self.left: dict[int, int] = {}
         """By number: bytes that an interrupted operation had left when it went on."""
-        self.unplugged: list[EngineNode] = []
+        self.unplugged: list[SimEngineNode] = []
         """Dead nodes whose NICs have stopped too."""
 
     def begin_fault(self, fault: Fault) -> None:
@@ -118,11 +118,11 @@ class FaultyFabric(Fabric):
 
     # Messages.
 
-    def send(self, sender: Port, effect: Send) -> None:
+    def send(self, sender: SimPort, effect: Send) -> None:
         """As of Fabric, if faults let it through."""
         self.deliver(sender, effect.to, effect.message, self.under_way(effect.message))
 
-    def deliver(self, sender: Port, to: Address, message: Message, delay: int) -> None:
+    def deliver(self, sender: SimPort, to: Address, message: Message, delay: int) -> None:
         """Bring a message to its receiver, or what faults leave of it."""
         a, b = self.faults.slot_of(sender.address), self.faults.slot_of(to)
         lost = self.faults.cut(a, b)
@@ -134,7 +134,7 @@ class FaultyFabric(Fabric):
         for fault in faults:
             if not fault.links.hold(a, b) or (fault.frames and tag not in fault.frames) or not self.faults.hits(fault):
                 continue
-            if isinstance(fault, Drop):
+            if isinstance(fault, DropMessages):
                 lost = True
             elif isinstance(fault, Delay):
                 delay += fault.delay_ns
@@ -170,7 +170,7 @@ class FaultyFabric(Fabric):
 
     # Handshakes, and the small READ of a lease word: there and back.
 
-    def handshake(self, port: Port, peer: Address) -> None:
+    def handshake(self, port: SimPort, peer: Address) -> None:
         """As of Fabric; its reply may never come."""
         a, b = self.faults.slot_of(port.address), self.faults.slot_of(peer)
         fails = self.fails is not None and self.fails(peer)
@@ -206,7 +206,7 @@ class FaultyFabric(Fabric):
     def unanswered(self, handshake: HandshakeTry) -> None:
         handshake.port.node.feed(handshake.port, HandshakeEnded(handshake.peer, False, 0))
 
-    def read_word(self, port: Port, op: Op, source: Address, index: int) -> None:
+    def read_word(self, port: SimPort, op: Op, source: Address, index: int) -> None:
         """As of Fabric, if P is there and the way is open."""
         a, b = self.faults.slot_of(source), self.faults.slot_of(port.address)
         if self.ports[source].node.alive and not self.faults.cut(a, b) and not self.faults.cut(b, a):
@@ -369,11 +369,11 @@ class FaultyFabric(Fabric):
 
     # Engines.
 
-    def invalidate(self, node: EngineNode) -> None:
+    def invalidate(self, node: SimEngineNode) -> None:
         """The memory of this engine is gone."""
         self.floors[node.name] = node.newest_generation()
 
-    def unplug(self, node: EngineNode) -> None:
+    def unplug(self, node: SimEngineNode) -> None:
         """The NICs of this engine stop: what they were moving ends."""
         self.unplugged.append(node)
         now = self.env.now

@@ -20,13 +20,13 @@ from pdflow.routing.events import DecodeEnded, EngineChanged, PrefillAnswered
 from pdflow_sim.engine_slot import EngineSlot
 from pdflow_sim.faults.faulty_fabric import FaultyFabric
 from pdflow_sim.membership.heartbeats import Heartbeats
-from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.ports import NodePorts
 from pdflow_sim.nodes.registry import NodeRegistry
-from pdflow_sim.nodes.router_node import RouterNode
+from pdflow_sim.nodes.router_node import SimRouterNode
 from pdflow_sim.observe.recording import Recorder
 
-MakeEngine: TypeAlias = Callable[[EngineSlot, EngineInfo, int, int], EngineNode]
+MakeEngine: TypeAlias = Callable[[EngineSlot, EngineInfo, int, int], SimEngineNode]
 """Makes one incarnation of the engine of a slot, which stands there from then on: (the slot, its id and shards, its
 incarnation, the last generation of the one before)."""
 
@@ -41,7 +41,7 @@ class Lives:
         self,
         ports: NodePorts,
         nodes: NodeRegistry,
-        router: RouterNode,
+        router: SimRouterNode,
         heartbeats: Heartbeats | None,
         recorder: Recorder | None,
         fabric: FaultyFabric,
@@ -60,7 +60,7 @@ class Lives:
         """By slot: how many restarts so far."""
         self.down: dict[EngineId, Crash] = {}
 
-    def node(self, name: EngineId) -> EngineNode:
+    def node(self, name: EngineId) -> SimEngineNode:
         """The life that this engine is in."""
         return self.nodes.named(name)
 

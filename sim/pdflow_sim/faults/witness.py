@@ -17,8 +17,8 @@ from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import Address, Instant
 from pdflow_sim.clock import Clock
 from pdflow_sim.network.flight import Flight
-from pdflow_sim.nodes.engine_node import EngineNode
-from pdflow_sim.nodes.node import Node, Observer
+from pdflow_sim.nodes.engine_node import SimEngineNode
+from pdflow_sim.nodes.node import Observer, SimNode
 from pdflow_sim.nodes.registry import NodeRegistry
 
 
@@ -53,7 +53,7 @@ class Witness:
 
         return observe
 
-    def write_landed(self, flight: Flight, writer: Node) -> None:
+    def write_landed(self, flight: Flight, writer: SimNode) -> None:
         if self.oracle is None:
             return
         if writer.alive:
@@ -61,7 +61,7 @@ class Witness:
         else:
             self._over(flight, True)
 
-    def write_failed(self, flight: Flight, writer: Node) -> None:
+    def write_failed(self, flight: Flight, writer: SimNode) -> None:
         if self.oracle is None:
             return
         if writer.alive:
@@ -75,7 +75,7 @@ class Witness:
             d, p = flight.d_port, flight.p_port
             self.oracle.observe(p.address, Received(d.address, d.incarnation, flight.notice), (), self.env.now)
 
-    def died(self, node: EngineNode, lands: bool) -> None:
+    def died(self, node: SimEngineNode, lands: bool) -> None:
         """All of an engine's processes; unless it `lands`, nothing of theirs is under way any more."""
         oracle = self.oracle
         if oracle is None:

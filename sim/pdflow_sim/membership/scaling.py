@@ -19,10 +19,10 @@ from pdflow.routing.events import EngineJoins, EngineLeaves
 from pdflow.routing.scaling import Autoscaler
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.schema.scale import Scale
-from pdflow.scenario.schema.scenario import Pool, Scenario
+from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow_sim.clients.clients import Clients
 from pdflow_sim.engine_slot import EngineSlot
-from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.registry import NodeRegistry
 
 LOOK_NS: Final = 10 * MS
@@ -55,7 +55,7 @@ class Member:
 class Scaling:
     """Over all pools that any [[scale]] is about."""
 
-    def __init__(self, clients: Clients, nodes: NodeRegistry, scenario: Scenario) -> None:
+    def __init__(self, clients: Clients, nodes: NodeRegistry, scenario: ResolvedScenario) -> None:
         self.clients = clients
         self.env = clients.env
         self.metrics = clients.metrics
@@ -88,7 +88,7 @@ class Scaling:
     def tell(self, event: EngineLeaves | EngineJoins) -> None:
         self.router.feed(self.router.port, event)
 
-    def node(self, member: Member) -> EngineNode:
+    def node(self, member: Member) -> SimEngineNode:
         """The life that it is in."""
         return self.nodes.at(member.slot)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, get_args
 
-from pdflow.methods.speech import LEASE_WORD, Side, Speech, When, Word
-from pdflow.network.network import FlowId, Network, PathId
+from pdflow.methods.speech import LEASE_WORD, Occasion, ProfileMessage, Side, WireProfile
+from pdflow.network.network import FlowId, FlowNetwork, PathId
 from pdflow.protocol.effects import PostRead, PostWrite, Send
 from pdflow.protocol.events import FenceEnded, HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded
 from pdflow.protocol.ids import Op
@@ -21,7 +21,7 @@ from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
 from pdflow_sim.clock import Clock
 from pdflow_sim.network.flight import Flight, copy_of
 from pdflow_sim.network.paths import Paths, Route
-from pdflow_sim.nodes.node import FAR, Port
+from pdflow_sim.nodes.node import FAR, SimPort
 from pdflow_sim.observe.run_metrics import RunMetrics
 
 FRAMES = {kind.__struct_config__.tag: kind for kind in get_args(Message)}
@@ -30,7 +30,7 @@ FRAMES = {kind.__struct_config__.tag: kind for kind in get_args(Message)}
 class WordLookup(NamedTuple):
     """A READ of a lease word under way."""
 
-    port: Port
+    port: SimPort
     op: Op
     source: Address
     number: int
@@ -47,7 +47,7 @@ class FabricSettings(NamedTuple):
     control_ns: int
     """A control message's latency."""
     handshake_ns: int
-    speech: Speech
+    speech: WireProfile
     """What a method as published says instead of our frames."""
     pulls: bool
     """D moves the bytes."""
@@ -62,7 +62,7 @@ class Fabric:
         speech = settings.speech
         self.env = env
         self.metrics = metrics
-        self.network: Network = paths.network
+        self.network: FlowNetwork = paths.network
         self.paths = paths
         self.pulls = settings.pulls
         self.carry: Carry | None = None
@@ -72,10 +72,10 @@ class Fabric:
         self.speech = speech
         self.silent: frozenset[type] = frozenset([FRAMES[tag] for tag in speech.silent if tag in FRAMES])
         """Kinds of messages that take no time and are none."""
-        self.requesting, self.closing = speech.besides(When.REQUEST), speech.besides(When.CLOSING)
+        self.requesting, self.closing = speech.besides(Occasion.REQUEST), speech.besides(Occasion.CLOSING)
         self.requesting_ns = control_ns * sum([word.waits for word in self.requesting])
         self.closing_ns = control_ns * len(self.closing)
-        self.ports: dict[Address, Port] = {}
+        self.ports: dict[Address, SimPort] = {}
         self.flows: dict[FlowId, Flight] = {}
         self.armed: Instant = FAR
         self.words: dict[tuple[Address, int], int] = {}
@@ -93,7 +93,7 @@ class Fabric:
 
     # Control messages.
 
-    def send(self, sender: Port, effect: Send) -> None:
+    def send(self, sender: SimPort, effect: Send) -> None:
         event = Received(sender.address, sender.incarnation, effect.message)
         self.env.call(self.under_way(effect.message), self.arrived, (self.ports[effect.to], event))
 
@@ -104,32 +104,32 @@ class Fabric:
         self.messages += 1
         return self.control_ns
 
-    def arrived(self, about: tuple[Port, Any]) -> None:
+    def arrived(self, about: tuple[SimPort, Any]) -> None:
         port, event = about
         port.node.receive(port, event)
 
-    def handshake(self, port: Port, peer: Address) -> None:
+    def handshake(self, port: SimPort, peer: Address) -> None:
         self.env.call(self.contact_ns(port), self.shaken, (port, peer))
 
-    def contact_ns(self, port: Port) -> int:
+    def contact_ns(self, port: SimPort) -> int:
         """What it takes this rank to know another one."""
         return self.handshake_ns if self.contact(port) else 0
 
-    def contact(self, port: Port) -> str:
+    def contact(self, port: SimPort) -> str:
         """How it makes itself known; "" where its peer does that."""
         if self.speech.words and not port.node.makes_contact:
             return ""
         return self.speech.contact(port.side)
 
-    def shaken(self, about: tuple[Port, Address]) -> None:
+    def shaken(self, about: tuple[SimPort, Address]) -> None:
         port, peer = about
         ok = self.fails is None or not self.fails(peer)
         port.node.feed(port, HandshakeEnded(peer, ok, self.ports[peer].incarnation if ok else 0))
 
-    def fence(self, port: Port, peer: Address) -> None:
+    def fence(self, port: SimPort, peer: Address) -> None:
         self.env.call(0, self.fenced, (port, peer))
 
-    def fenced(self, about: tuple[Port, Address]) -> None:
+    def fenced(self, about: tuple[SimPort, Address]) -> None:
         """Nothing that was posted between these two lands any more, nor, at D, what P may still post into blocks that
         have been given out so far."""
         port, peer = about
@@ -154,7 +154,7 @@ class Fabric:
         if self.checks_words:
             self.words.pop((rank, index), None)
 
-    def read_word(self, port: Port, op: Op, source: Address, index: int) -> None:
+    def read_word(self, port: SimPort, op: Op, source: Address, index: int) -> None:
         """One small READ: the word as it stands when the request reaches P, known one round trip later."""
         latency = 0 if LEASE_WORD in self.speech.silent else self.paths.latency_ns(source, port.address)
         self.env.call(latency, self.word_found, WordLookup(port, op, source, index, latency))
@@ -165,17 +165,17 @@ class Fabric:
 
     # One-sided operations.
 
-    def write(self, port: Port, effect: PostWrite, request: int) -> None:
+    def write(self, port: SimPort, effect: PostWrite, request: int) -> None:
         route = self.paths.route(port.address, effect.to)
         target = self.ports[effect.to]
         self.post(effect, port, port, target, route, request)
 
-    def read(self, port: Port, effect: PostRead, request: int) -> None:
+    def read(self, port: SimPort, effect: PostRead, request: int) -> None:
         route = self.paths.route(effect.source, port.address)
         source = self.ports[effect.source]
         self.post(effect, port, source, port, route, request)
 
-    def copy(self, port: Port, path: PathId, nbytes: int, latency_ns: int, then: Callable[[bool], None]) -> None:
+    def copy(self, port: SimPort, path: PathId, nbytes: int, latency_ns: int, then: Callable[[bool], None]) -> None:
         """Bytes between a GPU and its host, or within a GPU."""
         self.env.call(latency_ns, self.begin_copy, copy_of(port, path, nbytes, self.posted, then))
 
@@ -183,7 +183,7 @@ class Fabric:
         self.flow(flight, flight.nbytes)
 
     def post(
-        self, effect: PostWrite | PostRead, lane: Port, p_port: Port, d_port: Port, route: Route, request: int
+        self, effect: PostWrite | PostRead, lane: SimPort, p_port: SimPort, d_port: SimPort, route: Route, request: int
     ) -> None:
         now = self.env.now
         self.posted = number = self.posted + 1
@@ -230,7 +230,7 @@ class Fabric:
                 self.say(flight, word)
         return self.requesting_ns
 
-    def say(self, flight: Flight, word: Word, what: str = "") -> None:
+    def say(self, flight: Flight, word: ProfileMessage, what: str = "") -> None:
         """Tell that one of the two sends this."""
         by, to = (flight.p_port, flight.d_port) if word.by is Side.P else (flight.d_port, flight.p_port)
         assert self.metrics.tell is not None

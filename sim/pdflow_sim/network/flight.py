@@ -9,7 +9,7 @@ from pdflow.network.network import FlowId, PathId
 from pdflow.protocol.ids import Op, Reg
 from pdflow.protocol.messages import Message
 from pdflow_sim.network.paths import Rails
-from pdflow_sim.nodes.node import Port
+from pdflow_sim.nodes.node import SimPort
 
 NO_OP = Op(Reg("", 0, 0, ""), 0, 0)
 """Of a copy on one host."""
@@ -43,8 +43,8 @@ class Flight:
         *,
         op: Op,
         request: int,
-        p_port: Port,
-        d_port: Port,
+        p_port: SimPort,
+        d_port: SimPort,
         path: PathId | None,
         rails: Rails | None,
         wire_latency: int,
@@ -77,7 +77,7 @@ class Flight:
         """D moves the bytes; otherwise P does."""
 
     @property
-    def mover(self) -> Port:
+    def mover(self) -> SimPort:
         """The rank that has posted it, and is told how it ended."""
         return self.d_port if self.reads else self.p_port
 
@@ -105,7 +105,7 @@ class Flight:
         )
 
 
-def copy_of(port: Port, path: PathId, nbytes: int, number: int, then: Then) -> Flight:
+def copy_of(port: SimPort, path: PathId, nbytes: int, number: int, then: Then) -> Flight:
     """Bytes that stay on the host of a rank."""
     return Flight(
         op=NO_OP,

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Iterable
 
 from pdflow.methods.method import Conduct, Method
-from pdflow.methods.nccl.table import Group, Groups, Use
+from pdflow.methods.nccl.table import Groups, OpenGroup, Use
 from pdflow.protocol.values import Address
 from pdflow_sim.network.fabric import Fabric
-from pdflow_sim.network.shipping import ASK, Parcel, Shipping
-from pdflow_sim.nodes.node import Node
+from pdflow_sim.network.shipping import ASK, PieceInFlight, Shipping
+from pdflow_sim.nodes.node import SimNode
 
 GROUP = "group"
 
@@ -29,19 +29,19 @@ class GroupedShipping(Shipping):
     ) -> None:
         super().__init__(fabric, method, conduct, hidden_bytes, pickle_bytes_per_s)
         self.groups = Groups(most)
-        self.held: dict[Parcel, Group] = {}
-        self.waiting: dict[Address, deque[Parcel]] = {}
+        self.held: dict[PieceInFlight, OpenGroup] = {}
+        self.waiting: dict[Address, deque[PieceInFlight]] = {}
         """By the rank all of whose groups were in use."""
         announced = self.stages.index(ASK)
         self.stages = (*self.stages[:announced], GROUP, *self.stages[announced:])
 
-    def turn(self, parcel: Parcel, stage: str) -> None:
+    def turn(self, parcel: PieceInFlight, stage: str) -> None:
         if stage == GROUP:
             self.enter(parcel)
         else:
             super().turn(parcel, stage)
 
-    def enter(self, parcel: Parcel) -> None:
+    def enter(self, parcel: PieceInFlight) -> None:
         """It takes its group, or waits."""
         flight = parcel.order.flight
         use = self.groups.use(flight.p_port.address, flight.d_port.address)
@@ -72,15 +72,15 @@ class GroupedShipping(Shipping):
             p_rank, d_rank = use.group.ranks
             tell(p_rank, f"makes a group{' again' if use.again else ''}: {d_rank}")
 
-    def leave(self, parcel: Parcel) -> None:
+    def leave(self, parcel: PieceInFlight) -> None:
         self.let_go(parcel)
         super().leave(parcel)
 
-    def sender_gone(self, parcel: Parcel) -> None:
+    def sender_gone(self, parcel: PieceInFlight) -> None:
         self.let_go(parcel)
         super().sender_gone(parcel)
 
-    def let_go(self, parcel: Parcel) -> None:
+    def let_go(self, parcel: PieceInFlight) -> None:
         """Nothing of it goes over its group any more."""
         group = self.held.pop(parcel, None)
         if group is not None and self.groups.done(group):
@@ -93,6 +93,6 @@ class GroupedShipping(Shipping):
             while waiting and self.groups.has_room(rank):
                 self.enter(waiting.popleft())
 
-    def died(self, node: Node) -> None:
+    def died(self, node: SimNode) -> None:
         self.admit(self.groups.died(node.ports))
         super().died(node)

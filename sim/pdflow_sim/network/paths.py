@@ -15,7 +15,7 @@ from pdflow.cost.step import to_ps
 from pdflow.layout.descriptors import DescriptorCounter, joints
 from pdflow.layout.ranks import Initiator, Rule
 from pdflow.layout.shapes import KvShape
-from pdflow.network.network import Network, PathId, ResourceId
+from pdflow.network.network import FlowNetwork, PathId, ResourceId
 from pdflow.network.slices import queue_bytes_per_s, shares
 from pdflow.protocol.ids import engine_of, rank_address, rank_of
 from pdflow.protocol.messages import Register
@@ -97,7 +97,7 @@ class Paths:
 
     def __init__(
         self,
-        network: Network,
+        network: FlowNetwork,
         table: NetworkTable,
         pool_of: dict[EngineId, Pool],
         shapes: dict[str, KvShape],

@@ -23,8 +23,8 @@ from pdflow.methods.guards import Loss, loss_of
 from pdflow.methods.lanes import Lanes, lane_rules
 from pdflow.methods.method import Conduct, Hop, Method
 from pdflow.methods.pages import misplaced
-from pdflow.methods.shipment import Ending, Piece
-from pdflow.methods.speech import When
+from pdflow.methods.shipment import Piece, ShipmentEnd
+from pdflow.methods.speech import Occasion
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of, rank_of
@@ -33,19 +33,19 @@ from pdflow.results.records import HANDSHAKE
 from pdflow_sim.network.fabric import Fabric
 from pdflow_sim.network.flight import Flight, Then
 from pdflow_sim.network.paths import Route
-from pdflow_sim.nodes.node import Node, Port
+from pdflow_sim.nodes.node import SimNode, SimPort
 
 
-class Queue:
+class PieceQueue:
     """What a rank takes in, or serves: so many pieces at a time; what comes later waits in turn."""
 
     __slots__ = ("free", "waiting")
 
     def __init__(self, width: int) -> None:
         self.free = width
-        self.waiting: deque[Parcel] = deque()
+        self.waiting: deque[PieceInFlight] = deque()
 
-    def enter(self, parcel: Parcel) -> None:
+    def enter(self, parcel: PieceInFlight) -> None:
         if self.free:
             self.free -= 1
             parcel.go_on()
@@ -59,12 +59,14 @@ class Queue:
             self.free += 1
 
 
-class Order:
+class ShippedOperation:
     """One operation under way."""
 
     __slots__ = ("flight", "lanes", "layers", "over", "parked", "route", "tokens", "xid")
 
-    def __init__(self, flight: Flight, route: Route, xid: Xid, layers: int, tokens: int, lanes: Lanes[Order]) -> None:
+    def __init__(
+        self, flight: Flight, route: Route, xid: Xid, layers: int, tokens: int, lanes: Lanes[ShippedOperation]
+    ) -> None:
         self.flight = flight
         """The operation as a whole: what is told of its end."""
         self.route = route
@@ -73,25 +75,25 @@ class Order:
         self.tokens = tokens
         self.lanes = lanes
         """Of the rank that posts it."""
-        self.parked: list[Parcel] = []
+        self.parked: list[PieceInFlight] = []
         """Pieces that stand still."""
         self.over = False
         """Its request has ended: nothing of it is waited for."""
 
 
-class Parcel:
+class PieceInFlight:
     """One piece on its way: it has been posted."""
 
     __slots__ = ("nbytes", "order", "piece", "queue", "shipping", "stages")
 
-    def __init__(self, shipping: Shipping, order: Order, piece: Piece, nbytes: int) -> None:
+    def __init__(self, shipping: Shipping, order: ShippedOperation, piece: Piece, nbytes: int) -> None:
         self.shipping = shipping
         self.order = order
         self.piece = piece
         self.nbytes = nbytes
         self.stages: deque[Any] = deque(shipping.stages)
         """What it still has to go through: PEER, ASK and the like, or a hop."""
-        self.queue: Queue | None = None
+        self.queue: PieceQueue | None = None
         """In which it has, or waits for, its turn at the other rank."""
 
     def go_on(self, _: None = None) -> None:
@@ -135,15 +137,15 @@ class Shipping:
         self.metrics = fabric.metrics
         self.method = method
         self.conduct = conduct
-        self.orders: dict[Op, Order] = {}
+        self.orders: dict[Op, ShippedOperation] = {}
         self.rules = lane_rules(method, conduct)
-        self.lanes: dict[Address, Lanes[Order]] = {}
+        self.lanes: dict[Address, Lanes[ShippedOperation]] = {}
         """Of each rank that posts."""
-        self.queues: dict[Address, Queue] = {}
+        self.queues: dict[Address, PieceQueue] = {}
         """Of each rank that takes in, or serves."""
         self.evicted: set[tuple[Address, Xid]] = set()
         """What P has no more of what D may ask for and then goes without."""
-        self.standing: dict[Order, None] = {}
+        self.standing: dict[ShippedOperation, None] = {}
         """Of which pieces stand still."""
         self.deaf: set[Address] = set()
         """D ranks whose listener has ended."""
@@ -152,7 +154,7 @@ class Shipping:
         self.serves = conduct.sending_lanes if method.pulls else conduct.receiving_lanes
         """How many pieces the rank that does not post has in hand at once."""
         stages: list[Any] = [] if self.serves is None else [PEER]
-        self.asking, self.behind = conduct.speech.besides(When.PIECE), conduct.speech.besides(When.BEHIND)
+        self.asking, self.behind = conduct.speech.besides(Occasion.PIECE), conduct.speech.besides(Occasion.BEHIND)
         self.asks = len(self.asking) or UNNAMED * conduct.asks
         """Messages before each piece."""
         wire: list[Any] = [stage for stage, is_there in self.around() if is_there]
@@ -176,7 +178,7 @@ class Shipping:
 
     # Operations.
 
-    def lanes_of(self, rank: Address) -> Lanes[Order]:
+    def lanes_of(self, rank: Address) -> Lanes[ShippedOperation]:
         lanes = self.lanes.get(rank)
         if lanes is None:
             lanes = self.lanes[rank] = Lanes(self.rules)
@@ -188,7 +190,7 @@ class Shipping:
         start, tokens = grant.token_start, grant.num_tokens
         layers = len(self.layers_of(flight.p_port.address)) if self.method.in_pieces else 1
         lanes = self.lanes_of(flight.mover.address)
-        order = self.orders[effect.op] = Order(flight, route, grant.xid, layers, tokens, lanes)
+        order = self.orders[effect.op] = ShippedOperation(flight, route, grant.xid, layers, tokens, lanes)
         self.metrics.records.ends[HANDSHAKE][flight.request] = self.env.now
         lanes.add(order, grant.xid, layers, start, start + tokens, reads=flight.reads)
         if before_ns:
@@ -196,7 +198,7 @@ class Shipping:
         else:
             self.begin(order)
 
-    def begin(self, order: Order) -> None:
+    def begin(self, order: ShippedOperation) -> None:
         order.lanes.begin(order)
         self.pump(order.lanes)
 
@@ -224,7 +226,7 @@ class Shipping:
             if order.flight.op.reg.request_id == request_id:
                 self.give_up(order)
 
-    def died(self, node: Node) -> None:
+    def died(self, node: SimNode) -> None:
         """Whoever stood still for this engine's listener goes on, and its next life listens again. A dead sender's turn
         is over."""
         self.deaf -= node.ports.keys()
@@ -235,7 +237,7 @@ class Shipping:
                 for parcel in order.parked:
                     self.sender_gone(parcel)
 
-    def give_up(self, order: Order) -> None:
+    def give_up(self, order: ShippedOperation) -> None:
         """Nobody waits for what stands still of it."""
         order.over = True
         self.standing.pop(order, None)
@@ -245,15 +247,15 @@ class Shipping:
             order.lanes.lost(order, parcel.piece)
         self.judge(order)
 
-    def pump(self, lanes: Lanes[Order]) -> None:
+    def pump(self, lanes: Lanes[ShippedOperation]) -> None:
         """Send what may be posted now."""
         while (found := lanes.next()) is not None:
             order, piece = found
             part = piece.stop - piece.start
             nbytes = order.flight.nbytes * part // (order.layers * order.tokens) + self.hidden_bytes * part
-            Parcel(self, order, piece, nbytes // self.conduct.tensors).go_on()
+            PieceInFlight(self, order, piece, nbytes // self.conduct.tensors).go_on()
 
-    def judge(self, order: Order) -> None:
+    def judge(self, order: ShippedOperation) -> None:
         """Something of it has ended: post what has a lane now, and tell how the operation ended, if it has."""
         ending = order.lanes.ending(order)
         self.pump(order.lanes)
@@ -263,18 +265,18 @@ class Shipping:
         if self.orders.get(flight.op) is order:
             del self.orders[flight.op]
         fabric = self.fabric
-        if ending is Ending.SENT and fabric.closing and not flight.reads:
+        if ending is ShipmentEnd.SENT and fabric.closing and not flight.reads:
             self.env.call(fabric.closing_ns, fabric.land, flight)
-        elif ending is Ending.SENT:
+        elif ending is ShipmentEnd.SENT:
             fabric.land(flight)
-        elif ending is Ending.FAILED:
+        elif ending is ShipmentEnd.FAILED:
             fabric.fail(flight)
         else:
             flight.p_port.node.receive(flight.p_port, WriteStopped(flight.op))
 
     # Pieces.
 
-    def turn(self, parcel: Parcel, stage: str) -> None:
+    def turn(self, parcel: PieceInFlight, stage: str) -> None:
         flight = parcel.order.flight
         if stage == ASK:
             self.ask(parcel)
@@ -295,11 +297,11 @@ class Shipping:
         queue = self.queues.get(rank.address)
         if queue is None:
             assert self.serves is not None
-            queue = self.queues[rank.address] = Queue(self.serves)
+            queue = self.queues[rank.address] = PieceQueue(self.serves)
         parcel.queue = queue
         queue.enter(parcel)
 
-    def hop(self, parcel: Parcel, hop: Hop) -> None:
+    def hop(self, parcel: PieceInFlight, hop: Hop) -> None:
         flight = parcel.order.flight
         if self.metrics.tell is not None:
             self.tell(parcel, hop)
@@ -312,7 +314,7 @@ class Shipping:
         else:
             self.copy(flight.p_port if hop is Hop.D2H else flight.d_port, hop, parcel.nbytes, parcel.ended)
 
-    def ask(self, parcel: Parcel) -> None:
+    def ask(self, parcel: PieceInFlight) -> None:
         """Announce it, and have that answered."""
         fabric, flight = self.fabric, parcel.order.flight
         fabric.messages += self.asks
@@ -320,14 +322,14 @@ class Shipping:
             fabric.say(flight, self.asking[0], f" of {words(parcel.piece, parcel.order.layers)}")
         self.env.call(self.asks * fabric.control_ns, parcel.go_on, None)
 
-    def say_behind(self, parcel: Parcel) -> None:
+    def say_behind(self, parcel: PieceInFlight) -> None:
         fabric, flight = self.fabric, parcel.order.flight
         fabric.messages += len(self.behind)
         if self.metrics.tell is not None:
             for word in self.behind:
                 fabric.say(flight, word)
 
-    def tell(self, parcel: Parcel, hop: Hop) -> None:
+    def tell(self, parcel: PieceInFlight, hop: Hop) -> None:
         """Say what this piece does next."""
         flight, tell = parcel.order.flight, self.metrics.tell
         assert tell is not None
@@ -342,10 +344,10 @@ class Shipping:
         else:
             tell((flight.p_port if hop is Hop.D2H else flight.d_port).address, f"copies {what}")
 
-    def copy_out(self, parcel: Parcel) -> None:
+    def copy_out(self, parcel: PieceInFlight) -> None:
         self.copy(parcel.order.flight.p_port, Hop.D2H, parcel.nbytes, parcel.ended)
 
-    def copy(self, port: Port, hop: Hop, nbytes: int, then: Then) -> None:
+    def copy(self, port: SimPort, hop: Hop, nbytes: int, then: Then) -> None:
         """A copy on one host."""
         if port.node.in_host_memory:
             then(True)
@@ -357,7 +359,7 @@ class Shipping:
             path = paths.lane(port.address, "d2h" if hop is Hop.D2H else "h2d")
         self.fabric.copy(port, path, nbytes, paths.copy_ns(port.address), then)
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: PieceInFlight) -> None:
         """Post a piece between the NICs."""
         order, fabric = parcel.order, self.fabric
         whole = order.flight
@@ -368,7 +370,7 @@ class Shipping:
         lane.lane_free = max(now, lane.lane_free) + cost_ns
         self.env.call(lane.lane_free - now, fabric.begin, flight)
 
-    def post_ns(self, order: Order, parcel: Parcel) -> int:
+    def post_ns(self, order: ShippedOperation, parcel: PieceInFlight) -> int:
         """Parts of staging memory are contiguous: one descriptor each, or one for each page. Blocks of one layer are a
         layer's share."""
         piece, page_bytes = parcel.piece, self.conduct.page_bytes
@@ -377,7 +379,7 @@ class Shipping:
             return order.route.post_ns(0) + -(-pages * order.route.per_descriptor_ps // PS_PER_NS)
         return order.route.post_ns(piece.stop - piece.start) // order.layers
 
-    def take_in(self, parcel: Parcel) -> None:
+    def take_in(self, parcel: PieceInFlight) -> None:
         """D finds room for it, or it waits there in turn; or D's listener refuses it, or ends."""
         flight, piece = parcel.order.flight, parcel.piece
         node, rank = flight.d_port.node, flight.d_port.address
@@ -398,7 +400,7 @@ class Shipping:
             self.metrics.count("a listener has ended")
         self.park(parcel)
 
-    def arrived(self, parcel: Parcel) -> None:
+    def arrived(self, parcel: PieceInFlight) -> None:
         self.leave(parcel)
         order = parcel.order
         if self.misplaces and misplaced(parcel.piece, self.conduct.guards):
@@ -406,7 +408,7 @@ class Shipping:
         order.lanes.landed(order, parcel.piece)
         self.judge(order)
 
-    def lost(self, parcel: Parcel) -> None:
+    def lost(self, parcel: PieceInFlight) -> None:
         order = parcel.order
         sender, receiver = order.flight.p_port.node, order.flight.d_port.node
         loss = loss_of(self.conduct.guards, not sender.alive) if receiver.alive else Loss.ENDS
@@ -422,7 +424,7 @@ class Shipping:
             order.lanes.lost(order, parcel.piece)
         self.judge(order)
 
-    def park(self, parcel: Parcel) -> None:
+    def park(self, parcel: PieceInFlight) -> None:
         """It stands still, unless nobody waits for it."""
         order = parcel.order
         order.parked.append(parcel)
@@ -430,7 +432,7 @@ class Shipping:
         if order.over:
             self.give_up(order)
 
-    def unpark(self, parcel: Parcel) -> None:
+    def unpark(self, parcel: PieceInFlight) -> None:
         """There is room for it."""
         order = parcel.order
         if parcel in order.parked:
@@ -439,11 +441,11 @@ class Shipping:
                 self.standing.pop(order, None)
             parcel.go_on()
 
-    def spoil(self, order: Order) -> None:
+    def spoil(self, order: ShippedOperation) -> None:
         """D will decode with other KV than its prompt's, and not know."""
         self.metrics.corrupted.add(order.flight.op.reg.request_id)
 
-    def sender_gone(self, parcel: Parcel) -> None:
+    def sender_gone(self, parcel: PieceInFlight) -> None:
         """Its sender's turn is over with its sender. Its receiver's is not."""
         order = parcel.order
         if order.flight.reads:
@@ -452,7 +454,7 @@ class Shipping:
             order.lanes.vacate(order, parcel.piece)
             self.pump(order.lanes)
 
-    def leave(self, parcel: Parcel) -> None:
+    def leave(self, parcel: PieceInFlight) -> None:
         """Its turn at the other rank is over."""
         queue, parcel.queue = parcel.queue, None
         if queue is not None:

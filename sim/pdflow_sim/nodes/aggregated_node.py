@@ -20,7 +20,7 @@ from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import Drop, EndDecode
 from pdflow.serving.events import AloneRequested, EngineFinished, RequestAborted
 from pdflow.serving.landing import Landing
-from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.ports import EngineParts
 from pdflow_sim.nodes.prefill_node import WEIGHTS
 
@@ -35,7 +35,7 @@ class AggregatedLeg:
         self.seq = seq
 
 
-class AggregatedNode(EngineNode):
+class AggregatedNode(SimEngineNode):
     """One engine that serves requests alone."""
 
     def __init__(self, parts: EngineParts, info: EngineInfo) -> None:

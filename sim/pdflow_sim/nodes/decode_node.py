@@ -27,13 +27,13 @@ from pdflow.serving.events import (
     PrefillReported,
     RequestAborted,
 )
-from pdflow_sim.nodes.engine_node import EngineNode
-from pdflow_sim.nodes.node import Port as SimPort
+from pdflow_sim.nodes.engine_node import SimEngineNode
+from pdflow_sim.nodes.node import SimPort
 from pdflow_sim.nodes.ports import EngineParts
 from pdflow_sim.observe.run_metrics import request_of
 
 
-class DecodeNode(EngineNode):
+class SimDecodeNode(SimEngineNode):
     """One decode engine."""
 
     def __init__(self, parts: EngineParts, core: DecodeCore) -> None:

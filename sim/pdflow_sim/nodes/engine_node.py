@@ -17,12 +17,12 @@ from pdflow.serving.core import Core, Endpoint
 from pdflow.serving.core import Port as CorePort
 from pdflow.serving.effects import HoldEngine, ResumeEngine
 from pdflow_sim.clock import AFTER_ENGINES, ENGINE, POLL
-from pdflow_sim.nodes.node import FAR, TIME_REACHED, Port
+from pdflow_sim.nodes.node import FAR, TIME_REACHED, SimPort
 from pdflow_sim.nodes.peer_node import PeerNode
 from pdflow_sim.nodes.ports import EngineParts
 
 
-class EngineNode(PeerNode):
+class SimEngineNode(PeerNode):
     """A node with a batch scheduler. Args: `side`: which side its ranks are on."""
 
     def __init__(self, parts: EngineParts, side: Side, core: Core | None = None) -> None:
@@ -33,11 +33,11 @@ class EngineNode(PeerNode):
         self.shipping = parts.ports.shipping
         self.prompts = parts.ports.prompts
         self.poll_ns = parts.ports.poll_ns
-        self.ranks: list[Port] = []
+        self.ranks: list[SimPort] = []
         """Its endpoints but the scheduler's."""
         self.priority = ENGINE + parts.index
         self.poll_priority = POLL + parts.index
-        self.unasked: list[tuple[Port, Any]] = []
+        self.unasked: list[tuple[SimPort, Any]] = []
         """What has come at the instant of a boundary, until the engine has gone through it."""
         self.timer: int = FAR
         """The one timer that counts: its instant, or, of one that rings last of all at its instant, the complement."""
@@ -58,7 +58,7 @@ class EngineNode(PeerNode):
             # Deadlines too are judged in the engine's step, behind everything that had come before (C11).
             self.receive = self.hear
 
-    def add(self, address: Address, endpoint: Endpoint, incarnation: int, side: Side | None = None) -> Port:
+    def add(self, address: Address, endpoint: Endpoint, incarnation: int, side: Side | None = None) -> SimPort:
         port = super().add(address, endpoint, incarnation, side)
         if address != self.name:
             self.ranks.append(port)
@@ -180,7 +180,7 @@ class EngineNode(PeerNode):
         self.timer = FAR
         self.receive = self.ignore
 
-    def ignore(self, port: Port, event: Any) -> None:
+    def ignore(self, port: SimPort, event: Any) -> None:
         pass
 
     def busy_ps(self, now: Instant) -> int:
@@ -223,7 +223,7 @@ class EngineNode(PeerNode):
         boundary = self.engine.next_boundary(self.env.now)
         return 0 if boundary is None else boundary - self.env.now
 
-    def hear(self, port: Port, event: Any) -> None:
+    def hear(self, port: SimPort, event: Any) -> None:
         """Something has come for an endpoint that polls: once per engine step, at the first boundary strictly after
         now; an engine without work spins with a millisecond's sleep (PROTOCOL 1.1).
 
@@ -244,7 +244,7 @@ class EngineNode(PeerNode):
         for port, event in arrived:
             self.wait_for_poll(port, event, self.engine.next_boundary(self.env.now))
 
-    def wait_for_poll(self, port: Port, event: Any, boundary: Instant | None) -> None:
+    def wait_for_poll(self, port: SimPort, event: Any, boundary: Instant | None) -> None:
         now = self.env.now
         poll_ns = self.poll_ns
         at = -(-now // poll_ns) * poll_ns if boundary is None else boundary
@@ -253,7 +253,7 @@ class EngineNode(PeerNode):
         else:
             self.polled((port, event))
 
-    def polled(self, about: tuple[Port, Any]) -> None:
+    def polled(self, about: tuple[SimPort, Any]) -> None:
         self.feed(*about)
 
     def strand(self, blocks: int, since: Instant) -> None:

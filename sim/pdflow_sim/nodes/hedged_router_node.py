@@ -12,14 +12,14 @@ from pdflow.protocol.values import Instant
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.events import DecodeEnded, PrefillAnswered, RouterEvent
 from pdflow.routing.hedging import HedgingRouter
-from pdflow_sim.nodes.node import TIME_REACHED, Port
+from pdflow_sim.nodes.node import TIME_REACHED, SimPort
 from pdflow_sim.nodes.ports import NodePorts
 from pdflow_sim.nodes.registry import NodeRegistry
-from pdflow_sim.nodes.router_node import RouterNode
+from pdflow_sim.nodes.router_node import SimRouterNode
 from pdflow_sim.observe.run_metrics import request_of
 
 
-class HedgedRouterNode(RouterNode):
+class HedgedRouterNode(SimRouterNode):
     """Args: as RouterNode's."""
 
     def __init__(
@@ -33,7 +33,7 @@ class HedgedRouterNode(RouterNode):
     def attempts_of(self, request: int) -> Sequence[Attempt]:
         return self.pairs.get(request) or super().attempts_of(request)
 
-    def received(self, port: Port, event: Any) -> None:
+    def received(self, port: SimPort, event: Any) -> None:
         """Tokens go to the client without the endpoint, which is told of the first one when that matters."""
         if event is TIME_REACHED:
             for request in self.deadlines.late(self.env.now):

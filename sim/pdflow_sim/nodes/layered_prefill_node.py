@@ -29,10 +29,10 @@ from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady
 from pdflow.serving.prefill import PrefillCore
 from pdflow_sim.network.shipping import words
 from pdflow_sim.nodes.ports import EngineParts
-from pdflow_sim.nodes.prefill_node import PrefillNode
+from pdflow_sim.nodes.prefill_node import SimPrefillNode
 
 
-class LayeredPrefillNode(PrefillNode):
+class SimLayeredPrefillNode(SimPrefillNode):
     """Args: layers of the rank with the most; `staging` is that of one rank, if there is any."""
 
     def __init__(

@@ -28,12 +28,14 @@ TIME_REACHED = TimeReached()
 FAR: Instant = NEVER
 
 
-class Port(CorePort):
+class SimPort(CorePort):
     """One endpoint at its node, and when its timer rings."""
 
     __slots__ = ("lane_free", "node", "side")
 
-    def __init__(self, node: Node, address: Address, endpoint: Endpoint, incarnation: int, side: Side = Side.P) -> None:
+    def __init__(
+        self, node: SimNode, address: Address, endpoint: Endpoint, incarnation: int, side: Side = Side.P
+    ) -> None:
         super().__init__(address, endpoint, incarnation)
         self.node = node
         self.side = side
@@ -43,7 +45,7 @@ class Port(CorePort):
         """When this rank has posted all that it was asked to post so far."""
 
 
-class Node:
+class SimNode:
     """Feeds its core. Subclasses add what the effects do. Args: `core`: the rules of its role, if it has any."""
 
     def __init__(self, env: Clock, metrics: RunMetrics, core: Core | None = None) -> None:
@@ -51,8 +53,8 @@ class Node:
         self.metrics = metrics
         self.core = core or Core()
         self.role = self.core.role
-        self.ports: dict[Address, Port] = cast(Any, self.core.ports)
-        self.receive: Callable[[Port, Any], None] = self.feed
+        self.ports: dict[Address, SimPort] = cast(Any, self.core.ports)
+        self.receive: Callable[[SimPort, Any], None] = self.feed
         """What has come over the fabric, and deadlines, go in here: at once, unless a kind of node polls for them."""
         self.clock: Clock | SkewedClock = env
         """Where its endpoints see the time; not the world's, where a fault has it run wrong (`skew.py`)."""
@@ -119,16 +121,16 @@ class Node:
         """Hand an event to the core, and do all that follows from it."""
         self.core.feed(port, event, self.clock.now)
 
-    def arm(self, port: Port, at: Instant, now: Instant) -> None:
+    def arm(self, port: SimPort, at: Instant, now: Instant) -> None:
         port.armed = at
         self.env.call(self.clock.real(max(0, at - now)), self.ring, (port, at), DEADLINE + port.order)
 
-    def ring(self, about: tuple[Port, Instant]) -> None:
+    def ring(self, about: tuple[SimPort, Instant]) -> None:
         port, at = about
         if port.armed != at:
             return
         port.armed = FAR
         self.receive(port, TIME_REACHED)
 
-    def note(self, port: Port, effect: Note) -> None:
+    def note(self, port: SimPort, effect: Note) -> None:
         self.metrics.count(effect.name)

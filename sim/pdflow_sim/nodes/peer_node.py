@@ -6,11 +6,11 @@ from pdflow.methods.speech import Side
 from pdflow.protocol.effects import Fence, Handshake, Send
 from pdflow.protocol.values import Address
 from pdflow.serving.core import Core, Endpoint
-from pdflow_sim.nodes.node import Node, Port
+from pdflow_sim.nodes.node import SimNode, SimPort
 from pdflow_sim.nodes.ports import NodePorts
 
 
-class PeerNode(Node):
+class PeerNode(SimNode):
     """Args: `side`: which side its endpoints are on, where `add` is not told otherwise."""
 
     def __init__(self, ports: NodePorts, side: Side, core: Core | None = None) -> None:
@@ -22,15 +22,15 @@ class PeerNode(Node):
         self.do[Handshake] = self.handshake
         self.do[Fence] = self.fence
 
-    def add(self, address: Address, endpoint: Endpoint, incarnation: int, side: Side | None = None) -> Port:
+    def add(self, address: Address, endpoint: Endpoint, incarnation: int, side: Side | None = None) -> SimPort:
         """Args: `side`: that of this endpoint, if it is not its node's."""
-        port = Port(self, address, endpoint, incarnation, self.side if side is None else side)
+        port = SimPort(self, address, endpoint, incarnation, self.side if side is None else side)
         self.core.add(port)
         self.fabric.ports[address] = port
         return port
 
-    def handshake(self, port: Port, effect: Handshake) -> None:
+    def handshake(self, port: SimPort, effect: Handshake) -> None:
         self.fabric.handshake(port, effect.peer)
 
-    def fence(self, port: Port, effect: Fence) -> None:
+    def fence(self, port: SimPort, effect: Fence) -> None:
         self.fabric.fence(port, effect.peer)

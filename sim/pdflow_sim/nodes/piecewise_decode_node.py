@@ -15,10 +15,10 @@ from pdflow.serving.effects import AcceptPiece, TakePiece
 from pdflow.serving.events import PieceArrived
 from pdflow.serving.pieces import ListeningLanding, PieceLanding, QueueingLanding, name_of
 from pdflow_sim.nodes.ports import EngineParts
-from pdflow_sim.nodes.staged_decode_node import StagedDecodeNode
+from pdflow_sim.nodes.staged_decode_node import SimStagedDecodeNode
 
 
-class PiecewiseDecodeNode(StagedDecodeNode):
+class PiecewiseDecodeNode(SimStagedDecodeNode):
     def __init__(
         self,
         parts: EngineParts,

@@ -24,8 +24,8 @@ from pdflow.serving.core import Port
 from pdflow.serving.effects import Computed, Drop, EndPrefill, Forget, FreePrompt, Released
 from pdflow.serving.events import PrefillRequested, PromptComputed, RequestAborted
 from pdflow.serving.prefill import PrefillCore
-from pdflow_sim.nodes.engine_node import EngineNode
-from pdflow_sim.nodes.node import Port as SimPort
+from pdflow_sim.nodes.engine_node import SimEngineNode
+from pdflow_sim.nodes.node import SimPort
 from pdflow_sim.nodes.ports import EngineParts
 from pdflow_sim.nodes.writer import Writer
 from pdflow_sim.observe.run_metrics import request_of
@@ -34,7 +34,7 @@ WEIGHTS = 1
 """The weight version: no scenario changes weights under way yet."""
 
 
-class PrefillLeg:
+class SimPrefillLeg:
     __slots__ = ("computed_ns", "keeps", "request_id", "seq", "xid")
 
     def __init__(self, request_id: RequestId, xid: Xid, seq: Sequence, keeps: bool) -> None:
@@ -46,15 +46,15 @@ class PrefillLeg:
         self.computed_ns: Instant = 0
 
 
-class PrefillNode(EngineNode):
+class SimPrefillNode(SimEngineNode):
     """One prefill engine."""
 
     def __init__(self, parts: EngineParts, core: PrefillCore) -> None:
         super().__init__(parts, Side.P, core)
         self.scheduler: SimPort
         self.info: EngineInfo
-        self.legs: dict[Xid, PrefillLeg] = {}
-        self.by_request: dict[RequestId, PrefillLeg] = {}
+        self.legs: dict[Xid, SimPrefillLeg] = {}
+        self.by_request: dict[RequestId, SimPrefillLeg] = {}
         """Not answered yet."""
         writer_ns = parts.ports.writer_ns
         self.writer = Writer(self, writer_ns) if writer_ns else None
@@ -84,7 +84,7 @@ class PrefillNode(EngineNode):
         records.ends[ROUTE][request] = self.env.now
         prompt = records.input_tokens[request]
         seq = Sequence(request, prompt, 1, False, True, 0, self.prefix_of(request), 0, xid)
-        leg = PrefillLeg(dispatch.request_id, xid, seq, dispatch.keeps)
+        leg = SimPrefillLeg(dispatch.request_id, xid, seq, dispatch.keeps)
         self.legs[xid] = self.by_request[dispatch.request_id] = leg
         digest = self.prompts.digest(request)
         lookup = self.looks_up(dispatch)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pdflow.protocol.values import EngineId
 from pdflow_sim.engine_slot import EngineSlot, EngineSlots
 from pdflow_sim.nodes.aggregated_node import AggregatedNode
-from pdflow_sim.nodes.decode_node import DecodeNode
-from pdflow_sim.nodes.engine_node import EngineNode
-from pdflow_sim.nodes.node import Node
-from pdflow_sim.nodes.prefill_node import PrefillNode
-from pdflow_sim.nodes.store_node import StoreNode
+from pdflow_sim.nodes.decode_node import SimDecodeNode
+from pdflow_sim.nodes.engine_node import SimEngineNode
+from pdflow_sim.nodes.node import SimNode
+from pdflow_sim.nodes.prefill_node import SimPrefillNode
+from pdflow_sim.nodes.store_node import SimStoreNode
 
 
 class NodeRegistry:
@@ -17,24 +17,24 @@ class NodeRegistry:
 
     def __init__(self, slots: EngineSlots) -> None:
         self.slots = slots
-        self.prefills: list[PrefillNode | AggregatedNode] = []
+        self.prefills: list[SimPrefillNode | AggregatedNode] = []
         """Whoever the router may send a prompt to."""
-        self.decodes: list[DecodeNode] = []
-        self.stores: list[StoreNode] = []
+        self.decodes: list[SimDecodeNode] = []
+        self.stores: list[SimStoreNode] = []
         """Between the two, where the method has a store."""
 
-    def at(self, slot: EngineSlot) -> EngineNode:
+    def at(self, slot: EngineSlot) -> SimEngineNode:
         """The incarnation that stands there."""
         return self.decodes[slot.position] if slot.leg == "decode" else self.prefills[slot.position]
 
-    def named(self, name: EngineId) -> EngineNode:
+    def named(self, name: EngineId) -> SimEngineNode:
         """The incarnation that stands in the slot of this name."""
         return self.at(self.slots.by_name[name])
 
-    def engines(self) -> list[EngineNode]:
+    def engines(self) -> list[SimEngineNode]:
         """In the scenario's order: first those that prompts are sent to."""
         return [*self.prefills, *self.decodes]
 
-    def peers(self) -> list[Node]:
+    def peers(self) -> list[SimNode]:
         """Everything that KV passes between."""
         return [*self.prefills, *self.stores, *self.decodes]

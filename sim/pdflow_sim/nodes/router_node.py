@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import EngineId, Instant, RequestId, Value
-from pdflow.routing.answer import Answer, Piece
+from pdflow.routing.answer import Answer, PieceUse
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.effects import (
     AbortLeg,
@@ -38,7 +38,7 @@ from pdflow.routing.events import (
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Router
 from pdflow_sim.clients.first_tokens import FirstTokens
-from pdflow_sim.nodes.node import Node, Port
+from pdflow_sim.nodes.node import SimNode, SimPort
 from pdflow_sim.nodes.ports import NodePorts
 from pdflow_sim.nodes.registry import NodeRegistry
 from pdflow_sim.observe.run_metrics import request_of
@@ -60,7 +60,7 @@ class BrokenConnections(NamedTuple):
     """Attempts of which it had generated a token, and when the first one."""
 
 
-class RouterNode(Node):
+class SimRouterNode(SimNode):
     """Args:
     nodes: where legs are sent.
     api_server_ns: of each engine, by the leg that it gets: from there to its queue. Whatever comes for a request passes
@@ -85,7 +85,7 @@ class RouterNode(Node):
         self.to_prefill = [http_ns + ns for ns in api_server_ns["prefill"]]
         self.to_decode = [http_ns + ns for ns in api_server_ns["decode"]]
         self.endpoint = router
-        self.port = Port(self, "router", router, 0)
+        self.port = SimPort(self, "router", router, 0)
         self.attempts = router.attempts
         self.by_request = router.by_request
         self.answers: dict[int, Answer] = {}
@@ -242,10 +242,10 @@ class RouterNode(Node):
 
     def token_came(self, attempt: Attempt, at: Instant) -> None:
         """The first token of this attempt has come to the client, which was generated then."""
-        if self.answer_of(attempt.request).piece_came(attempt.request_id) is Piece.FIRST:
+        if self.answer_of(attempt.request).piece_came(attempt.request_id) is PieceUse.FIRST:
             self.feed(self.port, TokenCame(attempt.request, attempt.request_id))
 
-    def dispatch_prefill(self, port: Port, effect: DispatchPrefill) -> None:
+    def dispatch_prefill(self, port: SimPort, effect: DispatchPrefill) -> None:
         records, request = self.metrics.records, effect.request
         records.attempts[request] += 1
         records.prefill_engine[request] = self.nodes.prefills[effect.engine].name
@@ -260,7 +260,7 @@ class RouterNode(Node):
         else:
             node.door(effect)
 
-    def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
+    def dispatch_decode(self, port: SimPort, effect: DispatchDecode) -> None:
         if self.prefill_tokens and self.answer_of(effect.request).decode_dispatched(effect.request_id):
             self.first_follows.add(effect.request_id)
         self.env.call(self.to_decode[effect.engine], self.decode_arrived, effect)
@@ -273,7 +273,7 @@ class RouterNode(Node):
         self.metrics.records.decode_engine[effect.request] = node.name
         node.accept(effect)
 
-    def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
+    def dispatch_alone(self, port: SimPort, effect: DispatchAlone) -> None:
         records, request = self.metrics.records, effect.request
         records.attempts[request] += 1
         records.prefill_engine[request] = self.nodes.decodes[effect.engine].name
@@ -289,7 +289,7 @@ class RouterNode(Node):
         self.metrics.records.decode_engine[effect.request] = node.name
         node.accept_alone(effect)
 
-    def abort_leg(self, port: Port, effect: AbortLeg) -> None:
+    def abort_leg(self, port: SimPort, effect: AbortLeg) -> None:
         if self.answers:
             self.leg_ended(effect.role, effect.request_id)
         way = self.to_prefill if effect.role == "prefill" else self.to_decode
@@ -309,7 +309,7 @@ class RouterNode(Node):
         else:
             decode.door(effect)
 
-    def report_prefill(self, port: Port, effect: ReportPrefill) -> None:
+    def report_prefill(self, port: SimPort, effect: ReportPrefill) -> None:
         self.env.call(self.to_decode[effect.engine], self.report_arrived, effect)
 
     def report_arrived(self, effect: ReportPrefill) -> None:
@@ -319,14 +319,14 @@ class RouterNode(Node):
         else:
             node.door(effect)
 
-    def engine_left(self, port: Port, effect: EngineLeft) -> None:
+    def engine_left(self, port: SimPort, effect: EngineLeft) -> None:
         if self.on_engine_left is not None:
             self.on_engine_left(effect.engine)
 
-    def engine_silent(self, port: Port, effect: EngineSilent) -> None:
+    def engine_silent(self, port: SimPort, effect: EngineSilent) -> None:
         self.metrics.count("engine fell silent")
 
-    def reply(self, port: Port, effect: Reply) -> None:
+    def reply(self, port: SimPort, effect: Reply) -> None:
         self.answers.pop(effect.request, None)
         if self.on_reply is not None:
             self.on_reply(effect)

@@ -13,11 +13,11 @@ from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import AskForRoom, CopyIn, Drop, GiveBackRoom, TakeRoom
 from pdflow.serving.events import CopiedIn, RoomDue
-from pdflow_sim.nodes.decode_node import DecodeNode
+from pdflow_sim.nodes.decode_node import SimDecodeNode
 from pdflow_sim.nodes.ports import EngineParts
 
 
-class StagedDecodeNode(DecodeNode):
+class SimStagedDecodeNode(SimDecodeNode):
     """Args: staging is that of one rank."""
 
     def __init__(

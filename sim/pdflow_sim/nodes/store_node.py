@@ -20,12 +20,12 @@ from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, 
 from pdflow.serving.store import StoreCore
 from pdflow.wiring.engines import Consumer, Producer
 from pdflow.wiring.stores import get_name, put_name
-from pdflow_sim.nodes.node import Port
+from pdflow_sim.nodes.node import SimPort
 from pdflow_sim.nodes.peer_node import PeerNode
 from pdflow_sim.nodes.ports import NodePorts
 
 
-class StoreNode(PeerNode):
+class SimStoreNode(PeerNode):
     """Args: `name` is the node's; engines that put know it as "name.put", those that get as "name.get".
 
     It never stands still; no fault happens to it yet, but to what comes and goes.
@@ -39,7 +39,7 @@ class StoreNode(PeerNode):
         self.in_host_memory = True
         self.name = name
         self.memory = memory
-        self.get_port: Port
+        self.get_port: SimPort
         self.calls: dict[Xid, tuple[Callable[[AnswerCall], None], bool]] = {}
         """By what they would be got as: who is answered, and whether the answer takes a message's time."""
         self.do[BumpWord] = self.bump
@@ -105,7 +105,7 @@ class StoreNode(PeerNode):
         for rank, word in enumerate(effect.params.words):
             self.fabric.words[rank_address(self.get_port.address, rank), word.index] = word.word
 
-    def bump(self, port: Port, effect: BumpWord) -> None:
+    def bump(self, port: SimPort, effect: BumpWord) -> None:
         self.fabric.words.pop((port.address, effect.word.index), None)
 
     # At the end.

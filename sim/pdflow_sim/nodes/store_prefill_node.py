@@ -37,15 +37,15 @@ from pdflow.serving.events import EngineAdmitted, Handle, LookupRequested, PutEn
 from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.storing import Storing
 from pdflow.wiring.stores import load_name, load_xid, node_of
-from pdflow_sim.nodes.node import Port as SimPort
+from pdflow_sim.nodes.node import SimPort
 from pdflow_sim.nodes.ports import EngineParts
-from pdflow_sim.nodes.prefill_node import WEIGHTS, PrefillLeg, PrefillNode
-from pdflow_sim.nodes.store_node import StoreNode
+from pdflow_sim.nodes.prefill_node import WEIGHTS, SimPrefillLeg, SimPrefillNode
+from pdflow_sim.nodes.store_node import SimStoreNode
 from pdflow_sim.nodes.stores import Stores
 from pdflow_sim.observe.run_metrics import request_of
 
 
-class StorePrefillNode(PrefillNode):
+class SimStorePrefillNode(SimPrefillNode):
     """Args: `storing` is its core's."""
 
     def __init__(self, parts: EngineParts, stores: Stores, conduct: Conduct) -> None:
@@ -110,7 +110,7 @@ class StorePrefillNode(PrefillNode):
             items = self.objects[xid] = self.stores.items(request, self.salt)
         return items
 
-    def items_of(self, leg: PrefillLeg) -> tuple[Item, ...]:
+    def items_of(self, leg: SimPrefillLeg) -> tuple[Item, ...]:
         return self.items(leg.seq.index, leg.xid)
 
     # What is stored of a prompt already.
@@ -123,7 +123,7 @@ class StorePrefillNode(PrefillNode):
         told = partial(self.told, store, leg.xid)
         self.env.call(self.fabric.control_ns, store.look, (ask, told))
 
-    def told(self, store: StoreNode, handle: Handle, answer: AnswerCall) -> None:
+    def told(self, store: SimStoreNode, handle: Handle, answer: AnswerCall) -> None:
         """What the store has of it, if anything."""
         if self.alive:
             self.feed(self.role, StoreAnswered(handle, answer.params))
@@ -134,7 +134,7 @@ class StorePrefillNode(PrefillNode):
         name = node_of(effect.params.prefill.engine)
         self.withdraw(next(node for node in self.stores.nodes if node.name == name), effect.params)
 
-    def withdraw(self, store: StoreNode, params: KvParams) -> None:
+    def withdraw(self, store: SimStoreNode, params: KvParams) -> None:
         """Nobody will come for this one."""
         self.env.call(self.fabric.control_ns, store.abort, (params.request_id, params.xid))
 

@@ -16,7 +16,7 @@ from pdflow.scenario.schema.scenario import Pool
 from pdflow.wiring.engines import Consumer
 from pdflow.wiring.stores import StoreWiring, get_name, load_name, node_name, put_name
 from pdflow_sim.nodes.ports import NodePorts
-from pdflow_sim.nodes.store_node import StoreNode
+from pdflow_sim.nodes.store_node import SimStoreNode
 
 INCARNATION = 0x570E_0000
 """Of the first node; those of engines are below."""
@@ -47,12 +47,12 @@ class Stores:
             self.prompts.cached = True
         self.nodes = [self.node(beside, index) for index in range(self.transfer.store_nodes)]
 
-    def node(self, beside: Pool, index: int) -> StoreNode:
+    def node(self, beside: Pool, index: int) -> SimStoreNode:
         transfer, wiring = self.transfer, self.wiring
         name = node_name(index)
         incarnation = self.incarnations.get(name) or INCARNATION + index
         memory = StoreMemory(wiring.blocks, transfer.store_keep, transfer.store_high_water)
-        node = StoreNode(self.ports, name, memory, self.shards.block_size)
+        node = SimStoreNode(self.ports, name, memory, self.shards.block_size)
         ends = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)
         node.make_ends(*ends, self.shards, incarnation)
         for engine in (put_name(name), get_name(name)):
@@ -64,7 +64,7 @@ class Stores:
         """Of one prompt, that a node can hold."""
         return self.wiring.most_tokens
 
-    def node_of(self, items: tuple[Item, ...]) -> StoreNode:
+    def node_of(self, items: tuple[Item, ...]) -> SimStoreNode:
         return self.nodes[home(items[0].key, len(self.nodes))]
 
     def loads(self, engine: EngineInfo, blocks: int, incarnation: int) -> Consumer | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from pdflow.protocol.values import Instant, Xid
-from pdflow_sim.nodes.engine_node import EngineNode
-from pdflow_sim.nodes.node import Port
+from pdflow_sim.nodes.engine_node import SimEngineNode
+from pdflow_sim.nodes.node import SimPort
 
 
 class Writer:
@@ -18,15 +18,15 @@ class Writer:
 
     __slots__ = ("every_ns", "inbox", "node", "ticks_at", "unmatched")
 
-    def __init__(self, node: EngineNode, every_ns: int) -> None:
+    def __init__(self, node: SimEngineNode, every_ns: int) -> None:
         self.node = node
         self.every_ns = every_ns
-        self.inbox: list[tuple[Port, Any]] = []
+        self.inbox: list[tuple[SimPort, Any]] = []
         self.unmatched: set[Xid] = set()
         """Finished prompts without a registration."""
         self.ticks_at: Instant = -1
 
-    def came(self, port: Port, event: Any) -> None:
+    def came(self, port: SimPort, event: Any) -> None:
         """A notification has come; the engine's next step will wake the thread at the latest."""
         self.inbox.append((port, event))
         self.look_ahead()

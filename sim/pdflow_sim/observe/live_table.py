@@ -23,8 +23,8 @@ from rich.text import Text
 from pdflow.results import words
 from pdflow.results.records import Outcome
 from pdflow.results.totals import NS_PER_S, PS_PER_NS, share
-from pdflow.scenario.schema.scenario import Scenario
-from pdflow_sim.nodes.engine_node import EngineNode
+from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.world import World
 
 WINDOW_NS: Final = 10 * NS_PER_S
@@ -49,7 +49,7 @@ class Sample(NamedTuple):
 class Watcher:
     """Listens to a world and draws. `ended` is called as each request ends."""
 
-    def __init__(self, live: Live, scenario: Scenario, world: World) -> None:
+    def __init__(self, live: Live, scenario: ResolvedScenario, world: World) -> None:
         self.live = live
         self.scenario = scenario
         self.world = world
@@ -82,15 +82,15 @@ class Watcher:
             self.engines(pools, first, last),
         )
 
-    def pools(self) -> dict[str, list[EngineNode]]:
+    def pools(self) -> dict[str, list[SimEngineNode]]:
         """The nodes of each pool, in the scenario's order, dead ones too."""
         world = self.world
-        found: dict[str, list[EngineNode]] = {pool.name: [] for pool in self.scenario.pools}
+        found: dict[str, list[SimEngineNode]] = {pool.name: [] for pool in self.scenario.pools}
         for node in (*world.prefills, *world.decodes):
             found[world.fabric.paths.pool_of[node.name].name].append(node)
         return found
 
-    def sample(self, pools: dict[str, list[EngineNode]]) -> Sample:
+    def sample(self, pools: dict[str, list[SimEngineNode]]) -> Sample:
         """Take one, and let the window begin as late as it may."""
         world, samples = self.world, self.samples
         now = world.env.now
@@ -134,7 +134,7 @@ class Watcher:
         known = [both for request in self.requests if (both := self.world.records.latencies_ms(request)) is not None]
         return sorted(ttft for ttft, _ in known), sorted(tpot for _, tpot in known if tpot is not None)
 
-    def engines(self, pools: dict[str, list[EngineNode]], first: Sample, last: Sample) -> Table:
+    def engines(self, pools: dict[str, list[SimEngineNode]], first: Sample, last: Sample) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         table.add_column("pool", style="bold", no_wrap=True)
         for name in ("engines", "waiting", "loading", "running", "GPU busy", "KV used"):
@@ -156,7 +156,7 @@ class Watcher:
 
 
 @contextlib.contextmanager
-def watching(console: Console, scenario: Scenario, world: World) -> Iterator[None]:
+def watching(console: Console, scenario: ResolvedScenario, world: World) -> Iterator[None]:
     """Draw on this terminal for as long as the block runs, and leave nothing there."""
     with Live(
         console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False

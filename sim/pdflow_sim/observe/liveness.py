@@ -22,9 +22,9 @@ from pdflow.serving.batch import awaits_kv, is_queued
 if TYPE_CHECKING:
     from pdflow.routing.attempt import Attempt
     from pdflow_sim.nodes.aggregated_node import AggregatedNode
-    from pdflow_sim.nodes.decode_node import DecodeNode
-    from pdflow_sim.nodes.engine_node import EngineNode
-    from pdflow_sim.nodes.prefill_node import PrefillNode
+    from pdflow_sim.nodes.decode_node import SimDecodeNode
+    from pdflow_sim.nodes.engine_node import SimEngineNode
+    from pdflow_sim.nodes.prefill_node import SimPrefillNode
     from pdflow_sim.world import World
 
 SHOWN = 20
@@ -117,7 +117,7 @@ def missing(world: World, request: int) -> str:
     return f"{about}: {_missing_at_prefill(world.prefills[attempt.p], attempt)}"
 
 
-def _missing_at_prefill(node: PrefillNode | AggregatedNode, attempt: Attempt) -> str:
+def _missing_at_prefill(node: SimPrefillNode | AggregatedNode, attempt: Attempt) -> str:
     leg = node.by_request.get(attempt.request_id)
     if not node.alive:
         return f"the router waits for {node.name}, which is down"
@@ -126,7 +126,7 @@ def _missing_at_prefill(node: PrefillNode | AggregatedNode, attempt: Attempt) ->
     return f"it is {leg.seq.phase.name} in {node.name}, which {_doing(node)}"
 
 
-def _missing_at_decode(world: World, node: DecodeNode, attempt: Attempt) -> str:
+def _missing_at_decode(world: World, node: SimDecodeNode, attempt: Attempt) -> str:
     if not node.alive:
         return f"the router waits for {node.name}, which is down"
     seq = node.legs.get(attempt.request_id)
@@ -156,7 +156,7 @@ def _missing_at_decode(world: World, node: DecodeNode, attempt: Attempt) -> str:
     return f"{', '.join(waits)}; {asked} sent at {seconds(seq.admitted_ns)}, {said}"
 
 
-def _doing(node: EngineNode) -> str:
+def _doing(node: SimEngineNode) -> str:
     engine = node.engine
     if node.paused_until > node.env.now:
         return f"stands still until {seconds(node.paused_until)}"

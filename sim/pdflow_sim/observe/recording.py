@@ -16,7 +16,7 @@ from pdflow.memory.paged import PagedPool
 from pdflow.network.network import ResourceId
 from pdflow.network.watched import WatchedNetwork
 from pdflow.protocol.values import Allocation, EngineId, Instant
-from pdflow.results.recording import Course, LinkCourse, Recording
+from pdflow.results.recording import LinkCourse, Recording, TimeSeries
 
 
 class RecordedEngine(HostedEngine):
@@ -27,7 +27,7 @@ class RecordedEngine(HostedEngine):
 
     def __init__(
         self,
-        told: Course,
+        told: TimeSeries,
         limits: Limits,
         cost: StepCost,
         pool: PagedPool,
@@ -79,8 +79,8 @@ class Recorder:
     """Makes what tells, and keeps what it says."""
 
     def __init__(self) -> None:
-        self.rates: defaultdict[ResourceId, Course] = defaultdict(Course)
-        self.kv_blocks: defaultdict[EngineId, Course] = defaultdict(Course)
+        self.rates: defaultdict[ResourceId, TimeSeries] = defaultdict(TimeSeries)
+        self.kv_blocks: defaultdict[EngineId, TimeSeries] = defaultdict(TimeSeries)
 
     def network(self) -> WatchedNetwork:
         """The network of the run."""

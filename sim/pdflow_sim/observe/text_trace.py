@@ -27,8 +27,8 @@ from pdflow.protocol.messages import Completion, Done, Message
 from pdflow.protocol.values import Address, Instant
 from pdflow.routing.effects import DispatchDecode, DispatchPrefill, Reply
 from pdflow.scenario.reading.load import parse, resolve
-from pdflow.scenario.schema.scenario import Scenario
-from pdflow_sim.run import Options, prepare, run
+from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow_sim.run import RunOptions, prepare, run
 from pdflow_sim.world import World
 
 
@@ -147,9 +147,9 @@ def one_request(method: str, dialect: str = "strict") -> list[str]:
     return narrate(resolve(parse("one.toml", said)))
 
 
-def narrate(scenario: Scenario) -> list[str]:
+def narrate(scenario: ResolvedScenario) -> list[str]:
     """A run of this scenario, to the last thing that happens."""
-    world, _ = prepare(scenario, Options(), [])
+    world, _ = prepare(scenario, RunOptions(), [])
     narrator = Narrator(world)
     run(world, None, drain=True)
     return narrator.lines

@@ -66,7 +66,7 @@ def test_handshake_payload_and_clock() -> None:
         "82 b2 636f6d7061746962696c6974795f68617368 a2 6162 b4 6167656e745f6d657461646174615f6279746573 c401 00"
     )
     clock = bytes.fromhex("cb 3ff8000000000000")
-    assert handshake.decode_reply((payload, clock)) == handshake.Reply(handshake.Payload("ab", b"\x00"), 1.5)
+    assert handshake.decode_reply((payload, clock)) == handshake.HandshakeReply(handshake.Payload("ab", b"\x00"), 1.5)
     packed, packed_clock = handshake.encode_reply("ab", METADATA, 1.5)
     assert packed_clock == clock
     assert packed.startswith(payload[:-3])

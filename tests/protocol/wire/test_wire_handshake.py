@@ -14,8 +14,8 @@ from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.wire.handshake import (
     AgentMetadata,
     Capabilities,
+    HandshakeReply,
     MetaRequest,
-    Reply,
     agreed_version,
     decode_listener_message,
     decode_metadata,
@@ -103,7 +103,7 @@ def test_requests_come_back_whole(pp_rank: int, tp_rank: int) -> None:
 @given(text, st.floats(allow_nan=False, allow_infinity=False))
 def test_replies_come_back_whole(hash_: str, clock_s: float) -> None:
     reply = decode_reply(encode_reply(hash_, STOCK, clock_s))
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, HandshakeReply)
     assert reply.payload.compatibility_hash == hash_
     assert reply.clock_s == clock_s
     assert decode_metadata(reply.payload.agent_metadata_bytes) == STOCK

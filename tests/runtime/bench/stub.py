@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import trio
 
-from pdflow_runtime.bench.asked import Asked
+from pdflow_runtime.bench.asked import BenchOptions
 from pdflow_runtime.bench.command import measured
 from pdflow_runtime.bench.plan import plan_of
-from pdflow_runtime.bench.report import Run
+from pdflow_runtime.bench.report import BenchRun
 from pdflow_runtime.bench.target import server_of
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import EVENT_STREAM, JSON, Request
-from pdflow_runtime.http.openai.answers import DONE, ChatAnswer, CompletionAnswer, Piece, error_event, usage
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpRequest
+from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, ChatAnswer, CompletionAnswer, error_event, usage
 from pdflow_runtime.http.openai.models import ModelCard, models_body
 from pdflow_runtime.http.responder import Responder
 from tests.runtime.http.world import serving
@@ -39,7 +39,7 @@ class Stub:
         self.open = 0
         self.most_open = 0
 
-    async def __call__(self, request: Request, responder: Responder) -> None:
+    async def __call__(self, request: HttpRequest, responder: Responder) -> None:
         if request.path == "/v1/models":
             await responder.reply(200, (JSON,), models_body([ModelCard(id="stub", created=0, max_model_len=1 << 20)]))
             return
@@ -65,7 +65,9 @@ class Stub:
                 await trio.sleep(GAP_S)
             last = token == tokens - 1
             ids = [1000 + token] if asked.get("return_token_ids") else None
-            await responder.send(answer.event(Piece(0, f"<{token}>", "length" if last else None, None, None, ids)))
+            await responder.send(
+                answer.event(AnswerPiece(0, f"<{token}>", "length" if last else None, None, None, ids))
+            )
         prompt = 7 if chat else len(asked["prompt"])
         await responder.send(answer.usage_event(usage(prompt, tokens)) + DONE)
         await responder.end()
@@ -79,7 +81,7 @@ async def refuse(responder: Responder) -> None:
 async def break_off(responder: Responder) -> None:
     """One token, and the connection ends."""
     await responder.begin(200, (EVENT_STREAM,))
-    await responder.send(CompletionAnswer("x", 0, "stub").event(Piece(0, "a")))
+    await responder.send(CompletionAnswer("x", 0, "stub").event(AnswerPiece(0, "a")))
 
 
 async def give_up(responder: Responder) -> None:
@@ -97,7 +99,7 @@ async def stub(odd: Callable[[int, Responder], Awaitable[bool]] | None = None) -
         yield server, running.port
 
 
-async def run(port: int, **options: Any) -> Run:
+async def run(port: int, **options: Any) -> BenchRun:
     """What the command does, between its options and its figures."""
-    asked = Asked(port=port, quiet=True, **options)
+    asked = BenchOptions(port=port, quiet=True, **options)
     return await measured(asked, plan_of(asked), server_of(asked))

@@ -8,18 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow_runtime.bench.answer import LONGEST_REASON, Answer, BrokenAnswerError, refusal
+from pdflow_runtime.bench.answer import LONGEST_REASON, AnswerReader, BrokenAnswerError, refusal
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.openai.answers import DONE, ChatAnswer, CompletionAnswer, Piece, error_event, usage
+from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, ChatAnswer, CompletionAnswer, error_event, usage
 
 COMPLETION = CompletionAnswer("x", 0, "m")
 TOLD = COMPLETION.usage_event(usage(5, 3))
-THREE = b"".join(COMPLETION.event(Piece(0, text, ending)) for text, ending in (("a", None), ("é", None), ("", "stop")))
+THREE = b"".join(
+    COMPLETION.event(AnswerPiece(0, text, ending)) for text, ending in (("a", None), ("é", None), ("", "stop"))
+)
 
 
-def heard(*pieces: bytes) -> Answer:
+def heard(*pieces: bytes) -> AnswerReader:
     """Each piece a nanosecond after the one before."""
-    answer = Answer()
+    answer = AnswerReader()
     for now, piece in enumerate(pieces):
         answer.feed(piece, now)
     return answer
@@ -36,7 +38,7 @@ def test_bytes_may_be_cut_anywhere(cuts: list[int]) -> None:
 
 
 def test_each_event_is_a_token_and_the_servers_count_goes_first() -> None:
-    two = COMPLETION.event(Piece(0, "a b")), COMPLETION.event(Piece(0, " c", "length"))
+    two = COMPLETION.event(AnswerPiece(0, "a b")), COMPLETION.event(AnswerPiece(0, " c", "length"))
     assert heard(*two).output_tokens == 2
     answer = heard(*two, TOLD)
     assert (answer.output_tokens, answer.times) == (3, [0, 1])
@@ -44,14 +46,15 @@ def test_each_event_is_a_token_and_the_servers_count_goes_first() -> None:
 
 def test_tokens_of_one_event_came_together() -> None:
     answer = heard(
-        COMPLETION.event(Piece(0, "a", token_ids=[4])), COMPLETION.event(Piece(0, "bcd", "length", token_ids=[5, 6, 7]))
+        COMPLETION.event(AnswerPiece(0, "a", token_ids=[4])),
+        COMPLETION.event(AnswerPiece(0, "bcd", "length", token_ids=[5, 6, 7])),
     )
     assert answer.times == [0, 1, 1, 1]
     assert answer.token_ids == [4, 5, 6, 7]
 
 
 def test_the_event_that_opens_a_chat_is_no_token() -> None:
-    role, text = ChatAnswer("x", 0, "m").event(Piece(0, "hi", "stop")).split(b"\n\n")[:2]
+    role, text = ChatAnswer("x", 0, "m").event(AnswerPiece(0, "hi", "stop")).split(b"\n\n")[:2]
     answer = heard(role + b"\n\n", text + b"\n\n")
     assert answer.times == [1]
 
@@ -65,7 +68,7 @@ def test_other_lines_and_line_ends_mean_nothing() -> None:
     [
         (b"", "without a token"),
         (TOLD + DONE, "without a token"),
-        (COMPLETION.event(Piece(0, "a")), "broke off"),
+        (COMPLETION.event(AnswerPiece(0, "a")), "broke off"),
         (THREE + COMPLETION.usage_event(usage(5, 0)) + DONE, "sent no token"),
         (THREE + error_event(OpenAIError(502, "no answer: peer_dead")), "no answer: peer_dead"),
         (b'data: {"error": "all is lost"}\n\n', "all is lost"),

@@ -10,7 +10,7 @@ import pdflow_sim.run
 from pdflow.results.comparison.compare import Comparisons
 from pdflow.results.files.read import read_runs
 from pdflow.scenario.reading.load import load
-from pdflow_runtime.bench.asked import Asked
+from pdflow_runtime.bench.asked import BenchOptions
 from tests.runtime.bench.stub import run
 from tests.runtime.support.served import ROOT, served
 
@@ -31,7 +31,7 @@ async def test_a_cluster_and_its_simulation_serve_the_same_requests(tmp_path: Pa
     with served(tmp_path, QUICKSTART, *SYNTHETIC) as cluster:
         ran = await run(cluster.port, scenario=str(QUICKSTART), overrides=SYNTHETIC)
         talk = await run(cluster.port, scenario=str(QUICKSTART), overrides=(*SYNTHETIC, *SESSIONS))
-    ran.save(Asked(out=str(tmp_path / "live")))
+    ran.save(BenchOptions(out=str(tmp_path / "live")))
     pdflow_sim.run.simulate(load(str(QUICKSTART), overrides=SYNTHETIC), out=str(tmp_path / "simulated"), quiet=True)
     [one] = Comparisons.of([read_runs(tmp_path / "simulated"), read_runs(tmp_path / "live")]).against_first
     assert one.how == "paired requests"

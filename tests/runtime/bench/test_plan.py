@@ -14,12 +14,12 @@ from pdflow.scenario.reading.load import load
 from pdflow.scenario.schema.distributions import FixedLength, UniformLength
 from pdflow.scenario.schema.workload import ClosedArrival, ConstantArrival, GammaArrival, PoissonArrival
 from pdflow.workload.build import requests
-from pdflow_runtime.bench.asked import Asked, AskedError
+from pdflow_runtime.bench.asked import AskedError, BenchOptions
 from pdflow_runtime.bench.contents import FIRST_TOKEN, Contents
 from pdflow_runtime.bench.plan import plan_of
 from pdflow_runtime.bench.report import about_run
 from pdflow_runtime.bench.target import server_of
-from pdflow_sim.build import Builder
+from pdflow_sim.build import SimulationBuilder
 from pdflow_sim.run import about as simulated_about
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,7 +38,7 @@ MOONCAKE = '{"timestamp": %d, "input_length": 700, "output_length": 9, "hash_ids
     ],
 )
 def test_rate_and_burstiness_are_an_arrival_process(flags: dict[str, Any], arrival: Any) -> None:
-    assert plan_of(Asked(**flags)).workload.arrival == arrival
+    assert plan_of(BenchOptions(**flags)).workload.arrival == arrival
 
 
 @pytest.mark.parametrize(
@@ -51,33 +51,33 @@ def test_rate_and_burstiness_are_an_arrival_process(flags: dict[str, Any], arriv
     ],
 )
 def test_random_lengths_have_vllms_range(tokens: int, ratio: float, length: Any) -> None:
-    plan = plan_of(Asked(random_input_len=tokens, random_output_len=tokens, random_range_ratio=ratio))
+    plan = plan_of(BenchOptions(random_input_len=tokens, random_output_len=tokens, random_range_ratio=ratio))
     assert (plan.workload.input_tokens, plan.workload.output_tokens) == (length, length)
 
 
 def test_the_same_seed_gives_the_same_requests_and_another_others() -> None:
     flags: dict[str, Any] = {"request_rate": 2.0, "random_range_ratio": 0.5, "num_prompts": 20}
-    first, again, other = (list(plan_of(Asked(seed=seed, **flags)).requests()) for seed in (1, 1, 2))
+    first, again, other = (list(plan_of(BenchOptions(seed=seed, **flags)).requests()) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 def test_a_scenarios_requests_and_header_are_those_of_a_simulation() -> None:
-    plan, scenario = plan_of(Asked(scenario=QUICKSTART, seed=5)), load(QUICKSTART, seed=5)
+    plan, scenario = plan_of(BenchOptions(scenario=QUICKSTART, seed=5)), load(QUICKSTART, seed=5)
     assert list(plan.requests()) == list(requests(scenario.workload, 5, scenario.base_dir))
-    live = about_run(Asked(), plan, "tiny", (), False)
-    simulated = simulated_about(scenario, Builder(scenario, False).build().costs, (), False)
+    live = about_run(BenchOptions(), plan, "tiny", (), False)
+    simulated = simulated_about(scenario, SimulationBuilder(scenario, False).build().costs, (), False)
     for field in ("scenario_name", "scenario_sha256", "seed", "request_rate_rps", "burstiness", "max_concurrency"):
         assert getattr(live, field) == getattr(simulated, field), field
     assert plan.ignore_eos
-    assert len(list(plan_of(Asked(scenario=QUICKSTART, num_prompts=7)).requests())) == 7
+    assert len(list(plan_of(BenchOptions(scenario=QUICKSTART, num_prompts=7)).requests())) == 7
 
 
 def test_a_trace_is_sent_at_its_own_instants_unless_a_rate_is_asked_for(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(MOONCAKE % (1000 * n, n) for n in range(5)))
     of_trace: dict[str, Any] = {"dataset_name": "trace", "dataset_path": str(trace)}
-    own, rated = plan_of(Asked(**of_trace)), plan_of(Asked(**of_trace, request_rate=100.0))
+    own, rated = plan_of(BenchOptions(**of_trace)), plan_of(BenchOptions(**of_trace, request_rate=100.0))
     assert [request.arrival_ns for request in own.requests()] == [n * 10**9 for n in range(5)]
     assert own.rate_rps is None
     assert [request.input_tokens for request in rated.requests()] == [700] * 5
@@ -135,14 +135,14 @@ def test_what_says_nothing_is_refused_in_one_line(flags: dict[str, Any], words: 
 
 
 def look_at_all_of(flags: dict[str, Any]) -> None:
-    asked = Asked(**flags)
+    asked = BenchOptions(**flags)
     _ = asked.quoted, asked.slo, asked.extra, asked.labels, plan_of(asked), server_of(asked)
 
 
 def test_a_dataset_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
     for name in ("sharegpt", "custom", "trace", "azure"):
         with pytest.raises(ScenarioError, match="no such file") as refused:
-            list(islice(plan_of(Asked(dataset_name=name, dataset_path=str(tmp_path / "x"))).requests(), 1))
+            list(islice(plan_of(BenchOptions(dataset_name=name, dataset_path=str(tmp_path / "x"))).requests(), 1))
         assert refused.value.exit_code == 2
 
 
@@ -150,13 +150,13 @@ def test_a_bad_line_is_told_before_anything_is_sent(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(MOONCAKE % (0, 1) + "{}\n")
     with pytest.raises(ScenarioError, match=":2: "):
-        plan_of(Asked(dataset_name="mooncake", dataset_path=str(trace)))
+        plan_of(BenchOptions(dataset_name="mooncake", dataset_path=str(trace)))
 
 
 def test_an_address_is_put_together_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    server = server_of(Asked(base_url="http://[::1]:81/up/", header=("X-A=b=c",)))
+    server = server_of(BenchOptions(base_url="http://[::1]:81/up/", header=("X-A=b=c",)))
     assert server.url == "http://[::1]:81/up/v1/completions"
     assert dict(server.headers)[b"x-a"] == b"b=c"
     assert dict(server.headers)[b"authorization"] == b"Bearer k"
-    assert server_of(Asked(backend="openai-chat")).path == "/v1/chat/completions"
+    assert server_of(BenchOptions(backend="openai-chat")).path == "/v1/chat/completions"

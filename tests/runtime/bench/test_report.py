@@ -18,8 +18,8 @@ import pdflow_sim.run
 from pdflow.results.comparison.compare import Comparisons
 from pdflow.results.files.read import read_runs
 from pdflow.scenario.reading.load import load
-from pdflow_runtime.bench.asked import Asked
-from pdflow_runtime.bench.progress import Progress
+from pdflow_runtime.bench.asked import BenchOptions
+from pdflow_runtime.bench.progress import BenchProgress
 from pdflow_runtime.http.responder import Responder
 from tests.runtime.bench.stub import refuse, run, stub
 
@@ -41,7 +41,7 @@ async def test_its_folder_is_compared_with_a_simulations_request_by_request(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     few = ("workload.requests=40",)
-    asked = Asked(out=str(tmp_path / "live"), save_detailed=True)
+    asked = BenchOptions(out=str(tmp_path / "live"), save_detailed=True)
     async with stub() as (_, port):
         ran = await run(port, scenario=QUICKSTART, overrides=few, out=asked.out, save_detailed=True)
     ran.save(asked)
@@ -65,7 +65,7 @@ async def test_goodput_and_percentiles_are_those_that_were_asked_for(autojump_cl
         flags: dict[str, Any] = {"num_prompts": 10, "random_output_len": 5, "max_concurrency": 5}
         ran = await run(port, goodput=("ttft:500", "tpot:50", "e2el:139"), **flags)
         good = await run(port, goodput=("ttft:100.001", "e2el:141"), **flags)
-    asked = Asked(percentile_metrics="ttft,e2el,client_queue_time", metric_percentiles="50,99.9")
+    asked = BenchOptions(percentile_metrics="ttft,e2el,client_queue_time", metric_percentiles="50,99.9")
     content = ran.content(asked)
     assert content["request_goodput"] == 0.0
     assert good.content(asked)["request_goodput"] == pytest.approx(10 / 0.28)
@@ -85,13 +85,13 @@ async def test_vllms_file_has_vllms_name_and_lines_are_appended(autojump_clock: 
             port, num_prompts=3, request_rate=20.0, max_concurrency=2, model="org/name", label="try", metadata=("tp=2",)
         )
     about = attrs.evolve(ran.about, source_date_epoch=0)
-    [path] = attrs.evolve(ran, about=about).save(Asked(save_result=True, result_dir=folder))
+    [path] = attrs.evolve(ran, about=about).save(BenchOptions(save_result=True, result_dir=folder))
     assert path.name == "try-20.0qps-concurrency2-name-19700101-000000.json"
     assert "ttfts" not in read(path)
     assert read(path)["tp"] == "2"
     assert len(read(path)["latencies"]) == 3
     for _ in range(2):
-        ran.save(Asked(save_result=True, append_result=True, result_dir=folder, result_filename="all.jsonl"))
+        ran.save(BenchOptions(save_result=True, append_result=True, result_dir=folder, result_filename="all.jsonl"))
     lines = (tmp_path / "results/all.jsonl").read_text().splitlines()
     assert [msgspec.json.decode(line)["completed"] for line in lines] == [3, 3]
 
@@ -108,7 +108,7 @@ async def test_an_interruption_keeps_what_there_is(autojump_clock: MockClock, tm
         ran = await run(port, num_prompts=100, **even)
     assert ran.about.interrupted
     assert ran.metrics.outcomes == {"completed": 4, "failed": 0, "cancelled": 0, "unfinished": 1}
-    ran.save(Asked(out=str(tmp_path)))
+    ran.save(BenchOptions(out=str(tmp_path)))
     assert read(tmp_path / "results.json")["pdflow"]["interrupted"]
     assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == 5
     assert "interrupted, partial" in ran.table().text()
@@ -124,7 +124,7 @@ async def test_while_it_runs_the_last_seconds_are_told(autojump_clock: MockClock
     async with stub(odd) as (_, port):
         ran = await run(port, num_prompts=200, **even)
     await trio.sleep(0.05)  # so that none ended just when the window begins
-    done, last = Progress(ran.ledger, "x", 400).look()
+    done, last = BenchProgress(ran.ledger, "x", 400).look()
     assert done == "200 of 400 requests in 20.1 s, 0 open"
     told = "last 10 s: 10.00/s ended, 1 without an answer, TTFT p50 100.0 ms p99 100.0 ms, TPOT p50 10.00 ms"
     assert last == told
@@ -137,7 +137,7 @@ async def test_of_failures_every_figure_is_zero(autojump_clock: MockClock, tmp_p
 
     async with stub(odd) as (_, port):
         ran = await run(port, num_prompts=3)
-    ran.save(Asked(out=str(tmp_path), save_detailed=True))
+    ran.save(BenchOptions(out=str(tmp_path), save_detailed=True))
     content = read(tmp_path / "results.json")
     assert (content["completed"], content["failed"]) == (0, 3)
     assert content["errors"] == ["HTTP 503: nobody is up"] * 3
@@ -148,7 +148,7 @@ async def test_of_failures_every_figure_is_zero(autojump_clock: MockClock, tmp_p
 async def test_a_warm_up_of_the_scenario_is_sent_and_not_counted(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with stub() as (server, port):
         ran = await run(port, scenario=QUICKSTART, overrides=("workload.requests=40", "workload.warmup_s=4.0"))
-    ran.save(Asked(out=str(tmp_path), save_detailed=True))
+    ran.save(BenchOptions(out=str(tmp_path), save_detailed=True))
     content = read(tmp_path / "results.json")
     assert len(server.asked) == 40
     assert content["pdflow"]["warmup"]["requests"] == 40 - content["num_prompts"] > 0

@@ -17,7 +17,7 @@ from pdflow.workload.request import Request
 from pdflow.workload.sessions import sessions
 from pdflow_runtime.http.responder import Responder
 from pdflow_sim.clients.clients import Clients
-from pdflow_sim.clients.sessions import Sessions
+from pdflow_sim.clients.sessions import SessionClients
 from tests.runtime.bench.stub import FIRST_NS, GAP_NS, refuse, run, stub
 
 SESSIONS = str(Path(__file__).resolve().parents[3] / "examples/sessions.toml")
@@ -39,7 +39,7 @@ class Simulated:
         self.records = Records()
         self.queue: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self.order = count()
-        self.sessions: Sessions
+        self.sessions: SessionClients
 
     def call(self, delay_ns: int, function: Callable[[Any], None], about: Any) -> None:
         heapq.heappush(self.queue, (self.now + delay_ns, next(self.order), function, about))
@@ -72,7 +72,7 @@ async def test_turns_go_out_as_in_the_simulated_world(
 
     scenario = load(SESSIONS, overrides=overrides)
     world = Simulated(refused)
-    world.sessions = Sessions(cast(Clients, world), sessions(scenario.workload, scenario.seed), 60)
+    world.sessions = SessionClients(cast(Clients, world), sessions(scenario.workload, scenario.seed), 60)
     world.run()
     async with stub(odd) as (_, port):
         ran = await run(port, scenario=SESSIONS, overrides=overrides)

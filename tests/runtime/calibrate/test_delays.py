@@ -6,8 +6,18 @@ import pytest
 
 pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 
-from pdflow_runtime.calibrate.delays import Transfer, delays, door_s, line, link_values, typical
-from pdflow_runtime.observe.event_log import TOKEN, Asked, Frame, Heard, Met, Moved, Page, Passed, Sent
+from pdflow_runtime.calibrate.delays import MeasuredTransfer, delays, door_s, line, link_values, typical
+from pdflow_runtime.observe.event_log import (
+    TOKEN,
+    FirstPiecePassed,
+    Frame,
+    Met,
+    Moved,
+    Page,
+    Passed,
+    RequestReceived,
+    Sent,
+)
 
 US = 1_000
 
@@ -23,10 +33,10 @@ def one(number: int, at: int, nbytes: int) -> list[Page]:
             "router",
             0,
             [
-                Asked(at, number, 100),
+                RequestReceived(at, number, 100),
                 Sent(at, number, name, "prefill", "prefill-0"),
                 Sent(at, number, name, "decode", "decode-0"),
-                Heard(landed + 530 * US, number),
+                FirstPiecePassed(landed + 530 * US, number),
             ],
         ),
         Page(
@@ -60,7 +70,7 @@ def test_each_delay_is_between_its_two_instants() -> None:
     found = delays(pages)
     assert found.hop_ns == [30 * US] * 5
     assert found.control_ns == [20 * US] * 5
-    assert found.transfers[0] == Transfer(100_000, 8, 40 * US, 410 * US)
+    assert found.transfers[0] == MeasuredTransfer(100_000, 8, 40 * US, 410 * US)
     links = link_values(found, found, synthetic=False)
     assert links.http_latency_s == pytest.approx(30e-6)
     assert links.control_latency_s == pytest.approx(20e-6)

@@ -13,11 +13,11 @@ import trio
 
 import pdflow
 from pdflow.scenario.reading.editable import Scenario
-from pdflow_runtime.bench.asked import Asked
+from pdflow_runtime.bench.asked import BenchOptions
 from pdflow_runtime.calibrate import command
 from pdflow_runtime.calibrate.files import write
 from pdflow_runtime.calibrate.probe import continued, rounds
-from pdflow_runtime.observe.event_log import Heard, Page
+from pdflow_runtime.observe.event_log import FirstPiecePassed, Page
 from tests.runtime.support.served import served
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples/serve-quickstart.toml"
@@ -37,7 +37,7 @@ async def test_a_running_cluster_is_measured(tmp_path: Path, monkeypatch: pytest
     edited = command.edited_of(str(QUICKSTART), SYNTHETIC)
     with served(tmp_path, QUICKSTART, *SYNTHETIC) as cluster:
         with trio.fail_after(60):
-            found = await command.probed(edited.resolved, Asked(host=cluster.host, port=cluster.port))
+            found = await command.probed(edited.resolved, BenchOptions(host=cluster.host, port=cluster.port))
     assert found.transfers == found.requests >= 30
     assert found.links.handshake_s is not None
     assert found.links.http_latency_s > 0
@@ -51,7 +51,7 @@ async def test_a_running_cluster_is_measured(tmp_path: Path, monkeypatch: pytest
 async def test_who_does_not_answer_is_said() -> None:
     scenario = Scenario.load(QUICKSTART).resolved
     with pytest.raises(pdflow.PdflowError, match="does not answer"):
-        await command.probed(scenario, Asked(port=1))
+        await command.probed(scenario, BenchOptions(port=1))
 
 
 def test_every_engine_of_a_role_comes_to_see_each_length() -> None:
@@ -64,7 +64,13 @@ def test_every_engine_of_a_role_comes_to_see_each_length() -> None:
 
 
 def test_pages_go_on_where_the_last_ended_and_a_new_life_begins_anew() -> None:
-    first = Page("prefill-0", 0, [Heard(1, 1), Heard(2, 2)], 2)
-    assert continued(first, Page("prefill-0", 0, [Heard(2, 2), Heard(3, 3)], 3)).notes == [*first.notes, Heard(3, 3)]
+    first = Page("prefill-0", 0, [FirstPiecePassed(1, 1), FirstPiecePassed(2, 2)], 2)
+    assert continued(first, Page("prefill-0", 0, [FirstPiecePassed(2, 2), FirstPiecePassed(3, 3)], 3)).notes == [
+        *first.notes,
+        FirstPiecePassed(3, 3),
+    ]
     assert continued(first, first).notes == first.notes
-    assert continued(first, Page("prefill-0", 0, [Heard(9, 9)], 1)).notes == [*first.notes, Heard(9, 9)]
+    assert continued(first, Page("prefill-0", 0, [FirstPiecePassed(9, 9)], 1)).notes == [
+        *first.notes,
+        FirstPiecePassed(9, 9),
+    ]

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 
 from pdflow.cost.step import LinearTable, StepCost
-from pdflow_runtime.calibrate.steps import Seen, TooFewStepsError, compositions, fit_steps, steps_seen
-from pdflow_runtime.observe.event_log import Heard, Page, Stepped
+from pdflow_runtime.calibrate.steps import ObservedStep, TooFewStepsError, compositions, fit_steps, steps_seen
+from pdflow_runtime.observe.event_log import FirstPiecePassed, Page, Stepped
 
 PS_PER_MS = 10**9
 TRUE = StepCost(
@@ -23,14 +23,14 @@ TRUE = StepCost(
 WAKING_MS = 2
 
 
-def stepped(prefill: int, decodes: int, context: int, disturbed: float = 1.0, waking: bool = False) -> Seen:
+def stepped(prefill: int, decodes: int, context: int, disturbed: float = 1.0, waking: bool = False) -> ObservedStep:
     attended = prefill * (prefill + 1) // 2
     lasted_ps = TRUE.step_sums_ps(prefill, attended, decodes, context) + waking * WAKING_MS * PS_PER_MS
     lasted = round(lasted_ps / 1000 * disturbed)
-    return Seen(Stepped(0, lasted, int(prefill > 0), prefill, attended, decodes, context, 0, 0), waking)
+    return ObservedStep(Stepped(0, lasted, int(prefill > 0), prefill, attended, decodes, context, 0, 0), waking)
 
 
-def noted(draw: random.Random, disturbed: bool = True) -> list[Seen]:
+def noted(draw: random.Random, disturbed: bool = True) -> list[ObservedStep]:
     """Of both kinds."""
 
     def times() -> float:
@@ -79,7 +79,7 @@ def test_an_engine_that_has_stood_still_wakes() -> None:
     notes = [
         Stepped(t, lasted, 0, 0, 0, 1, 100, 1, 4) for t, lasted in ((0, 10**6), (10**6, 10**6), (3 * 10**6, 10**6))
     ]
-    seen = steps_seen([Page("decode-0", 0, [notes[0], Heard(5, 1), *notes[1:]])])
+    seen = steps_seen([Page("decode-0", 0, [notes[0], FirstPiecePassed(5, 1), *notes[1:]])])
     assert [each.waking for each in seen] == [True, False, True]
 
 

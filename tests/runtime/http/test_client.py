@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
-from pdflow_runtime.http.messages import JSON, Request
+from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.sockets import listen
 from tests.runtime.http.world import LOCAL, echo, scripted, serving
@@ -120,7 +120,7 @@ async def test_answers_come_in_many_shapes(answer: bytes, body: bytes) -> None:
 
 @pytest.mark.trio
 async def test_raw_pieces_are_the_bytes_as_sent_and_pieces_the_body() -> None:
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         await responder.begin(200)
         for n in range(3):
             await responder.send(b"data: %d\n\n" % n)
@@ -147,7 +147,7 @@ async def test_raw_pieces_are_the_bytes_as_sent_and_pieces_the_body() -> None:
 async def test_leaving_early_is_an_abort() -> None:
     aborted = trio.Event()
 
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         await responder.begin(200)
         await responder.send(b"first")
         try:
@@ -167,7 +167,7 @@ async def test_leaving_early_is_an_abort() -> None:
 async def test_nothing_of_a_request_waits_for_the_garbage_collector() -> None:
     kept: list[weakref.ref[object]] = []
 
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         kept.extend(weakref.ref(thing) for thing in (responder, *server.connections))
         await responder.reply(200, (), b"yes")
 

@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdflow_runtime.http.errors import UpstreamError
-from pdflow_runtime.http.messages import Limits, Request
+from pdflow_runtime.http.messages import HttpLimits, HttpRequest
 from pdflow_runtime.http.parsing import Refusal, RequestParser
 from pdflow_runtime.http.response import read_head
 
-LIMITS = Limits(head_bytes=300, body_bytes=100)
+LIMITS = HttpLimits(head_bytes=300, body_bytes=100)
 POST = b"POST /v1/p?q HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"
 CHUNKS = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1;e=1\r\nd\r\n0\r\nT: t\r\n\r\n"
 OLD = b"GET http://h/p HTTP/1.0\r\n\r\n"
@@ -35,7 +35,7 @@ def spoilt(*good: bytes) -> st.SearchStrategy[bytes]:
     return rows | broken
 
 
-def parsed(pieces: list[bytes]) -> list[Request | Refusal]:
+def parsed(pieces: list[bytes]) -> list[HttpRequest | Refusal]:
     parser = RequestParser(LIMITS)
     for piece in pieces:
         parser.feed(piece)
@@ -49,15 +49,17 @@ def parsed(pieces: list[bytes]) -> list[Request | Refusal]:
 def test_any_bytes_are_requests_and_at_most_a_refusal(data: bytes, cuts: list[int]) -> None:
     bounds = [0, *sorted(cuts), len(data)]
     cut = parsed([data[start:end] for start, end in pairwise(bounds)])
-    assert all(isinstance(item, Request) for item in cut[:-1])
+    assert all(isinstance(item, HttpRequest) for item in cut[:-1])
     for item in cut:
-        if isinstance(item, Request):
+        if isinstance(item, HttpRequest):
             assert len(item.body) <= LIMITS.body_bytes
             assert item.path.isprintable() or "%" in data.decode("latin-1")
         else:
             assert 400 <= item.status < 500
     whole = parsed([data])
-    assert [item for item in cut if isinstance(item, Request)] == [item for item in whole if isinstance(item, Request)]
+    assert [item for item in cut if isinstance(item, HttpRequest)] == [
+        item for item in whole if isinstance(item, HttpRequest)
+    ]
 
 
 @pytest.mark.trio

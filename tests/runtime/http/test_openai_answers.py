@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.openai.answers import DONE, Answer, ChatAnswer, CompletionAnswer, Piece, error_event, usage
+from pdflow_runtime.http.openai.answers import (
+    DONE,
+    AnswerFormat,
+    AnswerPiece,
+    ChatAnswer,
+    CompletionAnswer,
+    error_event,
+    usage,
+)
 from pdflow_runtime.http.openai.logprobs import TokenLogprob
 from pdflow_runtime.http.openai.models import ModelCard, model_not_found, models_body, too_long
 
@@ -29,7 +37,7 @@ def events(data: bytes) -> list[Any]:
 
 def test_a_whole_completion() -> None:
     answer = CompletionAnswer("r1", 1_700_000_000, "tiny")
-    pieces = [Piece(0, "hey", "length"), Piece(1, "you", "stop", stop_reason="!")]
+    pieces = [AnswerPiece(0, "hey", "length"), AnswerPiece(1, "you", "stop", stop_reason="!")]
     assert json.loads(answer.whole(pieces, usage(3, 2, cached_tokens=1))) == {
         "id": "cmpl-r1",
         "object": "text_completion",
@@ -50,7 +58,7 @@ def test_a_whole_completion() -> None:
 
 def test_a_whole_chat() -> None:
     answer = ChatAnswer("r1", 1_700_000_000, "tiny")
-    piece = Piece(0, "hey", "stop", stop_reason=7, token_ids=(1, 2), prompt_token_ids=(9,))
+    piece = AnswerPiece(0, "hey", "stop", stop_reason=7, token_ids=(1, 2), prompt_token_ids=(9,))
     assert json.loads(answer.whole([piece], USED, {"remote_port": 1})) == {
         "id": "chatcmpl-r1",
         "object": "chat.completion",
@@ -74,7 +82,7 @@ def test_a_whole_chat() -> None:
 
 def test_a_streamed_completion() -> None:
     answer = CompletionAnswer("r1", 5, "tiny")
-    (first,) = events(answer.event(Piece(0, "he", prompt_token_ids=(9,), token_ids=(1,))))
+    (first,) = events(answer.event(AnswerPiece(0, "he", prompt_token_ids=(9,), token_ids=(1,))))
     assert first == {
         "id": "cmpl-r1",
         "object": "text_completion",
@@ -91,7 +99,7 @@ def test_a_streamed_completion() -> None:
             }
         ],
     }
-    (last,) = events(answer.event(Piece(0, "y", "stop")))
+    (last,) = events(answer.event(AnswerPiece(0, "y", "stop")))
     assert last["choices"][0]["finish_reason"] == "stop"
     (used,) = events(answer.usage_event(USED))
     assert used["choices"] == []
@@ -100,8 +108,8 @@ def test_a_streamed_completion() -> None:
 
 def test_a_streamed_chat_opens_each_choice_with_its_role() -> None:
     answer = ChatAnswer("r1", 5, "tiny")
-    told = events(answer.event(Piece(0, "a", prompt_token_ids=(9,))) + answer.event(Piece(1, "b", "stop")))
-    told += events(answer.event(Piece(0, "c", "length")))
+    told = events(answer.event(AnswerPiece(0, "a", prompt_token_ids=(9,))) + answer.event(AnswerPiece(1, "b", "stop")))
+    told += events(answer.event(AnswerPiece(0, "c", "length")))
     assert {event["object"] for event in told} == {"chat.completion.chunk"}
     assert [event.get("prompt_token_ids") for event in told] == [[9], None, None, None, None]
     assert [(event["choices"][0]["index"], event["choices"][0]["delta"]) for event in told] == [
@@ -116,8 +124,8 @@ def test_a_streamed_chat_opens_each_choice_with_its_role() -> None:
 
 def test_logprobs_of_a_completion_count_characters_from_the_beginning() -> None:
     answer = CompletionAnswer("r1", 5, "tiny")
-    answer.event(Piece(0, "hey", logprobs=LOGPROBS))
-    (event,) = events(answer.event(Piece(0, "hey", logprobs=LOGPROBS)))
+    answer.event(AnswerPiece(0, "hey", logprobs=LOGPROBS))
+    (event,) = events(answer.event(AnswerPiece(0, "hey", logprobs=LOGPROBS)))
     assert event["choices"][0]["logprobs"] == {
         "tokens": ["he", "y"],
         "token_logprobs": [-0.5, -9999.0],
@@ -127,7 +135,7 @@ def test_logprobs_of_a_completion_count_characters_from_the_beginning() -> None:
 
 
 def test_logprobs_of_a_chat_hold_bytes() -> None:
-    told = json.loads(ChatAnswer("r1", 5, "tiny").whole([Piece(0, "hey", "stop", logprobs=LOGPROBS[:1])], USED))
+    told = json.loads(ChatAnswer("r1", 5, "tiny").whole([AnswerPiece(0, "hey", "stop", logprobs=LOGPROBS[:1])], USED))
     assert told["choices"][0]["logprobs"] == {
         "content": [
             {
@@ -146,8 +154,8 @@ def test_logprobs_of_a_chat_hold_bytes() -> None:
 @pytest.mark.parametrize("kind", [CompletionAnswer, ChatAnswer])
 @pytest.mark.parametrize("text", ["\n\n", "data: [DONE]\n\n", "\r", "\u2028", "🦙", '"\\', "\x00"])
 def test_no_text_breaks_an_event(kind: type[CompletionAnswer] | type[ChatAnswer], text: str) -> None:
-    answer: Answer = kind("r1", 5, "tiny")
-    choice = events(answer.event(Piece(0, text)))[-1]["choices"][0]
+    answer: AnswerFormat = kind("r1", 5, "tiny")
+    choice = events(answer.event(AnswerPiece(0, text)))[-1]["choices"][0]
     assert choice.get("text", choice.get("delta", {}).get("content")) == text
 
 

@@ -15,7 +15,7 @@ from pdflow_runtime.http.errors import ErrorBody, OpenAIError
 from pdflow_runtime.http.openai.chat import ChatMessage, ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
 from pdflow_runtime.http.openai.fields import read_fields, rewritten
-from pdflow_runtime.http.openai.sampling import NEUTRAL, Asked
+from pdflow_runtime.http.openai.sampling import NEUTRAL, AnswerOptions
 
 READERS: dict[str, Callable[[bytes], CompletionRequest | ChatRequest]] = {
     "completion": read_completion,
@@ -43,7 +43,7 @@ def test_what_is_not_said_has_openais_defaults(api: str) -> None:
     request = read(api, model=None, n=None, stop=None, temperature=None, stream_options=None, unknown={"a": 1})
     assert request.model is None
     assert request.kv_transfer_params is None
-    assert request.asked == Asked(max_tokens=16 if api == "completion" else None)
+    assert request.asked == AnswerOptions(max_tokens=16 if api == "completion" else None)
 
 
 @each_api
@@ -67,7 +67,7 @@ def test_what_is_said_is_heard(api: str) -> None:
     )
     assert request.model == "tiny"
     assert request.kv_transfer_params == {"do_remote_decode": True}
-    assert request.asked == Asked(
+    assert request.asked == AnswerOptions(
         max_tokens=7,
         n=2,
         stop=("a", "b"),

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
-from pdflow_runtime.http.messages import EVENT_STREAM, Request
+from pdflow_runtime.http.messages import EVENT_STREAM, HttpRequest
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.relay import break_off, relay
 from pdflow_runtime.http.responder import Responder
@@ -31,7 +31,7 @@ class Router:
         self.tapped: list[bytes] = []
         self.broke: list[UpstreamError] = []
 
-    async def handle(self, request: Request, responder: Responder) -> None:
+    async def handle(self, request: HttpRequest, responder: Responder) -> None:
         try:
             async with self.client.request("GET", LOCAL, self.port, request.path) as response:
                 await relay(response, responder, ((b"x-request-id", b"r1"),), self.tapped.append)
@@ -80,7 +80,7 @@ async def test_a_stream_is_passed_on_byte_for_byte() -> None:
 async def test_pieces_leave_as_they_come() -> None:
     more = trio.Event()
 
-    async def engine(request: Request, responder: Responder) -> None:
+    async def engine(request: HttpRequest, responder: Responder) -> None:
         await responder.begin(200, (EVENT_STREAM,))
         await responder.send(b"data: 1\n\n")
         await more.wait()
@@ -101,7 +101,7 @@ async def test_a_passed_on_answer_is_done_with_its_last_byte() -> None:
     client, here = socket.socketpair()
     with client, here:
         here.setblocking(False)
-        asked = Request("GET", "/", "", (), b"", True, True)
+        asked = HttpRequest("GET", "/", "", (), b"", True, True)
         responder = Responder(here, asked, trio.CancelScope(), 60, Pump())
         await responder.begin_verbatim(200, ())
         assert responder.send_now(b"one", last=False)
@@ -118,7 +118,7 @@ async def test_a_slow_client_gets_all_of_it_and_holds_up_nobody() -> None:
     size = 16 << 20  # more than the kernel holds for a client that reads nothing
     text = b"".join(b"%08x" % n for n in range(size // 8))
 
-    async def engine(request: Request, responder: Responder) -> None:
+    async def engine(request: HttpRequest, responder: Responder) -> None:
         if request.path == "/big":
             await responder.reply(200, (), text)
         else:
@@ -188,7 +188,7 @@ async def test_what_breaks_off_elsewhere_is_cut(answer: bytes) -> None:
 async def test_nothing_malformed_is_passed_on() -> None:
     async with scripted(EVENTS + ONE, b"zz\r\nevil\r\n", hold=True) as (port, _):
 
-        async def handle(request: Request, responder: Responder) -> None:
+        async def handle(request: HttpRequest, responder: Responder) -> None:
             async with router.client.request("GET", LOCAL, port, "/") as response:
                 response._sock.send(b"go on")  # for the second part of the answer
                 await wait_all_tasks_blocked()
@@ -209,7 +209,7 @@ async def test_nothing_malformed_is_passed_on() -> None:
 async def test_a_client_that_hangs_up_takes_the_upstream_request_with_it() -> None:
     cancelled = trio.Event()
 
-    async def engine(request: Request, responder: Responder) -> None:
+    async def engine(request: HttpRequest, responder: Responder) -> None:
         await responder.begin(200, (EVENT_STREAM,))
         await responder.send(b"data: 1\n\n")
         try:

@@ -12,13 +12,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import EVENT_STREAM, Limits, Request
+from pdflow_runtime.http.messages import EVENT_STREAM, HttpLimits, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import Server
 from tests.runtime.http.world import LOCAL, echo, said, serving, until
 
 CLOSING = b"connection: close\r\n"
-SMALL = Limits(head_bytes=1_000, body_bytes=1_000)
+SMALL = HttpLimits(head_bytes=1_000, body_bytes=1_000)
 
 
 def post(body: bytes, path: bytes = b"/p", headers: bytes = b"") -> bytes:
@@ -31,9 +31,9 @@ async def connected(server: Server, streams: AsyncExitStack) -> trio.SocketStrea
 
 @pytest.mark.trio
 async def test_a_request_reaches_its_handler_whole() -> None:
-    seen: list[Request] = []
+    seen: list[HttpRequest] = []
 
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         seen.append(request)
         await responder.reply(200, ((b"x-of", b"ours"),), b"yes")
 
@@ -77,7 +77,7 @@ async def test_requests_may_come_in_pieces(step: int) -> None:
 
 @pytest.mark.trio
 async def test_a_stream_is_chunks_and_ends() -> None:
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         await responder.begin(200, (EVENT_STREAM,))
         await responder.send(b"data: 1\n\n")
         await responder.send(b"")
@@ -97,7 +97,7 @@ async def test_a_stream_is_chunks_and_ends() -> None:
 async def test_a_hang_up_cancels_the_answer_even_with_requests_waiting() -> None:
     cancelled: list[str] = []
 
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         try:
             await trio.sleep_forever()
         except trio.Cancelled:
@@ -117,7 +117,7 @@ async def test_a_hang_up_cancels_the_answer_even_with_requests_waiting() -> None
 
 @pytest.mark.trio
 async def test_a_reset_is_a_hang_up(caplog: pytest.LogCaptureFixture) -> None:
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         await responder.begin(200)
         while True:
             await responder.send(b"x" * 1_000)
@@ -138,7 +138,7 @@ async def test_who_has_answered_may_put_things_in_order_when_the_client_leaves()
     left = trio.Event()
     settled = trio.Event()
 
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         await responder.begin(200)
         await responder.send(b"x")
         await responder.end()
@@ -162,7 +162,7 @@ async def test_a_shielded_handler_settles_before_it_is_cancelled() -> None:
     steps: list[str] = []
     settle = trio.Event()
 
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         await responder.begin(200)
         await responder.send(b"x")
         with trio.CancelScope(shield=True):
@@ -224,7 +224,7 @@ async def test_a_fault_behind_good_requests_is_refused_after_their_answers() -> 
 
 @pytest.mark.trio
 async def test_a_slow_request_is_told_so_and_an_idle_connection_is_closed(autojump_clock: MockClock) -> None:
-    async with serving(echo, Limits(request_s=10, idle_s=100)) as server:
+    async with serving(echo, HttpLimits(request_s=10, idle_s=100)) as server:
         async with await trio.open_tcp_stream(LOCAL, server.port) as slow:
             await slow.send_all(b"POST / HTTP/1.1\r\nContent-Le")
             await trio.sleep(9)
@@ -243,7 +243,7 @@ async def test_a_slow_request_is_told_so_and_an_idle_connection_is_closed(autoju
 async def test_a_client_that_takes_nothing_is_given_up(autojump_clock: MockClock) -> None:
     gone = trio.Event()
 
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         await responder.begin(200)
         try:
             while True:
@@ -251,7 +251,7 @@ async def test_a_client_that_takes_nothing_is_given_up(autojump_clock: MockClock
         finally:
             gone.set()
 
-    limits = Limits(write_s=5)
+    limits = HttpLimits(write_s=5)
     async with serving(handler, limits) as server, await trio.open_tcp_stream(LOCAL, server.port) as stream:
         await stream.send_all(post(b""))
         await gone.wait()
@@ -261,7 +261,7 @@ async def test_a_client_that_takes_nothing_is_given_up(autojump_clock: MockClock
 
 @pytest.mark.trio
 async def test_a_failed_handler_is_500_and_openai_errors_are_answers(caplog: pytest.LogCaptureFixture) -> None:
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         async with trio.open_nursery():
             if request.path == "/bug":
                 raise KeyError("secret")
@@ -287,7 +287,7 @@ async def test_a_failed_handler_is_500_and_openai_errors_are_answers(caplog: pyt
 
 @pytest.mark.trio
 async def test_a_stream_that_fails_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         await responder.begin(200)
         await responder.send(b"half")
         raise ValueError("no more")
@@ -330,7 +330,7 @@ async def test_head_has_no_body() -> None:
 async def test_draining_ends_the_idle_and_finishes_the_rest() -> None:
     go_on = trio.Event()
 
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         await responder.begin(200)
         await responder.send(b"begun")
         await go_on.wait()
@@ -358,7 +358,7 @@ async def test_draining_ends_the_idle_and_finishes_the_rest() -> None:
 
 @pytest.mark.trio
 async def test_no_more_connections_than_allowed() -> None:
-    async with serving(echo, Limits(connections=2)) as server, AsyncExitStack() as streams:
+    async with serving(echo, HttpLimits(connections=2)) as server, AsyncExitStack() as streams:
         held = [await connected(server, streams) for _ in range(3)]
         for stream in held:
             await stream.send_all(post(b"x"))
@@ -372,7 +372,7 @@ async def test_no_more_connections_than_allowed() -> None:
 async def test_headers_that_would_be_two_are_refused() -> None:
     raised: list[ValueError] = []
 
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         try:
             await responder.reply(200, ((b"x", b"a\r\nset-cookie: b"),))
         except ValueError as error:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from pdflow_runtime.http.messages import Limits, Request
+from pdflow_runtime.http.messages import HttpLimits, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import Server, serve_http
 from pdflow_runtime.http.sockets import listen
@@ -17,14 +17,14 @@ LOCAL = "127.0.0.1"
 
 @asynccontextmanager
 async def serving(
-    handler: Callable[[Request, Responder], Awaitable[None]], limits: Limits | None = None
+    handler: Callable[[HttpRequest, Responder], Awaitable[None]], limits: HttpLimits | None = None
 ) -> AsyncIterator[Server]:
     async with trio.open_nursery() as nursery:
         yield await nursery.start(serve_http, listen(LOCAL, 0), handler, limits)
         nursery.cancel_scope.cancel()
 
 
-async def echo(request: Request, responder: Responder) -> None:
+async def echo(request: HttpRequest, responder: Responder) -> None:
     """Answers with what it was asked, in the order of its parts."""
     told = f"{request.method} {request.path} {request.query} ".encode() + request.body
     await responder.reply(200, (), told)

@@ -16,9 +16,9 @@ from pdflow.serving.effects import Drop
 from pdflow.serving.events import CopiedIn, CopiedOut, Handle, LayerReady
 from pdflow.serving.sending import ProgressiveSending
 from pdflow.serving.staged_sending import StagedSending
-from pdflow_runtime.nodes.layered_prefill_node import LayeredPrefillNode
-from pdflow_runtime.nodes.node import Node
-from pdflow_runtime.nodes.staged_decode_node import StagedDecodeNode
+from pdflow_runtime.nodes.layered_prefill_node import LiveLayeredPrefillNode
+from pdflow_runtime.nodes.node import LiveNode
+from pdflow_runtime.nodes.staged_decode_node import LiveStagedDecodeNode
 from pdflow_sim.check.engines.layered_role import step_of
 
 
@@ -56,7 +56,7 @@ class Aside(Staging):
         self.inner.release(self._called.pop(allocation.generation))
 
 
-class SlowCopies(Node):
+class SlowCopies(LiveNode):
     """With `slow`, what has been copied says so when a test says so."""
 
     slow = False
@@ -78,7 +78,7 @@ class SlowCopies(Node):
         super().put(self.role, event)
 
 
-class ToldPrefillNode(SlowCopies, LayeredPrefillNode):
+class ToldPrefillNode(SlowCopies, LiveLayeredPrefillNode):
     """Each prompt is computed in steps of its own, as in the world."""
 
     def drop(self, port: Port, effect: Drop) -> None:
@@ -95,7 +95,7 @@ class ToldPrefillNode(SlowCopies, LayeredPrefillNode):
                 self.put(self.role, LayerReady(step, layer))
 
 
-class ToldDecodeNode(SlowCopies, StagedDecodeNode):
+class ToldDecodeNode(SlowCopies, LiveStagedDecodeNode):
     """Room is due when a test says so."""
 
     def grant_soon(self) -> None:

@@ -9,20 +9,20 @@ from typing import Any
 import msgspec
 import trio
 
-from pdflow.scenario.schema.scenario import Scenario
-from pdflow_runtime.build import Builder
+from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow_runtime.build import LiveBuilder
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.messages import JSON
 from pdflow_runtime.nodes.decode_api import DecodeApi
 from pdflow_runtime.nodes.engine_api import EngineApi
-from pdflow_runtime.nodes.engine_node import EngineNode
+from pdflow_runtime.nodes.engine_node import LiveEngineNode
 from pdflow_runtime.nodes.kv_params import Coordinates
-from pdflow_runtime.nodes.models import Model
+from pdflow_runtime.nodes.models import ServedModel
 from pdflow_runtime.nodes.prefill_api import PrefillApi
 from pdflow_runtime.process.addresses import EnginePlace
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.front import Front
-from pdflow_runtime.router.router_node import RouterNode
+from pdflow_runtime.router.router_node import LiveRouterNode
 from pdflow_runtime.router.routing import governed_of, seats_of
 from pdflow_runtime.security.signed import Gate
 from pdflow_runtime.store.build import stores_of
@@ -34,7 +34,7 @@ from tests.runtime.support.house import House, house
 class Fronted:
     """`alone` is the port of an engine that the router does not know: what it answers is right."""
 
-    def __init__(self, home: House, node: RouterNode, port: int, alone: int, client: HttpClient) -> None:
+    def __init__(self, home: House, node: LiveRouterNode, port: int, alone: int, client: HttpClient) -> None:
         self.home = home
         self.node = node
         self.port = port
@@ -64,21 +64,21 @@ class Fronted:
 
 
 @asynccontextmanager
-async def fronted(scenario: Scenario, model: Model, transport: str = "shm") -> AsyncIterator[Fronted]:
+async def fronted(scenario: ResolvedScenario, model: ServedModel, transport: str = "shm") -> AsyncIterator[Fronted]:
     """One P and one D behind a router, as the scenario says, and one engine more."""
     method = scenario.transfer.method
     async with house(scenario, model, transport) as home, AsyncExitStack() as stack:
 
-        async def opened(make: type[EngineApi[Any]], node: EngineNode) -> EnginePlace:
+        async def opened(make: type[EngineApi[Any]], node: LiveEngineNode) -> EnginePlace:
             ranks = Coordinates(LOCAL, node.port)
             api = make(node, model.prompts, method, ranks, Gate(None, node.name), lambda: None)
             server = await stack.enter_async_context(serving(api))
             return EnginePlace(node.name, Coordinates(LOCAL, server.port), ranks)
 
-        engines: list[tuple[type[EngineApi[Any]], EngineNode]] = [(PrefillApi, home.p)]
+        engines: list[tuple[type[EngineApi[Any]], LiveEngineNode]] = [(PrefillApi, home.p)]
         engines += [(DecodeApi, home.d), (DecodeApi, home.alone)]
         places = [await opened(make, node) for make, node in engines]
-        builder = Builder(scenario, transport_named(transport))
+        builder = LiveBuilder(scenario, transport_named(transport))
         prefill, decode = (
             [builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode")
         )
@@ -86,7 +86,7 @@ async def fronted(scenario: Scenario, model: Model, transport: str = "shm") -> A
         tells_first = scenario.router.first_token == "prefill"
         stores = stores_of(scenario)
         about = (governed_of(builder), prefill, decode, method, client)
-        node = RouterNode(*about, stores=stores, tells_first=tells_first)
+        node = LiveRouterNode(*about, stores=stores, tells_first=tells_first)
         for place in places[:2]:
             node.members.hear(place)
         if home.store is not None:

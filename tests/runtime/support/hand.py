@@ -9,7 +9,7 @@ from typing import Any
 from pdflow.engine.sequence import Admitted, Dropped, Finished, Prefilled, Sequence
 from pdflow.protocol.values import Allocation
 from pdflow_runtime.engines.job import Job
-from pdflow_runtime.nodes.engine_node import EngineNode
+from pdflow_runtime.nodes.engine_node import LiveEngineNode
 
 
 class HandPool:
@@ -36,7 +36,7 @@ class HandPool:
 class Hand:
     """As much of a LiveEngine as nodes call."""
 
-    def __init__(self, node: EngineNode, loads: Callable[[Sequence], None]) -> None:
+    def __init__(self, node: LiveEngineNode, loads: Callable[[Sequence], None]) -> None:
         self.node = node
         self.loads = loads
         """Told of whose KV is here."""

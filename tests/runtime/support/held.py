@@ -17,10 +17,10 @@ from pdflow.protocol.ids import Op
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.strict import Frame, FrameDecoder, Hello, encode_frame
 from pdflow.serving.core import Port
-from pdflow_runtime.nodes.links import Links
-from pdflow_runtime.nodes.node import Node
+from pdflow_runtime.nodes.links import RankLinks
+from pdflow_runtime.nodes.node import LiveNode
 from pdflow_runtime.nodes.ranks import Rank
-from pdflow_runtime.nodes.transfers import FindWay, Orders
+from pdflow_runtime.nodes.transfers import FindWay, InFlightTransfers
 from pdflow_runtime.transports.base import (
     DoneMeans,
     Ended,
@@ -141,7 +141,7 @@ class Held:
         await trio.lowlevel.checkpoint()
 
 
-class HeldOrders(Orders):
+class HeldOrders(InFlightTransfers):
     """With `holds`, a test says when a piece is posted, when an end is told, and when what is to stop or to be cut off
     is. A flush behind a piece that has ended has ended, too."""
 
@@ -227,10 +227,10 @@ class HeldOrders(Orders):
         super().cut_off(peer)
 
 
-class Wires(Links):
+class Wires(RankLinks):
     """Frames as bytes, which wait in `out` by whom they are for. Effects are only taken note of."""
 
-    def __init__(self, node: Node, ranks: Mapping[Address, Rank]) -> None:
+    def __init__(self, node: LiveNode, ranks: Mapping[Address, Rank]) -> None:
         super().__init__(node, ranks)
         self.out: dict[tuple[Address, Address], deque[bytes]] = {}
 

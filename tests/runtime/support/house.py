@@ -12,21 +12,21 @@ from pdflow.protocol.ids import KvParams
 from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.messages import Code
 from pdflow.scenario.reading.load import parse, resolve
-from pdflow.scenario.schema.scenario import Scenario
-from pdflow_runtime.build import Builder
+from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow_runtime.build import LiveBuilder
 from pdflow_runtime.engines.job import Sampling, Token
 from pdflow_runtime.http.server import serve_http
 from pdflow_runtime.http.sockets import listen
 from pdflow_runtime.nodes.decode_node import DecodeLeg
 from pdflow_runtime.nodes.kv_params import Coordinates
-from pdflow_runtime.nodes.models import Model
-from pdflow_runtime.nodes.prefill_node import PrefillLeg, PrefillNode
+from pdflow_runtime.nodes.models import ServedModel
+from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
 from pdflow_runtime.nodes.ranked_node import RankedNode
 from pdflow_runtime.security.signed import Gate
 from pdflow_runtime.store.api import StoreApi
 from pdflow_runtime.store.build import store_node
-from pdflow_runtime.store.node import StoreNode
-from pdflow_runtime.store.prefill_node import StorePrefillNode
+from pdflow_runtime.store.node import LiveStoreNode
+from pdflow_runtime.store.prefill_node import LiveStorePrefillNode
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.transports.named import transport_named
 
@@ -59,7 +59,7 @@ max_num_batched_tokens = 256
 """
 
 
-def cluster(*overrides: str, model: str = 'preset = "tiny"') -> Scenario:
+def cluster(*overrides: str, model: str = 'preset = "tiny"') -> ResolvedScenario:
     """`model`: what stands under [model]."""
     draft = parse("cluster.toml", CLUSTER.replace('preset = "tiny"', model))
     draft.override(overrides, None)
@@ -80,7 +80,7 @@ class Answer(NamedTuple):
     code: Code
 
 
-Prefill: TypeAlias = tuple[Scenario, Model]
+Prefill: TypeAlias = tuple[ResolvedScenario, ServedModel]
 """What P is made from where it differs from D, as on a host of its own."""
 
 
@@ -88,10 +88,10 @@ class House:
     """One P and two D, of which the second computes alone what the other's answers must be."""
 
     def __init__(
-        self, scenario: Scenario, model: Model, transport: MakeTransport, prefill: Prefill | None = None
+        self, scenario: ResolvedScenario, model: ServedModel, transport: MakeTransport, prefill: Prefill | None = None
     ) -> None:
-        builder = Builder(scenario, transport)
-        of_p, p_model = (builder, model) if prefill is None else (Builder(prefill[0], transport), prefill[1])
+        builder = LiveBuilder(scenario, transport)
+        of_p, p_model = (builder, model) if prefill is None else (LiveBuilder(prefill[0], transport), prefill[1])
         p = of_p.prefill_node("prefill-0", p_model)
         d, alone = (builder.decode_node(name, model) for name in ("decode-0", "decode-1"))
         self.p, self.d, self.alone = p, d, alone
@@ -100,7 +100,7 @@ class House:
         self.events: list[tuple[str, Any]] = []
         for node in (p, d):
             node.observe = self.observe
-        self.store: StoreNode | None = None
+        self.store: LiveStoreNode | None = None
         self.store_at: Coordinates
         """Where it takes requests."""
         if builder.method.stores:
@@ -124,7 +124,7 @@ class House:
             await self.d.links.learn(legs.params.prefill.engine, legs.at.host, legs.at.port)
         return await said(self.d.begin(name, legs.params, tokens, sampling))
 
-    def send(self, name: str, tokens: list[int], sampling: Sampling) -> DecodeLeg | PrefillLeg:
+    def send(self, name: str, tokens: list[int], sampling: Sampling) -> DecodeLeg | LivePrefillLeg:
         prefill = self.p.begin(name, f"x-{name}", tokens)
         if self.pulls:
             return prefill
@@ -159,7 +159,10 @@ async def said(leg: DecodeLeg) -> Answer:
 
 @asynccontextmanager
 async def house(
-    scenario: Scenario, model: Model, transport: str | MakeTransport = "shm", prefill: Prefill | None = None
+    scenario: ResolvedScenario,
+    model: ServedModel,
+    transport: str | MakeTransport = "shm",
+    prefill: Prefill | None = None,
 ) -> AsyncIterator[House]:
     built = House(scenario, model, transport_named(transport) if isinstance(transport, str) else transport, prefill)
     nodes = (*built.nodes(), built.alone)
@@ -177,11 +180,11 @@ async def house(
             await node.aclose()
 
 
-async def open_store(store: StoreNode, engines: list[PrefillNode], nursery: trio.Nursery) -> Coordinates:
+async def open_store(store: LiveStoreNode, engines: list[LivePrefillNode], nursery: trio.Nursery) -> Coordinates:
     """From now on these may put there."""
     api = StoreApi(store, Coordinates(LOCAL, store.port), Gate(None, store.name), nursery.cancel_scope.cancel)
     server = await nursery.start(serve_http, listen(LOCAL, 0), api)
     for engine in engines:
-        assert isinstance(engine, StorePrefillNode)
+        assert isinstance(engine, LiveStorePrefillNode)
         engine.stores = (Coordinates(LOCAL, server.port),)
     return Coordinates(LOCAL, server.port)

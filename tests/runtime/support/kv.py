@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from pdflow.layout.shapes import heads_of_rank
-from pdflow_runtime.nodes.engine_node import EngineNode
+from pdflow_runtime.nodes.engine_node import LiveEngineNode
 
 
-def kv(node: EngineNode, blocks: Sequence[int], tokens: int) -> Any:
+def kv(node: LiveEngineNode, blocks: Sequence[int], tokens: int) -> Any:
     """A copy, `[layers, 2, heads, tokens, cell_bytes]`."""
     shape = node.place.shape
     found = np.empty((shape.num_layers, 2, shape.stored_heads, tokens, shape.cell_bytes), np.uint8)
@@ -21,7 +21,7 @@ def kv(node: EngineNode, blocks: Sequence[int], tokens: int) -> Any:
     return found
 
 
-def put_kv(node: EngineNode, blocks: Sequence[int], whole: Any) -> None:
+def put_kv(node: LiveEngineNode, blocks: Sequence[int], whole: Any) -> None:
     """The same the other way; `whole` fills these blocks."""
     size = node.place.shape.block_size
     for heads, view in _views(node):
@@ -30,7 +30,7 @@ def put_kv(node: EngineNode, blocks: Sequence[int], whole: Any) -> None:
         view[:, :, list(blocks)] = cut.transpose(0, 1, 3, 2, 4, 5)
 
 
-def _views(node: EngineNode) -> Iterator[tuple[range, Any]]:
+def _views(node: LiveEngineNode) -> Iterator[tuple[range, Any]]:
     """`[layers, 2, blocks, heads, tokens, cell_bytes]` of each rank, and which heads those are."""
     shape = node.place.shape
     for number, rank in enumerate(node.computed_in()):

@@ -17,9 +17,9 @@ from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from pdflow_runtime.transports import tcp
 from pdflow_runtime.transports.base import DoneMeans, Ended, Fenced, Fences, Flushed, Tell, TransportEvent
-from pdflow_runtime.transports.streams.links import Guest, Link
-from pdflow_runtime.transports.streams.messages import Description, Hello, Write, frame
-from pdflow_runtime.transports.streams.stream import Parcel
+from pdflow_runtime.transports.streams.links import AgentLink, Guest
+from pdflow_runtime.transports.streams.messages import AgentHello, Description, Write, frame
+from pdflow_runtime.transports.streams.stream import OutgoingMessage
 from pdflow_runtime.transports.tcp import TcpTransport
 
 log = logging.getLogger(__name__)
@@ -69,11 +69,11 @@ class LocalTransport(TcpTransport):
         copied = [bytes(view) for view in self._payload(checked)]
         link.writes[op] = checked
         self._done[op] = (peer, self._fenced[peer])
-        parcel = Parcel(frame(Write(op, generation, packed, notice)), copied, op)
+        parcel = OutgoingMessage(frame(Write(op, generation, packed, notice)), copied, op)
         self._nursery.start_soon(self._send_later, link, op, parcel)
         self._outer(Ended(op, True))
 
-    async def _send_later(self, link: Link, op: int, parcel: Parcel) -> None:
+    async def _send_later(self, link: AgentLink, op: int, parcel: OutgoingMessage) -> None:
         await trio.sleep(type(self).delay_s(op))
         if link.open and op in link.writes and not link.stream.post(parcel):
             self._ended(link, op, False)
@@ -134,10 +134,10 @@ class ClosingTransport(TcpTransport):
         said = msgspec.msgpack.decode(super().describe(), type=Description)
         return msgspec.msgpack.encode(msgspec.structs.replace(said, memory=str(self._fences)))
 
-    def _hello(self, about: Description) -> Hello:
+    def _hello(self, about: Description) -> AgentHello:
         return msgspec.structs.replace(super()._hello(about), memory=about.memory)
 
-    def _life_for(self, hello: Hello) -> int:
+    def _life_for(self, hello: AgentHello) -> int:
         return NOBODY if int(hello.memory) < self._void.get(hello.name, 0) else self.life
 
     def _welcome(self, guest: Guest, generation: int) -> bool:

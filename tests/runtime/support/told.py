@@ -30,10 +30,10 @@ from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import Address, EngineId, Instant, Xid
 from pdflow.serving.events import PrefillFailed
 from pdflow_runtime.engines.job import Sampling
-from pdflow_runtime.nodes.decode_node import DecodeLeg, DecodeNode
-from pdflow_runtime.nodes.engine_node import EngineNode, Place
+from pdflow_runtime.nodes.decode_node import DecodeLeg, LiveDecodeNode
+from pdflow_runtime.nodes.engine_node import LiveEngineNode, Place
 from pdflow_runtime.nodes.node import TIME_REACHED
-from pdflow_runtime.nodes.prefill_node import PrefillLeg, PrefillNode
+from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
 from pdflow_runtime.nodes.ranks import WORD_BYTES, Beside, LayoutBook
 from pdflow_runtime.transports.base import Tell
 from pdflow_sim.check.counterexamples import names
@@ -43,7 +43,7 @@ from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.scopes.scope import TOKENS, Scope
 from pdflow_sim.check.state.cluster import DIGEST, FIRST_LIFE, SHAPE, role_of
-from pdflow_sim.check.state.shadow_state import ENDED_OK, PIECE, Product, Stage
+from pdflow_sim.check.state.shadow_state import ENDED_OK, PIECE, PromptStage, RequestStage
 from pdflow_sim.check.state.space import State
 from tests.runtime.support.hand import Hand
 from tests.runtime.support.held import Held, Operation, Wires, frame
@@ -53,7 +53,7 @@ BLOCKS = 300
 """More than any block of the world's is called."""
 
 
-HAVING_BLOCKS = (Stage.GIVEN, Stage.ADMITTED, Stage.RESOLVED)
+HAVING_BLOCKS = (RequestStage.GIVEN, RequestStage.ADMITTED, RequestStage.RESOLVED)
 AT_ONCE = ("finish", "admit", "decode", "abort", "task", "unreachable", "flush fails", "notice", "ended", "lose")
 """Moves that are made without waiting: what peers say goes through a door that does."""
 
@@ -99,10 +99,10 @@ class Told:
         self.nursery: Final = nursery
         self.shape = SHAPE
         self.heard: list[Turn] = []
-        self.nodes: dict[EngineId, EngineNode] = {}
+        self.nodes: dict[EngineId, LiveEngineNode] = {}
         self.scopes: dict[EngineId, trio.CancelScope] = {}
         self.lives: Counter[EngineId] = Counter()
-        self.prefills: dict[int, PrefillLeg] = {}
+        self.prefills: dict[int, LivePrefillLeg] = {}
         self.decodes: dict[int, DecodeLeg] = {}
         self.late: list[tuple[tuple[Address, Address], bytes]] = []
         self.expected: deque[Any] = deque()
@@ -241,10 +241,10 @@ class Told:
         ghost, cluster = self.world.space.ghost_of(self.state), self.cluster
         held: dict[EngineId, set[int]] = {engine: set() for engine in cluster.engines}
         for i, product in enumerate(ghost.products):
-            if product in (Product.HELD, Product.COMPUTED):
+            if product in (PromptStage.HELD, PromptStage.COMPUTED):
                 held[cluster.p_of[i].engine].add(cluster.sources[i].generation)
         for i, stage in enumerate(ghost.stages):
-            if stage in HAVING_BLOCKS or (self.cluster.scope.decodes and stage == Stage.COMMITTED):
+            if stage in HAVING_BLOCKS or (self.cluster.scope.decodes and stage == RequestStage.COMMITTED):
                 held[cluster.d_of[i].engine].add(cluster.targets[i].generation)
         return held
 
@@ -276,13 +276,13 @@ class Told:
         """What its ranks have beside their blocks."""
         return None
 
-    def node(self, place: Place, scheduler: Any, ranks: Any) -> EngineNode:
+    def node(self, place: Place, scheduler: Any, ranks: Any) -> LiveEngineNode:
         if role_of(place.info.engine) == "P":
-            return PrefillNode(place, scheduler, ranks, self.make_transport)
-        return DecodeNode(place, scheduler, ranks, self.make_transport)
+            return LivePrefillNode(place, scheduler, ranks, self.make_transport)
+        return LiveDecodeNode(place, scheduler, ranks, self.make_transport)
 
     @staticmethod
-    async def run(node: EngineNode, scope: trio.CancelScope) -> None:
+    async def run(node: LiveEngineNode, scope: trio.CancelScope) -> None:
         with scope:
             await node.run()
 
@@ -333,7 +333,7 @@ class Told:
 
     def finish(self, i: int) -> None:
         """Where engines report late, that is another move of this name."""
-        if self.world.space.ghost_of(self.state).products[i] == Product.QUEUED:
+        if self.world.space.ghost_of(self.state).products[i] == PromptStage.QUEUED:
             self.compute(i)
             self.hand_at_p(i).finish_prompt(self.prompt(i))
             if self.cluster.scope.late:
@@ -354,10 +354,10 @@ class Told:
     def cancel_prefill(self, i: int) -> None:
         self.prefill_node(i).abort(self.prefills[i])
 
-    def prefill_node(self, i: int) -> PrefillNode:
+    def prefill_node(self, i: int) -> LivePrefillNode:
         """Where a prompt is computed."""
         node = self.nodes[self.cluster.p_of[i].engine]
-        assert isinstance(node, PrefillNode)
+        assert isinstance(node, LivePrefillNode)
         return node
 
     def hand_at_p(self, i: int) -> Hand:
@@ -368,7 +368,7 @@ class Told:
 
     def decode(self, i: int) -> None:
         node = self.nodes[self.cluster.d_of[i].engine]
-        assert isinstance(node, DecodeNode)
+        assert isinstance(node, LiveDecodeNode)
         (said,) = [turn.event for turn in self.heard_there.turns if type(turn.event) is DecodeQueued]
         sampling = Sampling(max_tokens=1)
         tokens = [self.cluster.product_of[i]] * TOKENS
@@ -400,7 +400,7 @@ class Told:
 
     def abort(self, i: int) -> None:
         node = self.nodes[self.cluster.d_of[i].engine]
-        assert isinstance(node, DecodeNode)
+        assert isinstance(node, LiveDecodeNode)
         node.abort(self.decodes[i])
 
     # Frames.
@@ -536,11 +536,11 @@ def differing(name: str, live: list[Turn], world: list[Turn]) -> str:
     raise AssertionError("they do not differ")
 
 
-def hand(node: EngineNode) -> Hand:
+def hand(node: LiveEngineNode) -> Hand:
     assert isinstance(node.engine, Hand)
     return node.engine
 
 
-def wires(node: EngineNode) -> Wires:
+def wires(node: LiveEngineNode) -> Wires:
     assert isinstance(node.links, Wires)
     return node.links

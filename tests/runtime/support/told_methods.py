@@ -24,7 +24,7 @@ from pdflow.protocol.values import Address, Allocation, EngineId
 from pdflow.serving.events import ChunkStarted, LayerReady, PrefillFailed, RoomDue
 from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.serving.staged_sending import StagedSending
-from pdflow_runtime.nodes.engine_node import EngineNode, Place
+from pdflow_runtime.nodes.engine_node import LiveEngineNode, Place
 from pdflow_runtime.nodes.ranks import Beside
 from pdflow_runtime.nodes.staging_memory import pages_beside
 from pdflow_sim.check.engines.layered_role import LayeredPrefillRole, step_of
@@ -91,11 +91,11 @@ class ToldMethod(Told):
     def beside(self, engine: EngineId) -> Beside | None:
         return None if self.staging(engine) is None else pages_beside(BLOCKS)
 
-    def node(self, place: Place, scheduler: Any, ranks: Any) -> EngineNode:
+    def node(self, place: Place, scheduler: Any, ranks: Any) -> LiveEngineNode:
         staging = self.staging(place.info.engine)
         if role_of(place.info.engine) == "P" and self.plan.layered:
             sending = self.sending(staging)
-            node: EngineNode = ToldPrefillNode(place, scheduler, ranks, self.make_transport, sending, staging)
+            node: LiveEngineNode = ToldPrefillNode(place, scheduler, ranks, self.make_transport, sending, staging)
         elif staging is not None:
             node = ToldDecodeNode(place, scheduler, ranks, self.make_transport, staging)
         else:

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from pdflow.layout.descriptors import Descriptor
 from pdflow_runtime.transports import copying
 from pdflow_runtime.transports.copying import WORTH_REPEATS, Copy, Mapped, repeats
-from pdflow_runtime.transports.streams.messages import FEW_PIECES, Pieces, pack, unpack_pieces
+from pdflow_runtime.transports.streams.messages import FEW_PIECES, PackedPieces, pack, unpack_pieces
 
 REGION_BYTES = 64 << 10
 SOURCE = Mapped(memoryview(random.Random(1).randbytes(REGION_BYTES)))
 
 
-def checked(pieces: list[Descriptor]) -> Pieces:
+def checked(pieces: list[Descriptor]) -> PackedPieces:
     found = unpack_pieces(pack(pieces), REGION_BYTES, REGION_BYTES)
-    assert isinstance(found, Pieces)
+    assert isinstance(found, PackedPieces)
     return found
 
 

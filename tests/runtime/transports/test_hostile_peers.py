@@ -26,17 +26,17 @@ from pdflow_runtime.transports.streams.messages import (
     MAX_HELLO_BYTES,
     MAX_NOTICE_BYTES,
     VERSION,
-    Answer,
+    AgentHello,
+    ConnectionRefused,
     Data,
     Description,
-    Hello,
     Message,
-    Pieces,
-    Read,
-    ReadWord,
-    Refused,
+    OperationEnded,
+    PackedPieces,
+    ReadRequest,
+    ReadWordRequest,
     Welcome,
-    Word,
+    WordValue,
     Write,
     frame,
     pack,
@@ -61,7 +61,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @contextmanager
-def stranger(about: bytes) -> Iterator[tuple[Description, trio.SocketStream, Hello]]:
+def stranger(about: bytes) -> Iterator[tuple[Description, trio.SocketStream, AgentHello]]:
     """A stream to an agent on which nothing has been said, and what a peer would say first."""
     described = msgspec.msgpack.decode(about, type=Description)
     unix = described.transport == "shm"
@@ -69,7 +69,7 @@ def stranger(about: bytes) -> Iterator[tuple[Description, trio.SocketStream, Hel
     sock.connect(described.host if unix else (described.host, described.port))
     region = OwnedRegion(REGION_BYTES) if unix else None
     path, group = str(region.path) if region else "", b"" if described.transport != NCCL else a_group()
-    hello = Hello(VERSION, "x.r0", 1, described.life, described.token, path, REGION_BYTES, 0, group)
+    hello = AgentHello(VERSION, "x.r0", 1, described.life, described.token, path, REGION_BYTES, 0, group)
     with sock:
         yield described, trio.SocketStream(trio.socket.from_stdlib_socket(sock)), hello
     if region is not None:
@@ -124,7 +124,7 @@ async def test_strangers_who_say_nothing_keep_no_peer_out(kind: str, monkeypatch
     ],
 )
 async def test_a_stranger_is_not_let_in(
-    kind: str, garbled: Callable[[Hello], bytes], reason: str, caplog: pytest.LogCaptureFixture
+    kind: str, garbled: Callable[[AgentHello], bytes], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with agents(kind, "d.r0") as (d,):
         with stranger(d.transport.describe()) as (_, stream, hello):
@@ -140,7 +140,7 @@ async def test_whoever_looks_for_an_agent_that_was_here_before_is_told_so(kind: 
     async with agents(kind, "d.r0") as (d,):
         with stranger(d.transport.describe()) as (described, stream, hello):
             await stream.send_all(frame(msgspec.structs.replace(hello, target_life=described.life + 1)))
-            assert await closed(stream) == frame(Refused(described.life))
+            assert await closed(stream) == frame(ConnectionRefused(described.life))
 
 
 @pytest.mark.trio
@@ -151,12 +151,12 @@ async def test_whoever_looks_for_an_agent_that_was_here_before_is_told_so(kind: 
         Write(1, 1, ONE[:-1], None),
         Write(1, 1, ONE[:-8], None),
         Write(1, 1, ONE, bytes(MAX_NOTICE_BYTES + 1)),
-        Read(1, pack([Descriptor(REGION_BYTES, 0, 1)])),
-        Read(1, b"odd"),
+        ReadRequest(1, pack([Descriptor(REGION_BYTES, 0, 1)])),
+        ReadRequest(1, b"odd"),
         Welcome(),
-        Answer(1, True),
+        OperationEnded(1, True),
         Data(1, 8),
-        Word(1, 8),
+        WordValue(1, 8),
     ],
 )
 async def test_a_guest_that_misbehaves_is_shown_out(
@@ -176,7 +176,13 @@ async def test_a_guest_that_misbehaves_is_shown_out(
 @pytest.mark.trio
 async def test_random_messages_close_their_own_stream_at_worst(kind: str) -> None:
     source = random.Random(7)
-    orders: list[Message] = [Write(1, 1, ONE, b"n"), Read(2, ONE), ReadWord(3, 0), Answer(4, True), Welcome()]
+    orders: list[Message] = [
+        Write(1, 1, ONE, b"n"),
+        ReadRequest(2, ONE),
+        ReadWordRequest(3, 0),
+        OperationEnded(4, True),
+        Welcome(),
+    ]
     async with agents(kind, "p.r0", "d.r0") as (p, d):
         await p.transport.connect("d.r0", d.transport.describe())
         for _ in range(60):
@@ -273,7 +279,7 @@ async def test_bodies_in_which_the_peer_takes_no_part_are_not_kept_without_end(
     monkeypatch.setattr(nccl, "MAX_BODIES", 4)
     async with agents("nccl", "d.r0", "x.r0") as (d, x):
         with stranger(d.transport.describe()) as (_, stream, hello):
-            await stream.send_all(frame(hello) + b"".join(frame(Read(op, ONE)) for op in range(5)))
+            await stream.send_all(frame(hello) + b"".join(frame(ReadRequest(op, ONE)) for op in range(5)))
             await closed(stream)
         assert "the stream of x.r0 is closed: 4 bodies wait" in caplog.text
         async with nonsense(x, b"".join(frame(Data(op, 8)) for op in range(5))) as about:
@@ -297,7 +303,7 @@ def test_pieces_are_accepted_if_each_lies_within_both_regions(pieces: list[Descr
     pieces = times * pieces
     found = unpack_pieces(pack(pieces), 100, 200)
     within = all(p.source_address + p.length <= 100 and p.target_address + p.length <= 200 for p in pieces)
-    assert isinstance(found, Pieces if within else Malformed)
-    if isinstance(found, Pieces):
+    assert isinstance(found, PackedPieces if within else Malformed)
+    if isinstance(found, PackedPieces):
         assert list(map(Descriptor, *found.lists())) == pieces == list(map(Descriptor, *found.columns().tolist()))
         assert found.nbytes == sum(p.length for p in pieces)

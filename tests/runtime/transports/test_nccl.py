@@ -13,9 +13,9 @@ import trio.testing
 from pdflow_runtime.transports.base import Fenced, Noticed, PeerGone, TransportError
 from pdflow_runtime.transports.copying import Mapped
 from pdflow_runtime.transports.named import caution_of, transport_named
-from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, CudaStaging, Group, HostStaging
+from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, CudaStaging, HostStaging, NcclGroup
 from pdflow_runtime.transports.nccl.library import INSTALL, gpus, library_path, real_library
-from pdflow_runtime.transports.nccl.standin import StandIn, UniqueId
+from pdflow_runtime.transports.nccl.standin import StandIn, StandInId
 from pdflow_runtime.transports.nccl.transport import Bodies, NcclTransport, cut
 from pdflow_runtime.transports.region import FOLDER
 from tests.runtime.transports.agents import REGION_BYTES, agents, child, pair, untouched
@@ -28,10 +28,10 @@ def group_files() -> set[Path]:
     return set(FOLDER.glob("pdflow-*.kv"))
 
 
-def both(ident: bytes) -> tuple[Group, Group]:
+def both(ident: bytes) -> tuple[NcclGroup, NcclGroup]:
     """Two ranks of a group, in threads of one process."""
     library = StandIn()
-    first, second = Group(library, ident, 0), Group(library, ident, 1)
+    first, second = NcclGroup(library, ident, 0), NcclGroup(library, ident, 1)
     meeting = threading.Thread(target=first.open, args=(HostStaging(),))
     meeting.start()
     second.open(HostStaging())
@@ -67,7 +67,7 @@ def test_a_send_waits_for_its_receive_and_an_abort_ends_what_waits() -> None:
 
 def test_one_rank_sends_to_itself_within_a_group() -> None:
     library = StandIn()
-    alone = Group(library, library.ncclGetUniqueId().internal, 0, ranks=1)
+    alone = NcclGroup(library, library.ncclGetUniqueId().internal, 0, ranks=1)
     alone.open(HostStaging())
     source, target = (Mapped(memoryview(bytearray(3 << 20))) for _ in range(2))
     source.view[:] = b"\x05" * len(source.view)
@@ -78,7 +78,7 @@ def test_one_rank_sends_to_itself_within_a_group() -> None:
 @pytest.mark.parametrize("path", ["/etc/passwd", "../../etc/passwd", "pdflow-1.kv", "\xff", ""])
 def test_a_group_has_no_other_file_than_agents_make(path: str) -> None:
     with pytest.raises(RuntimeError, match="stand-in error"):
-        Group(StandIn(), path.encode().ljust(128, b"\0"), 1).open(HostStaging())
+        NcclGroup(StandIn(), path.encode().ljust(128, b"\0"), 1).open(HostStaging())
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [1, 0, 2], [CHUNK_BYTES], [CHUNK_BYTES - 1, 2], [3 * CHUNK_BYTES + 5]])
@@ -131,7 +131,7 @@ async def test_what_comes_after_a_fence_stays_in_the_buffer_and_the_group_goes_o
 
 @pytest.mark.trio
 async def test_whoever_names_no_group_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StandIn, "ncclGetUniqueId", lambda self: UniqueId(b"too short"))
+    monkeypatch.setattr(StandIn, "ncclGetUniqueId", lambda self: StandInId(b"too short"))
     async with agents("nccl", "d.r0", "p.r0") as (d, p):
         with pytest.raises(TransportError):
             await p.transport.connect("d.r0", d.transport.describe())
@@ -147,7 +147,7 @@ def test_without_a_gpu_the_real_library_goes_as_far_as_its_refusal(ranks: int) -
     ident = bytes(library.ncclGetUniqueId().internal)
     assert len(ident) == 128
     with pytest.raises(RuntimeError, match="NCCL error: unhandled cuda error"):
-        Group(library, ident, 0, ranks).open(HostStaging())
+        NcclGroup(library, ident, 0, ranks).open(HostStaging())
 
 
 @pytest.mark.gpu
@@ -155,7 +155,7 @@ def test_without_a_gpu_the_real_library_goes_as_far_as_its_refusal(ranks: int) -
 def test_one_rank_moves_vram_to_itself() -> None:
     torch = pytest.importorskip("torch")
     library = real_library()
-    alone = Group(library, bytes(library.ncclGetUniqueId().internal), 0, ranks=1)
+    alone = NcclGroup(library, bytes(library.ncclGetUniqueId().internal), 0, ranks=1)
     alone.open(CudaStaging())
     source = torch.arange(64 << 20, dtype=torch.int32, device="cuda").view(torch.uint8)
     target = torch.zeros_like(source)

@@ -21,7 +21,7 @@ DONE: Final = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-class Piece(msgspec.Struct, frozen=True):
+class AnswerPiece(msgspec.Struct, frozen=True):
     """The next part of one choice; of an answer that is told whole, all of it."""
 
     index: int
@@ -51,13 +51,13 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None 
     return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
 
 
-class Answer(Protocol):
+class AnswerFormat(Protocol):
     """One answer, of either API."""
 
     name: tuple[str, int]
     """Its id, and when it was begun, in seconds."""
 
-    def event(self, piece: Piece) -> bytes:
+    def event(self, piece: AnswerPiece) -> bytes:
         """A stream's next event, or events."""
         ...
 
@@ -65,7 +65,7 @@ class Answer(Protocol):
         """The last event before DONE, where it was asked for."""
         ...
 
-    def whole(self, pieces: Seq[Piece], usage: Usage, kv_transfer_params: Any = None) -> bytes: ...
+    def whole(self, pieces: Seq[AnswerPiece], usage: Usage, kv_transfer_params: Any = None) -> bytes: ...
 
 
 def error_event(error: OpenAIError) -> bytes:
@@ -80,22 +80,22 @@ class CompletionAnswer:
         self._told: dict[int, int] = {}
         """Characters of each choice's text so far."""
 
-    def event(self, piece: Piece) -> bytes:
+    def event(self, piece: AnswerPiece) -> bytes:
         return self._event((self._choice(piece),))
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._event((), usage)
 
-    def whole(self, pieces: Seq[Piece], usage: Usage, kv_transfer_params: Any = None) -> bytes:
+    def whole(self, pieces: Seq[AnswerPiece], usage: Usage, kv_transfer_params: Any = None) -> bytes:
         choices = tuple(self._choice(piece) for piece in pieces)
         return _encode(
-            _Completion(*self.name, self._model, choices, usage, _given(kv_transfer_params)),
+            _CompletionAnswer(*self.name, self._model, choices, usage, _given(kv_transfer_params)),
         )
 
     def _event(self, choices: tuple[_CompletionChoice, ...], usage: Usage | UnsetType = UNSET) -> bytes:
-        return b"data: %b\n\n" % _encode(_Completion(*self.name, self._model, choices, usage))
+        return b"data: %b\n\n" % _encode(_CompletionAnswer(*self.name, self._model, choices, usage))
 
-    def _choice(self, piece: Piece) -> _CompletionChoice:
+    def _choice(self, piece: AnswerPiece) -> _CompletionChoice:
         logprobs = None
         if piece.logprobs is not None:
             told = self._told.get(piece.index, 0)
@@ -119,11 +119,11 @@ class ChatAnswer:
         self._opened: set[int] = set()
         """Choices whose role the stream has told."""
 
-    def event(self, piece: Piece) -> bytes:
+    def event(self, piece: AnswerPiece) -> bytes:
         opening = b""
         if piece.index not in self._opened:
             self._opened.add(piece.index)
-            opening = self._event((_ChatChoice(piece.index, delta=_Message("", "assistant")),), UNSET, piece)
+            opening = self._event((_ChatChoice(piece.index, delta=_AnswerMessage("", "assistant")),), UNSET, piece)
         logprobs = None if piece.logprobs is None else of_chat(piece.logprobs)
         choice = _ChatChoice(
             piece.index,
@@ -131,14 +131,14 @@ class ChatAnswer:
             piece.ending,
             _given(piece.stop_reason),
             _given(piece.token_ids),
-            delta=_Message(piece.text),
+            delta=_AnswerMessage(piece.text),
         )
         return opening + self._event((choice,))
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._event((), usage)
 
-    def whole(self, pieces: Seq[Piece], usage: Usage, kv_transfer_params: Any = None) -> bytes:
+    def whole(self, pieces: Seq[AnswerPiece], usage: Usage, kv_transfer_params: Any = None) -> bytes:
         choices = tuple(
             _ChatChoice(
                 piece.index,
@@ -146,13 +146,13 @@ class ChatAnswer:
                 piece.ending,
                 _given(piece.stop_reason),
                 _given(piece.token_ids),
-                message=_Message(piece.text, "assistant"),
+                message=_AnswerMessage(piece.text, "assistant"),
             )
             for piece in pieces
         )
         prompt = _given(pieces[0].prompt_token_ids) if pieces else UNSET
         return _encode(
-            _Chat(
+            _ChatAnswer(
                 self.name[0],
                 "chat.completion",
                 self.name[1],
@@ -165,10 +165,10 @@ class ChatAnswer:
         )
 
     def _event(
-        self, choices: tuple[_ChatChoice, ...], usage: Usage | UnsetType = UNSET, first: Piece | None = None
+        self, choices: tuple[_ChatChoice, ...], usage: Usage | UnsetType = UNSET, first: AnswerPiece | None = None
     ) -> bytes:
         prompt = UNSET if first is None else _given(first.prompt_token_ids)
-        chunk = _Chat(self.name[0], "chat.completion.chunk", self.name[1], self._model, choices, usage, prompt)
+        chunk = _ChatAnswer(self.name[0], "chat.completion.chunk", self.name[1], self._model, choices, usage, prompt)
         return b"data: %b\n\n" % _encode(chunk)
 
 
@@ -182,7 +182,7 @@ class _CompletionChoice(msgspec.Struct, frozen=True):
     prompt_token_ids: Seq[int] | UnsetType
 
 
-class _Completion(msgspec.Struct, frozen=True, tag_field="object", tag="text_completion"):
+class _CompletionAnswer(msgspec.Struct, frozen=True, tag_field="object", tag="text_completion"):
     id: str
     created: int
     model: str
@@ -191,7 +191,7 @@ class _Completion(msgspec.Struct, frozen=True, tag_field="object", tag="text_com
     kv_transfer_params: Any = UNSET
 
 
-class _Message(msgspec.Struct, frozen=True):
+class _AnswerMessage(msgspec.Struct, frozen=True):
     content: str
     role: str | UnsetType = UNSET
 
@@ -202,11 +202,11 @@ class _ChatChoice(msgspec.Struct, frozen=True):
     finish_reason: Ending | None = None
     stop_reason: int | str | UnsetType = UNSET
     token_ids: Seq[int] | UnsetType = UNSET
-    message: _Message | UnsetType = UNSET
-    delta: _Message | UnsetType = UNSET
+    message: _AnswerMessage | UnsetType = UNSET
+    delta: _AnswerMessage | UnsetType = UNSET
 
 
-class _Chat(msgspec.Struct, frozen=True):
+class _ChatAnswer(msgspec.Struct, frozen=True):
     id: str
     object: str
     created: int

@@ -8,7 +8,7 @@ import msgspec
 
 from pdflow_runtime.http.openai.fields import Fields, decoded, invalid, read_fields
 from pdflow_runtime.http.openai.sampling import (
-    Asked,
+    AnswerOptions,
     SharedFields,
     asked,
     checked_logprobs,
@@ -34,7 +34,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """For the model's chat template; empty only where there are `prompt_tokens`."""
     prompt_tokens: tuple[int, ...] | None
     """The prompt that somebody has made of the messages already."""
-    asked: Asked
+    asked: AnswerOptions
     kv_transfer_params: Any
     pdflow: Any
     """What a router says besides (`between`)."""

@@ -8,7 +8,7 @@ import msgspec
 
 from pdflow_runtime.http.openai.fields import Fields, decoded, invalid, read_fields
 from pdflow_runtime.http.openai.sampling import (
-    Asked,
+    AnswerOptions,
     SharedFields,
     asked,
     checked_logprobs,
@@ -29,7 +29,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     prompts: tuple[Prompt, ...]
     """At least one; each is answered with `asked.n` choices, in order."""
-    asked: Asked
+    asked: AnswerOptions
     kv_transfer_params: Any
     pdflow: Any
     """What a router says besides (`between`)."""

@@ -80,7 +80,7 @@ class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
     pdflow: Any = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to answer."""
 
     max_tokens: int | None
@@ -102,12 +102,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool = False
 
 
-def asked(fields: SharedFields, max_tokens: int | None, logprobs: int | None) -> Asked:
+def asked(fields: SharedFields, max_tokens: int | None, logprobs: int | None) -> AnswerOptions:
     """The shared part of a request, checked; `max_tokens` and `logprobs` have been. OpenAIError."""
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options", "is only for stream: true")
     top_k = fields.top_k or 0
-    return Asked(
+    return AnswerOptions(
         max_tokens=max_tokens,
         n=_within("n", fields.n, 1, MAX_CHOICES) or 1,
         stop=_stops(fields.stop),

@@ -24,7 +24,7 @@ from pdflow_runtime.transports.nccl.library import UINT8, Library
 CHUNK_BYTES: Final = 4 << 20
 
 
-class Staging(Protocol):
+class NcclStaging(Protocol):
     """A buffer that NCCL reaches, and what goes between it and this process's memory."""
 
     @property
@@ -93,7 +93,7 @@ class CudaStaging:
         self._cuda_stream.synchronize()
 
 
-class Group:
+class NcclGroup:
     """Args: ident, the id as rank 0 has made it; ranks, one for a group with oneself. Calls but `abort` wait.
 
     RuntimeError where NCCL fails, or after `abort`.
@@ -106,9 +106,9 @@ class Group:
         self._ranks: Final = ranks
         self._comm: Any = None
         self._aborted = False
-        self.staging: Staging
+        self.staging: NcclStaging
 
-    def open(self, staging: Staging) -> None:
+    def open(self, staging: NcclStaging) -> None:
         """Meet the other rank."""
         self.staging = staging
         library = self._library

@@ -32,12 +32,12 @@ FIRST_PAUSE_S: Final = 2e-5
 LAST_PAUSE_S: Final = 1e-3
 
 
-class Refused(RuntimeError):  # noqa: N818 (as vLLM's are RuntimeErrors)
+class StandInRefused(RuntimeError):  # noqa: N818 (as vLLM's are RuntimeErrors)
     def __init__(self, why: str) -> None:
         super().__init__(f"NCCL stand-in error: {why}")
 
 
-class UniqueId:
+class StandInId:
     """A name for the file, in as many bytes as NCCL's."""
 
     def __init__(self, internal: bytes) -> None:
@@ -103,20 +103,20 @@ class StandIn:
     def ncclGetVersion(self) -> str:
         return "stand-in"
 
-    def ncclGetUniqueId(self) -> UniqueId:
-        return UniqueId(new_name().encode().ljust(ID_BYTES, b"\0"))
+    def ncclGetUniqueId(self) -> StandInId:
+        return StandInId(new_name().encode().ljust(ID_BYTES, b"\0"))
 
-    def unique_id_from_bytes(self, data: bytes) -> UniqueId:
-        return UniqueId(data)
+    def unique_id_from_bytes(self, data: bytes) -> StandInId:
+        return StandInId(data)
 
-    def ncclCommInitRank(self, world_size: int, unique_id: UniqueId, rank: int) -> Comm:
+    def ncclCommInitRank(self, world_size: int, unique_id: StandInId, rank: int) -> Comm:
         nbytes = HEAD_BYTES + world_size**2 * RING_BYTES
-        pause = Pause(PATIENCE_S)
+        pause = PollInterval(PATIENCE_S)
         try:
             owned = OwnedRegion(nbytes, name=unique_id.path.name) if rank == 0 else None
             memory = _found(unique_id.path, nbytes, pause) if owned is None else owned.view
         except TransportError as error:
-            raise Refused(str(error)) from None
+            raise StandInRefused(str(error)) from None
         comm = Comm(memory, world_size, rank)
         comm.head[rank] = 1
         try:
@@ -151,7 +151,7 @@ class StandIn:
             grouped.append(move)
 
 
-class Pause:
+class PollInterval:
     """Between looks at what others do: short ones at first. Refused when patience is over."""
 
     def __init__(self, patience_s: float) -> None:
@@ -161,25 +161,25 @@ class Pause:
 
     def wait(self) -> None:
         if self._left_s <= 0:
-            raise Refused("the other rank does not come")
+            raise StandInRefused("the other rank does not come")
         self._never.wait(self._next_s)
         self._left_s -= self._next_s
         self._next_s = min(2 * self._next_s, LAST_PAUSE_S)
 
 
 def _move_all(moves: Sequence[Move]) -> None:
-    pause = Pause(float("inf"))
+    pause = PollInterval(float("inf"))
     while any(move.left for move in moves):
         if any(move.comm.aborted for move in moves):
-            raise Refused("aborted")
+            raise StandInRefused("aborted")
         moved = [move.step() for move in moves]
         if any(moved):
-            pause = Pause(float("inf"))
+            pause = PollInterval(float("inf"))
         else:
             pause.wait()
 
 
-def _found(path: Path, nbytes: int, pause: Pause) -> memoryview:
+def _found(path: Path, nbytes: int, pause: PollInterval) -> memoryview:
     """The file that rank 0 makes, once it is there and whole. TransportError for a name that no agent gives."""
     check_path(str(path), "kv", FOLDER)
     while True:

@@ -29,23 +29,23 @@ from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.transports.asking import AskingAgent
 from pdflow_runtime.transports.base import Tell, TransportError
 from pdflow_runtime.transports.copying import Copy, Mapped, Motion
-from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, CudaStaging, Group, HostStaging, Staging
+from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, CudaStaging, HostStaging, NcclGroup, NcclStaging
 from pdflow_runtime.transports.nccl.library import ID_BYTES, Library, gpus, real_library
 from pdflow_runtime.transports.nccl.standin import StandIn
-from pdflow_runtime.transports.streams.links import Guest, Link
+from pdflow_runtime.transports.streams.links import AgentLink, Guest
 from pdflow_runtime.transports.streams.messages import (
     VERSION,
+    AgentHello,
     Data,
     Description,
-    Hello,
-    Pieces,
+    PackedPieces,
     Ready,
     Write,
     frame,
     unpack_pieces,
 )
 from pdflow_runtime.transports.streams.sockets import is_whole, tune
-from pdflow_runtime.transports.streams.stream import MAX_PARCELS, Parcel, Stream, StreamBrokenError
+from pdflow_runtime.transports.streams.stream import MAX_PARCELS, OutgoingMessage, SocketStream, StreamBrokenError
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def caution() -> str:
     return f"KV goes over NCCL {library_here().ncclGetVersion()}; each engine needs a GPU of its own, of {gpus()} here"
 
 
-class Landing(Motion):
+class NcclReceive(Motion):
     """A body on its way to us. Halted, it ends at once, unless it is being scattered; its bytes come all the same."""
 
     __slots__ = ("_copy", "over")
@@ -93,7 +93,7 @@ class Landing(Motion):
     async def run(self) -> None:
         await self.over.wait()
 
-    async def scatter(self, staged: Mapped, memory: Mapped, pieces: Pieces) -> None:
+    async def scatter(self, staged: Mapped, memory: Mapped, pieces: PackedPieces) -> None:
         if self.halted:
             return
         self._copy = Copy(self, self.peer, self.generation, staged, memory, pieces)
@@ -106,27 +106,27 @@ class Landing(Motion):
 class Bodies:
     """What goes through one group, one after the other, beside the stream on which it is announced."""
 
-    def __init__(self, nbytes: int, label: str, group: Group, stage: Callable[[], Staging]) -> None:
+    def __init__(self, nbytes: int, label: str, group: NcclGroup, stage: Callable[[], NcclStaging]) -> None:
         self.nbytes: Final = nbytes
         """Of the peer's memory."""
         self._label: Final = label
         self._group: Final = group
         self._stage: Final = stage
         self._staged: Mapped | None = None
-        self._waiting: deque[tuple[Pieces | int, Landing | None]] = deque()
+        self._waiting: deque[tuple[PackedPieces | int, NcclReceive | None]] = deque()
         self._bell = trio.Event()
         self._called = trio.Event()
         """Set while a thread waits for NCCL."""
         self._limiter: Final = trio.CapacityLimiter(1)
 
-    def send(self, pieces: Pieces) -> None:
+    def send(self, pieces: PackedPieces) -> None:
         self._put(pieces, None)
 
-    def receive(self, nbytes: int, pieces: Pieces | None, landing: Landing | None) -> None:
+    def receive(self, nbytes: int, pieces: PackedPieces | None, landing: NcclReceive | None) -> None:
         """Into these pieces, or, where nobody wants them, nowhere. StreamBrokenError, as `send`, if too many wait."""
         self._put(nbytes if pieces is None else pieces, landing)
 
-    def _put(self, what: Pieces | int, landing: Landing | None) -> None:
+    def _put(self, what: PackedPieces | int, landing: NcclReceive | None) -> None:
         if len(self._waiting) >= MAX_BODIES:
             raise StreamBrokenError(f"{MAX_BODIES} bodies wait for it to take part in them")
         self._waiting.append((what, landing))
@@ -135,7 +135,7 @@ class Bodies:
     def abort(self) -> None:
         self._group.abort()
 
-    async def run(self, stream: Stream, memory: Mapped) -> None:
+    async def run(self, stream: SocketStream, memory: Mapped) -> None:
         """Returns when NCCL has failed, or either side has given up."""
         why: object = "a side has ended the stream"
         try:
@@ -162,7 +162,7 @@ class Bodies:
             self._bell = trio.Event()
             await self._bell.wait()
 
-    async def _move(self, what: Pieces | int, landing: Landing | None, memory: Mapped) -> None:
+    async def _move(self, what: PackedPieces | int, landing: NcclReceive | None, memory: Mapped) -> None:
         if self._staged is None:
             await self._call(self._open)
             self._staged = self._group.staging.host
@@ -190,7 +190,7 @@ class Bodies:
         await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
         self._called = trio.Event()
 
-    async def _watch(self, stream: Stream, scope: trio.CancelScope) -> None:
+    async def _watch(self, stream: SocketStream, scope: trio.CancelScope) -> None:
         """NCCL may wait for ever for a rank that is gone, when it opens a group even after an abort."""
         while True:
             await self._called.wait()
@@ -219,15 +219,15 @@ class NcclTransport(AskingAgent):
     def label(self) -> str:
         return f"{self.me} ({self.name})"
 
-    def _hello(self, about: Description) -> Hello:
+    def _hello(self, about: Description) -> AgentHello:
         assert self._memory is not None
         ident = bytes(self._library.ncclGetUniqueId().internal)
-        return Hello(VERSION, self.me, self.life, about.life, about.token, "", self._memory.nbytes, 0, ident)
+        return AgentHello(VERSION, self.me, self.life, about.life, about.token, "", self._memory.nbytes, 0, ident)
 
-    def _reach(self, about: Description, hello: Hello) -> Bodies:
+    def _reach(self, about: Description, hello: AgentHello) -> Bodies:
         return self._bodies(about.nbytes, hello.agent, 0)
 
-    def _admit(self, hello: Hello, sock: socket.socket) -> Bodies:
+    def _admit(self, hello: AgentHello, sock: socket.socket) -> Bodies:
         tune(sock)
         if len(hello.agent) != ID_BYTES:
             raise TransportError("it names no group of NCCL's")
@@ -235,9 +235,9 @@ class NcclTransport(AskingAgent):
 
     def _bodies(self, nbytes: int, ident: bytes, rank: int) -> Bodies:
         stage = HostStaging if self._stands_in else CudaStaging
-        return Bodies(nbytes, self.label, Group(self._library, ident, rank), stage)
+        return Bodies(nbytes, self.label, NcclGroup(self._library, ident, rank), stage)
 
-    async def _attend_link(self, link: Link) -> None:
+    async def _attend_link(self, link: AgentLink) -> None:
         assert isinstance(link.remote, Bodies)
         assert isinstance(self._memory, Mapped)
         await link.remote.run(link.stream, self._memory)
@@ -249,7 +249,7 @@ class NcclTransport(AskingAgent):
         await guest.remote.run(guest.stream, self._memory)
         guest.stream.close()
 
-    def _let_go(self, link: Link) -> None:
+    def _let_go(self, link: AgentLink) -> None:
         assert isinstance(link.remote, Bodies)
         super()._let_go(link)
         link.remote.abort()
@@ -264,9 +264,9 @@ class NcclTransport(AskingAgent):
             raise StreamBrokenError(pieces.reason)
         if not self._welcome(guest, message.generation):
             return False
-        landing = Landing(guest, guest.name, message.generation)
+        landing = NcclReceive(guest, guest.name, message.generation)
         if pieces.nbytes:
-            self._answer(guest, Parcel(frame(Ready(message.op))))
+            self._answer(guest, OutgoingMessage(frame(Ready(message.op))))
             guest.remote.receive(pieces.nbytes, pieces, landing)
         else:
             landing.over.set()
@@ -275,10 +275,10 @@ class NcclTransport(AskingAgent):
             raise StreamBrokenError("its bytes do not come")
         return landed
 
-    async def _receive_data(self, link: Link, message: Data) -> None:
+    async def _receive_data(self, link: AgentLink, message: Data) -> None:
         assert isinstance(link.remote, Bodies)
         op, pieces = message.op, self._asked(link, message)
-        landing = None if pieces is None else Landing(link, link.peer, -1)
+        landing = None if pieces is None else NcclReceive(link, link.peer, -1)
         link.remote.receive(message.nbytes, pieces, landing)
         if landing is not None:
             landed = await self._move(landing)
@@ -287,17 +287,17 @@ class NcclTransport(AskingAgent):
 
     # Bytes from us.
 
-    def _send_data(self, link: Link, op: int, pieces: Pieces) -> None:
+    def _send_data(self, link: AgentLink, op: int, pieces: PackedPieces) -> None:
         assert isinstance(link.remote, Bodies)
         link.remote.send(pieces)
 
-    def _data(self, guest: Guest, op: int, pieces: Pieces) -> Parcel:
+    def _data(self, guest: Guest, op: int, pieces: PackedPieces) -> OutgoingMessage:
         assert isinstance(guest.remote, Bodies)
         guest.remote.send(pieces)
-        return Parcel(frame(Data(op, pieces.nbytes)))
+        return OutgoingMessage(frame(Data(op, pieces.nbytes)))
 
 
-def cut(offsets: Any, lengths: Any, *, into_region: bool = False) -> Iterator[Pieces]:
+def cut(offsets: Any, lengths: Any, *, into_region: bool = False) -> Iterator[PackedPieces]:
     """From these offsets in a region into the staging buffer, or back, as much as it holds at once."""
     ends = np.cumsum(lengths)
     begins = ends - lengths
@@ -311,4 +311,4 @@ def cut(offsets: Any, lengths: Any, *, into_region: bool = False) -> Iterator[Pi
     chunks = np.append(np.searchsorted(cuts, borders), len(cuts)).tolist()
     for first, last in pairwise(chunks):
         chunk = slice(first, last)
-        yield Pieces(rows[chunk].tobytes(), int(sizes[chunk].sum()))
+        yield PackedPieces(rows[chunk].tobytes(), int(sizes[chunk].sum()))

@@ -10,8 +10,15 @@ import trio
 from pdflow.protocol.values import Address
 from pdflow_runtime.transports.base import TransportError
 from pdflow_runtime.transports.host import GREETING_S
-from pdflow_runtime.transports.streams.messages import MAX_HELLO_BYTES, Description, Hello, Refused, Welcome, frame
-from pdflow_runtime.transports.streams.stream import Parcel, Stream, StreamBrokenError
+from pdflow_runtime.transports.streams.messages import (
+    MAX_HELLO_BYTES,
+    AgentHello,
+    ConnectionRefused,
+    Description,
+    Welcome,
+    frame,
+)
+from pdflow_runtime.transports.streams.stream import OutgoingMessage, SocketStream, StreamBrokenError
 
 
 class AgentGoneError(TransportError):
@@ -23,25 +30,25 @@ async def open_stream(
     transport: str,
     peer: Address,
     about: Description,
-    hello: Hello,
-) -> Stream:
+    hello: AgentHello,
+) -> SocketStream:
     """A stream to the agent that described itself as `about`, on which it has answered `hello`.
 
     Args: `dial` connects a socket; `transport` names it, for people. Raises AgentGoneError, or another TransportError.
     """
-    stream: Stream | None = None
+    stream: SocketStream | None = None
     problem: type[TransportError] = TransportError
     why = f"no answer within {GREETING_S:g} s"
     try:
         with trio.move_on_after(GREETING_S):
-            stream = Stream(await dial(about))
-            stream.post(Parcel(frame(hello)))
+            stream = SocketStream(await dial(about))
+            stream.post(OutgoingMessage(frame(hello)))
             answer = await stream.message(MAX_HELLO_BYTES)
             if isinstance(answer, Welcome):
                 welcomed, stream = stream, None
                 return welcomed
             why = "it does not answer as a peer does"
-            if isinstance(answer, Refused) and answer.life != about.life:
+            if isinstance(answer, ConnectionRefused) and answer.life != about.life:
                 problem, why = AgentGoneError, "another agent is there now"
     except ConnectionRefusedError:
         problem, why = AgentGoneError, "nobody listens there"

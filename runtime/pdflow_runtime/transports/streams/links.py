@@ -13,8 +13,8 @@ import trio
 
 from pdflow.protocol.values import Address
 from pdflow_runtime.transports.copying import Motion
-from pdflow_runtime.transports.streams.messages import Description, Pieces
-from pdflow_runtime.transports.streams.stream import Stream
+from pdflow_runtime.transports.streams.messages import Description, PackedPieces
+from pdflow_runtime.transports.streams.stream import SocketStream
 
 
 class Remote(Protocol):
@@ -24,12 +24,12 @@ class Remote(Protocol):
     def nbytes(self) -> int: ...
 
 
-class Link:
+class AgentLink:
     """Our stream to one peer."""
 
     __slots__ = ("about", "bell", "lost", "motions", "open", "peer", "reads", "remote", "stream", "words", "writes")
 
-    def __init__(self, peer: Address, about: Description, stream: Stream, remote: Remote | None) -> None:
+    def __init__(self, peer: Address, about: Description, stream: SocketStream, remote: Remote | None) -> None:
         self.peer: Final = peer
         self.about: Final = about
         self.stream: Final = stream
@@ -39,9 +39,9 @@ class Link:
         """Otherwise nothing more is posted on it, and it lives until the peer has let go of it."""
         self.lost = False
         """It has broken, or what it leads to, by nobody's doing."""
-        self.writes: dict[int, Pieces] = {}
+        self.writes: dict[int, PackedPieces] = {}
         """Posted and not answered."""
-        self.reads: dict[int, Pieces] = {}
+        self.reads: dict[int, PackedPieces] = {}
         """Asked for on this stream, and not here yet (tcp, nccl)."""
         self.words: set[int] = set()
         """As `reads`, of words."""
@@ -71,7 +71,7 @@ class Guest:
 
     __slots__ = ("left", "life", "name", "remote", "stream")
 
-    def __init__(self, name: Address, life: int, stream: Stream, remote: Remote | None) -> None:
+    def __init__(self, name: Address, life: int, stream: SocketStream, remote: Remote | None) -> None:
         self.name: Final = name
         self.life: Final = life
         self.stream: Final = stream

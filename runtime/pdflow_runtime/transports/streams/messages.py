@@ -57,7 +57,7 @@ class Description(Value, frozen=True, gc=False, array_like=True):
     """What NIXL or Mooncake says of itself, and where in its process the region lies."""
 
 
-class Hello(Value, frozen=True, gc=False, array_like=True, tag="hello"):
+class AgentHello(Value, frozen=True, gc=False, array_like=True, tag="hello"):
     """The first message of whoever opened the stream: who it is, and which life it means to reach."""
 
     version: int
@@ -75,7 +75,7 @@ class Welcome(Value, frozen=True, gc=False, array_like=True, tag="welcome"):
     """The answer; without it the stream ends."""
 
 
-class Refused(Value, frozen=True, gc=False, array_like=True, tag="refused"):
+class ConnectionRefused(Value, frozen=True, gc=False, array_like=True, tag="refused"):
     """Another agent listens here now: proof that the one before is gone, for a port has one owner at a time."""
 
     life: int
@@ -96,14 +96,14 @@ class Ready(Value, frozen=True, gc=False, array_like=True, tag="ready"):
     op: int
 
 
-class Read(Value, frozen=True, gc=False, array_like=True, tag="read"):
+class ReadRequest(Value, frozen=True, gc=False, array_like=True, tag="read"):
     """Send the bytes of these pieces of your memory (tcp, nccl)."""
 
     op: int
     pieces: bytes
 
 
-class ReadWord(Value, frozen=True, gc=False, array_like=True, tag="read word"):
+class ReadWordRequest(Value, frozen=True, gc=False, array_like=True, tag="read word"):
     """Say what the 8 bytes there are (tcp, nccl)."""
 
     op: int
@@ -116,14 +116,14 @@ class ReadOver(Value, frozen=True, gc=False, array_like=True, tag="read over"):
     op: int
 
 
-class Answer(Value, frozen=True, gc=False, array_like=True, tag="answer"):
+class OperationEnded(Value, frozen=True, gc=False, array_like=True, tag="answer"):
     """A Write's end, or a Read's refusal."""
 
     op: int
     ok: bool
 
 
-class Word(Value, frozen=True, gc=False, array_like=True, tag="word"):
+class WordValue(Value, frozen=True, gc=False, array_like=True, tag="word"):
     """A ReadWord's answer; None if there is no such word."""
 
     op: int
@@ -137,7 +137,19 @@ class Data(Value, frozen=True, gc=False, array_like=True, tag="data"):
     nbytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
-Message: TypeAlias = Hello | Welcome | Refused | Write | Ready | Read | ReadWord | ReadOver | Answer | Word | Data
+Message: TypeAlias = (
+    AgentHello
+    | Welcome
+    | ConnectionRefused
+    | Write
+    | Ready
+    | ReadRequest
+    | ReadWordRequest
+    | ReadOver
+    | OperationEnded
+    | WordValue
+    | Data
+)
 
 VERSION: Final = 1
 _encoder = msgspec.msgpack.Encoder()
@@ -175,7 +187,7 @@ def word_at(memory: memoryview, address: int) -> int | None:
     return int.from_bytes(memory[address : address + WORD_BYTES], "little")
 
 
-class Pieces(NamedTuple):
+class PackedPieces(NamedTuple):
     """A checked list of pieces as it was packed, and how many bytes they are together."""
 
     packed: bytes
@@ -200,28 +212,28 @@ def pack(pieces: Iterable[Descriptor]) -> bytes:
     return array("Q", chain.from_iterable(pieces)).tobytes()
 
 
-def unpack_pieces(data: bytes, source_bytes: int, target_bytes: int) -> Pieces | Malformed:
+def unpack_pieces(data: bytes, source_bytes: int, target_bytes: int) -> PackedPieces | Malformed:
     """The pieces, if every one lies within both regions."""
     if len(data) % PIECE_BYTES:
         return malformed("a list of pieces that ends within a piece")
     lengths: Any
     if len(data) <= FEW_PIECES * PIECE_BYTES:
-        sources, targets, lengths = Pieces(data, 0).lists()
+        sources, targets, lengths = PackedPieces(data, 0).lists()
         furthest = max(map(add, sources, lengths), default=0), max(map(add, targets, lengths), default=0)
         beyond = furthest[0] > source_bytes or furthest[1] > target_bytes
         nbytes = sum(lengths)
     else:
-        sources, targets, lengths = Pieces(data, 0).columns()
+        sources, targets, lengths = PackedPieces(data, 0).columns()
         beyond = _beyond(sources, lengths, source_bytes) or _beyond(targets, lengths, target_bytes)
         nbytes = int(lengths.sum())
     if beyond:
         return malformed(f"a piece beyond {source_bytes:,} bytes at its source or {target_bytes:,} at its target")
-    return Pieces(data, nbytes)
+    return PackedPieces(data, nbytes)
 
 
 def pack_checked(
     pieces: Iterable[Descriptor], source_bytes: int, target_bytes: int
-) -> tuple[bytes, Pieces] | Malformed:
+) -> tuple[bytes, PackedPieces] | Malformed:
     """The pieces of one operation, packed for its message; Malformed if the message could not be read."""
     try:
         packed = pack(pieces)

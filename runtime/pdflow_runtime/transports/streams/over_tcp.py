@@ -16,7 +16,7 @@ import trio
 from pdflow_runtime.transports.agent import StreamAgent
 from pdflow_runtime.transports.base import TransportError
 from pdflow_runtime.transports.streams.dialling import AgentGoneError, open_stream
-from pdflow_runtime.transports.streams.links import Link
+from pdflow_runtime.transports.streams.links import AgentLink
 from pdflow_runtime.transports.streams.messages import Description
 from pdflow_runtime.transports.streams.sockets import dialled
 
@@ -31,7 +31,7 @@ class TcpStreams(StreamAgent):
     async def _dial(self, about: Description) -> socket.socket:
         return await dialled(about.host, about.port)
 
-    async def _learn_of_end(self, link: Link) -> None:
+    async def _learn_of_end(self, link: AgentLink) -> None:
         """By knocking, until somebody answers, or surely nobody. A connection made meanwhile says as much."""
         pause_s = FIRST_AGAIN_S
         while link in self._closing:

@@ -40,7 +40,7 @@ class StreamLostError(StreamBrokenError):
     """The connection failed; what the other end has of it is not known."""
 
 
-class Parcel:
+class OutgoingMessage:
     """What is sent in one piece: a message and the payload behind it. `op` is what it can be taken back by."""
 
     __slots__ = ("begun", "op", "views")
@@ -51,14 +51,14 @@ class Parcel:
         self.begun = False
 
 
-class Stream:
+class SocketStream:
     """Owns a non-blocking, connected socket. `pump` must run for anything large to be sent."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock: Final = sock
         self.closed = False
-        self._parcels: deque[Parcel] = deque()
+        self._parcels: deque[OutgoingMessage] = deque()
         self._bell = trio.Event()
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0
@@ -67,7 +67,7 @@ class Stream:
 
     # Out.
 
-    def post(self, parcel: Parcel) -> bool:
+    def post(self, parcel: OutgoingMessage) -> bool:
         """Send now what the socket takes, the rest when it can. False if too much waits already, or it is closed."""
         if self.closed or len(self._parcels) >= MAX_PARCELS:
             return False

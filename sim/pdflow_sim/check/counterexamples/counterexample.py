@@ -50,7 +50,7 @@ class Verdict(Struct, frozen=True):
     what: str
 
 
-class Step(Struct, frozen=True):
+class ReplayStep(Struct, frozen=True):
     move: str
     """As names.name says it."""
     after: str | None = None
@@ -69,7 +69,7 @@ class Information(Struct, frozen=True):
 
 class StoryFile(Struct, frozen=True):
     scope: Scope
-    steps: tuple[Step, ...]
+    steps: tuple[ReplayStep, ...]
     start: str | None = None
     """Digest of the state before the first step."""
     verdict: Verdict | None = None
@@ -93,7 +93,7 @@ class _Document(Struct, frozen=True):
 
     pdflow_story: int
     scope: dict[str, Any]
-    steps: tuple[Step, ...]
+    steps: tuple[ReplayStep, ...]
     start: str | None = None
     verdict: Verdict | None = None
     mutant: str | None = None
@@ -170,7 +170,7 @@ def _located(message: str) -> tuple[str, str]:
     what, _, path = message.partition(" - at `$")
     unknown = re.search(r"unknown field `(.*)`", what)
     if unknown:
-        known = {name for kind in (_Document, Step, Verdict, Information) for name in kind.__struct_fields__}
+        known = {name for kind in (_Document, ReplayStep, Verdict, Information) for name in kind.__struct_fields__}
         what += did_you_mean(unknown[1], known)
     return path.rstrip("`").lstrip("."), what
 

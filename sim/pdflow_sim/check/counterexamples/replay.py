@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import attrs
 
 from pdflow_sim.check.counterexamples import names
-from pdflow_sim.check.counterexamples.counterexample import Information, Step, StoryFile, Verdict
+from pdflow_sim.check.counterexamples.counterexample import Information, ReplayStep, StoryFile, Verdict
 from pdflow_sim.check.moves.acts import Move
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.search.liveness import live
@@ -173,9 +173,9 @@ def record(
     for stride in walk(world, moves, state):
         if stride.after is not None:
             state = stride.after
-            steps.append(Step(move=stride.name, after=digest(world, state)))
+            steps.append(ReplayStep(move=stride.name, after=digest(world, state)))
         elif stride.broken is not None:
-            steps.append(Step(move=stride.name))
+            steps.append(ReplayStep(move=stride.name))
             verdict = Verdict(invariant=stride.broken.name, what=stride.broken.what)
     return StoryFile(
         scope=world.space.scope,

@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 
-from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, ENDLESS, Fault, Scope
-from pdflow_sim.check.state.cluster import Cluster
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, ENDLESS, FaultKind, Scope
+from pdflow_sim.check.state.cluster import ScopeCluster
 
 PLAIN: dict[str, Any] = {"orphan": False, "chunks": 1, "lagging": False, "same_product": False, "same_base": False}
 PLAIN |= {
@@ -49,7 +49,7 @@ def simpler(scope: Scope, names: Sequence[str]) -> Iterator[tuple[Scope, list[st
         in_turn = field == "concurrent" and scope.attempts and scope.d_engines > 1
         if getattr(scope, field) != plain and not in_turn:
             yield _with(scope, field, plain), list(names)
-    for fault in Fault:
+    for fault in FaultKind:
         field = fault.name.lower()
         for amount in range(getattr(scope, field)):
             yield _with(scope, field, amount), list(names)
@@ -70,7 +70,7 @@ def _without_request(scope: Scope, fewer: Scope, dropped: int, names: Sequence[s
     """The story of the other requests, by the names they have where there is one less."""
     if scope.attempts:
         return _without_client(dropped, names)
-    old, new = Cluster(scope), Cluster(fewer)
+    old, new = ScopeCluster(scope), ScopeCluster(fewer)
     renamed: dict[str, str] = {}
     for after, before in enumerate(i for i in range(scope.requests) if i != dropped):
         renamed[old.requests[before]] = new.requests[after]

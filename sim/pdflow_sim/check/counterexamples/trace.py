@@ -21,9 +21,9 @@ from pdflow.results.files.events import EventLine, classes_of, plain, read_event
 from pdflow.routing import effects as router_effects
 from pdflow.routing import events as router_events
 from pdflow.routing.router import Router
-from pdflow.scenario.schema.scenario import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.wiring.router import router_of
-from pdflow_sim.build import Builder
+from pdflow_sim.build import SimulationBuilder
 
 CLASSES = classes_of(effects, events, ids, messages, timers, values, router_events, router_effects)
 
@@ -40,10 +40,10 @@ class Followed:
     effects: int = 0
 
 
-def follow(scenario: Scenario, path: Path) -> Followed:
+def follow(scenario: ResolvedScenario, path: Path) -> Followed:
     """Raises TraceDiffersError, EventsError."""
     header, _ = read_events(path)
-    builder = Builder(scenario, incarnations=header.incarnations or {})
+    builder = SimulationBuilder(scenario, incarnations=header.incarnations or {})
     # Live, every prompt has token ids, and so names for its blocks.
     builder.named = builder.named or header.world == "live"
     world = builder.build()
@@ -72,7 +72,7 @@ def follow(scenario: Scenario, path: Path) -> Followed:
     return found
 
 
-def live_router(builder: Builder) -> Router:
+def live_router(builder: SimulationBuilder) -> Router:
     """As a live one begins: it has heard of nobody, and engines may be told to leave."""
     made = router_of(attrs.evolve(builder.cluster(), changes=True))
     for info in (*made.prefill, *made.decode):

@@ -7,16 +7,16 @@ from functools import partial
 
 from pdflow.methods.guards import Loss, loss_of
 from pdflow.methods.pages import counted_from, runs
-from pdflow.methods.shipment import Ending, Shipment
-from pdflow_sim.check.datapath.findings import Broken
-from pdflow_sim.check.datapath.request import Life, Stage
+from pdflow.methods.shipment import Shipment, ShipmentEnd
+from pdflow_sim.check.datapath.findings import Violation
+from pdflow_sim.check.datapath.request import PieceStage, RequestPhase
 from pdflow_sim.check.datapath.room import Content
 from pdflow_sim.check.datapath.search import Move
 from pdflow_sim.check.datapath.setting import BLOCK_TOKENS, TOKENS
-from pdflow_sim.check.datapath.world import World, request_of
+from pdflow_sim.check.datapath.world import DataPathWorld, request_of
 
 
-class Acts(World):
+class Acts(DataPathWorld):
     """A world that can be searched."""
 
     # What comes of it.
@@ -29,21 +29,21 @@ class Acts(World):
         try:
             act(about, i)
             other.settle()
-        except Broken as broken:
+        except Violation as broken:
             broken.said = other.said
             raise
         return other
 
     def compute(self, r: int, _: int) -> None:
         request = self.request(r)
-        first = request.stages.index(Stage.TO_COME)
+        first = request.stages.index(PieceStage.TO_COME)
         now = range(first, first + 1 if self.setting.conduct.early else len(self.pieces))
         self.said = f"P{request.p} computes {self.words(r, now)}"
         for i in now:
-            request.stages[i] = Stage.COMPUTED
+            request.stages[i] = PieceStage.COMPUTED
             if self.at_p[request.p] is None:
                 self.ready(r, i)
-            elif request.life is Life.OPEN or not self.setting.room_with_write:
+            elif request.life is RequestPhase.OPEN or not self.setting.room_with_write:
                 self.want(r, i)
 
     def want(self, r: int, i: int) -> None:
@@ -68,14 +68,14 @@ class Acts(World):
 
     def ready(self, r: int, i: int) -> None:
         request = self.request(r)
-        request.stages[i] = Stage.READY
+        request.stages[i] = PieceStage.READY
         if request.shipment is not None:
             request.shipment.offer(self.pieces[i])
 
     def ask(self, r: int, _: int) -> None:
         request = self.request(r)
         self.said = f"D asks for r{r}"
-        request.life = Life.ASKED
+        request.life = RequestPhase.ASKED
         at_d = self.target()
         if at_d is None:
             self.seat = r
@@ -86,12 +86,12 @@ class Acts(World):
 
     def register(self, r: int) -> None:
         request = self.request(r)
-        request.life = Life.OPEN
+        request.life = RequestPhase.OPEN
         request.shipment = Shipment(self.setting.layers, 0, TOKENS)
         for i, stage in enumerate(request.stages):
-            if stage is Stage.READY:
+            if stage is PieceStage.READY:
                 request.shipment.offer(self.pieces[i])
-            elif stage is Stage.COMPUTED and self.setting.room_with_write:
+            elif stage is PieceStage.COMPUTED and self.setting.room_with_write:
                 self.want(r, i)
 
     def post(self, r: int, _: int) -> None:
@@ -100,7 +100,7 @@ class Acts(World):
         piece = request.shipment.next()
         assert piece is not None
         i = self.pieces.index(piece)
-        request.stages[i] = Stage.POSTED
+        request.stages[i] = PieceStage.POSTED
         if self.at_p[request.p] is not None and self.name(r, i) not in request.source:
             self.said = f"P{request.p} has evicted {self.words(r, [i])}"
             self.gone(r, i)
@@ -112,7 +112,7 @@ class Acts(World):
             at_d.staging.want(self.name(r, i), self.tokens(i))
         else:
             self.said = f"{'D reads' if self.setting.method.pulls else f'P{request.p} writes'} {self.words(r, [i])}"
-            request.stages[i] = Stage.TAKEN
+            request.stages[i] = PieceStage.TAKEN
 
     def take(self, r: int, i: int) -> None:
         request, room, name = self.request(r), self.target(), self.name(r, i)
@@ -131,7 +131,7 @@ class Acts(World):
                 self.gone(r, i)
                 return
         del self.line[0]
-        request.stages[i] = Stage.TAKEN
+        request.stages[i] = PieceStage.TAKEN
 
     def land(self, r: int, i: int) -> None:
         request, piece = self.request(r), self.pieces[i]
@@ -148,7 +148,7 @@ class Acts(World):
         else:
             for token, content in zip(range(piece.start, piece.stop), bytes_, strict=True):
                 at_d.cells[self.cell(at_d, request.target, r, i, token)] = content
-        request.stages[i] = Stage.LANDED
+        request.stages[i] = PieceStage.LANDED
         assert request.shipment is not None
         request.shipment.landed(piece)
         self.sent(r, i)
@@ -162,7 +162,7 @@ class Acts(World):
         """A posted piece will not land."""
         request = self.request(r)
         assert request.shipment is not None
-        request.stages[i] = Stage.LOST
+        request.stages[i] = PieceStage.LOST
         if loss_of(self.setting.guards, p_has_died=False) is Loss.SKIPPED:
             self.said += ", and is skipped"
             request.shipment.skip(self.pieces[i])
@@ -181,8 +181,8 @@ class Acts(World):
         if not self.setting.guards.reserves_whole:
             self.let_go(r, self.name(r, i))
         ending = request.shipment.ending()
-        if ending is Ending.SENT:
-            request.life = Life.HERE
+        if ending is ShipmentEnd.SENT:
+            request.life = RequestPhase.HERE
             for name in tuple(request.source):
                 self.let_go(r, name)
         elif ending is not None:
@@ -197,7 +197,7 @@ class Acts(World):
     def fail(self, r: int) -> None:
         """All that it has or waits for comes back."""
         request = self.request(r)
-        request.life = Life.FAILED
+        request.life = RequestPhase.FAILED
         self.said += f"; r{r} is to be computed again"
         for name in {self.name(r, i) for i in range(len(self.pieces))}:
             for room in (self.source(request.p), self.target()):
@@ -211,17 +211,17 @@ class Acts(World):
     def admit(self, r: int, _: int) -> None:
         request = self.request(r)
         self.said = f"D's engine lets r{r} in"
-        request.life = Life.ADMITTED
+        request.life = RequestPhase.ADMITTED
         self.seat = r
 
     def load(self, r: int, _: int) -> None:
         """Into blocks, if it is not there already; and what lies there must be its own, all of it."""
         request, room = self.request(r), self.target()
         self.said = f"D loads r{r}, to decode with it"
-        request.life = Life.LOADED
+        request.life = RequestPhase.LOADED
         if room is not None:
             for i, piece in enumerate(self.pieces):
-                if request.stages[i] is Stage.LANDED:
+                if request.stages[i] is PieceStage.LANDED:
                     guards = self.setting.guards
                     place, layer = request.target[self.name(r, i)], piece.layer if guards.reserves_whole else 0
                     self.fill(r, i, counted_from(piece, guards), partial(room.read, place, layer))
@@ -231,7 +231,7 @@ class Acts(World):
     def end(self, r: int, _: int) -> None:
         request = self.request(r)
         self.said = f"r{r} ends"
-        request.life = Life.DONE
+        request.life = RequestPhase.DONE
         self.free()
 
     def die(self, p: int, _: int) -> None:
@@ -240,7 +240,7 @@ class Acts(World):
         self.dead = p
         self.at_p[p] = self.room(self.setting.method.p_memory)
         for r, request in enumerate(self.requests):
-            if request.p != p or request.life > Life.OPEN:
+            if request.p != p or request.life > RequestPhase.OPEN:
                 continue
             request = self.request(r)
             request.source.clear()
@@ -248,7 +248,8 @@ class Acts(World):
                 self.line = [waiting for waiting in self.line if waiting[0] != r]
                 self.fail(r)
                 request.stages = [
-                    Stage.LOST if Stage.POSTED <= stage <= Stage.TAKEN else stage for stage in request.stages
+                    PieceStage.LOST if PieceStage.POSTED <= stage <= PieceStage.TAKEN else stage
+                    for stage in request.stages
                 ]
 
     # What follows of itself.
@@ -276,13 +277,13 @@ class Acts(World):
             if self.setting.guards.reserves_whole:
                 self.register(r)
             elif self.setting.conduct.receiving_lanes is None:
-                request.stages[int(name.partition(".")[2])] = Stage.TAKEN
+                request.stages[int(name.partition(".")[2])] = PieceStage.TAKEN
 
     def evict(self, name: str) -> None:
         r = request_of(name)
         stages = self.request(r).stages
         own = [stage for i, stage in enumerate(stages) if self.name(r, i) == name]
-        if not any(stage in (Stage.COMPUTED, Stage.POSTED, Stage.TAKEN) for stage in own):
+        if not any(stage in (PieceStage.COMPUTED, PieceStage.POSTED, PieceStage.TAKEN) for stage in own):
             self.let_go(r, name)
 
     def fill(self, r: int, i: int, first: int, read: Callable[[int], Content]) -> None:

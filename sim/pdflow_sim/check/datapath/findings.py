@@ -21,7 +21,7 @@ class Finding(Enum):
     STUCK = "something that cannot end"
 
 
-class Broken(Exception):  # noqa: N818, named as in sim/pdflow_sim/check/state/shadow_state.py
+class Violation(Exception):  # noqa: N818, named as in sim/pdflow_sim/check/state/shadow_state.py
     """An invariant does not hold."""
 
     def __init__(self, finding: Finding, what: str) -> None:

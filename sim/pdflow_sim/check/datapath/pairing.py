@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator
 
 from pdflow.methods.guards import Guards
 from pdflow.methods.nccl.ranks import rank_in_group
-from pdflow_sim.check.datapath.findings import Broken, Finding
+from pdflow_sim.check.datapath.findings import Finding, Violation
 from pdflow_sim.check.datapath.search import Move
 
 ENGINES = ("a:0", "b:0")
@@ -84,4 +84,4 @@ class Pairing:
     def at_rest(self) -> None:
         """Raises Broken unless both are in one group."""
         if not self.together():
-            raise Broken(Finding.GROUPS, "each waits for the other in another group")
+            raise Violation(Finding.GROUPS, "each waits for the other in another group")

@@ -9,7 +9,7 @@ from pdflow.methods.shipment import Shipment
 from pdflow.protocol.values import Allocation
 
 
-class Stage(IntEnum):
+class PieceStage(IntEnum):
     """Of a piece."""
 
     TO_COME = 0
@@ -23,7 +23,7 @@ class Stage(IntEnum):
     LOST = 6
 
 
-class Life(IntEnum):
+class RequestPhase(IntEnum):
     """Of a request."""
 
     UNASKED = 0
@@ -39,13 +39,13 @@ class Life(IntEnum):
     """To be computed again."""
 
 
-class Request:
+class ExploredRequest:
     __slots__ = ("known", "life", "p", "shipment", "source", "stages", "target")
 
     def __init__(self, p: int, pieces: int) -> None:
         self.p = p
-        self.life = Life.UNASKED
-        self.stages = [Stage.TO_COME] * pieces
+        self.life = RequestPhase.UNASKED
+        self.stages = [PieceStage.TO_COME] * pieces
         self.shipment: Shipment | None = None
         self.source: dict[str, Allocation] = {}
         """By name, where P has it beside its blocks."""
@@ -53,8 +53,8 @@ class Request:
         self.known: Hashable = None
         """Its fingerprint, once asked for."""
 
-    def fork(self) -> Request:
-        other = Request(self.p, 0)
+    def fork(self) -> ExploredRequest:
+        other = ExploredRequest(self.p, 0)
         other.life = self.life
         other.stages, other.source, other.target = self.stages.copy(), self.source.copy(), self.target.copy()
         other.shipment = None if self.shipment is None else self.shipment.fork()

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from pdflow.methods.staging import BufferStaging, RingStaging, Staging
 from pdflow.protocol.values import Allocation
-from pdflow_sim.check.datapath.findings import Broken, Finding
+from pdflow_sim.check.datapath.findings import Finding, Violation
 
 TOKEN_BYTES = 4096
 """Of one layer: a ring's step, so that no part is larger than what lies in it."""
@@ -16,7 +16,7 @@ Content: TypeAlias = "tuple[int, int, int] | None"
 """Request, layer, token; None for bytes that nobody has written since they were given out."""
 
 
-class Room:
+class ExploredRoom:
     """Who has room is a real Staging's to say."""
 
     __slots__ = ("cells", "known", "staging")
@@ -48,7 +48,7 @@ class Room:
             name, place = served
             for at in self._of(place, tokens_of(name)):
                 if at in self.cells:
-                    raise Broken(Finding.TWICE, f"{name} is given {at}, which another one has")
+                    raise Violation(Finding.TWICE, f"{name} is given {at}, which another one has")
                 self.cells[at] = None
             yield name, place
 
@@ -61,8 +61,8 @@ class Room:
         layers = self.staging.size.layers
         return [self.address(place, layer, token) for layer in range(layers) for token in range(tokens)]
 
-    def fork(self) -> Room:
-        return Room(self.staging.fork(), self.cells.copy())
+    def fork(self) -> ExploredRoom:
+        return ExploredRoom(self.staging.fork(), self.cells.copy())
 
     def fingerprint(self) -> Hashable:
         if self.known is None:

@@ -7,7 +7,7 @@ from typing import Final
 import attrs
 
 from pdflow.methods.catalogue import METHODS
-from pdflow.methods.method import AS_PUBLISHED, Memory, Method
+from pdflow.methods.method import AS_PUBLISHED, MemoryKind, Method
 from pdflow_sim.check.datapath.acts import Acts
 from pdflow_sim.check.datapath.findings import Finding
 from pdflow_sim.check.datapath.search import Explorable, Explored, explore
@@ -28,7 +28,7 @@ faults are its messages', which scopes and races show in `vllm-stock`."""
 
 
 @attrs.frozen(kw_only=True)
-class Row:
+class DataPathRow:
     """One method in one dialect, over all its worlds."""
 
     method: str
@@ -56,14 +56,14 @@ def worlds(method: Method, dialect: str) -> list[Explorable]:
     return [Acts(Setting(method, conduct, ps)) for ps in (1, 2)]
 
 
-def row(method: Method, dialect: str) -> Row:
+def row(method: Method, dialect: str) -> DataPathRow:
     each = [explore(world) for world in worlds(method, dialect)]
     done = {verb for one in each for verb in one.done}
     stories: dict[Finding, tuple[str, ...]] = {}
     for one in each:
         for finding, story in one.stories.items():
             stories[finding] = min(stories.get(finding, story), story, key=len)
-    return Row(
+    return DataPathRow(
         method=method.name,
         dialect=dialect,
         states=sum(one.states for one in each),
@@ -81,7 +81,7 @@ def _missed(method: Method, dialect: str, each: list[Explored], done: set[str]) 
     due = {"ask", "compute", "post", "land", "lose", "die", "admit", "load", "end"}
     if method.stores:
         due = {"put", "written", "lapse", "get", "read"}
-    elif method.p_memory is not Memory.BLOCKS:
+    elif method.p_memory is not MemoryKind.BLOCKS:
         due.add("copy")
     ended = set() if all(one.ends for one in each) else {"an end"}
     return (due - done) | ended

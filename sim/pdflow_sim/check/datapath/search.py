@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 import attrs
 
-from pdflow_sim.check.datapath.findings import Broken, Finding
+from pdflow_sim.check.datapath.findings import Finding, Violation
 from pdflow_sim.uncollected import uncollected
 
 Move: TypeAlias = tuple[str, int, int]
@@ -63,7 +63,7 @@ def explore(start: Explorable) -> Explored:
     spared: dict[Finding, int] = {}
     """The faults that a story did without."""
 
-    def tell(broken: Broken, number: int, faults: int) -> None:
+    def tell(broken: Violation, number: int, faults: int) -> None:
         if faults > spared.get(broken.finding, -1):
             spared[broken.finding] = faults
             lines = [broken.what] + [broken.said] * bool(broken.said)
@@ -83,7 +83,7 @@ def explore(start: Explorable) -> Explored:
                     found.done.add(move[0])
                     try:
                         after = world.after(move)
-                    except Broken as broken:
+                    except Violation as broken:
                         tell(broken, number, world.faults)
                         continue
                     name = after.fingerprint()
@@ -95,7 +95,7 @@ def explore(start: Explorable) -> Explored:
                     try:
                         world.at_rest()
                         found.ends += 1
-                    except Broken as broken:
+                    except Violation as broken:
                         tell(broken, number, world.faults)
             worlds = following
     found.states = len(seen)

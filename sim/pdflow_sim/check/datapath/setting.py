@@ -7,7 +7,7 @@ from itertools import pairwise
 import attrs
 
 from pdflow.methods.guards import Guards
-from pdflow.methods.method import Conduct, Grain, Memory, Method
+from pdflow.methods.method import Conduct, Grain, MemoryKind, Method
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import KvSize, Staging, comes_with_the_write, staging_of
 from pdflow_sim.check.datapath.room import TOKEN_BYTES
@@ -49,10 +49,10 @@ class Setting:
         edges = (0, EDGE, TOKENS) if self.method.grain is Grain.LAYER_CHUNK else (0, TOKENS)
         return tuple(Piece(layer, start, stop) for start, stop in pairwise(edges) for layer in range(self.layers))
 
-    def memory(self, memory: Memory) -> Staging:
+    def memory(self, memory: MemoryKind) -> Staging:
         """An empty one, with room for one prompt."""
         size = KvSize(self.layers, TOKEN_BYTES)
         whole = self.layers * PART
         # Of two layers one lies on the GPU, and one in the host's pool.
-        buffer, pool = (PART, PART) if memory is Memory.BUFFER else (whole, 0)
+        buffer, pool = (PART, PART) if memory is MemoryKind.BUFFER else (whole, 0)
         return staging_of(memory, size, whole, buffer, pool, self.guards.reserves_whole)

@@ -15,7 +15,7 @@ from pdflow.methods.method import Conduct
 from pdflow.methods.store.keys import block_keys, origin
 from pdflow.methods.store.memory import Item, StoreMemory
 from pdflow.protocol.values import Allocation
-from pdflow_sim.check.datapath.findings import Broken, Finding
+from pdflow_sim.check.datapath.findings import Finding, Violation
 from pdflow_sim.check.datapath.search import Move
 
 Tokens = tuple[int, ...]
@@ -26,7 +26,7 @@ NUM_BLOCKS = 3
 P_SALT, D_SALT = 1, 2
 
 
-class Life(IntEnum):
+class StoreRequestPhase(IntEnum):
     """Of a request."""
 
     TO_COME = 0
@@ -46,7 +46,7 @@ class StoreWorld:
     def __init__(self, conduct: Conduct) -> None:
         self.salts = conduct.salts_keys
         self.memory = StoreMemory(NUM_BLOCKS, keeps=True)
-        self.lives = [Life.TO_COME] * len(PROMPTS)
+        self.lives = [StoreRequestPhase.TO_COME] * len(PROMPTS)
         self.puts: list[Allocation | None] = [None] * len(PROMPTS)
         """What P holds: room for what it writes, then all of the prompt."""
         self.gets: list[Allocation | None] = [None] * len(PROMPTS)
@@ -68,15 +68,15 @@ class StoreWorld:
 
     def moves(self) -> Iterator[Move]:
         for r, life in enumerate(self.lives):
-            if life is Life.TO_COME:
+            if life is StoreRequestPhase.TO_COME:
                 yield ("put", r, 0)
-            elif life is Life.PUTTING:
+            elif life is StoreRequestPhase.PUTTING:
                 yield ("written", r, 0)
-            elif life is Life.PUT:
+            elif life is StoreRequestPhase.PUT:
                 yield ("get", r, 0)
-            elif life is Life.GETTING:
+            elif life is StoreRequestPhase.GETTING:
                 yield ("read", r, 0)
-            if self.puts[r] is not None and life > Life.PUTTING:
+            if self.puts[r] is not None and life > StoreRequestPhase.PUTTING:
                 yield ("lapse", r, 0)
 
     def after(self, move: Move) -> StoreWorld:
@@ -86,27 +86,27 @@ class StoreWorld:
         try:
             getattr(other, verb)(r)
             other.settle()
-        except Broken as broken:
+        except Violation as broken:
             broken.said = other.said
             raise
         return other
 
     def put(self, r: int) -> None:
         self.said = f"P has computed r{r}, and asks the store for room"
-        self.lives[r] = Life.WAITING
+        self.lives[r] = StoreRequestPhase.WAITING
         self.memory.want(f"r{r}", self.items(r, P_SALT))
 
     def settle(self) -> None:
         for placed in self.memory.granted(0):
             r = int(placed.name[1:])
-            self.lives[r] = Life.PUTTING
+            self.lives[r] = StoreRequestPhase.PUTTING
             self.puts[r] = placed.target
 
     def written(self, r: int) -> None:
         self.said = f"P writes what the store has not of r{r}"
         target = self.puts[r]
         assert target is not None
-        self.lives[r] = Life.PUT
+        self.lives[r] = StoreRequestPhase.PUT
         new = contents(r)[len(PROMPTS[r]) // BLOCK_TOKENS - len(target.blocks) :]
         for block, content in zip(target.blocks, new, strict=True):
             self.cells[block] = content
@@ -124,14 +124,14 @@ class StoreWorld:
         self.said = f"D asks the store for r{r}"
         found = self.memory.lease(items)
         if found is None and self.puts[r] is not None:
-            raise Broken(Finding.SALT, f"r{r} is there, and D does not find it")
+            raise Violation(Finding.SALT, f"r{r} is there, and D does not find it")
         if found is None or len(found.blocks) < len(items):
             self.said += ": not all is there"
-            self.lives[r] = Life.FAILED
+            self.lives[r] = StoreRequestPhase.FAILED
             if found is not None:
                 self.memory.release(found.generation, 0)
             return
-        self.gets[r], self.lives[r] = found, Life.GETTING
+        self.gets[r], self.lives[r] = found, StoreRequestPhase.GETTING
 
     def read(self, r: int) -> None:
         self.said = f"D has read r{r}"
@@ -139,19 +139,19 @@ class StoreWorld:
         assert held is not None
         read = [self.cells.get(block) for block in held.blocks]
         if read != contents(r):
-            raise Broken(Finding.STALE, f"r{r} decodes with {read}")
-        self.gets[r], self.lives[r] = None, Life.DONE
+            raise Violation(Finding.STALE, f"r{r} decodes with {read}")
+        self.gets[r], self.lives[r] = None, StoreRequestPhase.DONE
         self.memory.release(held.generation, 0)
 
     def at_rest(self) -> None:
         """All has ended, and nothing is held. Raises Broken."""
-        left = [f"r{r}" for r, life in enumerate(self.lives) if life < Life.DONE]
+        left = [f"r{r}" for r, life in enumerate(self.lives) if life < StoreRequestPhase.DONE]
         if left:
-            raise Broken(Finding.STUCK, f"{' and '.join(left)} cannot end")
+            raise Violation(Finding.STUCK, f"{' and '.join(left)} cannot end")
         try:
             self.memory.assert_empty("the store")
         except AssertionError as wrong:
-            raise Broken(Finding.KEPT, str(wrong)) from wrong
+            raise Violation(Finding.KEPT, str(wrong)) from wrong
 
 
 def contents(r: int) -> list[Tokens]:

@@ -12,26 +12,26 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from typing import TypeVar
 
-from pdflow.methods.method import Memory
+from pdflow.methods.method import MemoryKind
 from pdflow.methods.shipment import Piece
 from pdflow.protocol.values import Allocation
-from pdflow_sim.check.datapath.findings import Broken, Finding
-from pdflow_sim.check.datapath.request import Life, Request, Stage
-from pdflow_sim.check.datapath.room import Content, Room
+from pdflow_sim.check.datapath.findings import Finding, Violation
+from pdflow_sim.check.datapath.request import ExploredRequest, PieceStage, RequestPhase
+from pdflow_sim.check.datapath.room import Content, ExploredRoom
 from pdflow_sim.check.datapath.search import Move
 from pdflow_sim.check.datapath.setting import BLOCK_TOKENS, TOKENS, Setting
 
-Forked = TypeVar("Forked", bound="World")
+Forked = TypeVar("Forked", bound="DataPathWorld")
 
 
-class World:
+class DataPathWorld:
     """One state, and what may happen in it. What comes of that: `acts.py`."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.pieces = setting.pieces
         method = setting.method
-        self.requests = [Request(r % setting.ps, len(self.pieces)) for r in range(2)]
+        self.requests = [ExploredRequest(r % setting.ps, len(self.pieces)) for r in range(2)]
         self.at_p = [self.room(method.p_memory) for _ in range(setting.ps)]
         self.at_d = self.room(method.d_memory)
         self.seat: int | None = None
@@ -49,8 +49,8 @@ class World:
         self.own: set[int] = set()
         """By id, what no other state shares: only that may be changed."""
 
-    def room(self, memory: Memory) -> Room | None:
-        return None if memory is Memory.BLOCKS else Room(self.setting.memory(memory), {})
+    def room(self, memory: MemoryKind) -> ExploredRoom | None:
+        return None if memory is MemoryKind.BLOCKS else ExploredRoom(self.setting.memory(memory), {})
 
     def fork(self: Forked) -> Forked:
         other = type(self).__new__(type(self))
@@ -68,7 +68,7 @@ class World:
         blocks = frozenset(self.blocks.items())
         return requests, rooms, self.seat, blocks, tuple(self.line), self.deaf, self.dead, self.faults
 
-    def request(self, r: int) -> Request:
+    def request(self, r: int) -> ExploredRequest:
         """To be changed."""
         request = self.requests[r]
         if id(request) not in self.own:
@@ -76,7 +76,7 @@ class World:
             self.own.add(id(request))
         return request
 
-    def source(self, p: int) -> Room | None:
+    def source(self, p: int) -> ExploredRoom | None:
         """A P's memory, to be changed."""
         room = self.at_p[p]
         if room is not None and id(room) not in self.own:
@@ -84,7 +84,7 @@ class World:
             self.own.add(id(room))
         return room
 
-    def target(self) -> Room | None:
+    def target(self) -> ExploredRoom | None:
         """D's memory, to be changed."""
         if self.at_d is not None and id(self.at_d) not in self.own:
             self.at_d = self.at_d.fork()
@@ -103,22 +103,22 @@ class World:
             alive = request.p != self.dead
             if alive and self.to_copy(r):
                 yield ("copy", r, 0)
-            if request.life is Life.UNASKED and self.may_ask(request):
+            if request.life is RequestPhase.UNASKED and self.may_ask(request):
                 yield ("ask", r, 0)
-            if request.life is Life.OPEN and alive and Stage.READY in request.stages:
+            if request.life is RequestPhase.OPEN and alive and PieceStage.READY in request.stages:
                 lanes = self.setting.conduct.sending_lanes
                 if (lanes is None or self.sent_at_once(request.p) < lanes) and self.is_next(request):
                     yield ("post", r, 0)
             for i, stage in enumerate(request.stages):
-                if stage is Stage.TAKEN and alive:
+                if stage is PieceStage.TAKEN and alive:
                     yield ("land", r, i)
                     if self.faults:
                         yield ("lose", r, i)
-            if request.life is Life.HERE and self.seat in (None, r):
+            if request.life is RequestPhase.HERE and self.seat in (None, r):
                 yield ("admit", r, 0)
-            if request.life is Life.ADMITTED:
+            if request.life is RequestPhase.ADMITTED:
                 yield ("load", r, 0)
-            if request.life is Life.LOADED:
+            if request.life is RequestPhase.LOADED:
                 yield ("end", r, 0)
         if self.line and not self.deaf and self.taken() < (self.setting.conduct.receiving_lanes or 0):
             yield ("take", *self.line[0])
@@ -131,14 +131,14 @@ class World:
         if p == self.dead:
             return None
         for r, request in enumerate(self.requests):
-            if request.p != p or request.life is Life.FAILED:
+            if request.p != p or request.life is RequestPhase.FAILED:
                 continue
-            waits = conduct.prefill_waits and (request.life is Life.OPEN or not self.setting.room_with_write)
+            waits = conduct.prefill_waits and (request.life is RequestPhase.OPEN or not self.setting.room_with_write)
             if conduct.early and waits and not self.has_room(r):
                 return None
-            if Stage.TO_COME in request.stages:
+            if PieceStage.TO_COME in request.stages:
                 return r
-            until = Stage.LANDED if self.setting.method.p_memory is Memory.TENSORS else Stage.READY
+            until = PieceStage.LANDED if self.setting.method.p_memory is MemoryKind.TENSORS else PieceStage.READY
             if waits and min(request.stages) < until:
                 return None
         return None
@@ -146,37 +146,39 @@ class World:
     def has_room(self, r: int) -> bool:
         """Whether what has been computed of it lies where it is sent from, or may."""
         request = self.requests[r]
-        computed = [i for i, stage in enumerate(request.stages) if stage is Stage.COMPUTED]
+        computed = [i for i, stage in enumerate(request.stages) if stage is PieceStage.COMPUTED]
         return all(self.name(r, i) in request.source for i in computed)
 
     def to_copy(self, r: int) -> list[int]:
         """What P may copy next: a piece as soon as it is computed, or all that has room when the prompt is."""
         request = self.requests[r]
         found = [
-            i for i, stage in enumerate(request.stages) if stage is Stage.COMPUTED and self.name(r, i) in request.source
+            i
+            for i, stage in enumerate(request.stages)
+            if stage is PieceStage.COMPUTED and self.name(r, i) in request.source
         ]
         return found[:1] if self.setting.conduct.early else found
 
-    def may_ask(self, request: Request) -> bool:
+    def may_ask(self, request: ExploredRequest) -> bool:
         setting = self.setting
-        answered = min(request.stages) >= (Stage.COMPUTED if setting.room_with_write else Stage.READY)
+        answered = min(request.stages) >= (PieceStage.COMPUTED if setting.room_with_write else PieceStage.READY)
         if (setting.method.pulls or setting.conduct.answer_first) and not answered:
             return False
         return setting.method.staged_at_d or self.seat is None
 
-    def is_next(self, request: Request) -> bool:
+    def is_next(self, request: ExploredRequest) -> bool:
         return request.shipment is not None and request.shipment.fork().next() is not None
 
     def sent_at_once(self, p: int) -> int:
         return sum(
-            stage in (Stage.POSTED, Stage.TAKEN)
+            stage in (PieceStage.POSTED, PieceStage.TAKEN)
             for request in self.requests
             if request.p == p
             for stage in request.stages
         )
 
     def taken(self) -> int:
-        return sum(stage is Stage.TAKEN for request in self.requests for stage in request.stages)
+        return sum(stage is PieceStage.TAKEN for request in self.requests for stage in request.stages)
 
     def name(self, r: int, i: int) -> str:
         """Under which a piece has room: its prompt's, or its own."""
@@ -192,27 +194,27 @@ class World:
                 block, offset = divmod(token, BLOCK_TOKENS)
                 content = self.blocks.get((block, offset, layer))
                 if content != (r, layer, token):
-                    finding = Finding.SKIPPED if Stage.LOST in request.stages else Finding.INDEX
-                    raise Broken(finding, f"r{r} decodes with {content} as token {token} of layer {layer}")
+                    finding = Finding.SKIPPED if PieceStage.LOST in request.stages else Finding.INDEX
+                    raise Violation(finding, f"r{r} decodes with {content} as token {token} of layer {layer}")
 
     def at_rest(self) -> None:
         """Nothing can happen any more: all has ended, and nothing is kept. Raises Broken."""
         rooms = [room for room in (*self.at_p, self.at_d) if room is not None]
-        left = [f"r{r}" for r, request in enumerate(self.requests) if request.life < Life.DONE]
+        left = [f"r{r}" for r, request in enumerate(self.requests) if request.life < RequestPhase.DONE]
         if self.deaf:
-            raise Broken(Finding.DEAF, "D takes in nothing any more, from any P")
+            raise Violation(Finding.DEAF, "D takes in nothing any more, from any P")
         if left:
             what = f"{' and '.join(left)} cannot end"
             if self.dead is not None:
-                raise Broken(Finding.PEER, what)
+                raise Violation(Finding.PEER, what)
             waiting = any(room.staging.waiting for room in rooms)
-            raise Broken(Finding.RING if waiting else Finding.STUCK, what)
+            raise Violation(Finding.RING if waiting else Finding.STUCK, what)
         if any(room.cells or room.staging.held or room.staging.waiting for room in rooms) or self.seat is not None:
-            raise Broken(Finding.KEPT, "all have ended")
+            raise Violation(Finding.KEPT, "all have ended")
 
     # Small words.
 
-    def cell(self, room: Room, places: dict[str, Allocation], r: int, i: int, token: int) -> Hashable:
+    def cell(self, room: ExploredRoom, places: dict[str, Allocation], r: int, i: int, token: int) -> Hashable:
         """Where a piece's token lies in a memory."""
         piece = self.pieces[i]
         if self.setting.guards.reserves_whole:

@@ -31,9 +31,9 @@ from pdflow.serving.effects import (
 )
 from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady, PrefillFailed
 from pdflow.serving.prefill import PrefillCore
-from pdflow.serving.sending import ProgressiveSending, Sending, Steps
+from pdflow.serving.sending import ProgressiveSending, RunningSteps, Sending
 from pdflow.serving.staged_sending import Departure, StagedSending
-from pdflow_sim.check.engines.plan import Copied, Plan, Waits, as_it_is, holder, kept
+from pdflow_sim.check.engines.plan import Copied, EnginePlan, WaitsForRoom, as_it_is, holder, kept
 from pdflow_sim.check.engines.roles import BEGUN, COMPUTED, QUEUED, UNREPORTED, Fails, PrefillRole
 
 
@@ -45,7 +45,7 @@ class Chunk(Value, frozen=True, gc=False):
     known: int
 
 
-class Layer(Value, frozen=True, gc=False):
+class LayerOutcome(Value, frozen=True, gc=False):
     """The step that computes a prompt up to this token has computed this layer."""
 
     handle: Handle
@@ -65,11 +65,11 @@ class LayeredPrefillRole(PrefillRole):
     takes = PrefillRole.takes | {PostWrite}
     unfinished = (QUEUED, BEGUN)
 
-    def __init__(self, engine: EngineId, plan: Plan, staging: Staging | None) -> None:
+    def __init__(self, engine: EngineId, plan: EnginePlan, staging: Staging | None) -> None:
         super().__init__(engine, plan.scope)
         self.plan = plan
         self.staging = staging
-        self.steps = Steps(plan.layers)
+        self.steps = RunningSteps(plan.layers)
         self.outgoing: dict[Handle, Departure] = {}
         self.copies: tuple[CopiedOut, ...] = ()
         """What will be said of copies that are under way."""
@@ -132,7 +132,7 @@ class LayeredPrefillRole(PrefillRole):
 
     def says(self, told: list[Any]) -> list[Any]:
         said = super().says(told)
-        return [*said, Waits()] if self.staging is not None and self.staging.waiting else said
+        return [*said, WaitsForRoom()] if self.staging is not None and self.staging.waiting else said
 
     # The engine.
 
@@ -154,7 +154,7 @@ class LayeredPrefillRole(PrefillRole):
         return tuple(found)
 
     def moves(self) -> dict[type, Callable[[Any, Any], None]]:
-        return super().moves() | {Chunk: self.chunk, Layer: self.layer, Copied: self.copied}
+        return super().moves() | {Chunk: self.chunk, LayerOutcome: self.layer, Copied: self.copied}
 
     def chunk(self, core: Core, move: Chunk) -> None:
         self.seq(move.handle, *self.unfinished)
@@ -162,7 +162,7 @@ class LayeredPrefillRole(PrefillRole):
         step = step_of(move.handle, move.known)
         core.feed(core.role, ChunkStarted(move.handle, move.source, move.known, step), 0)
 
-    def layer(self, core: Core, move: Layer) -> None:
+    def layer(self, core: Core, move: LayerOutcome) -> None:
         core.feed(core.role, LayerReady(step_of(move.handle, move.known), move.layer), 0)
 
     def fails(self, core: Core, move: Fails) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from pdflow.methods.method import Conduct, Memory, Method
+from pdflow.methods.method import Conduct, MemoryKind, Method
 from pdflow.methods.staging import KvSize, Staging, staging_of
 from pdflow.protocol.values import Allocation, Value
 from pdflow.serving.events import Handle
@@ -20,7 +20,7 @@ PART = 4096
 """Bytes of one layer of a prompt, as small as a ring has them."""
 
 
-class Waits(Value, frozen=True, gc=False):
+class WaitsForRoom(Value, frozen=True, gc=False):
     """Somebody has no room beside the blocks of this engine yet."""
 
 
@@ -31,7 +31,7 @@ class Copied(Value, frozen=True, gc=False):
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
+class EnginePlan:
     """See the module."""
 
     scope: Scope
@@ -49,11 +49,11 @@ class Plan:
         """P's core hears of more than that a prompt is computed."""
         return self.conduct.early or self.method.staged_at_p
 
-    def memory(self, memory: Memory, prompts: int) -> Staging:
+    def memory(self, memory: MemoryKind, prompts: int) -> Staging:
         """An empty one with room for so many."""
         size = KvSize(self.layers, PART // TOKENS)
         whole = size.layers * PART
-        split = memory is Memory.BUFFER  # Each prompt has a layer on the GPU and one in the host's pool.
+        split = memory is MemoryKind.BUFFER  # Each prompt has a layer on the GPU and one in the host's pool.
         return staging_of(memory, size, prompts * whole, prompts * (PART if split else whole), prompts * PART)
 
 

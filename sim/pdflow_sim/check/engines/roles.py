@@ -82,7 +82,7 @@ class Loads(Value, frozen=True, gc=False):
     handle: Handle
 
 
-class Holds(Value, frozen=True, gc=False):
+class PromptReady(Value, frozen=True, gc=False):
     """P's core tells the protocol of a prompt that can be sent: `all` of it, or its beginning."""
 
     handle: Handle
@@ -114,7 +114,7 @@ class Fails(Value, frozen=True, gc=False):
     handle: Handle
 
 
-class Heard:
+class SchedulerStub:
     """The scheduler's endpoint, as a core sees it here: what it is told is kept, what it has wanted is passed in."""
 
     timed = False
@@ -123,7 +123,7 @@ class Heard:
         self.told: list[Any] = []
 
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
-        if isinstance(event, Wanted):
+        if isinstance(event, RequestedEffects):
             return (event.effect,)
         self.told.append(event)
         return ()
@@ -132,7 +132,7 @@ class Heard:
         return None
 
 
-class Wanted:
+class RequestedEffects:
     """In the place of the event that made an endpoint want this."""
 
     __slots__ = ("effect",)
@@ -186,7 +186,7 @@ class Role:
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
         """What the scheduler's endpoint is told, and what is said to whoever asked. Raises AssertionError for what an
         engine would not bear."""
-        heard, said = Heard(), list[Any]()
+        heard, said = SchedulerStub(), list[Any]()
         port = Port(self.engine, heard, 1)
         core = self.core(port, said)
         move = self.moves().get(type(event))
@@ -195,7 +195,7 @@ class Role:
         elif type(event) in core.rules:
             core.feed(core.role, event, now)
         else:
-            core.feed(port, Wanted(event), now)
+            core.feed(port, RequestedEffects(event), now)
         self.handled(core)
         told = [self.as_told(event) for event in heard.told]
         return (*(Tell(self.engine, event) for event in told), *said, *self.says(told))
@@ -376,7 +376,7 @@ class PrefillRole(Role):
         said: list[Any] = []
         for event in told:
             if isinstance(event, (PrefillBegun, PrefillFinished)):
-                said.append(Holds(event.xid, isinstance(event, PrefillFinished)))
+                said.append(PromptReady(event.xid, isinstance(event, PrefillFinished)))
             elif isinstance(event, SourceWithdrawn):
                 said.append(Withdrawn(event.xid))
         return said

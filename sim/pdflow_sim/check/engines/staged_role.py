@@ -17,7 +17,7 @@ from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import AskForRoom, CopyIn, GiveBackRoom, TakeRoom
 from pdflow.serving.events import CopiedIn, Handle, RoomDue
 from pdflow.serving.landing import StagedLanding
-from pdflow_sim.check.engines.plan import Copied, Plan, Waits, as_it_is, holder, kept
+from pdflow_sim.check.engines.plan import Copied, EnginePlan, WaitsForRoom, as_it_is, holder, kept
 from pdflow_sim.check.engines.roles import LOADING, QUEUED, RUNNING, DecodeRole
 
 BLOCKS = 1000
@@ -30,7 +30,7 @@ class StagedDecodeRole(DecodeRole):
     __slots__ = ("abandoned", "asked", "copies", "copying", "plan", "staging")
     takes = DecodeRole.takes | {Quarantine}
 
-    def __init__(self, engine: EngineId, plan: Plan, staging: Staging) -> None:
+    def __init__(self, engine: EngineId, plan: EnginePlan, staging: Staging) -> None:
         super().__init__(engine, plan.scope)
         self.plan = plan
         self.staging = staging
@@ -101,7 +101,7 @@ class StagedDecodeRole(DecodeRole):
         return msgspec.structs.replace(event, allocation=self.plan.places[event.request_id])
 
     def says(self, told: list[Any]) -> list[Any]:
-        return [Waits()] if self.staging.waiting and not self.asked else []
+        return [WaitsForRoom()] if self.staging.waiting and not self.asked else []
 
     # The engine.
 

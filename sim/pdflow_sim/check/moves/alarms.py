@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pdflow.protocol.events import TimerFired
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow_sim.check.moves.acts import Acts, Move
-from pdflow_sim.check.scopes.scope import BUDGETED_TIMERS, Fault
-from pdflow_sim.check.state.shadow_state import Product
+from pdflow_sim.check.scopes.scope import BUDGETED_TIMERS, FaultKind
+from pdflow_sim.check.state.shadow_state import PromptStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
@@ -22,7 +22,7 @@ class Alarms:
         scope = space.scope
         self.clocks = scope.clocks
         self.by_clocks = not (scope.dialect.control_frames or scope.horizon)
-        self._fired: dict[tuple[int, int, int], tuple[Fault | None, int]] = {}
+        self._fired: dict[tuple[int, int, int], tuple[FaultKind | None, int]] = {}
         self._moves: dict[tuple[int, int, int], tuple[Move, ...]] = {}
 
     def acts(self) -> Acts:
@@ -74,7 +74,7 @@ def fires_by_clocks(space: StateSpace, state: State, timer: Timer) -> bool:
     cluster, ghost = space.cluster, space.ghost_of(state)
     if timer.kind is TimerKind.RECLAIM:
         under_way = any(state[space.first_link : space.bag]) or space.bags.values[state[space.bag]]
-        held = any(product in (Product.QUEUED, Product.HELD) for product in ghost.products)
+        held = any(product in (PromptStage.QUEUED, PromptStage.HELD) for product in ghost.products)
         orphans = any(getattr(space.body(state, node), "cells", None) for node in cluster.orphans)
         return not under_way and not held and not orphans and not space.ops_of(state)
     if timer.kind is not TimerKind.LEASE or not space.scope.pulls:

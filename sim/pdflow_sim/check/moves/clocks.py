@@ -26,7 +26,7 @@ from pdflow.protocol.values import NEVER, Instant
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.scopes.scope import ENDLESS
 from pdflow_sim.check.state.cluster import TRANSPORT_TICKS, role_of
-from pdflow_sim.check.state.shadow_state import AGE, ENDED_ERR, FLYING, TOLD, Broken, Product, Stage
+from pdflow_sim.check.state.shadow_state import AGE, ENDED_ERR, FLYING, TOLD, Broken, PromptStage, RequestStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
@@ -131,7 +131,7 @@ class Clocks:
             return False
         ghost = self.space.ghost_of(state)
         return any(
-            stage == Stage.UNBORN and ghost.products[product] == Product.HELD
+            stage == RequestStage.UNBORN and ghost.products[product] == PromptStage.HELD
             for stage, product in zip(ghost.stages, self.space.cluster.product_of, strict=True)
         )
 

@@ -24,7 +24,7 @@ from pdflow_sim.check.routed.cluster import RoutedCluster
 from pdflow_sim.check.routed.judge import RoutedJudge
 from pdflow_sim.check.routed.routed import RouterDriver
 from pdflow_sim.check.scopes.scope import Scope
-from pdflow_sim.check.state.cluster import Cluster
+from pdflow_sim.check.state.cluster import ScopeCluster
 from pdflow_sim.check.state.invariant_checker import Judge
 from pdflow_sim.check.state.space import StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
@@ -40,7 +40,7 @@ def relation(scope: Scope) -> Relation:
 
 def plain(scope: Scope) -> Components:
     """Engines without clocks, and what a router might do at any moment."""
-    cluster = Cluster(scope)
+    cluster = ScopeCluster(scope)
     space = StateSpace(cluster, Judge(cluster))
     turns = TurnRunner(space)
     return composed(space, turns, Engines(space, turns), OneSided(space, turns))
@@ -106,7 +106,7 @@ def timed(base: Components) -> Components:
 
 def by_method(scope: Scope) -> Components:
     """By a transfer method: engines and operations are others."""
-    cluster = Cluster(scope)
+    cluster = ScopeCluster(scope)
     assert cluster.plan is not None
     space = StateSpace(cluster, Judge(cluster))
     turns = TurnRunner(space)

@@ -9,16 +9,16 @@ from pdflow.protocol.values import Address
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.engines import Engines
 from pdflow_sim.check.moves.onesided import Operations
-from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import role_of
-from pdflow_sim.check.state.shadow_state import Product, Stage
+from pdflow_sim.check.state.shadow_state import PromptStage, RequestStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
 AFTER_P: dict[int, int] = {
-    Product.HELD: Product.RELEASED,
-    Product.QUEUED: Product.DEAD,
-    Product.COMPUTED: Product.DEAD,
+    PromptStage.HELD: PromptStage.RELEASED,
+    PromptStage.QUEUED: PromptStage.DEAD,
+    PromptStage.COMPUTED: PromptStage.DEAD,
 }
 """What becomes of P's prompts."""
 
@@ -45,8 +45,8 @@ class Deaths:
                 if scope.orphan and engine < scope.p_engines and not lives[engine]:
                     yield ("outlive", engine)
 
-    def death_of(self, engine: int) -> Fault:
-        return Fault.P_RESTART if role_of(self.cluster.engines[engine]) == "P" else Fault.D_RESTART
+    def death_of(self, engine: int) -> FaultKind:
+        return FaultKind.P_RESTART if role_of(self.cluster.engines[engine]) == "P" else FaultKind.D_RESTART
 
     def lost_by(self, state: State, move: Move) -> list[int]:
         """The links between engines on which everything is lost with one of them."""
@@ -66,12 +66,12 @@ class Deaths:
         self.operations.engine_dies(draft, name)
         for product, now in enumerate(space.ghost_of(draft).products):
             if cluster.p_of[product].engine == name:
-                if now in (Product.QUEUED, Product.COMPUTED):
+                if now in (PromptStage.QUEUED, PromptStage.COMPUTED):
                     self.engines.report(draft, product, False)
                 space.put_ghost(draft, "products", product, AFTER_P.get(now, now))
         for i, stage in enumerate(space.ghost_of(draft).stages):
-            if cluster.d_of[i].engine == name and stage != Stage.UNBORN:
-                space.put_ghost(draft, "stages", i, Stage.FREED)
+            if cluster.d_of[i].engine == name and stage != RequestStage.UNBORN:
+                space.put_ghost(draft, "stages", i, RequestStage.FREED)
                 space.put_ghost(draft, "barred", i, cluster.everything)
         lives = space.ghost_of(draft).lives[engine] + 1
         space.put_ghost(draft, "lives", engine, lives)

@@ -8,13 +8,13 @@ from pdflow.protocol.ids import KvParams
 from pdflow.serving.events import DecodeRequested, PrefillReported, RequestAborted
 from pdflow_sim.check.engines.roles import Admits, Computes, Ends, Fails, Preempts, Reports
 from pdflow_sim.check.moves.acts import Acts, Move
-from pdflow_sim.check.scopes.scope import TOKENS, Fault
+from pdflow_sim.check.scopes.scope import TOKENS, FaultKind
 from pdflow_sim.check.state.cluster import DIGEST
-from pdflow_sim.check.state.shadow_state import DECODING, FLYING, Broken, Ghost, Product, Stage
+from pdflow_sim.check.state.shadow_state import DECODING, FLYING, Broken, Ghost, PromptStage, RequestStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
-ANSWERED = (Product.HELD, Product.RELEASED, Product.DEAD)
+ANSWERED = (PromptStage.HELD, PromptStage.RELEASED, PromptStage.DEAD)
 """P has said what became of the prompt."""
 
 
@@ -27,7 +27,13 @@ class Engines:
         self.cluster = space.cluster
         self.scope = space.scope
         self.judge = space.judge
-        self.abortable = (Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN, Stage.ADMITTED, *DECODING * self.cluster.decodes)
+        self.abortable = (
+            RequestStage.KNOWN,
+            RequestStage.ENQUEUED,
+            RequestStage.GIVEN,
+            RequestStage.ADMITTED,
+            *DECODING * self.cluster.decodes,
+        )
         self.routed = self.scope.attempts > 0
         """The router's endpoint dispatches decode legs, takes them back, and reports how prefill legs ended."""
 
@@ -54,33 +60,33 @@ class Engines:
 
     def prompt_moves(self, ghost: Ghost, left: tuple[int, ...]) -> Iterator[Move]:
         for i, product in enumerate(ghost.products):
-            if product == Product.QUEUED:
+            if product == PromptStage.QUEUED:
                 yield ("finish", i)
-                if left[Fault.PREFILL_ABORT]:
+                if left[FaultKind.PREFILL_ABORT]:
                     yield ("abort prefill", i)
-            elif product == Product.COMPUTED:
+            elif product == PromptStage.COMPUTED:
                 yield ("finish", i)
-            if self.scope.late and left[Fault.ABORT] and product in (Product.QUEUED, Product.COMPUTED):
+            if self.scope.late and left[FaultKind.ABORT] and product in (PromptStage.QUEUED, PromptStage.COMPUTED):
                 yield ("cancel prefill", i)
 
     def request_moves(self, ghost: Ghost, left: tuple[int, ...]) -> Iterator[Move]:
         early = self.scope.concurrent and not self.scope.pulls
         for i, stage in enumerate(ghost.stages):
-            if stage == Stage.UNBORN:
+            if stage == RequestStage.UNBORN:
                 if not self.routed and (early or ghost.products[self.cluster.product_of[i]] in ANSWERED):
                     yield ("decode", i)
-            elif stage == Stage.ENQUEUED:
+            elif stage == RequestStage.ENQUEUED:
                 if self.scope.hit_tokens == TOKENS:
                     yield ("hit", i)
                 elif not self.scope.pool or not self.taken(ghost, i):
                     yield ("admit", i)
-            elif stage == Stage.GIVEN:
+            elif stage == RequestStage.GIVEN:
                 yield ("report", i)
             elif self.scope.decodes and stage in DECODING:
                 yield ("end", i)
-                if left[Fault.PREEMPT] and stage == Stage.COMMITTED:
+                if left[FaultKind.PREEMPT] and stage == RequestStage.COMMITTED:
                     yield ("preempt", i)
-            if left[Fault.ABORT] and not self.routed and stage in self.abortable:
+            if left[FaultKind.ABORT] and not self.routed and stage in self.abortable:
                 yield ("abort", i)
 
     # P's engine.
@@ -88,8 +94,8 @@ class Engines:
     def finish(self, draft: Draft, move: Move) -> None:
         """P has computed a prompt."""
         cluster, i = self.cluster, move[1]
-        if self.scope.late and self.space.ghost_of(draft).products[i] == Product.QUEUED:
-            self.space.put_ghost(draft, "products", i, Product.COMPUTED)
+        if self.scope.late and self.space.ghost_of(draft).products[i] == PromptStage.QUEUED:
+            self.space.put_ghost(draft, "products", i, PromptStage.COMPUTED)
             self.at_p(draft, i, Computes(cluster.xids[i], cluster.sources[i]))
             return
         said = Reports(cluster.xids[i]) if self.scope.late else Computes(cluster.xids[i], cluster.sources[i])
@@ -99,10 +105,10 @@ class Engines:
     def cancel_prefill(self, draft: Draft, move: Move) -> None:
         """The prefill leg is taken back. What P has computed stays."""
         i = move[1]
-        self.space.spend(draft, Fault.ABORT)
-        queued = self.space.ghost_of(draft).products[i] == Product.QUEUED
+        self.space.spend(draft, FaultKind.ABORT)
+        queued = self.space.ghost_of(draft).products[i] == PromptStage.QUEUED
         if queued:
-            self.space.put_ghost(draft, "products", i, Product.DEAD)
+            self.space.put_ghost(draft, "products", i, PromptStage.DEAD)
         else:
             self.judge.goal("taken back too late")
         self.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
@@ -111,8 +117,8 @@ class Engines:
 
     def abort_prefill(self, draft: Draft, move: Move) -> None:
         i = move[1]
-        self.space.spend(draft, Fault.PREFILL_ABORT)
-        self.space.put_ghost(draft, "products", i, Product.DEAD)
+        self.space.spend(draft, FaultKind.PREFILL_ABORT)
+        self.space.put_ghost(draft, "products", i, PromptStage.DEAD)
         self.at_p(draft, i, Fails(self.cluster.xids[i]))
         self.report(draft, i, False)
 
@@ -124,7 +130,10 @@ class Engines:
         """The router tells D how a prefill leg ended, which vllm-compat rests on."""
         if not self.scope.dialect.control_frames and not self.routed:
             for i, request_id in enumerate(self.cluster.requests):
-                if self.cluster.product_of[i] == product and self.space.ghost_of(draft).stages[i] != Stage.UNBORN:
+                if (
+                    self.cluster.product_of[i] == product
+                    and self.space.ghost_of(draft).stages[i] != RequestStage.UNBORN
+                ):
                     self.at_d(draft, i, PrefillReported(request_id, ok))
 
     # D's engine.
@@ -138,16 +147,16 @@ class Engines:
         space, cluster, i = self.space, self.cluster, move[1]
         product = cluster.product_of[i]
         xid = cluster.xids[product]
-        answered = space.ghost_of(draft).products[product] in (Product.HELD, Product.RELEASED)
+        answered = space.ghost_of(draft).products[product] in (PromptStage.HELD, PromptStage.RELEASED)
         if self.scope.pulls and answered:
             params = self.judge.params[xid]
         else:
             params = KvParams(cluster.p_of[product], xid, cluster.prefill_ids[product], TOKENS)
-        space.put_ghost(draft, "stages", i, Stage.KNOWN)
+        space.put_ghost(draft, "stages", i, RequestStage.KNOWN)
         self.requested_at_d(draft, i, params)
         now = space.ghost_of(draft).products[product]
-        if not self.scope.dialect.control_frames and now not in (Product.QUEUED, Product.COMPUTED):
-            self.at_d(draft, i, PrefillReported(cluster.requests[i], now != Product.DEAD))
+        if not self.scope.dialect.control_frames and now not in (PromptStage.QUEUED, PromptStage.COMPUTED):
+            self.at_d(draft, i, PrefillReported(cluster.requests[i], now != PromptStage.DEAD))
 
     def requested_at_d(self, draft: Draft, i: int, params: KvParams) -> None:
         cluster = self.cluster
@@ -157,22 +166,22 @@ class Engines:
     def admit(self, draft: Draft, move: Move) -> None:
         """D's engine has a seat and blocks for it."""
         i = move[1]
-        self.space.put_ghost(draft, "stages", i, Stage.GIVEN if self.scope.late else Stage.ADMITTED)
+        self.space.put_ghost(draft, "stages", i, RequestStage.GIVEN if self.scope.late else RequestStage.ADMITTED)
         self.at_d(draft, i, Admits(self.cluster.requests[i], self.cluster.targets[i], self.scope.hit_tokens))
 
     def report_admitted(self, draft: Draft, move: Move) -> None:
         """And says so."""
-        self.space.put_ghost(draft, "stages", move[1], Stage.ADMITTED)
+        self.space.put_ghost(draft, "stages", move[1], RequestStage.ADMITTED)
         self.at_d(draft, move[1], Reports(self.cluster.requests[move[1]]))
 
     def preempt(self, draft: Draft, move: Move) -> None:
         """D's engine takes the blocks of a request that it decodes."""
         space, i = self.space, move[1]
-        space.spend(draft, Fault.PREEMPT)
+        space.spend(draft, FaultKind.PREEMPT)
         flying = [space.operations(op)[2] for op, flags in space.ops_of(draft) if flags & FLYING]
         if any(self.judge.request_of(effect) == i for effect in flying):
             raise Broken("S1", f"blocks of {self.cluster.requests[i]} are others', and something may land in them")
-        space.put_ghost(draft, "stages", i, Stage.PREEMPTED)
+        space.put_ghost(draft, "stages", i, RequestStage.PREEMPTED)
         self.at_d(draft, i, Preempts(self.cluster.requests[i]))
 
     def end(self, draft: Draft, move: Move) -> None:
@@ -182,7 +191,9 @@ class Engines:
     def taken(self, ghost: Ghost, i: int) -> bool:
         """Whether another request still holds the blocks that this one would get. Decoding takes no time here."""
         pool, d_of = self.scope.pool, self.cluster.d_of
-        holding = (Stage.GIVEN, Stage.ADMITTED, Stage.RESOLVED) + (Stage.COMMITTED,) * self.scope.decodes
+        holding = (RequestStage.GIVEN, RequestStage.ADMITTED, RequestStage.RESOLVED) + (
+            RequestStage.COMMITTED,
+        ) * self.scope.decodes
         return any(
             stage in holding and j % pool == i % pool and d_of[j] is d_of[i] for j, stage in enumerate(ghost.stages)
         )
@@ -191,13 +202,13 @@ class Engines:
         """The whole prompt is in D's prefix cache: nothing has to land."""
         i = move[1]
         self.space.put_ghost(draft, "landed", i, self.cluster.everything)
-        self.space.put_ghost(draft, "stages", i, Stage.ADMITTED)
+        self.space.put_ghost(draft, "stages", i, RequestStage.ADMITTED)
         self.at_d(draft, i, Admits(self.cluster.requests[i], self.cluster.targets[i], TOKENS))
 
     def abort(self, draft: Draft, move: Move) -> None:
         """The client gives up."""
         i = move[1]
-        self.space.spend(draft, Fault.ABORT)
+        self.space.spend(draft, FaultKind.ABORT)
         decodes = self.space.ghost_of(draft).stages[i] in DECODING
         self.at_d(draft, i, RequestAborted(self.cluster.requests[i]))
         if decodes and self.space.ghost_of(draft).stages[i] in DECODING:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pdflow.protocol.events import PeerLost
 from pdflow_sim.check.moves.acts import Acts, Move
-from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
@@ -49,11 +49,11 @@ class Frames:
             if state[first + link]:
                 yield ("deliver", link)
                 if link < self.cluster.between_engines:
-                    if left[Fault.DROP]:
+                    if left[FaultKind.DROP]:
                         yield ("drop", link)
-                    if left[Fault.DELAY]:
+                    if left[FaultKind.DELAY]:
                         yield ("delay", link)
-                    if left[Fault.DUP]:
+                    if left[FaultKind.DUP]:
                         yield ("duplicate", link)
 
     def late_moves(self, state: State) -> Iterator[Move]:
@@ -63,7 +63,7 @@ class Frames:
 
     def losses(self, state: State) -> Iterator[Move]:
         """To connections."""
-        if self.space.left(state)[Fault.LOSE]:
+        if self.space.left(state)[FaultKind.LOSE]:
             for link in range(self.cluster.between_engines):
                 yield ("lose", link)
 
@@ -92,16 +92,16 @@ class Frames:
         return found
 
     def drop(self, draft: Draft, move: Move) -> None:
-        self.space.spend(draft, Fault.DROP)
+        self.space.spend(draft, FaultKind.DROP)
         self.take(draft, move[1])
 
     def delay(self, draft: Draft, move: Move) -> None:
         """Later frames overtake this one."""
-        self.space.spend(draft, Fault.DELAY)
+        self.space.spend(draft, FaultKind.DELAY)
         self._keep(draft, move[1], self.take(draft, move[1]))
 
     def duplicate(self, draft: Draft, move: Move) -> None:
-        self.space.spend(draft, Fault.DUP)
+        self.space.spend(draft, FaultKind.DUP)
         self._keep(draft, move[1], self._split(draft[self.space.first_link + move[1]])[0])
 
     def _keep(self, draft: Draft, link: int, frame: int) -> None:
@@ -119,6 +119,6 @@ class Frames:
     def lose(self, draft: Draft, move: Move) -> None:
         """A connection breaks at one end: what it had under way towards the other is gone."""
         name, peer = self.cluster.links[move[1]]
-        self.space.spend(draft, Fault.LOSE)
+        self.space.spend(draft, FaultKind.LOSE)
         draft[self.space.first_link + move[1]] = 0
         self.turns.event(draft, name, PeerLost(peer))

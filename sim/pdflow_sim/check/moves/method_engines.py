@@ -17,22 +17,22 @@ from pdflow.protocol.producer.cell import ProducerCell
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.values import NEVER, Address, Allocation
 from pdflow.serving.events import PromptWithdrawn, RequestAborted, RoomDue
-from pdflow_sim.check.engines.layered_role import Chunk, Layer, LayeredPrefillRole
-from pdflow_sim.check.engines.plan import Copied, Plan
+from pdflow_sim.check.engines.layered_role import Chunk, LayeredPrefillRole, LayerOutcome
+from pdflow_sim.check.engines.plan import Copied, EnginePlan
 from pdflow_sim.check.engines.roles import BEGUN, QUEUED, Admits, Computes, Fails, Reports
 from pdflow_sim.check.engines.staged_role import BLOCKS, StagedDecodeRole
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.engines import Engines
-from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, Fault
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, FaultKind
 from pdflow_sim.check.state.cluster import role_of
-from pdflow_sim.check.state.shadow_state import Broken, Product
+from pdflow_sim.check.state.shadow_state import Broken, PromptStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
 OF_LAYERED = frozenset({"finish", "abort prefill", "cancel prefill"})
 OF_STAGED = frozenset({"admit", "report", "end", "preempt"})
 """Moves that any other engine has, by the ghosts."""
-BUDGETED = {"abort prefill": Fault.PREFILL_ABORT, "cancel prefill": Fault.ABORT, "preempt": Fault.PREEMPT}
+BUDGETED = {"abort prefill": FaultKind.PREFILL_ABORT, "cancel prefill": FaultKind.ABORT, "preempt": FaultKind.PREEMPT}
 
 
 def chunks_of(method: Method) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def chunks_of(method: Method) -> tuple[int, ...]:
 class MethodEngines:
     """The moves of a method's engines: those of any engines, in `plain`, as far as these have no others."""
 
-    def __init__(self, space: StateSpace, turns: TurnRunner, plain: Engines, plan: Plan) -> None:
+    def __init__(self, space: StateSpace, turns: TurnRunner, plain: Engines, plan: EnginePlan) -> None:
         cluster = space.cluster
         self.space = space
         self.turns = turns
@@ -80,9 +80,9 @@ class MethodEngines:
                 yield move
 
     def withdrawals(self, state: State) -> Iterator[Move]:
-        if self.space.left(state)[Fault.WITHDRAW]:
+        if self.space.left(state)[FaultKind.WITHDRAW]:
             for i, product in enumerate(self.space.ghost_of(state).products):
-                if product == Product.HELD:
+                if product == PromptStage.HELD:
                     yield ("withdraw", i)
 
     def chosen(self, state: State) -> list[Move]:
@@ -128,7 +128,7 @@ class MethodEngines:
     def _first_part(self, draft: Draft, i: int) -> None:
         """A first part of a prompt is computed: a layer of it, or a chunk."""
         self._chunk(draft, i, self.chunks[0])
-        self.plain.at_p(draft, i, Layer(self.cluster.xids[i], self.chunks[0], 0))
+        self.plain.at_p(draft, i, LayerOutcome(self.cluster.xids[i], self.chunks[0], 0))
 
     def _chunk(self, draft: Draft, i: int, known: int) -> None:
         self.plain.at_p(draft, i, Chunk(self.cluster.xids[i], self.cluster.sources[i], known))
@@ -149,21 +149,21 @@ class MethodEngines:
                 self._first_part(draft, i)
             for known in self.chunks[1:]:
                 self._chunk(draft, i, known)
-                self.plain.at_p(draft, i, Layer(xid, known, 0))
+                self.plain.at_p(draft, i, LayerOutcome(xid, known, 0))
             for layer in range(1, self.plan.layers):
-                self.plain.at_p(draft, i, Layer(xid, self.chunks[-1], layer))
-        if self.space.ghost_of(draft).products[i] == Product.QUEUED:
-            self.space.put_ghost(draft, "products", i, Product.COMPUTED)
+                self.plain.at_p(draft, i, LayerOutcome(xid, self.chunks[-1], layer))
+        if self.space.ghost_of(draft).products[i] == PromptStage.QUEUED:
+            self.space.put_ghost(draft, "products", i, PromptStage.COMPUTED)
         self.plain.at_p(draft, i, Computes(xid, source))
         self.plain.report(draft, i, True)
 
     def abort_prefill(self, draft: Draft, move: Move) -> None:
         """Of one that has begun the protocol knows, and releases it."""
         i = move[1]
-        if self.space.ghost_of(draft).products[i] == Product.QUEUED:
+        if self.space.ghost_of(draft).products[i] == PromptStage.QUEUED:
             self.plain.abort_prefill(draft, move)
             return
-        self.space.spend(draft, Fault.PREFILL_ABORT)
+        self.space.spend(draft, FaultKind.PREFILL_ABORT)
         self.judge.goal("given up while being computed")
         self.plain.at_p(draft, i, Fails(self.cluster.xids[i]))
 
@@ -171,16 +171,16 @@ class MethodEngines:
         """The prefill leg is taken back. Of what has been computed, or has begun, the lease decides, or the core."""
         i = move[1]
         product = self.space.ghost_of(draft).products[i]
-        if product in (Product.QUEUED, Product.COMPUTED):
+        if product in (PromptStage.QUEUED, PromptStage.COMPUTED):
             self.plain.cancel_prefill(draft, move)
             return
-        self.space.spend(draft, Fault.ABORT)
+        self.space.spend(draft, FaultKind.ABORT)
         self.judge.goal("given up while being computed")
         self.plain.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
 
     def withdraw(self, draft: Draft, move: Move) -> None:
         """P's memory wants this prompt's room for what is not in this world."""
-        self.space.spend(draft, Fault.WITHDRAW)
+        self.space.spend(draft, FaultKind.WITHDRAW)
         self.plain.at_p(draft, move[1], PromptWithdrawn(self.cluster.xids[move[1]]))
 
     # D's engine.

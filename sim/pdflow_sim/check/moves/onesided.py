@@ -10,7 +10,7 @@ from pdflow.protocol.events import ReadEnded, Received, WriteEnded
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.values import Address
 from pdflow_sim.check.moves.acts import Acts, Move
-from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import FIRST_LIFE, SOURCE
 from pdflow_sim.check.state.shadow_state import (
     ENDED_ERR,
@@ -22,7 +22,7 @@ from pdflow_sim.check.state.shadow_state import (
     READING,
     TOLD,
     Content,
-    Product,
+    PromptStage,
 )
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
@@ -93,7 +93,7 @@ class OneSided:
                         yield ("read", i)
                     if landed < read:
                         yield ("land", i)
-                if can_fail(flags) and left[Fault.ERR]:
+                if can_fail(flags) and left[FaultKind.ERR]:
                     yield ("error", i)
             yield from self.handle_moves(i, flags, left)
 
@@ -102,7 +102,7 @@ class OneSided:
         """Whatever its pieces do: its notice arrives, its handle ends."""
         if flags & NOTICE:
             yield ("notice", i)
-            if left[Fault.DROP]:
+            if left[FaultKind.DROP]:
                 yield ("lose notice", i)
         if flags & (ENDED_OK | ENDED_ERR):
             yield ("ended", i)
@@ -139,7 +139,7 @@ class OneSided:
         product = self.cluster.product_of[request]
         if isinstance(effect, PostWrite):
             product = effect.source.generation - SOURCE
-        if self.space.ghost_of(draft).products[product] != Product.HELD:
+        if self.space.ghost_of(draft).products[product] != PromptStage.HELD:
             self.space.put_ghost(draft, "content", request, Content.STALE)
 
     def land(self, draft: Draft, move: Move) -> None:
@@ -168,7 +168,7 @@ class OneSided:
 
     def error(self, draft: Draft, move: Move) -> None:
         """A handle ends badly, which says nothing of its bytes."""
-        self.space.spend(draft, Fault.ERR)
+        self.space.spend(draft, FaultKind.ERR)
         self.space.put_flags(draft, move[1], self.space.ops_of(draft)[move[1]][1] | ENDED_ERR)
 
     def notice(self, draft: Draft, move: Move) -> None:
@@ -186,7 +186,7 @@ class OneSided:
         self.turns.turn(draft, at, event)
 
     def lose_notice(self, draft: Draft, move: Move) -> None:
-        self.space.spend(draft, Fault.DROP)
+        self.space.spend(draft, FaultKind.DROP)
         self.space.put_flags(draft, move[1], self.space.ops_of(draft)[move[1]][1] & ~NOTICE)
 
     def ended(self, draft: Draft, move: Move) -> None:

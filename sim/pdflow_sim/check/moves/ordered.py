@@ -16,28 +16,28 @@ from pdflow_sim.check.moves.acts import Move, Reads
 from pdflow_sim.check.moves.alarms import Alarms
 from pdflow_sim.check.moves.compose import plain, routed
 from pdflow_sim.check.moves.relation import Relation
-from pdflow_sim.check.scopes.scope import BUDGETED_TIMERS, Fault, Scope
+from pdflow_sim.check.scopes.scope import BUDGETED_TIMERS, FaultKind, Scope
 from pdflow_sim.check.search.swarm import quiet
 from pdflow_sim.check.state.space import State
 
-FREE = len(Fault)
+FREE = len(FaultKind)
 """The place, after every budget, of one that is never spent."""
 PRICES = {
-    "abort": Fault.ABORT,
-    "abort prefill": Fault.PREFILL_ABORT,
-    "cancel prefill": Fault.ABORT,
-    "delay": Fault.DELAY,
-    "drop": Fault.DROP,
-    "duplicate": Fault.DUP,
-    "error": Fault.ERR,
-    "flush fails": Fault.ERR,
-    "hang up": Fault.ABORT,
-    "lose": Fault.LOSE,
-    "lose notice": Fault.DROP,
-    "outlive": Fault.P_RESTART,
-    "preempt": Fault.PREEMPT,
-    "unreachable": Fault.UNREACHABLE,
-    "withdraw": Fault.WITHDRAW,
+    "abort": FaultKind.ABORT,
+    "abort prefill": FaultKind.PREFILL_ABORT,
+    "cancel prefill": FaultKind.ABORT,
+    "delay": FaultKind.DELAY,
+    "drop": FaultKind.DROP,
+    "duplicate": FaultKind.DUP,
+    "error": FaultKind.ERR,
+    "flush fails": FaultKind.ERR,
+    "hang up": FaultKind.ABORT,
+    "lose": FaultKind.LOSE,
+    "lose notice": FaultKind.DROP,
+    "outlive": FaultKind.P_RESTART,
+    "preempt": FaultKind.PREEMPT,
+    "unreachable": FaultKind.UNREACHABLE,
+    "withdraw": FaultKind.WITHDRAW,
 }
 Priced: TypeAlias = tuple[tuple[Move, int], ...]
 """Moves, each with the place of the budget that it spends."""
@@ -58,7 +58,7 @@ class Ordered:
         self.begin = self.turns.start()
         self.twist = 0
         """Moves come in the same order, but begin elsewhere: another fair schedule for the same end."""
-        self.unlimited = space.budgets.of((1,) * len(Fault))
+        self.unlimited = space.budgets.of((1,) * len(FaultKind))
         self.known: list[dict[tuple[int, ...], Priced]] = [{} for _ in Reads]
         """By what decides them."""
         self.alarms: dict[tuple[int, int], Priced] = {}

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from pdflow.methods.lanes import Lanes, lane_rules
-from pdflow.methods.shipment import Ending, Piece
+from pdflow.methods.shipment import Piece, ShipmentEnd
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of
 from pdflow.protocol.values import Address
 from pdflow.serving.effects import OfferPiece, WithdrawPieces
-from pdflow_sim.check.engines.plan import Plan
+from pdflow_sim.check.engines.plan import EnginePlan
 from pdflow_sim.check.moves.acts import Act, Acts, Move
 from pdflow_sim.check.moves.method_engines import MethodEngines
 from pdflow_sim.check.moves.onesided import OneSided, can_fail
-from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import SOURCE
 from pdflow_sim.check.state.shadow_state import (
     ENDED_ERR,
@@ -56,7 +56,7 @@ class PieceOperations:
 
     split = True
 
-    def __init__(self, space: StateSpace, turns: TurnRunner, engines: MethodEngines, plan: Plan) -> None:
+    def __init__(self, space: StateSpace, turns: TurnRunner, engines: MethodEngines, plan: EnginePlan) -> None:
         cluster = space.cluster
         self.space = space
         self.turns = turns
@@ -222,7 +222,7 @@ class PieceOperations:
             if flags & FLYING and not flags & (ENDED_ERR | TOLD):
                 for k in range(len(self.progress_of(flags).air)):
                     yield ("land", i, k)
-                if can_fail(flags) and left[Fault.ERR]:
+                if can_fail(flags) and left[FaultKind.ERR]:
                     yield ("error", i)
             yield from self.whole.handle_moves(i, flags, left)
 
@@ -241,7 +241,7 @@ class PieceOperations:
                 yield ("read", places[rank, found[0]])
             lanes = self.lanes(state, rank)
             for one in lanes.open_operations():
-                if lanes.ending(one) is Ending.STOPPED:
+                if lanes.ending(one) is ShipmentEnd.STOPPED:
                     yield ("ended", places[rank, one])
 
     # What it does.
@@ -310,7 +310,7 @@ class PieceOperations:
             return
         node, _, effect = self.space.operations(op)
         lanes, progress = self.lanes(draft, node), self.progress_of(flags)
-        assert lanes.ending(effect.op) is Ending.STOPPED
+        assert lanes.ending(effect.op) is ShipmentEnd.STOPPED
         self.put_lanes(draft, node, lanes)
         self.judge.goal("stopped between two pieces" if progress.posted else "stopped before the first piece")
         # What is in the air may land, whatever the handle says: nothing is, unless the Shipment is wrong.
@@ -351,4 +351,4 @@ class PieceOperations:
 
 def _was_sent(lanes: Lanes[Op], op: Op) -> bool:
     """Told once. One that has stopped stays open until its owner is told."""
-    return lanes.fork().ending(op) is Ending.SENT and lanes.ending(op) is Ending.SENT
+    return lanes.fork().ending(op) is ShipmentEnd.SENT and lanes.ending(op) is ShipmentEnd.SENT

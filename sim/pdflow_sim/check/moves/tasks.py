@@ -10,12 +10,12 @@ from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.values import Address, Xid
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.onesided import Operations, cut, other_end
-from pdflow_sim.check.scopes.scope import Fault
-from pdflow_sim.check.state.shadow_state import ENDED_OK, FLYING, TOLD, Stage
+from pdflow_sim.check.scopes.scope import FaultKind
+from pdflow_sim.check.state.shadow_state import ENDED_OK, FLYING, TOLD, RequestStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
-BEFORE_GRANT = (Stage.UNBORN, Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN)
+BEFORE_GRANT = (RequestStage.UNBORN, RequestStage.KNOWN, RequestStage.ENQUEUED, RequestStage.GIVEN)
 """P has no grant of such a request."""
 
 
@@ -44,9 +44,9 @@ class Tasks:
         for i, (kind, node, about) in enumerate(self.space.tasks_of(state)):
             if kind != "flush" or self.operations.flushed(state, node, about):
                 yield ("task", i)
-            if kind == "handshake" and left[Fault.UNREACHABLE]:
+            if kind == "handshake" and left[FaultKind.UNREACHABLE]:
                 yield ("unreachable", i)
-            if kind == "flush" and left[Fault.ERR]:
+            if kind == "flush" and left[FaultKind.ERR]:
                 yield ("flush fails", i)
 
     def end(self, draft: Draft, move: Move) -> None:
@@ -112,12 +112,12 @@ class Tasks:
 
     def unreachable(self, draft: Draft, move: Move) -> None:
         """A handshake fails."""
-        self.space.spend(draft, Fault.UNREACHABLE)
+        self.space.spend(draft, FaultKind.UNREACHABLE)
         _, node, peer = self.space.take_task(draft, move[1])
         self.turns.event(draft, self.cluster.nodes[node], HandshakeEnded(self.cluster.nodes[peer], False, 0))
 
     def flush_fails(self, draft: Draft, move: Move) -> None:
         """What was posted may have landed, or not."""
-        self.space.spend(draft, Fault.ERR)
+        self.space.spend(draft, FaultKind.ERR)
         _, node, peer = self.space.take_task(draft, move[1])
         self.turns.event(draft, self.cluster.nodes[node], FlushEnded(self.cluster.nodes[peer], False))

@@ -6,23 +6,23 @@ from typing import Literal
 
 from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.values import RequestId
-from pdflow.routing.answer import Answer, Ending, Piece
+from pdflow.routing.answer import Answer, Ending, PieceUse
 from pdflow_sim.check.mutants.mutant import Mutant, Swap
 from pdflow_sim.check.scopes.scope import Scope
 
 
-def _any_attempts(self: Answer, attempt: RequestId) -> Piece:
+def _any_attempts(self: Answer, attempt: RequestId) -> PieceUse:
     if self.over:
-        return Piece.DROP
+        return PieceUse.DROP
     if self.streaming is not None:
-        return Piece.PASS
+        return PieceUse.PASS
     self.streaming = attempt
-    return Piece.FIRST
+    return PieceUse.FIRST
 
 
-def _unreported(self: Answer, attempt: RequestId) -> Piece:
+def _unreported(self: Answer, attempt: RequestId) -> PieceUse:
     piece = _piece_came(self, attempt)
-    return Piece.PASS if piece is Piece.FIRST else piece
+    return PieceUse.PASS if piece is PieceUse.FIRST else piece
 
 
 def _error_in_any_case(self: Answer, outcome: Literal["completed", "failed", "cancelled"]) -> Ending:

@@ -41,7 +41,7 @@ from pdflow.protocol.producer.cell import CancelReceived, ProducerCell, Producer
 from pdflow.protocol.producer.cell import Stepped as ProducerStepped
 from pdflow.protocol.producer.writes import cancelled, cancelled_in_flight, end_registration
 from pdflow.protocol.values import Instant
-from pdflow_sim.check.mutants.mutant import Mutant, Row, Swap
+from pdflow_sim.check.mutants.mutant import Mutant, Swap, TableRow
 from pdflow_sim.check.scopes.scope import Scope
 
 # The request's end taken for its blocks'.
@@ -151,14 +151,14 @@ BLOCKS: tuple[Mutant, ...] = (
         name="deadline-frees",
         drops="A deadline resolves the request, not its blocks. A WRITE would land in what is somebody else's.",
         source="1.3(f) 3; 7.4; C6; H6",
-        patches=(Row(RULES, (WAITING, RequestDoomed), _doomed_and_freed),),
+        patches=(TableRow(RULES, (WAITING, RequestDoomed), _doomed_and_freed),),
         breaks="S1",
     ),
     Mutant(
         name="abort-frees",
         drops="An abort resolves the request, not its blocks. A WRITE would land in what is somebody else's.",
         source="7.4; R10",
-        patches=(Row(RULES, (WAITING, DecodeAborted), _aborted_and_freed),),
+        patches=(TableRow(RULES, (WAITING, DecodeAborted), _aborted_and_freed),),
         breaks="S1",
     ),
     Mutant(
@@ -188,7 +188,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="resolved-at-every-deadline",
         drops="A request has one outcome.",
         source="S6; R49",
-        patches=(Row(RULES, (WAITING, RequestDoomed), _resolved_twice),),
+        patches=(TableRow(RULES, (WAITING, RequestDoomed), _resolved_twice),),
         scope=Scope(deadline=1, stall=1),
         breaks="S6",
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pdflow.protocol.consumer.cell import WAITING, RequestDoomed
 from pdflow.protocol.consumer.rules import RULES
 from pdflow.protocol.dialect import VLLM_COMPAT
-from pdflow_sim.check.mutants.mutant import Mutant, Row
+from pdflow_sim.check.mutants.mutant import Mutant, TableRow
 from pdflow_sim.check.scopes.scope import TOKENS, Scope
 
 COMPAT: tuple[Mutant, ...] = (
@@ -88,7 +88,7 @@ COMPAT: tuple[Mutant, ...] = (
         name="compat-watchdog-logs",
         drops="D's watchdog resolves the request. It would wait, and renew P's lease, for ever.",
         source="C6; R21; R23; L4",
-        patches=(Row(RULES, (WAITING, RequestDoomed)),),
+        patches=(TableRow(RULES, (WAITING, RequestDoomed)),),
         scope=Scope(dialect=VLLM_COMPAT, drop=1),
         breaks="L",
     ),

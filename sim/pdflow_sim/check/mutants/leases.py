@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdflow.protocol.consumer.reads import ConsumerReads, Read
+from pdflow.protocol.consumer.reads import ConsumerReads, ReadCell
 from pdflow.protocol.effects import NOTHING, Effects, ReadWord, ReleaseBlocks, Send, Tell
 from pdflow.protocol.events import PairLanded, ReadEnded, ShardReleased, SourceReady, WordRead
 from pdflow.protocol.messages import Code, Register, Release, Sync, Taken
@@ -24,7 +24,7 @@ from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.producer.writes import shard_taken
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Address, Instant, Xid
-from pdflow_sim.check.mutants.mutant import Mutant, Row, Swap
+from pdflow_sim.check.mutants.mutant import Mutant, Swap, TableRow
 from pdflow_sim.check.scopes.scope import Scope
 
 # A lease's end leaves its entry behind, and a renewal takes it for a living one.
@@ -134,7 +134,7 @@ _word_read = ConsumerReads.word_read
 _post = ConsumerReads.post
 
 
-def _word_first(self: ConsumerReads, read: Read) -> Effects:
+def _word_first(self: ConsumerReads, read: ReadCell) -> Effects:
     self.reads[read.op] = read.with_posted()
     return (ReadWord(read.op, read.source, read.params.words[read.op.p_rank].index),)
 
@@ -180,7 +180,7 @@ LEASES: tuple[Mutant, ...] = (
         name="expiry-frees-under-a-write",
         drops="A lease's end waits for the WRITEs in flight. The NIC would read blocks that are somebody else's.",
         source="1.3(f) 1; 7.4; C3; R01",
-        patches=(Row(RULES, (IN_FLIGHT, LeaseEnded), expired_unclaimed),),
+        patches=(TableRow(RULES, (IN_FLIGHT, LeaseEnded), expired_unclaimed),),
         breaks="S2",
     ),
     Mutant(
@@ -195,7 +195,7 @@ LEASES: tuple[Mutant, ...] = (
         drops="A lease that has ended is renewed by nobody. A WRITE would be posted from freed blocks.",
         source="1.3(f) 8; 7.4",
         patches=(
-            Row(RULES, (LEASED, LeaseEnded), _expired_but_kept),
+            TableRow(RULES, (LEASED, LeaseEnded), _expired_but_kept),
             Swap(_frames_registered, _refused_if_expired),
             Swap(ProducerCells.renew, _revived),
         ),

@@ -25,7 +25,7 @@ from pdflow.version import compiled
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.scopes.scope import Scope
-from pdflow_sim.check.state.cluster import Cluster
+from pdflow_sim.check.state.cluster import ScopeCluster
 
 MISSING: Any = object()
 
@@ -43,7 +43,7 @@ class Swap:
 
 
 @attrs.frozen
-class Row:
+class TableRow:
     """Another rule in a row of a table, or none: an event without a rule does nothing."""
 
     table: dict[Any, Any]
@@ -51,7 +51,7 @@ class Row:
     new: Any = MISSING
 
 
-Patch: TypeAlias = Swap | Row
+Patch: TypeAlias = Swap | TableRow
 
 
 @attrs.frozen(kw_only=True)
@@ -96,7 +96,7 @@ class Mutant:
                     undo.append(change.undo)
                     change.do()
             if self.guards:
-                change = _in_namespace(Cluster, "__init__", Cluster.__init__, self._cluster_without_guards())
+                change = _in_namespace(ScopeCluster, "__init__", ScopeCluster.__init__, self._cluster_without_guards())
                 undo.append(change.undo)
                 change.do()
             yield
@@ -104,10 +104,10 @@ class Mutant:
             for back in reversed(undo):
                 back()
 
-    def _cluster_without_guards(self) -> Callable[[Cluster, Scope], None]:
-        made = Cluster.__init__
+    def _cluster_without_guards(self) -> Callable[[ScopeCluster, Scope], None]:
+        made = ScopeCluster.__init__
 
-        def without_guards(cluster: Cluster, scope: Scope) -> None:
+        def without_guards(cluster: ScopeCluster, scope: Scope) -> None:
             made(cluster, self.scope_with(scope))
 
         return without_guards
@@ -120,7 +120,7 @@ class _Change:
 
 
 def _changes(patch: Patch) -> Iterator[_Change]:
-    if isinstance(patch, Row):
+    if isinstance(patch, TableRow):
         yield _in_table(patch.table, patch.key, patch.new)
         return
     found = [*_holders(patch.old)]

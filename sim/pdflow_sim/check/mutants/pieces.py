@@ -41,7 +41,7 @@ from pdflow.protocol.producer.writes import (
 )
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import NEVER, Instant
-from pdflow_sim.check.mutants.mutant import Mutant, Row, Swap
+from pdflow_sim.check.mutants.mutant import Mutant, Swap, TableRow
 from pdflow_sim.check.scopes.scope import Scope
 
 # What a WRITE that was stopped has done.
@@ -168,7 +168,7 @@ PIECES: tuple[Mutant, ...] = (
         name="the-last-stop-decides",
         drops="One WRITE of several that was stopped is enough. Where another ended well after it, P would say SENT.",
         source="7.4 CANCEL; S7; R16",
-        patches=(Row(RULES, (IN_FLIGHT, WriteEnded), _last_handle_decides),),
+        patches=(TableRow(RULES, (IN_FLIGHT, WriteEnded), _last_handle_decides),),
         scope=Scope(method="nixl-push", progressive=True, d_tp=2, clocks=False),
         breaks="S7",
     ),
@@ -176,7 +176,7 @@ PIECES: tuple[Mutant, ...] = (
         name="a-stop-settles-an-error",
         drops="A WRITE that ends badly is fenced, stopped or not. P would free what may still be read from.",
         source="7.4 F10; R17",
-        patches=(Row(RULES, (IN_FLIGHT, WriteEnded), _stopped_is_settled),),
+        patches=(TableRow(RULES, (IN_FLIGHT, WriteEnded), _stopped_is_settled),),
         scope=Scope(method="cpu-staged", err=1),
         breaks="S2",
     ),
@@ -224,7 +224,7 @@ PIECES: tuple[Mutant, ...] = (
         name="given-up-and-not-stopped",
         drops="A prompt that is given up stops its WRITE. The pieces that it waits for would never come.",
         source="L1; L2",
-        patches=(Row(RULES, (IN_FLIGHT, PrefillEnded)),),
+        patches=(TableRow(RULES, (IN_FLIGHT, PrefillEnded)),),
         scope=GIVEN_UP,
         breaks="L",
     ),
@@ -232,7 +232,7 @@ PIECES: tuple[Mutant, ...] = (
         name="given-up-before-its-write",
         drops="A prompt that is given up calls off a WRITE that waits for its connection. It would never end.",
         source="L1; L2; R02",
-        patches=(Row(RULES, (READY, PrefillEnded)),),
+        patches=(TableRow(RULES, (READY, PrefillEnded)),),
         scope=GIVEN_UP,
         breaks="L",
     ),
@@ -240,7 +240,7 @@ PIECES: tuple[Mutant, ...] = (
         name="given-up-and-unclaimed",
         drops="A prompt that is given up and that nobody has come for is let go of. No lease would ever end it.",
         source="L2",
-        patches=(Row(RULES, (LEASED, PrefillEnded)),),
+        patches=(TableRow(RULES, (LEASED, PrefillEnded)),),
         scope=GIVEN_UP,
         breaks="L",
     ),
@@ -272,7 +272,7 @@ PIECES: tuple[Mutant, ...] = (
         name="complete-and-not-leased",
         drops="The lease begins when a prompt is complete. P would keep for ever what nobody comes for.",
         source="7.4; L2",
-        patches=(Row(RULES, (LEASED, SourceCompleted)),),
+        patches=(TableRow(RULES, (LEASED, SourceCompleted)),),
         scope=Scope(method="cpu-staged", drop=1),
         breaks="L",
     ),

@@ -21,7 +21,7 @@ from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.producer.writes import end_registration, refused
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Address, Instant, Xid
-from pdflow_sim.check.mutants.mutant import Mutant, Row, Swap
+from pdflow_sim.check.mutants.mutant import Mutant, Swap, TableRow
 from pdflow_sim.check.scopes.scope import Scope
 
 # Said again.
@@ -238,7 +238,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="prefill-end-unheard",
         drops="A prefill that ends without KV ends what waits for it. D would wait until its deadline.",
         source="7.4",
-        patches=(Row(RULES, (OPEN, PrefillEnded)),),
+        patches=(TableRow(RULES, (OPEN, PrefillEnded)),),
         scope=Scope(prefill_abort=1),
         breaks="L",
     ),

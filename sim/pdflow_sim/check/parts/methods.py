@@ -9,17 +9,17 @@ from rich.table import Table
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.methods.catalogue import METHODS
-from pdflow_sim.check.datapath.rows import Row, row, wanted
-from pdflow_sim.check.parts.part import Answer, Options, answer
+from pdflow_sim.check.datapath.rows import DataPathRow, row, wanted
+from pdflow_sim.check.parts.part import CheckOptions, PartResult, answer
 from pdflow_sim.check.report import Counter
 
 
-def methods(options: Options, console: Console) -> Answer:
+def methods(options: CheckOptions, console: Console) -> PartResult:
     """Each explored; 0 if every row is as its table expects. With --only, what is found is told as well."""
     names = [name for name in METHODS if options.wants(name)]
     if not names:
         raise ScenarioError([Problem("--only", "", f"no method has {options.only!r} in its name")])
-    ended: list[Row] = []
+    ended: list[DataPathRow] = []
     seconds: list[float] = []
     stopped = False
     until_s = options.until_s
@@ -55,7 +55,7 @@ def methods(options: Options, console: Console) -> Answer:
     return answer(found, not_so=any(not one.ok for one in ended), stopped=stopped)
 
 
-def _table(ended: list[Row]) -> Table:
+def _table(ended: list[DataPathRow]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("method", no_wrap=True)
     table.add_column("dialect", no_wrap=True)
@@ -68,7 +68,7 @@ def _table(ended: list[Row]) -> Table:
     return table
 
 
-def _words(one: Row) -> str:
+def _words(one: DataPathRow) -> str:
     words = [finding.value for finding in one.stories]
     if one.missed:
         words.append(f"missed: {', '.join(one.missed)}")

@@ -11,11 +11,11 @@ from rich.text import Text
 from pdflow.errors import Problem, ScenarioError
 from pdflow_sim.check.mutants.catalogue import MUTANTS
 from pdflow_sim.check.mutants.hunt import Kill, as_expected, hunt
-from pdflow_sim.check.parts.part import Answer, Options, answer
+from pdflow_sim.check.parts.part import CheckOptions, PartResult, answer
 from pdflow_sim.check.report import Counter
 
 
-def mutants(options: Options, console: Console) -> Answer:
+def mutants(options: CheckOptions, console: Console) -> PartResult:
     """Every mutant, one after the other: a patch is the whole process's."""
     wanted = [mutant for mutant in MUTANTS.values() if options.wants(mutant.name)]
     if options.dialect:

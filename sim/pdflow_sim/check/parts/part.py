@@ -15,7 +15,7 @@ from pdflow_sim.check.counterexamples.counterexample import StoryFile
 
 
 @attrs.frozen(kw_only=True)
-class Options:
+class CheckOptions:
     """What the command was asked for."""
 
     dialect: str | None = None
@@ -41,16 +41,16 @@ class Options:
 
 
 @attrs.frozen
-class Answer:
+class PartResult:
     """What one part of a check came to, and its rows for --json."""
 
     code: int
     rows: list[dict[str, Any]]
 
 
-def answer(rows: list[dict[str, Any]], *, not_so: bool, stopped: bool) -> Answer:
+def answer(rows: list[dict[str, Any]], *, not_so: bool, stopped: bool) -> PartResult:
     """What was found counts more than what was not looked at."""
-    return Answer(EXIT_NOT_SO if not_so else EXIT_BUDGET if stopped else EXIT_DONE, rows)
+    return PartResult(EXIT_NOT_SO if not_so else EXIT_BUDGET if stopped else EXIT_DONE, rows)
 
 
 class CannotKeepError(PdflowError):

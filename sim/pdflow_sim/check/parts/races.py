@@ -9,21 +9,21 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow_sim.check.parts.part import Answer, Options, answer
+from pdflow_sim.check.parts.part import CheckOptions, PartResult, answer
 from pdflow_sim.check.races.catalogue import RACES
-from pdflow_sim.check.races.verdict import Row
+from pdflow_sim.check.races.verdict import RaceRow
 from pdflow_sim.check.races.verdict import rows as looked_at
 from pdflow_sim.check.report import Counter
 
 
-def races(options: Options, console: Console) -> Answer:
+def races(options: CheckOptions, console: Console) -> PartResult:
     """Each searched again; 0 if every row is as its table expects."""
     wanted = [number for number, race in RACES.items() if options.wants(f"{number} {race.name}")]
     if not wanted:
         raise ScenarioError([Problem("--only", "", f"no race has {options.only!r} in its name")])
     dialects = [options.dialect] if options.dialect else []
     budget_s = float("inf") if options.budget_s is None else options.budget_s
-    ended: list[Row] = []
+    ended: list[RaceRow] = []
     try:
         with Counter("races", quiet=options.json) as counter:
             for row in looked_at(budget_s, wanted, dialects, time.monotonic):
@@ -60,7 +60,7 @@ def races(options: Options, console: Console) -> Answer:
     )
 
 
-def _table(ended: list[Row]) -> Table:
+def _table(ended: list[RaceRow]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("race", no_wrap=True)
     dialects = list(dict.fromkeys(name for row in ended for name in row.found))

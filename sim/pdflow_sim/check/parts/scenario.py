@@ -10,17 +10,16 @@ from rich.console import Console
 from pdflow.errors import InvariantError
 from pdflow.scenario.reading.load import load
 from pdflow_sim.check.counterexamples.trace import follow
-from pdflow_sim.check.parts.part import Answer, Options, answer
+from pdflow_sim.check.parts.part import CheckOptions, PartResult, answer
 from pdflow_sim.check.report import Counter
 
 DEFAULT_S = 30.0
 SEEDS = 100
 
 
-def scenario(file: str, options: Options, console: Console) -> Answer:
+def scenario(file: str, options: CheckOptions, console: Console) -> PartResult:
     """S1 to S9 on every event of every run; every request ends, nothing is left. At least one seed."""
-    from pdflow_sim.run import Options as RunOptions
-    from pdflow_sim.run import prepare, run
+    from pdflow_sim.run import RunOptions, prepare, run
 
     until_s = time.monotonic() + (options.budget_s or DEFAULT_S)
     rows = []
@@ -46,7 +45,7 @@ def scenario(file: str, options: Options, console: Console) -> Answer:
     return answer(rows, not_so=broken > 0, stopped=False)
 
 
-def trace(file: str, record: Path, console: Console) -> Answer:
+def trace(file: str, record: Path, console: Console) -> PartResult:
     """Raises TraceDiffersError."""
     found = follow(load(file), record)
     console.print(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from rich.console import Console
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow_sim.check.parts.part import Answer, Options, answer, keep
+from pdflow_sim.check.parts.part import CheckOptions, PartResult, answer, keep
 from pdflow_sim.check.report import Board, reductions, scopes_table
 from pdflow_sim.check.scopes.catalogue import SCOPES
 from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.search.workers import Searched, search_all
 
 
-def chosen(options: Options) -> list[Named]:
+def chosen(options: CheckOptions) -> list[Named]:
     """The scopes that the options name. Raises ScenarioError if there are none."""
     found = [
         named
@@ -26,7 +26,7 @@ def chosen(options: Options) -> list[Named]:
     return found
 
 
-def scopes(options: Options, console: Console) -> Answer:
+def scopes(options: CheckOptions, console: Console) -> PartResult:
     """Every state of every scope."""
     wanted = chosen(options)
     ended: list[Searched] = []

@@ -11,15 +11,15 @@ from pdflow_sim.check.counterexamples.counterexample import Information
 from pdflow_sim.check.counterexamples.replay import record
 from pdflow_sim.check.counterexamples.shrink import shrink
 from pdflow_sim.check.moves.compose import relation
-from pdflow_sim.check.parts.part import Answer, Options, answer, keep
+from pdflow_sim.check.parts.part import CheckOptions, PartResult, answer, keep
 from pdflow_sim.check.report import Counter
-from pdflow_sim.check.search.campaign import Failure, Task, Walked, walks
+from pdflow_sim.check.search.campaign import Failure, Walked, WalkTask, walks
 
 DEFAULT_S = 30.0
 RUNS = 10_000_000
 
 
-def walk(options: Options, console: Console) -> Answer:
+def walk(options: CheckOptions, console: Console) -> PartResult:
     """As many seeds as are asked for, or as the time allows, of each dialect in turn."""
     wanted = [DIALECTS[options.dialect]] if options.dialect else [STRICT, VLLM_COMPAT]
     each_s = (options.budget_s or (DEFAULT_S if options.runs is None else float("inf"))) / len(wanted)
@@ -53,7 +53,7 @@ def walk(options: Options, console: Console) -> Answer:
     return answer(rows, not_so=any(row["broken"] for row in rows), stopped=stopped)
 
 
-def _walked(dialect: Dialect, options: Options, each_s: float) -> Walked:
+def _walked(dialect: Dialect, options: CheckOptions, each_s: float) -> Walked:
     until_s = time.monotonic() + each_s
     with Counter(f"{dialect.name} walks", quiet=options.json) as counter:
 
@@ -62,10 +62,10 @@ def _walked(dialect: Dialect, options: Options, each_s: float) -> Walked:
             return False
 
         seeds = range(options.seed, options.seed + (options.runs or RUNS))
-        return walks(Task(dialect=dialect), seeds, jobs=options.jobs, until_s=until_s, tick=tick)
+        return walks(WalkTask(dialect=dialect), seeds, jobs=options.jobs, until_s=until_s, tick=tick)
 
 
-def _told(failure: Failure, dialect: Dialect, options: Options) -> str:
+def _told(failure: Failure, dialect: Dialect, options: CheckOptions) -> str:
     """Where the shrunk story of a failure is."""
     short = shrink(failure.scope, failure.names, failure.invariant)
     information = Information(seed=failure.seed, scheduler=failure.scheduler)

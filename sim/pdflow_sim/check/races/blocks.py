@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdflow_sim.check.races import points as at
-from pdflow_sim.check.races.race import Breaks, Holds, Passes, Race, Residual, Unmodelled, told_by
+from pdflow_sim.check.races.race import Breaks, InvariantHolds, Passes, Race, Residual, Unmodelled, told_by
 from pdflow_sim.check.scopes.scope import TOKENS, Scope
 
 ONE_OWNER = "cannot arise: one endpoint owns lease and match, and takes one event at a time"
@@ -120,7 +120,7 @@ DESTINATION = (
         source="#32255, merged; sglang #24527",
         scope=Scope(deadline=0, stall=0),
         points=(at.abort_under_write,),
-        stock=Holds("S1"),
+        stock=InvariantHolds("S1"),
         compat=Passes(),
         strict=Passes(),
     ),
@@ -188,7 +188,7 @@ DESTINATION = (
         source="#56104, merged",
         scope=Scope(pulls=True, p_tp=2, err=1, abort=0, deadline=0, stall=0),
         points=(at.sibling_ends_badly,),
-        stock=Holds("S1"),
+        stock=InvariantHolds("S1"),
         compat=Passes(),
         strict=Passes(),
     ),
@@ -232,7 +232,7 @@ DESTINATION = (
         source="analysis",
         scope=Scope(pulls=True, d_tp=2, err=1, abort=0, deadline=0, stall=0),
         points=(at.sibling_ends_badly,),
-        stock=Holds("S1"),
+        stock=InvariantHolds("S1"),
         compat=Passes(),
         strict=Passes(),
     ),

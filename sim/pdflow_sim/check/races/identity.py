@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdflow_sim.check.races import points as at
 from pdflow_sim.check.races.blocks import UNIQUE
-from pdflow_sim.check.races.race import Breaks, Holds, Passes, Race, Residual, Unmodelled, told_by
+from pdflow_sim.check.races.race import Breaks, InvariantHolds, Passes, Race, Residual, Unmodelled, told_by
 from pdflow_sim.check.scopes.scope import Scope
 
 MINTED = "which ids an engine and a proxy mint for a prompt's legs is not the connector's; here a router mints them"
@@ -135,7 +135,7 @@ OUTCOMES = (
         source="#46240, #53049, #54518",
         scope=Scope(deadline=0, stall=0),
         points=(at.completion_after_abort,),
-        stock=Holds("S6"),
+        stock=InvariantHolds("S6"),
         compat=Passes(),
         strict=Passes(),
     ),

@@ -33,7 +33,7 @@ class OutOfTime(Exception):  # noqa: N818 (what happened)
 
 
 @attrs.frozen
-class Seen:
+class SearchOutcome:
     """What a search for a story came to."""
 
     story: Story | None
@@ -61,17 +61,17 @@ class Passing:
         return self.world.apply(state, move)
 
 
-def through(world: Transitions, points: tuple[Point, ...], invariant: str, stop: Stop) -> Seen:
+def through(world: Transitions, points: tuple[Point, ...], invariant: str, stop: Stop) -> SearchOutcome:
     """The shortest story through all points that breaks this invariant; for one of L, to a state that cannot end well.
     Raises OutOfTime."""
     parents, found = _search(world, points, stop, broken=invariant)
     reached = any(passed for passed, _ in parents)
     if isinstance(found, Story):
-        return Seen(found, len(parents), True)
+        return SearchOutcome(found, len(parents), True)
     if invariant.startswith("L"):
         last = [node for node in parents if node[0] == len(points)]
-        return Seen(_lifeless(world, parents, last, invariant, stop), len(parents), reached)
-    return Seen(None, len(parents), reached)
+        return SearchOutcome(_lifeless(world, parents, last, invariant, stop), len(parents), reached)
+    return SearchOutcome(None, len(parents), reached)
 
 
 def well_ended(world: Transitions, point: Point, stop: Stop) -> tuple[Move, ...]:

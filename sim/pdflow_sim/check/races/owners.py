@@ -26,7 +26,7 @@ from pdflow_sim.check.moves.components import Components
 from pdflow_sim.check.moves.compose import plain
 from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.scopes.scope import Scope
-from pdflow_sim.check.state.shadow_state import Broken, Product
+from pdflow_sim.check.state.shadow_state import Broken, PromptStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 
 WRITER = "P.r0"
@@ -52,13 +52,13 @@ class SplitLease:
             self.plain(draft, move)
             return
         product = space.cluster.xids.index(str(timer.key))
-        if space.ghost_of(draft).products[product] == Product.HELD:
-            space.put_ghost(draft, "products", product, Product.RELEASED)
+        if space.ghost_of(draft).products[product] == PromptStage.HELD:
+            space.put_ghost(draft, "products", product, PromptStage.RELEASED)
             return
         # The writer lets go of what is gone already: not a second release.
-        space.put_ghost(draft, "products", product, Product.HELD)
+        space.put_ghost(draft, "products", product, PromptStage.HELD)
         self.plain(draft, move)
-        space.put_ghost(draft, "products", product, Product.RELEASED)
+        space.put_ghost(draft, "products", product, PromptStage.RELEASED)
 
 
 class RaisingWriter:
@@ -101,7 +101,7 @@ class Poison:
         """It is drained before whatever has come from D: agents' notifications are drained in the agents' order."""
         space, writer = self.space, self.writer
         waits = state[writer.to_come] and state[space.first_link + writer.inbox]
-        if waits and space.ghost_of(state).products[0] == Product.HELD and self._matches(state):
+        if waits and space.ghost_of(state).products[0] == PromptStage.HELD and self._matches(state):
             yield ("poison", 0)
 
     def _matches(self, state: State) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pdflow_sim.check.races.catalogue import GROUPS
 from pdflow_sim.check.races.race import SEARCHED, Race, ToldBy, Unmodelled
-from pdflow_sim.check.races.verdict import Found, Row, rows
+from pdflow_sim.check.races.verdict import RaceOutcome, RaceRow, rows
 
 HEAD = """\
 # Races
@@ -45,13 +45,13 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def line(row: Row) -> str:
+def line(row: RaceRow) -> str:
     race = row.race
     cells = [short(race, dialect, found) for dialect, found in row.found.items()]
     return f"| {race.number} {race.name} | {race.line} | {race.source} | {' | '.join(cells)} |\n"
 
 
-def short(race: Race, dialect: str, found: Found) -> str:
+def short(race: Race, dialect: str, found: RaceOutcome) -> str:
     """A cell of the table."""
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
@@ -59,7 +59,7 @@ def short(race: Race, dialect: str, found: Found) -> str:
     return "test" if isinstance(shown, ToldBy) and found.ok else found.words
 
 
-def shown_by(row: Row) -> Iterator[str]:
+def shown_by(row: RaceRow) -> Iterator[str]:
     """Where each is shown, dialects with the same words together."""
     said: dict[str, list[str]] = {}
     for dialect, found in row.found.items():
@@ -69,7 +69,7 @@ def shown_by(row: Row) -> Iterator[str]:
         yield f"{row.race.number}{who[words]}: {words}."
 
 
-def _said(race: Race, dialect: str, found: Found) -> str:
+def _said(race: Race, dialect: str, found: RaceOutcome) -> str:
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
         return f"not modelled, {shown.why}"

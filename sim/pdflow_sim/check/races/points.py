@@ -13,7 +13,16 @@ from pdflow_sim.check.moves.acts import Move
 from pdflow_sim.check.races.owners import stands_between
 from pdflow_sim.check.races.race import Point
 from pdflow_sim.check.state.cluster import SOURCE
-from pdflow_sim.check.state.shadow_state import ENDED_ERR, ENDED_OK, FLYING, PIECE, READING, TOLD, Product, Stage
+from pdflow_sim.check.state.shadow_state import (
+    ENDED_ERR,
+    ENDED_OK,
+    FLYING,
+    PIECE,
+    READING,
+    TOLD,
+    PromptStage,
+    RequestStage,
+)
 from pdflow_sim.check.state.space import State, StateSpace
 
 Judged: TypeAlias = Callable[[StateSpace, State, Move], bool]
@@ -58,11 +67,11 @@ def of_p(space: StateSpace, state: State, move: Move) -> bool:
 
 
 def held(space: StateSpace, state: State, product: int = 0) -> bool:
-    return space.ghost_of(state).products[product] == Product.HELD
+    return space.ghost_of(state).products[product] == PromptStage.HELD
 
 
 def released(space: StateSpace, state: State) -> bool:
-    return space.ghost_of(state).products[0] == Product.RELEASED
+    return space.ghost_of(state).products[0] == PromptStage.RELEASED
 
 
 def stage(space: StateSpace, state: State) -> int:
@@ -82,7 +91,7 @@ def lease_ends_under_write(space: StateSpace, state: State, move: Move) -> bool:
 
 @point("the connection that a WRITE waits for is there, and the prompt is not")
 def connected_too_late(space: StateSpace, state: State, move: Move) -> bool:
-    late = move[0] == "task" and released(space, state) and stage(space, state) == Stage.ADMITTED
+    late = move[0] == "task" and released(space, state) and stage(space, state) == RequestStage.ADMITTED
     return late and of_p(space, state, move)
 
 
@@ -100,12 +109,12 @@ def admitted_too_late(space: StateSpace, state: State, move: Move) -> bool:
 def interest(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "deliver" or type(frame(space, state, move)) not in (Heartbeat, Sync):
         return False
-    return stage(space, state) == Stage.ENQUEUED and held(space, state)
+    return stage(space, state) == RequestStage.ENQUEUED and held(space, state)
 
 
 @point("its lease ends all the same")
 def lease_ends_in_queue(space: StateSpace, state: State, move: Move) -> bool:
-    queued = lease_ends(space, state, move) and stage(space, state) == Stage.ENQUEUED
+    queued = lease_ends(space, state, move) and stage(space, state) == RequestStage.ENQUEUED
     return queued and held(space, state)
 
 
@@ -124,7 +133,7 @@ def evicted_between_check_and_write(space: StateSpace, state: State, move: Move)
 @point("a stranger's registration without its fields is drained before another request's registration")
 def poison_before_registration(space: StateSpace, state: State, move: Move) -> bool:
     """The first request needs its prompt no more: it is the other one that is lost."""
-    if move[0] != "poison" or space.ghost_of(state).stages != (Stage.FREED, Stage.ADMITTED):
+    if move[0] != "poison" or space.ghost_of(state).stages != (RequestStage.FREED, RequestStage.ADMITTED):
         return False
     frames = space.chans.values[state[space.first_link + space.cluster.link_of["D.r0", "P.r0"]]]
     return any(isinstance(space.frames.values[waiting], Register) for waiting in frames)
@@ -140,12 +149,12 @@ def abort_under_write(space: StateSpace, state: State, move: Move) -> bool:
 
 @point("the client gives up before D has blocks for it")
 def abort_before_blocks(space: StateSpace, state: State, move: Move) -> bool:
-    return move[0] == "abort" and stage(space, state) < Stage.ADMITTED and held(space, state)
+    return move[0] == "abort" and stage(space, state) < RequestStage.ADMITTED and held(space, state)
 
 
 @point("a retry's prompt is finished beside the registration of an attempt that is over")
 def stale_registration(space: StateSpace, state: State, move: Move) -> bool:
-    if move[0] != "finish" or move[1] != 1 or stage(space, state) < Stage.RESOLVED:
+    if move[0] != "finish" or move[1] != 1 or stage(space, state) < RequestStage.RESOLVED:
         return False
     first = space.cluster.requests[0]
     cells = space.body(state, "P.r0").cells.values()
@@ -163,7 +172,7 @@ def foreign_lands(space: StateSpace, state: State, move: Move) -> bool:
 
 @point("a registration arrives when its request is over")
 def registration_too_late(space: StateSpace, state: State, move: Move) -> bool:
-    if move[0] not in ("deliver", "late") or stage(space, state) < Stage.COMMITTED:
+    if move[0] not in ("deliver", "late") or stage(space, state) < RequestStage.COMMITTED:
         return False
     what = frame(space, state, move)
     return type(what) is Register and what.reg.request_id == space.cluster.requests[0]
@@ -171,7 +180,7 @@ def registration_too_late(space: StateSpace, state: State, move: Move) -> bool:
 
 @point("a copy of a registration arrives at the rank of P whose half has landed, and the other's has not")
 def copy_after_half(space: StateSpace, state: State, move: Move) -> bool:
-    if move[0] != "late" or stage(space, state) != Stage.ADMITTED:
+    if move[0] != "late" or stage(space, state) != RequestStage.ADMITTED:
         return False
     cluster, what, landed = space.cluster, frame(space, state, move), space.ghost_of(state).landed[0]
     _, to = cluster.links[space.bags.values[state[space.bag]][move[1]][0]]
@@ -183,7 +192,7 @@ def copy_after_half(space: StateSpace, state: State, move: Move) -> bool:
 
 @point("P dies while D holds blocks of an aborted request")
 def p_dies_after_abort(space: StateSpace, state: State, move: Move) -> bool:
-    return move == ("restart", 0) and stage(space, state) == Stage.RESOLVED
+    return move == ("restart", 0) and stage(space, state) == RequestStage.RESOLVED
 
 
 @point("one handle has ended badly and its sibling may still land")
@@ -216,7 +225,7 @@ def error_after_landing(space: StateSpace, state: State, move: Move) -> bool:
 
 
 def error_heard(space: StateSpace, state: State, move: Move) -> bool:
-    return bool(operation(space, state, move)[1] & ENDED_ERR) and stage(space, state) == Stage.ADMITTED
+    return bool(operation(space, state, move)[1] & ENDED_ERR) and stage(space, state) == RequestStage.ADMITTED
 
 
 @point("P is told that a WRITE has failed for which D waits")
@@ -226,12 +235,12 @@ def write_fails(space: StateSpace, state: State, move: Move) -> bool:
 
 @point("P cannot reach a D that waits")
 def p_cannot_reach_d(space: StateSpace, state: State, move: Move) -> bool:
-    return move[0] == "unreachable" and stage(space, state) == Stage.ADMITTED and of_p(space, state, move)
+    return move[0] == "unreachable" and stage(space, state) == RequestStage.ADMITTED and of_p(space, state, move)
 
 
 @point("a registration arrives after the lease")
 def registration_after_lease(space: StateSpace, state: State, move: Move) -> bool:
-    late = move[0] == "deliver" and released(space, state) and stage(space, state) == Stage.ADMITTED
+    late = move[0] == "deliver" and released(space, state) and stage(space, state) == RequestStage.ADMITTED
     return late and type(frame(space, state, move)) is Register
 
 
@@ -272,19 +281,19 @@ def two_candidates(space: StateSpace, state: State, move: Move) -> bool:
 
 @point("a prompt is finished that a dead D has registered for")
 def d_is_another(space: StateSpace, state: State, move: Move) -> bool:
-    if move[0] != "finish" or not space.ghost_of(state).lives[1] or stage(space, state) != Stage.FREED:
+    if move[0] != "finish" or not space.ghost_of(state).lives[1] or stage(space, state) != RequestStage.FREED:
         return False
     return any(cell.grants for cell in space.body(state, "P.r0").cells.values())
 
 
 @point("P dies with a prompt that D waits for")
 def p_dies(space: StateSpace, state: State, move: Move) -> bool:
-    return move == ("restart", 0) and stage(space, state) == Stage.ADMITTED and held(space, state)
+    return move == ("restart", 0) and stage(space, state) == RequestStage.ADMITTED and held(space, state)
 
 
 @point("the completion of an aborted request arrives")
 def completion_after_abort(space: StateSpace, state: State, move: Move) -> bool:
-    return move[0] == "notice" and stage(space, state) == Stage.RESOLVED
+    return move[0] == "notice" and stage(space, state) == RequestStage.RESOLVED
 
 
 @point("a younger prompt's lease ends before an older one's")

@@ -39,7 +39,7 @@ class Breaks:
 
 
 @attrs.frozen
-class Holds:
+class InvariantHolds:
     """Nothing that goes through the first point breaks this invariant; what else breaks in this dialect does not
     count."""
 
@@ -77,8 +77,8 @@ class Unmodelled:
     why: str
 
 
-Shown: TypeAlias = Breaks | Holds | Passes | Residual | ToldBy | Unmodelled
-SEARCHED = (Breaks, Holds, Passes, Residual)
+Shown: TypeAlias = Breaks | InvariantHolds | Passes | Residual | ToldBy | Unmodelled
+SEARCHED = (Breaks, InvariantHolds, Passes, Residual)
 
 
 @attrs.frozen(kw_only=True)

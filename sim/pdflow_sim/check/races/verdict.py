@@ -12,11 +12,11 @@ from pdflow.protocol.dialect import DIALECTS
 from pdflow_sim.check.counterexamples.counterexample import Information, StoryFile, Verdict
 from pdflow_sim.check.counterexamples.replay import named, record
 from pdflow_sim.check.races.catalogue import RACES
-from pdflow_sim.check.races.look import OutOfTime, Seen, Stop, through, well_ended, whole
+from pdflow_sim.check.races.look import OutOfTime, SearchOutcome, Stop, through, well_ended, whole
 from pdflow_sim.check.races.race import (
     SEARCHED,
     Breaks,
-    Holds,
+    InvariantHolds,
     Passes,
     Point,
     Race,
@@ -34,7 +34,7 @@ class NoSuchRaceError(PdflowError):
 
 
 @attrs.frozen(kw_only=True)
-class Found:
+class RaceOutcome:
     """What became of a race in one dialect."""
 
     words: str
@@ -51,11 +51,11 @@ class Found:
 
 
 @attrs.frozen
-class Row:
+class RaceRow:
     """One race in the dialects, in the table's order."""
 
     race: Race
-    found: dict[str, Found]
+    found: dict[str, RaceOutcome]
     seconds: float
 
     @property
@@ -77,7 +77,7 @@ def run(
     only: Collection[str] = (),
     dialects: Collection[str] = (),
     clock: Callable[[], float] = timeless,
-) -> list[Row]:
+) -> list[RaceRow]:
     """Every row of the table, or of these races and dialects alone."""
     return list(rows(budget_s, only, dialects, clock))
 
@@ -87,14 +87,14 @@ def rows(
     only: Collection[str] = (),
     dialects: Collection[str] = (),
     clock: Callable[[], float] = timeless,
-) -> Iterator[Row]:
+) -> Iterator[RaceRow]:
     """The same, each as soon as it is known. When the budget is spent, what is left is said to be stopped."""
     until = clock() + budget_s
     for race in [known(number) for number in only] if only else RACES.values():
         began = clock()
         wanted = [name for name in race.shown if not dialects or name in dialects]
         found = {name: look(race, name, lambda: clock() > until) for name in wanted}
-        yield Row(race, found, clock() - began)
+        yield RaceRow(race, found, clock() - began)
 
 
 def known(name: str) -> Race:
@@ -109,11 +109,11 @@ def never() -> bool:
     return False
 
 
-def look(race: Race, dialect: str, stop: Stop = never) -> Found:
+def look(race: Race, dialect: str, stop: Stop = never) -> RaceOutcome:
     """What becomes of it in this dialect."""
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
-        return Found(words=f"not modelled: {shown.why}", ok=True)
+        return RaceOutcome(words=f"not modelled: {shown.why}", ok=True)
     if isinstance(shown, ToldBy):
         return _tested(shown)
     scope = race.scope_in(DIALECTS[dialect])
@@ -123,42 +123,44 @@ def look(race: Race, dialect: str, stop: Stop = never) -> Found:
             return _whole(race, scope, stop)
         if stop():
             raise OutOfTime
-        if isinstance(shown, Holds):
+        if isinstance(shown, InvariantHolds):
             return _holds(race, shown, scope, stop)
         return _breaks(race, shown, scope, stop)
     except OutOfTime:
-        return Found(words="stopped", ok=False, stopped=True, where=where)
+        return RaceOutcome(words="stopped", ok=False, stopped=True, where=where)
 
 
-def _tested(shown: ToldBy) -> Found:
+def _tested(shown: ToldBy) -> RaceOutcome:
     """That they are there, and pass, is for them to say."""
     says = f"{shown.says}; " if shown.says else ""
-    return Found(words=f"{says}told by a test", ok=True, where=" ".join(shown.tests))
+    return RaceOutcome(words=f"{says}told by a test", ok=True, where=" ".join(shown.tests))
 
 
-def _whole(race: Race, scope: Scope, stop: Stop) -> Found:
+def _whole(race: Race, scope: Scope, stop: Stop) -> RaceOutcome:
     where = described(scope)
     try:
         coverage, reached = whole(race.world(scope), race.points[0], stop)
     except Broken as broken:
-        return Found(words=f"breaks {broken}", ok=False, where=where, invariant=broken.name)
+        return RaceOutcome(words=f"breaks {broken}", ok=False, where=where, invariant=broken.name)
     if not reached:
-        return Found(words="passes, but never came near it", ok=False, where=where, states=coverage.states)
-    return Found(words=f"passes, {coverage.states:,} states", ok=True, where=where, states=coverage.states)
+        return RaceOutcome(words="passes, but never came near it", ok=False, where=where, states=coverage.states)
+    return RaceOutcome(words=f"passes, {coverage.states:,} states", ok=True, where=where, states=coverage.states)
 
 
-def _holds(race: Race, shown: Holds, scope: Scope, stop: Stop) -> Found:
+def _holds(race: Race, shown: InvariantHolds, scope: Scope, stop: Stop) -> RaceOutcome:
     seen = through(race.world(scope), race.points, shown.invariant, stop)
     if seen.story is None:
         words = f"{shown.invariant} holds, {seen.states:,} states" if seen.reached else "never came near it"
-        return Found(words=words, ok=seen.reached, where=described(scope), states=seen.states)
+        return RaceOutcome(words=words, ok=seen.reached, where=described(scope), states=seen.states)
     return _told(seen, scope, ok=False)
 
 
-def _breaks(race: Race, shown: Breaks | Residual, scope: Scope, stop: Stop) -> Found:
+def _breaks(race: Race, shown: Breaks | Residual, scope: Scope, stop: Stop) -> RaceOutcome:
     seen = through(race.world(scope), _points(race, shown), shown.invariant, stop)
     if seen.story is None:
-        return Found(words=f"nothing breaks {shown.invariant}", ok=False, where=described(scope), states=seen.states)
+        return RaceOutcome(
+            words=f"nothing breaks {shown.invariant}", ok=False, where=described(scope), states=seen.states
+        )
     found = _told(seen, scope, ok=len(seen.story.moves) == shown.steps)
     return attrs.evolve(found, words=f"residual: {found.words}") if isinstance(shown, Residual) else found
 
@@ -168,10 +170,10 @@ def _points(race: Race, shown: Shown) -> tuple[Point, ...]:
     return () if isinstance(shown, Residual) else race.points
 
 
-def _told(seen: Seen, scope: Scope, ok: bool) -> Found:
+def _told(seen: SearchOutcome, scope: Scope, ok: bool) -> RaceOutcome:
     assert seen.story is not None
     name, steps = seen.story.broken.name, len(seen.story.moves)
-    return Found(
+    return RaceOutcome(
         words=f"{name} in {steps} steps",
         ok=ok,
         where=described(scope),

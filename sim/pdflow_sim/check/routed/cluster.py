@@ -12,13 +12,13 @@ from typing import Any
 from pdflow.protocol.values import Address, EngineId, RequestId
 from pdflow.routing.router import Router
 from pdflow_sim.check.scopes.scope import Scope
-from pdflow_sim.check.state.cluster import Cluster
-from pdflow_sim.check.state.shadow_state import ClientStage, Ghost, Stage
+from pdflow_sim.check.state.cluster import ScopeCluster
+from pdflow_sim.check.state.shadow_state import ClientStage, Ghost, RequestStage
 
 ROUTER = "router"
 
 
-class RoutedCluster(Cluster):
+class RoutedCluster(ScopeCluster):
     """Engines, and the router before them. Raises ValueError for what it has not."""
 
     def __init__(self, scope: Scope) -> None:
@@ -33,7 +33,7 @@ class RoutedCluster(Cluster):
         super().__init__(scope)
         self.at[ROUTER] = len(self.nodes)
         self.nodes.append(ROUTER)
-        self.over = (*self.over, Stage.UNBORN)
+        self.over = (*self.over, RequestStage.UNBORN)
         # Each leg has a link of HTTP by itself: one leg's answer may overtake another's.
         self.http: dict[tuple[RequestId, Address, Address], int] = {}
         """(attempt, sender, receiver)"""

@@ -20,10 +20,10 @@ from pdflow.routing.answer import Ending
 from pdflow.routing.effects import AbortLeg, DispatchDecode, DispatchPrefill, Reply
 from pdflow_sim.check.routed.cluster import RoutedCluster
 from pdflow_sim.check.state.invariant_checker import Judge
-from pdflow_sim.check.state.shadow_state import Broken, ClientStage, Ghost, Sketch, Stage
+from pdflow_sim.check.state.shadow_state import Broken, ClientStage, Ghost, RequestStage, Sketch
 
 
-class Leg(IntFlag):
+class LegState(IntFlag):
     """What the router has dispatched of an attempt, and what of it is open: neither ended nor taken back."""
 
     P_SENT = 1
@@ -36,7 +36,7 @@ class Leg(IntFlag):
     """And the router's endpoint knows."""
 
 
-P_SENT, P_OPEN, D_SENT, D_OPEN, HEARD, TOLD = (leg.value for leg in Leg)
+P_SENT, P_OPEN, D_SENT, D_OPEN, HEARD, TOLD = (leg.value for leg in LegState)
 OPEN = P_OPEN | D_OPEN
 OUTCOMES = {"completed": ClientStage.COMPLETED, "failed": ClientStage.FAILED, "cancelled": ClientStage.CANCELLED}
 
@@ -126,7 +126,7 @@ class RoutedJudge(Judge):
         if (effect.outcome == "cancelled") != (client == ClientStage.GONE):
             raise Broken("S6", f"{answer}, and is {ClientStage(client).name.lower()}")
         mine = [i for i, whose in enumerate(self.cluster.client_of) if whose == effect.request]
-        if effect.outcome == "completed" and draft.stages[mine[effect.attempts - 1]] != Stage.COMMITTED:
+        if effect.outcome == "completed" and draft.stages[mine[effect.attempts - 1]] != RequestStage.COMMITTED:
             raise Broken("S6", f"{answer}, and attempt {effect.attempts} was never committed")
         heard = self.heard(draft, effect.request)
         if effect.outcome == "completed" and heard != self.cluster.requests[mine[effect.attempts - 1]]:

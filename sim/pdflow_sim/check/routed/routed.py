@@ -18,7 +18,7 @@ from pdflow.protocol.effects import AnswerPrefill
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Address, RequestId, Value
-from pdflow.routing.answer import Answer, Piece
+from pdflow.routing.answer import Answer, PieceUse
 from pdflow.routing.effects import AbortLeg, DispatchDecode, DispatchPrefill, Reply, ReportPrefill
 from pdflow.routing.events import (
     ClientGone,
@@ -38,9 +38,9 @@ from pdflow_sim.check.moves.components import Components
 from pdflow_sim.check.routed.answers import ClientAnswers
 from pdflow_sim.check.routed.cluster import ROUTER, RoutedCluster
 from pdflow_sim.check.routed.judge import D_OPEN, HEARD, P_OPEN, TOLD, RoutedJudge
-from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import role_of
-from pdflow_sim.check.state.shadow_state import Broken, ClientStage, Product, Stage
+from pdflow_sim.check.state.shadow_state import Broken, ClientStage, PromptStage, RequestStage
 from pdflow_sim.check.state.space import Draft, State
 
 
@@ -100,7 +100,9 @@ class RouterDriver:
         ghost, cluster = self.space.ghost_of(state), self.cluster
         heard = [self.judge.heard(ghost, client) for client in range(self.space.scope.requests)]
         begun = [cluster.requests.index(attempt) if attempt else len(cluster.requests) for attempt in heard]
-        return sum(stage == Stage.FREED and i > begun[cluster.client_of[i]] for i, stage in enumerate(ghost.stages))
+        return sum(
+            stage == RequestStage.FREED and i > begun[cluster.client_of[i]] for i, stage in enumerate(ghost.stages)
+        )
 
     # What may happen.
 
@@ -109,7 +111,7 @@ class RouterDriver:
         for i, client in enumerate(self.space.ghost_of(state).clients):
             if client == ClientStage.AWAY:
                 yield ("request", i)
-            elif client == ClientStage.WAITING and left[Fault.ABORT]:
+            elif client == ClientStage.WAITING and left[FaultKind.ABORT]:
                 yield ("hang up", i)
 
     def death_moves(self, state: State) -> Iterator[Move]:
@@ -127,7 +129,7 @@ class RouterDriver:
 
     def hang_up(self, draft: Draft, move: Move) -> None:
         i = move[1]
-        self.space.spend(draft, Fault.ABORT)
+        self.space.spend(draft, FaultKind.ABORT)
         self.space.put_ghost(draft, "clients", i, ClientStage.GONE)
         self.answers.answer(draft, i, Answer.ended, "cancelled")
         self.at_router(draft, ClientGone(i))
@@ -175,16 +177,16 @@ class RouterDriver:
 
     def prefill_arrives(self, draft: Draft, leg: DispatchPrefill) -> None:
         i = self.judge.attempt(leg.request_id)
-        if self.space.ghost_of(draft).products[i] != Product.ABSENT:
+        if self.space.ghost_of(draft).products[i] != PromptStage.ABSENT:
             raise Broken("S6", f"P is to compute {leg.xid} a second time")
-        self.space.put_ghost(draft, "products", i, Product.QUEUED)
+        self.space.put_ghost(draft, "products", i, PromptStage.QUEUED)
         self.turns.event(draft, *self.cluster.requested(i, leg.xid, leg.request_id))
 
     def decode_arrives(self, draft: Draft, leg: DispatchDecode) -> None:
         i = self.judge.attempt(leg.request_id)
-        if self.space.ghost_of(draft).stages[i] != Stage.UNBORN:
+        if self.space.ghost_of(draft).stages[i] != RequestStage.UNBORN:
             raise Broken("S6", f"D is to decode {leg.request_id} a second time")
-        self.space.put_ghost(draft, "stages", i, Stage.KNOWN)
+        self.space.put_ghost(draft, "stages", i, RequestStage.KNOWN)
         self.engines.requested_at_d(draft, i, leg.params)
 
     def abort_arrives(self, draft: Draft, effect: AbortLeg) -> None:
@@ -194,9 +196,9 @@ class RouterDriver:
             self.engines.at_d(draft, i, RequestAborted(effect.request_id))
             return
         product = self.space.ghost_of(draft).products[i]
-        if product == Product.QUEUED:
-            self.space.put_ghost(draft, "products", i, Product.DEAD)
-        elif product == Product.HELD:
+        if product == PromptStage.QUEUED:
+            self.space.put_ghost(draft, "products", i, PromptStage.DEAD)
+        elif product == PromptStage.HELD:
             self.judge.goal("taken back too late")
         self.engines.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
 
@@ -208,11 +210,11 @@ class RouterDriver:
         space, name = self.space, self.cluster.engines[move[1]]
         http = slice(space.first_link + self.cluster.first_http, space.bag)
         kept = draft[http]
-        committed = [i for i, stage in enumerate(space.ghost_of(draft).stages) if stage == Stage.COMMITTED]
+        committed = [i for i, stage in enumerate(space.ghost_of(draft).stages) if stage == RequestStage.COMMITTED]
         self.deaths.restart(draft, move)
         draft[http] = kept
         for i in committed:
-            space.put_ghost(draft, "stages", i, Stage.COMMITTED)
+            space.put_ghost(draft, "stages", i, RequestStage.COMMITTED)
         self.send(draft, self.cluster.notices[name], EngineLost(name), EngineChanged(name, True))
 
     # At the router.
@@ -235,10 +237,10 @@ class RouterDriver:
         i = self.judge.attempt(event.request_id)
         if event.code is Code.NONE and self.space.ghost_of(draft).legs[i] & D_OPEN:
             piece = self.piece_came(draft, i)
-            if piece is Piece.DROP:
+            if piece is PieceUse.DROP:
                 return
             client = self.cluster.client_of[i]
-            if piece is Piece.FIRST:
+            if piece is PieceUse.FIRST:
                 self.token_passed(draft, TokenPassed(client, event.request_id))
             self.answers.answer(draft, client, Answer.whole, event.request_id)
         self.ends_leg(draft, i, D_OPEN)
@@ -247,17 +249,17 @@ class RouterDriver:
     def token_came(self, draft: Draft, event: TokenCame) -> None:
         """The first piece of an answer. Over the connection of a leg that has been taken back nothing comes."""
         i = self.judge.attempt(event.request_id)
-        if not self.space.ghost_of(draft).legs[i] & D_OPEN or self.piece_came(draft, i) is not Piece.FIRST:
+        if not self.space.ghost_of(draft).legs[i] & D_OPEN or self.piece_came(draft, i) is not PieceUse.FIRST:
             return
         link = self.cluster.http[event.request_id, self.cluster.d_of[i].engine, ROUTER]
         slot = self.space.first_link + link
         passed = self.space.frames.of(TokenPassed(event.request, event.request_id))
         draft[slot] = self.space.chans.of((passed, *self.space.chans.values[draft[slot]]))
 
-    def piece_came(self, draft: Draft, i: int) -> Piece:
+    def piece_came(self, draft: Draft, i: int) -> PieceUse:
         """Of this attempt's answer. What is not dropped reaches the client."""
         piece = self.answers.answer(draft, self.cluster.client_of[i], Answer.piece_came, self.cluster.requests[i])
-        if piece is not Piece.DROP:
+        if piece is not PieceUse.DROP:
             self.judge.received(self.space.ghost_of(draft), i)
             self.space.put_ghost(draft, "legs", i, self.space.ghost_of(draft).legs[i] | HEARD)
         return piece

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pdflow.methods.catalogue import METHODS
-from pdflow.methods.method import Grain, Memory, Method
+from pdflow.methods.method import Grain, MemoryKind, Method
 from pdflow.protocol.dialect import STRICT
 from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, resolved
 from pdflow_sim.check.scopes.scope import Scope
@@ -104,7 +104,7 @@ COUNTS: dict[str, tuple[int, int]] = {
 def scopes_of(method: Method, progressive: bool = False) -> Iterator[Named]:
     name, pulls = method.name + ", progressive" * progressive, method.pulls
     early = method.conduct(STRICT.name).early
-    evicts = method.p_memory is Memory.STORE or method.stores
+    evicts = method.p_memory is MemoryKind.STORE or method.stores
     faults: dict[str, Any] = {"prefill_abort": int(early), "withdraw": int(evicts)}
     of: dict[str, Any] = {"method": method.name, "progressive": progressive, "pulls": pulls}
     goals = EARLY if early else frozenset()

@@ -17,7 +17,7 @@ BLOCK_TOKENS = 16
 ENDLESS = 1000
 
 
-class Fault(IntEnum):
+class FaultKind(IntEnum):
     """What has a budget. The value is its place in a state's budget."""
 
     DROP = 0
@@ -39,10 +39,10 @@ class Fault(IntEnum):
 
 
 BUDGETED_TIMERS = {
-    TimerKind.SYNC: Fault.SYNC,
-    TimerKind.CANCEL: Fault.CANCEL,
-    TimerKind.DEADLINE: Fault.DEADLINE,
-    TimerKind.STALL: Fault.STALL,
+    TimerKind.SYNC: FaultKind.SYNC,
+    TimerKind.CANCEL: FaultKind.CANCEL,
+    TimerKind.DEADLINE: FaultKind.DEADLINE,
+    TimerKind.STALL: FaultKind.STALL,
 }
 """Timers that may fire so often and no more. Any other may fire whenever it is armed: each firing ends something."""
 
@@ -134,4 +134,4 @@ class Scope:
 
     @property
     def budget(self) -> tuple[int, ...]:
-        return tuple(getattr(self, fault.name.lower()) for fault in Fault)
+        return tuple(getattr(self, fault.name.lower()) for fault in FaultKind)

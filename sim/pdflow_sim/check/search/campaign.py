@@ -20,7 +20,7 @@ from pdflow.protocol.dialect import Dialect
 from pdflow_sim.check.moves.ordered import Worlds
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.walk import Walk, digest_of, walk
-from pdflow_sim.check.state.shadow_state import Stage
+from pdflow_sim.check.state.shadow_state import RequestStage
 from pdflow_sim.uncollected import uncollected
 
 BATCH = 500
@@ -77,7 +77,7 @@ class Walked:
 
 
 @attrs.frozen(kw_only=True)
-class Task:
+class WalkTask:
     """What every batch is told."""
 
     dialect: Dialect
@@ -90,7 +90,7 @@ class Task:
 
 
 def walks(
-    task: Task,
+    task: WalkTask,
     seeds: range,
     *,
     jobs: int = 1,
@@ -117,7 +117,7 @@ def walks(
     return found
 
 
-def batch(worlds: Worlds, task: Task, seeds: range) -> Walked:
+def batch(worlds: Worlds, task: WalkTask, seeds: range) -> Walked:
     """Walk these seeds, here."""
     found = Walked()
     began = time.process_time()
@@ -129,7 +129,7 @@ def batch(worlds: Worlds, task: Task, seeds: range) -> Walked:
         found.runs += 1
         found.moves += len(record.moves)
         found.calm += record.calm
-        found.delivering += Stage.COMMITTED in world.space.ghost_of(record.end).stages
+        found.delivering += RequestStage.COMMITTED in world.space.ghost_of(record.end).stages
         if seed % DIGEST_EVERY == 0:
             found.digests[seed] = digest_of(world, record)
         if record.broken is not None:
@@ -160,7 +160,7 @@ Submit = Callable[[range], "Future[Walked]"]
 
 
 @contextmanager
-def _hands(task: Task, jobs: int) -> Iterator[Submit]:
+def _hands(task: WalkTask, jobs: int) -> Iterator[Submit]:
     """Who walks a batch: this process, or others."""
     if jobs == 1:
         with task.prepare():
@@ -195,11 +195,11 @@ def _done(walked: Walked) -> Future[Walked]:
     return future
 
 
-_task: Task
+_task: WalkTask
 _worlds: Worlds
 
 
-def _hired(task: Task) -> None:
+def _hired(task: WalkTask) -> None:
     global _task, _worlds
     gc.disable()  # As `uncollected`, for as long as this process walks.
     _task, _worlds = task, Worlds()

@@ -17,7 +17,7 @@ from pdflow_sim.check.moves.alarms import fires_by_clocks
 from pdflow_sim.check.moves.clocks import Clocks
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.search.promptness import prompt
-from pdflow_sim.check.state.shadow_state import Broken, Product, Stage
+from pdflow_sim.check.state.shadow_state import Broken, PromptStage, RequestStage
 from pdflow_sim.check.state.space import State
 
 REPAIRS = frozenset({TimerKind.SYNC, TimerKind.CANCEL})
@@ -72,14 +72,14 @@ def missing(world: Transitions, state: State) -> str:
     """What has not ended, in words."""
     ghost, cluster = world.space.ghost_of(state), world.space.cluster
     words = [
-        f"{cluster.requests[i]} is {Stage(stage).name}"
+        f"{cluster.requests[i]} is {RequestStage(stage).name}"
         for i, stage in enumerate(ghost.stages)
         if stage not in world.space.over
     ]
     words += [
-        f"P's {cluster.xids[i]} is {Product(product).name}"
+        f"P's {cluster.xids[i]} is {PromptStage(product).name}"
         for i, product in enumerate(ghost.products)
-        if product in (Product.QUEUED, Product.HELD)
+        if product in (PromptStage.QUEUED, PromptStage.HELD)
     ]
     words += [f"an operation is open ({world.space.operations(op)[2].op})" for op, _ in world.space.ops_of(state)]
     words += [

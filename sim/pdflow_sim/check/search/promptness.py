@@ -16,16 +16,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pdflow_sim.check.moves.relation import Transitions
-from pdflow_sim.check.scopes.scope import TOKENS, Fault
-from pdflow_sim.check.state.shadow_state import Broken, Ghost, Product, Stage
+from pdflow_sim.check.scopes.scope import TOKENS, FaultKind
+from pdflow_sim.check.state.shadow_state import Broken, Ghost, PromptStage, RequestStage
 from pdflow_sim.check.state.space import State
 
 UNASKED = frozenset({"abort", "cancel prefill", "preempt", "hang up", "lose", "restart", "outlive"})
 """Moves that may always happen, for which nobody waits."""
-UNHEARD = (Fault.DROP, Fault.LOSE)
-SILENT = (*UNHEARD, Fault.P_RESTART, Fault.D_RESTART)
+UNHEARD = (FaultKind.DROP, FaultKind.LOSE)
+SILENT = (*UNHEARD, FaultKind.P_RESTART, FaultKind.D_RESTART)
 """What only a clock can notice. Where an engine is gone, those notice whom it serves; everybody else is judged (L6)."""
-TOLD = (Fault.ERR, Fault.UNREACHABLE, Fault.PREFILL_ABORT, Fault.WITHDRAW)
+TOLD = (FaultKind.ERR, FaultKind.UNREACHABLE, FaultKind.PREFILL_ABORT, FaultKind.WITHDRAW)
 """What may rightly end a request that nobody gave up, and is told to those who wait if there is a word for it."""
 
 
@@ -44,7 +44,7 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
     strict = world.space.scope.dialect.control_frames
     ghost, cluster = world.space.ghost_of(state), world.space.cluster
     left = world.space.left(state)
-    spent = {fault for fault in Fault if left[fault] != had[fault]}
+    spent = {fault for fault in FaultKind if left[fault] != had[fault]}
     if spent.intersection(UNHEARD) or (spent.intersection(TOLD) and not strict):
         return None
     if (world.space.scope.same_product or world.space.scope.same_base) and not strict:
@@ -54,29 +54,33 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
     for i, (request, stage) in enumerate(zip(cluster.requests, ghost.stages, strict=True)):
         if dead.intersection(cluster.ends_of(i)):
             continue
-        if stage == Stage.RESOLVED:
+        if stage == RequestStage.RESOLVED:
             return Broken("L3", f"the blocks of {request} are free only when a timer has fired")
         if stage == world.space.over[0] or _taken(world, ghost, i):
             continue
         if stage not in world.space.over:
-            return Broken("L1", f"{request} is {Stage(stage).name}, and waits for a timer")
-        failed += stage in (Stage.FREED, Stage.LEFT)
+            return Broken("L1", f"{request} is {RequestStage(stage).name}, and waits for a timer")
+        failed += stage in (RequestStage.FREED, RequestStage.LEFT)
     if not dead and (unanswered := world.space.unanswered(state)):
         return Broken("L1", f"{', '.join(unanswered)}, and waits for a timer")
-    given_up = had[Fault.ABORT] - left[Fault.ABORT] + world.space.cut_short(state)
+    given_up = had[FaultKind.ABORT] - left[FaultKind.ABORT] + world.space.cut_short(state)
     if not spent.intersection(TOLD) and failed > given_up:
         return Broken("L1", "a request has failed that nobody gave up, though nothing was lost")
-    if Fault.UNREACHABLE in spent:
+    if FaultKind.UNREACHABLE in spent:
         return None
     limit = world.space.cluster.timers.release_lease_ns
-    if Fault.DELAY not in spent and (strict or world.space.scope.pulls or world.space.scope.hit_tokens == TOKENS):
+    if FaultKind.DELAY not in spent and (strict or world.space.scope.pulls or world.space.scope.hit_tokens == TOKENS):
         for i, (xid, product) in enumerate(zip(cluster.xids, ghost.products, strict=True)):
-            asked = [j for j, stage in enumerate(ghost.stages) if cluster.product_of[j] == i and stage != Stage.UNBORN]
+            asked = [
+                j for j, stage in enumerate(ghost.stages) if cluster.product_of[j] == i and stage != RequestStage.UNBORN
+            ]
             if not asked or any(dead.intersection(cluster.ends_of(j)) for j in asked):
                 continue
-            if Fault.ERR in spent and any(ghost.stages[j] in (world.space.over[0], Stage.LEFT) for j in asked):
+            if FaultKind.ERR in spent and any(
+                ghost.stages[j] in (world.space.over[0], RequestStage.LEFT) for j in asked
+            ):
                 continue
-            if product == Product.HELD and _longest_lease(world, state, xid) > limit:
+            if product == PromptStage.HELD and _longest_lease(world, state, xid) > limit:
                 return Broken("L2", f"nobody wants {xid} any more, and P keeps it for as long as if somebody did")
     return None
 

@@ -23,7 +23,7 @@ LENGTH = 12
 """About how many moves a request takes with one rank on each side: where PCT's change points may fall."""
 
 
-class Scheduler(Protocol):
+class MoveScheduler(Protocol):
     """`pick` is given what may happen, never nothing."""
 
     def pick(self, state: State, moves: Sequence[Move]) -> Move: ...
@@ -161,7 +161,7 @@ class Pct:
         return chosen
 
 
-class Queue:
+class LongestWaiting:
     """Whoever has waited longest, but now and then somebody else: long stories that go almost well."""
 
     def __init__(self, world: Transitions, rng: Stream, noise: float) -> None:
@@ -184,12 +184,12 @@ class Queue:
         return moves[chosen]
 
 
-def scheduler_of(world: Transitions, kind: str, rng: Stream) -> Scheduler:
+def scheduler_of(world: Transitions, kind: str, rng: Stream) -> MoveScheduler:
     """One of swarm.SCHEDULERS by its name."""
     if kind == "partial order":
         return PartialOrder(world, rng)
     if kind.startswith("pct"):
         return Pct(world, rng, int(kind.split()[1]))
     if kind == "queue":
-        return Queue(world, rng, 0.05 + 0.3 * rng.uniform())
+        return LongestWaiting(world, rng, 0.05 + 0.3 * rng.uniform())
     return Uniform(rng)

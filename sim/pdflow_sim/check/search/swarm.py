@@ -16,7 +16,7 @@ import attrs
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.timers import TimerKind
 from pdflow.workload.rng import Rng, Stream
-from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, Fault, Scope
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, FaultKind, Scope
 from pdflow_sim.check.search.promptness import SILENT
 
 T = TypeVar("T")
@@ -30,18 +30,25 @@ STRIDE = 37
 """They come in turn, so that few runs see them all, and far apart, so that neighbours differ: odd, hence no divisor."""
 ERA = 200_000
 """Blocks of so many seeds share so many clusters, whose worlds stay in memory; the next have others."""
-QUIET: dict[str, Any] = dict.fromkeys((fault.name.lower() for fault in Fault), 0)
+QUIET: dict[str, Any] = dict.fromkeys((fault.name.lower() for fault in FaultKind), 0)
 SCHEDULERS = ("uniform", "partial order", "pct 2", "pct 3", "pct 5", "queue")
 FAULT_RATES = (None, 0.02, 0.05, 0.15, 0.4)
 TIMER_RATES = (None, 0.0, 0.01, 0.05, 0.2)
 """How likely one comes before anything else; None: it is a move like any other."""
 HASTY = (TimerKind.LEASE, TimerKind.GRANT, TimerKind.JOIN, TimerKind.EXPECT, TimerKind.STALL, TimerKind.DEADLINE)
 """Timers that some runs fire as soon as they are armed: a lease of one tick."""
-REPEATED = {Fault.DROP: 3, Fault.DELAY: 3, Fault.DUP: 3, Fault.ERR: 2, Fault.UNREACHABLE: 2, Fault.LOSE: 2}
-REPEATED |= {Fault.SYNC: 3, Fault.CANCEL: 3}
+REPEATED = {
+    FaultKind.DROP: 3,
+    FaultKind.DELAY: 3,
+    FaultKind.DUP: 3,
+    FaultKind.ERR: 2,
+    FaultKind.UNREACHABLE: 2,
+    FaultKind.LOSE: 2,
+}
+REPEATED |= {FaultKind.SYNC: 3, FaultKind.CANCEL: 3}
 """The most of each kind in one run; of any other, one for each request, and one restart."""
-RESTARTS = (Fault.P_RESTART, Fault.D_RESTART)
-UNBORNE = (Fault.PREFILL_ABORT, Fault.P_RESTART)
+RESTARTS = (FaultKind.P_RESTART, FaultKind.D_RESTART)
+UNBORNE = (FaultKind.PREFILL_ABORT, FaultKind.P_RESTART)
 """What a pull without control frames does not claim to bear: a decode leg for a prompt that P no longer has, which a
 READ cannot notice. Nor does one bear a second attempt at a prompt, or anybody two prompts under one base id (R39)."""
 LONG, HORIZON = 0.5, 40
@@ -130,8 +137,8 @@ def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
     does that only a clock could notice."""
     budget = []
     unborne = _unborne(cluster)
-    for fault in Fault:
-        if fault is Fault.WITHDRAW:
+    for fault in FaultKind:
+        if fault is FaultKind.WITHDRAW:
             budget.append(0)  # No cluster that is drawn has such a memory.
             continue
         restarts = fault in RESTARTS
@@ -142,17 +149,17 @@ def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
     return tuple(budget)
 
 
-def _unborne(cluster: Scope) -> tuple[Fault, ...]:
+def _unborne(cluster: Scope) -> tuple[FaultKind, ...]:
     """Faults that this cluster's dialect does not claim to bear."""
     if cluster.dialect.control_frames:
         return ()
-    given_up = (Fault.ABORT, Fault.PREFILL_ABORT) if cluster.same_base else ()
+    given_up = (FaultKind.ABORT, FaultKind.PREFILL_ABORT) if cluster.same_base else ()
     return (*given_up, *(UNBORNE if cluster.pulls else ()))
 
 
 def with_budget(cluster: Scope, budget: Sequence[int]) -> Scope:
     """The scope of a run."""
-    budgets: dict[str, Any] = {fault.name.lower(): budget[fault] for fault in Fault}
+    budgets: dict[str, Any] = {fault.name.lower(): budget[fault] for fault in FaultKind}
     return attrs.evolve(cluster, **budgets)
 
 

@@ -18,7 +18,7 @@ from pdflow_sim.check.moves.ordered import PRICES, Ordered, Worlds
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.liveness import settle
 from pdflow_sim.check.search.promptness import amiss
-from pdflow_sim.check.search.schedulers import Scheduler, node, scheduler_of
+from pdflow_sim.check.search.schedulers import MoveScheduler, node, scheduler_of
 from pdflow_sim.check.search.swarm import Hold, Manner, budget_of, cluster_of, manner_of, quiet, with_budget
 from pdflow_sim.check.state.digest import digest
 from pdflow_sim.check.state.shadow_state import Broken
@@ -63,10 +63,10 @@ class Walk:
                 state = world.apply(state, move)
 
 
-class Course:
+class WalkPolicy:
     """Chooses the moves of one run: a scheduler, and the run's whims about faults, timers and held links."""
 
-    def __init__(self, world: Ordered, manner: Manner, scheduler: Scheduler, rng: Stream) -> None:
+    def __init__(self, world: Ordered, manner: Manner, scheduler: MoveScheduler, rng: Stream) -> None:
         self.world, self.manner, self.scheduler, self.rng = world, manner, scheduler, rng
         self.plain = manner.fault_rate is None and manner.timer_rate is None and manner.hasty is None
         self.holds = bool(manner.links or manner.nodes or manner.wire)
@@ -131,11 +131,11 @@ def walk(worlds: Worlds, seed: int, dialect: Dialect, scope: Scope | None = None
     budget = budget_of(plan, cluster)
     manner = manner_of(plan, cluster, len(world.space.cluster.links), len(world.space.cluster.nodes))
     schedule = rng.stream("schedule")
-    course = Course(world, manner, scheduler_of(world, manner.scheduler, schedule), schedule)
+    course = WalkPolicy(world, manner, scheduler_of(world, manner.scheduler, schedule), schedule)
     return run(world, budget if scope is None else scope.budget, course, seed)
 
 
-def run(world: Ordered, budget: tuple[int, ...], course: Course, seed: int = -1) -> Walk:
+def run(world: Ordered, budget: tuple[int, ...], course: WalkPolicy, seed: int = -1) -> Walk:
     """Follow a course to its end, and settle."""
     state = world.opening(budget)
     taken: list[Move] = []

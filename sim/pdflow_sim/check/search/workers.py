@@ -29,7 +29,7 @@ PROGRESS_S = 0.25
 
 
 @attrs.frozen
-class Limits:
+class SearchLimits:
     """When to stop. `until_s` is on the clock of time.monotonic."""
 
     until_s: float = float("inf")
@@ -69,7 +69,7 @@ Progress = Callable[[str, Coverage, int], None]
 """Shown a scope's name, what its search has seen, and its process's memory in bytes."""
 
 
-def search(what: Named, limits: Limits, progress: Progress) -> Searched:
+def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
     """One scope, whole. Large ones look at one of the states that are alike."""
     world = relation(what.scope)
     symmetry = Symmetry(world.space) if what.nightly else None
@@ -136,7 +136,7 @@ def search_all(
     Args:
         waiting: called again and again while nothing has ended.
     """
-    limits = Limits(until_s, MEMORY_BYTES // max(1, jobs))
+    limits = SearchLimits(until_s, MEMORY_BYTES // max(1, jobs))
     if jobs == 1:
         for what in scopes:
             yield search(what, limits, progress)
@@ -173,7 +173,7 @@ def _hired(news: Any) -> None:
     _news = news
 
 
-def _search(what: Named, limits: Limits) -> Searched:
+def _search(what: Named, limits: SearchLimits) -> Searched:
     gc.collect()  # A world refers to itself, and the last one may have been large.
     return search(what, limits, lambda *seen: _news.put(seen))
 

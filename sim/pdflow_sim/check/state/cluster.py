@@ -9,7 +9,7 @@ import msgspec
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.shapes import KvShape
 from pdflow.methods.catalogue import METHODS
-from pdflow.methods.method import Grain, Memory, Method
+from pdflow.methods.method import Grain, MemoryKind, Method
 from pdflow.protocol.consumer.rank import ConsumerRank
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
@@ -20,11 +20,11 @@ from pdflow.protocol.timers import Timer, Timers
 from pdflow.protocol.values import Address, Allocation, EngineId, RequestId, Xid
 from pdflow.serving.events import PrefillRequested
 from pdflow_sim.check.engines.layered_role import LayeredPrefillRole
-from pdflow_sim.check.engines.plan import Plan
+from pdflow_sim.check.engines.plan import EnginePlan
 from pdflow_sim.check.engines.roles import DecodeRole, PrefillRole, Role, address_of
 from pdflow_sim.check.engines.staged_role import StagedDecodeRole
 from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, Scope
-from pdflow_sim.check.state.shadow_state import Ghost, Product, Stage
+from pdflow_sim.check.state.shadow_state import Ghost, PromptStage, RequestStage
 
 SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=BLOCK_TOKENS)
 FIRST_LIFE = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}
@@ -32,7 +32,7 @@ FIRST_LIFE = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}
 SOURCE, TARGET = 10, 20
 """Generations of the first product's blocks and of the first request's."""
 DIGEST = 70
-BOUNDED = (Memory.RING, Memory.STORE, Memory.LOOKUP)
+BOUNDED = (MemoryKind.RING, MemoryKind.STORE, MemoryKind.LOOKUP)
 """Memories of P's that may have no room."""
 
 
@@ -81,7 +81,7 @@ class Nobody:
         return ()
 
 
-class Cluster:
+class ScopeCluster:
     """Engines as a scope wants them.
 
     Of several P engines, prompt i lives at the one after prompt i - 1's, and request i + 1 goes to the D engine of
@@ -142,15 +142,19 @@ class Cluster:
         self.plan = None if self.method is None else self._plan(self.method)
         self.decodes = scope.decodes or (self.method is not None and self.method.staged_at_d)
         """After its KV has landed, D's engine has something to do still before a request is over."""
-        self.over: tuple[Stage, ...] = (Stage.DECODED if self.decodes else Stage.COMMITTED, Stage.FREED, Stage.LEFT)
+        self.over: tuple[RequestStage, ...] = (
+            RequestStage.DECODED if self.decodes else RequestStage.COMMITTED,
+            RequestStage.FREED,
+            RequestStage.LEFT,
+        )
         """Stages of requests that want nothing more; the first is that of one that has been served."""
 
-    def _plan(self, method: Method) -> Plan:
+    def _plan(self, method: Method) -> EnginePlan:
         """Two layers show what goes by layers, and one what goes by chunks too."""
         places = dict(zip((*self.xids, *self.requests), (*self.sources, *self.targets), strict=True))
         layers = 2 if method.grain is Grain.LAYER else 1
         conduct = method.conduct(self.scope.dialect.name)
-        return Plan(
+        return EnginePlan(
             scope=self.scope, method=method, conduct=conduct, layers=layers, ranks=self.scope.p_tp, places=places
         )
 
@@ -189,7 +193,7 @@ class Cluster:
     def first_ghost(self) -> Ghost:
         """What the explorer knows before anything has happened."""
         none = (0,) * len(self.requests)
-        queued, unborn = (Product.QUEUED,) * len(self.xids), (Stage.UNBORN,) * len(self.requests)
+        queued, unborn = (PromptStage.QUEUED,) * len(self.xids), (RequestStage.UNBORN,) * len(self.requests)
         return Ghost(queued, unborn, none, none, (0,) * len(self.engines), none)
 
     def first_events(self) -> list[tuple[Address, Any]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from operator import getitem
 
 from pdflow_sim.check.state.space import StateSpace
-from pdflow_sim.check.state.symmetry import Names, Renaming, Slots, Table
+from pdflow_sim.check.state.symmetry import Names, Renaming, Renumbering, Slots
 
 NONE = 1 << 30
 
@@ -43,10 +43,10 @@ class Counting:
     def __init__(self, space: StateSpace) -> None:
         self.space = space
         count = len(space.beginning())
-        none, ends, chans = Table(lambda _: NONE), Table(self._in_end), Table(self._in_chan)
+        none, ends, chans = Renumbering(lambda _: NONE), Renumbering(self._in_end), Renumbering(self._in_chan)
         self.lowest = [none] * count
         self.lowest[: space.bag] = [ends] * space.first_link + [chans] * (space.bag - space.first_link)
-        self.lowest[space.bag] = Table(self._in_bag)
+        self.lowest[space.bag] = Renumbering(self._in_bag)
         self.lower: dict[int, Renaming] = {}
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pdflow_sim.check.moves.relation import Transitions
-from pdflow_sim.check.scopes.scope import Fault
+from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.shadow_state import ABOUT_OPERATIONS
 from pdflow_sim.check.state.space import State
 
@@ -54,7 +54,7 @@ def _plain(world: Transitions, state: State) -> dict[str, Any]:
             for op, flags in space.ops_of(state)
         ),
         "ghost": {name: values for name, values in ghost._asdict().items() if any(values)},
-        "left": {fault.name: left[fault] for fault in Fault if left[fault]},
+        "left": {fault.name: left[fault] for fault in FaultKind if left[fault]},
     }
 
 

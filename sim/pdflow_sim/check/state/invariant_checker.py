@@ -34,10 +34,10 @@ from pdflow.protocol.ids import KvParams, LeaseWord, Reg, engine_of, rank_addres
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
 from pdflow.serving.effects import EndDecode, FreePrompt, GiveBackRoom, LeaveRoom, TakeRoom
-from pdflow_sim.check.engines.plan import Waits
-from pdflow_sim.check.engines.roles import GivenBack, Holds, Loads, Withdrawn
+from pdflow_sim.check.engines.plan import WaitsForRoom
+from pdflow_sim.check.engines.roles import GivenBack, Loads, PromptReady, Withdrawn
 from pdflow_sim.check.scopes.scope import TOKENS
-from pdflow_sim.check.state.cluster import FIRST_LIFE, SOURCE, TARGET, Cluster, role_of
+from pdflow_sim.check.state.cluster import FIRST_LIFE, SOURCE, TARGET, ScopeCluster, role_of
 from pdflow_sim.check.state.shadow_state import (
     BINDING,
     DECODING,
@@ -50,9 +50,9 @@ from pdflow_sim.check.state.shadow_state import (
     Content,
     Ghost,
     Interned,
-    Product,
+    PromptStage,
+    RequestStage,
     Sketch,
-    Stage,
 )
 
 
@@ -60,7 +60,7 @@ class Judge:
     """Turns effects into changes of a Sketch, and says what they violate. `operations` and `seen` are shared with the
     world: (node, its life, effect) of every operation, and how often each goal was met by a new step."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ScopeCluster) -> None:
         self.cluster = cluster
         self.operations = Interned()
         self.seen: dict[str, int] = {}
@@ -114,9 +114,11 @@ class Judge:
         for i, stage in enumerate(draft.stages):
             if cluster.ends_of(i) != ends:
                 continue
-            if stage in (Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN) or (scope.pulls and stage == Stage.ADMITTED):
+            if stage in (RequestStage.KNOWN, RequestStage.ENQUEUED, RequestStage.GIVEN) or (
+                scope.pulls and stage == RequestStage.ADMITTED
+            ):
                 wanted.add(cluster.xids[cluster.product_of[i]])
-            if stage in (Stage.ADMITTED, Stage.RESOLVED) and not scope.pulls:
+            if stage in (RequestStage.ADMITTED, RequestStage.RESOLVED) and not scope.pulls:
                 held.add(cluster.requests[i])
         named = {reg.request_id for reg in sync.open}
         if (named, set(sync.interest)) != (held, wanted):
@@ -157,7 +159,7 @@ class Judge:
         cluster = self.cluster
         product = effect.source.generation - SOURCE
         orphan = node in cluster.orphans
-        if draft.products[product] != Product.HELD and not orphan:
+        if draft.products[product] != PromptStage.HELD and not orphan:
             raise Broken("S2", f"{node} writes from a released product")
         if draft.barred[i] & cluster.bit[effect.op.p_rank, effect.op.d_rank]:
             # The transport's part of D's fence: an older grant leads nowhere (docs/protocol.md).
@@ -173,7 +175,10 @@ class Judge:
             # Its process went, and with it what its blocks' addresses meant: the handle ends badly, and nothing lands.
             draft.ops.append((self.operations.of((node, self.life(draft, node), effect)), READING | ENDED_ERR))
             return
-        if draft.stages[i] not in (Stage.ADMITTED, Stage.RESOLVED) or effect.grant.target.generation != TARGET + i:
+        if (
+            draft.stages[i] not in (RequestStage.ADMITTED, RequestStage.RESOLVED)
+            or effect.grant.target.generation != TARGET + i
+        ):
             raise Broken("S1", f"{node} writes into blocks that {cluster.requests[i]} does not hold")
         if orphan:
             self.goal("an orphan posts")
@@ -181,9 +186,9 @@ class Judge:
 
     def read(self, draft: Sketch, node: Address, effect: PostRead, event: Any) -> None:
         i = self.request_of(effect)
-        if draft.stages[i] not in (Stage.ADMITTED, Stage.RESOLVED):
+        if draft.stages[i] not in (RequestStage.ADMITTED, RequestStage.RESOLVED):
             raise Broken("S1", f"{node} reads into blocks that {self.cluster.requests[i]} does not hold")
-        if draft.products[self.cluster.product_of[i]] != Product.HELD:
+        if draft.products[self.cluster.product_of[i]] != PromptStage.HELD:
             draft.content[i] = Content.STALE
         self.post(draft, node, effect, i)
 
@@ -222,7 +227,7 @@ class Judge:
 
     def released(self, draft: Sketch, node: Address, effect: ReleaseBlocks, event: Any) -> None:
         product = self.cluster.xids.index(effect.xid)
-        if draft.products[product] != Product.HELD:
+        if draft.products[product] != PromptStage.HELD:
             raise Broken("S6", f"{effect.xid} is released twice")
         if self.reading(draft, product):
             raise Broken("S2", f"{effect.xid} is released under a WRITE")
@@ -235,7 +240,7 @@ class Judge:
         strict = self.cluster.scope.dialect.control_frames
         if strict and effect.code is Code.NONE and landed != self.cluster.everything and not died:
             raise Broken("S7", f"P reports {effect.xid} as sent, and not all of it has landed")
-        draft.products[product] = Product.RELEASED
+        draft.products[product] = PromptStage.RELEASED
         self.goal("expired" if effect.code is Code.EXPIRED else "released after use")
 
     def enqueued(self, draft: Sketch, node: Address, effect: Enqueue, event: Any) -> None:
@@ -243,7 +248,7 @@ class Judge:
         self.shared(draft, i)
         if type(event) is not DecodeQueued:
             self.goal("let in when there was room")
-        draft.stages[i] = Stage.ENQUEUED
+        draft.stages[i] = RequestStage.ENQUEUED
 
     def shared(self, draft: Sketch, i: int) -> None:
         """While D serves another P engine, none may bind more than a quarter of its pool, or one request."""
@@ -257,8 +262,8 @@ class Judge:
 
     def committed(self, draft: Sketch, node: Address, effect: Commit, event: Any) -> None:
         i = self.cluster.requests.index(effect.request_id)
-        if draft.stages[i] != Stage.ADMITTED:
-            raise Broken("S6", f"{effect.request_id} is committed in stage {Stage(draft.stages[i]).name}")
+        if draft.stages[i] != RequestStage.ADMITTED:
+            raise Broken("S6", f"{effect.request_id} is committed in stage {RequestStage(draft.stages[i]).name}")
         missing = self.cluster.everything & ~draft.landed[i]
         if missing or self.flying(draft, i):
             how = "incomplete" if missing else "while it may be written to"
@@ -267,7 +272,7 @@ class Judge:
             raise Broken("S2", f"{effect.request_id} is committed, but its source had been released when it was read")
         if draft.content[i] == Content.FOREIGN:
             raise Broken("S4", f"{effect.request_id} is committed with KV that is not its prompt's")
-        draft.stages[i] = Stage.COMMITTED
+        draft.stages[i] = RequestStage.COMMITTED
         self.goal("delivered")
         own = {self.cluster.number[engine] for engine in self.cluster.ends_of(i)}
         if any(draft.lives) and not any(draft.lives[engine] for engine in own):
@@ -275,24 +280,29 @@ class Judge:
 
     def resolved(self, draft: Sketch, node: Address, effect: Resolve, event: Any) -> None:
         i = self.cluster.requests.index(effect.request_id)
-        if draft.stages[i] not in (Stage.KNOWN, Stage.ENQUEUED, Stage.GIVEN, Stage.ADMITTED):
-            raise Broken("S6", f"{effect.request_id} is resolved in stage {Stage(draft.stages[i]).name}")
+        if draft.stages[i] not in (
+            RequestStage.KNOWN,
+            RequestStage.ENQUEUED,
+            RequestStage.GIVEN,
+            RequestStage.ADMITTED,
+        ):
+            raise Broken("S6", f"{effect.request_id} is resolved in stage {RequestStage(draft.stages[i]).name}")
         p_engine, _ = self.cluster.ends_of(i)
         if effect.code is Code.PEER_RESTARTED and not draft.lives[self.cluster.number[p_engine]]:
             raise Broken("L6", f"{effect.request_id} is given up for a death that was not its engine's")
-        if draft.stages[i] == Stage.GIVEN:
+        if draft.stages[i] == RequestStage.GIVEN:
             self.goal("resolved before its admission was reported")
-        holds = draft.stages[i] in (Stage.GIVEN, Stage.ADMITTED)
-        draft.stages[i] = Stage.RESOLVED if holds else Stage.FREED
+        holds = draft.stages[i] in (RequestStage.GIVEN, RequestStage.ADMITTED)
+        draft.stages[i] = RequestStage.RESOLVED if holds else RequestStage.FREED
         self.goal(f"resolved {effect.code.name}")
 
     def freed(self, draft: Sketch, node: Address, effect: FreeBlocks, event: Any) -> None:
         i = effect.allocation.generation - TARGET
-        if draft.stages[i] != Stage.RESOLVED:
-            raise Broken("S6", f"{self.cluster.requests[i]} is freed in stage {Stage(draft.stages[i]).name}")
+        if draft.stages[i] != RequestStage.RESOLVED:
+            raise Broken("S6", f"{self.cluster.requests[i]} is freed in stage {RequestStage(draft.stages[i]).name}")
         if self.flying(draft, i):
             raise Broken("S1", f"{self.cluster.requests[i]} is freed while something may land in it")
-        draft.stages[i] = Stage.FREED
+        draft.stages[i] = RequestStage.FREED
 
     # What cores say beside.
 
@@ -302,48 +312,48 @@ class Judge:
 
     def loads(self, draft: Sketch, node: Address, effect: Loads, event: Any) -> None:
         i = self.cluster.requests.index(effect.handle)
-        if draft.stages[i] != Stage.COMMITTED:
-            raise Broken("S3", f"{effect.handle} is decoded in stage {Stage(draft.stages[i]).name}")
+        if draft.stages[i] != RequestStage.COMMITTED:
+            raise Broken("S3", f"{effect.handle} is decoded in stage {RequestStage(draft.stages[i]).name}")
 
-    def held(self, draft: Sketch, node: Address, effect: Holds, event: Any) -> None:
+    def held(self, draft: Sketch, node: Address, effect: PromptReady, event: Any) -> None:
         """It is the protocol's from now on. What was told before all of it was computed may be over already."""
         product = self.cluster.xids.index(effect.handle)
         now = draft.products[product]
-        if now in (Product.QUEUED, Product.COMPUTED):
-            draft.products[product] = Product.HELD
-        elif now == Product.RELEASED and effect.all:
+        if now in (PromptStage.QUEUED, PromptStage.COMPUTED):
+            draft.products[product] = PromptStage.HELD
+        elif now == PromptStage.RELEASED and effect.all:
             self.goal("lease ended while being computed")
-        elif now != Product.HELD:
-            raise Broken("S6", f"{effect.handle} can be sent, though it is {Product(now).name}")
+        elif now != PromptStage.HELD:
+            raise Broken("S6", f"{effect.handle} can be sent, though it is {PromptStage(now).name}")
 
     def prompt_freed(self, draft: Sketch, node: Address, effect: FreePrompt, event: Any) -> None:
         """Where a prompt is sent from memory beside the blocks, they are free as soon as it lies there."""
         if self.cluster.method is not None and self.cluster.method.staged_at_p:
             return
         product = self.cluster.xids.index(effect.handle)
-        if draft.products[product] != Product.RELEASED:
-            now = Product(draft.products[product]).name
+        if draft.products[product] != PromptStage.RELEASED:
+            now = PromptStage(draft.products[product]).name
             raise Broken("S2", f"the blocks of {effect.handle} are freed, and it is {now}")
 
     def room_left(self, draft: Sketch, node: Address, effect: LeaveRoom, event: Any) -> None:
         """P sends others from it."""
         product = self.cluster.xids.index(effect.handle)
-        if draft.products[product] == Product.HELD or self.reading(draft, product):
+        if draft.products[product] == PromptStage.HELD or self.reading(draft, product):
             raise Broken("S2", f"the room of {effect.handle} is given back, and it may be sent")
 
     def room_taken(self, draft: Sketch, node: Address, effect: TakeRoom, event: Any) -> None:
         i = self.cluster.requests.index(effect.handle)
-        if draft.stages[i] != Stage.ENQUEUED:
-            raise Broken("S6", f"{effect.handle} is given room in stage {Stage(draft.stages[i]).name}")
-        draft.stages[i] = Stage.ADMITTED
+        if draft.stages[i] != RequestStage.ENQUEUED:
+            raise Broken("S6", f"{effect.handle} is given room in stage {RequestStage(draft.stages[i]).name}")
+        draft.stages[i] = RequestStage.ADMITTED
 
     def room_given_back(self, draft: Sketch, node: Address, effect: GiveBackRoom, event: Any) -> None:
         """At D: others' KV comes there."""
         i = effect.place.generation - TARGET
-        if self.flying(draft, i) or draft.stages[i] in (Stage.ADMITTED, Stage.RESOLVED):
+        if self.flying(draft, i) or draft.stages[i] in (RequestStage.ADMITTED, RequestStage.RESOLVED):
             raise Broken("S1", f"the room of {self.cluster.requests[i]} is given back while something may land there")
 
-    def waits(self, draft: Sketch, node: Address, effect: Waits, event: Any) -> None:
+    def waits(self, draft: Sketch, node: Address, effect: WaitsForRoom, event: Any) -> None:
         self.goal(f"waits for room at {role_of(node)}")
 
     def withdrawn(self, draft: Sketch, node: Address, effect: Withdrawn, event: Any) -> None:
@@ -359,9 +369,9 @@ class Judge:
         i = self.cluster.requests.index(effect.handle)
         if not self.cluster.decodes or draft.stages[i] not in DECODING:
             return
-        if draft.stages[i] == Stage.PREEMPTED:
+        if draft.stages[i] == RequestStage.PREEMPTED:
             self.goal("decoded after a preemption" if effect.code is Code.NONE else "aborted after a preemption")
-        draft.stages[i] = Stage.DECODED if effect.code is Code.NONE else Stage.LEFT
+        draft.stages[i] = RequestStage.DECODED if effect.code is Code.NONE else RequestStage.LEFT
 
 
 _ON: dict[type, Callable[[Judge, Sketch, Address, Any, Any], None]] = {
@@ -376,7 +386,7 @@ _ON: dict[type, Callable[[Judge, Sketch, Address, Any, Any], None]] = {
     GiveBackRoom: Judge.room_given_back,
     GivenBack: Judge.given_back,
     Handshake: Judge.shook,
-    Holds: Judge.held,
+    PromptReady: Judge.held,
     LeaveRoom: Judge.room_left,
     Loads: Judge.loads,
     PostRead: Judge.read,
@@ -388,6 +398,6 @@ _ON: dict[type, Callable[[Judge, Sketch, Address, Any, Any], None]] = {
     StopWrite: Judge.stop_wanted,
     TakeRoom: Judge.room_taken,
     Tell: Judge.asked,
-    Waits: Judge.waits,
+    WaitsForRoom: Judge.waits,
     Withdrawn: Judge.withdrawn,
 }

@@ -26,7 +26,7 @@ class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of er
         return f"{self.name}: {self.what}"
 
 
-class Product(IntEnum):
+class PromptStage(IntEnum):
     """A prompt's KV at P."""
 
     ABSENT = 0
@@ -38,7 +38,7 @@ class Product(IntEnum):
     """And its engine has not said so."""
 
 
-class Stage(IntEnum):
+class RequestStage(IntEnum):
     """A request at D. RESOLVED still holds blocks, FREED none. From GIVEN on: only where its engine takes its time."""
 
     UNBORN = 0
@@ -57,10 +57,10 @@ class Stage(IntEnum):
     """Its client gave it up after its KV had landed."""
 
 
-BINDING = (Stage.ENQUEUED, Stage.GIVEN, Stage.ADMITTED, Stage.RESOLVED)
+BINDING = (RequestStage.ENQUEUED, RequestStage.GIVEN, RequestStage.ADMITTED, RequestStage.RESOLVED)
 """Blocks of D's pool are counted for it."""
-DECODING = (Stage.COMMITTED, Stage.PREEMPTED)
-OPEN = (Stage.KNOWN, *BINDING)
+DECODING = (RequestStage.COMMITTED, RequestStage.PREEMPTED)
+OPEN = (RequestStage.KNOWN, *BINDING)
 """D has not done with it."""
 
 

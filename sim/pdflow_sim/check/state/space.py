@@ -15,10 +15,10 @@ from typing import Any, Protocol, TypeAlias
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
-from pdflow_sim.check.scopes.scope import Fault
-from pdflow_sim.check.state.cluster import FIRST_LIFE, Cluster
+from pdflow_sim.check.scopes.scope import FaultKind
+from pdflow_sim.check.state.cluster import FIRST_LIFE, ScopeCluster
 from pdflow_sim.check.state.invariant_checker import Judge
-from pdflow_sim.check.state.shadow_state import ORPHAN, PIECE, Ghost, Interned, Product
+from pdflow_sim.check.state.shadow_state import ORPHAN, PIECE, Ghost, Interned, PromptStage
 
 State: TypeAlias = tuple[int, ...]
 Draft: TypeAlias = list[int]
@@ -27,7 +27,7 @@ FLAGS = (1 << PIECE) - 1
 """An operation's flags, without its pieces and its age."""
 
 
-class Clients(Protocol):
+class RoutedClients(Protocol):
     """Those whom a router serves."""
 
     def unanswered(self, state: State) -> list[str]:
@@ -40,7 +40,7 @@ class Clients(Protocol):
 class StateSpace:
     """The states of one scope's world."""
 
-    def __init__(self, cluster: Cluster, judge: Judge) -> None:
+    def __init__(self, cluster: ScopeCluster, judge: Judge) -> None:
         self.scope = cluster.scope
         self.cluster = cluster
         self.judge = judge
@@ -68,14 +68,14 @@ class StateSpace:
         self.chans.of(())
         self.bags.of(())
 
-        self.clients: Clients | None = None
+        self.clients: RoutedClients | None = None
         """Where there is a router. Without one nobody is owed an answer."""
         self._further: list[int] = []
         self._by_value: list[Callable[[State], dict[str, Any]]] = []
         self._calm: list[tuple[int, int]] = []
         self._nothing_left: int | None = None
         self._resolved: dict[tuple[int, int], bool] = {}
-        self._spent: dict[tuple[int, Fault], int] = {}
+        self._spent: dict[tuple[int, FaultKind], int] = {}
         self._put: dict[tuple[int, str, int, int], int] = {}
         self._flagged: dict[tuple[int, int, int], int] = {}
 
@@ -173,7 +173,7 @@ class StateSpace:
 
     # Changes.
 
-    def spend(self, draft: Draft, fault: Fault) -> None:
+    def spend(self, draft: Draft, fault: FaultKind) -> None:
         key = (draft[self.budget], fault)
         found = self._spent.get(key)
         if found is None:
@@ -219,7 +219,10 @@ class StateSpace:
         if resolved is None:
             ghost = self.ghost_of(state)
             resolved = self._resolved[key] = (
-                all(product in (Product.ABSENT, Product.RELEASED, Product.DEAD) for product in ghost.products)
+                all(
+                    product in (PromptStage.ABSENT, PromptStage.RELEASED, PromptStage.DEAD)
+                    for product in ghost.products
+                )
                 and all(stage in self.over for stage in ghost.stages)
                 and not self.ops_of(state)
             )

@@ -25,7 +25,7 @@ from pdflow.protocol.ids import LeaseWord, base_id
 from pdflow.protocol.messages import Sync, SyncReply
 from pdflow.protocol.values import Allocation, EngineId
 from pdflow_sim.check.engines.roles import address_of
-from pdflow_sim.check.state.cluster import DIGEST, FIRST_LIFE, ORPHAN, Cluster
+from pdflow_sim.check.state.cluster import DIGEST, FIRST_LIFE, ORPHAN, ScopeCluster
 from pdflow_sim.check.state.shadow_state import ABOUT_OPERATIONS, WORD, Ghost
 from pdflow_sim.check.state.space import StateSpace
 
@@ -44,7 +44,7 @@ class Symmetry:
     def __init__(self, space: StateSpace) -> None:
         cluster = space.cluster
         # A router's endpoint numbers its attempts, and a method's memories serve in turn; nothing here knows how.
-        plain = type(cluster) is Cluster and not cluster.scope.method
+        plain = type(cluster) is ScopeCluster and not cluster.scope.method
         orders = permutations(range(len(cluster.requests))) if plain else iter([()])
         next(orders)
         found = filter(None, (Names.after(cluster, order) for order in orders))
@@ -70,7 +70,7 @@ class Names:
         """By the field that holds them: a table, or whatever else can be asked what a number becomes."""
 
     @classmethod
-    def after(cls, cluster: Cluster, order: Sequence[int]) -> Names | None:
+    def after(cls, cluster: ScopeCluster, order: Sequence[int]) -> Names | None:
         """None if one of two things would get two names: then something tells these requests apart."""
         products: dict[int, int] = {}
         pairs = list(enumerate(order))
@@ -81,7 +81,7 @@ class Names:
         fit += [names._product(cluster, old, new) for old, new in products.items()]
         return names if all(fit) else None
 
-    def _request(self, cluster: Cluster, i: int, j: int) -> bool:
+    def _request(self, cluster: ScopeCluster, i: int, j: int) -> bool:
         old, new = cluster.requests[i], cluster.requests[j]
         nameless = [f"?{cluster.d_of[k].engine}/{cluster.requests[k]}" for k in (i, j)]
         engines = zip(cluster.ends_of(i), cluster.ends_of(j), strict=True)
@@ -93,7 +93,7 @@ class Names:
             and self._allocation(cluster.targets[i], cluster.targets[j])
         )
 
-    def _engine(self, cluster: Cluster, old: EngineId, new: EngineId) -> bool:
+    def _engine(self, cluster: ScopeCluster, old: EngineId, new: EngineId) -> bool:
         ranks = list(zip(cluster.ranks[old], cluster.ranks[new], strict=True))
         ranks += [(ORPHAN + one, ORPHAN + other) for one, other in ranks]
         ranks += [(address_of(old), address_of(new))]
@@ -105,7 +105,7 @@ class Names:
             and all(_call(self.numbers["incarnation"], one, other) for one, other in lives)
         )
 
-    def _product(self, cluster: Cluster, old: int, new: int) -> bool:
+    def _product(self, cluster: ScopeCluster, old: int, new: int) -> bool:
         ranks = range(len(cluster.p_ranks))
         return (
             _call(self.words, cluster.xids[old], cluster.xids[new])
@@ -171,7 +171,7 @@ def _call(table: dict[Any, Any], old: Any, new: Any) -> bool:
     return bool(table.setdefault(old, new) == new)
 
 
-class Table(dict[int, int]):
+class Renumbering(dict[int, int]):
     """What the numbers of one kind of value become; each is found when it is first asked for."""
 
     def __init__(self, renamed: Callable[[int], int]) -> None:
@@ -193,15 +193,15 @@ class Slots:
         self.node = [space.cluster.at[word.get(node, node)] for node in nodes]
         self.engine = [space.cluster.number[word.get(engine, engine)] for engine in space.cluster.engines]
         self.link = [space.cluster.link_of[word.get(a, a), word.get(b, b)] for a, b in links]
-        self.frame = Table(self._frame)
-        self.operation = Table(self._operation)
-        ends, chans, unnamed = Table(self._end), Table(self._chan), Table(int)
+        self.frame = Renumbering(self._frame)
+        self.operation = Renumbering(self._operation)
+        ends, chans, unnamed = Renumbering(self._end), Renumbering(self._chan), Renumbering(int)
         self.tables = [unnamed] * len(space.beginning())
         self.tables[: space.bag] = [ends] * space.first_link + [chans] * (space.bag - space.first_link)
-        self.tables[space.bag] = Table(self._bag)
-        self.tables[space.task] = Table(self._tasks)
-        self.tables[space.op] = Table(self._ops)
-        self.tables[space.ghost] = Table(self._ghost)
+        self.tables[space.bag] = Renumbering(self._bag)
+        self.tables[space.task] = Renumbering(self._tasks)
+        self.tables[space.op] = Renumbering(self._ops)
+        self.tables[space.ghost] = Renumbering(self._ghost)
 
     def renaming(self) -> Renaming:
         """Every slot, each where its engine's new name puts it."""
