@@ -1,6 +1,6 @@
 """Nothing but the optional compilation; all else is in pyproject.toml.
 
-`PDFLOW_COMPILE=1 pip install .` has mypyc turn the rooms that a run spends its time in into C, from the same source and
+`PDFLOW_COMPILE=1 pip install .` has mypyc turn the files that a run spends its time in into C, from the same source and
 types, which simulates nearly twice as fast. It needs a C compiler, and three minutes; two with
 PDFLOW_COMPILE_LEVEL=0, for whoever wants to see that it works and not that it is fast.
 """
