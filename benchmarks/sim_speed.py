@@ -54,7 +54,7 @@ import pdflow.results.result, pdflow_sim.run
 from pdflow.scenario import load
 began = time.process_time()
 scenario = load(sys.argv[1], overrides=sys.argv[2:])
-world, _ = pdflow_sim.run.prepare(scenario, pdflow_sim.run.Options(), [])
+world, _ = pdflow_sim.run.prepare(scenario, pdflow_sim.run.RunOptions(), [])
 pdflow_sim.run.run(world, None, False)
 result = pdflow_sim.run.conclude(scenario, world, (), False)
 cpu_s = time.process_time() - began

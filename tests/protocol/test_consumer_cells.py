@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import pytest
 
+import pdflow.protocol
 from pdflow.protocol import events
 from pdflow.protocol.consumer import frames as consumer_frames
 from pdflow.protocol.consumer import rank as consumer_rank
@@ -20,7 +21,7 @@ from pdflow.protocol.consumer.cell import CellEvent
 from pdflow.protocol.consumer.rules import RULES
 from pdflow.protocol.phases import ConsumerPhase
 
-PROTOCOL = Path(__file__).resolve().parents[2] / "pdflow" / "protocol"
+PROTOCOL = Path(pdflow.protocol.__file__).parent
 STORE = PROTOCOL / "consumer/cells.py"
 FUNNEL = {"add", "put", "_remove"}
 """The store's methods that may change an element of its table."""

@@ -94,7 +94,7 @@ async def test_kv_of_another_prompt_is_refused(model: TorchModel) -> None:
 async def test_tokens_follow_from_the_kv_that_came(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of all tests here: were D to compute the prompt itself, whatever KV it got would do."""
     for node in ("prefill_node", "decode_node"):
-        monkeypatch.setattr(f"runtime.{node}.digest_of", lambda tokens, weights: 7)
+        monkeypatch.setattr(f"pdflow_runtime.nodes.{node}.digest_of", lambda tokens, weights: 7)
     async with house(cluster(), model) as home:
         sampling = Sampling(max_tokens=12, ignore_eos=True)
         handed = await mixed_up(home)

@@ -82,10 +82,10 @@ def test_no_story_is_left_out_unseen() -> None:
 
 @pytest.fixture(autouse=True)
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdflow_runtime.nodes.ranked_node.Links", Wires)
-    monkeypatch.setattr("pdflow_runtime.nodes.ranks.Orders", HeldOrders)
+    monkeypatch.setattr("pdflow_runtime.nodes.ranked_node.RankLinks", Wires)
+    monkeypatch.setattr("pdflow_runtime.nodes.ranks.InFlightTransfers", HeldOrders)
     for module in ("prefill_node", "decode_node"):
-        monkeypatch.setattr(f"runtime.{module}.digest_of", digest_of)
+        monkeypatch.setattr(f"pdflow_runtime.nodes.{module}.digest_of", digest_of)
 
 
 @pytest.mark.parametrize("name", TOLD)

@@ -215,8 +215,8 @@ def test_what_is_wrong_is_one_line_and_exit_2(
         monkeypatch.setenv("PDFLOW_SECRET", SECRET)
     for variable in ("OMP_NUM_THREADS", "UCX_NET_DEVICES"):
         monkeypatch.setenv(variable, "")
-    for starts in ("part", "cluster"):
-        monkeypatch.setattr(f"runtime.{starts}.log_to_stderr", lambda who: None)
+    for starts in ("component", "cluster"):
+        monkeypatch.setattr(f"pdflow_runtime.process.{starts}.log_to_stderr", lambda who: None)
     with closing(listen("127.0.0.1", 0)) as taken:
         places = {"busy": taken.getsockname()[1], "open": tmp_path / "open", "short": tmp_path / "short"}
         ran = CliRunner().invoke(cli, ["serve", str(REFERENCE), *(word.format(**places) for word in said)])

@@ -34,8 +34,8 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KeptServe
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked of a server that serves is waited for, however busy the machine is."""
-    for name in ("store_backing.LOOKED_S", "store_server.ANSWER_S", "store_calls.LOOK_S"):
-        monkeypatch.setattr(f"runtime.{name}", 20.0)
+    for name in ("backing.LOOKED_S", "server.ANSWER_S", "calls.LOOK_S"):
+        monkeypatch.setattr(f"pdflow_runtime.store.{name}", 20.0)
 
 
 def backing(home: House) -> Backing:
