@@ -173,8 +173,8 @@ def kinds_table(kinds: list[Schema]) -> Iterator[str]:
             elif key != tag:
                 rows.append((key, prop, default, [name]))
     yield "\n| key | value | default | kinds | meaning |\n| --- | --- | --- | --- | --- |"
-    for key, prop, default, takers in rows:
-        who = "all" if takers == names else ", ".join(takers)
+    for key, prop, default, completed_readers in rows:
+        who = "all" if completed_readers == names else ", ".join(completed_readers)
         yield f"| `{key}` | {value_words(prop)} | {default} | {who} | {prop.get('description', '')} |"
     yield ""
 

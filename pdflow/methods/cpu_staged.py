@@ -12,8 +12,8 @@ And D's leg waits for P's answer, which has the id that P's pieces come under (S
 from __future__ import annotations
 
 from pdflow.methods.guards import Guards
-from pdflow.methods.method import Conduct, Grain, Hop, MemoryKind, Method
-from pdflow.methods.speech import UNASKED, Occasion, ProfileMessage, Side, WireProfile
+from pdflow.methods.method import Grain, Hop, MemoryKind, Method, PipelinePolicy
+from pdflow.methods.wire_profile import UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
 _SPEECH = WireProfile(
     words=(
@@ -41,8 +41,8 @@ CPU_STAGED = Method(
     back_pressure="a full ring: the prompt stays in P's blocks, D registers later",
     on_loss="as nixl-push; as published what a P that has died was sending is waited for without end",
     limits="a prompt's KV must fit the ring",
-    strict=Conduct(early=True),
-    published=Conduct(
+    strict=PipelinePolicy(early=True),
+    published=PipelinePolicy(
         early=True,
         prefill_waits=True,
         decode_waits=True,
@@ -50,6 +50,6 @@ CPU_STAGED = Method(
         answer_first=True,
         page_bytes=4096,
         guards=Guards(reserves_whole=False, indexes_by_piece=False, ends_receives=False),
-        speech=_SPEECH,
+        wire_profile=_SPEECH,
     ),
 )

@@ -9,8 +9,8 @@ whole batch again, and each process salts its keys.
 
 from __future__ import annotations
 
-from pdflow.methods.method import Conduct, Method
-from pdflow.methods.speech import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
+from pdflow.methods.method import Method, PipelinePolicy
+from pdflow.methods.wire_profile import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
 _SPEECH = WireProfile(
     words=(
@@ -39,13 +39,13 @@ KV_STORE = Method(
     back_pressure="the store evicts what nobody holds; what finds no room waits for it, in P's blocks",
     on_loss="the request fails, or is tried again, or D computes it: that request alone",
     limits="a prompt's KV must fit one node of the store",
-    strict=Conduct(),
-    published=Conduct(
+    strict=PipelinePolicy(),
+    published=PipelinePolicy(
         prefill_waits=True,
         decode_waits=True,
         hidden_states=True,
         fails_whole_batches=True,
         salts_keys=True,
-        speech=_SPEECH,
+        wire_profile=_SPEECH,
     ),
 )

@@ -17,7 +17,7 @@ from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeAlias, TypeVar
 
-from pdflow.methods.method import Conduct, Method, Turns
+from pdflow.methods.method import Method, PipelinePolicy, Turns
 from pdflow.methods.shipment import Piece, Shipment, ShipmentEnd, whole
 from pdflow.protocol.values import Value, Xid
 
@@ -38,14 +38,14 @@ class LaneRules(Value, frozen=True, kw_only=True):
     turns: Turns = Turns.OPERATION
 
 
-def lane_rules(method: Method, conduct: Conduct) -> LaneRules:
+def lane_rules(method: Method, pipeline_policy: PipelinePolicy) -> LaneRules:
     """By these rules all ranks post, P's as D's."""
     return LaneRules(
         in_layers=method.in_pieces,
-        as_offered=conduct.early or (method.staged_at_p and not method.pulls),
-        writes=conduct.sending_lanes,
-        reads=conduct.receiving_lanes,
-        turns=conduct.turns,
+        as_offered=pipeline_policy.early or (method.staged_at_p and not method.pulls),
+        writes=pipeline_policy.sending_lanes,
+        reads=pipeline_policy.receiving_lanes,
+        turns=pipeline_policy.turns,
     )
 
 

@@ -2,8 +2,8 @@
 
 A method is one value of `Method`, in a file of its own beside this one. It says how bytes go; who may have them, for
 how long, and what becomes of a request whose bytes are lost is the protocol's, the same for all. Where a method is
-slower or weaker as it was published than with our rules, the two stand side by side as two values of `Conduct`, one for
-each dialect; nothing asks for a dialect's name.
+slower or weaker as it was published than with our rules, the two stand side by side as two values of `PipelinePolicy`,
+one for each dialect; nothing asks for a dialect's name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import attrs
 
 from pdflow.methods.guards import Guards
-from pdflow.methods.speech import WireProfile
+from pdflow.methods.wire_profile import WireProfile
 from pdflow.protocol.dialect import DIALECTS, STRICT, Dialect
 
 AS_PUBLISHED: Final = "as-published"
@@ -60,7 +60,7 @@ class Turns(Enum):
 
 
 @attrs.frozen(kw_only=True)
-class Conduct:
+class PipelinePolicy:
     """Who waits for whom, in one dialect."""
 
     early: bool = False
@@ -79,7 +79,7 @@ class Conduct:
     """What keeps faults away from the pieces' way."""
     asks: bool = False
     """Each piece is announced by a message, and sent when that has been answered; in what words, a speech may say."""
-    speech: WireProfile = attrs.field(factory=WireProfile)
+    wire_profile: WireProfile = attrs.field(factory=WireProfile)
     """What the original says where we say something else."""
     tensors: int = 1
     """A piece goes as so many tensors, one after the other."""
@@ -133,8 +133,8 @@ class Method:
     back_pressure: str
     on_loss: str
     limits: str
-    strict: Conduct = Conduct()
-    published: Conduct = Conduct()
+    strict: PipelinePolicy = PipelinePolicy()
+    published: PipelinePolicy = PipelinePolicy()
     other_dialects: tuple[str, ...] = ()
     """What is spoken besides `strict`, and how the last of them calls itself: the original, faults included."""
 
@@ -143,7 +143,7 @@ class Method:
         """The names that a scenario may give."""
         return ("strict", AS_PUBLISHED, *self.other_dialects)
 
-    def conduct(self, dialect: str) -> Conduct:
+    def pipeline_policy(self, dialect: str) -> PipelinePolicy:
         """How the engines behave in the dialect of that name."""
         return self.published if dialect in (AS_PUBLISHED, *self.other_dialects[-1:]) else self.strict
 
@@ -175,14 +175,14 @@ class Method:
             )
         return method
 
-    def is_carried(self, conduct: Conduct) -> bool:
+    def is_carried(self, pipeline_policy: PipelinePolicy) -> bool:
         """Whether its operations are more than one flow from NIC to NIC, posted at once."""
-        lanes = conduct.sending_lanes is not None or conduct.receiving_lanes is not None
-        return lanes or conduct.asks or self.in_pieces or self.hops != (Hop.WIRE,) or self.staging is not None
+        lanes = pipeline_policy.sending_lanes is not None or pipeline_policy.receiving_lanes is not None
+        return lanes or pipeline_policy.asks or self.in_pieces or self.hops != (Hop.WIRE,) or self.staging is not None
 
-    def takes_in_pieces(self, conduct: Conduct) -> bool:
+    def takes_in_pieces(self, pipeline_policy: PipelinePolicy) -> bool:
         """Whether D finds room for a prompt piece by piece, as it hears of them."""
-        return self.staged_at_d and not conduct.guards.reserves_whole
+        return self.staged_at_d and not pipeline_policy.guards.reserves_whole
 
     @property
     def in_pieces(self) -> bool:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdflow.methods.method import Conduct, Hop, MemoryKind, Method, Turns
-from pdflow.methods.speech import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
+from pdflow.methods.method import Hop, MemoryKind, Method, PipelinePolicy, Turns
+from pdflow.methods.wire_profile import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
 NUM_WORKERS: Final = 10
 """Sender threads of a P rank, unless a scenario says another number: vLLM's default."""
@@ -63,8 +63,8 @@ MOONCAKE_V0 = Method(
     back_pressure="a full lookup buffer: P's next step waits",
     on_loss="as nixl-pull; as published D computes the prompt",
     limits="one pair of engines as published; one transfer at a time on either side",
-    strict=Conduct(sending_lanes=1, receiving_lanes=1),
-    published=Conduct(
+    strict=PipelinePolicy(sending_lanes=1, receiving_lanes=1),
+    published=PipelinePolicy(
         prefill_waits=True,
         decode_waits=True,
         sending_lanes=1,
@@ -74,7 +74,7 @@ MOONCAKE_V0 = Method(
         in_stream=True,
         pickles=True,
         hidden_states=True,
-        speech=_PIPE,
+        wire_profile=_PIPE,
     ),
 )
 MOONCAKE_V1 = Method(
@@ -86,6 +86,6 @@ MOONCAKE_V1 = Method(
     on_loss="as nixl-push",
     limits="pipeline stages at P only",
     has_workers=True,
-    strict=Conduct(sending_lanes=NUM_WORKERS),
-    published=Conduct(sending_lanes=NUM_WORKERS, speech=_BOOTSTRAPPED),
+    strict=PipelinePolicy(sending_lanes=NUM_WORKERS),
+    published=PipelinePolicy(sending_lanes=NUM_WORKERS, wire_profile=_BOOTSTRAPPED),
 )

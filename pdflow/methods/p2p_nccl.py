@@ -11,8 +11,8 @@ from __future__ import annotations
 import attrs
 
 from pdflow.methods.guards import Guards
-from pdflow.methods.method import Conduct, Grain, Hop, MemoryKind, Method, Turns
-from pdflow.methods.speech import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
+from pdflow.methods.method import Grain, Hop, MemoryKind, Method, PipelinePolicy, Turns
+from pdflow.methods.wire_profile import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
 _LIMITS = "equal tensor-parallel sizes, no pipeline stages; a group of two for each pair of ranks, in GPU memory"
 _LANES = 4
@@ -67,8 +67,8 @@ P2P_NCCL_PUT = Method(
     back_pressure="P's engine waits; D's buffer spills to the host, and then D registers later",
     on_loss="one lost layer is the whole request's loss; as published the layer is skipped",
     limits=_LIMITS,
-    strict=Conduct(prefill_waits=True, asks=True, sending_lanes=1, receiving_lanes=_LANES),
-    published=Conduct(
+    strict=PipelinePolicy(prefill_waits=True, asks=True, sending_lanes=1, receiving_lanes=_LANES),
+    published=PipelinePolicy(
         prefill_waits=True,
         decode_waits=True,
         asks=True,
@@ -76,7 +76,7 @@ P2P_NCCL_PUT = Method(
         receiving_lanes=1,
         turns=Turns.PIECE,
         guards=_PUBLISHED,
-        speech=_PUT,
+        wire_profile=_PUT,
         heartbeat_s=_HEARTBEAT_S,
     ),
 )
@@ -101,15 +101,15 @@ P2P_NCCL_GET = Method(
     back_pressure="P's store evicts what was used least recently",
     on_loss="one lost layer is the whole request's loss; as published the layer is skipped",
     limits=_LIMITS,
-    strict=Conduct(asks=True, sending_lanes=1, receiving_lanes=_LANES),
-    published=Conduct(
+    strict=PipelinePolicy(asks=True, sending_lanes=1, receiving_lanes=_LANES),
+    published=PipelinePolicy(
         decode_waits=True,
         asks=True,
         sending_lanes=1,
         receiving_lanes=1,
         turns=Turns.PIECE,
         guards=_PUBLISHED,
-        speech=_GET,
+        wire_profile=_GET,
         heartbeat_s=_HEARTBEAT_S,
     ),
 )

@@ -13,13 +13,13 @@ from pdflow.methods.method import MemoryKind, Method
 
 def facts(method: Method) -> dict[str, str]:
     """Each column of the table of methods."""
-    speech = "; ".join(method.published.speech.told())
+    wire_profile = "; ".join(method.published.wire_profile.told())
     return {
         "initiator": method.initiator,
         "pieces": method.grain.value + (", while the next are computed" if method.strict.early else ""),
         "memories": " -> ".join(memories(method)),
         "messages": messages(method),
-        **({"as published": speech} if speech else {}),
+        **({"as published": wire_profile} if wire_profile else {}),
         "back-pressure": method.back_pressure,
         "on loss": method.on_loss,
         "limits": method.limits,

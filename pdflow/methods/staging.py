@@ -22,7 +22,7 @@ from pdflow.memory.buddy import BuddyPool
 from pdflow.memory.paged import PoolError
 from pdflow.memory.ring import Ring
 from pdflow.memory.threshold import ThresholdBuffer, Where
-from pdflow.methods.method import Conduct, MemoryKind, Method
+from pdflow.methods.method import MemoryKind, Method, PipelinePolicy
 from pdflow.protocol.values import Allocation, Value
 
 NO_LIMIT = 1 << 62
@@ -32,10 +32,10 @@ class TooLargeError(ValueError):
     """A prompt that would not fit were the memory empty: it could only wait for ever."""
 
 
-def comes_with_the_write(method: Method, conduct: Conduct) -> bool:
+def comes_with_the_write(method: Method, pipeline_policy: PipelinePolicy) -> bool:
     """Whether a prompt has room at P when a WRITE of it is posted, and not when it is computed. Until then it stays in
     P's blocks."""
-    return conduct.guards.reserves_whole and not method.pulls
+    return pipeline_policy.guards.reserves_whole and not method.pulls
 
 
 class KvSize(Value, frozen=True, gc=False):

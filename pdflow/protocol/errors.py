@@ -15,10 +15,10 @@ class LocalProtocolError(Exception):
 
 
 class InvariantViolated(AssertionError):  # noqa: N818 (what happened, not which kind of error)
-    """A bug of the machine, or of the driver that carries it. `story` is what led to it, oldest first."""
+    """A bug of the machine, or of the driver that carries it. `counterexample` is what led to it, oldest first."""
 
-    def __init__(self, name: str, what: str, story: str) -> None:
-        super().__init__(f"{name}: {what}\n{story}")
+    def __init__(self, name: str, what: str, counterexample: str) -> None:
+        super().__init__(f"{name}: {what}\n{counterexample}")
         self.name = name
         self.what = what
-        self.story = story
+        self.counterexample = counterexample

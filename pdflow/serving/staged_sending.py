@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from pdflow.methods.method import Conduct, Grain, MemoryKind, Method
+from pdflow.methods.method import Grain, MemoryKind, Method, PipelinePolicy
 from pdflow.methods.shipment import Piece, whole
 from pdflow.methods.staging import Staging, comes_with_the_write
 from pdflow.protocol.effects import PostWrite
@@ -77,7 +77,13 @@ class StagedSending(Sending):
     """Args: `staging` is that of one rank. A layer is copied by so many of the `ranks`."""
 
     def __init__(
-        self, method: Method, conduct: Conduct, staging: Staging, layers: int, ranks_per_layer: int, ranks: int
+        self,
+        method: Method,
+        pipeline_policy: PipelinePolicy,
+        staging: Staging,
+        layers: int,
+        ranks_per_layer: int,
+        ranks: int,
     ) -> None:
         super().__init__()
         self.method = method
@@ -85,11 +91,11 @@ class StagedSending(Sending):
         self.layers = layers
         self.ranks_per_layer = ranks_per_layer
         self.ranks = ranks
-        self.early = conduct.early
+        self.early = pipeline_policy.early
         self.pulls = method.pulls
-        self.waits = conduct.prefill_waits
+        self.waits = pipeline_policy.prefill_waits
         """The engine stands still while a prompt is on its way."""
-        self.room_with_write = comes_with_the_write(method, conduct)
+        self.room_with_write = comes_with_the_write(method, pipeline_policy)
         self.steps = RunningSteps(layers)
         self.outgoing: dict[Handle, Departure] = {}
 

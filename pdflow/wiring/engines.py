@@ -55,11 +55,11 @@ class EngineWiring:
         says = scenario.transfer
         through_host = says.kv_buffer_device == "cpu"
         self.method = METHODS[says.method].adapted(says.progressive, through_host, says.num_workers)
-        self.conduct = self.method.conduct(says.dialect)
+        self.pipeline_policy = self.method.pipeline_policy(says.dialect)
         self.dialect = self.method.dialect(says.dialect)
         self.pulls = self.method.pulls
         self.reads_p = self.pulls and not self.method.stores
-        self.timers = patience(says.timers(), self.conduct.guards)
+        self.timers = patience(says.timers(), self.pipeline_policy.guards)
         self.initiator: Initiator = "pull" if self.pulls else "push"
         self.rule: Rule = "exactly-once" if self.dialect.control_frames else "vllm"
         shape = shapes[scenario.pools[0].name]

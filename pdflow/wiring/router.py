@@ -104,7 +104,7 @@ def router_of(cluster: RoutedEngines) -> Router:
 def dispatch_of(scenario: ResolvedScenario, method: Method) -> Dispatch:
     """A pull cannot begin before P's answer names its blocks, so its decode leg waits whatever the dispatch. Where D is
     named when P begins, it is chosen then."""
-    answer_first = method.conduct(scenario.transfer.dialect).answer_first
+    answer_first = method.pipeline_policy(scenario.transfer.dialect).answer_first
     if method.pulls:
         return "sequential"
     if method.names_decode and not answer_first:

@@ -102,7 +102,7 @@ class LiveBuilder(EngineWiring):
         staging, room = self._beside(self.method.p_memory, pool)
         node = self.empty_prefill_node(self._place(engine, model, room), staging)
         self._add_engine(node, pool, model)
-        node.engine.reports_chunks = self.conduct.early
+        node.engine.reports_chunks = self.pipeline_policy.early
         return node
 
     def decode_node(self, engine: str, model: ServedModel) -> LiveDecodeNode:
@@ -137,7 +137,7 @@ class LiveBuilder(EngineWiring):
         if self.method.stores:
             return store_prefill_node(self, transport, place, ends)
         scheduler, ranks = ends
-        if staging is None and not self.conduct.early:
+        if staging is None and not self.pipeline_policy.early:
             return LivePrefillNode(place, scheduler, ranks, transport)
         return LiveLayeredPrefillNode(place, scheduler, ranks, transport, self.sending(place, staging), staging)
 
@@ -153,9 +153,9 @@ class LiveBuilder(EngineWiring):
         limits = attrs.evolve(self.limits_of(pool), async_scheduling=False)
         blocks_pool = CachingPool(blocks, 1) if pool.enable_prefix_caching else PagedPool(blocks)
         for rank in node.ranks.values():
-            rank.orders.adopt(lane_rules(self.method, self.conduct))
+            rank.orders.adopt(lane_rules(self.method, self.pipeline_policy))
         node.engine = LiveEngine(model.runner(node), limits, blocks_pool, node.came, model.eos)
-        node.engine.stepped = node.diary.stepped
+        node.engine.stepped = node.event_log.stepped
         node.engine.settle = node.settle
 
     def sending(self, place: Place, staging: Staging | None) -> Sending:
@@ -163,4 +163,4 @@ class LiveBuilder(EngineWiring):
         layers, shards = place.shape.num_layers, place.info.shards
         if staging is None:
             return ProgressiveSending(layers)
-        return StagedSending(self.method, self.conduct, staging, layers, shards.tp, shards.ranks)
+        return StagedSending(self.method, self.pipeline_policy, staging, layers, shards.tp, shards.ranks)

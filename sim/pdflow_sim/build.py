@@ -87,7 +87,7 @@ class SimulationBuilder(EngineBuilder):
         fabric = self.fabric() if faulty is None else faulty
         shipping = self.shipping(fabric)
         self.ports = self.node_ports(fabric, shipping)
-        if spoil(self.conduct.guards):
+        if spoil(self.pipeline_policy.guards):
             self.metrics.records.wrong_kv = set()
         if self.method.stores:
             self.add_stores()
@@ -139,20 +139,20 @@ class SimulationBuilder(EngineBuilder):
         return FabricSettings(
             control_ns=seconds_to_ns(table.control_latency_s),
             handshake_ns=seconds_to_ns(table.handshake_s),
-            speech=self.conduct.speech,
+            wire_profile=self.pipeline_policy.wire_profile,
             pulls=self.pulls,
-            checks_words=self.conduct.guards.invalidates_lost,
+            checks_words=self.pipeline_policy.guards.invalidates_lost,
         )
 
     def shipping(self, fabric: Fabric) -> Shipping | None:
         """What carries operations in pieces, where the method sends any."""
-        if not self.method.is_carried(self.conduct):
+        if not self.method.is_carried(self.pipeline_policy):
             return None
         hidden_bytes, says = 0 if self.method.stores else self.hidden_bytes, self.scenario.transfer
         most = says.nccl_max_groups if self.method.groups else None
         if most is None:
-            return Shipping(fabric, self.method, self.conduct, hidden_bytes, says.pickle_bytes_per_s)
-        return GroupedShipping(fabric, self.method, self.conduct, hidden_bytes, says.pickle_bytes_per_s, most)
+            return Shipping(fabric, self.method, self.pipeline_policy, hidden_bytes, says.pickle_bytes_per_s)
+        return GroupedShipping(fabric, self.method, self.pipeline_policy, hidden_bytes, says.pickle_bytes_per_s, most)
 
     def node_ports(self, fabric: Fabric, shipping: Shipping | None) -> NodePorts:
         """What all nodes share."""

@@ -56,7 +56,7 @@ class EngineBuilder(EngineWiring):
         """What the nodes are given: there before the first engine is made."""
         self.stores: Stores
         """The store, where the method has one."""
-        waits = self.method.staged_at_p or self.conduct.prefill_waits or self.conduct.decode_waits
+        waits = self.method.staged_at_p or self.pipeline_policy.prefill_waits or self.pipeline_policy.decode_waits
         self.engine_class = HostedEngine if scenario.faults or waits else Engine
 
     def first_incarnation(self, slot: EngineSlot) -> int:
@@ -115,7 +115,7 @@ class EngineBuilder(EngineWiring):
     def prefill_node(self, slot: EngineSlot, info: EngineInfo, engine: Engine, generation: int) -> SimPrefillNode:
         parts = self.parts(slot, info, engine)
         if self.method.stores:
-            return SimStorePrefillNode(parts, self.stores, self.conduct)
+            return SimStorePrefillNode(parts, self.stores, self.pipeline_policy)
         if not self.method.staged_at_p and not self.method.in_pieces:
             return SimPrefillNode(parts, PrefillCore(WEIGHTS, Sending()))
         layers, ranks = self.most_layers(slot.pool), info.shards.ranks
@@ -123,21 +123,21 @@ class EngineBuilder(EngineWiring):
             core = PrefillCore(WEIGHTS, ProgressiveSending(layers))
             return SimLayeredPrefillNode(parts, core, self.method, layers, True, None)
         staging = self.staging(self.method.p_memory, slot.pool, generation)
-        sending = StagedSending(self.method, self.conduct, staging, layers, ranks, ranks)
+        sending = StagedSending(self.method, self.pipeline_policy, staging, layers, ranks, ranks)
         core = PrefillCore(WEIGHTS, sending)
-        return SimLayeredPrefillNode(parts, core, self.method, layers, self.conduct.early, staging)
+        return SimLayeredPrefillNode(parts, core, self.method, layers, self.pipeline_policy.early, staging)
 
     def decode_node(self, slot: EngineSlot, info: EngineInfo, engine: Engine, generation: int) -> SimDecodeNode:
         parts = self.parts(slot, info, engine)
-        waits, together = self.conduct.decode_waits, self.conduct.fails_whole_batches
+        waits, together = self.pipeline_policy.decode_waits, self.pipeline_policy.fails_whole_batches
         if not self.method.staged_at_d:
             return SimDecodeNode(parts, DecodeCore(WEIGHTS, Landing(), waits, together))
-        by_pieces = self.method.takes_in_pieces(self.conduct)
+        by_pieces = self.method.takes_in_pieces(self.pipeline_policy)
         staging = self.staging(self.method.d_memory, slot.pool, generation, not by_pieces)
         if not by_pieces:
             return SimStagedDecodeNode(parts, DecodeCore(WEIGHTS, StagedLanding(staging), waits), self.method, staging)
         landing: PieceLanding
-        if self.conduct.receiving_lanes is not None:
+        if self.pipeline_policy.receiving_lanes is not None:
             landing = ListeningLanding(staging)
         else:
             landing = QueueingLanding(staging, self.most_layers(slot.pool))

@@ -18,7 +18,7 @@ from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.values import Instant
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.scopes.scope import Scope
-from pdflow_sim.check.search.search import Story, shortest
+from pdflow_sim.check.search.search import Counterexample, shortest
 
 
 def test_every_bug_that_was_written_still_applies() -> None:
@@ -27,7 +27,7 @@ def test_every_bug_that_was_written_still_applies() -> None:
     assert all(diff(bug) for bug in by_hand())
 
 
-def broken(scope: Scope) -> Story:
+def broken(scope: Scope) -> Counterexample:
     found = shortest(relation(scope))
     assert found is not None
     return found
@@ -42,9 +42,9 @@ def test_a_deadline_that_comes_nearer_wakes_its_endpoint(monkeypatch: pytest.Mon
         return effects
 
     monkeypatch.setattr(ConsumerCells, "put", asleep)
-    story = broken(Scope(abort=0, deadline=0))
-    assert story.broken.name == "L"
-    assert story.broken.what == "D wants STALL earlier than before, and would not be woken for it"
+    counterexample = broken(Scope(abort=0, deadline=0))
+    assert counterexample.broken.name == "L"
+    assert counterexample.broken.what == "D wants STALL earlier than before, and would not be woken for it"
 
 
 @pytest.mark.parametrize("dropped", ["open", "interest"])
@@ -62,9 +62,9 @@ def test_a_sync_names_all_that_is_open_and_wanted(dropped: str, monkeypatch: pyt
         return tuple(told)
 
     monkeypatch.setattr(ConsumerScheduler, "_sync", less)
-    story = broken(Scope(sync=1, deadline=0, stall=0))
-    assert story.broken.name == "L5"
-    assert story.broken.what.startswith("D's SYNC names [] and wants [], not ")
+    counterexample = broken(Scope(sync=1, deadline=0, stall=0))
+    assert counterexample.broken.name == "L5"
+    assert counterexample.broken.what.startswith("D's SYNC names [] and wants [], not ")
 
 
 def test_p_reports_a_prompt_as_sent_when_all_of_it_has_landed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +78,6 @@ def test_p_reports_a_prompt_as_sent_when_all_of_it_has_landed(monkeypatch: pytes
         return counted(self, event, now)
 
     monkeypatch.setattr(ProducerScheduler, "_shard_released", last_word)
-    story = broken(Scope(p_tp=2, abort=0, deadline=0, stall=0))
-    assert story.broken.name == "S7"
-    assert story.broken.what == "P reports x0 as sent, and not all of it has landed"
+    counterexample = broken(Scope(p_tp=2, abort=0, deadline=0, stall=0))
+    assert counterexample.broken.name == "S7"
+    assert counterexample.broken.what == "P reports x0 as sent, and not all of it has landed"

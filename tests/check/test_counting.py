@@ -68,7 +68,7 @@ def ended(scope: Scope, counts: bool) -> tuple[Search, str]:
     try:
         search.run(1_000_000, None, lively=True)
     except Broken as broken:
-        return search, f"{broken.name} in {len(search.story(broken).moves)}"
+        return search, f"{broken.name} in {len(search.counterexample(broken).moves)}"
     return search, ""
 
 

@@ -20,7 +20,7 @@ from pdflow.protocol.producer.cell import IN_FLIGHT, LeaseEnded
 from pdflow.protocol.producer.lease import expired_unclaimed
 from pdflow.routing.effects import RouterEffect
 from pdflow_sim.check.counterexamples import diagram_lines, names
-from pdflow_sim.check.counterexamples.counterexample import Information, ReplayStep, StoryFile
+from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile, Information, ReplayStep
 from pdflow_sim.check.counterexamples.diagram import Diagram, collect
 from pdflow_sim.check.counterexamples.diagram_lines import Line, Style
 from pdflow_sim.check.counterexamples.diagram_mermaid import mermaid
@@ -107,9 +107,9 @@ def test_a_planted_bug_as_mermaid() -> None:
 
 
 def told(scope: Scope, *moves: str) -> Diagram:
-    story = record(relation(scope), moves)
-    assert story.moves == list(moves)
-    return collect(story)
+    counterexample = record(relation(scope), moves)
+    assert counterexample.moves == list(moves)
+    return collect(counterexample)
 
 
 def lines(drawn: Diagram, *styles: Style) -> list[tuple[str, str | None, str]]:
@@ -218,12 +218,12 @@ def test_that_something_never_ends_is_said_over_all(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_not_possible_is_shown_as_skipped_under_its_own_number() -> None:
-    story = StoryFile(
+    counterexample = CounterexampleFile(
         scope=Scope(),
         steps=(ReplayStep(move="restart P"), ReplayStep(move="finish x0")),
         information=Information(note="one; two #3"),
     )
-    drawn = collect(story)
+    drawn = collect(counterexample)
     assert [(line.number, line.text) for line in drawn.lines if line.number] == [
         (1, "skipped, it is not possible: restart P"),
         (2, "finish x0"),
@@ -267,15 +267,15 @@ def test_any_story_can_be_drawn(scope: Scope, choices: list[int]) -> None:
             move = possible[choice % len(possible)]
             moves.append(names.name(world, state, move))
             state = world.apply(state, move)
-    story = record(relation(scope), moves)
-    drawn = collect(story)
+    counterexample = record(relation(scope), moves)
+    drawn = collect(counterexample)
     assert [(line.number, line.text) for line in drawn.lines if line.number] == list(enumerate(moves, 1))
     one = scope.p_tp == scope.d_tp == 1
     rows = text(drawn, 80 if one else 100).splitlines()
     assert max(map(len, rows)) <= (80 if one else 100)
     for row in mermaid(drawn).splitlines():
         assert GRAMMAR.fullmatch(row.strip()), row
-    assert collect(story) == drawn
+    assert collect(counterexample) == drawn
 
 
 def test_the_words_wrap_and_nothing_is_lost_of_them() -> None:

@@ -20,7 +20,7 @@ from pdflow_sim.check.counterexamples.shrink import shrink
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.tasks import Tasks
 from pdflow_sim.check.scopes.scope import Scope
-from pdflow_sim.check.search.search import Story, explore, shortest
+from pdflow_sim.check.search.search import Counterexample, explore, shortest
 from pdflow_sim.check.state.cluster import ScopeCluster
 from pdflow_sim.check.state.space import Draft
 
@@ -28,7 +28,7 @@ TWO_P = Scope(p_engines=2, requests=2, p_restart=1, sync=1, concurrent=False, ab
 OUTLIVED = Scope(p_restart=1, orphan=True, sync=1, abort=0, deadline=0, stall=0)
 
 
-def story(scope: Scope) -> Story:
+def counterexample(scope: Scope) -> Counterexample:
     found = shortest(relation(scope))
     assert found is not None
     return found
@@ -60,13 +60,13 @@ def test_the_death_of_one_engine_is_not_anothers(monkeypatch: pytest.MonkeyPatch
         )
 
     monkeypatch.setitem(ON, PeerRestarted, all_restarted)
-    assert story(TWO_P).broken.name == "L6"
+    assert counterexample(TWO_P).broken.name == "L6"
 
 
 def test_what_a_p_engine_may_bind_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConsumerCells, "_has_room", lambda self, peer, num_blocks, now: True)
     scope = Scope(p_engines=2, requests=3, pool_blocks=8, concurrent=False, clocks=False, abort=0)
-    assert story(scope).broken.name == "L6"
+    assert counterexample(scope).broken.name == "L6"
 
 
 def test_a_story_of_one_engine_needs_no_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_orphan_writes_where_no_fence_bars_it(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch)
-    found = story(OUTLIVED)
+    found = counterexample(OUTLIVED)
     assert found.broken.name == "S1"
     assert "orphan P.r0" in found.broken.what
 
@@ -112,7 +112,7 @@ def test_only_an_orphan_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_orphans_story_replays_and_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch)
-    told = record(relation(OUTLIVED), named(relation(OUTLIVED), story(OUTLIVED).moves))
+    told = record(relation(OUTLIVED), named(relation(OUTLIVED), counterexample(OUTLIVED).moves))
     assert strict(relation(OUTLIVED), told).confirms(told)
     drawn = collect(told)
     assert drawn.prefill == ("P", "P.r0", "orphan P.r0")

@@ -14,7 +14,7 @@ from pdflow_sim.check.counterexamples.replay import strict
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.mutants import mutant as patching
 from pdflow_sim.check.mutants.catalogue import MUTANTS
-from pdflow_sim.check.mutants.hunt import Kill, alarm, as_expected, hunt, searched, story
+from pdflow_sim.check.mutants.hunt import Kill, alarm, as_expected, counterexample, hunt, searched
 from pdflow_sim.check.mutants.mutant import CannotMutate, Mutant, Swap, machine_modules
 from pdflow_sim.check.mutants.stray import stray
 from pdflow_sim.check.scopes.catalogue import SCOPES as NAMED
@@ -146,7 +146,7 @@ def test_guards_change_worlds_that_are_made_inside() -> None:
 def test_a_kill_is_a_story_that_replays(name: str) -> None:
     mutant = MUTANTS[name]
     kill = hunted(name)
-    told = decode(encode(story(mutant, kill)))
+    told = decode(encode(counterexample(mutant, kill)))
     assert told.mutant == name
     assert told.verdict is not None
     assert told.verdict.invariant == mutant.breaks

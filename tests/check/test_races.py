@@ -10,7 +10,7 @@ import pytest
 
 from pdflow.protocol.dialect import DIALECTS, STRICT, VLLM_COMPAT, VLLM_STOCK, Dialect
 from pdflow_sim.check.counterexamples import names
-from pdflow_sim.check.counterexamples.counterexample import StoryError, decode, encode
+from pdflow_sim.check.counterexamples.counterexample import CounterexampleError, decode, encode
 from pdflow_sim.check.counterexamples.diagram import collect
 from pdflow_sim.check.counterexamples.diagram_lines import Style
 from pdflow_sim.check.counterexamples.diagram_text import text
@@ -31,7 +31,7 @@ from pdflow_sim.check.races.race import (
     ToldBy,
     Unmodelled,
 )
-from pdflow_sim.check.races.verdict import NoSuchRaceError, RaceRow, known, look, rows, run, story
+from pdflow_sim.check.races.verdict import NoSuchRaceError, RaceRow, counterexample, known, look, rows, run
 from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State
 from tests.check.answers import looked
@@ -72,7 +72,7 @@ def test_nothing_is_left_in_ours_but_what_is_said_to_be(race: Race) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("race", BROKEN, ids=lambda race: race.number)
 def test_a_race_can_be_replayed_and_drawn(race: Race) -> None:
-    told = story(race.number, VLLM_STOCK.name)
+    told = counterexample(race.number, VLLM_STOCK.name)
     assert isinstance(race.stock, Breaks)
     assert told.verdict is not None
     assert told.verdict.invariant == race.stock.invariant
@@ -85,7 +85,7 @@ def test_a_race_can_be_replayed_and_drawn(race: Race) -> None:
 
 
 def test_a_race_that_is_harmless_is_drawn_to_its_good_end() -> None:
-    told = story("lease_expires_write_inflight", STRICT.name)
+    told = counterexample("lease_expires_write_inflight", STRICT.name)
     assert told.verdict is None
     assert any(move.startswith("timer LEASE") for move in told.moves)
     replayed = strict(relation(told.scope), told)
@@ -95,19 +95,19 @@ def test_a_race_that_is_harmless_is_drawn_to_its_good_end() -> None:
 
 def test_what_has_no_story_says_where_there_is_one() -> None:
     with pytest.raises(NoSuchRaceError, match="told by a test; it is searched in vllm-stock, strict"):
-        story("R04", VLLM_COMPAT.name)
+        counterexample("R04", VLLM_COMPAT.name)
     with pytest.raises(NoSuchRaceError, match="not modelled"):
-        story("r03", STRICT.name)
+        counterexample("r03", STRICT.name)
     with pytest.raises(NoSuchRaceError, match="R99: there is no such race; they are R01 to R52"):
         known("R99")
     with pytest.raises(NoSuchRaceError, match="vllm: there is no such dialect; they are vllm-stock"):
-        story("R01", "vllm")
+        counterexample("R01", "vllm")
 
 
 @pytest.mark.parametrize("number", ["R34", "R47"])
 def test_a_race_of_threads_loses_another_request(number: str) -> None:
     """What the race names itself has ended well: it is the other request that waits for ever."""
-    told = decode(encode(story(number, VLLM_STOCK.name)))
+    told = decode(encode(counterexample(number, VLLM_STOCK.name)))
     assert told.verdict is not None
     assert told.verdict.what.startswith("with faults over it never ends: u1-d0000001 is ")
     assert "u0" not in told.verdict.what
@@ -150,8 +150,8 @@ def applied(world: Transitions, state: State, name: str) -> State:
 
 
 def test_a_world_that_nobody_has_is_refused() -> None:
-    told = encode(story("R34", VLLM_STOCK.name)).replace('"Poisoned"', '"Poison"')
-    with pytest.raises(StoryError, match=r"own_world.*Poison.*did you mean Poisoned"):
+    told = encode(counterexample("R34", VLLM_STOCK.name)).replace('"Poisoned"', '"Poison"')
+    with pytest.raises(CounterexampleError, match=r"own_world.*Poison.*did you mean Poisoned"):
         decode(told)
 
 

@@ -18,7 +18,14 @@ from pdflow.protocol.producer import rules as producer_rules
 from pdflow.protocol.producer.cell import IN_FLIGHT, LeaseEnded
 from pdflow.protocol.producer.lease import expired_unclaimed
 from pdflow_sim.check.counterexamples import names
-from pdflow_sim.check.counterexamples.counterexample import ReplayStep, StoryFile, Verdict, decode, encode, read
+from pdflow_sim.check.counterexamples.counterexample import (
+    CounterexampleFile,
+    ReplayStep,
+    Verdict,
+    decode,
+    encode,
+    read,
+)
 from pdflow_sim.check.counterexamples.replay import lenient, named, record, strict
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.scopes.scope import Scope
@@ -69,11 +76,11 @@ PATHS = st.tuples(st.sampled_from(SCOPES), st.lists(st.integers(0, 10_000), max_
 def test_a_story_told_again_is_the_same(path: tuple[Scope, list[int]]) -> None:
     scope, choices = path
     told = wander(scope, choices)
-    story = decode(encode(record(relation(scope), told)))
-    assert story.moves == told
-    replayed = strict(relation(scope), story)
+    counterexample = decode(encode(record(relation(scope), told)))
+    assert counterexample.moves == told
+    replayed = strict(relation(scope), counterexample)
     assert replayed.mismatch is None
-    assert replayed.confirms(story)
+    assert replayed.confirms(counterexample)
     assert replayed.applied == tuple(told)
     assert lenient(relation(scope), told) == replayed
 
@@ -153,21 +160,21 @@ def test_digests_do_not_depend_on_the_hash_seed() -> None:
 # Where it differs.
 
 
-def story(*moves: str, scope: Scope | None = None) -> StoryFile:
+def counterexample(*moves: str, scope: Scope | None = None) -> CounterexampleFile:
     world = relation(scope or Scope(dup=1))
     told = record(world, moves)
     assert told.moves == list(moves)
     return told
 
 
-def with_step(old: StoryFile, k: int, move: str) -> StoryFile:
+def with_step(old: CounterexampleFile, k: int, move: str) -> CounterexampleFile:
     steps = list(old.steps)
     steps[k - 1] = ReplayStep(move=move, after=steps[k - 1].after)
     return msgspec.structs.replace(old, steps=tuple(steps))
 
 
 def test_a_move_that_is_not_possible_is_named_with_what_is() -> None:
-    told = story("finish x0", f"decode {REQUEST}", f"admit {REQUEST}", "handshake D.r0 -> P.r0")
+    told = counterexample("finish x0", f"decode {REQUEST}", f"admit {REQUEST}", "handshake D.r0 -> P.r0")
     mismatch = strict(relation(told.scope), with_step(told, 3, "admit u0-d000000")).mismatch
     assert mismatch is not None
     assert (mismatch.step, mismatch.expected) == (3, "admit u0-d000000")
@@ -180,7 +187,7 @@ def test_a_move_that_is_not_possible_is_named_with_what_is() -> None:
 
 
 def test_the_first_state_that_differs_is_named_with_both_digests() -> None:
-    told = story("finish x0", f"decode {REQUEST}", f"admit {REQUEST}")
+    told = counterexample("finish x0", f"decode {REQUEST}", f"admit {REQUEST}")
     other = with_step(told, 2, "timer LEASE x0 at P.r0")
     replayed = strict(relation(told.scope), other)
     mismatch = replayed.mismatch
@@ -195,27 +202,27 @@ def test_the_first_state_that_differs_is_named_with_both_digests() -> None:
 
 
 def test_a_start_that_differs_is_step_0() -> None:
-    told = msgspec.structs.replace(story("finish x0"), start="0" * 16)
+    told = msgspec.structs.replace(counterexample("finish x0"), start="0" * 16)
     mismatch = strict(relation(told.scope), told).mismatch
     assert mismatch is not None
     assert str(mismatch).startswith("step 0: expected the state before the first step; it leads to another state")
 
 
 def test_steps_without_digests_are_not_compared() -> None:
-    told = story("finish x0", f"decode {REQUEST}")
+    told = counterexample("finish x0", f"decode {REQUEST}")
     bare = msgspec.structs.replace(told, start=None, steps=tuple(ReplayStep(move=move) for move in told.moves))
     assert strict(relation(told.scope), bare).confirms(bare)
 
 
 def test_where_nothing_can_happen_any_more_that_is_said() -> None:
     scope = Scope(abort=0, deadline=0, stall=0)
-    told = story("finish x0", "timer LEASE x0 at P.r0", scope=scope)
+    told = counterexample("finish x0", "timer LEASE x0 at P.r0", scope=scope)
     longer = msgspec.structs.replace(told, steps=(*told.steps, *(ReplayStep(move="restart P"),) * 2))
     assert "it is not possible now" in str(strict(relation(scope), longer).mismatch)
 
 
 def test_another_verdict_than_the_recorded_one_is_no_confirmation() -> None:
-    told = story("finish x0")
+    told = counterexample("finish x0")
     claims = msgspec.structs.replace(told, verdict=Verdict(invariant="S2", what="x0 is released under a WRITE"))
     replayed = strict(relation(told.scope), claims)
     assert replayed.mismatch is None

@@ -32,7 +32,7 @@ from pdflow_sim.check.moves.ordered import Worlds
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.routed.answers import ClientAnswers
 from pdflow_sim.check.routed.cluster import ROUTER
-from pdflow_sim.check.routed.judge import HEARD, RoutedJudge
+from pdflow_sim.check.routed.judge import HEARD, RoutedInvariantChecker
 from pdflow_sim.check.routed.routed import RouterDriver
 from pdflow_sim.check.scopes.routed_scopes import ROUTED
 from pdflow_sim.check.scopes.scope import Scope
@@ -90,8 +90,8 @@ def test_a_decode_leg_is_dispatched_as_the_router_dispatches(concurrent: bool, p
 
 def test_a_retry_is_another_attempt_in_every_table() -> None:
     world, state = told(Scope(attempts=2, concurrent=False, prefill_abort=1, **PATIENT), RETRIED)
-    ghost = world.space.ghost_of(state)
-    assert ghost.products == (PromptStage.DEAD, PromptStage.HELD)
+    shadow = world.space.ghost_of(state)
+    assert shadow.products == (PromptStage.DEAD, PromptStage.HELD)
     assert waiting(world, state, ROUTER, "D") == ["DispatchDecode"]
     after = settle(world, state)[-1]
     assert world.space.ghost_of(after).clients == (ClientStage.COMPLETED,)
@@ -139,8 +139,8 @@ def answers(world: Transitions, state: Any) -> list[Answer]:
     return [known.bodies[at] for at in state[known.first :]]
 
 
-def judge_of(world: Transitions) -> RoutedJudge:
-    assert isinstance(world.space.judge, RoutedJudge)
+def judge_of(world: Transitions) -> RoutedInvariantChecker:
+    assert isinstance(world.space.judge, RoutedInvariantChecker)
     return world.space.judge
 
 
@@ -179,9 +179,9 @@ def test_what_reaches_a_client_is_of_one_attempt_and_before_its_end(
     client: ClientStage, legs: tuple[int, ...], what: str
 ) -> None:
     world = relation(Scope(attempts=2))
-    ghost = world.space.ghost_of(world.turns.start())._replace(clients=(client,), legs=legs)
+    shadow = world.space.ghost_of(world.turns.start())._replace(clients=(client,), legs=legs)
     with pytest.raises(Broken, match=what):
-        judge_of(world).received(ghost, 1)
+        judge_of(world).received(shadow, 1)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,9 @@ def test_what_reaches_a_client_is_of_one_attempt_and_before_its_end(
 )
 def test_what_a_client_is_told_of_the_end_fits_what_it_has(outcome: Any, legs: int, ending: Ending) -> None:
     world = relation(Scope(attempts=1))
-    ghost = world.space.ghost_of(world.turns.start())._replace(legs=(legs,))
+    shadow = world.space.ghost_of(world.turns.start())._replace(legs=(legs,))
     with pytest.raises(Broken, match=f"and its end is {ending.name}: {outcome}"):
-        judge_of(world).ended(ghost, Reply(0, outcome, Code.NONE, 1), ending)
+        judge_of(world).ended(shadow, Reply(0, outcome, Code.NONE, 1), ending)
 
 
 def test_only_a_router_hears_of_tokens() -> None:
@@ -229,10 +229,10 @@ def test_where_nobody_knows_whose_turn_it_will_be(scope: Scope, why: str) -> Non
 
 def test_its_stories_replay() -> None:
     scope = Scope(attempts=2, concurrent=False, prefill_abort=1, **PATIENT)
-    story = record(relation(scope), RETRIED)
-    assert story.moves == RETRIED
-    assert story.verdict is None
-    again = strict(relation(scope), decode(encode(story)))
+    counterexample = record(relation(scope), RETRIED)
+    assert counterexample.moves == RETRIED
+    assert counterexample.verdict is None
+    again = strict(relation(scope), decode(encode(counterexample)))
     assert again.mismatch is None
 
 
@@ -570,11 +570,11 @@ def test_a_router_that_is_broken_is_found_out(
 ) -> None:
     plant(monkeypatch)
     world = relation(scope)
-    story = shortest(world)
-    assert story is not None
-    assert (story.broken.name, what in story.broken.what) == (invariant, True), story.broken
-    assert len(story.moves) <= (18 if scope is STREAMS else 12)
-    again = lenient(relation(scope), named(world, story.moves))
+    counterexample = shortest(world)
+    assert counterexample is not None
+    assert (counterexample.broken.name, what in counterexample.broken.what) == (invariant, True), counterexample.broken
+    assert len(counterexample.moves) <= (18 if scope is STREAMS else 12)
+    again = lenient(relation(scope), named(world, counterexample.moves))
     assert again.verdict is not None
     assert again.verdict.invariant == invariant
 

@@ -61,16 +61,16 @@ def test_the_way_back_leads_to_the_violation_and_none_is_shorter() -> None:
     mutant = MUTANTS["no-tombstone"]
     with mutant.applied():
         world = mutant.world()
-        story = shortest(world)
-        assert story is not None
+        counterexample = shortest(world)
+        assert counterexample is not None
         state = world.turns.start()
-        for move in story.moves[:-1]:
+        for move in counterexample.moves[:-1]:
             state = world.apply(state, move)
-        with pytest.raises(Broken, match=str(story.broken)):
-            world.apply(state, story.moves[-1])
+        with pytest.raises(Broken, match=str(counterexample.broken)):
+            world.apply(state, counterexample.moves[-1])
         other = mutant.world()
         near = {other.turns.start()}
-        for _ in story.moves[1:]:
+        for _ in counterexample.moves[1:]:
             near = {other.apply(state, move) for state in near for move in other.moves(state)}
 
 
@@ -78,11 +78,11 @@ def test_a_state_that_cannot_end_is_where_its_story_leads(monkeypatch: pytest.Mo
     monkeypatch.setattr(StateSpace, "settled", lambda space, state: not space.ops_of(state))
     monkeypatch.setattr("pdflow_sim.check.search.liveness.calm", lambda world, state: iter(()))
     world = relation(Scope())
-    story = shortest(world)
-    assert story is not None
-    assert story.broken.name == "L"
+    counterexample = shortest(world)
+    assert counterexample is not None
+    assert counterexample.broken.name == "L"
     state = world.turns.start()
-    for move in story.moves:
+    for move in counterexample.moves:
         settle(world, state)
         state = world.apply(state, move)
     with pytest.raises(Broken, match=r"^L: "):

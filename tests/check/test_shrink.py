@@ -77,9 +77,9 @@ def test_what_breaks_only_while_everything_settles_is_told_to_its_end() -> None:
     scope = Scope(err=1, abort=0, deadline=0, stall=0)
     with failed_write_counts_as_sent():
         world = ordered(scope)
-        story = shortest(world)
-        assert story is not None
-        names = named(world, story.moves)
+        counterexample = shortest(world)
+        assert counterexample is not None
+        names = named(world, counterexample.moves)
         cut = replay(world, names[:-1])
         assert cut.settling
         assert cut.broken is not None

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from pdflow.protocol.dialect import DIALECTS, VLLM_COMPAT
 from pdflow_sim.check.counterexamples.counterexample import (
+    CounterexampleError,
+    CounterexampleFile,
     Information,
     ReplayStep,
-    StoryError,
-    StoryFile,
     Verdict,
     decode,
     encode,
@@ -26,7 +26,7 @@ from pdflow_sim.check.counterexamples.counterexample import (
 )
 from pdflow_sim.check.scopes.scope import Scope
 
-STORY = StoryFile(
+COUNTEREXAMPLE = CounterexampleFile(
     scope=Scope(dialect=VLLM_COMPAT, p_tp=2, dup=1),
     start="00",
     steps=(ReplayStep(move="finish x0", after="01"), ReplayStep(move="restart P")),
@@ -37,12 +37,12 @@ STORY = StoryFile(
 
 
 def test_a_story_reads_as_it_was_written(tmp_path: Path) -> None:
-    write(tmp_path / "a.json", STORY)
-    assert read(tmp_path / "a.json") == STORY
+    write(tmp_path / "a.json", COUNTEREXAMPLE)
+    assert read(tmp_path / "a.json") == COUNTEREXAMPLE
 
 
 def test_a_file_names_every_field_of_its_scope_and_has_a_line_for_each_step() -> None:
-    text = encode(STORY)
+    text = encode(COUNTEREXAMPLE)
     document = json.loads(text)
     assert list(document["scope"]) == [field.name for field in attrs.fields(Scope)]
     assert document["scope"]["dialect"] == "vllm-compat"
@@ -51,9 +51,9 @@ def test_a_file_names_every_field_of_its_scope_and_has_a_line_for_each_step() ->
 
 
 def test_a_field_that_an_older_file_does_not_know_has_its_default() -> None:
-    document = json.loads(encode(STORY))
+    document = json.loads(encode(COUNTEREXAMPLE))
     del document["scope"]["stall"]
-    assert decode(json.dumps(document)) == STORY
+    assert decode(json.dumps(document)) == COUNTEREXAMPLE
 
 
 @given(
@@ -66,19 +66,19 @@ def test_a_field_that_an_older_file_does_not_know_has_its_default() -> None:
 def test_any_story_reads_as_it_was_written(
     dialect: str, moves: list[Any], verdict: Verdict | None, mutant: str | None, information: Information
 ) -> None:
-    story = StoryFile(
+    counterexample = CounterexampleFile(
         scope=Scope(dialect=DIALECTS[dialect]),
         steps=tuple(ReplayStep(move=move, after=after) for move, after in moves),
         verdict=verdict,
         mutant=mutant,
         information=information,
     )
-    assert decode(encode(story)) == story
+    assert decode(encode(counterexample)) == counterexample
 
 
 def changed(path: str, value: Any) -> str:
     """STORY's text with one value set or added."""
-    document = json.loads(encode(STORY))
+    document = json.loads(encode(COUNTEREXAMPLE))
     *way, last = path.split(".")
     at = document
     for key in way:
@@ -125,7 +125,7 @@ def changed(path: str, value: Any) -> str:
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line_that_says_where(text: str | bytes, message: str) -> None:
-    with pytest.raises(StoryError) as caught:
+    with pytest.raises(CounterexampleError) as caught:
         decode(text, "f")
     said = str(caught.value)
     assert said.startswith(message) or (message.startswith("(") and message in said)
@@ -134,9 +134,9 @@ def test_what_cannot_be_used_is_refused_in_one_line_that_says_where(text: str | 
 
 
 def test_a_file_that_is_not_there_is_said_plainly(tmp_path: Path) -> None:
-    with pytest.raises(StoryError, match=r"nothing\.json: cannot be read: No such file or directory$"):
+    with pytest.raises(CounterexampleError, match=r"nothing\.json: cannot be read: No such file or directory$"):
         read(tmp_path / "nothing.json")
-    with pytest.raises(StoryError, match=r"cannot be read: Is a directory$"):
+    with pytest.raises(CounterexampleError, match=r"cannot be read: Is a directory$"):
         read(tmp_path)
 
 
@@ -161,12 +161,12 @@ PLACES = [
 
 @given(place=st.sampled_from(PLACES), value=JSON | st.integers(-5, 70))
 def test_nothing_in_a_file_does_worse_than_being_refused(place: str, value: Any) -> None:
-    with suppress(StoryError):
-        story = decode(changed(place, value))
-        assert decode(encode(story)) == story
+    with suppress(CounterexampleError):
+        counterexample = decode(changed(place, value))
+        assert decode(encode(counterexample)) == counterexample
 
 
 @given(st.binary())
 def test_no_bytes_do_worse_than_being_refused(raw: bytes) -> None:
-    with pytest.raises(StoryError):
+    with pytest.raises(CounterexampleError):
         decode(raw)

@@ -375,12 +375,12 @@ def test_what_was_offered_is_there_for_whoever_comes_later_until_it_is_withdrawn
 @pytest.mark.parametrize("name", METHODS)
 def test_rules_follow_from_what_a_method_is(name: str, dialect: str) -> None:
     method = METHODS[name]
-    conduct = method.conduct(dialect)
-    rules = lane_rules(method, conduct)
-    assert (rules.writes, rules.reads) == (conduct.sending_lanes, conduct.receiving_lanes)
+    pipeline_policy = method.pipeline_policy(dialect)
+    rules = lane_rules(method, pipeline_policy)
+    assert (rules.writes, rules.reads) == (pipeline_policy.sending_lanes, pipeline_policy.receiving_lanes)
     queues = name == "mooncake-v0" or name.startswith("p2p-nccl")
     assert (rules.turns is Turns.PIECE) == (queues and dialect == AS_PUBLISHED)
     assert rules.in_layers == (name == "cpu-staged" or name.startswith("p2p-nccl"))
     assert rules.as_offered == (name == "cpu-staged" or name.startswith("p2p-nccl-put"))
     early = method.adapted(True, False)
-    assert lane_rules(early, early.conduct(dialect)).as_offered == (rules.as_offered or not method.pulls)
+    assert lane_rules(early, early.pipeline_policy(dialect)).as_offered == (rules.as_offered or not method.pulls)

@@ -16,7 +16,7 @@ from pdflow.layout.shapes import KvShape
 from pdflow.memory.ring import Ring
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.guards import Guards
-from pdflow.methods.method import Conduct
+from pdflow.methods.method import PipelinePolicy
 from pdflow.methods.pages import runs
 from pdflow.methods.shipment import Piece, Shipment, ShipmentEnd
 from pdflow.scenario import load
@@ -61,27 +61,27 @@ def ttft_ms(world: World) -> float:
     )
 
 
-def found(name: str, ps: int, conduct: Conduct, *, faults: int = 1, **lacking: bool) -> Explored:
+def found(name: str, ps: int, pipeline_policy: PipelinePolicy, *, faults: int = 1, **lacking: bool) -> Explored:
     """In every order, by this conduct and without these guards."""
-    conduct = attrs.evolve(conduct, guards=Guards(**lacking))
-    return explore(Acts(Setting(METHODS[name], conduct, ps, faults)))
+    pipeline_policy = attrs.evolve(pipeline_policy, guards=Guards(**lacking))
+    return explore(Acts(Setting(METHODS[name], pipeline_policy, ps, faults)))
 
 
 @pytest.mark.parametrize(("lanes", "left"), [(1, "r0 and r1 cannot end"), (4, "r1 cannot end")])
 def test_trap_01_one_listener_serialises_peers(lanes: int, left: str) -> None:
     """A piece of P1's, which has died, is being received without end: through one lane P0's are never taken in."""
-    conduct = attrs.evolve(METHODS["p2p-nccl-put-async"].strict, receiving_lanes=lanes)
-    by_lanes = found("p2p-nccl-put-async", 2, conduct, reserves_whole=False, ends_receives=False)
+    pipeline_policy = attrs.evolve(METHODS["p2p-nccl-put-async"].strict, receiving_lanes=lanes)
+    by_lanes = found("p2p-nccl-put-async", 2, pipeline_policy, reserves_whole=False, ends_receives=False)
     assert by_lanes.stories.keys() == {Finding.PEER}
     assert by_lanes.stories[Finding.PEER][-1] == left
 
 
 def test_trap_02_a_full_ring_of_incomplete_requests_is_a_deadlock() -> None:
     """Room by pieces: both hold a part and wait for more. With room for all of one before its first it is never so."""
-    conduct = METHODS["cpu-staged"].published
-    by_pieces = found("cpu-staged", 2, conduct, faults=0, reserves_whole=False, ends_receives=False)
+    pipeline_policy = METHODS["cpu-staged"].published
+    by_pieces = found("cpu-staged", 2, pipeline_policy, faults=0, reserves_whole=False, ends_receives=False)
     assert by_pieces.stories.keys() == {Finding.RING}
-    whole = found("cpu-staged", 2, conduct, faults=0, ends_receives=False)
+    whole = found("cpu-staged", 2, pipeline_policy, faults=0, ends_receives=False)
     assert not whole.stories
     assert whole.ends
 
@@ -184,9 +184,9 @@ def test_trap_10_chunks_end_within_blocks() -> None:
         for k in range(run.tokens)
     ]
     assert cells == [(divmod(token, 16), token) for token in range(8200)]
-    conduct = METHODS["cpu-staged"].published
-    assert not found("cpu-staged", 1, conduct, reserves_whole=False).stories
-    by_prompt = found("cpu-staged", 1, conduct, reserves_whole=False, indexes_by_piece=False)
+    pipeline_policy = METHODS["cpu-staged"].published
+    assert not found("cpu-staged", 1, pipeline_policy, reserves_whole=False).stories
+    by_prompt = found("cpu-staged", 1, pipeline_policy, reserves_whole=False, indexes_by_piece=False)
     assert by_prompt.stories.keys() == {Finding.INDEX}
 
 

@@ -76,7 +76,7 @@ def test_s1_free_under_a_write() -> None:
     assert c.oracle is not None
     c.oracle.observe("D", TICK, (Resolve("r", Outcome.FAILED, Code.STALLED),), 0)
     error = breaks(c, "S1", "D", TICK, FreeBlocks(write.grant.target))
-    assert "PostWrite" in error.story
+    assert "PostWrite" in error.counterexample
 
 
 def test_s1_write_into_what_was_freed_or_is_anothers() -> None:
@@ -253,6 +253,6 @@ def test_an_abort_that_frees_at_once_is_caught(monkeypatch) -> None:  # type: ig
     c, _ = in_flight()
     with pytest.raises(InvariantViolated, match="S1") as found:
         c.abort("r")
-    assert "DecodeAborted" in found.value.story
-    assert "Register" in found.value.story
+    assert "DecodeAborted" in found.value.counterexample
+    assert "Register" in found.value.counterexample
     assert Register.__name__ in str(found.value)

@@ -9,7 +9,7 @@ from pdflow.protocol.dialect import DIALECTS, VLLM_STOCK, Dialect
 from pdflow.protocol.events import PeerExited, PrefillLegEnded, Received
 from pdflow.protocol.messages import Register, Taken
 from pdflow.protocol.values import S
-from tests.protocol.support.stories import WAITS, NamedCluster, in_each_dialect, story
+from tests.protocol.support.stories import WAITS, NamedCluster, counterexample, in_each_dialect
 from tests.support.endpoints import engine_info
 
 EVERY = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda d: d.name)
@@ -55,7 +55,7 @@ def test_r12_a_retry_meets_the_registration_before_it(dialect: Dialect, comes_to
     """The client goes away before its prompt is there, and comes again under the same X-Request-Id."""
     c = NamedCluster(dialect=dialect)
     first, again = "cmpl-u-11111111", "cmpl-u-22222222"
-    with story(c, again) as told:
+    with counterexample(c, again) as told:
         c.prefill("x#1", request_id="cmpl-u-0000000a")
         c.decode(first, "x#1")
         c.admit(first)
@@ -78,7 +78,7 @@ def test_r13_a_second_ranks_registration_comes_to_life(dialect: Dialect, comes_t
     """The first request ends well, on both ranks; its blocks are somebody else's by the time its zombie is matched."""
     c = NamedCluster(d=TWO, dialect=dialect)
     first = "cmpl-u-11111111"
-    with story(c, first) as told:
+    with counterexample(c, first) as told:
         c.prefill("x#1", request_id="cmpl-u-0000000a")
         c.finish("x#1")
         c.decode(first, "x#1")
@@ -110,7 +110,7 @@ def test_r13_only_registered_ranks_are_written(dialect: Dialect, comes_to: list[
 def test_r13_a_rank_that_could_not_register_is_written(dialect: Dialect, comes_to: str) -> None:
     """One D rank's handshake fails; P writes it on its sibling's word, and D frees when the sibling's shard is here."""
     c = NamedCluster(d=TWO, dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.serve("r", "x")
         c.fail("handshake", "D.r1")
         c.run()
@@ -121,7 +121,7 @@ def test_r13_a_rank_that_could_not_register_is_written(dialect: Dialect, comes_t
 def test_r14_one_sender_twice(dialect: Dialect, comes_to: str) -> None:
     """Two producers write; the completion of one comes twice, and stock decodes without the other's half."""
     c = NamedCluster(p=(engine_info("P", 2),), dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.holding = {"WRITE"}
         c.serve("r", "x")
         c.run()

@@ -6,7 +6,7 @@ import pytest
 
 from pdflow.protocol.dialect import VLLM_STOCK, Dialect
 from pdflow.protocol.values import S
-from tests.protocol.support.stories import WAITS, NamedCluster, in_each_dialect, story
+from tests.protocol.support.stories import WAITS, NamedCluster, counterexample, in_each_dialect
 
 
 @in_each_dialect(strict="COMMITTED", compat="COMMITTED", stock="breaks S4")
@@ -14,7 +14,7 @@ def test_r39_two_prompts_with_one_base_id(dialect: Dialect, comes_to: str) -> No
     """Two tenants chose one X-Request-Id: stock delivers the first prompt to whoever registers first."""
     c = NamedCluster(dialect=dialect)
     mine = "cmpl-u-cccccccc"
-    with story(c, mine) as told:
+    with counterexample(c, mine) as told:
         c.prefill("x1", request_id="cmpl-u-aaaaaaaa")
         c.prefill("x2", request_id="cmpl-u-bbbbbbbb")
         c.finish("x1", digest=1)
@@ -54,7 +54,7 @@ def test_an_exact_id_goes_before_an_older_base_id(first: str) -> None:
 def test_r46_d_starts_again_with_the_same_id(dialect: Dialect, comes_to: str) -> None:
     """P has an agent of that name and writes through it, at the addresses of a process that is gone."""
     c = NamedCluster(dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.serve("r0", "x0")
         c.run()
         assert c.outcomes["r0"] == ["COMMITTED"]
@@ -85,7 +85,7 @@ def test_r46_what_the_old_life_registered(dialect: Dialect, comes_to: int) -> No
 @in_each_dialect(strict="COMMITTED", compat="COMMITTED", stock="COMMITTED")
 def test_sequential_dispatch_without_disturbance(dialect: Dialect, comes_to: str) -> None:
     c = NamedCluster(dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.serve("r", "x")
         c.run()
         c.at_rest()

@@ -12,7 +12,7 @@ from pdflow.protocol.dialect import VLLM_STOCK, Dialect
 from pdflow.protocol.events import PeerExited
 from pdflow.protocol.messages import Heartbeat
 from pdflow.protocol.values import MS, S
-from tests.protocol.support.stories import WAITS, NamedCluster, in_each_dialect, story
+from tests.protocol.support.stories import WAITS, NamedCluster, counterexample, in_each_dialect
 from tests.support.endpoints import engine_info
 
 PINNED: list[object] = []
@@ -23,7 +23,7 @@ EXPIRED = [("x", "EXPIRED")]
 def test_r21_failed_write(dialect: Dialect, comes_to: tuple[str, list[object]]) -> None:
     """D waits for a WRITE that will not come, and its heartbeats keep P's blocks for it: they pin each other (L4)."""
     c = NamedCluster(dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.holding = {"WRITE"}
         c.serve("r", "x")
         c.run()
@@ -35,7 +35,7 @@ def test_r21_failed_write(dialect: Dialect, comes_to: tuple[str, list[object]]) 
 @in_each_dialect(strict=("UNREACHABLE", EXPIRED), compat=("DEADLINE", EXPIRED), stock=(WAITS, PINNED))
 def test_r22_p_cannot_reach_d(dialect: Dialect, comes_to: tuple[str, list[object]]) -> None:
     c = NamedCluster(dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.serve("r", "x")
         c.carry_out(c.find("handshake", "D.r0"))
         c.unreachable = {"D"}
@@ -48,7 +48,7 @@ def test_r22_p_cannot_reach_d(dialect: Dialect, comes_to: tuple[str, list[object
 def test_r22_a_retry_is_served_from_what_failed(dialect: Dialect, comes_to: str) -> None:
     """The prompt is still there, and D is reachable again; in stock the first match has consumed it."""
     c = NamedCluster(dialect=dialect)
-    with story(c, "r-11111111") as told:
+    with counterexample(c, "r-11111111") as told:
         c.serve("r", "x")
         c.carry_out(c.find("handshake", "D.r0"))
         c.unreachable = {"D"}
@@ -66,7 +66,7 @@ def test_r22_a_retry_is_served_from_what_failed(dialect: Dialect, comes_to: str)
 def test_r23_watchdog(dialect: Dialect, comes_to: str) -> None:
     """P hangs: nothing that is sent to it has any effect."""
     c = NamedCluster(dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.serve("r", "x")
         c.holding = {"Register", "Sync", "Heartbeat", "Cancel", "Release"}
         c.pass_time(500 * S)
@@ -91,7 +91,7 @@ def test_r23_stock_heartbeats_until_the_client_gives_up() -> None:
 def test_r24_registration_after_the_lease(dialect: Dialect, comes_to: tuple[str, int]) -> None:
     """P has no word for it; in stock the registration stands there for ever."""
     c = NamedCluster(dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.prefill("x")
         c.finish("x")
         c.pass_time(31 * S)
@@ -105,7 +105,7 @@ def test_r24_registration_after_the_lease(dialect: Dialect, comes_to: tuple[str,
 @in_each_dialect(strict="COMMITTED", compat="DEADLINE", stock=WAITS)
 def test_r25_registration_reaches_one_of_two_ranks(dialect: Dialect, comes_to: str) -> None:
     c = NamedCluster(p=(engine_info("P", 2),), dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.serve("r", "x")
         c.carry_out(c.find("handshake", peer="P.r0"))
         c.carry_out(c.find("handshake", peer="P.r1"))
@@ -118,7 +118,7 @@ def test_r25_registration_reaches_one_of_two_ranks(dialect: Dialect, comes_to: s
 def test_r26_completion_before_its_rank_knows_of_it(dialect: Dialect, comes_to: str) -> None:
     """D's second rank lags by a step; stock writes it on the first one's word, and its completion is dropped."""
     c = NamedCluster(d=(engine_info("D", 2),), dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.lagging = {"D.r1"}
         c.holding = {"order"}
         c.serve("r", "x")
@@ -133,7 +133,7 @@ def test_r26_completion_before_its_rank_knows_of_it(dialect: Dialect, comes_to: 
 def test_r48_p_dies_under_its_write(dialect: Dialect, comes_to: str) -> None:
     """Push: even a proof of P's death means nothing to stock."""
     c = NamedCluster(dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.holding = {"WRITE"}
         c.serve("r", "x")
         c.run()
@@ -162,7 +162,7 @@ def test_r48_p_dies_under_a_read(dialect: Dialect, comes_to: bool, ends: str) ->
 def test_one_rank_of_d_fails_and_the_other_waits(dialect: Dialect, comes_to: str) -> None:
     """P dies between the handshakes of D's two ranks: stock fails the request when both have reported (3.3)."""
     c = NamedCluster(d=(engine_info("D", 2),), dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.serve("r", "x")
         c.carry_out(c.find("handshake", "D.r0"))
         c.drop("Register")

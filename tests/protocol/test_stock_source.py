@@ -6,14 +6,14 @@ from pdflow.protocol.dialect import VLLM_STOCK, Dialect
 from pdflow.protocol.events import TimeReached, WriteEnded
 from pdflow.protocol.producer.cell import READY
 from pdflow.protocol.values import S
-from tests.protocol.support.stories import WAITS, NamedCluster, in_each_dialect, story
+from tests.protocol.support.stories import WAITS, NamedCluster, counterexample, in_each_dialect
 
 
 @in_each_dialect(strict="COMMITTED", compat="COMMITTED", stock="breaks S2")
 def test_r01_lease_ends_under_a_write(dialect: Dialect, comes_to: str) -> None:
     """A slow link, and no heartbeat that arrives: stock gives the blocks away while the NIC reads them."""
     c = NamedCluster(dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.prefill("x")
         c.finish("x")
         c.pass_time(5 * S)
@@ -30,7 +30,7 @@ def test_r01_lease_ends_under_a_write(dialect: Dialect, comes_to: str) -> None:
 def test_r01_nobody_can_see_it(dialect: Dialect, comes_to: str) -> None:
     """Without an oracle the same story ends well: D gets a success notice for whatever stood in those blocks."""
     c = NamedCluster(dialect=dialect, watched=False)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.prefill("x")
         c.finish("x")
         c.pass_time(5 * S)
@@ -50,7 +50,7 @@ def test_r01_nobody_can_see_it(dialect: Dialect, comes_to: str) -> None:
 def test_r02_deferred_write_after_the_lease(dialect: Dialect, comes_to: str) -> None:
     """Matched, and waiting for the handshake to D behind somebody's timeout: stock posts from blocks that are gone."""
     c = NamedCluster(dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.prefill("x")
         c.finish("x")
         c.pass_time(2 * S)
@@ -83,7 +83,7 @@ def wrote_badly(c: NamedCluster) -> None:
 def test_r17_r19_an_error_is_no_end(dialect: Dialect, comes_to: str) -> None:
     """Only a fence proves that nobody reads any more; stock has none, and goes by the lease."""
     c = NamedCluster(dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         wrote_badly(c)
         c.pass_time(31 * S)
         assert c.released == []
@@ -97,7 +97,7 @@ def test_r17_r19_an_error_is_no_end(dialect: Dialect, comes_to: str) -> None:
 def test_r04_read_longer_than_the_lease(dialect: Dialect, comes_to: str) -> None:
     """D stands still for longer than the lease, with a READ under way; P frees, and only logs what D read."""
     c = NamedCluster(dialect=dialect, pulls=True)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.holding = {"READ"}
         c.serve("r", "x")
         c.run()
@@ -113,7 +113,7 @@ def test_r04_read_longer_than_the_lease(dialect: Dialect, comes_to: str) -> None
 def test_r09_a_step_of_d_longer_than_the_lease(dialect: Dialect, comes_to: str) -> None:
     """The request stood in D's queue meanwhile, and its READ is quick: the blocks were gone before it began."""
     c = NamedCluster(dialect=dialect, pulls=True)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.prefill("x")
         c.finish("x")
         c.decode("r", "x")
@@ -130,7 +130,7 @@ def test_r09_a_step_of_d_longer_than_the_lease(dialect: Dialect, comes_to: str) 
 def test_r05_heartbeats_by_the_routers_id(dialect: Dialect, comes_to: str) -> None:
     """Both legs dispatched at once, and D's queue longer than the lease: vLLM's proxy cannot know P's own id."""
     c = NamedCluster(dialect=dialect)
-    with story(c) as told:
+    with counterexample(c) as told:
         c.prefill("x")
         c.decode("r", "x")
         c.finish("x")

@@ -103,7 +103,7 @@ async def test_an_engine_is_not_still_while_a_prompt_lies_beside_its_blocks(meth
     async with house(cluster(*with_room(method, 768)), model) as home:
         leg = home.p.begin("r", "x-r", prompt(100))
         await leg.answered.wait()
-        assert not home.p.is_still()
+        assert not home.p.is_drained()
         home.p.put(home.p.scheduler, SourceWithdrawn("x-r"))
         await empty(home)
 
@@ -253,10 +253,10 @@ async def test_a_prefill_is_over_when_its_last_layer_is_there(model: TorchModel)
         home.p.abort(prompts)
         answered.set()
         await empty(home)
-        stages = [noted for noted in home.p.diary.kept if isinstance(noted, Passed)]
+        stages = [noted for noted in home.p.event_log.kept if isinstance(noted, Passed)]
         ends = {noted.stage: noted.t for noted in stages}
         assert len(stages) == len(ends), "each once"
-        (token,) = (noted.t for noted in home.d.diary.kept if isinstance(noted, Passed) and noted.stage == TOKEN)
+        (token,) = (noted.t for noted in home.d.event_log.kept if isinstance(noted, Passed) and noted.stage == TOKEN)
         assert ends["p_queue"] < ends["prefill"] < token
 
 

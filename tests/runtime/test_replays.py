@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock
 
 from pdflow.methods.catalogue import METHODS
-from pdflow_sim.check.counterexamples.counterexample import StoryFile, read
+from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile, read
 from pdflow_sim.check.scopes.method_scopes import BY_METHOD, STOPS
 from pdflow_sim.check.scopes.scope import ENDLESS, TOKENS, Scope
 from pdflow_sim.check.state.digest import digest
@@ -65,11 +65,11 @@ def not_live(scope: Scope) -> str:
 
 
 STORIES = {file.stem: read(file) for file in REPLAYS}
-TOLD = {name: story for name, story in STORIES.items() if not not_live(story.scope)}
+TOLD = {name: counterexample for name, counterexample in STORIES.items() if not not_live(counterexample.scope)}
 
 
 def test_no_story_is_left_out_unseen() -> None:
-    left_out = {name: why for name, story in STORIES.items() if (why := not_live(story.scope))}
+    left_out = {name: why for name, counterexample in STORIES.items() if (why := not_live(counterexample.scope))}
     lagging = "endpoints of one engine are in one process: what one tells another comes in the same turn"
     assert left_out == {
         "a-fence-counts-for-a-later-read": lagging,
@@ -91,11 +91,11 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", TOLD)
 @pytest.mark.trio
 async def test_what_was_found_once_is_told_live(name: str, mock_clock: MockClock) -> None:
-    story: StoryFile = TOLD[name]
+    counterexample: CounterexampleFile = TOLD[name]
     async with trio.open_nursery() as nursery:
-        told = telling(story.scope, nursery)
+        told = telling(counterexample.scope, nursery)
         await told.begin()
-        for step in story.steps:
+        for step in counterexample.steps:
             await told.tell(step.move)
             assert digest(told.world, told.state) == step.after
         nursery.cancel_scope.cancel()

@@ -115,7 +115,7 @@ async def test_what_is_wrong_is_told_and_harms_nobody(path: str, said: Any) -> N
     async with alone() as asked:
         status, answer = await asked.ask(path, said, Signer(SECRET))
         assert status == 400, answer
-        assert asked.node.is_still()
+        assert asked.node.is_drained()
         assert await asked.ask("/look", LOOK, Signer(SECRET)) == (200, {"kv_transfer_params": None})
 
 
@@ -142,7 +142,7 @@ async def test_a_put_of_nobody_who_is_there_fails_and_one_name_is_put_once() -> 
         assert sorted(status for status, _ in answers) == [409, 503], answers
         assert {answer["error"]["code"] for _, answer in answers} == {None, "UNREACHABLE"}
         with trio.fail_after(20):
-            while not asked.node.is_still():
+            while not asked.node.is_drained():
                 await trio.sleep(0.01)
         asked.node.ledger.assert_empty("the store")
 
@@ -156,7 +156,7 @@ async def test_one_request_puts_once_under_whatever_xid() -> None:
             asked.node.start(msgspec.structs.replace(PARAMS, xid="x2"), items)
         with trio.fail_after(20):
             await call.answered.wait()
-            while not asked.node.is_still():
+            while not asked.node.is_drained():
                 await trio.sleep(0.01)
 
 

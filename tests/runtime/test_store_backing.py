@@ -104,7 +104,7 @@ class Beside:
         return found
 
     async def saved(self) -> None:
-        await until(self.backing.is_still)
+        await until(self.backing.is_drained)
 
 
 async def until(so: Callable[[], Any]) -> None:

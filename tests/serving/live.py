@@ -135,8 +135,8 @@ class Orders:
     def __init__(self, address: Address, record: Record) -> None:
         self.address = address
         self.record = record
-        self.diary: Any = None
-        self.conduct: Any = None
+        self.event_log: Any = None
+        self.pipeline_policy: Any = None
 
     def offer(self, xid: Xid, piece: Piece) -> None:
         self.record(Call("offer", xid, (self.address, piece)))
@@ -318,7 +318,7 @@ class Live:
             self.node = self._node()
         if setting.role != "store":
             self.node.engine = Engine(self.engine)
-            self.node.engine.reports_chunks = setting.role == "prefill" and self.builder.conduct.early
+            self.node.engine.reports_chunks = setting.role == "prefill" and self.builder.pipeline_policy.early
         self.node.observe = watch(self.record)
 
     def _patched(self) -> Any:
@@ -348,7 +348,7 @@ class Live:
         def links(*_: Any) -> Links:
             return Links(record)
 
-        with patch.multiple(pdflow_runtime.nodes.ranked_node, Rank=rank, Links=links):
+        with patch.multiple(pdflow_runtime.nodes.ranked_node, Rank=rank, RankLinks=links):
             if setting.role == "store":
                 return self._store(place)
             make = builder.empty_prefill_node if setting.role == "prefill" else builder.empty_decode_node

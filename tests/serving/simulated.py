@@ -243,7 +243,7 @@ class ScriptedBuilder(SimulationBuilder):
         self.shapes, self.geometry = wiring.shapes, wiring.geometry
         self.ranks = setting.ranks
         self.record = record
-        scripted: Any = Fabric(record), Shipping(record) if self.method.is_carried(self.conduct) else None
+        scripted: Any = Fabric(record), Shipping(record) if self.method.is_carried(self.pipeline_policy) else None
         router: Any = Router(record)
         self.ports = attrs.evolve(self.node_ports(*scripted), router=router)
         self.prompts.digest = digest  # type: ignore[method-assign]

@@ -199,7 +199,7 @@ def test_who_comes_behind_a_receive_that_does_not_end_waits_too(play: Play) -> N
 def test_only_what_can_go_wrong_is_counted(play: Play, name: str) -> None:
     for dialect in ("strict", "as-published"):
         world = play({"transfer.method": name, "transfer.dialect": dialect, "workload.requests": 3})
-        guards: Guards = METHODS[name].conduct(dialect).guards
+        guards: Guards = METHODS[name].pipeline_policy(dialect).guards
         can = not (guards.invalidates_lost and guards.indexes_by_piece)
         assert world.records.wrong_kv == (set() if can else None)
         assert ("wrong_kv" in world.records.record(0)) == can

@@ -49,14 +49,14 @@ def played(seed: int, pulls: bool, dialect: Dialect, parallelisms: tuple[tuple[i
     """One schedule from first to last. A difference is reported with what led to it."""
     random = Random(seed)
     p_tp, d_tp = random.choice(parallelisms)
-    story: list[tuple[Any, ...]] = []
+    counterexample: list[tuple[Any, ...]] = []
     with duel(p_tp, d_tp, pulls, dialect) as it:
         try:
             for _ in range(ACTIONS):
-                story.append(possible(it, random))
-                it.play(story[-1])
+                counterexample.append(possible(it, random))
+                it.play(counterexample[-1])
         except Exception as error:
-            raise AssertionError(f"seed {seed}, TP {p_tp} to {d_tp}, after {story}: {error!r}") from error
+            raise AssertionError(f"seed {seed}, TP {p_tp} to {d_tp}, after {counterexample}: {error!r}") from error
     return it
 
 

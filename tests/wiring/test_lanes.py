@@ -20,7 +20,7 @@ pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.guards import Loss, loss_of
 from pdflow.methods.lanes import lane_rules
-from pdflow.methods.method import AS_PUBLISHED, Conduct, Method
+from pdflow.methods.method import AS_PUBLISHED, Method, PipelinePolicy
 from pdflow.methods.shipment import Piece, Shipment, whole
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import ReadEnded, WriteEnded, WriteStopped
@@ -54,8 +54,8 @@ class Case:
         return METHODS[self.name].adapted(self.progressive, False, self.workers)
 
     @property
-    def conduct(self) -> Conduct:
-        return self.method.conduct(self.dialect)
+    def pipeline_policy(self) -> PipelinePolicy:
+        return self.method.pipeline_policy(self.dialect)
 
     @property
     def overrides(self) -> list[str]:
@@ -122,8 +122,8 @@ class Simulated:
         self.method = case.method
         world = self.world = build(load(FILE, overrides=case.overrides))
         if world.shipping is None:
-            assert not self.method.is_carried(case.conduct)
-            world.shipping = Shipping(world.fabric, self.method, case.conduct, 0, 1)
+            assert not self.method.is_carried(case.pipeline_policy)
+            world.shipping = Shipping(world.fabric, self.method, case.pipeline_policy, 0, 1)
         self.endings: dict[int, str] = {}
         self.air: dict[tuple[int, Piece], Any] = {}
         fabric: Any = world.fabric
@@ -183,7 +183,7 @@ class Live:
         self.latest: tuple[int, Piece]
         transport: Any = self
         self.orders = InFlightTransfers(transport, count(1), self.way, self.put, 1, lambda peer, then: None)
-        self.orders.adopt(lane_rules(self.method, case.conduct))
+        self.orders.adopt(lane_rules(self.method, case.pipeline_policy))
 
     def way(self, op: Op, *about: Any) -> TransferPlan:
         def pieces(layer: int | None, first: int, last: int) -> list[Any]:
@@ -234,8 +234,8 @@ class Script:
 
     def __init__(self, case: Case, rng: Stream, posted: Posted) -> None:
         self.rng, self.posted = rng, posted
-        self.method, self.rules = case.method, lane_rules(case.method, case.conduct)
-        self.loses = loss_of(case.conduct.guards, False) is Loss.ENDS
+        self.method, self.rules = case.method, lane_rules(case.method, case.pipeline_policy)
+        self.loses = loss_of(case.pipeline_policy.guards, False) is Loss.ENDS
         """Otherwise what is lost is skipped, which no live rank does."""
         self.simulated, self.live = Simulated(case), Live(case)
         self.effects: list[PostWrite | PostRead] = []
@@ -334,7 +334,7 @@ async def test_both_post_the_same_and_a_stop_cuts_the_same(case: Case, monkeypat
 def test_what_the_fabric_alone_carries_goes_whole_and_at_once(case: Case) -> None:
     """It posts no pieces, and asks nobody for a lane."""
     if build(load(FILE, overrides=case.overrides)).shipping is None:
-        rules = lane_rules(case.method, case.conduct)
+        rules = lane_rules(case.method, case.pipeline_policy)
         assert not rules.in_layers
         assert not rules.as_offered
         assert rules.writes is rules.reads is None

@@ -77,7 +77,7 @@ STORY_EVENTS = 4096
 STORY_LINES = 60
 
 
-Judge: TypeAlias = Callable[[Any, Address, Any, Any], None]
+InvariantChecker: TypeAlias = Callable[[Any, Address, Any, Any], None]
 
 
 class Oracle(OperationOracle):
@@ -222,7 +222,7 @@ class Oracle(OperationOracle):
         raise InvariantViolated(name, f"{what} (at {self._now} ns)", "\n".join(lines[-STORY_LINES:]))
 
 
-_ON_EVENT: dict[type, Judge] = {
+_ON_EVENT: dict[type, InvariantChecker] = {
     DecodeQueued: Oracle._queued,
     DecodeAdmitted: Oracle._admitted,
     PrefillBegun: Oracle._begun,
@@ -239,7 +239,7 @@ _ON_EVENT: dict[type, Judge] = {
     PairFailed: Oracle._about_pair,
     PairReported: Oracle._about_pair,
 }
-_ON_EFFECT: dict[type, Judge] = {
+_ON_EFFECT: dict[type, InvariantChecker] = {
     Enqueue: Oracle._enqueued,
     Resolve: Oracle._resolved,
     Commit: Oracle._committed,

@@ -74,9 +74,9 @@ class ProducerCell(Value, frozen=True, gc=False):
     """Why no further piece is posted."""
     cut: bool = False
     """And one was held back, so that D does not have everything."""
-    askers: tuple[Address, ...] = ()
+    cancel_waiters: tuple[Address, ...] = ()
     """D ranks whose CANCEL waits for the WRITEs to end."""
-    takers: int = 0
+    completed_readers: int = 0
     """Pull: bit per D rank that has finished reading."""
     verdict: SyncItem | None = None
     """How the last registration ended; what its tombstone will say."""
@@ -129,7 +129,7 @@ class ProducerCell(Value, frozen=True, gc=False):
             failed=False,
             stopped=Code.NONE,
             cut=False,
-            askers=(),
+            cancel_waiters=(),
             verdict=verdict,
         )
 
@@ -152,10 +152,10 @@ class ProducerCell(Value, frozen=True, gc=False):
         return msgspec.structs.replace(self, cut=True)
 
     def with_asker(self, asker: Address) -> Self:
-        return msgspec.structs.replace(self, askers=(*self.askers, asker))
+        return msgspec.structs.replace(self, cancel_waiters=(*self.cancel_waiters, asker))
 
-    def with_taker(self, takers: int) -> Self:
-        return msgspec.structs.replace(self, takers=takers)
+    def with_taker(self, completed_readers: int) -> Self:
+        return msgspec.structs.replace(self, completed_readers=completed_readers)
 
     def with_lease(self, until: Instant) -> Self:
         return msgspec.structs.replace(self, lease_until=until, unwanted=False)

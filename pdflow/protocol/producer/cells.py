@@ -66,7 +66,7 @@ class ProducerCells:
         "dead_xids",
         "deadlines",
         "early",
-        "early_takers",
+        "early_readers",
         "ended",
         "flushes",
         "interests",
@@ -91,7 +91,7 @@ class ProducerCells:
         self.dead_xids: OrderedDict[Xid, Code] = OrderedDict()
         self.early: OrderedDict[Xid, None] = OrderedDict()
         """RELEASEs of prompts that this rank has not seen finished."""
-        self.early_takers: OrderedDict[RequestId | Xid, dict[int, int]] = OrderedDict()
+        self.early_readers: OrderedDict[RequestId | Xid, dict[int, int]] = OrderedDict()
         """Who has taken such prompts: D rank -> how many D ranks read this rank. By xid, or in vllm-compat, whose
         completions know no xid, by P's request id."""
         self.ended: OrderedDict[Reg, None] = OrderedDict()
@@ -111,7 +111,9 @@ class ProducerCells:
         other.tombs = {engine: tombs.fork() for engine, tombs in self.tombs.items()}
         other.dead_xids = self.dead_xids.copy()
         other.early = self.early.copy()
-        other.early_takers = OrderedDict((name, takers.copy()) for name, takers in self.early_takers.items())
+        other.early_readers = OrderedDict(
+            (name, completed_readers.copy()) for name, completed_readers in self.early_readers.items()
+        )
         other.ended = self.ended.copy()
         other.interests = self.interests.copy()
         other.peers = self.peers.fork()
@@ -125,7 +127,11 @@ class ProducerCells:
             tuple(sorted((e, t.fingerprint()) for e, t in self.tombs.items())),
             tuple(self.dead_xids.items()),
             tuple(sorted(self.early)),
-            tuple(sorted((name, tuple(takers.items())) for name, takers in self.early_takers.items())),
+            tuple(
+                sorted(
+                    (name, tuple(completed_readers.items())) for name, completed_readers in self.early_readers.items()
+                )
+            ),
             tuple(sorted(map(msgspec.structs.astuple, self.ended))),
             tuple(sorted((a, tuple(sorted(x))) for a, x in self.interests.items())),
             tuple(sorted(self.flushes.items())),
@@ -150,7 +156,7 @@ class ProducerCells:
         """Store a changed cell under its key, bury what has ended, connect what must be written."""
         verdict = after.verdict
         if verdict is not None and verdict is not before.verdict:
-            self.bury(verdict)
+            self.add_tombstone(verdict)
         if after.phase is GONE:
             return self._gone(key, after)
         if after.phase is LEASED and type(key) is Reg and self._shared(after.xid, key):
@@ -281,7 +287,7 @@ class ProducerCells:
             tombs = self.tombs[engine] = Tombstones(incarnation)
         return tombs
 
-    def bury(self, item: SyncItem) -> None:
+    def add_tombstone(self, item: SyncItem) -> None:
         """Remember how a registration has ended, so that a late copy of it makes no cell."""
         dialect = self.context.dialect
         if not dialect.floor:
@@ -293,7 +299,7 @@ class ProducerCells:
         else:
             tombs = self.tombs.get(item.reg.engine)
             if tombs is not None and tombs.incarnation == item.reg.incarnation:
-                tombs.bury(item)
+                tombs.add_tombstone(item)
 
     def remember_dead(self, xid: Xid, code: Code) -> None:
         """A registration that comes too late is refused at once, not after `no_request_ns`."""
@@ -311,9 +317,9 @@ class ProducerCells:
 
     def remember_taker(self, name: RequestId | Xid, d_rank: int, readers: int) -> None:
         """A D rank has read a prompt that this rank has not seen finished, or whose lease is over."""
-        if len(self.early_takers) >= EARLY_LIMIT:
-            self.early_takers.popitem(last=False)
-        self.early_takers.setdefault(name, {})[d_rank] = readers
+        if len(self.early_readers) >= EARLY_LIMIT:
+            self.early_readers.popitem(last=False)
+        self.early_readers.setdefault(name, {})[d_rank] = readers
 
     # Who must be connected before a cell writes.
 

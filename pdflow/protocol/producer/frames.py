@@ -152,7 +152,7 @@ class ProducerFrames:
         context = self.store.context
         if not context.dialect.control_frames:
             return (Note(f"producer: registration refused, {code.name}"),)
-        self.store.bury(SyncItem(message.reg, Progress.UNKNOWN, code, True))
+        self.store.add_tombstone(SyncItem(message.reg, Progress.UNKNOWN, code, True))
         return (Send(sender, Fail(message.reg, context.rank, code, True)),)
 
     def _replay(self, sender: Address, verdict: SyncItem) -> Effects:
@@ -183,7 +183,7 @@ class ProducerFrames:
         if verdict is None:
             # The CANCEL has overtaken its REG: the tombstone stops the write that has not been asked for yet.
             verdict = SyncItem(reg, Progress.UNKNOWN, Code.CANCELLED, True)
-            tombs.bury(verdict)
+            tombs.add_tombstone(verdict)
         how = Disposition.SENT if verdict.progress is Progress.SENT else Disposition.NOT_STARTED
         return (Send(sender, CancelAck(reg, store.context.rank, how, True)),)
 

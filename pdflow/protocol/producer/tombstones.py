@@ -36,7 +36,7 @@ class Tombstones:
             while order and order[0] < floor:
                 del self.verdicts[heappop(order)]
 
-    def bury(self, item: SyncItem) -> None:
+    def add_tombstone(self, item: SyncItem) -> None:
         seq = item.reg.seq
         if seq >= self.floor and seq not in self.verdicts:
             self.verdicts[seq] = item

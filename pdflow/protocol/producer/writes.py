@@ -72,12 +72,12 @@ def end_registration(
     if ctx.dialect.control_frames and tell:
         written = bool(cell.flying) or cell.phase in (IN_FLIGHT, SETTLING)
         how = Disposition.DRAINED if written else Disposition.NOT_STARTED
-        answers: list[Effect] = [Send(to, CancelAck(cell.reg, ctx.rank, how, flushed)) for to in cell.askers]
+        answers: list[Effect] = [Send(to, CancelAck(cell.reg, ctx.rank, how, flushed)) for to in cell.cancel_waiters]
         if code is not Code.CANCELLED:
             answers += [
                 Send(to, Fail(cell.reg, ctx.rank, code, flushed))
                 for grant in cell.grants
-                if (to := peer(cell, grant.d_rank)) not in cell.askers
+                if (to := peer(cell, grant.d_rank)) not in cell.cancel_waiters
             ]
         effects = tuple(answers)
     if cell.source is None:
@@ -222,7 +222,7 @@ def cancelled(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: Prod
 
 def cancelled_in_flight(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> Stepped:
     """A NIC cannot be called back: remember who asked, one slot per asking rank (R18). What it has not begun can."""
-    if event.asker in cell.askers:
+    if event.asker in cell.cancel_waiters:
         return cell, NOTHING
     return stop(cell.with_asker(event.asker), Code.CANCELLED, ctx)
 
@@ -314,13 +314,19 @@ def sent(cell: ProducerCell, ctx: ProducerContext) -> Stepped:
     """Every byte has landed and every notification is behind its bytes."""
     assert cell.reg is not None
     answers: Effects = NOTHING
-    if cell.askers:
-        answers = tuple(Send(to, CancelAck(cell.reg, ctx.rank, Disposition.SENT, True)) for to in cell.askers)
+    if cell.cancel_waiters:
+        answers = tuple(Send(to, CancelAck(cell.reg, ctx.rank, Disposition.SENT, True)) for to in cell.cancel_waiters)
     return cell.becoming_gone(Code.NONE, SyncItem(cell.reg, Progress.SENT, Code.NONE, True)), answers
 
 
 def shard_taken(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:
-    takers = cell.takers | 1 << event.d_rank if ctx.dialect.counts_senders else cell.takers << 1 | 1
-    if takers.bit_count() >= event.readers:
+    completed_readers = (
+        cell.completed_readers | 1 << event.d_rank if ctx.dialect.counts_senders else cell.completed_readers << 1 | 1
+    )
+    if completed_readers.bit_count() >= event.readers:
         return cell.becoming_gone(Code.NONE), NOTHING
-    return (cell, NOTHING) if takers == cell.takers else (cell.with_taker(takers), NOTHING)
+    return (
+        (cell, NOTHING)
+        if completed_readers == cell.completed_readers
+        else (cell.with_taker(completed_readers), NOTHING)
+    )

@@ -128,7 +128,7 @@ class RouterConfig:
 
     def reports_every_s(self, transfer: Transfer) -> float | None:
         """How often engines report: as is said here, or as the method's original has it; None if they do not."""
-        return self.heartbeat_s or METHODS[transfer.method].conduct(transfer.dialect).heartbeat_s
+        return self.heartbeat_s or METHODS[transfer.method].pipeline_policy(transfer.dialect).heartbeat_s
 
     def __str__(self) -> str:
         p, d = self.policies

@@ -43,7 +43,7 @@ def kv_shape_of(model: ModelSpec, pool: Pool) -> KvShape:
 def stored_hidden_bytes(transfer: Transfer, model: ModelSpec) -> int:
     """Of one token at one rank: what a store keeps beside its KV."""
     method = METHODS[transfer.method]
-    hidden = transfer.store_hidden_states or method.conduct(transfer.dialect).hidden_states
+    hidden = transfer.store_hidden_states or method.pipeline_policy(transfer.dialect).hidden_states
     return model.hidden_size * HIDDEN_BYTES_PER_VALUE if method.stores and hidden else 0
 
 

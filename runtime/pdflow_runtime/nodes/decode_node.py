@@ -223,15 +223,15 @@ class LiveDecodeNode(LiveEngineNode):
     def first(self, leg: DecodeLeg) -> None:
         """Its first token is here. Alone, its prompt has just been computed."""
         if leg.alone:
-            self.diary.passed(leg.request_id, "route", leg.begun_ns)
-            self.diary.passed(leg.request_id, "p_queue", leg.job.seq.start_ns)
+            self.event_log.passed(leg.request_id, "route", leg.begun_ns)
+            self.event_log.passed(leg.request_id, "p_queue", leg.job.seq.start_ns)
         else:
             self.passed(leg, "first_decode")
-        self.diary.passed(leg.request_id, TOKEN)
+        self.event_log.passed(leg.request_id, TOKEN)
 
     def end(self, port: Port, effect: EndDecode) -> None:
         leg = self.legs.pop(effect.handle)
-        self.diary.generated(leg.request_id, leg.job.given + leg.job.seq.generated)
+        self.event_log.generated(leg.request_id, leg.job.given + leg.job.seq.generated)
         if effect.code is Code.WEIGHTS and leg.source is not None:
             self._refused_weights(leg.source, leg.source_weights)
         leg.tell.send_nowait(effect.code)

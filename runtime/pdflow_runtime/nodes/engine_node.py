@@ -73,7 +73,7 @@ class LiveEngineNode(RankedNode):
     def newest_generation(self) -> int:
         return self.pool.newest_generation
 
-    def is_still(self) -> bool:
+    def is_drained(self) -> bool:
         return self.pool.free == self.pool.num_blocks
 
     def came(self, outcome: Told) -> None:

@@ -60,9 +60,9 @@ class LiveLayeredPrefillNode(LivePrefillNode):
             }
         )
 
-    def is_still(self) -> bool:
+    def is_drained(self) -> bool:
         """Room beside the blocks is held still."""
-        return super().is_still() and (self.staging is None or not self.staging.held)
+        return super().is_drained() and (self.staging is None or not self.staging.held)
 
     # What the engine computes.
 

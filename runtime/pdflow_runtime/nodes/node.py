@@ -51,8 +51,8 @@ class LiveNode:
         self.do: Final[dict[type, Callable[[Port, Any], None]]] = {Note: self.note}
         self.perform: Final = self.core.perform
         self.core.do = self.do
-        self.diary: Final = EventLog(name)
-        self.observe = self.diary.turn
+        self.event_log: Final = EventLog(name)
+        self.observe = self.event_log.turn
         self.notes: Counter[str] = Counter()
         self.core.arm = self._arm
         self._queue: Final[deque[tuple[Port, Any]]] = deque()

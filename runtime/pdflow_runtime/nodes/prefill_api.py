@@ -62,7 +62,7 @@ class PrefillApi(EngineApi[LivePrefillNode]):
         else:
             said = answer.whole([shown(piece, asked)], used) if ends else b""
         if ends:
-            self.node.diary.generated(leg.request_id, 1)
+            self.node.event_log.generated(leg.request_id, 1)
         top = () if token.logprobs is None else token.logprobs.top
         chosen = None if token.logprobs is None else token.logprobs.chosen
         return FirstAnswer(FirstToken(token.token, *answer.name, chosen, top), said.decode(), ends)

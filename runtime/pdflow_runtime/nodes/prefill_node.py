@@ -115,7 +115,7 @@ class LivePrefillNode(LiveEngineNode):
     def begin_alone(self, request_id: RequestId, tokens: list[int], sampling: Sampling) -> LivePrefillLeg:
         """The only leg of a request that wants one token: nobody comes for the KV. Raises as `begin` does."""
         leg = self._begin(request_id, request_id, tokens, sampling, False)
-        self.diary.passed(request_id, "route")
+        self.event_log.passed(request_id, "route")
         return leg
 
     def _begin(
@@ -224,8 +224,8 @@ class LivePrefillNode(LiveEngineNode):
         start = leg.job.seq.start_ns
         self.stage("p_queue", leg.begun_ns, start)
         self.stage("prefill", start, at)
-        self.diary.passed(leg.request_id, "p_queue", start)
-        self.diary.passed(leg.request_id, "prefill", at)
+        self.event_log.passed(leg.request_id, "p_queue", start)
+        self.event_log.passed(leg.request_id, "prefill", at)
 
     def answer(self, port: Port, effect: AnswerPrefill) -> None:
         for rank, word in zip(self.ranks.values(), effect.params.words, strict=False):
@@ -236,12 +236,12 @@ class LivePrefillNode(LiveEngineNode):
         """P's token is all that was asked for, or there is none."""
         leg = self.legs[effect.handle]
         if effect.code is Code.NONE:
-            self.diary.passed(leg.request_id, TOKEN)
+            self.event_log.passed(leg.request_id, TOKEN)
         leg.why = effect.reason
         leg.answer(None, effect.code)
 
     def released(self, port: Port, effect: Released) -> None:
-        self.diary.passed(self.legs[effect.handle].request_id, RELEASED)
+        self.event_log.passed(self.legs[effect.handle].request_id, RELEASED)
         if effect.code is Code.EXPIRED:
             for rank in self.ranks.values():
                 if rank.meter is not None:

@@ -99,7 +99,7 @@ class RankedNode(LiveNode):
         if isinstance(endpoint, ProducerRank):
             declared = rank.transport.done_means
             assert endpoint.store.context.done_is_remote == (declared == "remote"), f"{address}: DONE is {declared}"
-        rank.orders.diary = self.diary
+        rank.orders.event_log = self.event_log
         rank.lost = partial(self.links.lose, address)
         return rank
 
@@ -153,6 +153,6 @@ class RankedNode(LiveNode):
     def flush(self, port: Port, effect: Flush) -> None:
         self.ranks[port.address].flush(effect.peer)
 
-    def is_still(self) -> bool:
+    def is_drained(self) -> bool:
         """Nobody holds any of its blocks, in whatever way."""
         raise NotImplementedError

@@ -46,9 +46,9 @@ class LiveStagedDecodeNode(LiveDecodeNode):
     def newest_generation(self) -> int:
         return self.staging.generation
 
-    def is_still(self) -> bool:
+    def is_drained(self) -> bool:
         """Room in quarantine is held still."""
-        return super().is_still() and not self.staging.held
+        return super().is_drained() and not self.staging.held
 
     def ask_for_room(self, port: Port, effect: AskForRoom) -> None:
         self.grant_soon()

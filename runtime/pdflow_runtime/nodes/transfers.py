@@ -82,7 +82,7 @@ class InFlightTransfers:
         flush: Callable[[Address, Callable[[bool], None]], None],
     ) -> None:
         self.meter: TransferMeter | None = None
-        self.diary: EventLog | None = None
+        self.event_log: EventLog | None = None
         self.bytes_posted = 0
         self._transport: Final = transport
         self._find_way: Final = find_way
@@ -256,8 +256,8 @@ class InFlightTransfers:
         order.posted_ns = now_ns()
         if self.meter is not None:
             self.meter.posted(order.nbytes, order.descriptors, order.posted_ns - order.begun_ns)
-        if self.diary is not None:
-            self.diary.passed(order.effect.op.reg.request_id, "xfer_post", order.posted_ns)
+        if self.event_log is not None:
+            self.event_log.passed(order.effect.op.reg.request_id, "xfer_post", order.posted_ns)
 
     def _judge(self, order: OpenTransfer) -> None:
         """Tell how the operation ended, if it has. There may be a lane for another."""
@@ -274,9 +274,9 @@ class InFlightTransfers:
     def _note_ended(self, order: OpenTransfer, ok: bool) -> None:
         if self.meter is not None:
             self.meter.ended(order.begun_ns, ok)
-        if self.diary is not None and ok:
+        if self.event_log is not None and ok:
             request_id = order.effect.op.reg.request_id
-            self.diary.moved(order.begun_ns, order.posted_ns, request_id, order.nbytes, order.descriptors)
+            self.event_log.moved(order.begun_ns, order.posted_ns, request_id, order.nbytes, order.descriptors)
 
 
 def over(effect: PostWrite | PostRead, ok: bool) -> WriteEnded | ReadEnded:

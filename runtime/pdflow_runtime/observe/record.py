@@ -163,7 +163,7 @@ def _note(node: LiveNode, file: BinaryIO, offset: int) -> None:
             raise OutputError(path, cause) from cause
 
     line(NotesHeader(node.name, offset))
-    node.diary.write = line
+    node.event_log.write = line
 
 
 def _observe(node: LiveNode, writer: EventsWriter, offset: int) -> None:

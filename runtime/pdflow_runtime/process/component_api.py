@@ -30,7 +30,7 @@ class PartApi(ABC):
         self.gate: Final = gate
         self.stop: Final = stop
         self.meter: Final = Meter()
-        self._diary: Final = node.diary
+        self._diary: Final = node.event_log
         node.measured_by(self.meter)
 
     @abstractmethod

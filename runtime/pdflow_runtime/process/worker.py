@@ -187,7 +187,7 @@ class AtHost:
 
 async def still(node: RankedNode) -> None:
     """Until nobody holds any of its blocks, in whatever way."""
-    while not node.is_still():
+    while not node.is_drained():
         await trio.sleep(STILL_S)
 
 

@@ -71,7 +71,7 @@ class Admin:
                 body = msgspec.json.encode(await self.state())
             case "GET", ["notes"]:
                 told = [page for page in (await self._ask_all("/notes", {})).values() if page is not None]
-                body = msgspec.json.encode([self.node.diary.page(), *told])
+                body = msgspec.json.encode([self.node.event_log.page(), *told])
             case "POST", ["engines"]:
                 status, body = self.engines(request.body)
             case "POST", ["engines", name, "drain" | "resume" as what]:

@@ -78,7 +78,7 @@ class LiveRouterNode(LiveNode):
         self.port: Final = self.add("router", router, 0)
         self.prefill: Final = prefill
         self.decode: Final = decode
-        self.diary.engines = (prefill, decode)
+        self.event_log.engines = (prefill, decode)
         self.method: Final = method
         self.client: Final = client
         self.patience_s: Final = patience_s
@@ -133,7 +133,7 @@ class LiveRouterNode(LiveNode):
     def _first(self, call: Call, number: int) -> None:
         """The first piece of its answer is here."""
         self.meter.first_token(call.begun_ns)
-        self.diary.heard(number)
+        self.event_log.heard(number)
 
     # Effects.
 
@@ -170,7 +170,7 @@ class LiveRouterNode(LiveNode):
         text, responder = said.said.encode(), call.responder
         if said.ends:
             call.report(request_id)
-            self.diary.passed(request_id, LAST)
+            self.event_log.passed(request_id, LAST)
         if call.streams:
             call.piece(text)
             await responder.begin(200, (EVENT_STREAM, *call.answered))
@@ -202,7 +202,7 @@ class LiveRouterNode(LiveNode):
         info = self.prefill[effect.engine]
         params = KvParams(info, effect.xid, effect.request_id, 0) if code is Code.NONE else None
         if params is not None:
-            self.diary.passed(effect.request_id, LAST)
+            self.event_log.passed(effect.request_id, LAST)
         self.put(self.port, PrefillAnswered(effect.request_id, params, code))
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:

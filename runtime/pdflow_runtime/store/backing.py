@@ -95,7 +95,7 @@ class Backing:
     def state(self) -> BackingState:
         return BackingState(self.server.name, self.up, self._waiting, dict(self.counts))
 
-    def is_still(self) -> bool:
+    def is_drained(self) -> bool:
         """All that can be written is."""
         return not self._waiting
 

@@ -160,9 +160,9 @@ class LiveStoreNode(RankedNode):
     def newest_generation(self) -> int:
         return self.memory.pool.newest_generation
 
-    def is_still(self) -> bool:
+    def is_drained(self) -> bool:
         """Nobody holds anything here, in whatever way; what is kept stays."""
-        saved = self.backing is None or self.backing.is_still()
+        saved = self.backing is None or self.backing.is_drained()
         return saved and not (self.memory.held or self.memory.waiting or self.calls)
 
     def count(self, what: str, number: int) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO, Problem, ScenarioError
 from pdflow_sim.check.counterexamples import counterexample as stories
-from pdflow_sim.check.counterexamples.counterexample import StoryError
+from pdflow_sim.check.counterexamples.counterexample import CounterexampleError
 from pdflow_sim.check.parts.part import CheckOptions, PartResult
 from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS
 
@@ -80,18 +80,20 @@ def replay(file: str) -> int:
     """Strictly. 1 if it does not go as it went, or ends as it should not."""
     from pdflow_sim.check.counterexamples.replay import strict
 
-    story = stories.read(file)
-    with _patched(story.mutant, file):
-        told = strict(story.world(), story)
-    steps = f"{file}: {len(story.steps)} steps"
+    counterexample = stories.read(file)
+    with _patched(counterexample.mutant, file):
+        told = strict(counterexample.world(), counterexample)
+    steps = f"{file}: {len(counterexample.steps)} steps"
     if told.mismatch is not None:
         _say(f"{file}: {told.mismatch}", error=True)
     elif told.verdict is None:
         recorded = (
-            "" if story.verdict is None else f", though {story.verdict.invariant} was broken when it was recorded"
+            ""
+            if counterexample.verdict is None
+            else f", though {counterexample.verdict.invariant} was broken when it was recorded"
         )
         _say(f"{steps}; every invariant holds, and everything ends{recorded}")
-        return EXIT_DONE if story.verdict is None else EXIT_NOT_SO
+        return EXIT_DONE if counterexample.verdict is None else EXIT_NOT_SO
     else:
         _say(f"{steps}; {told.verdict.invariant}: {told.verdict.what}")
     return EXIT_NOT_SO
@@ -104,13 +106,13 @@ def diagram(file: str, dialect: str | None = None) -> int:
     from pdflow_sim.check.counterexamples.diagram_text import text
 
     if re.fullmatch(r"[Rr]\d\d", file):
-        from pdflow_sim.check.races.verdict import story as race
+        from pdflow_sim.check.races.verdict import counterexample as race
 
-        story = race(file, dialect or "vllm-stock")
+        counterexample = race(file, dialect or "vllm-stock")
     else:
-        story = stories.read(file)
-    with _patched(story.mutant, file):
-        drawn = collect(story)
+        counterexample = stories.read(file)
+    with _patched(counterexample.mutant, file):
+        drawn = collect(counterexample)
     _say(text(drawn, min(100, max(80, _columns()))))
     _say("\n```mermaid")
     _say(mermaid(drawn).rstrip("\n"))
@@ -127,7 +129,7 @@ def _patched(mutant: str | None, file: str) -> Iterator[None]:
     from pdflow_sim.check.mutants.catalogue import MUTANTS
 
     if mutant not in MUTANTS:
-        raise StoryError(file, "mutant", f"there is no mutant {mutant!r}; `pdflow check mutants` lists them")
+        raise CounterexampleError(file, "mutant", f"there is no mutant {mutant!r}; `pdflow check mutants` lists them")
     with MUTANTS[mutant].applied():
         yield
 

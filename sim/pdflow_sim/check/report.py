@@ -104,13 +104,13 @@ def reductions(ended: Sequence[Searched]) -> list[str]:
 
 
 def _word(one: Searched) -> str:
-    if one.story is not None:
-        verdict = one.story.verdict
-        return f"{verdict.invariant if verdict else '?'} broken in {len(one.story.steps)} steps"
+    if one.counterexample is not None:
+        verdict = one.counterexample.verdict
+        return f"{verdict.invariant if verdict else '?'} broken in {len(one.counterexample.steps)} steps"
     if one.missed:
         return f"vacuous: never {', '.join(one.missed)}"
     return f"stopped: {one.stopped_by}" if one.stopped_by else "holds"
 
 
 def _style(one: Searched) -> str:
-    return "bold red" if one.story or one.missed else "yellow" if one.stopped_by else ""
+    return "bold red" if one.counterexample or one.missed else "yellow" if one.stopped_by else ""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, get_args
 
-from pdflow.methods.speech import LEASE_WORD, Occasion, ProfileMessage, Side, WireProfile
+from pdflow.methods.wire_profile import LEASE_WORD, Occasion, ProfileMessage, Side, WireProfile
+
 from pdflow.network.network import FlowId, FlowNetwork, PathId
 from pdflow.protocol.effects import PostRead, PostWrite, Send
 from pdflow.protocol.events import FenceEnded, HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded
@@ -47,7 +48,7 @@ class FabricSettings(NamedTuple):
     control_ns: int
     """A control message's latency."""
     handshake_ns: int
-    speech: WireProfile
+    wire_profile: WireProfile
     """What a method as published says instead of our frames."""
     pulls: bool
     """D moves the bytes."""
@@ -59,7 +60,7 @@ class Fabric:
     """Args: `paths` knows routes, latencies and descriptor counts of pairs of ranks."""
 
     def __init__(self, env: Clock, metrics: RunMetrics, paths: Paths, settings: FabricSettings) -> None:
-        speech = settings.speech
+        wire_profile = settings.wire_profile
         self.env = env
         self.metrics = metrics
         self.network: FlowNetwork = paths.network
@@ -69,10 +70,10 @@ class Fabric:
         """What operations are handed to (`pdflow_sim.network.shipping`), if the method sends them in pieces."""
         self.control_ns = control_ns = settings.control_ns
         self.handshake_ns = settings.handshake_ns
-        self.speech = speech
-        self.silent: frozenset[type] = frozenset([FRAMES[tag] for tag in speech.silent if tag in FRAMES])
+        self.wire_profile = wire_profile
+        self.silent: frozenset[type] = frozenset([FRAMES[tag] for tag in wire_profile.silent if tag in FRAMES])
         """Kinds of messages that take no time and are none."""
-        self.requesting, self.closing = speech.besides(Occasion.REQUEST), speech.besides(Occasion.CLOSING)
+        self.requesting, self.closing = wire_profile.besides(Occasion.REQUEST), wire_profile.besides(Occasion.CLOSING)
         self.requesting_ns = control_ns * sum([word.waits for word in self.requesting])
         self.closing_ns = control_ns * len(self.closing)
         self.ports: dict[Address, SimPort] = {}
@@ -117,9 +118,9 @@ class Fabric:
 
     def contact(self, port: SimPort) -> str:
         """How it makes itself known; "" where its peer does that."""
-        if self.speech.words and not port.node.makes_contact:
+        if self.wire_profile.words and not port.node.makes_contact:
             return ""
-        return self.speech.contact(port.side)
+        return self.wire_profile.contact(port.side)
 
     def shaken(self, about: tuple[SimPort, Address]) -> None:
         port, peer = about
@@ -156,7 +157,7 @@ class Fabric:
 
     def read_word(self, port: SimPort, op: Op, source: Address, index: int) -> None:
         """One small READ: the word as it stands when the request reaches P, known one round trip later."""
-        latency = 0 if LEASE_WORD in self.speech.silent else self.paths.latency_ns(source, port.address)
+        latency = 0 if LEASE_WORD in self.wire_profile.silent else self.paths.latency_ns(source, port.address)
         self.env.call(latency, self.word_found, WordLookup(port, op, source, index, latency))
 
     def word_found(self, lookup: WordLookup) -> None:
@@ -203,7 +204,7 @@ class Fabric:
             reads=type(effect) is PostRead,
             then=None,
         )
-        before_ns = self.speak(flight) if self.speech.words else 0
+        before_ns = self.speak(flight) if self.wire_profile.words else 0
         if self.carry is not None:
             self.carry(effect, flight, route, before_ns)
             return

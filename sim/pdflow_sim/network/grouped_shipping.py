@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from pdflow.methods.method import Conduct, Method
+from pdflow.methods.method import Method, PipelinePolicy
 from pdflow.methods.nccl.table import Groups, OpenGroup, Use
 from pdflow.protocol.values import Address
 from pdflow_sim.network.fabric import Fabric
@@ -25,9 +25,15 @@ class GroupedShipping(Shipping):
     """Args: as Shipping's, and `most` groups of a rank. The method announces its pieces."""
 
     def __init__(
-        self, fabric: Fabric, method: Method, conduct: Conduct, hidden_bytes: int, pickle_bytes_per_s: int, most: int
+        self,
+        fabric: Fabric,
+        method: Method,
+        pipeline_policy: PipelinePolicy,
+        hidden_bytes: int,
+        pickle_bytes_per_s: int,
+        most: int,
     ) -> None:
-        super().__init__(fabric, method, conduct, hidden_bytes, pickle_bytes_per_s)
+        super().__init__(fabric, method, pipeline_policy, hidden_bytes, pickle_bytes_per_s)
         self.groups = Groups(most)
         self.held: dict[PieceInFlight, OpenGroup] = {}
         self.waiting: dict[Address, deque[PieceInFlight]] = {}

@@ -17,14 +17,15 @@ from collections import deque
 from functools import partial
 from typing import Any
 
+from pdflow.methods.wire_profile import Occasion
+
 from pdflow.cost.step import PS_PER_NS
 from pdflow.layout.shapes import stage_layers
 from pdflow.methods.guards import Loss, loss_of
 from pdflow.methods.lanes import Lanes, lane_rules
-from pdflow.methods.method import Conduct, Hop, Method
+from pdflow.methods.method import Hop, Method, PipelinePolicy
 from pdflow.methods.pages import misplaced
 from pdflow.methods.shipment import Piece, ShipmentEnd
-from pdflow.methods.speech import Occasion
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of, rank_of
@@ -129,16 +130,21 @@ class Shipping:
     """Args: method and conduct of the scenario; bytes of a token's hidden states; what a thread pickles."""
 
     def __init__(
-        self, fabric: Fabric, method: Method, conduct: Conduct, hidden_bytes: int, pickle_bytes_per_s: int
+        self,
+        fabric: Fabric,
+        method: Method,
+        pipeline_policy: PipelinePolicy,
+        hidden_bytes: int,
+        pickle_bytes_per_s: int,
     ) -> None:
         self.fabric = fabric
         fabric.carry = self.post
         self.env = fabric.env
         self.metrics = fabric.metrics
         self.method = method
-        self.conduct = conduct
+        self.pipeline_policy = pipeline_policy
         self.orders: dict[Op, ShippedOperation] = {}
-        self.rules = lane_rules(method, conduct)
+        self.rules = lane_rules(method, pipeline_policy)
         self.lanes: dict[Address, Lanes[ShippedOperation]] = {}
         """Of each rank that posts."""
         self.queues: dict[Address, PieceQueue] = {}
@@ -149,24 +155,27 @@ class Shipping:
         """Of which pieces stand still."""
         self.deaf: set[Address] = set()
         """D ranks whose listener has ended."""
-        self.misplaces = not conduct.guards.indexes_by_piece
-        self.takes_in_pieces = method.takes_in_pieces(conduct)
-        self.serves = conduct.sending_lanes if method.pulls else conduct.receiving_lanes
+        self.misplaces = not pipeline_policy.guards.indexes_by_piece
+        self.takes_in_pieces = method.takes_in_pieces(pipeline_policy)
+        self.serves = pipeline_policy.sending_lanes if method.pulls else pipeline_policy.receiving_lanes
         """How many pieces the rank that does not post has in hand at once."""
         stages: list[Any] = [] if self.serves is None else [PEER]
-        self.asking, self.behind = conduct.speech.besides(Occasion.PIECE), conduct.speech.besides(Occasion.BEHIND)
-        self.asks = len(self.asking) or UNNAMED * conduct.asks
+        self.asking, self.behind = (
+            pipeline_policy.wire_profile.besides(Occasion.PIECE),
+            pipeline_policy.wire_profile.besides(Occasion.BEHIND),
+        )
+        self.asks = len(self.asking) or UNNAMED * pipeline_policy.asks
         """Messages before each piece."""
         wire: list[Any] = [stage for stage, is_there in self.around() if is_there]
-        self.hidden_bytes = hidden_bytes if conduct.hidden_states else 0
+        self.hidden_bytes = hidden_bytes if pipeline_policy.hidden_states else 0
         self.pickle_bytes_per_s = pickle_bytes_per_s
-        for hop in method.hops * conduct.tensors:
+        for hop in method.hops * pipeline_policy.tensors:
             stages += wire if hop is Hop.WIRE else [hop]
         self.stages = tuple(stages)
 
     def around(self) -> list[tuple[Any, bool]]:
         """What a piece goes through on its way from NIC to NIC."""
-        pickles = self.conduct.pickles
+        pickles = self.pipeline_policy.pickles
         before = [(PICKLE, pickles), (ASK, bool(self.asks)), (ROOM, self.takes_in_pieces)]
         return [*before, (Hop.WIRE, True), (BEHIND, bool(self.behind)), (UNPICKLE, pickles)]
 
@@ -210,7 +219,7 @@ class Shipping:
 
     def withdraw(self, rank: Address, xid: Xid) -> None:
         """It has nothing of this prompt any more."""
-        if self.method.pulls and not self.conduct.guards.invalidates_lost:
+        if self.method.pulls and not self.pipeline_policy.guards.invalidates_lost:
             self.evicted.add((rank, xid))
         self.lanes_of(rank).withdraw(xid)
 
@@ -253,7 +262,7 @@ class Shipping:
             order, piece = found
             part = piece.stop - piece.start
             nbytes = order.flight.nbytes * part // (order.layers * order.tokens) + self.hidden_bytes * part
-            PieceInFlight(self, order, piece, nbytes // self.conduct.tensors).go_on()
+            PieceInFlight(self, order, piece, nbytes // self.pipeline_policy.tensors).go_on()
 
     def judge(self, order: ShippedOperation) -> None:
         """Something of it has ended: post what has a lane now, and tell how the operation ended, if it has."""
@@ -309,7 +318,7 @@ class Shipping:
             self.lost(parcel)
         elif hop is Hop.WIRE:
             self.send(parcel)
-        elif hop is Hop.D2H and self.conduct.in_stream:
+        elif hop is Hop.D2H and self.pipeline_policy.in_stream:
             self.env.call(flight.p_port.node.left_of_step(), self.copy_out, parcel)
         else:
             self.copy(flight.p_port if hop is Hop.D2H else flight.d_port, hop, parcel.nbytes, parcel.ended)
@@ -373,7 +382,7 @@ class Shipping:
     def post_ns(self, order: ShippedOperation, parcel: PieceInFlight) -> int:
         """Parts of staging memory are contiguous: one descriptor each, or one for each page. Blocks of one layer are a
         layer's share."""
-        piece, page_bytes = parcel.piece, self.conduct.page_bytes
+        piece, page_bytes = parcel.piece, self.pipeline_policy.page_bytes
         if self.method.staged_at_p and self.method.staged_at_d:
             pages = -(-parcel.nbytes // page_bytes) if page_bytes else 0
             return order.route.post_ns(0) + -(-pages * order.route.per_descriptor_ps // PS_PER_NS)
@@ -393,7 +402,7 @@ class Shipping:
             if node.takes_piece(rank, flight.generation, piece):
                 parcel.go_on()
                 return
-            if self.conduct.guards.survives_exhaustion:
+            if self.pipeline_policy.guards.survives_exhaustion:
                 self.lost(parcel)
                 return
             self.deaf.add(rank)
@@ -403,7 +412,7 @@ class Shipping:
     def arrived(self, parcel: PieceInFlight) -> None:
         self.leave(parcel)
         order = parcel.order
-        if self.misplaces and misplaced(parcel.piece, self.conduct.guards):
+        if self.misplaces and misplaced(parcel.piece, self.pipeline_policy.guards):
             self.spoil(order)
         order.lanes.landed(order, parcel.piece)
         self.judge(order)
@@ -411,7 +420,7 @@ class Shipping:
     def lost(self, parcel: PieceInFlight) -> None:
         order = parcel.order
         sender, receiver = order.flight.p_port.node, order.flight.d_port.node
-        loss = loss_of(self.conduct.guards, not sender.alive) if receiver.alive else Loss.ENDS
+        loss = loss_of(self.pipeline_policy.guards, not sender.alive) if receiver.alive else Loss.ENDS
         if loss is Loss.AWAITED:
             self.sender_gone(parcel)
             self.park(parcel)

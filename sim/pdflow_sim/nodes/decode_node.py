@@ -5,8 +5,9 @@ What it does with a request is decided in `pdflow/serving/decode.py`. Here are i
 
 from __future__ import annotations
 
+from pdflow.methods.wire_profile import Side
+
 from pdflow.engine.sequence import Admitted, Finished, Sequence
-from pdflow.methods.speech import Side
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.messages import Code
@@ -168,7 +169,7 @@ class SimDecodeNode(SimEngineNode):
         """Blocks that waited for its KV do no more. What it found here is counted with whoever had it sent."""
         allocation = seq.allocation
         assert allocation is not None
-        self.strand(len(allocation.blocks), seq.admitted_ns)
+        self.account_stranded(len(allocation.blocks), seq.admitted_ns)
 
     def stamp_alone(self, seq: Sequence) -> None:
         """Its prefill yields the first token: between the two nothing is handed over, admitted or moved."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pdflow.methods.wire_profile import Side
+
 from pdflow.engine.hosted import HostedEngine
 from pdflow.engine.sequence import Sequence
 from pdflow.memory.caching import CachingPool
-from pdflow.methods.speech import Side
 from pdflow.protocol.values import Address, EngineId, Instant, RequestId
 from pdflow.serving.core import Core, Endpoint
 from pdflow.serving.core import Port as CorePort
@@ -256,6 +257,6 @@ class SimEngineNode(PeerNode):
     def polled(self, about: tuple[SimPort, Any]) -> None:
         self.feed(*about)
 
-    def strand(self, blocks: int, since: Instant) -> None:
+    def account_stranded(self, blocks: int, since: Instant) -> None:
         """Blocks that no engine computed on from `since` until now: waiting for a transfer, in one, or after one."""
         self.metrics.totals.stranded_byte_ns += blocks * self.block_bytes * (self.env.now - since)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
+from pdflow.methods.wire_profile import Side
+
 from pdflow.methods.shipment import Piece
-from pdflow.methods.speech import Side
 from pdflow.protocol.effects import Note
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import NEVER, Address, Instant

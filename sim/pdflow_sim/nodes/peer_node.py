@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pdflow.methods.speech import Side
+from pdflow.methods.wire_profile import Side
+
 from pdflow.protocol.effects import Fence, Handshake, Send
 from pdflow.protocol.values import Address
 from pdflow.serving.core import Core, Endpoint

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pdflow.methods.wire_profile import Side
+
 from pdflow.engine.sequence import Prefilled, Sequence
 from pdflow.memory.caching import CachingPool
-from pdflow.methods.speech import Side
 from pdflow.protocol.effects import AnswerPrefill, BumpWord, Enqueue, PostWrite, StopWrite
 from pdflow.protocol.events import Received
 from pdflow.protocol.ids import EngineInfo, KvParams
@@ -133,7 +134,7 @@ class SimPrefillNode(SimEngineNode):
         allocation = leg.seq.allocation
         assert allocation is not None
         # What it found here is counted with whoever computed it.
-        self.strand(len(allocation.blocks), leg.computed_ns)
+        self.account_stranded(len(allocation.blocks), leg.computed_ns)
         self.engine.release(allocation, self.env.now)
         self.rearm()
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from pdflow.methods.wire_profile import Side
+
 from pdflow.engine.sequence import Admitted, Sequence
-from pdflow.methods.method import Conduct
-from pdflow.methods.speech import Side
+from pdflow.methods.method import PipelinePolicy
 from pdflow.methods.store.memory import Item
 from pdflow.protocol.effects import Commit, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.ids import KvParams
@@ -48,11 +49,11 @@ from pdflow_sim.observe.run_metrics import request_of
 class SimStorePrefillNode(SimPrefillNode):
     """Args: `storing` is its core's."""
 
-    def __init__(self, parts: EngineParts, stores: Stores, conduct: Conduct) -> None:
-        self.storing = Storing(stores.most_tokens, parts.engine.limits.block_size, conduct.prefill_waits)
+    def __init__(self, parts: EngineParts, stores: Stores, pipeline_policy: PipelinePolicy) -> None:
+        self.storing = Storing(stores.most_tokens, parts.engine.limits.block_size, pipeline_policy.prefill_waits)
         super().__init__(parts, PrefillCore(WEIGHTS, self.storing))
         self.stores = stores
-        self.conduct = conduct
+        self.pipeline_policy = pipeline_policy
         self.salt = 0
         self.objects: dict[Xid, tuple[Item, ...]] = {}
         """Under which keys each prompt is stored: worked out once."""
@@ -83,7 +84,7 @@ class SimStorePrefillNode(SimPrefillNode):
 
     def make_scheduler(self, endpoint: ProducerScheduler, incarnation: int) -> None:
         super().make_scheduler(endpoint, incarnation)
-        if self.conduct.salts_keys:
+        if self.pipeline_policy.salts_keys:
             self.salt = incarnation
 
     def make_loads(self, incarnation: int) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pdflow.methods.speech import LEASE_WORD
+from pdflow.methods.wire_profile import LEASE_WORD
+
 from pdflow.protocol.effects import (
     AnswerPrefill,
     Commit,
@@ -38,7 +39,7 @@ class Narrator:
     def __init__(self, world: World) -> None:
         self.lines: list[str] = []
         self.world = world
-        self.speech = world.fabric.speech
+        self.wire_profile = world.fabric.wire_profile
         world.metrics.tell = self.say
         world.watch(self.observe)
 
@@ -68,18 +69,18 @@ class Narrator:
         if kind is Handshake:
             contact = self.world.fabric.contact(self.world.fabric.ports[node])
             return f"{contact}: {effect.peer}" if contact else ""
-        if kind is ReadWord and LEASE_WORD in self.speech.silent:
+        if kind is ReadWord and LEASE_WORD in self.wire_profile.silent:
             return ""
         brought = ""
         if kind is DispatchPrefill:
-            brought = self.speech.prefill_leg
+            brought = self.wire_profile.prefill_leg
         elif kind is DispatchDecode:
-            brought = self.speech.decode_leg
+            brought = self.wire_profile.decode_leg
         return _told(EFFECTS, effect) + (f", with {brought}" if brought else "")
 
     def name_of(self, message: Message) -> str:
         """What it is called, "" for what is not said."""
-        return self.speech.name_of(str(message.__struct_config__.tag))
+        return self.wire_profile.name_of(str(message.__struct_config__.tag))
 
 
 def _told(words: dict[type, Callable[[Any], str]], what: Any) -> str:

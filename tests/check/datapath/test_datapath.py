@@ -8,7 +8,7 @@ import pytest
 from pdflow.memory.ring import Ring
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.guards import Guards
-from pdflow.methods.method import AS_PUBLISHED, Conduct
+from pdflow.methods.method import AS_PUBLISHED, PipelinePolicy
 from pdflow.methods.shipment import Piece, Shipment
 from pdflow.methods.staging import Staging
 from pdflow.methods.store.memory import StoreMemory
@@ -62,8 +62,8 @@ def test_nothing_is_found_in_strict_and_what_is_known_as_published(name: str, di
 def explored(name: str, ps: int, **lacking: bool) -> Explored:
     """In strict but for these guards; what goes in many pieces, without faults."""
     method = METHODS[name]
-    conduct = attrs.evolve(method.strict, guards=Guards(**lacking))
-    return explore(Acts(Setting(method, conduct, ps, faults=name != "cpu-staged")))
+    pipeline_policy = attrs.evolve(method.strict, guards=Guards(**lacking))
+    return explore(Acts(Setting(method, pipeline_policy, ps, faults=name != "cpu-staged")))
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,10 @@ def test_a_piece_that_finds_no_room_is_refused_and_its_prompt_computed_again() -
 
 def test_by_pieces_a_ring_is_full_of_prompts_that_cannot_end_though_nothing_is_lost() -> None:
     method = METHODS["cpu-staged"]
-    conduct = attrs.evolve(method.strict, answer_first=True, guards=Guards(reserves_whole=False, ends_receives=False))
-    found = explore(Acts(Setting(method, conduct, ps=2, faults=0)))
+    pipeline_policy = attrs.evolve(
+        method.strict, answer_first=True, guards=Guards(reserves_whole=False, ends_receives=False)
+    )
+    found = explore(Acts(Setting(method, pipeline_policy, ps=2, faults=0)))
     assert found.stories.keys() == {Finding.RING}
     assert found.stories[Finding.RING][-1] == "r0 and r1 cannot end"
     assert found.ends, "in other orders all is well"
@@ -143,4 +145,4 @@ def test_a_store_that_gives_others_bytes_is_seen(monkeypatch: pytest.MonkeyPatch
 
     table = StoreMemory.table
     monkeypatch.setattr(StoreMemory, "table", wrong)
-    assert Finding.STALE in explore(StoreWorld(Conduct())).stories
+    assert Finding.STALE in explore(StoreWorld(PipelinePolicy())).stories

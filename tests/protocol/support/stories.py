@@ -29,14 +29,14 @@ class NamedCluster(Cluster):
         return f"r{xid[1:]}-0000000a"
 
 
-class Story:
+class Counterexample:
     end: str = ""
 
 
 @contextmanager
-def story(c: Cluster, request_id: str = "r") -> Iterator[Story]:
+def counterexample(c: Cluster, request_id: str = "r") -> Iterator[Counterexample]:
     """Whatever happens inside: its `end` is the request's outcome, or the invariant that the oracle saw broken."""
-    told = Story()
+    told = Counterexample()
     try:
         yield told
     except InvariantViolated as broken:

@@ -137,7 +137,7 @@ class House:
     async def quiet(self, within_s: float = 10) -> None:
         """Until nobody holds anything for anybody."""
         with trio.fail_after(within_s):
-            while not all(node.is_still() for node in self.nodes()):
+            while not all(node.is_drained() for node in self.nodes()):
                 await trio.sleep(0.01)
         if self.store is not None:
             self.store.ledger.assert_empty("the store")

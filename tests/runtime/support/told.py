@@ -238,12 +238,12 @@ class Told:
 
     def held(self) -> dict[EngineId, set[int]]:
         """By engine, the generations of the world's blocks that somebody has."""
-        ghost, cluster = self.world.space.ghost_of(self.state), self.cluster
+        shadow, cluster = self.world.space.ghost_of(self.state), self.cluster
         held: dict[EngineId, set[int]] = {engine: set() for engine in cluster.engines}
-        for i, product in enumerate(ghost.products):
+        for i, product in enumerate(shadow.products):
             if product in (PromptStage.HELD, PromptStage.COMPUTED):
                 held[cluster.p_of[i].engine].add(cluster.sources[i].generation)
-        for i, stage in enumerate(ghost.stages):
+        for i, stage in enumerate(shadow.stages):
             if stage in HAVING_BLOCKS or (self.cluster.scope.decodes and stage == RequestStage.COMMITTED):
                 held[cluster.d_of[i].engine].add(cluster.targets[i].generation)
         return held

@@ -102,7 +102,7 @@ class ToldMethod(Told):
             node = super().node(place, scheduler, ranks)
         for rank in node.ranks.values():
             assert isinstance(rank.orders, HeldOrders)
-            rank.orders.adopt(lane_rules(self.plan.method, self.plan.conduct))
+            rank.orders.adopt(lane_rules(self.plan.method, self.plan.pipeline_policy))
             rank.orders.holds = True
         if isinstance(node, SlowCopies):
             node.slow = self.cluster.scope.late
@@ -112,7 +112,7 @@ class ToldMethod(Told):
         plan = self.plan
         if staging is None:
             return ProgressiveSending(plan.layers)
-        return StagedSending(plan.method, plan.conduct, staging, plan.layers, plan.ranks, plan.ranks)
+        return StagedSending(plan.method, plan.pipeline_policy, staging, plan.layers, plan.ranks, plan.ranks)
 
     def orders(self, rank: Address) -> HeldOrders:
         orders = self.nodes[engine_of(rank)].ranks[rank].orders
@@ -184,7 +184,7 @@ class ToldMethod(Told):
         self.hand_at_p(i).report_prompt(self.prompt(i))
 
     def end_steps(self, i: int, phase: int, parts: tuple[int, ...]) -> None:
-        if not self.plan.conduct.early:
+        if not self.plan.pipeline_policy.early:
             self.compute(i)
             return
         if phase == QUEUED:

@@ -30,7 +30,7 @@ LARGEST = 1_000
 """No scope that anybody can walk has more of anything; a file that says so would only eat memory."""
 
 
-class StoryError(PdflowError):
+class CounterexampleError(PdflowError):
     """A story file that cannot be used: which, where in it, and why. For people, in one line."""
 
     exit_code = EXIT_BAD_INPUT
@@ -67,7 +67,7 @@ class Information(Struct, frozen=True):
     pdflow: str = msgspec.field(default_factory=version)
 
 
-class StoryFile(Struct, frozen=True):
+class CounterexampleFile(Struct, frozen=True):
     scope: Scope
     steps: tuple[ReplayStep, ...]
     start: str | None = None
@@ -101,46 +101,48 @@ class _Document(Struct, frozen=True):
     information: Information = msgspec.field(default_factory=Information)
 
 
-def encode(story: StoryFile) -> str:
+def encode(counterexample: CounterexampleFile) -> str:
     """The file's text."""
-    scope = {name: getattr(story.scope, name) for name in _scope_fields()}
+    scope = {name: getattr(counterexample.scope, name) for name in _scope_fields()}
     head = {
         "pdflow_story": VERSION,
-        "information": msgspec.to_builtins(story.information),
-        "mutant": story.mutant,
-        **({"own_world": story.own_world} if story.own_world else {}),
-        "verdict": msgspec.to_builtins(story.verdict),
-        "scope": scope | {"dialect": story.scope.dialect.name},
-        "start": story.start,
+        "information": msgspec.to_builtins(counterexample.information),
+        "mutant": counterexample.mutant,
+        **({"own_world": counterexample.own_world} if counterexample.own_world else {}),
+        "verdict": msgspec.to_builtins(counterexample.verdict),
+        "scope": scope | {"dialect": counterexample.scope.dialect.name},
+        "start": counterexample.start,
     }
-    steps = ",\n".join("    " + json.dumps(msgspec.to_builtins(step)) for step in story.steps)
+    steps = ",\n".join("    " + json.dumps(msgspec.to_builtins(step)) for step in counterexample.steps)
     return f'{json.dumps(head, indent=2)[:-2]},\n  "steps": [\n{steps}\n  ]\n}}\n'
 
 
-def decode(text: str | bytes, file: str = "story") -> StoryFile:
+def decode(text: str | bytes, file: str = "story") -> CounterexampleFile:
     """Raises StoryError at the first thing that is wrong, which names `file`."""
     try:
         tree = json.loads(text if isinstance(text, str) else text.decode())
     except UnicodeDecodeError as error:
-        raise StoryError(file, "", f"is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise CounterexampleError(file, "", f"is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
-        raise StoryError(file, "", "is nested too deep for a story") from None
+        raise CounterexampleError(file, "", "is nested too deep for a story") from None
     except json.JSONDecodeError as error:
-        raise StoryError(file, f"line {error.lineno}, column {error.colno}", f"is not JSON: {error.msg}") from None
+        raise CounterexampleError(
+            file, f"line {error.lineno}, column {error.colno}", f"is not JSON: {error.msg}"
+        ) from None
     except ValueError as error:
-        raise StoryError(file, "", f"is not JSON: {error}") from None
+        raise CounterexampleError(file, "", f"is not JSON: {error}") from None
     if not isinstance(tree, dict) or "pdflow_story" not in tree:
-        raise StoryError(file, "", 'is not a story of pdflow: it has no "pdflow_story"')
+        raise CounterexampleError(file, "", 'is not a story of pdflow: it has no "pdflow_story"')
     if type(tree["pdflow_story"]) is not int or tree["pdflow_story"] != VERSION:
         found = shown(tree["pdflow_story"])
-        raise StoryError(file, "pdflow_story", f"is version {found}; this pdflow reads version {VERSION}")
+        raise CounterexampleError(file, "pdflow_story", f"is version {found}; this pdflow reads version {VERSION}")
     try:
         document = msgspec.convert(tree, _Document)
     except msgspec.ValidationError as error:
-        raise StoryError(file, *_located(str(error))) from None
+        raise CounterexampleError(file, *_located(str(error))) from None
     if document.own_world and document.own_world not in WORLDS:
-        raise StoryError(file, "own_world", str(one_of(document.own_world, WORLDS)))
-    return StoryFile(
+        raise CounterexampleError(file, "own_world", str(one_of(document.own_world, WORLDS)))
+    return CounterexampleFile(
         scope=_scope(document.scope, file),
         steps=document.steps,
         start=document.start,
@@ -151,18 +153,20 @@ def decode(text: str | bytes, file: str = "story") -> StoryFile:
     )
 
 
-def read(path: str | Path) -> StoryFile:
+def read(path: str | Path) -> CounterexampleFile:
     """Raises StoryError."""
     try:
         raw = Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise StoryError(str(path), "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise CounterexampleError(
+            str(path), "", f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     return decode(raw, str(path))
 
 
-def write(path: str | Path, story: StoryFile) -> None:
+def write(path: str | Path, counterexample: CounterexampleFile) -> None:
     """Raises OSError."""
-    Path(path).write_text(encode(story), encoding="utf-8")
+    Path(path).write_text(encode(counterexample), encoding="utf-8")
 
 
 def _located(message: str) -> tuple[str, str]:
@@ -187,20 +191,20 @@ def _scope(document: Mapping[str, Any], file: str) -> Scope:
     for name, value in document.items():
         where = f"scope.{name}"
         if name not in fields:
-            raise StoryError(file, where, f"there is no such field{did_you_mean(name, fields)}")
+            raise CounterexampleError(file, where, f"there is no such field{did_you_mean(name, fields)}")
         if name == "dialect":
             if not isinstance(value, str) or value not in DIALECTS:
-                raise StoryError(file, where, str(one_of(value, DIALECTS)))
+                raise CounterexampleError(file, where, str(one_of(value, DIALECTS)))
             value = DIALECTS[value]
         elif type(value) is not type(fields[name]):
             wanted = {bool: "true or false", int: "a whole number", str: "text"}[type(fields[name])]
-            raise StoryError(file, where, f"is {shown(value)}, expected {wanted}")
+            raise CounterexampleError(file, where, f"is {shown(value)}, expected {wanted}")
         elif type(value) is int and value > LARGEST:
-            raise StoryError(file, where, f"is {value}, more than {LARGEST}")
+            raise CounterexampleError(file, where, f"is {value}, more than {LARGEST}")
         given[name] = value
     try:
         scope = Scope(**given)
         relation(scope)
     except ValueError as error:
-        raise StoryError(file, "scope", str(error.args[0] if error.args else error)) from None
+        raise CounterexampleError(file, "scope", str(error.args[0] if error.args else error)) from None
     return scope

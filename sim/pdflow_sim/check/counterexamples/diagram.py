@@ -12,7 +12,7 @@ import attrs
 
 from pdflow.protocol.values import Address
 from pdflow_sim.check.counterexamples import names
-from pdflow_sim.check.counterexamples.counterexample import StoryFile
+from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile
 from pdflow_sim.check.counterexamples.diagram_lines import (
     CLIENT,
     EFFECTS,
@@ -51,11 +51,11 @@ class Diagram:
         return (CLIENT, ROUTER, *self.prefill, WIRE, *self.decode)
 
 
-def collect(story: StoryFile) -> Diagram:
+def collect(counterexample: CounterexampleFile) -> Diagram:
     """Tell it again, leniently. The story's mutant must be in place."""
-    recorder = DiagramRecorder(story.world())
+    recorder = DiagramRecorder(counterexample.world())
     state = recorder.start()
-    for stride in walk(recorder, story.moves, state):
+    for stride in walk(recorder, counterexample.moves, state):
         if stride.move is None:
             recorder.skip(stride.name)
         elif stride.broken is not None:
@@ -71,15 +71,15 @@ def collect(story: StoryFile) -> Diagram:
     cluster = recorder.space.cluster
     prefill = [node for p in cluster.ps for node in (p.engine, *cluster.ranks[p.engine])]
     decode = tuple(node for d in cluster.ds for node in (*cluster.ranks[d.engine], d.engine))
-    return Diagram(_title(story), (*prefill, *cluster.orphans), decode, lines)
+    return Diagram(_title(counterexample), (*prefill, *cluster.orphans), decode, lines)
 
 
-def _title(story: StoryFile) -> str:
-    scope = story.scope
+def _title(counterexample: CounterexampleFile) -> str:
+    scope = counterexample.scope
     parts = [f"{scope.dialect.name} {'pull' if scope.pulls else 'push'}, TP {scope.p_tp} to {scope.d_tp}"]
     parts += [scope.method] if scope.method else []
-    parts += [f"mutant {story.mutant}"] if story.mutant else []
-    parts += [story.information.note] if story.information.note else []
+    parts += [f"mutant {counterexample.mutant}"] if counterexample.mutant else []
+    parts += [counterexample.information.note] if counterexample.information.note else []
     return "; ".join(parts)
 
 

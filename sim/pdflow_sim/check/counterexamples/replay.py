@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import attrs
 
 from pdflow_sim.check.counterexamples import names
-from pdflow_sim.check.counterexamples.counterexample import Information, ReplayStep, StoryFile, Verdict
+from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile, Information, ReplayStep, Verdict
 from pdflow_sim.check.moves.acts import Move
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.search.liveness import live
@@ -80,9 +80,9 @@ class Replayed:
     mismatch: Mismatch | None = None
     """Strict only: the replay ended there, and its verdict is None."""
 
-    def confirms(self, story: StoryFile) -> bool:
+    def confirms(self, counterexample: CounterexampleFile) -> bool:
         """Whether it came to the recorded verdict. That is the invariant; its words may be put otherwise by now."""
-        return self.mismatch is None and _invariant(self.verdict) == _invariant(story.verdict)
+        return self.mismatch is None and _invariant(self.verdict) == _invariant(counterexample.verdict)
 
 
 def walk(world: Transitions, moves: Iterable[str], state: State | None = None) -> Iterator[Stride]:
@@ -102,7 +102,7 @@ def walk(world: Transitions, moves: Iterable[str], state: State | None = None) -
         state = after
 
 
-def strict(world: Transitions, story: StoryFile) -> Replayed:
+def strict(world: Transitions, counterexample: CounterexampleFile) -> Replayed:
     """Up to the first difference, if there is one."""
     state = world.turns.start()
     applied: list[str] = []
@@ -110,17 +110,17 @@ def strict(world: Transitions, story: StoryFile) -> Replayed:
     def ended(mismatch: Mismatch | None, verdict: Verdict | None = None) -> Replayed:
         return Replayed(state, tuple(applied), (), verdict, mismatch)
 
-    if mismatch := _differs(world, state, 0, "the state before the first step", story.start):
+    if mismatch := _differs(world, state, 0, "the state before the first step", counterexample.start):
         return ended(mismatch)
-    for stride, step in zip(walk(world, story.moves, state), story.steps, strict=False):
+    for stride, step in zip(walk(world, counterexample.moves, state), counterexample.steps, strict=False):
         if stride.move is None:
             possible = _possible(world, state)
             now = "it is not possible now" if possible else "nothing can happen any more"
-            return ended(Mismatch(stride.number, step.move, now, possible, _both(world, story, stride)))
+            return ended(Mismatch(stride.number, step.move, now, possible, _both(world, counterexample, stride)))
         applied.append(step.move)
         if stride.broken is not None:
             verdict = Verdict(invariant=stride.broken.name, what=stride.broken.what)
-            if stride.number < len(story.steps):
+            if stride.number < len(counterexample.steps):
                 found = f"the story goes on, but this breaks {stride.broken}"
                 return ended(Mismatch(stride.number, step.move, found))
             return ended(None, verdict)
@@ -164,7 +164,7 @@ def named(world: Transitions, moves: Iterable[Move]) -> list[str]:
 
 def record(
     world: Transitions, moves: Iterable[str], *, mutant: str | None = None, information: Information | None = None
-) -> StoryFile:
+) -> CounterexampleFile:
     """What happens if these moves do, leniently: a story that replays strictly."""
     state = world.turns.start()
     start = digest(world, state)
@@ -177,7 +177,7 @@ def record(
         elif stride.broken is not None:
             steps.append(ReplayStep(move=stride.name))
             verdict = Verdict(invariant=stride.broken.name, what=stride.broken.what)
-    return StoryFile(
+    return CounterexampleFile(
         scope=world.space.scope,
         steps=tuple(steps),
         start=start,
@@ -201,9 +201,9 @@ def _differs(world: Transitions, state: State, number: int, step: str, recorded:
     return Mismatch(number, step, "it leads to another state than in the story", digests=(recorded, now))
 
 
-def _both(world: Transitions, story: StoryFile, stride: Stride) -> tuple[str, str] | None:
+def _both(world: Transitions, counterexample: CounterexampleFile, stride: Stride) -> tuple[str, str] | None:
     """The digests of the state before a step."""
-    recorded = story.steps[stride.number - 2].after if stride.number > 1 else story.start
+    recorded = counterexample.steps[stride.number - 2].after if stride.number > 1 else counterexample.start
     return None if recorded is None else (recorded, digest(world, stride.before))
 
 

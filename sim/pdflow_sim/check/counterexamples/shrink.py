@@ -20,7 +20,7 @@ from pdflow_sim.check.moves.ordered import Ordered, ordered
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.liveness import calm
-from pdflow_sim.check.search.search import Story, shortest
+from pdflow_sim.check.search.search import Counterexample, shortest
 from pdflow_sim.check.search.walk import rest
 from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State
@@ -83,28 +83,28 @@ def shrink(scope: Scope, names: Sequence[str], invariant: str, small: int = SMAL
     Args:
         small: states after which the search of the whole scope gives up; 0: none is made.
     """
-    story = _broken(ordered(scope), names, invariant)
-    if story is None:
+    counterexample = _broken(ordered(scope), names, invariant)
+    if counterexample is None:
         raise ValueError(
             f"these {len(names)} moves do not break {invariant} in this scope; are they of another version?"
         )
-    scope, story = _simplest(scope, story, invariant)
-    if story.settling and invariant not in LIVENESS:
+    scope, counterexample = _simplest(scope, counterexample, invariant)
+    if counterexample.settling and invariant not in LIVENESS:
         scope = attrs.evolve(scope, sync=REPAIRS, cancel=REPAIRS, deadline=REPAIRS)
-        spoken = _broken(ordered(scope), _spoken(ordered(scope), story), invariant, False)
+        spoken = _broken(ordered(scope), _spoken(ordered(scope), counterexample), invariant, False)
         assert spoken is not None, "what breaks when a calm schedule goes on breaks when its moves are said"
-        scope, story = _simplest(scope, spoken, invariant)
+        scope, counterexample = _simplest(scope, spoken, invariant)
     if invariant not in LIVENESS:
-        own = _searched(Among(ordered(scope), story.names), invariant, OWN)
-        if own is not None and len(own.moves) < len(story.names):
+        own = _searched(Among(ordered(scope), counterexample.names), invariant, OWN)
+        if own is not None and len(own.moves) < len(counterexample.names):
             shorter = _broken(ordered(scope), tuple(named(ordered(scope), own.moves)), invariant, False)
             assert shorter is not None, "a subset of a scope's moves is a story of that scope"
-            scope, story = _simplest(scope, shorter, invariant)
+            scope, counterexample = _simplest(scope, shorter, invariant)
     found = _searched(ordered(scope), invariant, small) if small else None
     if found is not None:
         return Short(scope, tuple(named(ordered(scope), found.moves)), found.broken, True)
-    assert story.broken is not None
-    return Short(scope, story.names, story.broken)
+    assert counterexample.broken is not None
+    return Short(scope, counterexample.names, counterexample.broken)
 
 
 def minimal(names: Sequence[str], breaks: Callable[[Sequence[str]], bool]) -> list[str]:
@@ -139,38 +139,40 @@ class Among:
         return self.world.apply(state, move)
 
 
-def _simplest(scope: Scope, story: Replay, invariant: str) -> tuple[Scope, Replay]:
+def _simplest(scope: Scope, counterexample: Replay, invariant: str) -> tuple[Scope, Replay]:
     """The smallest scope in which what is left of the story still breaks the invariant."""
-    story = _least(scope, story, invariant)
+    counterexample = _least(scope, counterexample, invariant)
     for _ in range(MOST):
-        for smaller, told in simpler(scope, story.names):
-            found = _broken(ordered(smaller), told, invariant, story.settling)
+        for smaller, told in simpler(scope, counterexample.names):
+            found = _broken(ordered(smaller), told, invariant, counterexample.settling)
             if found is not None:
-                scope, story = smaller, _least(smaller, found, invariant)
+                scope, counterexample = smaller, _least(smaller, found, invariant)
                 break
         else:
             break
-    return scope, story
+    return scope, counterexample
 
 
-def _least(scope: Scope, story: Replay, invariant: str) -> Replay:
+def _least(scope: Scope, counterexample: Replay, invariant: str) -> Replay:
     world = ordered(scope)
-    least = minimal(story.names, lambda names: _broken(world, names, invariant, story.settling) is not None)
-    found = _broken(world, least, invariant, story.settling)
+    least = minimal(
+        counterexample.names, lambda names: _broken(world, names, invariant, counterexample.settling) is not None
+    )
+    found = _broken(world, least, invariant, counterexample.settling)
     assert found is not None, "a story that breaks breaks again"
     return found
 
 
 def _broken(world: Ordered, names: Sequence[str], invariant: str, settling: bool = True) -> Replay | None:
     """The replay, if it breaks that invariant; `settling`: be it when a calm schedule goes on after it."""
-    story = replay(world, names, settling)
-    return story if story.broken is not None and story.broken.name == invariant else None
+    counterexample = replay(world, names, settling)
+    return counterexample if counterexample.broken is not None and counterexample.broken.name == invariant else None
 
 
-def _spoken(world: Ordered, story: Replay) -> list[str]:
+def _spoken(world: Ordered, counterexample: Replay) -> list[str]:
     """The story, and every move of the calm schedule that goes on after it, up to the violation."""
-    state = replay(world, story.names, False).end
-    said = list(story.names)
+    state = replay(world, counterexample.names, False).end
+    said = list(counterexample.names)
     for after in _until_broken(calm(world, state)):
         for move in world.moves(state):
             broken, reached = _apply(world, state, move)
@@ -189,7 +191,7 @@ def _until_broken(states: Iterator[State]) -> Iterator[State | None]:
         yield None
 
 
-def _searched(world: Transitions, invariant: str, limit: int) -> Story | None:
+def _searched(world: Transitions, invariant: str, limit: int) -> Counterexample | None:
     """The shortest story of this world, if it is small enough."""
     try:
         found = shortest(world, limit, lively=invariant in LIVENESS)

@@ -37,7 +37,7 @@ class Acts(DataPathWorld):
     def compute(self, r: int, _: int) -> None:
         request = self.request(r)
         first = request.stages.index(PieceStage.TO_COME)
-        now = range(first, first + 1 if self.setting.conduct.early else len(self.pieces))
+        now = range(first, first + 1 if self.setting.pipeline_policy.early else len(self.pieces))
         self.said = f"P{request.p} computes {self.words(r, now)}"
         for i in now:
             request.stages[i] = PieceStage.COMPUTED
@@ -104,7 +104,7 @@ class Acts(DataPathWorld):
         if self.at_p[request.p] is not None and self.name(r, i) not in request.source:
             self.said = f"P{request.p} has evicted {self.words(r, [i])}"
             self.gone(r, i)
-        elif self.setting.conduct.receiving_lanes is not None:
+        elif self.setting.pipeline_policy.receiving_lanes is not None:
             self.said = f"P{request.p} announces {self.words(r, [i])}"
             self.line.append((r, i))
         elif (at_d := self.target()) is not None and not self.setting.guards.reserves_whole:
@@ -276,7 +276,7 @@ class Acts(DataPathWorld):
             request.target[name] = place
             if self.setting.guards.reserves_whole:
                 self.register(r)
-            elif self.setting.conduct.receiving_lanes is None:
+            elif self.setting.pipeline_policy.receiving_lanes is None:
                 request.stages[int(name.partition(".")[2])] = PieceStage.TAKEN
 
     def evict(self, name: str) -> None:

@@ -50,10 +50,10 @@ class DataPathRow:
 
 def worlds(method: Method, dialect: str) -> list[Explorable]:
     """Two requests of one P, and of a P each."""
-    conduct = method.conduct(dialect)
+    pipeline_policy = method.pipeline_policy(dialect)
     if method.stores:
-        return [StoreWorld(conduct)]
-    return [Acts(Setting(method, conduct, ps)) for ps in (1, 2)]
+        return [StoreWorld(pipeline_policy)]
+    return [Acts(Setting(method, pipeline_policy, ps)) for ps in (1, 2)]
 
 
 def row(method: Method, dialect: str) -> DataPathRow:
@@ -61,8 +61,8 @@ def row(method: Method, dialect: str) -> DataPathRow:
     done = {verb for one in each for verb in one.done}
     stories: dict[Finding, tuple[str, ...]] = {}
     for one in each:
-        for finding, story in one.stories.items():
-            stories[finding] = min(stories.get(finding, story), story, key=len)
+        for finding, counterexample in one.stories.items():
+            stories[finding] = min(stories.get(finding, counterexample), counterexample, key=len)
     return DataPathRow(
         method=method.name,
         dialect=dialect,

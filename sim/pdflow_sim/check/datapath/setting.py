@@ -7,7 +7,7 @@ from itertools import pairwise
 import attrs
 
 from pdflow.methods.guards import Guards
-from pdflow.methods.method import Conduct, Grain, MemoryKind, Method
+from pdflow.methods.method import Grain, MemoryKind, Method, PipelinePolicy
 from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import KvSize, Staging, comes_with_the_write, staging_of
 from pdflow_sim.check.datapath.room import TOKEN_BYTES
@@ -25,18 +25,18 @@ class Setting:
     """One method, in one dialect; both requests' P are the same, or each has its own."""
 
     method: Method
-    conduct: Conduct
+    pipeline_policy: PipelinePolicy
     ps: int
     faults: int = 1
     """How many pieces may be lost, or P's die."""
 
     @property
     def guards(self) -> Guards:
-        return self.conduct.guards
+        return self.pipeline_policy.guards
 
     @property
     def room_with_write(self) -> bool:
-        return comes_with_the_write(self.method, self.conduct)
+        return comes_with_the_write(self.method, self.pipeline_policy)
 
     @property
     def layers(self) -> int:

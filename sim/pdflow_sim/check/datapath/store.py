@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from copy import deepcopy
 from enum import IntEnum
 
-from pdflow.methods.method import Conduct
+from pdflow.methods.method import PipelinePolicy
 from pdflow.methods.store.keys import block_keys, origin
 from pdflow.methods.store.memory import Item, StoreMemory
 from pdflow.protocol.values import Allocation
@@ -43,8 +43,8 @@ class StoreRequestPhase(IntEnum):
 class StoreWorld:
     """One state; `search.py` says what it is asked."""
 
-    def __init__(self, conduct: Conduct) -> None:
-        self.salts = conduct.salts_keys
+    def __init__(self, pipeline_policy: PipelinePolicy) -> None:
+        self.salts = pipeline_policy.salts_keys
         self.memory = StoreMemory(NUM_BLOCKS, keeps=True)
         self.lives = [StoreRequestPhase.TO_COME] * len(PROMPTS)
         self.puts: list[Allocation | None] = [None] * len(PROMPTS)

@@ -106,7 +106,7 @@ class DataPathWorld:
             if request.life is RequestPhase.UNASKED and self.may_ask(request):
                 yield ("ask", r, 0)
             if request.life is RequestPhase.OPEN and alive and PieceStage.READY in request.stages:
-                lanes = self.setting.conduct.sending_lanes
+                lanes = self.setting.pipeline_policy.sending_lanes
                 if (lanes is None or self.sent_at_once(request.p) < lanes) and self.is_next(request):
                     yield ("post", r, 0)
             for i, stage in enumerate(request.stages):
@@ -120,21 +120,23 @@ class DataPathWorld:
                 yield ("load", r, 0)
             if request.life is RequestPhase.LOADED:
                 yield ("end", r, 0)
-        if self.line and not self.deaf and self.taken() < (self.setting.conduct.receiving_lanes or 0):
+        if self.line and not self.deaf and self.taken() < (self.setting.pipeline_policy.receiving_lanes or 0):
             yield ("take", *self.line[0])
         if self.setting.ps > 1 and self.faults:
             yield ("die", self.setting.ps - 1, 0)
 
     def next_prompt(self, p: int) -> int | None:
         """Whose prompt P goes on with; None if it has none left, or has to wait."""
-        conduct = self.setting.conduct
+        pipeline_policy = self.setting.pipeline_policy
         if p == self.dead:
             return None
         for r, request in enumerate(self.requests):
             if request.p != p or request.life is RequestPhase.FAILED:
                 continue
-            waits = conduct.prefill_waits and (request.life is RequestPhase.OPEN or not self.setting.room_with_write)
-            if conduct.early and waits and not self.has_room(r):
+            waits = pipeline_policy.prefill_waits and (
+                request.life is RequestPhase.OPEN or not self.setting.room_with_write
+            )
+            if pipeline_policy.early and waits and not self.has_room(r):
                 return None
             if PieceStage.TO_COME in request.stages:
                 return r
@@ -157,12 +159,12 @@ class DataPathWorld:
             for i, stage in enumerate(request.stages)
             if stage is PieceStage.COMPUTED and self.name(r, i) in request.source
         ]
-        return found[:1] if self.setting.conduct.early else found
+        return found[:1] if self.setting.pipeline_policy.early else found
 
     def may_ask(self, request: ExploredRequest) -> bool:
         setting = self.setting
         answered = min(request.stages) >= (PieceStage.COMPUTED if setting.room_with_write else PieceStage.READY)
-        if (setting.method.pulls or setting.conduct.answer_first) and not answered:
+        if (setting.method.pulls or setting.pipeline_policy.answer_first) and not answered:
             return False
         return setting.method.staged_at_d or self.seat is None
 

@@ -115,7 +115,7 @@ class LayeredPrefillRole(PrefillRole):
             progressive.steps = self.steps
             return progressive
         ranks = plan.ranks
-        staged = StagedSending(plan.method, plan.conduct, self.staging, plan.layers, ranks, ranks)
+        staged = StagedSending(plan.method, plan.pipeline_policy, self.staging, plan.layers, ranks, ranks)
         staged.steps, staged.outgoing = self.steps, self.outgoing
         return staged
 
@@ -143,7 +143,7 @@ class LayeredPrefillRole(PrefillRole):
         for handle, (phase, _) in sorted(self.seqs.items()):
             starts = phase == QUEUED or (phase == BEGUN and by_chunk)
             if phase in (QUEUED, BEGUN, UNREPORTED) and not (starts and self.awaited):
-                if phase == QUEUED and self.plan.conduct.early:
+                if phase == QUEUED and self.plan.pipeline_policy.early:
                     found.append(("begin", handle))
                 found.append(("finish", handle))
             if phase in self.unfinished:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from pdflow.methods.method import Conduct, MemoryKind, Method
+from pdflow.methods.method import MemoryKind, Method, PipelinePolicy
 from pdflow.methods.staging import KvSize, Staging, staging_of
 from pdflow.protocol.values import Allocation, Value
 from pdflow.serving.events import Handle
@@ -36,7 +36,7 @@ class EnginePlan:
 
     scope: Scope
     method: Method
-    conduct: Conduct
+    pipeline_policy: PipelinePolicy
     layers: int
     """Of the model: as few as show what the method's pieces are."""
     ranks: int
@@ -47,7 +47,7 @@ class EnginePlan:
     @property
     def layered(self) -> bool:
         """P's core hears of more than that a prompt is computed."""
-        return self.conduct.early or self.method.staged_at_p
+        return self.pipeline_policy.early or self.method.staged_at_p
 
     def memory(self, memory: MemoryKind, prompts: int) -> Staging:
         """An empty one with room for so many."""

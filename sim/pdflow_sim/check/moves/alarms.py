@@ -71,15 +71,15 @@ class Alarms:
 
 def fires_by_clocks(space: StateSpace, state: State, timer: Timer) -> bool:
     """Whether this timer may fire, if clocks agree (vllm-compat)."""
-    cluster, ghost = space.cluster, space.ghost_of(state)
+    cluster, shadow = space.cluster, space.ghost_of(state)
     if timer.kind is TimerKind.RECLAIM:
         under_way = any(state[space.first_link : space.bag]) or space.bags.values[state[space.bag]]
-        held = any(product in (PromptStage.QUEUED, PromptStage.HELD) for product in ghost.products)
+        held = any(product in (PromptStage.QUEUED, PromptStage.HELD) for product in shadow.products)
         orphans = any(getattr(space.body(state, node), "cells", None) for node in cluster.orphans)
         return not under_way and not held and not orphans and not space.ops_of(state)
     if timer.kind is not TimerKind.LEASE or not space.scope.pulls:
         return True
     # A pull is wanted while its decode leg is being dispatched, too.
     dispatching = any(state[space.first_link + cluster.first_http : space.bag])
-    wanted = dispatching or any(stage not in space.over for stage in ghost.stages)
+    wanted = dispatching or any(stage not in space.over for stage in shadow.stages)
     return not wanted and not space.ops_of(state)

@@ -129,10 +129,10 @@ class Clocks:
         the router's endpoint what is to be dispatched is on its way, and time waits for that."""
         if not self.scope.pulls or self.scope.attempts:
             return False
-        ghost = self.space.ghost_of(state)
+        shadow = self.space.ghost_of(state)
         return any(
-            stage == RequestStage.UNBORN and ghost.products[product] == PromptStage.HELD
-            for stage, product in zip(ghost.stages, self.space.cluster.product_of, strict=True)
+            stage == RequestStage.UNREGISTERED and shadow.products[product] == PromptStage.HELD
+            for stage, product in zip(shadow.stages, self.space.cluster.product_of, strict=True)
         )
 
     # Time.

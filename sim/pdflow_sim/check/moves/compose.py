@@ -21,11 +21,11 @@ from pdflow_sim.check.moves.pieces import PieceOperations
 from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.moves.tasks import Tasks
 from pdflow_sim.check.routed.cluster import RoutedCluster
-from pdflow_sim.check.routed.judge import RoutedJudge
+from pdflow_sim.check.routed.judge import RoutedInvariantChecker
 from pdflow_sim.check.routed.routed import RouterDriver
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.state.cluster import ScopeCluster
-from pdflow_sim.check.state.invariant_checker import Judge
+from pdflow_sim.check.state.invariant_checker import InvariantChecker
 from pdflow_sim.check.state.space import StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
@@ -41,7 +41,7 @@ def relation(scope: Scope) -> Relation:
 def plain(scope: Scope) -> Components:
     """Engines without clocks, and what a router might do at any moment."""
     cluster = ScopeCluster(scope)
-    space = StateSpace(cluster, Judge(cluster))
+    space = StateSpace(cluster, InvariantChecker(cluster))
     turns = TurnRunner(space)
     return composed(space, turns, Engines(space, turns), OneSided(space, turns))
 
@@ -78,7 +78,7 @@ def composed(space: StateSpace, turns: TurnRunner, engines: Engines, operations:
 def routed(scope: Scope) -> Components:
     """With the router's endpoint, which decides what elsewhere may happen at any moment."""
     cluster = RoutedCluster(scope)
-    judge = RoutedJudge(cluster)
+    judge = RoutedInvariantChecker(cluster)
     space = StateSpace(cluster, judge)
     turns = TurnRunner(space)
     base = composed(space, turns, Engines(space, turns), OneSided(space, turns))
@@ -108,7 +108,7 @@ def by_method(scope: Scope) -> Components:
     """By a transfer method: engines and operations are others."""
     cluster = ScopeCluster(scope)
     assert cluster.plan is not None
-    space = StateSpace(cluster, Judge(cluster))
+    space = StateSpace(cluster, InvariantChecker(cluster))
     turns = TurnRunner(space)
     plain_engines = Engines(space, turns)
     engines = MethodEngines(space, turns, plain_engines, cluster.plan)

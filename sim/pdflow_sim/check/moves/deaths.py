@@ -70,7 +70,7 @@ class Deaths:
                     self.engines.report(draft, product, False)
                 space.put_ghost(draft, "products", product, AFTER_P.get(now, now))
         for i, stage in enumerate(space.ghost_of(draft).stages):
-            if cluster.d_of[i].engine == name and stage != RequestStage.UNBORN:
+            if cluster.d_of[i].engine == name and stage != RequestStage.UNREGISTERED:
                 space.put_ghost(draft, "stages", i, RequestStage.FREED)
                 space.put_ghost(draft, "barred", i, cluster.everything)
         lives = space.ghost_of(draft).lives[engine] + 1

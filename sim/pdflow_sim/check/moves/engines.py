@@ -10,7 +10,7 @@ from pdflow_sim.check.engines.roles import Admits, Computes, Ends, Fails, Preemp
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.scopes.scope import TOKENS, FaultKind
 from pdflow_sim.check.state.cluster import DIGEST
-from pdflow_sim.check.state.shadow_state import DECODING, FLYING, Broken, Ghost, PromptStage, RequestStage
+from pdflow_sim.check.state.shadow_state import DECODING, FLYING, Broken, PromptStage, RequestStage, ShadowState
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
@@ -54,12 +54,12 @@ class Engines:
     # What may happen.
 
     def moves(self, state: State) -> Iterator[Move]:
-        left, ghost = self.space.left(state), self.space.ghost_of(state)
-        yield from self.prompt_moves(ghost, left)
-        yield from self.request_moves(ghost, left)
+        left, shadow = self.space.left(state), self.space.ghost_of(state)
+        yield from self.prompt_moves(shadow, left)
+        yield from self.request_moves(shadow, left)
 
-    def prompt_moves(self, ghost: Ghost, left: tuple[int, ...]) -> Iterator[Move]:
-        for i, product in enumerate(ghost.products):
+    def prompt_moves(self, shadow: ShadowState, left: tuple[int, ...]) -> Iterator[Move]:
+        for i, product in enumerate(shadow.products):
             if product == PromptStage.QUEUED:
                 yield ("finish", i)
                 if left[FaultKind.PREFILL_ABORT]:
@@ -69,16 +69,16 @@ class Engines:
             if self.scope.late and left[FaultKind.ABORT] and product in (PromptStage.QUEUED, PromptStage.COMPUTED):
                 yield ("cancel prefill", i)
 
-    def request_moves(self, ghost: Ghost, left: tuple[int, ...]) -> Iterator[Move]:
+    def request_moves(self, shadow: ShadowState, left: tuple[int, ...]) -> Iterator[Move]:
         early = self.scope.concurrent and not self.scope.pulls
-        for i, stage in enumerate(ghost.stages):
-            if stage == RequestStage.UNBORN:
-                if not self.routed and (early or ghost.products[self.cluster.product_of[i]] in ANSWERED):
+        for i, stage in enumerate(shadow.stages):
+            if stage == RequestStage.UNREGISTERED:
+                if not self.routed and (early or shadow.products[self.cluster.product_of[i]] in ANSWERED):
                     yield ("decode", i)
             elif stage == RequestStage.ENQUEUED:
                 if self.scope.hit_tokens == TOKENS:
                     yield ("hit", i)
-                elif not self.scope.pool or not self.taken(ghost, i):
+                elif not self.scope.pool or not self.taken(shadow, i):
                     yield ("admit", i)
             elif stage == RequestStage.GIVEN:
                 yield ("report", i)
@@ -132,7 +132,7 @@ class Engines:
             for i, request_id in enumerate(self.cluster.requests):
                 if (
                     self.cluster.product_of[i] == product
-                    and self.space.ghost_of(draft).stages[i] != RequestStage.UNBORN
+                    and self.space.ghost_of(draft).stages[i] != RequestStage.UNREGISTERED
                 ):
                     self.at_d(draft, i, PrefillReported(request_id, ok))
 
@@ -188,14 +188,14 @@ class Engines:
         """D's engine has generated the last token."""
         self.at_d(draft, move[1], Ends(self.cluster.requests[move[1]]))
 
-    def taken(self, ghost: Ghost, i: int) -> bool:
+    def taken(self, shadow: ShadowState, i: int) -> bool:
         """Whether another request still holds the blocks that this one would get. Decoding takes no time here."""
         pool, d_of = self.scope.pool, self.cluster.d_of
         holding = (RequestStage.GIVEN, RequestStage.ADMITTED, RequestStage.RESOLVED) + (
             RequestStage.COMMITTED,
         ) * self.scope.decodes
         return any(
-            stage in holding and j % pool == i % pool and d_of[j] is d_of[i] for j, stage in enumerate(ghost.stages)
+            stage in holding and j % pool == i % pool and d_of[j] is d_of[i] for j, stage in enumerate(shadow.stages)
         )
 
     def hit(self, draft: Draft, move: Move) -> None:

@@ -144,7 +144,7 @@ class MethodEngines:
         if phase not in (QUEUED, BEGUN):
             self.plain.at_p(draft, i, Reports(xid))
             return
-        if self.plan.conduct.early:
+        if self.plan.pipeline_policy.early:
             if phase == QUEUED:
                 self._first_part(draft, i)
             for known in self.chunks[1:]:

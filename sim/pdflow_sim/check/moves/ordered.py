@@ -82,7 +82,7 @@ class Ordered:
         space, timers = self.space, self.timers
         left = (*space.left(state), 1)
         op = state[space.op]
-        keys = ((state[space.ghost],), (state[space.bag],), (op, state[space.task]), (op,))
+        keys = ((state[space.shadow],), (state[space.bag],), (op, state[space.task]), (op,))
         moves: list[Move] = []
         for reads, key in enumerate(keys):
             found = self.known[reads].get(key)

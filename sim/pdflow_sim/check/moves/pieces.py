@@ -65,7 +65,7 @@ class PieceOperations:
         self.engines = engines
         self.whole = OneSided(space, turns)
         self.plan = plan
-        self.rules = lane_rules(plan.method, plan.conduct)
+        self.rules = lane_rules(plan.method, plan.pipeline_policy)
         self.progress = Interned()
         self.progress.of(None)
         self.known: list[PieceProgress] = [PieceProgress()]
@@ -191,15 +191,15 @@ class PieceOperations:
     def tidy(self, draft: Draft) -> None:
         """What of an operation can land no more, since it was cut off or has failed, has no lane any more."""
         space = self.space
-        key = (draft[space.op], draft[space.ghost], draft[self.slot])
+        key = (draft[space.op], draft[space.shadow], draft[self.slot])
         found = self._tidied.get(key)
         if found is None:
-            ghost = space.ghost_of(draft)
+            shadow = space.ghost_of(draft)
             under_way = {
                 (node, effect.op)
                 for op, flags in space.ops_of(draft)
                 for node, life, effect in (space.operations(op),)
-                if flags & FLYING and not flags & (ENDED_ERR | TOLD) and life == self.judge.life(ghost, node)
+                if flags & FLYING and not flags & (ENDED_ERR | TOLD) and life == self.judge.life(shadow, node)
             }
             for rank in self.ranks:
                 lanes = self.lanes(draft, rank)

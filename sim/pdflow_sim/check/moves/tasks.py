@@ -15,7 +15,7 @@ from pdflow_sim.check.state.shadow_state import ENDED_OK, FLYING, TOLD, RequestS
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
-BEFORE_GRANT = (RequestStage.UNBORN, RequestStage.KNOWN, RequestStage.ENQUEUED, RequestStage.GIVEN)
+BEFORE_GRANT = (RequestStage.UNREGISTERED, RequestStage.KNOWN, RequestStage.ENQUEUED, RequestStage.GIVEN)
 """P has no grant of such a request."""
 
 
@@ -102,12 +102,12 @@ class Tasks:
             ops.append((op, flags))
         space.put_ops(draft, ops)
         if name in cluster.d_ranks:
-            ghost = space.ghost_of(draft)
+            shadow = space.ghost_of(draft)
             ends = engine_of(peer), engine_of(name)
             pair = cluster.bit.get((rank_of(peer), rank_of(name)), 0)
-            for i, stage in enumerate(ghost.stages):
+            for i, stage in enumerate(shadow.stages):
                 if stage not in BEFORE_GRANT and cluster.ends_of(i) == ends:
-                    space.put_ghost(draft, "barred", i, ghost.barred[i] | pair)
+                    space.put_ghost(draft, "barred", i, shadow.barred[i] | pair)
         self.turns.event(draft, name, FenceEnded(peer))
 
     def unreachable(self, draft: Draft, move: Move) -> None:

@@ -107,7 +107,7 @@ def _unanswered(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: Pr
 
 
 def _one_asker(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> ProducerStepped:
-    return msgspec.structs.replace(cell, askers=(event.asker,)), NOTHING
+    return msgspec.structs.replace(cell, cancel_waiters=(event.asker,)), NOTHING
 
 
 # Fences.

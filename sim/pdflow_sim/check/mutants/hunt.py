@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import attrs
 
-from pdflow_sim.check.counterexamples.counterexample import Information, StoryFile
+from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile, Information
 from pdflow_sim.check.counterexamples.replay import named, record
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.mutants.mutant import Mutant
@@ -73,7 +73,7 @@ def searched(mutant: Mutant) -> str:
     return "exhaustive, with clocks" if scope.horizon else "exhaustive" if scope.clocks else "exhaustive, no clocks"
 
 
-def story(mutant: Mutant, kill: Kill) -> StoryFile:
+def counterexample(mutant: Mutant, kill: Kill) -> CounterexampleFile:
     """What a hunt has found, as a file that replays with this mutant in place."""
     with mutant.applied():
         return record(mutant.world(), kill.moves, mutant=mutant.name, information=Information(note=mutant.drops))

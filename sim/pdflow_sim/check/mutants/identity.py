@@ -196,7 +196,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="no-tombstone",
         drops="What has ended leaves a tombstone. A late copy of its REG would write again.",
         source="1.3(f) 5; 7.3; R12",
-        patches=(Swap(Tombstones.bury, _nothing_buried),),
+        patches=(Swap(Tombstones.add_tombstone, _nothing_buried),),
         scope=Scope(dup=1),
         breaks="S1",
     ),

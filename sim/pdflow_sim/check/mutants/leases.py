@@ -160,7 +160,7 @@ def _landed_after_data(self: ConsumerReads, event: ReadEnded, now: Instant) -> E
 
 
 def _takers_counted(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:
-    counted = ShardTaken(cell.takers.bit_count(), event.readers)
+    counted = ShardTaken(cell.completed_readers.bit_count(), event.readers)
     return shard_taken(cell, counted, now, ctx)
 
 
@@ -169,7 +169,7 @@ def _first_taker_frees(cell: ProducerCell, event: ShardTaken, now: Instant, ctx:
 
 
 def _early_is_early(self: ProducerRank, event: SourceReady, now: Instant) -> Effects:
-    self.store.early_takers.clear()
+    self.store.early_readers.clear()
     return _source_ready(self, event, now)
 
 

@@ -36,9 +36,9 @@ def methods(options: CheckOptions, console: Console) -> PartResult:
     finally:
         console.print(_table(ended))
         for one in ended:
-            for finding, story in one.stories.items():
+            for finding, counterexample in one.stories.items():
                 if options.only is not None or finding not in one.expected:
-                    _tell(console, f"{one.method}, {one.dialect}: {finding.value}", story)
+                    _tell(console, f"{one.method}, {one.dialect}: {finding.value}", counterexample)
     found = [
         {
             "method": one.method,
@@ -46,7 +46,7 @@ def methods(options: CheckOptions, console: Console) -> PartResult:
             "ok": one.ok,
             "states": one.states,
             "transitions": one.transitions,
-            "findings": {finding.value: list(story) for finding, story in one.stories.items()},
+            "findings": {finding.value: list(counterexample) for finding, counterexample in one.stories.items()},
             "missed": list(one.missed),
             "seconds": round(took, 3),
         }
@@ -75,7 +75,7 @@ def _words(one: DataPathRow) -> str:
     return "; ".join(words) or "nothing"
 
 
-def _tell(console: Console, title: str, story: tuple[str, ...]) -> None:
+def _tell(console: Console, title: str, counterexample: tuple[str, ...]) -> None:
     console.print(f"\n{title}", soft_wrap=True)
-    for number, line in enumerate(story, 1):
+    for number, line in enumerate(counterexample, 1):
         console.print(f"{number:4}  {line}", soft_wrap=True)

@@ -11,7 +11,7 @@ import attrs
 
 from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_NOT_SO, PdflowError
 from pdflow_sim.check.counterexamples import counterexample as stories
-from pdflow_sim.check.counterexamples.counterexample import StoryFile
+from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile
 
 
 @attrs.frozen(kw_only=True)
@@ -57,12 +57,12 @@ class CannotKeepError(PdflowError):
     """A story was found and could not be written."""
 
 
-def keep(folder: Path, name: str, story: StoryFile) -> Path:
+def keep(folder: Path, name: str, counterexample: CounterexampleFile) -> Path:
     """Write a story down; its path. Raises CannotKeepError."""
     path = folder / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        stories.write(path, story)
+        stories.write(path, counterexample)
     except OSError as error:
         raise CannotKeepError(f"{path}: cannot be written: {error.strerror}") from error
     return path

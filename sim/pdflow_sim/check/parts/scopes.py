@@ -41,7 +41,9 @@ def scopes(options: CheckOptions, console: Console) -> PartResult:
         console.print(scopes_table(ended))
         for line in reductions(ended):
             console.print(line, soft_wrap=True)
-        paths = {one.name: keep(options.out, one.name, one.story) for one in ended if one.story is not None}
+        paths = {
+            one.name: keep(options.out, one.name, one.counterexample) for one in ended if one.counterexample is not None
+        }
         for path in paths.values():
             console.print(f"pdflow check --diagram {path}", soft_wrap=True)
     rows = [
@@ -63,6 +65,6 @@ def scopes(options: CheckOptions, console: Console) -> PartResult:
     ]
     return answer(
         rows,
-        not_so=any(one.story or one.missed for one in ended),
+        not_so=any(one.counterexample or one.missed for one in ended),
         stopped=any(one.stopped_by for one in ended),
     )

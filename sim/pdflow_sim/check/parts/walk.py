@@ -69,8 +69,8 @@ def _told(failure: Failure, dialect: Dialect, options: CheckOptions) -> str:
     """Where the shrunk story of a failure is."""
     short = shrink(failure.scope, failure.names, failure.invariant)
     information = Information(seed=failure.seed, scheduler=failure.scheduler)
-    story = record(relation(short.scope), short.names, information=information)
-    return str(keep(options.out, f"{dialect.name} seed {failure.seed} {failure.invariant}", story))
+    counterexample = record(relation(short.scope), short.names, information=information)
+    return str(keep(options.out, f"{dialect.name} seed {failure.seed} {failure.invariant}", counterexample))
 
 
 def _broken(walked: Walked) -> str:

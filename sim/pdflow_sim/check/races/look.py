@@ -14,7 +14,7 @@ from pdflow_sim.check.moves.acts import Move
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.races.race import Point
 from pdflow_sim.check.search.liveness import live, settle
-from pdflow_sim.check.search.search import Coverage, Story, explore, path_to
+from pdflow_sim.check.search.search import Counterexample, Coverage, explore, path_to
 from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State
 
@@ -36,7 +36,7 @@ class OutOfTime(Exception):  # noqa: N818 (what happened)
 class SearchOutcome:
     """What a search for a story came to."""
 
-    story: Story | None
+    counterexample: Counterexample | None
     """None: there is none."""
     states: int
     reached: bool
@@ -66,7 +66,7 @@ def through(world: Transitions, points: tuple[Point, ...], invariant: str, stop:
     Raises OutOfTime."""
     parents, found = _search(world, points, stop, broken=invariant)
     reached = any(passed for passed, _ in parents)
-    if isinstance(found, Story):
+    if isinstance(found, Counterexample):
         return SearchOutcome(found, len(parents), True)
     if invariant.startswith("L"):
         last = [node for node in parents if node[0] == len(points)]
@@ -91,7 +91,7 @@ def whole(world: Transitions, point: Point, stop: Stop) -> tuple[Coverage, bool]
 
 def _search(
     world: Transitions, points: tuple[Point, ...], stop: Stop, broken: str = "", settled: bool = False
-) -> tuple[dict[Node, tuple[Node, Move] | None], Story | Node | None]:
+) -> tuple[dict[Node, tuple[Node, Move] | None], Counterexample | Node | None]:
     """Breadth first. Ends at a story that breaks `broken`, or at the first settled state, behind all points."""
     start: Node = (0, world.turns.start())
     parents: dict[Node, tuple[Node, Move] | None] = {start: None}
@@ -107,7 +107,7 @@ def _search(
                     after = (passed, world.apply(node[1], move))
                 except Broken as found:
                     if found.name == broken and passed == len(points):
-                        return parents, Story((*path_to(parents, node), move), found, len(parents))
+                        return parents, Counterexample((*path_to(parents, node), move), found, len(parents))
                     continue
                 if after not in parents:
                     parents[after] = (node, move)
@@ -125,7 +125,7 @@ def _passed(world: Transitions, points: tuple[Point, ...], node: Node, move: Mov
 
 def _lifeless(
     world: Transitions, parents: dict[Node, tuple[Node, Move] | None], nodes: Iterable[Node], invariant: str, stop: Stop
-) -> Story | None:
+) -> Counterexample | None:
     """The first of these, as they were found, from which not everything ends. What breaks otherwise on its way there is
     another race's."""
     good: set[State] = set()
@@ -141,5 +141,5 @@ def _lifeless(
                 live(world, [node[1]])
         except Broken as broken:
             if broken.name == invariant:
-                return Story(path_to(parents, node), broken, len(parents))
+                return Counterexample(path_to(parents, node), broken, len(parents))
     return None

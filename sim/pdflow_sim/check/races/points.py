@@ -211,7 +211,7 @@ def lease_ends_after_error(space: StateSpace, state: State, move: Move) -> bool:
 def second_cancel(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "deliver" or type(frame(space, state, move)) is not Cancel:
         return False
-    return any(cell.askers for cell in space.body(state, "P.r0").cells.values())
+    return any(cell.cancel_waiters for cell in space.body(state, "P.r0").cells.values())
 
 
 @point("P is told that a WRITE has failed of which a part has landed")

@@ -9,7 +9,7 @@ import msgspec
 
 from pdflow.errors import PdflowError
 from pdflow.protocol.dialect import DIALECTS
-from pdflow_sim.check.counterexamples.counterexample import Information, StoryFile, Verdict
+from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile, Information, Verdict
 from pdflow_sim.check.counterexamples.replay import named, record
 from pdflow_sim.check.races.catalogue import RACES
 from pdflow_sim.check.races.look import OutOfTime, SearchOutcome, Stop, through, well_ended, whole
@@ -149,7 +149,7 @@ def _whole(race: Race, scope: Scope, stop: Stop) -> RaceOutcome:
 
 def _holds(race: Race, shown: InvariantHolds, scope: Scope, stop: Stop) -> RaceOutcome:
     seen = through(race.world(scope), race.points, shown.invariant, stop)
-    if seen.story is None:
+    if seen.counterexample is None:
         words = f"{shown.invariant} holds, {seen.states:,} states" if seen.reached else "never came near it"
         return RaceOutcome(words=words, ok=seen.reached, where=described(scope), states=seen.states)
     return _told(seen, scope, ok=False)
@@ -157,11 +157,11 @@ def _holds(race: Race, shown: InvariantHolds, scope: Scope, stop: Stop) -> RaceO
 
 def _breaks(race: Race, shown: Breaks | Residual, scope: Scope, stop: Stop) -> RaceOutcome:
     seen = through(race.world(scope), _points(race, shown), shown.invariant, stop)
-    if seen.story is None:
+    if seen.counterexample is None:
         return RaceOutcome(
             words=f"nothing breaks {shown.invariant}", ok=False, where=described(scope), states=seen.states
         )
-    found = _told(seen, scope, ok=len(seen.story.moves) == shown.steps)
+    found = _told(seen, scope, ok=len(seen.counterexample.moves) == shown.steps)
     return attrs.evolve(found, words=f"residual: {found.words}") if isinstance(shown, Residual) else found
 
 
@@ -171,8 +171,8 @@ def _points(race: Race, shown: Shown) -> tuple[Point, ...]:
 
 
 def _told(seen: SearchOutcome, scope: Scope, ok: bool) -> RaceOutcome:
-    assert seen.story is not None
-    name, steps = seen.story.broken.name, len(seen.story.moves)
+    assert seen.counterexample is not None
+    name, steps = seen.counterexample.broken.name, len(seen.counterexample.moves)
     return RaceOutcome(
         words=f"{name} in {steps} steps",
         ok=ok,
@@ -195,7 +195,7 @@ def described(scope: Scope) -> str:
     return " ".join(words) or "the smallest"
 
 
-def story(name: str, dialect: str, stop: Stop = never) -> StoryFile:
+def counterexample(name: str, dialect: str, stop: Stop = never) -> CounterexampleFile:
     """The race in this dialect: how it breaks; or, where it does not, the shortest way through its dangerous point to a
     good end. Raises NoSuchRaceError where no search tells it."""
     race = known(name)
@@ -209,7 +209,7 @@ def story(name: str, dialect: str, stop: Stop = never) -> StoryFile:
     world = race.world(race.scope_in(DIALECTS[dialect]))
     information = Information(note=f"{race.number} {race.name}: {race.line}", scheduler="breadth first")
     if isinstance(shown, (Breaks, Residual)):
-        found = through(world, _points(race, shown), shown.invariant, stop).story
+        found = through(world, _points(race, shown), shown.invariant, stop).counterexample
         if found is None:
             raise NoSuchRaceError(f"{race.number}: nothing in {dialect} breaks {shown.invariant} any more")
         told = record(world, named(world, found.moves), information=information)

@@ -13,7 +13,7 @@ from pdflow.protocol.values import Address, EngineId, RequestId
 from pdflow.routing.router import Router
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.state.cluster import ScopeCluster
-from pdflow_sim.check.state.shadow_state import ClientStage, Ghost, RequestStage
+from pdflow_sim.check.state.shadow_state import ClientStage, RequestStage, ShadowState
 
 ROUTER = "router"
 
@@ -33,7 +33,7 @@ class RoutedCluster(ScopeCluster):
         super().__init__(scope)
         self.at[ROUTER] = len(self.nodes)
         self.nodes.append(ROUTER)
-        self.over = (*self.over, RequestStage.UNBORN)
+        self.over = (*self.over, RequestStage.UNREGISTERED)
         # Each leg has a link of HTTP by itself: one leg's answer may overtake another's.
         self.http: dict[tuple[RequestId, Address, Address], int] = {}
         """(attempt, sender, receiver)"""
@@ -56,7 +56,7 @@ class RoutedCluster(ScopeCluster):
         self.client_of = [i for i, _ in attempts]
         """Whose request each is an attempt of."""
 
-    def first_ghost(self) -> Ghost:
+    def first_ghost(self) -> ShadowState:
         """No client has asked for anything."""
         none, away = (0,) * len(self.requests), (ClientStage.AWAY,) * self.scope.requests
         return super().first_ghost()._replace(products=none, clients=away, legs=none)

@@ -19,8 +19,8 @@ from pdflow.protocol.values import Address, RequestId
 from pdflow.routing.answer import Ending
 from pdflow.routing.effects import AbortLeg, DispatchDecode, DispatchPrefill, Reply
 from pdflow_sim.check.routed.cluster import RoutedCluster
-from pdflow_sim.check.state.invariant_checker import Judge
-from pdflow_sim.check.state.shadow_state import Broken, ClientStage, Ghost, RequestStage, Sketch
+from pdflow_sim.check.state.invariant_checker import InvariantChecker
+from pdflow_sim.check.state.shadow_state import Broken, ClientStage, PartialState, RequestStage, ShadowState
 
 
 class LegState(IntFlag):
@@ -41,12 +41,12 @@ OPEN = P_OPEN | D_OPEN
 OUTCOMES = {"completed": ClientStage.COMPLETED, "failed": ClientStage.FAILED, "cancelled": ClientStage.CANCELLED}
 
 
-class RoutedJudge(Judge):
+class RoutedInvariantChecker(InvariantChecker):
     """The same for the engines' effects, and the router's too."""
 
     cluster: RoutedCluster
 
-    def judge(self, draft: Sketch, node: Address, effect: Any, event: Any) -> None:
+    def judge(self, draft: PartialState, node: Address, effect: Any, event: Any) -> None:
         act = _ON.get(type(effect))
         if act is None:
             super().judge(draft, node, effect, event)
@@ -58,7 +58,7 @@ class RoutedJudge(Judge):
             raise Broken("S6", f"{request_id} is none of the attempts that the router may make")
         return self.cluster.requests.index(request_id)
 
-    def dispatched_prefill(self, draft: Sketch, effect: DispatchPrefill) -> None:
+    def dispatched_prefill(self, draft: PartialState, effect: DispatchPrefill) -> None:
         i = self.dispatched(draft, effect, P_SENT, P_OPEN)
         if self.cluster.xids[i] != effect.xid:
             raise Broken("S6", f"{effect.request_id} is dispatched under the name {effect.xid}")
@@ -68,7 +68,7 @@ class RoutedJudge(Judge):
         if before:
             self.goal("retried")
 
-    def dispatched_decode(self, draft: Sketch, effect: DispatchDecode) -> None:
+    def dispatched_decode(self, draft: PartialState, effect: DispatchDecode) -> None:
         i = self.dispatched(draft, effect, D_SENT, D_OPEN)
         self.at(i, self.cluster.ds[effect.engine], self.cluster.d_of[i])
         if effect.params.xid != self.cluster.xids[i]:
@@ -78,7 +78,7 @@ class RoutedJudge(Judge):
         if engine != expected:
             raise Broken("L6", f"{self.cluster.requests[i]} is tried at {engine.engine}, and not elsewhere")
 
-    def dispatched(self, draft: Sketch, effect: DispatchPrefill | DispatchDecode, sent: int, opened: int) -> int:
+    def dispatched(self, draft: PartialState, effect: DispatchPrefill | DispatchDecode, sent: int, opened: int) -> int:
         i = self.attempt(effect.request_id)
         if draft.legs[i] & sent:
             raise Broken("S6", f"{type(effect).__name__} {effect.request_id} a second time")
@@ -90,15 +90,15 @@ class RoutedJudge(Judge):
         _put_leg(draft, i, draft.legs[i] | sent | opened)
         return i
 
-    def heard(self, draft: Sketch | Ghost, request: int, flag: int = HEARD) -> RequestId:
+    def heard(self, draft: PartialState | ShadowState, request: int, flag: int = HEARD) -> RequestId:
         """The attempt of whose answer a client has the start, or of which the endpoint knows so; "" if of none."""
         mine = zip(self.cluster.requests, self.cluster.client_of, draft.legs, strict=True)
         return next((attempt for attempt, whose, leg in mine if whose == request and leg & flag), "")
 
-    def received(self, ghost: Ghost, i: int) -> None:
+    def received(self, shadow: ShadowState, i: int) -> None:
         """A piece of this attempt's answer is passed on to its client."""
         attempt, request = self.cluster.requests[i], self.cluster.client_of[i]
-        client, heard = ghost.clients[request], self.heard(ghost, request)
+        client, heard = shadow.clients[request], self.heard(shadow, request)
         if client != ClientStage.WAITING:
             raise Broken(
                 "S6", f"client {request} receives a piece of {attempt}, and is {ClientStage(client).name.lower()}"
@@ -106,19 +106,19 @@ class RoutedJudge(Judge):
         if heard not in ("", attempt):
             raise Broken("S6", f"client {request} receives a piece of {attempt}, and has the start of {heard}")
 
-    def ended(self, ghost: Ghost, effect: Reply, ending: Ending) -> None:
+    def ended(self, shadow: ShadowState, effect: Reply, ending: Ending) -> None:
         """What a client is told of its request's end fits what it has received."""
-        heard = self.heard(ghost, effect.request)
+        heard = self.heard(shadow, effect.request)
         failed = Ending.BREAK_OFF if heard else Ending.ERROR
         if ending is not (failed if effect.outcome == "failed" else Ending.NOTHING):
             has = f"has the start of {heard}" if heard else "has received nothing"
             raise Broken("S6", f"client {effect.request} {has}, and its end is {ending.name}: {effect.outcome}")
 
-    def taken_back(self, draft: Sketch, effect: AbortLeg) -> None:
+    def taken_back(self, draft: PartialState, effect: AbortLeg) -> None:
         i = self.attempt(effect.request_id)
         _put_leg(draft, i, draft.legs[i] & ~(P_OPEN if effect.role == "prefill" else D_OPEN))
 
-    def replied(self, draft: Sketch, effect: Reply) -> None:
+    def replied(self, draft: PartialState, effect: Reply) -> None:
         client = draft.clients[effect.request]
         answer = f"client {effect.request} is told {effect.outcome}"
         if client not in (ClientStage.WAITING, ClientStage.GONE):
@@ -139,20 +139,20 @@ class RoutedJudge(Judge):
         )
         self.goal(effect.outcome)
 
-    def over(self, draft: Sketch, attempts: list[int], when: str) -> None:
+    def over(self, draft: PartialState, attempts: list[int], when: str) -> None:
         for i in attempts:
             if draft.legs[i] & OPEN:
                 which = "prefill" if draft.legs[i] & P_OPEN else "decode"
                 raise Broken("L", f"{when}, and the {which} leg of {self.cluster.requests[i]} is left alone")
 
 
-def _put_leg(draft: Sketch, i: int, leg: int) -> None:
+def _put_leg(draft: PartialState, i: int, leg: int) -> None:
     draft.legs = (*draft.legs[:i], leg, *draft.legs[i + 1 :])
 
 
-_ON: dict[type, Callable[[RoutedJudge, Sketch, Any], None]] = {
-    AbortLeg: RoutedJudge.taken_back,
-    DispatchDecode: RoutedJudge.dispatched_decode,
-    DispatchPrefill: RoutedJudge.dispatched_prefill,
-    Reply: RoutedJudge.replied,
+_ON: dict[type, Callable[[RoutedInvariantChecker, PartialState, Any], None]] = {
+    AbortLeg: RoutedInvariantChecker.taken_back,
+    DispatchDecode: RoutedInvariantChecker.dispatched_decode,
+    DispatchPrefill: RoutedInvariantChecker.dispatched_prefill,
+    Reply: RoutedInvariantChecker.replied,
 }

@@ -37,7 +37,7 @@ from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.components import Components
 from pdflow_sim.check.routed.answers import ClientAnswers
 from pdflow_sim.check.routed.cluster import ROUTER, RoutedCluster
-from pdflow_sim.check.routed.judge import D_OPEN, HEARD, P_OPEN, TOLD, RoutedJudge
+from pdflow_sim.check.routed.judge import D_OPEN, HEARD, P_OPEN, TOLD, RoutedInvariantChecker
 from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import role_of
 from pdflow_sim.check.state.shadow_state import Broken, ClientStage, PromptStage, RequestStage
@@ -57,7 +57,7 @@ class RouterDriver:
     """The moves of clients and of HTTP: the router's endpoint is in the world, and its driver's part in what reaches
     clients."""
 
-    def __init__(self, cluster: RoutedCluster, judge: RoutedJudge, base: Components) -> None:
+    def __init__(self, cluster: RoutedCluster, judge: RoutedInvariantChecker, base: Components) -> None:
         self.cluster = cluster
         self.judge = judge
         self.space = base.space
@@ -97,11 +97,11 @@ class RouterDriver:
 
     def cut_short(self, state: State) -> int:
         """Attempts that the router took back because their client had the start of one before."""
-        ghost, cluster = self.space.ghost_of(state), self.cluster
-        heard = [self.judge.heard(ghost, client) for client in range(self.space.scope.requests)]
+        shadow, cluster = self.space.ghost_of(state), self.cluster
+        heard = [self.judge.heard(shadow, client) for client in range(self.space.scope.requests)]
         begun = [cluster.requests.index(attempt) if attempt else len(cluster.requests) for attempt in heard]
         return sum(
-            stage == RequestStage.FREED and i > begun[cluster.client_of[i]] for i, stage in enumerate(ghost.stages)
+            stage == RequestStage.FREED and i > begun[cluster.client_of[i]] for i, stage in enumerate(shadow.stages)
         )
 
     # What may happen.
@@ -184,7 +184,7 @@ class RouterDriver:
 
     def decode_arrives(self, draft: Draft, leg: DispatchDecode) -> None:
         i = self.judge.attempt(leg.request_id)
-        if self.space.ghost_of(draft).stages[i] != RequestStage.UNBORN:
+        if self.space.ghost_of(draft).stages[i] != RequestStage.UNREGISTERED:
             raise Broken("S6", f"D is to decode {leg.request_id} a second time")
         self.space.put_ghost(draft, "stages", i, RequestStage.KNOWN)
         self.engines.requested_at_d(draft, i, leg.params)
@@ -265,10 +265,10 @@ class RouterDriver:
         return piece
 
     def token_passed(self, draft: Draft, event: TokenPassed) -> None:
-        i, ghost = self.judge.attempt(event.request_id), self.space.ghost_of(draft)
-        if not ghost.legs[i] & D_OPEN and ghost.clients[event.request] == ClientStage.WAITING:
+        i, shadow = self.judge.attempt(event.request_id), self.space.ghost_of(draft)
+        if not shadow.legs[i] & D_OPEN and shadow.clients[event.request] == ClientStage.WAITING:
             self.judge.goal("a token of a leg that was taken back")
-        self.space.put_ghost(draft, "legs", i, ghost.legs[i] | TOLD)
+        self.space.put_ghost(draft, "legs", i, shadow.legs[i] | TOLD)
         self.at_router(draft, TokenCame(event.request, event.request_id))
 
     def engine_lost(self, draft: Draft, event: EngineLost) -> None:

@@ -103,7 +103,7 @@ COUNTS: dict[str, tuple[int, int]] = {
 
 def scopes_of(method: Method, progressive: bool = False) -> Iterator[Named]:
     name, pulls = method.name + ", progressive" * progressive, method.pulls
-    early = method.conduct(STRICT.name).early
+    early = method.pipeline_policy(STRICT.name).early
     evicts = method.p_memory is MemoryKind.STORE or method.stores
     faults: dict[str, Any] = {"prefill_abort": int(early), "withdraw": int(evicts)}
     of: dict[str, Any] = {"method": method.name, "progressive": progressive, "pulls": pulls}

@@ -70,15 +70,15 @@ def settle(world: Transitions, state: State, good: set[State] | None = None) -> 
 
 def missing(world: Transitions, state: State) -> str:
     """What has not ended, in words."""
-    ghost, cluster = world.space.ghost_of(state), world.space.cluster
+    shadow, cluster = world.space.ghost_of(state), world.space.cluster
     words = [
         f"{cluster.requests[i]} is {RequestStage(stage).name}"
-        for i, stage in enumerate(ghost.stages)
+        for i, stage in enumerate(shadow.stages)
         if stage not in world.space.over
     ]
     words += [
         f"P's {cluster.xids[i]} is {PromptStage(product).name}"
-        for i, product in enumerate(ghost.products)
+        for i, product in enumerate(shadow.products)
         if product in (PromptStage.QUEUED, PromptStage.HELD)
     ]
     words += [f"an operation is open ({world.space.operations(op)[2].op})" for op, _ in world.space.ops_of(state)]

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.scopes.scope import TOKENS, FaultKind
-from pdflow_sim.check.state.shadow_state import Broken, Ghost, PromptStage, RequestStage
+from pdflow_sim.check.state.shadow_state import Broken, PromptStage, RequestStage, ShadowState
 from pdflow_sim.check.state.space import State
 
 UNASKED = frozenset({"abort", "cancel prefill", "preempt", "hang up", "lose", "restart", "outlive"})
@@ -42,7 +42,7 @@ def prompt(world: Transitions, states: Iterable[State]) -> None:
 def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | None:
     """What has not ended, or not well, although nothing more will happen. `had`: the budgets at the beginning."""
     strict = world.space.scope.dialect.control_frames
-    ghost, cluster = world.space.ghost_of(state), world.space.cluster
+    shadow, cluster = world.space.ghost_of(state), world.space.cluster
     left = world.space.left(state)
     spent = {fault for fault in FaultKind if left[fault] != had[fault]}
     if spent.intersection(UNHEARD) or (spent.intersection(TOLD) and not strict):
@@ -50,13 +50,13 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
     if (world.space.scope.same_product or world.space.scope.same_base) and not strict:
         return None
     failed = 0
-    dead = {engine for engine, lives in zip(cluster.engines, ghost.lives, strict=True) if lives}
-    for i, (request, stage) in enumerate(zip(cluster.requests, ghost.stages, strict=True)):
+    dead = {engine for engine, lives in zip(cluster.engines, shadow.lives, strict=True) if lives}
+    for i, (request, stage) in enumerate(zip(cluster.requests, shadow.stages, strict=True)):
         if dead.intersection(cluster.ends_of(i)):
             continue
         if stage == RequestStage.RESOLVED:
             return Broken("L3", f"the blocks of {request} are free only when a timer has fired")
-        if stage == world.space.over[0] or _taken(world, ghost, i):
+        if stage == world.space.over[0] or _taken(world, shadow, i):
             continue
         if stage not in world.space.over:
             return Broken("L1", f"{request} is {RequestStage(stage).name}, and waits for a timer")
@@ -70,14 +70,16 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
         return None
     limit = world.space.cluster.timers.release_lease_ns
     if FaultKind.DELAY not in spent and (strict or world.space.scope.pulls or world.space.scope.hit_tokens == TOKENS):
-        for i, (xid, product) in enumerate(zip(cluster.xids, ghost.products, strict=True)):
+        for i, (xid, product) in enumerate(zip(cluster.xids, shadow.products, strict=True)):
             asked = [
-                j for j, stage in enumerate(ghost.stages) if cluster.product_of[j] == i and stage != RequestStage.UNBORN
+                j
+                for j, stage in enumerate(shadow.stages)
+                if cluster.product_of[j] == i and stage != RequestStage.UNREGISTERED
             ]
             if not asked or any(dead.intersection(cluster.ends_of(j)) for j in asked):
                 continue
             if FaultKind.ERR in spent and any(
-                ghost.stages[j] in (world.space.over[0], RequestStage.LEFT) for j in asked
+                shadow.stages[j] in (world.space.over[0], RequestStage.LEFT) for j in asked
             ):
                 continue
             if product == PromptStage.HELD and _longest_lease(world, state, xid) > limit:
@@ -85,10 +87,10 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
     return None
 
 
-def _taken(world: Transitions, ghost: Ghost, i: int) -> bool:
+def _taken(world: Transitions, shadow: ShadowState, i: int) -> bool:
     """Whether another attempt has been sent this one's prompt, which ends it, wanted or not."""
     products = world.space.cluster.product_of
-    return any(landed and j != i and products[j] == products[i] for j, landed in enumerate(ghost.landed))
+    return any(landed and j != i and products[j] == products[i] for j, landed in enumerate(shadow.landed))
 
 
 def _longest_lease(world: Transitions, state: State, xid: str) -> int:

@@ -46,7 +46,7 @@ class Coverage:
 
 
 @attrs.frozen
-class Story:
+class Counterexample:
     """The shortest way to something: what happened, and what it violates."""
 
     moves: tuple[Move, ...]
@@ -85,13 +85,13 @@ def shortest(
     lively: bool = True,
     tick: Tick | None = None,
     symmetry: Symmetry | None = None,
-) -> Story | None:
+) -> Counterexample | None:
     """The shortest way to a violated invariant; failing that, to a state from which not everything ends."""
     search = Search(world, symmetry)
     try:
         search.run(limit, tick, lively)
     except Broken as broken:
-        return search.story(broken)
+        return search.counterexample(broken)
     return None
 
 
@@ -203,7 +203,7 @@ class Search:
             self.last = (number, None)
             raise broken
 
-    def story(self, broken: Broken) -> Story:
+    def counterexample(self, broken: Broken) -> Counterexample:
         """The way to what `run` has raised."""
         number, last = self.last
         steps = []
@@ -214,7 +214,7 @@ class Search:
         for which in reversed(steps):
             moves.append(self.world.moves(state)[which])
             state = self.world.apply(state, moves[-1])
-        return Story((*moves, last) if last else tuple(moves), broken, len(self.seen))
+        return Counterexample((*moves, last) if last else tuple(moves), broken, len(self.seen))
 
 
 def _growth_bytes(seen: set[int]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from pdflow_sim.check.counterexamples.counterexample import Information, StoryFile
+from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile, Information
 from pdflow_sim.check.counterexamples.replay import named, record
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.scopes.named import Named
@@ -57,12 +57,12 @@ class Searched:
     goals: tuple[str, ...] = ()
     missed: tuple[str, ...] = ()
     """Goals that a complete search never reached."""
-    story: StoryFile | None = None
+    counterexample: CounterexampleFile | None = None
     """The shortest way to something that does not hold."""
 
     @property
     def holds(self) -> bool:
-        return not (self.stopped_by or self.missed or self.story)
+        return not (self.stopped_by or self.missed or self.counterexample)
 
 
 Progress = Callable[[str, Coverage, int], None]
@@ -89,13 +89,13 @@ def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
             progress(what.name, coverage, used_bytes())
         return bool(stopped_by)
 
-    story = None
+    counterexample = None
     look = Search(world, symmetry)
     try:
         look.run(1 << 62, tick, lively=True)
     except Broken as broken:
-        moves = named(world, look.story(broken).moves)
-        story = record(world, moves, information=Information(scheduler="breadth first"))
+        moves = named(world, look.counterexample(broken).moves)
+        counterexample = record(world, moves, information=Information(scheduler="breadth first"))
     coverage, reached = look.found, world.space.judge.seen
     return Searched(
         name=what.name,
@@ -110,7 +110,7 @@ def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
         stopped_by=stopped_by,
         goals=tuple(sorted(reached)),
         missed=tuple(sorted(what.goals - reached.keys())) if coverage.complete else (),
-        story=story,
+        counterexample=counterexample,
     )
 
 

@@ -24,7 +24,7 @@ from pdflow_sim.check.engines.plan import EnginePlan
 from pdflow_sim.check.engines.roles import DecodeRole, PrefillRole, Role, address_of
 from pdflow_sim.check.engines.staged_role import StagedDecodeRole
 from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, Scope
-from pdflow_sim.check.state.shadow_state import Ghost, PromptStage, RequestStage
+from pdflow_sim.check.state.shadow_state import PromptStage, RequestStage, ShadowState
 
 SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=BLOCK_TOKENS)
 FIRST_LIFE = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}
@@ -153,9 +153,14 @@ class ScopeCluster:
         """Two layers show what goes by layers, and one what goes by chunks too."""
         places = dict(zip((*self.xids, *self.requests), (*self.sources, *self.targets), strict=True))
         layers = 2 if method.grain is Grain.LAYER else 1
-        conduct = method.conduct(self.scope.dialect.name)
+        pipeline_policy = method.pipeline_policy(self.scope.dialect.name)
         return EnginePlan(
-            scope=self.scope, method=method, conduct=conduct, layers=layers, ranks=self.scope.p_tp, places=places
+            scope=self.scope,
+            method=method,
+            pipeline_policy=pipeline_policy,
+            layers=layers,
+            ranks=self.scope.p_tp,
+            places=places,
         )
 
     def _name(self, scope: Scope) -> None:
@@ -190,11 +195,11 @@ class ScopeCluster:
         """The P engine and the D engine of a request."""
         return self.p_of[self.product_of[i]].engine, self.d_of[i].engine
 
-    def first_ghost(self) -> Ghost:
+    def first_ghost(self) -> ShadowState:
         """What the explorer knows before anything has happened."""
         none = (0,) * len(self.requests)
-        queued, unborn = (PromptStage.QUEUED,) * len(self.xids), (RequestStage.UNBORN,) * len(self.requests)
-        return Ghost(queued, unborn, none, none, (0,) * len(self.engines), none)
+        queued, unregistered = (PromptStage.QUEUED,) * len(self.xids), (RequestStage.UNREGISTERED,) * len(self.requests)
+        return ShadowState(queued, unregistered, none, none, (0,) * len(self.engines), none)
 
     def first_events(self) -> list[tuple[Address, Any]]:
         """What happens before the first move, and where: every prompt is queued at P."""
@@ -257,7 +262,7 @@ class ScopeCluster:
 
 def _fits(method: Method, scope: Scope) -> None:
     """Raises ValueError for what has no meaning with this method."""
-    if scope.progressive and not method.conduct(scope.dialect.name).early:
+    if scope.progressive and not method.pipeline_policy(scope.dialect.name).early:
         raise ValueError(f"progressive: {method.name} does not write blocks")
     if scope.pulls != method.pulls and not method.stores:
         raise ValueError(f"pulls: {method.name} {'does' if method.pulls else 'does not'}")

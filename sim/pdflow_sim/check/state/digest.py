@@ -30,7 +30,7 @@ def _plain(world: Transitions, state: State) -> dict[str, Any]:
     """Everything by value. What a state keeps in the order of interned numbers is put into an order of its own."""
     space = world.space
     nodes, links, frames = space.cluster.nodes, space.cluster.links, space.frames.values
-    ghost = space.ghost_of(state)
+    shadow = space.ghost_of(state)
     left = space.budgets.values[state[space.budget]]
     ends = zip(nodes, state, strict=False)
     # Of a core whose engine reports and ends at once the ghosts say all there is to say.
@@ -53,7 +53,7 @@ def _plain(world: Transitions, state: State) -> dict[str, Any]:
             [*space.judge.operations.values[op], world.components.operations.by_value(flags)]
             for op, flags in space.ops_of(state)
         ),
-        "ghost": {name: values for name, values in ghost._asdict().items() if any(values)},
+        "ghost": {name: values for name, values in shadow._asdict().items() if any(values)},
         "left": {fault.name: left[fault] for fault in FaultKind if left[fault]},
     }
 

@@ -48,15 +48,15 @@ from pdflow_sim.check.state.shadow_state import (
     WORD,
     Broken,
     Content,
-    Ghost,
     Interned,
+    PartialState,
     PromptStage,
     RequestStage,
-    Sketch,
+    ShadowState,
 )
 
 
-class Judge:
+class InvariantChecker:
     """Turns effects into changes of a Sketch, and says what they violate. `operations` and `seen` are shared with the
     world: (node, its life, effect) of every operation, and how often each goal was met by a new step."""
 
@@ -70,7 +70,7 @@ class Judge:
     def goal(self, name: str) -> None:
         self.seen[name] = self.seen.get(name, 0) + 1
 
-    def judge(self, draft: Sketch, node: Address, effect: Any, event: Any) -> None:
+    def judge(self, draft: PartialState, node: Address, effect: Any, event: Any) -> None:
         act = _ON.get(type(effect))
         if act is not None:
             act(self, draft, node, effect, event)
@@ -80,7 +80,7 @@ class Judge:
 
     # What is asked of the fabric.
 
-    def sent(self, draft: Sketch, node: Address, effect: Send, event: Any) -> None:
+    def sent(self, draft: PartialState, node: Address, effect: Send, event: Any) -> None:
         """Nobody may say that something was sent which has not landed."""
         message = effect.message
         claims: list[Any] = []
@@ -103,7 +103,7 @@ class Judge:
             if not draft.landed[i] & cluster.bit[pair]:
                 raise Broken("S7", f"{node} claims to have sent {reg.request_id}, which has not landed")
 
-    def asked(self, draft: Sketch, node: Address, effect: Tell, event: Any) -> None:
+    def asked(self, draft: PartialState, node: Address, effect: Tell, event: Any) -> None:
         """The order of a SYNC: it names every registration that D holds open there, and every prompt that it waits for.
         What it left out would count as unwanted, or be forgotten."""
         assert isinstance(effect.event, FrameOrdered)
@@ -125,27 +125,27 @@ class Judge:
             said = f"names {sorted(named)} and wants {sorted(sync.interest)}"
             raise Broken("L5", f"{node}'s SYNC {said}, not {sorted(held)} and {sorted(wanted)}")
 
-    def dead(self, draft: Sketch, reg: Reg) -> bool:
+    def dead(self, draft: PartialState, reg: Reg) -> bool:
         """Whether a former life of D registered this. vLLM's registrations do not say whose they are."""
         return reg.incarnation not in (0, FIRST_LIFE[reg.engine] + draft.lives[self.cluster.number[reg.engine]])
 
-    def life(self, draft: Sketch | Ghost, node: Address) -> int:
+    def life(self, draft: PartialState | ShadowState, node: Address) -> int:
         """How often the engine of this node has started again."""
         return 0 if node in self.cluster.orphans else draft.lives[self.cluster.number[engine_of(node)]]
 
-    def shook(self, draft: Sketch, node: Address, effect: Handshake, event: Any) -> None:
+    def shook(self, draft: PartialState, node: Address, effect: Handshake, event: Any) -> None:
         draft.tasks.append(("handshake", self.cluster.at[node], self.cluster.at[effect.peer]))
 
-    def fenced(self, draft: Sketch, node: Address, effect: Fence, event: Any) -> None:
+    def fenced(self, draft: PartialState, node: Address, effect: Fence, event: Any) -> None:
         draft.tasks.append(("fence", self.cluster.at[node], self.cluster.at[effect.peer]))
 
-    def flushed(self, draft: Sketch, node: Address, effect: Flush, event: Any) -> None:
+    def flushed(self, draft: PartialState, node: Address, effect: Flush, event: Any) -> None:
         draft.tasks.append(("flush", self.cluster.at[node], self.cluster.at[effect.peer]))
 
-    def word_wanted(self, draft: Sketch, node: Address, effect: ReadWord, event: Any) -> None:
+    def word_wanted(self, draft: PartialState, node: Address, effect: ReadWord, event: Any) -> None:
         draft.tasks.append(("word", self.cluster.at[node], self.operations.of((node, 0, effect))))
 
-    def stop_wanted(self, draft: Sketch, node: Address, effect: StopWrite, event: Any) -> None:
+    def stop_wanted(self, draft: PartialState, node: Address, effect: StopWrite, event: Any) -> None:
         life = self.life(draft, node)
         for op, _ in draft.ops:
             owner, posted_in, posted = self.operations.values[op]
@@ -154,7 +154,7 @@ class Judge:
 
     # Operations.
 
-    def wrote(self, draft: Sketch, node: Address, effect: PostWrite, event: Any) -> None:
+    def wrote(self, draft: PartialState, node: Address, effect: PostWrite, event: Any) -> None:
         i = self.request_of(effect)
         cluster = self.cluster
         product = effect.source.generation - SOURCE
@@ -184,7 +184,7 @@ class Judge:
             self.goal("an orphan posts")
         self.post(draft, node, effect, i)
 
-    def read(self, draft: Sketch, node: Address, effect: PostRead, event: Any) -> None:
+    def read(self, draft: PartialState, node: Address, effect: PostRead, event: Any) -> None:
         i = self.request_of(effect)
         if draft.stages[i] not in (RequestStage.ADMITTED, RequestStage.RESOLVED):
             raise Broken("S1", f"{node} reads into blocks that {self.cluster.requests[i]} does not hold")
@@ -192,14 +192,14 @@ class Judge:
             draft.content[i] = Content.STALE
         self.post(draft, node, effect, i)
 
-    def post(self, draft: Sketch, node: Address, effect: PostWrite | PostRead, i: int) -> None:
+    def post(self, draft: PartialState, node: Address, effect: PostWrite | PostRead, i: int) -> None:
         op = self.operations.of((node, self.life(draft, node), effect))
         bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
         if draft.landed[i] & bit or any(known == op and flags & FLYING for known, flags in draft.ops):
             raise Broken("S3", f"{node} posts {self.cluster.requests[i]} twice")
         draft.ops.append((op, FLYING | READING))
 
-    def reading(self, draft: Sketch, product: int) -> bool:
+    def reading(self, draft: PartialState, product: int) -> bool:
         """Whether a WRITE may still read this product's blocks. A READ that does is D's risk, and shows as stale."""
         for op, flags in draft.ops:
             effect = self.operations.values[op][2]
@@ -207,14 +207,14 @@ class Judge:
                 return True
         return False
 
-    def flying(self, draft: Sketch, i: int) -> bool:
+    def flying(self, draft: PartialState, i: int) -> bool:
         """Whether bytes may still land in this request's blocks."""
         operations = self.operations.values
         return any(flags & FLYING and self.request_of(operations[op][2]) == i for op, flags in draft.ops)
 
     # Blocks and outcomes.
 
-    def answered(self, draft: Sketch, node: Address, effect: AnswerPrefill, event: Any) -> None:
+    def answered(self, draft: PartialState, node: Address, effect: AnswerPrefill, event: Any) -> None:
         """What a router would pass on. P numbers its words as prompts finish; here each prompt has words of its own, so
         that a state need not say in which order they did."""
         params = self.params[effect.params.xid] = self.with_own_words(effect.params)
@@ -225,7 +225,7 @@ class Judge:
         first = self.cluster.xids.index(params.xid) * len(self.cluster.p_ranks)
         return structs.replace(params, words=tuple(LeaseWord(first + i, WORD) for i in range(len(params.words))))
 
-    def released(self, draft: Sketch, node: Address, effect: ReleaseBlocks, event: Any) -> None:
+    def released(self, draft: PartialState, node: Address, effect: ReleaseBlocks, event: Any) -> None:
         product = self.cluster.xids.index(effect.xid)
         if draft.products[product] != PromptStage.HELD:
             raise Broken("S6", f"{effect.xid} is released twice")
@@ -243,14 +243,14 @@ class Judge:
         draft.products[product] = PromptStage.RELEASED
         self.goal("expired" if effect.code is Code.EXPIRED else "released after use")
 
-    def enqueued(self, draft: Sketch, node: Address, effect: Enqueue, event: Any) -> None:
+    def enqueued(self, draft: PartialState, node: Address, effect: Enqueue, event: Any) -> None:
         i = self.cluster.requests.index(effect.request_id)
         self.shared(draft, i)
         if type(event) is not DecodeQueued:
             self.goal("let in when there was room")
         draft.stages[i] = RequestStage.ENQUEUED
 
-    def shared(self, draft: Sketch, i: int) -> None:
+    def shared(self, draft: PartialState, i: int) -> None:
         """While D serves another P engine, none may bind more than a quarter of its pool, or one request."""
         p_engine, d_engine = self.cluster.ends_of(i)
         ends = [(self.cluster.ends_of(j), stage) for j, stage in enumerate(draft.stages)]
@@ -260,7 +260,7 @@ class Judge:
             what = f"{self.cluster.requests[i]} is let in, though {p_engine} binds its share of {d_engine}'s pool"
             raise Broken("L6", what)
 
-    def committed(self, draft: Sketch, node: Address, effect: Commit, event: Any) -> None:
+    def committed(self, draft: PartialState, node: Address, effect: Commit, event: Any) -> None:
         i = self.cluster.requests.index(effect.request_id)
         if draft.stages[i] != RequestStage.ADMITTED:
             raise Broken("S6", f"{effect.request_id} is committed in stage {RequestStage(draft.stages[i]).name}")
@@ -278,7 +278,7 @@ class Judge:
         if any(draft.lives) and not any(draft.lives[engine] for engine in own):
             self.goal("delivered beside a death")
 
-    def resolved(self, draft: Sketch, node: Address, effect: Resolve, event: Any) -> None:
+    def resolved(self, draft: PartialState, node: Address, effect: Resolve, event: Any) -> None:
         i = self.cluster.requests.index(effect.request_id)
         if draft.stages[i] not in (
             RequestStage.KNOWN,
@@ -296,7 +296,7 @@ class Judge:
         draft.stages[i] = RequestStage.RESOLVED if holds else RequestStage.FREED
         self.goal(f"resolved {effect.code.name}")
 
-    def freed(self, draft: Sketch, node: Address, effect: FreeBlocks, event: Any) -> None:
+    def freed(self, draft: PartialState, node: Address, effect: FreeBlocks, event: Any) -> None:
         i = effect.allocation.generation - TARGET
         if draft.stages[i] != RequestStage.RESOLVED:
             raise Broken("S6", f"{self.cluster.requests[i]} is freed in stage {RequestStage(draft.stages[i]).name}")
@@ -306,16 +306,16 @@ class Judge:
 
     # What cores say beside.
 
-    def given_back(self, draft: Sketch, node: Address, effect: GivenBack, event: Any) -> None:
+    def given_back(self, draft: PartialState, node: Address, effect: GivenBack, event: Any) -> None:
         """Nobody else gives these blocks back."""
         self.freed(draft, node, FreeBlocks(effect.allocation), event)
 
-    def loads(self, draft: Sketch, node: Address, effect: Loads, event: Any) -> None:
+    def loads(self, draft: PartialState, node: Address, effect: Loads, event: Any) -> None:
         i = self.cluster.requests.index(effect.handle)
         if draft.stages[i] != RequestStage.COMMITTED:
             raise Broken("S3", f"{effect.handle} is decoded in stage {RequestStage(draft.stages[i]).name}")
 
-    def held(self, draft: Sketch, node: Address, effect: PromptReady, event: Any) -> None:
+    def held(self, draft: PartialState, node: Address, effect: PromptReady, event: Any) -> None:
         """It is the protocol's from now on. What was told before all of it was computed may be over already."""
         product = self.cluster.xids.index(effect.handle)
         now = draft.products[product]
@@ -326,7 +326,7 @@ class Judge:
         elif now != PromptStage.HELD:
             raise Broken("S6", f"{effect.handle} can be sent, though it is {PromptStage(now).name}")
 
-    def prompt_freed(self, draft: Sketch, node: Address, effect: FreePrompt, event: Any) -> None:
+    def prompt_freed(self, draft: PartialState, node: Address, effect: FreePrompt, event: Any) -> None:
         """Where a prompt is sent from memory beside the blocks, they are free as soon as it lies there."""
         if self.cluster.method is not None and self.cluster.method.staged_at_p:
             return
@@ -335,28 +335,28 @@ class Judge:
             now = PromptStage(draft.products[product]).name
             raise Broken("S2", f"the blocks of {effect.handle} are freed, and it is {now}")
 
-    def room_left(self, draft: Sketch, node: Address, effect: LeaveRoom, event: Any) -> None:
+    def room_left(self, draft: PartialState, node: Address, effect: LeaveRoom, event: Any) -> None:
         """P sends others from it."""
         product = self.cluster.xids.index(effect.handle)
         if draft.products[product] == PromptStage.HELD or self.reading(draft, product):
             raise Broken("S2", f"the room of {effect.handle} is given back, and it may be sent")
 
-    def room_taken(self, draft: Sketch, node: Address, effect: TakeRoom, event: Any) -> None:
+    def room_taken(self, draft: PartialState, node: Address, effect: TakeRoom, event: Any) -> None:
         i = self.cluster.requests.index(effect.handle)
         if draft.stages[i] != RequestStage.ENQUEUED:
             raise Broken("S6", f"{effect.handle} is given room in stage {RequestStage(draft.stages[i]).name}")
         draft.stages[i] = RequestStage.ADMITTED
 
-    def room_given_back(self, draft: Sketch, node: Address, effect: GiveBackRoom, event: Any) -> None:
+    def room_given_back(self, draft: PartialState, node: Address, effect: GiveBackRoom, event: Any) -> None:
         """At D: others' KV comes there."""
         i = effect.place.generation - TARGET
         if self.flying(draft, i) or draft.stages[i] in (RequestStage.ADMITTED, RequestStage.RESOLVED):
             raise Broken("S1", f"the room of {self.cluster.requests[i]} is given back while something may land there")
 
-    def waits(self, draft: Sketch, node: Address, effect: WaitsForRoom, event: Any) -> None:
+    def waits(self, draft: PartialState, node: Address, effect: WaitsForRoom, event: Any) -> None:
         self.goal(f"waits for room at {role_of(node)}")
 
-    def withdrawn(self, draft: Sketch, node: Address, effect: Withdrawn, event: Any) -> None:
+    def withdrawn(self, draft: PartialState, node: Address, effect: Withdrawn, event: Any) -> None:
         product = self.cluster.xids.index(effect.handle)
         for op, flags in draft.ops:
             posted = self.operations.values[op][2]
@@ -365,7 +365,7 @@ class Judge:
             if flags & FLYING and flags & READING and of == product:
                 self.goal(f"withdrawn under a {'READ' if reads else 'WRITE'}")
 
-    def decode_ended(self, draft: Sketch, node: Address, effect: EndDecode, event: Any) -> None:
+    def decode_ended(self, draft: PartialState, node: Address, effect: EndDecode, event: Any) -> None:
         i = self.cluster.requests.index(effect.handle)
         if not self.cluster.decodes or draft.stages[i] not in DECODING:
             return
@@ -374,30 +374,30 @@ class Judge:
         draft.stages[i] = RequestStage.DECODED if effect.code is Code.NONE else RequestStage.LEFT
 
 
-_ON: dict[type, Callable[[Judge, Sketch, Address, Any, Any], None]] = {
-    AnswerPrefill: Judge.answered,
-    Commit: Judge.committed,
-    EndDecode: Judge.decode_ended,
-    Enqueue: Judge.enqueued,
-    Fence: Judge.fenced,
-    Flush: Judge.flushed,
-    FreeBlocks: Judge.freed,
-    FreePrompt: Judge.prompt_freed,
-    GiveBackRoom: Judge.room_given_back,
-    GivenBack: Judge.given_back,
-    Handshake: Judge.shook,
-    PromptReady: Judge.held,
-    LeaveRoom: Judge.room_left,
-    Loads: Judge.loads,
-    PostRead: Judge.read,
-    PostWrite: Judge.wrote,
-    ReadWord: Judge.word_wanted,
-    ReleaseBlocks: Judge.released,
-    Resolve: Judge.resolved,
-    Send: Judge.sent,
-    StopWrite: Judge.stop_wanted,
-    TakeRoom: Judge.room_taken,
-    Tell: Judge.asked,
-    WaitsForRoom: Judge.waits,
-    Withdrawn: Judge.withdrawn,
+_ON: dict[type, Callable[[InvariantChecker, PartialState, Address, Any, Any], None]] = {
+    AnswerPrefill: InvariantChecker.answered,
+    Commit: InvariantChecker.committed,
+    EndDecode: InvariantChecker.decode_ended,
+    Enqueue: InvariantChecker.enqueued,
+    Fence: InvariantChecker.fenced,
+    Flush: InvariantChecker.flushed,
+    FreeBlocks: InvariantChecker.freed,
+    FreePrompt: InvariantChecker.prompt_freed,
+    GiveBackRoom: InvariantChecker.room_given_back,
+    GivenBack: InvariantChecker.given_back,
+    Handshake: InvariantChecker.shook,
+    PromptReady: InvariantChecker.held,
+    LeaveRoom: InvariantChecker.room_left,
+    Loads: InvariantChecker.loads,
+    PostRead: InvariantChecker.read,
+    PostWrite: InvariantChecker.wrote,
+    ReadWord: InvariantChecker.word_wanted,
+    ReleaseBlocks: InvariantChecker.released,
+    Resolve: InvariantChecker.resolved,
+    Send: InvariantChecker.sent,
+    StopWrite: InvariantChecker.stop_wanted,
+    TakeRoom: InvariantChecker.room_taken,
+    Tell: InvariantChecker.asked,
+    WaitsForRoom: InvariantChecker.waits,
+    Withdrawn: InvariantChecker.withdrawn,
 }

@@ -41,7 +41,7 @@ class PromptStage(IntEnum):
 class RequestStage(IntEnum):
     """A request at D. RESOLVED still holds blocks, FREED none. From GIVEN on: only where its engine takes its time."""
 
-    UNBORN = 0
+    UNREGISTERED = 0
     KNOWN = 1
     ENQUEUED = 2
     ADMITTED = 3
@@ -113,7 +113,7 @@ class ClientStage(IntEnum):
     CANCELLED = 5
 
 
-class Ghost(NamedTuple):
+class ShadowState(NamedTuple):
     products: tuple[int, ...]
     stages: tuple[int, ...]
     landed: tuple[int, ...]
@@ -130,25 +130,27 @@ class Ghost(NamedTuple):
     """By attempt, what the router has made of its legs, by routed_judge.Leg."""
 
 
-class Sketch:
+class PartialState:
     """Operations, tasks and ghosts while the effects of one turn change them."""
 
     __slots__ = ("barred", "clients", "content", "landed", "legs", "lives", "ops", "products", "stages", "tasks")
 
-    def __init__(self, ops: tuple[tuple[int, int], ...], tasks: tuple[tuple[str, int, int], ...], ghost: Ghost) -> None:
+    def __init__(
+        self, ops: tuple[tuple[int, int], ...], tasks: tuple[tuple[str, int, int], ...], shadow: ShadowState
+    ) -> None:
         self.ops = list(ops)
         self.tasks = list(tasks)
-        self.products = list(ghost.products)
-        self.stages = list(ghost.stages)
-        self.landed = list(ghost.landed)
-        self.content = list(ghost.content)
-        self.lives = ghost.lives
-        self.barred = ghost.barred
-        self.clients = ghost.clients
-        self.legs = ghost.legs
+        self.products = list(shadow.products)
+        self.stages = list(shadow.stages)
+        self.landed = list(shadow.landed)
+        self.content = list(shadow.content)
+        self.lives = shadow.lives
+        self.barred = shadow.barred
+        self.clients = shadow.clients
+        self.legs = shadow.legs
 
-    def ghost(self) -> Ghost:
-        return Ghost(
+    def shadow(self) -> ShadowState:
+        return ShadowState(
             tuple(self.products),
             tuple(self.stages),
             tuple(self.landed),

@@ -17,8 +17,8 @@ from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import FIRST_LIFE, ScopeCluster
-from pdflow_sim.check.state.invariant_checker import Judge
-from pdflow_sim.check.state.shadow_state import ORPHAN, PIECE, Ghost, Interned, PromptStage
+from pdflow_sim.check.state.invariant_checker import InvariantChecker
+from pdflow_sim.check.state.shadow_state import ORPHAN, PIECE, Interned, PromptStage, ShadowState
 
 State: TypeAlias = tuple[int, ...]
 Draft: TypeAlias = list[int]
@@ -40,7 +40,7 @@ class RoutedClients(Protocol):
 class StateSpace:
     """The states of one scope's world."""
 
-    def __init__(self, cluster: ScopeCluster, judge: Judge) -> None:
+    def __init__(self, cluster: ScopeCluster, judge: InvariantChecker) -> None:
         self.scope = cluster.scope
         self.cluster = cluster
         self.judge = judge
@@ -63,7 +63,7 @@ class StateSpace:
         self.living = count - len(cluster.orphans)
         """Up to here stand those whose cells must end. An orphan is asked nothing, and owes nobody anything."""
         self.bag = count + len(cluster.links)
-        self.task, self.op, self.ghost, self.budget = (self.bag + i for i in range(1, 5))
+        self.task, self.op, self.shadow, self.budget = (self.bag + i for i in range(1, 5))
         self.over: tuple[int, ...] = cluster.over
         self.chans.of(())
         self.bags.of(())
@@ -145,9 +145,9 @@ class StateSpace:
     def body(self, state: State | Draft, node: Address) -> Any:
         return self.bodies[state[self.cluster.at[node]]]
 
-    def ghost_of(self, state: State | Draft) -> Ghost:
-        ghost: Ghost = self.ghosts.values[state[self.ghost]]
-        return ghost
+    def ghost_of(self, state: State | Draft) -> ShadowState:
+        shadow: ShadowState = self.ghosts.values[state[self.shadow]]
+        return shadow
 
     def ops_of(self, state: State | Draft) -> tuple[tuple[int, int], ...]:
         ops: tuple[tuple[int, int], ...] = self.ops.values[state[self.op]]
@@ -167,9 +167,9 @@ class StateSpace:
         found: tuple[Address, int, Any] = self.judge.operations.values[op]
         return found
 
-    def life(self, ghost: Ghost, node: Address) -> int:
+    def life(self, shadow: ShadowState, node: Address) -> int:
         engine = engine_of(node)
-        return FIRST_LIFE[engine] + ghost.lives[self.cluster.number[engine]]
+        return FIRST_LIFE[engine] + shadow.lives[self.cluster.number[engine]]
 
     # Changes.
 
@@ -184,12 +184,12 @@ class StateSpace:
 
     def put_ghost(self, draft: Draft, field: str, i: int, value: int) -> None:
         """Change one entry of one of the ghosts' tuples."""
-        key = (draft[self.ghost], field, i, value)
+        key = (draft[self.shadow], field, i, value)
         found = self._put.get(key)
         if found is None:
-            ghost = self.ghost_of(draft)
-            found = self._put[key] = self.ghosts.of(ghost._replace(**{field: _with(getattr(ghost, field), i, value)}))
-        draft[self.ghost] = found
+            shadow = self.ghost_of(draft)
+            found = self._put[key] = self.ghosts.of(shadow._replace(**{field: _with(getattr(shadow, field), i, value)}))
+        draft[self.shadow] = found
 
     def put_ops(self, draft: Draft, ops: list[tuple[int, int]]) -> None:
         draft[self.op] = self.ops.of(tuple(sorted((op, flags) for op, flags in ops if flags & FLAGS & ~ORPHAN)))
@@ -214,16 +214,16 @@ class StateSpace:
 
     def settled(self, state: State) -> bool:
         """Everything has an outcome, nothing is held or under way."""
-        key = (state[self.ghost], state[self.op])
+        key = (state[self.shadow], state[self.op])
         resolved = self._resolved.get(key)
         if resolved is None:
-            ghost = self.ghost_of(state)
+            shadow = self.ghost_of(state)
             resolved = self._resolved[key] = (
                 all(
                     product in (PromptStage.ABSENT, PromptStage.RELEASED, PromptStage.DEAD)
-                    for product in ghost.products
+                    for product in shadow.products
                 )
-                and all(stage in self.over for stage in ghost.stages)
+                and all(stage in self.over for stage in shadow.stages)
                 and not self.ops_of(state)
             )
         if not resolved or any(self.holding[end] for end in state[: self.living]):

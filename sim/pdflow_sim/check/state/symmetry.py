@@ -26,7 +26,7 @@ from pdflow.protocol.messages import Sync, SyncReply
 from pdflow.protocol.values import Allocation, EngineId
 from pdflow_sim.check.engines.roles import address_of
 from pdflow_sim.check.state.cluster import DIGEST, FIRST_LIFE, ORPHAN, ScopeCluster
-from pdflow_sim.check.state.shadow_state import ABOUT_OPERATIONS, WORD, Ghost
+from pdflow_sim.check.state.shadow_state import ABOUT_OPERATIONS, WORD, ShadowState
 from pdflow_sim.check.state.space import StateSpace
 
 SYNCED = "synced"
@@ -201,7 +201,7 @@ class Slots:
         self.tables[space.bag] = Renumbering(self._bag)
         self.tables[space.task] = Renumbering(self._tasks)
         self.tables[space.op] = Renumbering(self._ops)
-        self.tables[space.ghost] = Renumbering(self._ghost)
+        self.tables[space.shadow] = Renumbering(self._ghost)
 
     def renaming(self) -> Renaming:
         """Every slot, each where its engine's new name puts it."""
@@ -247,16 +247,16 @@ class Slots:
 
     def _ghost(self, number: int) -> int:
         ghosts = self.space.ghosts
-        ghost: Ghost = ghosts.values[number]
+        shadow: ShadowState = ghosts.values[number]
         requests = self.names.requests
         return ghosts.of(
-            ghost._replace(
-                products=_moved(ghost.products, self.names.products),
-                stages=_moved(ghost.stages, requests),
-                landed=_moved(ghost.landed, requests),
-                content=_moved(ghost.content, requests),
-                lives=_moved(ghost.lives, self.engine),
-                barred=_moved(ghost.barred, requests),
+            shadow._replace(
+                products=_moved(shadow.products, self.names.products),
+                stages=_moved(shadow.stages, requests),
+                landed=_moved(shadow.landed, requests),
+                content=_moved(shadow.content, requests),
+                lives=_moved(shadow.lives, self.engine),
+                barred=_moved(shadow.barred, requests),
             )
         )
 

@@ -19,7 +19,7 @@ from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
 from pdflow_sim.check.state.former import heeds_former_life
-from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, Sketch
+from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, PartialState
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.wake import overslept
 
@@ -115,14 +115,14 @@ class TurnRunner:
     def arrive(self, draft: Draft, link: int, frame: int) -> None:
         """A frame reaches the other end of its link. One between endpoints of an engine is an event by itself."""
         space = self.space
-        ghost = space.ghosts.values[draft[space.ghost]]
-        key = (link, frame, ghost.lives)
+        shadow = space.ghosts.values[draft[space.shadow]]
+        key = (link, frame, shadow.lives)
         found = self.arrivals.get(key)
         if found is None:
             sender, to = self.cluster.links[link]
             what = space.frames.values[frame]
             if link < self.cluster.between_engines:
-                what = Received(sender, space.life(ghost, sender), what)
+                what = Received(sender, space.life(shadow, sender), what)
             found = self.arrivals[key] = self.events.of((self.cluster.at[to], what))
         self.turn(draft, self.events.values[found][0], found)
 
@@ -145,14 +145,14 @@ class TurnRunner:
             draft[slot] = chan
         if batch >= 0:
             space = self.space
-            op, task, ghost = space.op, space.task, space.ghost
-            before = (batch, draft[op], draft[task], draft[ghost])
+            op, task, shadow = space.op, space.task, space.shadow
+            before = (batch, draft[op], draft[task], draft[shadow])
             after = self.judged.get(before)
             if after is None:
                 after = self._judge(*before)
                 if self.observer is None:
                     self.judged[before] = after
-            draft[op], draft[task], draft[ghost] = after
+            draft[op], draft[task], draft[shadow] = after
             if self.posting is not None:
                 self.posting.post(draft, batch)
         return batch
@@ -255,9 +255,9 @@ class TurnRunner:
             return msgspec.structs.replace(message, xid="")
         return msgspec.structs.replace(message, xid="", token_start=0, num_tokens=0, digest=0, weights=0)
 
-    def _judge(self, batch: int, op: int, task: int, ghost: int) -> tuple[int, int, int]:
+    def _judge(self, batch: int, op: int, task: int, shadow: int) -> tuple[int, int, int]:
         space = self.space
-        draft = Sketch(space.ops.values[op], space.tasks.values[task], space.ghosts.values[ghost])
+        draft = PartialState(space.ops.values[op], space.tasks.values[task], space.ghosts.values[shadow])
         for node, effect, event in self.batches.values[batch]:
             if self.observer is not None:
                 self.observer.judging(node)
@@ -265,7 +265,7 @@ class TurnRunner:
         return (
             space.ops.of(tuple(sorted(draft.ops))),
             space.tasks.of(tuple(sorted(draft.tasks))),
-            space.ghosts.of(draft.ghost()),
+            space.ghosts.of(draft.shadow()),
         )
 
 

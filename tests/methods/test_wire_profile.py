@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdflow.methods.catalogue import METHODS
-from pdflow.methods.speech import Occasion
+from pdflow.methods.wire_profile import Occasion
 from pdflow.scenario import load
 from pdflow.scenario.reading.load import parse, resolve
 from pdflow_sim.network.fabric import FRAMES
@@ -17,7 +17,7 @@ from pdflow_sim.run import RunOptions, prepare, run
 from pdflow_sim.world import World
 
 SMALL = Path(__file__).resolve().parents[1] / "sim/small.toml"
-SPEAKING = [name for name, method in METHODS.items() if method.published.speech.words]
+SPEAKING = [name for name, method in METHODS.items() if method.published.wire_profile.words]
 PIECES = {"cpu-staged": 4, "p2p-nccl-put": 2, "p2p-nccl-put-async": 2, "p2p-nccl-get": 2}
 """Of the one request that is told: two layers, of two chunks where a method goes by these."""
 
@@ -39,15 +39,15 @@ def messages(lines: list[str]) -> list[str]:
 
 def test_all_but_nixl_have_words_of_their_own() -> None:
     assert [name for name in METHODS if not name.startswith("nixl")] == SPEAKING
-    assert not any(METHODS[name].strict.speech.words for name in METHODS)
+    assert not any(METHODS[name].strict.wire_profile.words for name in METHODS)
 
 
 @pytest.mark.parametrize("name", SPEAKING)
 def test_a_request_is_told_in_the_original_s_words(name: str) -> None:
-    speech = METHODS[name].published.speech
+    wire_profile = METHODS[name].published.wire_profile
     world, lines = narrated(name, "as-published")
     told = messages(lines)
-    closing = [word.name for word in speech.words if word.when is Occasion.CLOSING]
+    closing = [word.name for word in wire_profile.words if word.when is Occasion.CLOSING]
     assert [word for word in closing if any(f"hears {word} behind" in line for line in lines)] == closing
     pieces = PIECES.get(name, METHODS[name].published.tensors)
     times = {
@@ -57,12 +57,12 @@ def test_a_request_is_told_in_the_original_s_words(name: str) -> None:
         Occasion.BEHIND: pieces,
         Occasion.CLOSING: 0,
     }
-    due = [word.name for word in speech.words for _ in range(times[word.when])]
+    due = [word.name for word in wire_profile.words for _ in range(times[word.when])]
     ours = [frame for frame in told if frame in FRAMES]
     assert sorted(told) == sorted(due + ours)
-    assert not speech.silent & set(told)
+    assert not wire_profile.silent & set(told)
     assert set(ours) <= {"TAKEN"}
-    contacts = sum(word.when is Occasion.CONTACT for word in speech.words)
+    contacts = sum(word.when is Occasion.CONTACT for word in wire_profile.words)
     assert world.fabric.messages == len(told) - contacts + len(closing)
 
 
