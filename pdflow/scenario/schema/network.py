@@ -1,6 +1,6 @@
 """What [network] can say: NICs, the control channel, and the links and paths between pools.
 
-The other tables, and how to read these classes, are in `schema.py`.
+The other tables, and how to read these classes, are in `scenario.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What [router] can say: who is chosen, in which order legs start, and what comes after a failure.
 
-The other tables, and how to read this class, are in `schema.py`; what keys must be to each other is in
+The other tables, and how to read this class, are in `scenario.py`; what keys must be to each other is in
 `validation/router.py`. What a policy does is in docs/routing.md.
 """
 

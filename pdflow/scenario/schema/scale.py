@@ -1,6 +1,6 @@
 """What [[scale]] can say: how many engines of a pool serve, from an instant on or as the load wants.
 
-The other tables, and how to read this class, are in `schema.py`.
+The other tables, and how to read this class, are in `scenario.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 `simulate` does not read it.
 
 What an engine computes with is its pool's `engine`: the model of [model] in torch, or nothing, in the time that the
-scenario's costs say. The other tables, and how to read this class, are in `schema.py`.
+scenario's costs say. The other tables, and how to read this class, are in `scenario.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What [transfer] can say: method, dialect and the protocol's timers, whose defaults are those of its own text.
 
-The other tables, and how to read this class, are in `schema.py`.
+The other tables, and how to read this class, are in `scenario.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What [workload] can say: arrival processes, traces, sessions, clients, as attrs classes with one field per key.
 
 What can be said of a quantity that is drawn is in `distributions.py`. The other tables, and how to read these classes,
-are in `schema.py`.
+are in `scenario.py`.
 """
 
 from __future__ import annotations

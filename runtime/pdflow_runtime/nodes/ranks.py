@@ -2,7 +2,7 @@
 transport.
 
 It turns "write this source's tokens into that grant" into descriptors, and says what has become of operations. Which
-bytes may go is the protocol's; in what pieces, `orders.py`'s; how they go, the transport's.
+bytes may go is the protocol's; in what pieces, `transfers.py`'s; how they go, the transport's.
 
 A rank's region holds its KV, behind it the lease words, and behind these what a method keeps beside the blocks. A word
 takes 8 bytes a slot, slots are used in turn. Two leases that are open at once share none, as each holds at least one KV

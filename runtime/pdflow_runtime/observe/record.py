@@ -2,9 +2,10 @@
 events.jsonl, a timeline and a page.
 
 Each process writes files of its own, line by line, so that one that is killed leaves what it had come to: its notes
-(`observe/event_log.py`), and every event that went into an endpoint with what came out of it (`results/events.py`).
-They are laid into one order when the cluster has ended. Times are those of the process's clock moved to the wall's, so
-that parts of one host can be put side by side. A life of an engine names its incarnation in its header.
+(`observe/event_log.py`), and every event that went into an endpoint with what came out of it
+(`results/files/events.py`). They are laid into one order when the cluster has ended. Times are those of the process's
+clock moved to the wall's, so that parts of one host can be put side by side. A life of an engine names its incarnation
+in its header.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The router's process: `python -m pdflow_runtime.router.front FILE`.
 
 Its first line on stdout is its URL. Engines report to it (`reports.py`). With --child it hears on stdin as well which
-are up and which are gone (a line of JSON for each, `places.py`), says on stdout which are to be started, and ends when
-stdin does. SIGTERM drains it: it takes no new connections, and ends with the last answer that has begun.
+are up and which are gone (a line of JSON for each, `addresses.py`), says on stdout which are to be started, and ends
+when stdin does. SIGTERM drains it: it takes no new connections, and ends with the last answer that has begun.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
-from pdflow.methods.wire_profile import Side
-
 from pdflow.methods.shipment import Piece
+from pdflow.methods.wire_profile import Side
 from pdflow.protocol.effects import Note
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import NEVER, Address, Instant
@@ -58,7 +57,7 @@ class SimNode:
         self.receive: Callable[[SimPort, Any], None] = self.feed
         """What has come over the fabric, and deadlines, go in here: at once, unless a kind of node polls for them."""
         self.clock: Clock | SkewedClock = env
-        """Where its endpoints see the time; not the world's, where a fault has it run wrong (`skew.py`)."""
+        """Where its endpoints see the time; not the world's, where a fault has it run wrong (`clock_skew.py`)."""
         self.alive = True
         self.paused_until: Instant = 0
         self.makes_contact = True

@@ -2,7 +2,7 @@
 
 `moves(state)` and `apply(state, move)` serve the exhaustive search, random walks, Hypothesis, replay and shrinking. A
 move is a word and small numbers, in one fixed order; `names.py` says it in words that survive a change of the numbers.
-Which moves of a kind there are, and what each does, its part says: engines (orders.py), frames, tasks, operations,
+Which moves of a kind there are, and what each does, its part says: engines (engines.py), frames, tasks, operations,
 timers, deaths.
 """
 

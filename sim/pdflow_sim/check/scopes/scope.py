@@ -62,7 +62,9 @@ class Scope:
 
     dialect: Dialect = STRICT
     method: str = attrs.field(default="", validator=attrs.validators.in_(("", *METHODS)))
-    """A transfer method's engines, memories and pieces (shipped.py); "": blocks into blocks, whole or in `chunks`."""
+    """A transfer method's engines, memories and pieces (method_engines.py); "": blocks into blocks, whole or in
+    `chunks`.
+    """
     progressive: bool = False
     """It writes blocks while the next are computed, as a scenario may ask of any method that writes them."""
     pulls: bool = False
@@ -107,7 +109,7 @@ class Scope:
     streams: bool = False
     """With the router's endpoint: clients stream, so that D's first token reaches the router ahead of its leg's end."""
     horizon: int = attrs.field(default=0, validator=between(0, ENDLESS))
-    """Engines have clocks (timed.py), those of a kind the same one, and P's stops after so many ticks, or never
+    """Engines have clocks (clocks.py), those of a kind the same one, and P's stops after so many ticks, or never
     (ENDLESS); 0: there are none, an armed timer may fire at any moment."""
     skew: int = attrs.field(default=1, validator=between(1, 1000))
     """By how many ticks one engine's clock may be ahead of the other's."""
@@ -130,7 +132,7 @@ class Scope:
     preempt: int = budget("requests whose blocks D's engine takes while it decodes them")
     withdraw: int = budget("prompts that P's memory wants back for others")
     clocks: bool = True
-    """Otherwise nothing takes as long as any timer: none fires, and none may be needed (prompt.py)."""
+    """Otherwise nothing takes as long as any timer: none fires, and none may be needed (promptness.py)."""
 
     @property
     def budget(self) -> tuple[int, ...]:

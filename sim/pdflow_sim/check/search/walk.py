@@ -162,7 +162,7 @@ def rest(world: Ordered, state: State, budget: tuple[int, ...]) -> int:
     """How many steps it takes until everything has settled. Raises Broken.
 
     That it can settle is what is asked (live.py): if one fair schedule repeats itself, others are tried. Without clocks
-    it must settle by itself, and well (prompt.py).
+    it must settle by itself, and well (promptness.py).
     """
     if not world.space.scope.clocks:
         return _promptly(world, state, budget)
