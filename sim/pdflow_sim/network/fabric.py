@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 from pdflow.methods.wire_profile import LEASE_WORD, Occasion, ProfileMessage, Side, WireProfile
-
 from pdflow.network.network import FlowId, FlowNetwork, PathId
 from pdflow.protocol.effects import PostRead, PostWrite, Send
 from pdflow.protocol.events import FenceEnded, HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded

@@ -17,8 +17,6 @@ from collections import deque
 from functools import partial
 from typing import Any
 
-from pdflow.methods.wire_profile import Occasion
-
 from pdflow.cost.step import PS_PER_NS
 from pdflow.layout.shapes import stage_layers
 from pdflow.methods.guards import Loss, loss_of
@@ -26,6 +24,7 @@ from pdflow.methods.lanes import Lanes, lane_rules
 from pdflow.methods.method import Hop, Method, PipelinePolicy
 from pdflow.methods.pages import misplaced
 from pdflow.methods.shipment import Piece, ShipmentEnd
+from pdflow.methods.wire_profile import Occasion
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of, rank_of

@@ -5,9 +5,8 @@ For the router its leg is a prefill leg that nothing follows; its answer is the 
 
 from __future__ import annotations
 
-from pdflow.methods.wire_profile import Side
-
 from pdflow.engine.sequence import Finished, Sequence
+from pdflow.methods.wire_profile import Side
 from pdflow.protocol.effects import Enqueue
 from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code

@@ -5,9 +5,8 @@ What it does with a request is decided in `pdflow/serving/decode.py`. Here are i
 
 from __future__ import annotations
 
-from pdflow.methods.wire_profile import Side
-
 from pdflow.engine.sequence import Admitted, Finished, Sequence
+from pdflow.methods.wire_profile import Side
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.messages import Code

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pdflow.methods.wire_profile import Side
-
 from pdflow.engine.hosted import HostedEngine
 from pdflow.engine.sequence import Sequence
 from pdflow.memory.caching import CachingPool
+from pdflow.methods.wire_profile import Side
 from pdflow.protocol.values import Address, EngineId, Instant, RequestId
 from pdflow.serving.core import Core, Endpoint
 from pdflow.serving.core import Port as CorePort

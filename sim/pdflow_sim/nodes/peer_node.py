@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pdflow.methods.wire_profile import Side
-
 from pdflow.protocol.effects import Fence, Handshake, Send
 from pdflow.protocol.values import Address
 from pdflow.serving.core import Core, Endpoint

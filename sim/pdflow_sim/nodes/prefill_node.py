@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdflow.methods.wire_profile import Side
-
 from pdflow.engine.sequence import Prefilled, Sequence
 from pdflow.memory.caching import CachingPool
+from pdflow.methods.wire_profile import Side
 from pdflow.protocol.effects import AnswerPrefill, BumpWord, Enqueue, PostWrite, StopWrite
 from pdflow.protocol.events import Received
 from pdflow.protocol.ids import EngineInfo, KvParams

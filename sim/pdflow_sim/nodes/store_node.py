@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pdflow.methods.wire_profile import Side
-
 from pdflow.methods.store.memory import StoreMemory
+from pdflow.methods.wire_profile import Side
 from pdflow.protocol.effects import AnswerPrefill, BumpWord
 from pdflow.protocol.ids import Shards, rank_address
 from pdflow.protocol.values import RequestId, Xid

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from pdflow.methods.wire_profile import Side
-
 from pdflow.engine.sequence import Admitted, Sequence
 from pdflow.methods.method import PipelinePolicy
 from pdflow.methods.store.memory import Item
+from pdflow.methods.wire_profile import Side
 from pdflow.protocol.effects import Commit, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.producer.scheduler import ProducerScheduler

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pdflow.methods.wire_profile import LEASE_WORD
-
 from pdflow.protocol.effects import (
     AnswerPrefill,
     Commit,
