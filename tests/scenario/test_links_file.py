@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdflow.errors import ScenarioError
-from pdflow.scenario.reading.editable import Scenario as Editable
+from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.reading.load import load
 from pdflow.scenario.schema.scenario import ResolvedScenario
 
@@ -45,7 +45,7 @@ def test_its_values_are_the_scenarios_where_that_says_none(tmp_path: Path) -> No
 def test_a_scenario_that_is_saved_elsewhere_finds_it(tmp_path: Path) -> None:
     scenario = loaded(tmp_path, OURS)
     (tmp_path / "copies").mkdir()
-    Editable.load(scenario.path).save(tmp_path / "copies/s.toml")
+    Scenario.load(scenario.path).save(tmp_path / "copies/s.toml")
     assert load(tmp_path / "copies/s.toml").network.latency_s == 7e-6
 
 

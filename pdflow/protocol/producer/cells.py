@@ -111,9 +111,7 @@ class ProducerCells:
         other.tombs = {engine: tombs.fork() for engine, tombs in self.tombs.items()}
         other.dead_xids = self.dead_xids.copy()
         other.early = self.early.copy()
-        other.early_readers = OrderedDict(
-            (name, completed_readers.copy()) for name, completed_readers in self.early_readers.items()
-        )
+        other.early_readers = OrderedDict((name, readers.copy()) for name, readers in self.early_readers.items())
         other.ended = self.ended.copy()
         other.interests = self.interests.copy()
         other.peers = self.peers.fork()
@@ -127,11 +125,7 @@ class ProducerCells:
             tuple(sorted((e, t.fingerprint()) for e, t in self.tombs.items())),
             tuple(self.dead_xids.items()),
             tuple(sorted(self.early)),
-            tuple(
-                sorted(
-                    (name, tuple(completed_readers.items())) for name, completed_readers in self.early_readers.items()
-                )
-            ),
+            tuple(sorted((name, tuple(readers.items())) for name, readers in self.early_readers.items())),
             tuple(sorted(map(msgspec.structs.astuple, self.ended))),
             tuple(sorted((a, tuple(sorted(x))) for a, x in self.interests.items())),
             tuple(sorted(self.flushes.items())),

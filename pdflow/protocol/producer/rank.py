@@ -122,9 +122,9 @@ class ProducerRank:
         unwanted = xid in store.early
         if unwanted:
             del store.early[xid]
-        completed_readers = None
+        early = None
         if store.early_readers:
-            completed_readers = store.early_readers.pop(xid if dialect.matches_by_xid else event.request_id, None)
+            early = store.early_readers.pop(xid if dialect.matches_by_xid else event.request_id, None)
         keys = store.keys.get(xid, ())
         if not keys and not dialect.matches_by_xid:
             keys = self._adopt(event)
@@ -146,7 +146,7 @@ class ProducerRank:
         store.add(xid, ProducerCell(OPEN, xid).becoming_leased(event.source, event.request_id, until))
         if unwanted:
             store.deadlines.push(until, Timer(TimerKind.LEASE, xid))
-        return NOTHING if completed_readers is None else self._take_early(xid, completed_readers, now)
+        return NOTHING if early is None else self._take_early(xid, early, now)
 
     def _source_completed(self, event: SourceCompleted, now: Instant) -> Effects:
         store = self.store
@@ -156,10 +156,10 @@ class ProducerRank:
             effects += store.apply(key, store.cells[key], event, now)
         return effects
 
-    def _take_early(self, xid: Xid, completed_readers: dict[int, int], now: Instant) -> Effects:
+    def _take_early(self, xid: Xid, early: dict[int, int], now: Instant) -> Effects:
         """Each reader that was quicker than this rank counts for itself: a sibling of it may still be reading."""
         effects: Effects = NOTHING
-        for d_rank, readers in completed_readers.items():
+        for d_rank, readers in early.items():
             cell = self.store.cells.get(xid)
             if cell is not None:
                 effects += self.store.apply(xid, cell, ShardTaken(d_rank, readers), now)

@@ -22,8 +22,7 @@ from pdflow.scenario.reading.draft import Draft
 from pdflow.scenario.reading.load import parse, read, resolve
 from pdflow.scenario.reading.paths import with_paths
 from pdflow.scenario.reading.toml_text import toml_text
-from pdflow.scenario.schema.scenario import Pool, Slo
-from pdflow.scenario.schema.scenario import ResolvedScenario as Resolved
+from pdflow.scenario.schema.scenario import Pool, ResolvedScenario, Slo
 from pdflow.scenario.summary import faults_summary, workload_summary
 
 _NO_EDITS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -41,7 +40,7 @@ class Scenario:
     """
 
     _draft: Draft
-    resolved: Resolved
+    resolved: ResolvedScenario
     edits: Mapping[str, Any]
 
     @classmethod

@@ -32,7 +32,7 @@ from pdflow.scenario.schema.workload import (
 from pdflow.scenario.summary import trace_note
 from pdflow.workload.build import burstiness_of, rate_of, requests
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, SESSION_BLOCK_TOKENS, Request
-from pdflow.workload.traces.command import TraceOptions as TraceAsked
+from pdflow.workload.traces.command import TraceOptions
 from pdflow.workload.traces.readers import check_trace, read_texts, says_when
 from pdflow.workload.traces.traces import OF_TEXTS
 from pdflow_runtime.bench.asked import AskedError, BenchOptions
@@ -161,7 +161,7 @@ def _recorded(asked: BenchOptions) -> Workload:
     if asked.dataset_path is None:
         raise AskedError(f"--dataset-name {asked.dataset_name} needs --dataset-path FILE: nothing is downloaded")
     form: Any = {TRACE: None, CUSTOM: "vllm-custom"}.get(str(asked.dataset_name), asked.dataset_name)
-    trace = TraceAsked(path=asked.dataset_path, form=form, columns=asked.columns).trace()
+    trace = TraceOptions(path=asked.dataset_path, form=form, columns=asked.columns).trace()
     own = asked.request_rate is None and says_when(trace, HERE)
     check_trace(trace, HERE, own)
     count = asked.num_prompts if own else asked.num_prompts or PROMPTS

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pdflow.errors import EXIT_DONE, PdflowError
-from pdflow.scenario.reading.editable import Scenario as Editable
+from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.reading.load import read, resolve
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.bench.asked import BenchOptions
@@ -28,8 +28,7 @@ from pdflow_runtime.clock import now_ns, wall_offset_ns
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import is_synthetic, open_prompts
-from pdflow_runtime.observe.event_log import Moved, Page
-from pdflow_runtime.observe.event_log import RequestReceived as Arrived
+from pdflow_runtime.observe.event_log import Moved, Page, RequestReceived
 from pdflow_runtime.process.addresses import reached_at, url_of
 from pdflow_runtime.process.processes import leaves
 
@@ -57,11 +56,11 @@ def main(file: str, overrides: Sequence[str], url: str | None, out: Path, comman
     return EXIT_DONE
 
 
-def edited_of(file: str, overrides: Sequence[str]) -> Editable:
+def edited_of(file: str, overrides: Sequence[str]) -> Scenario:
     """The scenario with `--set`s, as it is written down again. ScenarioError."""
     draft = read(file)
     draft.override(overrides, None)
-    return Editable(draft, resolve(draft), {})
+    return Scenario(draft, resolve(draft), {})
 
 
 async def probed(scenario: ResolvedScenario, asked: BenchOptions) -> Measured:
@@ -103,7 +102,7 @@ def measured_of(scenario: ResolvedScenario, pages: Sequence[Page], since_ns: int
         steps=steps_of(scenario, pages),
         doors_s=doors,
         links=links,
-        requests=sum(isinstance(note, Arrived) for page in pages for note in page.notes),
+        requests=sum(isinstance(note, RequestReceived) for page in pages for note in page.notes),
         transfers=sum(isinstance(note, Moved) for page in pages for note in page.notes),
     )
 

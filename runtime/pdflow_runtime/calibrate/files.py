@@ -17,7 +17,7 @@ import attrs
 from pdflow.errors import PdflowError
 from pdflow.results.files.write import guarding, make_folder, replacing
 from pdflow.scenario.costs.cost_file import CostFile, MadeFrom, MeasuredEngine, RowErrors, cost_file, written
-from pdflow.scenario.reading.editable import Scenario as Editable
+from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.reading.toml_text import toml_text
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.validation.fit import kv_tokens_of
@@ -44,7 +44,7 @@ class Measured:
     transfers: int
 
 
-def write(folder: Path, edited: Editable, measured: Measured, command: str) -> list[Path]:
+def write(folder: Path, edited: Scenario, measured: Measured, command: str) -> list[Path]:
     """All of it; the files. OutputError, ScenarioError, UnlikelyError."""
     make_folder(folder)
     scenario = edited.resolved
@@ -67,7 +67,7 @@ def write(folder: Path, edited: Editable, measured: Measured, command: str) -> l
     return [where, *files]
 
 
-def _network(edited: Editable, links: LinkValues) -> dict[str, Any]:
+def _network(edited: Scenario, links: LinkValues) -> dict[str, Any]:
     """As the scenario has it, but for what was measured: its switches and paths are nobody's who looks from here."""
     said = edited.document().get("network", {})
     return {key: value for key, value in said.items() if key not in ("nics_per_rank", "slice_bytes")} | values_of(links)

@@ -22,7 +22,7 @@ from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, EngineId
 from pdflow.scenario.costs.transfer_time import counters, latency_ns, links_between, posting_ns
 from pdflow.scenario.schema.fields import seconds_to_ns
-from pdflow.scenario.schema.network import Network as NetworkTable
+from pdflow.scenario.schema.network import Network
 from pdflow.scenario.schema.scenario import Pool
 
 Nic: TypeAlias = tuple[Address, int]
@@ -65,7 +65,7 @@ class Route:
         latency_ns: int,
         counter: DescriptorCounter | None,
         block_size: int,
-        network: NetworkTable,
+        network: Network,
     ) -> None:
         self.path = path
         self.rails = rails
@@ -98,7 +98,7 @@ class Paths:
     def __init__(
         self,
         network: FlowNetwork,
-        table: NetworkTable,
+        table: Network,
         pool_of: dict[EngineId, Pool],
         shapes: dict[str, KvShape],
         initiator: Initiator,

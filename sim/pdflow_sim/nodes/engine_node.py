@@ -13,8 +13,7 @@ from pdflow.engine.sequence import Sequence
 from pdflow.memory.caching import CachingPool
 from pdflow.methods.wire_profile import Side
 from pdflow.protocol.values import Address, EngineId, Instant, RequestId
-from pdflow.serving.core import Core, Endpoint
-from pdflow.serving.core import Port as CorePort
+from pdflow.serving.core import Core, Endpoint, Port
 from pdflow.serving.effects import HoldEngine, ResumeEngine
 from pdflow_sim.clock import AFTER_ENGINES, ENGINE, POLL
 from pdflow_sim.nodes.node import FAR, TIME_REACHED, SimPort
@@ -141,10 +140,10 @@ class SimEngineNode(PeerNode):
         engine.thaw(self.env.now)
         self.rearm()
 
-    def hold_engine(self, port: CorePort, effect: HoldEngine) -> None:
+    def hold_engine(self, port: Port, effect: HoldEngine) -> None:
         self.hold()
 
-    def resume_engine(self, port: CorePort, effect: ResumeEngine) -> None:
+    def resume_engine(self, port: Port, effect: ResumeEngine) -> None:
         self.let_go()
 
     def pause(self, until: Instant) -> None:

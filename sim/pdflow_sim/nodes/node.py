@@ -15,8 +15,7 @@ from pdflow.methods.wire_profile import Side
 from pdflow.protocol.effects import Note
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import NEVER, Address, Instant
-from pdflow.serving.core import Core, Endpoint
-from pdflow.serving.core import Port as CorePort
+from pdflow.serving.core import Core, Endpoint, Port
 from pdflow_sim.clock import DEADLINE, Clock
 from pdflow_sim.faults.clock_skew import SkewedClock
 from pdflow_sim.observe.run_metrics import RunMetrics
@@ -28,7 +27,7 @@ TIME_REACHED = TimeReached()
 FAR: Instant = NEVER
 
 
-class SimPort(CorePort):
+class SimPort(Port):
     """One endpoint at its node, and when its timer rings."""
 
     __slots__ = ("lane_free", "node", "side")
@@ -117,7 +116,7 @@ class SimNode:
 
     # Its core.
 
-    def feed(self, port: CorePort, event: Any) -> None:
+    def feed(self, port: Port, event: Any) -> None:
         """Hand an event to the core, and do all that follows from it."""
         self.core.feed(port, event, self.clock.now)
 

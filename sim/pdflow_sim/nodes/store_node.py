@@ -14,7 +14,7 @@ from pdflow.methods.wire_profile import Side
 from pdflow.protocol.effects import AnswerPrefill, BumpWord
 from pdflow.protocol.ids import Shards, rank_address
 from pdflow.protocol.values import RequestId, Xid
-from pdflow.serving.core import Port as CorePort
+from pdflow.serving.core import Port
 from pdflow.serving.effects import AnswerCall, AskForRoom, EndCall, Stored
 from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, RoomDue
 from pdflow.serving.store import StoreCore
@@ -80,28 +80,28 @@ class SimStoreNode(PeerNode):
         """Nobody will come for it."""
         self.feed(self.role, CallWithdrawn(*about))
 
-    def ask_for_room(self, port: CorePort, effect: AskForRoom) -> None:
+    def ask_for_room(self, port: Port, effect: AskForRoom) -> None:
         self.env.call(0, self.room_due, RoomDue())
 
     def room_due(self, event: RoomDue) -> None:
         self.feed(self.role, event)
 
-    def answer(self, port: CorePort, effect: AnswerCall) -> None:
+    def answer(self, port: Port, effect: AnswerCall) -> None:
         told, takes_time = self.calls[effect.xid]
         if takes_time:
             self.env.call(self.fabric.control_ns, told, effect)
         else:
             told(effect)
 
-    def end_call(self, port: CorePort, effect: EndCall) -> None:
+    def end_call(self, port: Port, effect: EndCall) -> None:
         del self.calls[effect.xid]
 
-    def stored(self, port: CorePort, effect: Stored) -> None:
+    def stored(self, port: Port, effect: Stored) -> None:
         """For the record, which has nothing of it."""
 
     # Being read from.
 
-    def expose(self, port: CorePort, effect: AnswerPrefill) -> None:
+    def expose(self, port: Port, effect: AnswerPrefill) -> None:
         for rank, word in enumerate(effect.params.words):
             self.fabric.words[rank_address(self.get_port.address, rank), word.index] = word.word
 
